@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/api"
 )
 
 // ExecutorChange is a change of an executor's state.
@@ -13,8 +15,6 @@ type ExecutorChange struct {
 	Node     string // host name
 	State    string // the new state: "open", "draining", "silent" or "left"
 }
-
-var executorStates = [...]string{1: "open", 2: "draining", 3: "silent", 4: "left"}
 
 // Changes reports changes of executors. The first changes name the registered executors. Each change is reported once for each session,
 // by one of the Changes of the session. Changes continues after a restart of the manager. Safe for concurrent use, until the session is
@@ -38,8 +38,8 @@ func (c *Changes) Poll(ctx context.Context) ([]ExecutorChange, error) {
 		var changes []ExecutorChange
 		for _, x := range found {
 			state := fmt.Sprintf("state %d", x.State)
-			if x.State > 0 && int(x.State) < len(executorStates) {
-				state = executorStates[x.State]
+			if x.State > 0 && int(x.State) < len(api.ExecutorNames) {
+				state = api.ExecutorNames[x.State]
 			}
 			changes = append(changes, ExecutorChange{Executor: x.Executor, Node: x.Node, State: state})
 		}

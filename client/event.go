@@ -3,43 +3,24 @@ package client
 import (
 	"fmt"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/api"
 )
-
-// EventKind says what happened to a lease.
-type EventKind int
-
-// Kinds of events; the numbers are those of rfaas.h.
-const (
-	// EventWorkerDied: worker Worker died as Reason says. The next call that uses it replaces it.
-	EventWorkerDied EventKind = iota + 1
-	// EventEnded: the lease has ended. Reason begins with how: released, expired, revoked, drained or lost. With
-	// LeaseOptions.Failover only the lease on one executor has ended.
-	EventEnded
-	// EventDraining: the node drains, and its executor ends after In. Calls that were sent finish. New calls fail with ErrLease,
-	// not started: take another lease.
-	EventDraining
-	// EventExpiring: the lease ends after In, unless it is renewed.
-	EventExpiring
-	// EventMoved: with LeaseOptions.Failover, calls now go to workers of another executor. Reason is its address.
-	EventMoved
-)
-
-var eventNames = [...]string{EventWorkerDied: "worker died", EventExpiring: "expiring", EventDraining: "draining", EventEnded: "ended",
-	EventMoved: "moved"}
 
 func (k EventKind) String() string {
 	if k < EventWorkerDied || k > EventMoved {
 		return fmt.Sprintf("event %d", int(k))
 	}
-	return eventNames[k]
+	return api.EventNames[k]
 }
 
 // Event is one thing that happened to a lease.
 type Event struct {
 	Kind   EventKind
-	Worker int
-	In     time.Duration
+	Worker int           // EventWorkerDied: index of the worker
+	In     time.Duration // EventDraining, EventExpiring: time until the end
 	Reason string
+	Lost   int // earlier events that were dropped because nobody took them in time
 }
 
 // eventsEvery is how often a lease with OnEvent polls for events. The C library has no thread that could wait for them: a poll also
@@ -61,7 +42,7 @@ func (l *Lease) watch(tell func(Event)) {
 			if err != nil || e.Kind == 0 {
 				break
 			}
-			tell(Event{Kind: EventKind(e.Kind), Worker: int(e.Worker), In: e.Left, Reason: e.Text})
+			tell(Event{Kind: EventKind(e.Kind), Worker: int(e.Worker), In: e.Left, Reason: e.Text, Lost: int(e.Lost)})
 		}
 	}
 }

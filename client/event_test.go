@@ -119,6 +119,31 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
+// While OnEvent blocks, the library keeps 16 events. The next event says how many older ones it dropped.
+func TestDroppedEventsAreCounted(t *testing.T) {
+	const kept, dropped = 16, 3
+	w := newWorld(t)
+	r, resume := newRecorder(), make(chan struct{})
+	l := w.lease(t, client.LeaseOptions{OnEvent: func(e client.Event) {
+		r.on(e)
+		<-resume
+	}})
+	crash := func() {
+		if _, err := function(t, l, "crash").Invoke(t.Context(), nil, make([]byte, 8)); !errors.Is(err, client.ErrConnection) {
+			t.Errorf("crash: %v", err)
+		}
+	}
+	crash()
+	first := r.want(t, 0, client.EventWorkerDied)
+	for range kept + dropped {
+		crash()
+	}
+	close(resume)
+	if next := r.want(t, 1, client.EventWorkerDied); first.Lost != 0 || next.Lost < 1 || next.Lost > dropped {
+		t.Errorf("lost %d before the first event and %d before the next one, want 0 and 1 to %d", first.Lost, next.Lost, dropped)
+	}
+}
+
 func TestEventOfADeath(t *testing.T) {
 	w := newWorld(t)
 	r := newRecorder()

@@ -10,15 +10,13 @@ import (
 	"github.com/hashicorp/go-multierror"
 
 	"github.com/rfaas-go/rfaas/client/c"
+	"github.com/rfaas-go/rfaas/internal/api"
 )
 
 // Group is workers on one or several executors: a lease at each. Safe for concurrent use.
 type Group struct {
 	leases []*Lease
 }
-
-// leasesMost is how many leases a process may have.
-const leasesMost = 4096
 
 // LeaseAcross leases o.Workers workers wherever they fit, on as few executors as it finds. Each executor's part is a Lease of its
 // own: it is renewed, drained and lost separately. If an executor refuses, LeaseAcross asks others. Nothing stays leased
@@ -31,7 +29,7 @@ func (s *Session) LeaseAcross(ctx context.Context, o LeaseOptions) (*Group, erro
 		return nil, err
 	}
 	return during(ctx, s, "lease across executors", func() (*Group, error) {
-		handles, err := s.c.LeaseOpenAcross(options, min(cmp.Or(o.Workers, 1), leasesMost))
+		handles, err := s.c.LeaseOpenAcross(options, min(cmp.Or(o.Workers, 1), api.LeasesMax))
 		if err != nil {
 			return nil, err
 		}

@@ -11,16 +11,6 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// WaitMode says how both sides wait for messages.
-type WaitMode int
-
-// The waiting policies.
-const (
-	Adaptive WaitMode = iota // spin for about as long as a wake-up takes, then block
-	Hot                      // spin: lowest latency, one core each on both sides
-	Warm                     // block at once: no core is burnt
-)
-
 // DefaultDepth is the number of calls in flight per worker when LeaseOptions.Depth is 0.
 const DefaultDepth = dataplane.DefaultDepth
 

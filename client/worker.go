@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client/c"
+	"github.com/rfaas-go/rfaas/internal/api"
 )
 
 // Worker is the position of one worker in a lease: a remote process on its own cores, which is replaced when it dies. Safe for
@@ -19,24 +20,11 @@ type Worker struct {
 // Index is the worker's number in its lease.
 func (w *Worker) Index() int { return w.index }
 
-// Start is how a worker came to its lease.
-type Start int
-
-// The ways, the slowest first.
-const (
-	StartUnknown Start = iota // the executor does not say, or the worker is this process
-	StartCold                 // a process was cloned for it
-	StartPooled               // a process of the executor's pool, cloned in advance
-	StartCached               // it has served an earlier lease, of this process or on shm of another one of its user, and was still connected
-)
-
-var startNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartPooled: "pooled", StartCached: "cached"}
-
 func (s Start) String() string {
-	if s < 0 || int(s) >= len(startNames) {
+	if s < 0 || int(s) >= len(api.StartNames) {
 		s = StartUnknown
 	}
-	return startNames[s]
+	return api.StartNames[s]
 }
 
 // StartSteps has the durations of a worker's start, as its executor measured them.

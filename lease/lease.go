@@ -3,6 +3,8 @@ package lease
 import (
 	"slices"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/api"
 )
 
 // ID names a lease of one executor. Never 0.
@@ -39,14 +41,14 @@ func (s State) String() string {
 // Ended says whether the state is a last one.
 func (s State) Ended() bool { return s >= Released }
 
-// Wait is the waiting policy of a lease's workers. The numbers are those of the control protocol.
+// Wait is the waiting policy of a lease's workers. The numbers are those of rfaas.h and of the control protocol.
 type Wait uint8
 
 // The waiting policies.
 const (
-	Adaptive Wait = iota // spin for about as long as a wake-up takes, then block
-	Hot                  // spin
-	Warm                 // block at once
+	Adaptive Wait = api.WaitAdaptive // spin for about as long as a wake-up takes, then block
+	Hot      Wait = api.WaitHot      // spin
+	Warm     Wait = api.WaitWarm     // block at once
 )
 
 // Terms are what a request asks for.

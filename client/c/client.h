@@ -49,7 +49,6 @@ void rfaas_api_note_started(int started);
 
 /* ---- handles ---- */
 
-#define RFAAS_LEASES_MAX 4096
 #define RFAAS_SESSIONS_MAX 256
 #define RFAAS_WORKERS_MAX 1024
 #define RFAAS_LEASE_MAGIC 0x4c464652u
@@ -110,7 +109,7 @@ typedef struct rfaas_buffer {
     struct rfaas_buffer *next;
 } rfaas_buffer;
 
-enum { RFAAS_STARTS = 4 }; /* of workers: not known, cold, pooled, cached */
+enum { RFAAS_STARTS = RFAAS_START_CACHED + 1 }; /* values of RFAAS_START_* */
 
 /* Tells libraries apart without reading them: a file by its inode and times, bytes in memory by a checksum. */
 typedef struct rfaas_library_id {
@@ -137,7 +136,7 @@ typedef struct rfaas_grant {
     dp_channel_config cfg;
     uint64_t lease_id;
     char node[256], executor[256], provider[16];
-    uint32_t starts[RFAAS_STARTS]; /* workers by how they started */
+    uint32_t starts[RFAAS_STARTS]; /* workers by RFAAS_START_* */
     uint32_t queue_pairs;          /* made for this grant */
     rfaas_statistics before;       /* counters of the channels when they came from a cached grant */
     /* Under the lease's mutex: */
@@ -250,6 +249,7 @@ struct rfaas_session {
 #define RFAAS_REQ_LEASE_BITS 12
 #define RFAAS_REQ_INDEX_BITS 20
 #define RFAAS_REQ_SEQ_MASK 0xffffffffu
+_Static_assert(RFAAS_LEASES_MAX == RFAAS_AGENT_LEASES, "leases of a process, as the agent knows them");
 _Static_assert(RFAAS_LEASES_MAX == 1 << RFAAS_REQ_LEASE_BITS, "lease index in a request handle");
 _Static_assert((uint64_t)RFAAS_WORKERS_MAX * DP_DEPTH_MAX == 1 << RFAAS_REQ_INDEX_BITS, "request index in a handle");
 

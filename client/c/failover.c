@@ -79,9 +79,9 @@ void rfaas_api_stop_seeking(rfaas_lease *l) {
 
 void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s) {
     const rfaas_statistics *b = &h->before;
-    s->cold += h->starts[1];
-    s->pooled += h->starts[2];
-    s->cached += h->starts[3];
+    s->cold += h->starts[RFAAS_START_COLD];
+    s->pooled += h->starts[RFAAS_START_POOLED];
+    s->cached += h->starts[RFAAS_START_CACHED];
     s->queue_pairs += h->queue_pairs;
     s->calls -= b->calls;
     s->replies -= b->replies;

@@ -28,11 +28,11 @@
  * its workers, and take turns if there are fewer workers than threads. A request may be waited for by
  * another thread than the one that started it. When a lease is released while other threads are
  * inside, their calls end with RFAAS_LEASE_ENDED. A program with one calling thread uses no lock for
- * that. Any number of threads may use one session. A process may hold any number of leases. The
- * library can be used before MPI_Init, after MPI_Finalize and at every MPI thread level; it makes no
- * MPI call. It installs no signal handler. It has no thread. Only on verbs, whose drivers may take
- * most of a minute to destroy a queue pair, a thread without signals destroys the channels of a
- * released lease. After 0.1 s the release returns, and the thread continues.
+ * that. Any number of threads may use one session. A process may hold any number of leases up to
+ * RFAAS_LEASES_MAX. The library can be used before MPI_Init, after MPI_Finalize and at every MPI
+ * thread level; it makes no MPI call. It installs no signal handler. It has no thread. Only on verbs,
+ * whose drivers may take most of a minute to destroy a queue pair, a thread without signals destroys
+ * the channels of a released lease. After 0.1 s the release returns, and the thread continues.
  *
  * Agent. The program rfaas-agent finds executors, renews leases and follows their events, for all
  * processes of a user on a node. The library starts it when it is first needed, and talks to it on a
@@ -136,6 +136,10 @@ RFAAS_API const char *rfaas_strerror(int status);
  * has failed yet, and never NULL. The string belongs to the thread and is valid until the thread's
  * next rfaas call. */
 RFAAS_API const char *rfaas_last_error(void);
+
+/* RFAAS_MPI_ERROR_MAX: room for the error text of rfaas_mpi_lease_open (rfaas_mpi.h), in bytes with
+ * the NUL. */
+#define RFAAS_MPI_ERROR_MAX 512
 
 #define RFAAS_NOT_STARTED 0    /* the function has not run and will not run; repeating the call is safe */
 #define RFAAS_MAYBE_EXECUTED 1 /* the function may have run, may be running, or may run later */
@@ -308,6 +312,9 @@ typedef struct rfaas_lease rfaas_lease;
 #define RFAAS_WAIT_ADAPTIVE 0 /* spin for about as long as a wake-up takes, then block; the default */
 #define RFAAS_WAIT_HOT 1      /* spin: lowest latency, uses one core on each side */
 #define RFAAS_WAIT_WARM 2     /* block at once: uses no core while waiting */
+
+/* RFAAS_LEASES_MAX: number of leases that a process may hold at the same time. */
+#define RFAAS_LEASES_MAX 4096
 
 /* RFAAS_NO_BULK: value of rfaas_lease_options.bulk for no room for large payloads. */
 #define RFAAS_NO_BULK UINT64_MAX

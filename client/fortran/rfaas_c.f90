@@ -43,6 +43,8 @@ module rfaas_c
    integer, parameter :: RFAAS_CLASS_FATAL = 7 !< stop
    integer, parameter :: RFAAS_CLASS_CREDENTIAL = 8 !< get another token or set the clock, then repeat the call
 
+   integer, parameter :: RFAAS_MPI_ERROR_MAX = 512
+
    integer, parameter :: RFAAS_NOT_STARTED = 0 !< the function has not run and will not run; repeating the call is safe
    integer, parameter :: RFAAS_MAYBE_EXECUTED = 1 !< the function may have run, may be running, or may run later
 
@@ -56,6 +58,8 @@ module rfaas_c
    integer, parameter :: RFAAS_WAIT_ADAPTIVE = 0 !< spin for about as long as a wake-up takes, then block; the default
    integer, parameter :: RFAAS_WAIT_HOT = 1 !< spin: lowest latency, uses one core on each side
    integer, parameter :: RFAAS_WAIT_WARM = 2 !< block at once: uses no core while waiting
+
+   integer, parameter :: RFAAS_LEASES_MAX = 4096
 
    integer(c_int64_t), parameter :: RFAAS_NO_BULK = -1_c_int64_t
 

@@ -17,12 +17,10 @@ module rfaas_mpi
    use mpi_f08, only: MPI_Comm, MPI_Abort
    use rfaas_options
    use rfaas_c, only: rfaas_session_options_c, rfaas_lease_options_c
-   use rfaas, only: rfaas_session, rfaas_lease, RFAAS_OK
+   use rfaas, only: rfaas_session, rfaas_lease, RFAAS_OK, RFAAS_MPI_ERROR_MAX
    implicit none
    private
-   public :: rfaas_mpi_lease_open
-
-   integer, parameter, public :: RFAAS_MPI_ERROR_MAX = 512 !< length of an error text
+   public :: rfaas_mpi_lease_open, RFAAS_MPI_ERROR_MAX
 
    !> Opens a session and a lease on every rank of a communicator of mpi_f08, or of an older module of MPI.
    interface rfaas_mpi_lease_open

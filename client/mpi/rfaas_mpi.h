@@ -22,8 +22,6 @@
 extern "C" {
 #endif
 
-#define RFAAS_MPI_ERROR_MAX 512
-
 /* Copies the text of the last error of this thread. */
 static inline int rfaas_mpi_keep(int status, char why[RFAAS_MPI_ERROR_MAX]) {
     if (status != RFAAS_OK)

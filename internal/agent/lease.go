@@ -85,16 +85,9 @@ func (c *client) background(f func()) {
 
 // tell reports an event of a lease to the client.
 func (l *lease) tell(e grant.Event) {
-	m := protocol.Event{Key: l.key, InNs: int64(e.In), Status: int32(e.Status), Text: e.Reason}
-	switch e.Kind {
-	case grant.WorkerDied:
-		m.Kind, m.Text, m.Worker, m.PID, m.Details = protocol.WorkerDied, e.Death(), uint32(e.Worker), uint64(e.PID), details(&e)
-	case grant.LeaseEnded:
-		m.Kind = protocol.LeaseEnded
-	case grant.Draining:
-		m.Kind = protocol.Draining
-	case grant.Expiring:
-		m.Kind = protocol.Expiring
+	m := protocol.Event{Key: l.key, Kind: uint32(e.Kind), InNs: int64(e.In), Status: int32(e.Status), Text: e.Reason}
+	if e.Kind == grant.WorkerDied {
+		m.Text, m.Worker, m.PID, m.Details = e.Death(), uint32(e.Worker), uint64(e.PID), details(&e)
 	}
 	drains := false
 	if e.Kind == grant.Draining {

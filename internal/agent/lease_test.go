@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/api"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -205,7 +206,7 @@ func TestDeadWorkerIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := p.event()
-	if e.Kind != protocol.WorkerDied || e.Key != 1 || e.PID != l.Workers[0].PID || e.Status != int32(dataplane.StatusWorkerDied) || !strings.Contains(e.Text, "worker 0") {
+	if e.Kind != api.EventWorkerDied || e.Key != 1 || e.PID != l.Workers[0].PID || e.Status != int32(dataplane.StatusWorkerDied) || !strings.Contains(e.Text, "worker 0") {
 		t.Errorf("event %+v", e)
 	}
 	eventually(t, "the page counts the event", func() bool { return p.page.events().Load() == before+1 })
@@ -278,7 +279,7 @@ func waitForExecutor(t *testing.T, provider string) {
 
 	// A lease to whose workers the client cannot connect is searched for elsewhere, with the same terms and without the library.
 	x.process.Kill()
-	if e := p.event(); e.Kind != protocol.LeaseEnded || e.Key != 3 || e.Status != int32(dataplane.StatusPeerGone) {
+	if e := p.event(); e.Kind != api.EventEnded || e.Key != 3 || e.Status != int32(dataplane.StatusPeerGone) {
 		t.Errorf("event %+v", e)
 	}
 	from := protocol.Acquire{Key: 4, Session: 1, From: 3, First: true, Reason: "no route", WaitNs: int64(time.Hour)}
@@ -373,11 +374,11 @@ func TestDrain(t *testing.T) {
 	p.page.line(busy.key).busy.Store(1)
 	x.process.Signal(syscall.SIGTERM)
 	for range 2 {
-		if e := p.event(); e.Kind != protocol.Draining || e.InNs <= 0 {
+		if e := p.event(); e.Kind != api.EventDraining || e.InNs <= 0 {
 			t.Errorf("event %+v", e)
 		}
 	}
-	if e := p.event(); e.Kind != protocol.LeaseEnded || e.Key != idle.key {
+	if e := p.event(); e.Kind != api.EventEnded || e.Key != idle.key {
 		t.Errorf("event %+v, want the end of the idle lease", e)
 	}
 	if got := p.page.line(idle.key).draining.Load(); got != protocol.DrainTold {
@@ -393,7 +394,7 @@ func TestDrain(t *testing.T) {
 	if err := sendMessage(p.conn, message(protocol.OpFinish, 0, func(b []byte) []byte { return protocol.EncodeLeaseName(b, busy.key) }), nil); err != nil {
 		t.Fatal(err)
 	}
-	if e := p.event(); e.Kind != protocol.LeaseEnded || e.Key != busy.key {
+	if e := p.event(); e.Kind != api.EventEnded || e.Key != busy.key {
 		t.Errorf("event %+v, want the end of the other lease", e)
 	}
 	<-x.done // all leases were released, long before its grace is over

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/api"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
@@ -174,7 +175,7 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 	if err := syscall.Kill(int(bound.Workers[0].PID), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if e := q.event(); e.Kind != protocol.WorkerDied || e.Key != 2 || e.PID != bound.Workers[0].PID {
+	if e := q.event(); e.Kind != api.EventWorkerDied || e.Key != 2 || e.PID != bound.Workers[0].PID {
 		t.Errorf("event %+v", e)
 	}
 	renewed.release(true)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/api"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
@@ -143,10 +144,10 @@ func TestTokenThatIsNotReplaced(t *testing.T) {
 	eventually(t, "a renewal is refused", func() bool { return strings.Contains(r.status().Warning, "revoked") })
 	for {
 		e := p.event()
-		if e.Kind == protocol.Expiring {
+		if e.Kind == api.EventExpiring {
 			continue
 		}
-		if e.Kind != protocol.LeaseEnded || !strings.HasPrefix(e.Text, "expired") || !strings.Contains(e.Text, "could not be renewed") ||
+		if e.Kind != api.EventEnded || !strings.HasPrefix(e.Text, "expired") || !strings.Contains(e.Text, "could not be renewed") ||
 			!strings.Contains(e.Text, "revoked") {
 			t.Errorf("event %+v", e)
 		}

@@ -52,6 +52,8 @@ func TestMistakesInTheDescription(t *testing.T) {
 		"  - function: f\n    brief: Does it.\n    cpp: f\n":                                         "no full stop",
 		"  - function: f\n    brief: does it\n":                                                      "no counterpart in C++",
 		"  - handle: h\n  - handle: h\n":                                                             "described twice",
+		"  - {enum: E_, go: Kind, type: int}\n":                                                      "go and godoc",
+		"  - {enum: E_, godoc: Kind is a kind., type: int}\n":                                        "go and godoc",
 		"  - {doc: a text}\n":                                                                        "without a name",
 		"  - function: f\n    breif: does it\n":                                                      "breif",
 	} {

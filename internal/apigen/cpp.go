@@ -14,12 +14,5 @@ func cppFunctions() template.FuncMap {
 			}
 			return " /* " + doc + " */"
 		},
-		"goComment": func(doc string) string {
-			doc = strings.TrimSpace(doc)
-			if doc == "" || long(doc) {
-				return ""
-			}
-			return " // " + doc
-		},
 	}
 }

@@ -54,13 +54,17 @@ type Item struct {
 	CppType string `yaml:"cpptype"`
 	Go      string
 	NoGo    string `yaml:"nogo"` // why Go has no counterpart
-	Values  []Value
-	Options bool
-	Sized   bool
-	Fields  []Variable
-	Returns string
-	Params  []Variable
-	Errors  []Failure
+	// Of an enum:
+	GoDoc    string `yaml:"godoc"`
+	GoPrefix string `yaml:"goprefix"`
+	Internal bool   // package internal/api has its values
+	Values   []Value
+	Options  bool
+	Sized    bool
+	Fields   []Variable
+	Returns  string
+	Params   []Variable
+	Errors   []Failure
 }
 
 // Value is one constant of an enum.
@@ -68,6 +72,8 @@ type Value struct {
 	Name  string
 	Value int
 	Doc   string
+	GoDoc string `yaml:"godoc"`
+	NoGo  bool   `yaml:"nogo"` // package client has no such constant
 }
 
 // Variable is a field of a structure or a parameter of a function.
@@ -143,6 +149,9 @@ func (s Section) header() string {
 	return s.Header
 }
 
+// inStatus are the Go types of enums that status_gen.go has.
+var inStatus = []string{"Status", "Err"}
+
 func (d *Description) check() error {
 	var errs []error
 	seen := map[string]bool{"CONNECTION class": true}
@@ -154,6 +163,9 @@ func (d *Description) check() error {
 	}
 	for _, s := range d.Sections {
 		for _, i := range s.Items {
+			if i.Enum != "" && (i.GoDoc != "" && i.Go == "" || i.GoDoc == "" && i.Go != "" && !slices.Contains(inStatus, i.Go)) {
+				errs = append(errs, fmt.Errorf("%s needs go and godoc, or neither: nothing is generated for Go type %q", i.Enum, i.Go))
+			}
 			if i.Name() == "" {
 				errs = append(errs, fmt.Errorf("section %q has an item without a name", s.Title))
 			}

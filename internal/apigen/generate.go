@@ -26,6 +26,8 @@ const (
 	Fortran   = "client/fortran/rfaas.f90"
 	MPIModule = "client/mpi/rfaas_mpi.f90"
 	GoStatus  = "internal/dataplane/status_gen.go"
+	GoEnums   = "client/enums_gen.go"
+	GoAPI     = "internal/api/api_gen.go"
 	Manual    = "docs/man3"
 	Languages = "docs/languages.md"
 )
@@ -61,7 +63,7 @@ func Files(root string) (map[string][]byte, error) {
 		return b.Bytes()
 	}
 	for file, name := range map[string]string{Header: "rfaas.h.tmpl", Enums: "rfaas_enums.hpp.tmpl", FortranC: "rfaas_c.f90.tmpl",
-		GoStatus: "status_gen.go.tmpl", Languages: "languages.md.tmpl"} {
+		GoStatus: "status_gen.go.tmpl", GoEnums: "enums_gen.go.tmpl", GoAPI: "api_gen.go.tmpl", Languages: "languages.md.tmpl"} {
 		files[file] = render(file, name, d)
 	}
 	for line := range bytes.Lines(files[Header]) {
@@ -69,9 +71,11 @@ func Files(root string) (map[string][]byte, error) {
 			err = errors.Join(err, fmt.Errorf("a line of %s has more than %d characters: %s", Header, headerWidth, line))
 		}
 	}
-	formatted, e := format.Source(files[GoStatus])
-	err = errors.Join(err, e)
-	files[GoStatus] = formatted
+	for _, file := range []string{GoStatus, GoEnums, GoAPI} {
+		formatted, e := format.Source(files[file])
+		err = errors.Join(err, e)
+		files[file] = formatted
+	}
 	for _, f := range d.Functions() {
 		file := Manual + "/" + f.Function + ".3"
 		files[file] = render(file, "function.3.tmpl", f)
@@ -148,7 +152,7 @@ func functions(d *Description) template.FuncMap {
 	all := template.FuncMap{
 		"notice":   func() string { return notice },
 		"goNotice": func() string { return "generated from " + Source + " by internal/apigen (make api)." },
-		"camel":    camel,
+		"camel":    Camel,
 		"lower":    strings.ToLower,
 		"join":     strings.Join,
 		"sentence": sentence,
@@ -159,7 +163,7 @@ func functions(d *Description) template.FuncMap {
 			return d.Functions(header)
 		},
 	}
-	for _, more := range []template.FuncMap{cFunctions(), fortranFunctions(), manFunctions(d, structs), cppFunctions(), languageFunctions(d)} {
+	for _, more := range []template.FuncMap{cFunctions(), fortranFunctions(), manFunctions(d, structs), cppFunctions(), goFunctions(), languageFunctions(d)} {
 		for name, f := range more {
 			all[name] = f
 		}

@@ -122,8 +122,8 @@ func statusName(s string) string {
 	return "RFAAS_" + s
 }
 
-// camel turns NO_FUNCTION into NoFunction.
-func camel(name string) string {
+// Camel turns NO_FUNCTION into NoFunction.
+func Camel(name string) string {
 	if name == "OK" {
 		return name
 	}

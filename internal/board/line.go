@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/api"
 )
 
 // State of an executor, as its line says.
@@ -12,16 +14,20 @@ type State uint8
 // The states. Open and Draining are written by the executor, Silent and Left by the manager into the line of one that
 // does not write any more; if it lives after all, its next write says so.
 const (
-	Empty    State = iota // nobody is there
-	Open                  // gives out leases
-	Draining              // gives out no more
-	Silent                // has not written for some heartbeats
-	Left                  // has signed off
+	Empty    State = 0                    // nobody is there
+	Open     State = api.ExecutorOpen     // gives out leases
+	Draining State = api.ExecutorDraining // gives out no more
+	Silent   State = api.ExecutorSilent   // has not written for some heartbeats
+	Left     State = api.ExecutorLeft     // has signed off
 )
 
-var stateNames = [...]string{"empty", "open", "draining", "silent", "left"}
+// stateNames has no name for Empty.
+var stateNames = api.ExecutorNames
 
 func (s State) String() string {
+	if s == Empty {
+		return "empty"
+	}
 	if int(s) >= len(stateNames) {
 		return fmt.Sprintf("state %d", uint8(s))
 	}

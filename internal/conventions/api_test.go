@@ -1,11 +1,13 @@
 package conventions
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -47,6 +49,31 @@ func TestGeneratedFilesAreUpToDate(t *testing.T) {
 	stale, err := apigen.Stale("../..", files)
 	if err != nil || len(stale) > 0 {
 		t.Errorf("%v are not generated any more: run make api (%v)", stale, err)
+	}
+}
+
+// Every generated number is used by hand-written Go code, so that it replaces a number written there.
+func TestGeneratedNumbersAreUsed(t *testing.T) {
+	code, err := exec.Command("git", "-C", "../..", "grep", "-h", "-E", `\bapi\.[A-Z]`, "--", "*.go", ":!*_test.go").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bindings := source(t, "internal/control/api.go")
+	for _, s := range description(t).Sections {
+		for _, i := range s.Items {
+			switch prefix := i.APIPrefix(); {
+			case i.Constant != "" && i.Go != "" && !bytes.Contains(code, []byte("api."+i.Go)):
+				t.Errorf("api.%s is generated, and no code uses it", i.Go)
+			case prefix != "" && !bytes.Contains(code, []byte("api."+prefix+"Names")):
+				t.Errorf("api.%sNames is generated, and no code uses it", prefix)
+			case prefix == "Wait" || prefix == "Start": // the control protocol has the same enumerations
+				for _, v := range i.Values {
+					if name := i.APIPrefix() + apigen.Camel(v.Name); !strings.Contains(bindings, "_"+v.Name+"-api."+name+"]") {
+						t.Errorf("internal/control/api.go does not compare %s%s with the control protocol", i.Enum, v.Name)
+					}
+				}
+			}
+		}
 	}
 }
 

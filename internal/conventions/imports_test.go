@@ -29,7 +29,7 @@ var layers = map[string][]string{
 	"internal/cli": {"client", "internal/agent", "internal/grant", "lease", "accounting", "invoke", "internal/cli/command", "internal/executor", "internal/manager", "internal/board",
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/cli/command": {"internal/control"},
-	"internal/agent":       {"internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
+	"internal/agent":       {"internal/api", "internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
 		"internal/datalisten", "internal/dataplane", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox", "internal/topology", "internal/zygote"},
@@ -37,31 +37,32 @@ var layers = map[string][]string{
 		"internal/identity", "internal/observe", "internal/quota"},
 
 	// Public packages.
-	"client":     {"client/c", "internal/dataplane", "internal/control"}, // control: executors of its tests
+	"client":     {"internal/api", "client/c", "internal/dataplane", "internal/control"}, // control: executors of its tests
 	"client/c":   {"internal/dataplane"},
-	"lease":      {},
+	"lease":      {"internal/api"},
 	"accounting": {},
 	"invoke":     {"internal/dataplane"},
 	"mpi":        {},
 
 	// The base.
-	"internal/grant":        {"internal/board", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
-	"internal/zygote":       {"internal/dataplane", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
+	"internal/grant":        {"internal/api", "internal/board", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
+	"internal/zygote":       {"internal/api", "internal/dataplane", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
 	"internal/spawner":      {"internal/sandbox", "internal/spawner/wire"},
 	"internal/spawner/wire": {},
 	"internal/privilege":    {},
+	"internal/api":          {}, // generated numbers of the C API
 	"internal/sandbox":      {},
-	"internal/board":        {},
+	"internal/board":        {"internal/api"},
 	"internal/link":         {"accounting", "internal/board", "internal/control", "internal/dataplane"},
 	"internal/identity":     {},
-	"internal/control":      {"internal/identity", "internal/quota"},
+	"internal/control":      {"internal/api", "internal/identity", "internal/quota"},
 	"internal/observe":      {"internal/control", "internal/identity", "internal/quota"},
 	"internal/quota":        {},
 	"internal/config": {"accounting", "internal/control", "internal/identity", "internal/privilege", "internal/quota", "internal/sandbox",
 		"internal/topology"},
 	"internal/topology":    {},
 	"internal/datalisten":  {"internal/control", "internal/dataplane"},
-	"internal/dataplane":   {},
+	"internal/dataplane":   {"internal/api"},
 	"internal/apigen":      {}, // what `make api` runs; no program contains it
 	"internal/conventions": {"internal/apigen"},
 	"tests/channel":        {"internal/dataplane"},
@@ -73,7 +74,7 @@ var layers = map[string][]string{
 
 	// Users of the public packages.
 	"examples":     {"client", "invoke", "mpi", "mpi/mpilease"},
-	"mpi/mpilease": {"client", "mpi"},
+	"mpi/mpilease": {"internal/api", "client", "mpi"},
 	// Tests of the C library: they run its programs beside agents and executors of their own.
 	"tests/capi": {"internal/agent", "client", "invoke", "internal/grant", "internal/config", "internal/control", "internal/dataplane"},
 	// Tests of the whole system from outside: it knows programs and the client.

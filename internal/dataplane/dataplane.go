@@ -11,6 +11,8 @@ import "C"
 import (
 	"fmt"
 	"unsafe"
+
+	"github.com/rfaas-go/rfaas/internal/api"
 )
 
 // Provider names, as Open takes them.
@@ -138,21 +140,23 @@ type WaitMode int
 
 // The waiting policies.
 const (
-	Adaptive WaitMode = C.DP_WAIT_ADAPTIVE
-	Hot      WaitMode = C.DP_WAIT_HOT
-	Warm     WaitMode = C.DP_WAIT_WARM
+	Adaptive WaitMode = api.WaitAdaptive
+	Hot      WaitMode = api.WaitHot
+	Warm     WaitMode = api.WaitWarm
+)
+
+// The data plane and rfaas.h use the same numbers.
+var (
+	_ = [1]struct{}{}[C.DP_WAIT_ADAPTIVE-Adaptive]
+	_ = [1]struct{}{}[C.DP_WAIT_HOT-Hot]
+	_ = [1]struct{}{}[C.DP_WAIT_WARM-Warm]
 )
 
 func (m WaitMode) String() string {
-	switch m {
-	case Adaptive:
-		return "adaptive"
-	case Hot:
-		return "hot"
-	case Warm:
-		return "warm"
+	if m < Adaptive || m > Warm {
+		return fmt.Sprintf("WaitMode(%d)", int(m))
 	}
-	return fmt.Sprintf("WaitMode(%d)", int(m))
+	return api.WaitNames[m]
 }
 
 // ParseWaitMode is the inverse of String.

@@ -67,27 +67,3 @@ func (s Status) Class() error {
 	}
 	return ErrFatal
 }
-
-// ExecutorState is what an executor does, as the C API reports it.
-type ExecutorState uint32
-
-// The states of executors.
-const (
-	ExecutorOpen     ExecutorState = 1 // the executor leases cores; also: it registered, or it recovered
-	ExecutorDraining ExecutorState = 2 // the executor grants no more leases
-	ExecutorSilent   ExecutorState = 3 // the executor missed several heartbeats
-	ExecutorLeft     ExecutorState = 4 // the executor signed off
-)
-
-// EventKind says what happened to a lease.
-type EventKind uint32
-
-// The kinds of events.
-const (
-	EventNone       EventKind = 0 // there is no event
-	EventWorkerDied EventKind = 1 // a worker died; the next call gets a new worker in its place
-	EventEnded      EventKind = 2 // it has ended; the text begins with released, expired, revoked, drained or lost
-	EventDraining   EventKind = 3 // the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED
-	EventExpiring   EventKind = 4 // the lease expires soon unless it is renewed
-	EventMoved      EventKind = 5 // with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address
-)

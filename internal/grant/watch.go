@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/api"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
@@ -27,12 +28,12 @@ const (
 // EventKind is the kind of an event.
 type EventKind int
 
-// Kinds of events.
+// Kinds of events; the numbers are those of rfaas.h.
 const (
-	WorkerDied EventKind = iota + 1
-	LeaseEnded           // Reason begins with released, expired, revoked, drained or lost
-	Draining             // the executor stops after In: start no calls, finish, release
-	Expiring             // the lease ends after In unless it is renewed
+	WorkerDied EventKind = api.EventWorkerDied
+	LeaseEnded EventKind = api.EventEnded    // Reason begins with released, expired, revoked, drained or lost
+	Draining   EventKind = api.EventDraining // the executor stops after In: start no calls, finish, release
+	Expiring   EventKind = api.EventExpiring // the lease ends after In unless it is renewed
 )
 
 // Event is an event of a lease.

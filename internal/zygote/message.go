@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/rfaas-go/rfaas/internal/api"
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
@@ -125,7 +126,7 @@ func spawnBody(s *Spec) ([]byte, error) {
 	if err = putLimits(b, s); err != nil {
 		return nil, err
 	}
-	if err = putNumbers(b, []number{{"wait mode", int64(s.WaitMode), 0, 2, 1, 1}}); err != nil {
+	if err = putNumbers(b, []number{{"wait mode", int64(s.WaitMode), api.WaitAdaptive, api.WaitWarm, 1, 1}}); err != nil {
 		return nil, err
 	}
 	if len(s.ClientBlob) == 0 || len(s.ClientBlob) > blobMax {

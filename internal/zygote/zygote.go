@@ -57,7 +57,7 @@ type Spec struct {
 	ServiceLevel int
 	MTU          int
 
-	WaitMode   uint8    // 0 adaptive, 1 hot, 2 warm
+	WaitMode   uint8    // api.WaitAdaptive, api.WaitHot or api.WaitWarm
 	CPUs       []int    // to pin to; none: not pinned
 	Code       *os.File // the user's library in a sealed memfd (SealedMemfd); the caller keeps it
 	Names      []string // functions, in index order

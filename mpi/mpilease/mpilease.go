@@ -7,13 +7,14 @@ import (
 	"fmt"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/api"
 	"github.com/rfaas-go/rfaas/mpi"
 )
 
 // Bounds of what ranks send each other, in bytes.
 const (
-	textMost  = 512 // text of an error
-	placeMost = 256 // address of an executor
+	textMost  = api.MPIErrorMax // text of an error
+	placeMost = 256             // address of an executor
 )
 
 // Open opens a session and a lease on every rank of a communicator, or on none. Only rank 0 asks the resource manager where there is room,

@@ -79,14 +79,8 @@ const (
 	Renew          = C.RFAAS_LEASE_RENEW
 )
 
-// Kinds of events.
-const (
-	WorkerDied = C.RFAAS_EVENT_WORKER_DIED
-	LeaseEnded = C.RFAAS_EVENT_ENDED
-	Draining   = C.RFAAS_EVENT_DRAINING
-	Expiring   = C.RFAAS_EVENT_EXPIRING
-	Dropped    = C.RFAAS_AGENT_DROPPED
-)
+// Dropped is a kind of event that only the library sees, besides api.Event*.
+const Dropped = C.RFAAS_AGENT_DROPPED
 
 // What a line of the shared page says about draining.
 const (

@@ -1,0 +1,43 @@
+// Code generated from client/api/rfaas.yaml by internal/apigen (make api). DO NOT EDIT.
+
+package client
+
+// WaitMode says how both sides wait for messages.
+type WaitMode int
+
+// The values of WaitMode; the numbers are those of rfaas.h.
+const (
+	Adaptive WaitMode = 0 // spin for about as long as a wake-up takes, then block; the default
+	Hot      WaitMode = 1 // spin: lowest latency, uses one core on each side
+	Warm     WaitMode = 2 // block at once: uses no core while waiting
+)
+
+// EventKind says what happened to a lease.
+type EventKind int
+
+// The values of EventKind; the numbers are those of rfaas.h.
+const (
+	// EventWorkerDied: worker Worker died as Reason says. The next call that uses it replaces it.
+	EventWorkerDied EventKind = 1
+	// EventEnded: the lease has ended. Reason begins with how: released, expired, revoked, drained or lost. With
+	// LeaseOptions.Failover only the lease on one executor has ended.
+	EventEnded EventKind = 2
+	// EventDraining: the node drains, and its executor ends after In. Calls that were sent finish. New calls fail with ErrLease, not
+	// started: take another lease.
+	EventDraining EventKind = 3
+	// EventExpiring: the lease ends after In, unless it is renewed.
+	EventExpiring EventKind = 4
+	// EventMoved: with LeaseOptions.Failover, calls now go to workers of another executor. Reason is its address.
+	EventMoved EventKind = 5
+)
+
+// Start is how a worker came to its lease. Slower ways have lower numbers.
+type Start int
+
+// The values of Start; the numbers are those of rfaas.h.
+const (
+	StartUnknown Start = 0 // the executor does not say, or the worker is this process
+	StartCold    Start = 1 // a new process
+	StartPooled  Start = 2 // a process of the executor's pool
+	StartCached  Start = 3 // a worker that served an earlier lease, of this process or in shared memory of another one of its user, and was still connected
+)
