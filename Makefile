@@ -141,8 +141,8 @@ WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c $(
 CTEST_SOURCES := $(sort $(wildcard tests/c/*.c)) $(filter-out client/c/agent_start.c,$(wildcard client/c/*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
 # The worker contains only what it runs, which keeps its clones small.
-WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(filter-out $(DP)/dp_local.c,$(DP_SOURCES))
-BENCH_PEER_SOURCES := $(filter-out $(DP)/dp_local.c,$(DP_SOURCES)) $(wildcard benchmarks/raw/*.c benchmarks/raw/peer/*.c)
+WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(DP_SOURCES)
+BENCH_PEER_SOURCES := $(DP_SOURCES) $(wildcard benchmarks/raw/*.c benchmarks/raw/peer/*.c)
 
 worker: libexec/rfaas-worker libexec/rfaas-bench-peer # libexec/rfaas-worker, and the other side of `rfaas bench`
 $(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic))
@@ -153,7 +153,7 @@ build/version: FORCE
 	@echo '$(VERSION)' | $(call unless_same,$@)
 
 # Compares the tcp provider with a bare pair of sockets. rfaas-bench does not measure tcp.
-BENCH_TCP_SOURCES := $(filter-out $(DP)/dp_local.c,$(DP_SOURCES)) benchmarks/tcp/main.c
+BENCH_TCP_SOURCES := $(DP_SOURCES) benchmarks/tcp/main.c
 $(eval $(call c_program,build/bench-tcp/pingpong,build/bench-tcp,$(BENCH_TCP_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
 
 # The library exports only what rfaas.h declares. An MPI program may have dp_ functions of its own. The functions of

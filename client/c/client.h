@@ -28,8 +28,8 @@
 
 #include "agent.h"
 #include "dp_channel.h"
-#include "dp_local.h"
 #include "dp_turns.h"
+#include "local_library.h"
 #include "rfaas.h"
 
 #ifndef RFAAS_LIBRARY_VERSION
@@ -198,7 +198,7 @@ struct rfaas_lease {
     uint64_t request_seq;
     dp_channel_config cfg;
     rfaas_grant *grant;          /* has no endpoint if no executor had room and calls run in this process */
-    dp_local *local;             /* with RFAAS_LEASE_LOCAL */
+    rfaas_local *local;             /* with RFAAS_LEASE_LOCAL */
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are valid only while the lease is opened */
     rfaas_agent_spec spec;       /* the options as the agent gets them */
     int library_fd;              /* the library, to be passed to the agent; -1: none */

@@ -1,5 +1,5 @@
 /* Functions in the calling process, for leases with RFAAS_LEASE_LOCAL that have no executor: the same library, opened by
- * dlopen (dp_local.h), called on the caller's thread. */
+ * dlopen (local_library.h), called on the caller's thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,13 +12,13 @@
 int rfaas_api_local_load(rfaas_lease *l) {
     const rfaas_lease_options *o = &l->options;
     dp_error e;
-    int status = dp_local_open(o->library, o->library_data, o->library_size, &l->local, &e);
+    int status = rfaas_local_open(o->library, o->library_data, o->library_size, &l->local, &e);
     return status ? rfaas_api_fail(status, 0, "lease: it cannot be loaded into this process, as RFAAS_LEASE_LOCAL wants: %s", e.msg)
                   : RFAAS_OK;
 }
 
 void rfaas_api_local_free(rfaas_lease *l) {
-    dp_local_close(l->local);
+    rfaas_local_close(l->local);
     l->local = NULL;
 }
 
@@ -36,7 +36,7 @@ int rfaas_api_local_open(rfaas_lease *l) {
 }
 
 int rfaas_api_local_function(rfaas_lease *l, const char *name) {
-    if (!dp_local_find(l->local, name))
+    if (!rfaas_local_find(l->local, name))
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "find function: \"%.128s\" is not in the library", name);
     /* Other threads may read the names: the array stays where it is. */
     if (!l->functions)
@@ -53,12 +53,12 @@ int rfaas_api_local_function(rfaas_lease *l, const char *name) {
 
 int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void *in, uint32_t in_size, void *out,
                    uint32_t capacity, uint32_t *got) {
-    dp_local_fn *f = dp_local_find(l->local, l->functions[fn]);
+    rfaas_local_fn *f = rfaas_local_find(l->local, l->functions[fn]);
     if (!f)
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s %s: not in the library as this process has it", op, l->functions[fn]);
     uint64_t limit = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
     pthread_mutex_lock(&l->local_mu); /* one call at a time, as in a worker */
-    int status = dp_local_call(l->local, f, limit, in, in_size, out, capacity, got);
+    int status = rfaas_local_call(l->local, f, limit, in, in_size, out, capacity, got);
     pthread_mutex_unlock(&l->local_mu);
     if (status == RFAAS_TOO_LARGE)
         return rfaas_api_too_large(l, op, fn, in_size, capacity);

@@ -1,6 +1,8 @@
-/* A queue pair for control: remote reads, writes and atomics one at a time, each waited for. Simple and safe rather than
- * fast: data goes through memory of its own, so that a late operation never meets the caller's. Nothing per invocation
- * uses it.
+/* Layer: beside the channel (dp_channel.h) and, like it, on the fabric (dp_fabric.h). The channel does not use it. It is the connection to
+ * the resource manager's board: package internal/link uses it, by raw.go, and no invocation does.
+ *
+ * A queue pair for control: remote reads, writes and atomics one at a time, each waited for. Simple and safe rather than
+ * fast: data goes through memory of its own, so that a late operation never meets the caller's.
  *
  * One thread at a time, except where dp_raw_serve says otherwise. */
 #ifndef RFAAS_DP_RAW_H

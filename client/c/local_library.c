@@ -1,4 +1,4 @@
-#include "dp_local.h"
+#include "local_library.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-struct dp_local {
+struct rfaas_local {
     void *handle;
     ElfW(Addr) base;   /* where the library is */
     uint8_t *in, *out; /* limit each; NULL until the first call */
@@ -46,8 +46,8 @@ static void *open_bytes(const void *data, uint64_t size) {
     return handle;
 }
 
-int dp_local_open(const char *path, const void *data, uint64_t size, dp_local **out, dp_error *err) {
-    dp_local *l = calloc(1, sizeof *l);
+int rfaas_local_open(const char *path, const void *data, uint64_t size, rfaas_local **out, dp_error *err) {
+    rfaas_local *l = calloc(1, sizeof *l);
     struct link_map *map;
     if (!l)
         return dp_fail(err, DP_FATAL, ENOMEM, "open the library");
@@ -64,7 +64,7 @@ int dp_local_open(const char *path, const void *data, uint64_t size, dp_local **
     return DP_OK;
 }
 
-void dp_local_close(dp_local *l) {
+void rfaas_local_close(rfaas_local *l) {
     if (!l)
         return;
     if (l->in)
@@ -73,18 +73,18 @@ void dp_local_close(dp_local *l) {
     free(l);
 }
 
-dp_local_fn *dp_local_find(const dp_local *l, const char *name) {
+rfaas_local_fn *rfaas_local_find(const rfaas_local *l, const char *name) {
     struct link_map *map;
     Dl_info info;
     void *at = dlsym(l->handle, name);
     if (!at || !dladdr1(at, &info, (void **)&map, RTLD_DL_LINKMAP) || map->l_addr != l->base)
         return NULL;
-    dp_local_fn *f; /* POSIX lets a data pointer from dlsym become a function; ISO C only through memory */
+    rfaas_local_fn *f; /* POSIX lets a data pointer from dlsym become a function; ISO C only through memory */
     memcpy(&f, &at, sizeof f);
     return f;
 }
 
-static bool make_room(dp_local *l, uint64_t limit) {
+static bool make_room(rfaas_local *l, uint64_t limit) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), whole = (limit + page - 1) & ~(page - 1);
     void *at = mmap(NULL, 2 * whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
@@ -95,7 +95,7 @@ static bool make_room(dp_local *l, uint64_t limit) {
     return true;
 }
 
-int dp_local_call(dp_local *l, dp_local_fn *f, uint64_t limit, const void *in, uint32_t in_size, void *out, uint32_t capacity,
+int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, uint64_t limit, const void *in, uint32_t in_size, void *out, uint32_t capacity,
                   uint32_t *got) {
     if (in_size > limit)
         return DP_TOO_LARGE;
