@@ -98,7 +98,7 @@ func (z *Zygote) fill() {
 }
 
 // settleTime is how long the pool waits after a start before it clones another worker. By then the lease has its answer
-// and its first result. The pool does not wait if no worker is left.
+// and its first result. The pool does not wait if no worker is left. worker/startup/startup.h has the gain.
 const settleTime = 5 * time.Millisecond
 
 func (p *pool) settle(ctx context.Context) {
