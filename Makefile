@@ -329,10 +329,12 @@ test-c: test-c-plain test-c-asan test-c-tsan ## conformance and unit tests of th
 test-c-plain: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider shm
 	$(Q)build/ctest/dp_test --provider tcp
+	$(Q)build/ctest/dp_test --provider tcp --encrypt
 
 test-c-asan: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider shm
 	$(Q)build/ctest/dp_test-asan --provider tcp
+	$(Q)build/ctest/dp_test-asan --provider tcp --encrypt 'channel/*' 'write/*' 'read/*' 'tcp/*'
 
 CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes it fail
 # The thread sanitizer sees one process: the cases whose threads meet in it. It knows no fences (-Wno-tsan): ours stand

@@ -142,6 +142,7 @@ static int check_prepare(const dp_msg_spawn *m, dp_error *err) {
         !all_zero(m->cpus, sizeof m->cpus) || !all_zero(m->blob, sizeof m->blob))
         return dp_fail(err, DP_INVALID, 0, "prepare: the message has a lease's functions, blob, channel, memory limit or CPUs");
     if (check_spawn_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_TCP, err) != DP_OK ||
+        check_spawn_range("encryption", m->encrypt, DP_ENCRYPT_OFF, DP_ENCRYPT_REQUIRE, err) != DP_OK ||
         check_spawn_range("depth", m->max_depth, 0, DP_DEPTH_MAX, err) != DP_OK)
         return DP_INVALID;
     bool sizes = m->max_eager && m->max_eager <= DP_EAGER_MAX && m->max_eager % DP_CACHE_LINE == 0 && m->max_bulk <= DP_BULK_MAX &&
@@ -158,7 +159,7 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
     } ranges[] = {
         {"provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_TCP},
         {"wait mode", m->wait_mode, DP_WAIT_ADAPTIVE, DP_WAIT_WARM},
-        {"reserved byte", m->pad0, 0, 0},
+        {"encryption", m->encrypt, DP_ENCRYPT_OFF, DP_ENCRYPT_REQUIRE},
         {"reserved word", m->pad1, 0, 0},
         {"channel depth", m->channel_depth, 0, DP_DEPTH_MAX},
         {"channel eager size", m->channel_eager, 0, DP_EAGER_MAX},

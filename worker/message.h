@@ -115,7 +115,7 @@ typedef struct dp_msg_spawn {
     uint8_t provider; /* dp_provider_id */
     uint8_t wait_mode;
     uint8_t port;
-    uint8_t pad0;
+    uint8_t encrypt; /* tcp: DP_ENCRYPT_* */
     int32_t gid_index; /* -1: choose */
     uint32_t pkey_index;
     uint32_t traffic_class;

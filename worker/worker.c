@@ -222,6 +222,7 @@ static void open_device(worker *w) {
         .device = m->device,
         .advertise = m->device,
         .handed = m->provider == DP_PROVIDER_TCP,
+        .encrypt = m->encrypt,
         .port = m->port,
         .gid_index = m->gid_index,
         .pkey_index = (int)m->pkey_index,

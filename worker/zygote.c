@@ -11,6 +11,7 @@
 
 #include "clone.h"
 #include "crash.h"
+#include "dp_tcp.h"
 #include "message.h"
 #include "startup/startup.h"
 #include "worker.h"
@@ -73,6 +74,9 @@ static int spawn(zygote *z, dp_packet *p) {
     int st = dp_packet_spawn(p, &m, &err);
     if (st != DP_OK)
         return dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, st, err.msg);
+
+    if (m.provider == DP_PROVIDER_TCP && m.encrypt)
+        dp_tcp_preload(); /* once, for all clones; if it fails, the worker reports it */
 
     dp_channel_config sizes;
     dp_ahead *memory = dp_spare_take(&z->spare, dp_msg_pinned_channel(&m, &sizes) ? &sizes : NULL);

@@ -83,6 +83,14 @@ typedef struct dp_sge {
     uint32_t lkey; /* dp_mem.lkey; ignored with DP_CAP_SYNC_SOURCE and for inline data */
 } dp_sge;
 
+/* Encryption of the data on tcp. Both sides of a connection say in their blobs which one they have, and decide alike. */
+enum {
+    DP_ENCRYPT_OFF = 0,   /* never */
+    DP_ENCRYPT_ALLOW = 1, /* only if the peer has ON or REQUIRE */
+    DP_ENCRYPT_ON = 2,    /* unless both sides have loopback addresses only */
+    DP_ENCRYPT_REQUIRE = 3,
+};
+
 typedef struct dp_dev_options {
     const char *device;    /* verbs: device name, NULL or "" for the first with an active port */
     int port;              /* verbs: 1-based, 0 for the first active */
@@ -104,6 +112,7 @@ typedef struct dp_dev_options {
                               device listens. Needed when `address` is a wildcard, and when `handed` */
     int handed;            /* tcp: the device neither listens nor connects; another process hands sockets to it, see dp_tcp.h (workers) */
     int handed_from;       /* tcp, with handed: unix socket from which dp_qp_connect takes sockets while it waits. The caller's. 0: none */
+    int encrypt;           /* tcp: a DP_ENCRYPT_* value */
     int packable;          /* shm: keep the descriptors that dp_qp_pack needs, as long as few descriptors are open */
 } dp_dev_options;
 

@@ -62,6 +62,8 @@ static int apply_options(tcp_dev *dev, const dp_dev_options *o, dp_error *err) {
         st = parse_listen(dev, address, err);
     if (!st && advertise)
         st = tcp_addresses_parse(advertise, dev->addresses, &dev->n_addresses, err);
+    if (!st)
+        st = tcp_seal_open_device(dev, o->encrypt, err);
     if (st)
         return st;
     if (dev->active_only && dev->handed)
@@ -123,6 +125,7 @@ void dp_tcp_count(dp_dev *d, dp_tcp_counts *out) {
     tcp_dev *dev = tcp_dev_of(d);
     pthread_mutex_lock(&dev->lock);
     *out = dev->counts;
+    out->forged = __atomic_load_n(&dev->forged, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&dev->lock);
 }
 
@@ -194,6 +197,7 @@ static void qp_free(tcp_qp *qp) {
     free(qp->recvs);
     free(qp->pending);
     free(qp->out);
+    explicit_bzero(qp->secret, sizeof qp->secret);
     free(qp);
 }
 
@@ -218,6 +222,7 @@ static int tcp_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp *
     for (uint32_t i = 0; i < attr->n_expose; i++)
         qp->expose[i] = (tcp_mem *)attr->expose[i];
     dp_random(qp->token, sizeof qp->token);
+    dp_random(qp->secret, sizeof qp->secret);
     int st = qp->stage && qp->recvs && qp->pending && qp->out ? DP_OK : dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
     if (!st)
         st = tcp_cq_attach(tcp_cq_of(c), qp, err);
@@ -255,6 +260,7 @@ static void disconnect(tcp_qp *qp) {
     tcp_dev *dev = tcp_dev_of(qp->q.domain->dev);
     tcp_link_forget(dev, qp);
     tcp_close(qp);
+    tcp_seal_end(qp);
     pthread_mutex_lock(&qp->lock); /* dp_mem_free looks at in_frame */
     qp->in_frame = false;
     pthread_mutex_unlock(&qp->lock);
@@ -276,6 +282,7 @@ static int tcp_qp_reset(dp_qp *q, dp_error *err) {
     disconnect(qp);
     pthread_mutex_lock(&dev->lock);
     dp_random(qp->token, sizeof qp->token);
+    dp_random(qp->secret, sizeof qp->secret);
     qp->taken = false;
     pthread_mutex_unlock(&dev->lock);
     __atomic_store_n(&q->broken, 0, __ATOMIC_RELEASE);

@@ -41,7 +41,8 @@
  *
  * dp_qp_destroy waits up to half a second for the socket to take the last posted bytes, and drops the rest.
  *
- * Not encrypted: payloads and tokens travel in the clear, as with verbs.
+ * Encryption. dp_dev_options.encrypt says whether a device encrypts its connections; dp_tcp_seal.h has the description. The hellos always
+ * travel in the clear.
  */
 #ifndef RFAAS_DP_TCP_H
 #define RFAAS_DP_TCP_H
@@ -53,6 +54,7 @@
 #define DP_TCP_BLOB_MAGIC 0x54514652u  /* "RFQT" */
 
 #define DP_TCP_TOKEN_SIZE 16
+#define DP_TCP_SECRET_SIZE 16
 #define DP_TCP_ADDRESSES 4       /* in a blob */
 #define DP_TCP_HELLO_SIZE 256    /* bytes, always */
 #define DP_TCP_HELLO_TOKEN_AT 8  /* offset in the hello: token of the queue pair that it addresses */
@@ -61,6 +63,9 @@
 #define DP_TCP_HELLO_MS 1000     /* a hello must arrive within this time after the connection */
 #define DP_TCP_CONNECT_MS 2000   /* how long dp_qp_connect waits for its peer */
 #define DP_TCP_STRANGERS 128     /* most accepted sockets without a whole hello */
+
+/* dp_tcp_preload loads what encrypted connections need, for processes that are forked from this one. dp_dev_open reports an error. */
+void dp_tcp_preload(void);
 
 /* dp_tcp_hello_token checks the magic and version of a hello of DP_TCP_HELLO_SIZE bytes and returns the receiver's token:
  * DP_TCP_TOKEN_SIZE bytes inside the hello. NULL: not a hello of this version. Any thread. */
@@ -94,6 +99,7 @@ typedef struct dp_tcp_counts {
     uint64_t accepted;  /* sockets accepted or handed */
     uint64_t connected; /* hellos that reached their queue pair */
     uint64_t refused;   /* hellos that are malformed, or whose token is unknown or was used before */
+    uint64_t forged;    /* encrypted connections that ended because a record was not the peer's next one */
     uint64_t dropped;   /* sockets closed without a whole hello: by the peer, after DP_TCP_HELLO_MS, or for a newer socket */
 } dp_tcp_counts;
 /* Any thread. All zero for a device of another provider. */

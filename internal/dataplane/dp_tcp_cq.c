@@ -281,6 +281,8 @@ static bool gone(tcp_qp *qp, const struct tcp_info *info) {
 /* The peer has closed the connection. Reports whether no received data is left that the owner, if it polls, could still take. */
 static bool nothing_left(const tcp_qp *qp, bool polled) {
     int unread = 0;
+    if (qp->more)
+        return false;
     if (qp->held || !polled || ioctl(qp->peer.fd, FIONREAD, &unread))
         return true;
     return unread == 0 && qp->hi == qp->lo;

@@ -6,6 +6,7 @@
  *   dp_tcp_recv.c   parsing frames from the stream; checks everything that a peer sends
  *   dp_tcp_post.c   posts, and sending
  *   dp_tcp_cq.c     polling, blocking, and detecting dead peers
+ *   dp_tcp_seal.c   encryption; dp_tcp_crypto.c loads the library for it
  *
  * Threads: only the owner of a queue pair posts, polls, probes and resets. Other threads only free memory that queue pairs expose
  * (tcp_qp.lock), and look up queue pairs by token (tcp_dev.lock, which is locked first).
@@ -18,6 +19,7 @@
 #include <sys/socket.h>
 
 #include "dp_tcp.h"
+#include "dp_tcp_seal.h"
 
 #define TCP_MAX_MSG (1u << 20)       /* bytes of one write or read */
 #define TCP_STAGE (64u << 10)        /* bytes received by one call before their frames are known */
@@ -61,9 +63,12 @@ typedef struct tcp_blob {
     uint8_t n_addresses;
     uint8_t token[DP_TCP_TOKEN_SIZE];
     tcp_address addresses[DP_TCP_ADDRESSES]; /* the unused ones are zero */
-    uint8_t reserved[8];
+    uint8_t secret[DP_TCP_SECRET_SIZE]; /* zero with DP_ENCRYPT_OFF, else not */
+    uint8_t encrypt;                    /* DP_ENCRYPT_* of the sender */
+    uint8_t reserved[7];
 } tcp_blob;
-_Static_assert(sizeof(tcp_blob) == 112 && offsetof(tcp_blob, token) == DP_TCP_BLOB_TOKEN_AT, "tcp blob");
+_Static_assert(sizeof(tcp_blob) == 128 && offsetof(tcp_blob, token) == DP_TCP_BLOB_TOKEN_AT && offsetof(tcp_blob, secret) == 104,
+               "tcp blob");
 
 typedef struct tcp_region { /* as in a hello */
     uint32_t rkey, access;
@@ -114,6 +119,8 @@ typedef struct tcp_link {
     uint8_t token[DP_TCP_TOKEN_SIZE]; /* of the peer's queue pair */
     uint32_t n_regions;
     tcp_region regions[DP_EXPOSE_MAX];
+    bool dialed;         /* this side opened the socket */
+    tcp_hello hellos[2]; /* of the side that opened the socket, and of the other side */
 } tcp_link;
 
 /* A post that waits for its answer. Answers come in the order of the posts. */
@@ -146,6 +153,7 @@ struct tcp_qp {
     uint8_t *out; /* [out_lo, out_hi) could not be sent yet */
     size_t out_lo, out_hi, out_cap;
     size_t out_max; /* most bytes that wait when an answer is appended */
+    tcp_seal *seal; /* NULL: the connection is not encrypted */
     tcp_pending *pending;
     uint32_t pend_mask, pend_head, pend_tail;
     uint32_t unpolled;     /* own completions in the ring */
@@ -159,6 +167,7 @@ struct tcp_qp {
     tcp_mem *expose[DP_EXPOSE_MAX]; /* NULL: the region was freed */
     /* Connecting: under the device's lock. */
     uint8_t token[DP_TCP_TOKEN_SIZE];
+    uint8_t secret[DP_TCP_SECRET_SIZE];       /* changes with the token */
     uint8_t meeting_token[DP_TCP_TOKEN_SIZE]; /* of the peer, while meeting */
     bool meeting;   /* dp_qp_connect is under way */
     int meeting_fd; /* its socket; -1: none */
@@ -171,6 +180,8 @@ struct tcp_qp {
 struct tcp_dev {
     dp_dev d;
     bool active_only, attended, handed;
+    uint8_t encrypt;  /* DP_ENCRYPT_* */
+    uint64_t forged;  /* see dp_tcp_counts; atomic */
     int handed_from; /* -1: none */
     struct sockaddr_storage listen_at;
     socklen_t listen_len;
@@ -199,6 +210,8 @@ static inline void tcp_complete(tcp_qp *qp, const dp_wc *wc) {
 
 /* Reads and executes frames until the socket is empty, a receive is missing, or TCP_TAKE_MAX is reached. Owner. */
 void tcp_take(tcp_qp *qp);
+/* Receives up to len bytes. 0: no bytes have arrived, or the connection has ended. */
+uint32_t tcp_receive(tcp_qp *qp, void *to, uint32_t len);
 /* Ends the connection; status is the reason. Outstanding posts fail, the oldest with `status`. Owner. */
 void tcp_end(tcp_qp *qp, int status);
 /* Completes posts that failed before they were sent and have become the oldest. */
@@ -217,6 +230,27 @@ int tcp_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, ui
 int tcp_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
                        uint32_t flags);
 int tcp_post_recv(dp_qp *q, uint64_t wr_id);
+
+/* dp_tcp_seal.c */
+
+/* Sets the device's encryption to a DP_ENCRYPT_* value, after its addresses. */
+int tcp_seal_open_device(tcp_dev *dev, int wanted, dp_error *err);
+/* Decides by the settings and addresses of both sides whether they encrypt their connection; both decide alike. Errors: DP_UNSUPPORTED (the
+ * settings exclude each other, or libcrypto is missing). */
+int tcp_seal_decide(const tcp_dev *dev, const tcp_blob *peer, bool *seals, dp_error *err);
+/* Makes the keys of a new connection. */
+int tcp_seal_start(tcp_qp *qp, const tcp_blob *peer, dp_error *err);
+/* Wipes the keys. */
+void tcp_seal_end(tcp_qp *qp);
+/* Most bytes that appending len bytes adds to tcp_qp.out. */
+static inline size_t tcp_seal_room(size_t len) { return len + TCP_RECORD_EXTRA * (len / TCP_RECORD_MAX + 2); }
+/* Appends bytes of frames to the record at the end of tcp_qp.out, which has room. Full records are sealed. False: the connection has ended. */
+bool tcp_seal_append(tcp_qp *qp, const uint8_t *data, size_t len);
+/* Seals the record at the end of tcp_qp.out. False: the connection has ended. */
+bool tcp_seal_close(tcp_qp *qp);
+/* Receives records and opens them into the staging buffer. Returns the number of bytes staged; 0: no record is complete, or the connection
+ * has ended. */
+uint32_t tcp_seal_stage(tcp_qp *qp);
 
 /* dp_tcp_cq.c */
 

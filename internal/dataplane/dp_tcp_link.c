@@ -129,6 +129,9 @@ int tcp_blob_check(const void *data, uint32_t len, tcp_blob *b, dp_error *err) {
     if (b->n_addresses > DP_TCP_ADDRESSES)
         return dp_fail(err, DP_BAD_BLOB, 0, "connect: queue-pair blob with %u addresses, at most %d", b->n_addresses, DP_TCP_ADDRESSES);
     const tcp_address *unused = &b->addresses[b->n_addresses];
+    if (b->encrypt > DP_ENCRYPT_REQUIRE || is_zero(b->secret, sizeof b->secret) != (b->encrypt == DP_ENCRYPT_OFF))
+        return dp_fail(err, DP_BAD_BLOB, 0, "connect: queue-pair blob with encryption %u and %s secret", b->encrypt,
+                       is_zero(b->secret, sizeof b->secret) ? "no" : "a");
     if (!is_zero(unused, sizeof *unused * (DP_TCP_ADDRESSES - b->n_addresses)) || !is_zero(b->reserved, sizeof b->reserved))
         return dp_fail(err, DP_BAD_BLOB, 0, "connect: queue-pair blob with reserved bytes set");
     for (int i = 0; i < b->n_addresses; i++)
@@ -213,6 +216,9 @@ int tcp_link_export(tcp_dev *dev, const tcp_qp *qp, void *out, uint32_t *len, dp
         memcpy(b.addresses, dev->addresses, sizeof b.addresses);
     }
     memcpy(b.token, qp->token, sizeof b.token);
+    b.encrypt = dev->encrypt;
+    if (b.encrypt)
+        memcpy(b.secret, qp->secret, sizeof b.secret);
     pthread_mutex_unlock(&dev->lock);
     if (st)
         return st;
@@ -281,6 +287,8 @@ int dp_tcp_hand(dp_dev *d, int fd, const void *hello, dp_error *err) {
         tcp_hello answer = hello_of(qp, h.from, crossed ? DP_BUSY : DP_OK);
         if (!send_hello(fd, &answer))
             st = dp_fail(err, DP_PEER_GONE, errno, "hand over a socket: answer its hello");
+        l.hellos[0] = h;
+        l.hellos[1] = answer;
         if (!st && !crossed) {
             qp->deposit = l;
             qp->taken = true;
@@ -451,13 +459,13 @@ static int greet(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, int fd, int64_t un
     pthread_mutex_lock(&dev->lock);
     tcp_hello h = hello_of(qp, b->token, DP_OK);
     pthread_mutex_unlock(&dev->lock);
+    tcp_link l = {.fd = fd, .dialed = true, .hellos = {h}};
     int e = send_hello(fd, &h) ? 0 : errno;
     void (*meanwhile)(void *) = dev->d.meanwhile;
     if (meanwhile) { /* set only by the sole user of the device */
         dev->d.meanwhile = NULL;
         meanwhile(dev->d.meanwhile_arg);
     }
-    tcp_link l = {.fd = fd};
     if (!e)
         e = read_hello(fd, &h, until);
     if (e == ECONNRESET || e == EPIPE)
@@ -468,6 +476,7 @@ static int greet(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, int fd, int64_t un
         return dp_fail(err, DP_PROTOCOL, 0, "connect: the tcp peer's answer is not a valid hello");
     if (!same_token(h.from, b->token))
         return dp_fail(err, DP_BAD_BLOB, 0, "connect: another queue pair answered");
+    l.hellos[1] = h;
     *crossed = h.status == DP_BUSY;
     if (!*crossed)
         qp->peer = l;
@@ -496,26 +505,23 @@ static int meet(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, int64_t until, bool
                    b->addresses[b->n_addresses - 1].port);
 }
 
-int tcp_link_connect(tcp_dev *dev, tcp_qp *qp, const void *data, uint32_t len, dp_error *err) {
-    tcp_blob b;
-    int st = tcp_blob_check(data, len, &b, err);
-    if (st)
-        return st;
+/* Connects to the queue pair of a blob. */
+static int join_peer(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, dp_error *err) {
     int64_t until = dp_now_ns() + DP_TCP_CONNECT_MS * MS;
     pthread_mutex_lock(&dev->lock);
     bool there = qp->deposit.fd >= 0, cancelled = qp->cancelled;
-    qp->meeting = !there && !dev->handed && b.n_addresses && !cancelled;
+    qp->meeting = !there && !dev->handed && b->n_addresses && !cancelled;
     bool meeting = qp->meeting;
-    memcpy(qp->meeting_token, b.token, sizeof b.token);
+    memcpy(qp->meeting_token, b->token, sizeof b->token);
     pthread_mutex_unlock(&dev->lock);
     if (there || (dev->handed && !cancelled))
-        return await_deposit(dev, qp, &b, until, err);
+        return await_deposit(dev, qp, b, until, err);
     if (cancelled)
         return dp_fail(err, DP_CONNECTION, ECANCELED, "connect to the tcp peer");
     if (!meeting)
         return dp_fail(err, DP_CONNECTION, 0, "connect: the peer does not listen and has not connected to us");
     bool crossed = false;
-    st = meet(dev, qp, &b, until, &crossed, err);
+    int st = meet(dev, qp, b, until, &crossed, err);
     pthread_mutex_lock(&dev->lock);
     qp->meeting = false;
     bool deposited = qp->deposit.fd >= 0;
@@ -525,8 +531,22 @@ int tcp_link_connect(tcp_dev *dev, tcp_qp *qp, const void *data, uint32_t len, d
     }
     pthread_mutex_unlock(&dev->lock);
     if (crossed || (st && deposited)) /* the peer connected at the same time, and its socket is used */
-        st = await_deposit(dev, qp, &b, until, err);
+        st = await_deposit(dev, qp, b, until, err);
     if (!st && dev->d.met)
         dev->d.met(dev->d.meanwhile_arg);
+    return st;
+}
+
+int tcp_link_connect(tcp_dev *dev, tcp_qp *qp, const void *data, uint32_t len, dp_error *err) {
+    tcp_blob b;
+    bool seals;
+    int st = tcp_blob_check(data, len, &b, err);
+    if (!st)
+        st = tcp_seal_decide(dev, &b, &seals, err);
+    if (!st)
+        st = join_peer(dev, qp, &b, err);
+    if (!st && seals && (st = tcp_seal_start(qp, &b, err)))
+        drop_link(&qp->peer);
+    explicit_bzero(&b, sizeof b);
     return st;
 }

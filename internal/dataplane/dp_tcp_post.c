@@ -21,6 +21,8 @@ static ssize_t send_some(const tcp_qp *qp, const void *data, size_t len, int fla
 }
 
 bool tcp_flush(tcp_qp *qp) {
+    if (qp->seal && !tcp_seal_close(qp))
+        return false;
     while (tcp_backlog(qp)) {
         ssize_t n = send_some(qp, qp->out + qp->out_lo, tcp_backlog(qp), 0);
         if (n < 0) {
@@ -37,6 +39,8 @@ bool tcp_flush(tcp_qp *qp) {
 
 /* Makes room for len more bytes behind the waiting bytes. */
 static bool make_room(tcp_qp *qp, size_t len) {
+    if (qp->seal)
+        len = tcp_seal_room(len);
     if (qp->out_cap - qp->out_hi >= len)
         return true;
     size_t have = tcp_backlog(qp);
@@ -57,6 +61,10 @@ static bool make_room(tcp_qp *qp, size_t len) {
 }
 
 static void append(tcp_qp *qp, const void *data, size_t len) {
+    if (qp->seal) {
+        tcp_seal_append(qp, data, len);
+        return;
+    }
     if (len)
         memcpy(qp->out + qp->out_hi, data, len);
     qp->out_hi += len;
@@ -102,6 +110,25 @@ static int send_pieces(tcp_qp *qp, const piece *p, int n) {
     return DP_OK;
 }
 
+/* The same for an encrypted connection. What is sealed is sent before the rest is, so that the peer can begin to open it. */
+static int seal_pieces(tcp_qp *qp, const piece *p, int n) {
+    bool full = false;
+    for (int i = 0; i < n; i++) {
+        const uint8_t *data = p[i].data;
+        for (size_t done = 0, part; done < p[i].len; done += part) {
+            part = p[i].len - done < TCP_SEAL_SEND ? p[i].len - done : TCP_SEAL_SEND;
+            if (!make_room(qp, part)) {
+                tcp_end(qp, DP_CONNECTION);
+                return DP_CONNECTION;
+            }
+            if (!tcp_seal_append(qp, data + done, part) || (part == TCP_SEAL_SEND && !full && !tcp_flush(qp)))
+                return DP_CONNECTION;
+            full = part == TCP_SEAL_SEND && tcp_backlog(qp);
+        }
+    }
+    return full || tcp_flush(qp) ? DP_OK : DP_CONNECTION;
+}
+
 /* Sends a frame with a payload of n pieces behind the waiting bytes. DP_BUSY: no room, and nothing was sent. */
 static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n) {
     piece p[3] = {{f, sizeof *f}};
@@ -118,7 +145,7 @@ static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n) {
     if (waits && tcp_backlog(qp) + all > TCP_OUT_POSTS)
         return DP_BUSY;
     if (!waits && all > TCP_ONE_SEND)
-        return send_pieces(qp, p, parts);
+        return qp->seal ? seal_pieces(qp, p, parts) : send_pieces(qp, p, parts);
     if (!make_room(qp, all))
         return DP_BUSY;
     for (int i = 0; i < parts; i++)

@@ -39,6 +39,8 @@ void tcp_end(tcp_qp *qp, int status) {
     qp->in_frame = qp->held = qp->more = false;
     qp->lo = qp->hi = 0;
     qp->out_lo = qp->out_hi = 0;
+    if (qp->seal)
+        qp->seal->open = qp->seal->lo = qp->seal->hi = 0;
     /* After DP_PEER_GONE, data that the peer sent before is still delivered, and receives can still be posted. dp_cq_poll sets the error
      * state when it delivers a failed post. */
     if (status != DP_PEER_GONE)
@@ -162,8 +164,7 @@ static bool finish(tcp_qp *qp) {
 
 /* ---- the stream ---- */
 
-/* Receives up to len bytes. 0: no bytes have arrived, or the connection has ended. */
-static uint32_t receive(tcp_qp *qp, void *to, uint32_t len) {
+uint32_t tcp_receive(tcp_qp *qp, void *to, uint32_t len) {
     ssize_t n;
     do
         n = recv(qp->peer.fd, to, len, MSG_DONTWAIT);
@@ -181,7 +182,9 @@ static uint32_t stage_more(tcp_qp *qp) {
     memmove(qp->stage, qp->stage + qp->lo, have);
     qp->lo = 0;
     qp->hi = have;
-    uint32_t n = receive(qp, qp->stage + have, TCP_STAGE - have);
+    if (qp->seal)
+        return tcp_seal_stage(qp);
+    uint32_t n = tcp_receive(qp, qp->stage + have, TCP_STAGE - have);
     qp->hi += n; /* tcp_end made it 0 */
     return n;
 }
@@ -199,8 +202,8 @@ static bool take_payload(tcp_qp *qp, uint64_t *budget, bool *drained) {
             qp->lo += n;
         } else if (*drained || *budget >= TCP_TAKE_MAX) {
             return false;
-        } else if (qp->left >= TCP_DIRECT_MIN) {
-            if (!(n = receive(qp, qp->dst, qp->left)))
+        } else if (qp->left >= TCP_DIRECT_MIN && !qp->seal) {
+            if (!(n = tcp_receive(qp, qp->dst, qp->left)))
                 return false;
             *budget += n;
             *drained = n < qp->left;
@@ -209,7 +212,7 @@ static bool take_payload(tcp_qp *qp, uint64_t *budget, bool *drained) {
             if (!got)
                 return false;
             *budget += got;
-            *drained = got < TCP_STAGE;
+            *drained = got < TCP_STAGE && !qp->seal;
             continue;
         }
         qp->dst += n;
@@ -222,6 +225,8 @@ static void take(tcp_qp *qp) {
     bool drained = false;
     uint64_t budget = 0;
     qp->more = qp->held = qp->ready = false;
+    if (qp->seal)
+        qp->seal->drained = false;
     while (qp->peer.fd >= 0) {
         step s = qp->in_frame ? TAKEN : take_head(qp);
         if (s == VIOLATION) {
@@ -234,7 +239,7 @@ static void take(tcp_qp *qp) {
             if (drained || budget >= TCP_TAKE_MAX || !(got = stage_more(qp)))
                 break;
             budget += got;
-            drained = got < room;
+            drained = got < room && !qp->seal;
         } else {
             if (!take_payload(qp, &budget, &drained))
                 break;

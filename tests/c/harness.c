@@ -35,6 +35,15 @@ bool t_is_shm(void) { return this_run.provider[0] == 's'; }
 bool t_is_verbs(void) { return this_run.provider[0] == 'v'; }
 bool t_is_tcp(void) { return this_run.provider[0] == 't'; }
 
+#undef dp_dev_open
+int t_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err) {
+    dp_dev_options o = opts ? *opts : (dp_dev_options){.gid_index = -1};
+    if (!this_run.encrypt || !provider || strcmp(provider, "tcp") || o.encrypt)
+        return dp_dev_open(provider, opts, out, err);
+    o.encrypt = DP_ENCRYPT_REQUIRE;
+    return dp_dev_open(provider, &o, out, err);
+}
+
 double t_time_scale(void) {
     const char *s = getenv("RFAAS_TEST_TIMEOUT_SCALE");
     double v = s ? strtod(s, NULL) : 0;

@@ -267,6 +267,8 @@ static bool provider_present(char *why, size_t len) {
 static bool selected(const t_case *c, char **globs, int n) {
     if (c->providers && !(c->providers & (t_is_verbs() ? T_VERBS : t_is_tcp() ? T_TCP : T_SHM)))
         return false;
+    if (this_run.encrypt && c->providers == T_TCP) /* peers made by hand, which do not encrypt */
+        return false;
     for (int i = 0; i < n; i++)
         if (!fnmatch(globs[i], c->name, 0))
             return true;
@@ -274,8 +276,8 @@ static bool selected(const t_case *c, char **globs, int n) {
 }
 
 static int usage(const char *problem, const char *value) {
-    fprintf(stderr, "dp_test: %s%s\nusage: dp_test [--list] [--provider shm|verbs|tcp] [--case GLOB]... [--repeat N] "
-                    "[--verbose] [GLOB]...\n",
+    fprintf(stderr, "dp_test: %s%s\nusage: dp_test [--list] [--provider shm|verbs|tcp] [--encrypt] [--case GLOB]... "
+                    "[--repeat N] [--verbose] [GLOB]...\n",
             problem, value);
     return 2;
 }
@@ -290,6 +292,8 @@ int main(int argc, char **argv) {
             list = true;
         else if (!strcmp(argv[i], "--verbose"))
             verbose = true;
+        else if (!strcmp(argv[i], "--encrypt"))
+            this_run.encrypt = true;
         else if (!strcmp(argv[i], "--provider") && more)
             this_run.provider = argv[++i];
         else if (!strcmp(argv[i], "--case") && more)

@@ -27,6 +27,7 @@ typedef struct t_run {
     t_case *cases; /* by name */
     t_board *board;
     const char *provider;
+    bool encrypt; /* --encrypt */
     uint64_t seed;
 } t_run;
 

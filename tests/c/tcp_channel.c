@@ -7,7 +7,7 @@
 
 enum { LARGE = 16 << 20, AWAY_MS = 2500 };
 
-T_CASE(tcp_patience, "tcp/payload-for-a-peer-that-computes", .providers = T_TCP, .seconds = 40) {
+T_CASE(tcp_patience, "tcp/payload-for-a-peer-that-computes", .providers = T_TCP | T_ENCRYPT, .seconds = 40) {
     served s;
     uint8_t *in = malloc(LARGE), *out = malloc(LARGE);
     uint32_t slow, slot, size, ms = AWAY_MS;

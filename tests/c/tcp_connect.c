@@ -370,11 +370,11 @@ static void hand_over(bool by_connect, bool sealed) {
     acceptor_close(&h.a, h.worker_end);
 }
 
-T_CASE(handed_take, "tcp/handed-before-connect", .providers = T_TCP) { hand_over(false, false); }
-T_CASE(handed_connect, "tcp/handed-while-connecting", .providers = T_TCP) { hand_over(true, false); }
+T_CASE(handed_take, "tcp/handed-before-connect", .providers = T_TCP | T_ENCRYPT) { hand_over(false, false); }
+T_CASE(handed_connect, "tcp/handed-while-connecting", .providers = T_TCP | T_ENCRYPT) { hand_over(true, false); }
 
 /* The same with a sealed worker: its system call filter permits every call that is needed. */
-T_CASE(handed_sealed, "tcp/handed-to-a-sealed-worker", .providers = T_TCP) {
+T_CASE(handed_sealed, "tcp/handed-to-a-sealed-worker", .providers = T_TCP | T_ENCRYPT) {
     if (T_ASAN || T_TSAN)
         t_skip("a sanitizer makes system calls of its own");
     hand_over(true, true);
