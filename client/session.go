@@ -15,7 +15,7 @@ import (
 )
 
 // Options say where executors are and how to reach them. Empty fields are taken from the environment
-// (RFAAS_MANAGER, RFAAS_EXECUTOR, RFAAS_PROVIDER, RFAAS_ALLOW_PLAINTEXT), then from defaults.
+// (RFAAS_MANAGER, RFAAS_EXECUTOR, RFAAS_PROVIDER, RFAAS_ALLOW_PLAINTEXT, RFAAS_DATA_ENCRYPTION), then from defaults.
 type Options struct {
 	Manager  string // host:port or unix:PATH of a resource manager
 	Executor string // or of one executor; not both
@@ -23,10 +23,14 @@ type Options struct {
 	// a device, else tcp. Empty: auto.
 	Provider       string
 	Verbs          VerbsOptions
-	Tenant         string        // account that pays; empty: the token's, else the user's name
-	SecretFile     string        // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
-	TokenFile      string        // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
-	AllowPlaintext bool          // use no TLS, also for addresses that are neither loopback nor unix sockets
+	Tenant         string // account that pays; empty: the token's, else the user's name
+	SecretFile     string // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
+	TokenFile      string // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
+	AllowPlaintext bool   // use no TLS, also for addresses that are neither loopback nor unix sockets
+	// DataEncryption is of the data of calls on tcp: "on" (unless all addresses of a connection are loopback), "require" (always) or "off".
+	// An executor between nodes that does not agree is refused. Empty: RFAAS_DATA_ENCRYPTION, else on. With AllowPlaintext, "on" leaves the
+	// choice to the executor.
+	DataEncryption string
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
 	// CachedLeases is how many released leases the session caches for later leases with the same terms; 0: RFAAS_CACHED_LEASES
 	// or 16, negative: none, and leases get no cached workers of other sessions.
@@ -78,6 +82,10 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 	if o.Timeout < 0 {
 		return nil, fail("connect", dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)
 	}
+	encryption := slices.Index([]string{"", "off", "on", "require"}, o.DataEncryption)
+	if encryption < 0 {
+		return nil, fail("connect", dataplane.StatusInvalid, "DataEncryption %q is none of off, on, require", o.DataEncryption)
+	}
 	s := &Session{timeout: cmp.Or(o.Timeout, 10*time.Second), leases: make(map[*Lease]struct{})}
 	gid := o.Verbs.GIDIndex
 	if gid == 0 && !o.Verbs.ForceGID {
@@ -86,7 +94,7 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 	options := c.SessionOptions{Manager: o.Manager, Executor: o.Executor, Provider: o.Provider, Tenant: o.Tenant,
 		Device: o.Verbs.Device, SecretFile: o.SecretFile, TokenFile: o.TokenFile, Port: o.Verbs.Port, GIDIndex: gid,
 		PKeyIndex: o.Verbs.PKeyIndex, TrafficClass: o.Verbs.TrafficClass, ServiceLevel: o.Verbs.ServiceLevel, MTU: o.Verbs.MTU,
-		AllowPlaintext: o.AllowPlaintext, Timeout: o.Timeout, CachedLeases: o.CachedLeases}
+		AllowPlaintext: o.AllowPlaintext, DataEncryption: encryption, Timeout: o.Timeout, CachedLeases: o.CachedLeases}
 	return within(ctx, "connect", func() (*Session, error) {
 		if err := initLibrary(); err != nil {
 			return nil, err

@@ -107,6 +107,8 @@ typedef struct rfaas_agent_session {
     uint32_t flags;   /* RFAAS_SESSION_* */
     int32_t keep;     /* most released leases to cache; 0: the default, negative: none */
     int64_t timeout_ns;
+    uint32_t data_encryption; /* RFAAS_DATA_ENCRYPTION_*, or 0 */
+    uint32_t reserved;
     char manager[RFAAS_AGENT_ADDRESS], executor[RFAAS_AGENT_ADDRESS], tenant[RFAAS_AGENT_ADDRESS];
     char provider[16];
     char secret_file[RFAAS_AGENT_ADDRESS], token_file[RFAAS_AGENT_ADDRESS]; /* paths, or "" */
@@ -114,6 +116,7 @@ typedef struct rfaas_agent_session {
 
 typedef struct rfaas_agent_opened {
     char provider[16]; /* likely provider of the session's first lease; "": not known */
+    uint32_t encrypt;  /* of the session's connections on tcp: a DP_ENCRYPT_* value of dp_fabric.h */
 } rfaas_agent_opened;
 
 typedef struct rfaas_agent_session_name {

@@ -90,6 +90,7 @@ type SessionOptions struct {
 	Manager, Executor, Provider, Tenant, Device, SecretFile, TokenFile string
 	Port, GIDIndex, PKeyIndex, TrafficClass, ServiceLevel, MTU         int
 	AllowPlaintext                                                     bool
+	DataEncryption                                                     int // RFAAS_DATA_ENCRYPTION_*
 	Timeout                                                            time.Duration
 	CachedLeases                                                       int
 }
@@ -120,7 +121,8 @@ func SessionOpen(o *SessionOptions) (*Session, error) {
 		executor: texts.c(o.Executor), provider: texts.c(o.Provider), tenant: texts.c(o.Tenant), device: texts.c(o.Device),
 		gid_index: C.int32_t(o.GIDIndex), pkey_index: C.int32_t(o.PKeyIndex), traffic_class: C.int32_t(o.TrafficClass),
 		service_level: C.int32_t(o.ServiceLevel), mtu: C.int32_t(o.MTU), timeout_ns: C.int64_t(o.Timeout),
-		cached_leases: C.int32_t(o.CachedLeases), secret_file: texts.c(o.SecretFile), token_file: texts.c(o.TokenFile)}
+		cached_leases: C.int32_t(o.CachedLeases), secret_file: texts.c(o.SecretFile), token_file: texts.c(o.TokenFile),
+		data_encryption: C.uint32_t(o.DataEncryption)}
 	if o.AllowPlaintext {
 		c.flags = C.RFAAS_SESSION_ALLOW_PLAINTEXT
 	}

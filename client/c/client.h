@@ -238,6 +238,7 @@ struct rfaas_session {
     rfaas_agent_session open; /* the message that opened it; open.session is the agent's name of it */
     char provider[16]; /* of the last grant, since the next one probably has the same; "": none yet */
     dp_dev_options dev;
+    uint32_t encrypt; /* DP_ENCRYPT_* for tcp */
     char device[64];
     pthread_mutex_t mu;
     bool shm; /* uses the shm device, of which the process has one */

@@ -211,7 +211,9 @@ typedef struct rfaas_session_options {
      * RFAAS_CACHED_LEASES, else 16. Negative: none, and leases get no cached workers of other
      * sessions. */
     int32_t cached_leases;
-    uint32_t reserved;     /* 0 */
+    /* RFAAS_DATA_ENCRYPTION_*: of the data of calls on tcp. 0: environment variable
+     * RFAAS_DATA_ENCRYPTION (off, on or require), else on. */
+    uint32_t data_encryption;
     /* Path of the cluster's secret. NULL or "": environment variable RFAAS_SECRET_FILE, else where
      * daemons of this user write it. */
     const char *secret_file;
@@ -227,6 +229,14 @@ typedef struct rfaas_session_options {
  * sockets, for trusted networks. The environment variable RFAAS_ALLOW_PLAINTEXT=1 does the same. */
 #define RFAAS_SESSION_ALLOW_PLAINTEXT 1u
 
+#define RFAAS_DATA_ENCRYPTION_OFF 1     /* never */
+
+/* RFAAS_DATA_ENCRYPTION_ON: Encrypts connections on tcp, unless all their addresses are loopback. A
+ * connection between nodes that the executor does not encrypt is refused. With
+ * RFAAS_SESSION_ALLOW_PLAINTEXT, only an executor that asks for encryption has it. */
+#define RFAAS_DATA_ENCRYPTION_ON 2
+#define RFAAS_DATA_ENCRYPTION_REQUIRE 3 /* always encrypts on tcp, also on loopback */
+
 /* rfaas_session_open opens a session with a resource manager or an executor.
  *
  *   options: NULL means that everything comes from the environment. Strings are copied.
@@ -235,7 +245,8 @@ typedef struct rfaas_session_options {
  * version. Blocks for at most timeout_ns and one second.
  *
  * Errors:
- *   RFAAS_INVALID: no address, a malformed address, or an unknown provider.
+ *   RFAAS_INVALID: no address, a malformed address, an unknown provider, or an unknown value of
+ *     data_encryption.
  *   RFAAS_UNSUPPORTED: the agent cannot be started; the error text says why.
  *   RFAAS_PEER_GONE: no answer from the manager, the executor or the agent.
  *   RFAAS_PROTOCOL: the peer is not an rfaas daemon, or has another version.

@@ -162,8 +162,8 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
                                   op, options->struct_size);
         memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
     }
-    if (o.reserved)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.reserved is %u, want 0", op, o.reserved);
+    if (o.data_encryption > RFAAS_DATA_ENCRYPTION_REQUIRE)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: data_encryption %u is unknown; want 0 or RFAAS_DATA_ENCRYPTION_*", op, o.data_encryption);
     if (o.timeout_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: timeout_ns %lld is negative", op, (long long)o.timeout_ns);
     if (o.device && strlen(o.device) >= sizeof ((rfaas_session *)0)->device)
@@ -185,7 +185,8 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     s->timeout_ns = !o.timeout_ns ? 10000000000ll : o.timeout_ns < RFAAS_TIMEOUT_MAX_NS ? o.timeout_ns : RFAAS_TIMEOUT_MAX_NS;
     memset(s->provider, 0, sizeof s->provider);
     pthread_mutex_lock(&rfaas_api_mu);
-    s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.cached_leases, .timeout_ns = s->timeout_ns};
+    s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.cached_leases, .timeout_ns = s->timeout_ns,
+                                    .data_encryption = o.data_encryption};
     pthread_mutex_unlock(&rfaas_api_mu);
     const struct {
         const char *name, *from;
@@ -209,7 +210,9 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
         give_session(s);
         return status;
     }
-    memcpy(s->provider, ((const rfaas_agent_opened *)reply.data)->provider, sizeof s->provider - 1);
+    const rfaas_agent_opened *opened = (const void *)reply.data;
+    memcpy(s->provider, opened->provider, sizeof s->provider - 1);
+    s->encrypt = opened->encrypt;
     free(reply.data);
     s->shm = false;
     s->verbs = s->tcp = NULL;
@@ -324,7 +327,7 @@ int rfaas_session_cached(rfaas_session *s) {
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out) {
     dp_error err = {0};
     int status = RFAAS_OK;
-    const dp_dev_options connects = {.active_side_only = 1};
+    const dp_dev_options connects = {.active_side_only = 1, .encrypt = (int)s->encrypt};
     bool is_shm = !strcmp(provider, "shm"), is_tcp = !strcmp(provider, "tcp");
     dp_dev **own = is_tcp ? &s->tcp : !strcmp(provider, "verbs") ? &s->verbs : NULL;
     if (!is_shm && !own)

@@ -81,6 +81,16 @@ constexpr session_flags operator&(session_flags a, session_flags b) noexcept {
     return static_cast<session_flags>(static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b));
 }
 
+enum class data_encryption : int {
+    off = RFAAS_DATA_ENCRYPTION_OFF, /* never */
+    on = RFAAS_DATA_ENCRYPTION_ON,
+    require = RFAAS_DATA_ENCRYPTION_REQUIRE, /* always encrypts on tcp, also on loopback */
+};
+constexpr bool operator==(data_encryption a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
+constexpr bool operator==(std::int64_t a, data_encryption b) noexcept { return b == a; }
+constexpr bool operator!=(data_encryption a, std::int64_t b) noexcept { return !(a == b); }
+constexpr bool operator!=(std::int64_t a, data_encryption b) noexcept { return !(b == a); }
+
 enum class executor_state : int {
     open = RFAAS_EXECUTOR_OPEN, /* the executor leases cores; also: it registered, or it recovered */
     draining = RFAAS_EXECUTOR_DRAINING, /* the executor grants no more leases */

@@ -52,12 +52,13 @@ module rfaas_options
 contains
 
    subroutine set_session(a, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
-                          traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file)
+                          traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file, data_encryption)
       type(session_arguments), intent(inout), target :: a
       character(len=*), intent(in), optional :: manager, executor, provider, tenant, device, secret_file, token_file
       real(c_double), intent(in), optional :: timeout
       integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       logical, intent(in), optional :: allow_plaintext
+      integer(c_int32_t), intent(in), optional :: data_encryption
       a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
       a%options%manager = string(manager, a%manager)
       a%options%executor = string(executor, a%executor)
@@ -74,6 +75,7 @@ contains
       if (present(traffic_class)) a%options%traffic_class = traffic_class
       if (present(service_level)) a%options%service_level = service_level
       if (present(mtu)) a%options%mtu = mtu
+      if (present(data_encryption)) a%options%data_encryption = data_encryption
       if (given(allow_plaintext)) a%options%flags = ior(a%options%flags, RFAAS_SESSION_ALLOW_PLAINTEXT)
    end subroutine
 
@@ -190,7 +192,8 @@ module rfaas
       RFAAS_WORKER_DIED, RFAAS_PROTOCOL, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT, RFAAS_LEASE_ENDED, RFAAS_FATAL, &
       RFAAS_CREDENTIAL, RFAAS_CLASS_BUSY, RFAAS_CLASS_INVALID, RFAAS_CLASS_UNSUPPORTED, RFAAS_CLASS_FUNCTION, &
       RFAAS_CLASS_CONNECTION, RFAAS_CLASS_LEASE, RFAAS_CLASS_FATAL, RFAAS_CLASS_CREDENTIAL, RFAAS_MPI_ERROR_MAX, &
-      RFAAS_NOT_STARTED, RFAAS_MAYBE_EXECUTED, RFAAS_SESSION_ALLOW_PLAINTEXT, RFAAS_EXECUTOR_OPEN, RFAAS_EXECUTOR_DRAINING, &
+      RFAAS_NOT_STARTED, RFAAS_MAYBE_EXECUTED, RFAAS_SESSION_ALLOW_PLAINTEXT, RFAAS_DATA_ENCRYPTION_OFF, &
+      RFAAS_DATA_ENCRYPTION_ON, RFAAS_DATA_ENCRYPTION_REQUIRE, RFAAS_EXECUTOR_OPEN, RFAAS_EXECUTOR_DRAINING, &
       RFAAS_EXECUTOR_SILENT, RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_LEASES_MAX, &
       RFAAS_NO_BULK, RFAAS_EVENT_NONE, RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, &
       RFAAS_EVENT_MOVED, RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_ANY_WORKER
@@ -320,16 +323,17 @@ contains
    !> Arguments that are absent have the defaults of rfaas_session_options.
    subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror, cached_leases, port, &
                                  gid_index, pkey_index, traffic_class, service_level, mtu, allow_plaintext, secret_file, &
-                                 token_file)
+                                 token_file, data_encryption)
       type(rfaas_session), intent(inout) :: session
       character(len=*), intent(in), optional :: manager, executor, provider, tenant, device, secret_file, token_file
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
       integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       logical, intent(in), optional :: allow_plaintext
+      integer(c_int32_t), intent(in), optional :: data_encryption !< RFAAS_DATA_ENCRYPTION_*
       type(session_arguments), target :: a
       call set_session(a, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
-                       traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file)
+                       traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file, data_encryption)
       call finish(rfaas_session_open_c(a%options, session%handle), ierror)
    end subroutine
 

@@ -50,6 +50,10 @@ module rfaas_c
 
    integer(c_int32_t), parameter :: RFAAS_SESSION_ALLOW_PLAINTEXT = 1
 
+   integer, parameter :: RFAAS_DATA_ENCRYPTION_OFF = 1 !< never
+   integer, parameter :: RFAAS_DATA_ENCRYPTION_ON = 2
+   integer, parameter :: RFAAS_DATA_ENCRYPTION_REQUIRE = 3 !< always encrypts on tcp, also on loopback
+
    integer, parameter :: RFAAS_EXECUTOR_OPEN = 1 !< the executor leases cores; also: it registered, or it recovered
    integer, parameter :: RFAAS_EXECUTOR_DRAINING = 2 !< the executor grants no more leases
    integer, parameter :: RFAAS_EXECUTOR_SILENT = 3 !< the executor missed several heartbeats
@@ -102,7 +106,7 @@ module rfaas_c
       integer(c_int32_t) :: flags = 0
       integer(c_int64_t) :: timeout_ns = 0
       integer(c_int32_t) :: cached_leases = 0
-      integer(c_int32_t) :: reserved = 0
+      integer(c_int32_t) :: data_encryption = 0
       type(c_ptr) :: secret_file = c_null_ptr
       type(c_ptr) :: token_file = c_null_ptr
    end type

@@ -114,6 +114,10 @@ func TestBrokenMessagesEndTheConnection(t *testing.T) {
 			return errors.Join(sendMessage(c, message(protocol.OpHello, 1, hello()), page),
 				sendMessage(c, message(protocol.OpOpen, 2, func(b []byte) []byte { return append(s.Encode(b), 0) }), nil))
 		},
+		"unknown encryption": func(c *net.UnixConn) error {
+			s := protocol.Session{Session: 1, DataEncryption: "no word"}
+			return errors.Join(sendMessage(c, message(protocol.OpHello, 1, hello()), page), sendMessage(c, message(protocol.OpOpen, 2, s.Encode), nil))
+		},
 		"no id": func(c *net.UnixConn) error {
 			return errors.Join(sendMessage(c, message(protocol.OpHello, 1, hello()), page), sendMessage(c, message(protocol.OpStatus, 0, nil), nil))
 		},

@@ -33,6 +33,14 @@ func (c *client) openSession(r *request) (body, error) {
 	if err != nil {
 		return nil, err
 	}
+	o := grant.Options{Manager: c.env.address(m.Manager), Executor: c.env.address(m.Executor), Provider: m.Provider, Tenant: m.Tenant,
+		SecretFile: c.env.path(m.SecretFile), TokenFile: c.env.path(m.TokenFile),
+		AllowPlaintext: m.Flags&protocol.AllowPlaintext != 0, DataEncryption: m.DataEncryption, Timeout: time.Duration(m.TimeoutNs), Keep: int(m.Keep),
+		Dropped: c.dropped}.WithEnvironment(c.env.get)
+	encrypt, known := dataplane.Encryption(o.DataEncryption, o.AllowPlaintext)
+	if !known {
+		return nil, failed(op, dataplane.StatusInvalid, "data encryption %q (from the options or %s) is none of off, on, require", o.DataEncryption, grant.EnvDataEncryption)
+	}
 	// Reserve the name first, so that of two requests with the same name only one connects.
 	c.mu.Lock()
 	_, exists := c.sessions[m.Session]
@@ -50,10 +58,6 @@ func (c *client) openSession(r *request) (body, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := grant.Options{Manager: c.env.address(m.Manager), Executor: c.env.address(m.Executor), Provider: m.Provider, Tenant: m.Tenant,
-		SecretFile: c.env.path(m.SecretFile), TokenFile: c.env.path(m.TokenFile),
-		AllowPlaintext: m.Flags&protocol.AllowPlaintext != 0, Timeout: time.Duration(m.TimeoutNs), Keep: int(m.Keep),
-		Dropped: c.dropped}.WithEnvironment(c.env.get)
 	control, err := c.a.pool.Open(c.ctx, o)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +70,7 @@ func (c *client) openSession(r *request) (body, error) {
 		return nil, err
 	}
 	c.sessions[m.Session] = &session{control: control}
-	return func(b []byte) []byte { return protocol.EncodeOpened(b, control.LikelyProvider()) }, nil
+	return func(b []byte) []byte { return protocol.EncodeOpened(b, control.LikelyProvider(), encrypt) }, nil
 }
 
 func (c *client) closeSession(r *request) error {

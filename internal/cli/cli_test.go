@@ -263,7 +263,7 @@ func TestDoctor(t *testing.T) {
 	_, p, run := world(t)
 	// A test binary has no executor beside it: one problem at least, with the way to mend it.
 	code, out, errs := run("doctor")
-	for _, want := range []string{"verbs devices", "verbs library", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "data ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+	for _, want := range []string{"verbs devices", "verbs library", "encryption", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "data ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -273,10 +273,10 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 18 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 19 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if f := list[14]; f.State != "note" || f.Mend == "" {
+	if f := list[15]; f.State != "note" || f.Mend == "" {
 		t.Errorf("an executor that is not there: %+v", f)
 	}
 	wrong := filepath.Join(t.TempDir(), "secret")
@@ -313,6 +313,13 @@ func TestSoftRoCEOfLinux61(t *testing.T) {
 // libibverbs is missed only where there is a device.
 func TestCheckVerbsLibrary(t *testing.T) {
 	missing := func() error { return errors.New("libibverbs.so.1: no such file") }
+	if f := checkCryptoLibrary(func() error { return errors.New("no libcrypto.so.3") }); f.State != "note" ||
+		!strings.Contains(f.Detail, "no libcrypto.so.3") || !strings.Contains(f.Mend, "libssl3") {
+		t.Errorf("without libcrypto: %+v", f)
+	}
+	if f := checkCryptoLibrary(dataplane.LoadCrypto); f.State != "ok" {
+		t.Errorf("libcrypto of this machine: %+v", f)
+	}
 	if f := checkVerbsLibrary(false, missing); f.State != "ok" || f.Mend != "" {
 		t.Errorf("without a device: %+v", f)
 	}

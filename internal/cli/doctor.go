@@ -54,6 +54,7 @@ func newDoctor(a *app) *cobra.Command {
 			list := []finding{
 				checkDevices(devices),
 				checkVerbsLibrary(len(devices) > 0, dataplane.LoadVerbs),
+				checkCryptoLibrary(dataplane.LoadCrypto),
 				checkSoftRoCE("/sys/class/infiniband", kernelRelease()),
 				checkGIDs("/sys/class/infiniband"),
 				checkDeviceFiles("/dev/infiniband"),
@@ -143,6 +144,15 @@ func checkDevices(devices []string) finding {
 		return problem(check, "look at the cable and the subnet manager (ibstat)", "no active port: %s", text)
 	}
 	return ok(check, "%s", text)
+}
+
+// checkCryptoLibrary loads libcrypto, which is not linked.
+func checkCryptoLibrary(load func() error) finding {
+	const check = "encryption"
+	if err := load(); err != nil {
+		return note(check, "to use provider tcp between nodes, install libssl3 (Debian) or openssl-libs (Red Hat)", "%v", err)
+	}
+	return ok(check, "libcrypto can be loaded")
 }
 
 // checkVerbsLibrary loads libibverbs, which is not linked, where there is a device to use it for.

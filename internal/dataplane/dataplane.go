@@ -5,6 +5,7 @@ package dataplane
 #cgo LDFLAGS: -ldl -pthread
 #include <stdlib.h>
 #include "dp_channel.h"
+#include "dp_tcp_crypto.h"
 */
 import "C"
 
@@ -78,6 +79,40 @@ func LoadVerbs() error {
 	var e C.dp_error
 	if C.dp_verbs_load(&e) != 0 {
 		return cError("load libibverbs", &e)
+	}
+	return nil
+}
+
+// Encryption of the data on provider tcp; see dp_fabric.h.
+const (
+	EncryptOff     = C.DP_ENCRYPT_OFF
+	EncryptAllow   = C.DP_ENCRYPT_ALLOW
+	EncryptOn      = C.DP_ENCRYPT_ON
+	EncryptRequire = C.DP_ENCRYPT_REQUIRE
+)
+
+// Encryption returns the value for a setting "off", "on" or "require". plaintext: the operator has allowed control connections to other
+// nodes without TLS. Then keys for "on" would travel in the clear, so only the peer's wish encrypts. False: another word.
+func Encryption(setting string, plaintext bool) (value int, ok bool) {
+	switch setting {
+	case "off":
+		return EncryptOff, true
+	case "on":
+		if plaintext {
+			return EncryptAllow, true
+		}
+		return EncryptOn, true
+	case "require":
+		return EncryptRequire, true
+	}
+	return 0, false
+}
+
+// LoadCrypto loads libcrypto, which encrypted connections on tcp need. The error is ErrUnsupported and names the package to install.
+func LoadCrypto() error {
+	var e C.dp_error
+	if C.dp_crypto_load(&e) != 0 {
+		return cError("load libcrypto", &e)
 	}
 	return nil
 }

@@ -198,7 +198,7 @@ func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) z
 // deviceSpec returns the device part of a spec for a provider.
 func (e *Executor) deviceSpec(provider string) zygote.Spec {
 	if provider == dataplane.TCP {
-		return zygote.Spec{Provider: provider, Device: e.cfg.Data.Address}
+		return zygote.Spec{Provider: provider, Device: e.cfg.Data.Address, Encrypt: encryption(&e.cfg.Settings)}
 	}
 	s := &e.cfg.Settings
 	return zygote.Spec{Provider: provider, Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,

@@ -272,6 +272,9 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 			return err
 		}
 		defer cfg.Data.Close()
+		if err = checkEncryption(&s, cfg.Data.Address, dataplane.LoadCrypto, log); err != nil {
+			return err
+		}
 	}
 	e, err := New(cfg)
 	if err != nil {

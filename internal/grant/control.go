@@ -22,6 +22,7 @@ const (
 	EnvExecutor       = "RFAAS_EXECUTOR"
 	EnvProvider       = "RFAAS_PROVIDER"
 	EnvAllowPlaintext = "RFAAS_ALLOW_PLAINTEXT"
+	EnvDataEncryption = "RFAAS_DATA_ENCRYPTION"
 )
 
 // DefaultTimeout bounds a control operation whose context has no deadline.
@@ -36,6 +37,7 @@ type Options struct {
 	SecretFile     string        // empty: control's default
 	TokenFile      string        // the same
 	AllowPlaintext bool          // see control.DialConfig
+	DataEncryption string        // "off", "on" or "require": of the data of calls on tcp
 	Timeout        time.Duration // 0: DefaultTimeout
 	// Getenv looks up the variables that name credentials. nil: os.Getenv, or what WithEnvironment was called with.
 	Getenv func(string) string
@@ -63,6 +65,7 @@ func (o Options) WithEnvironment(getenv func(string) string) Options {
 	if !o.AllowPlaintext {
 		o.AllowPlaintext, _ = strconv.ParseBool(getenv(EnvAllowPlaintext))
 	}
+	o.DataEncryption = cmp.Or(o.DataEncryption, getenv(EnvDataEncryption), "on")
 	if o.Tenant == "" {
 		o.Tenant = cmp.Or(o.dial().TokenTenant(), getenv("USER"), getenv("LOGNAME"), "uid"+strconv.Itoa(os.Getuid()))
 	}

@@ -74,6 +74,7 @@ func deviceBody(s *Spec) ([]byte, error) {
 	}
 	err := putNumbers(b, []number{
 		{"port", int64(s.Port), 0, 255, 2, 1},
+		{"encryption", int64(s.Encrypt), 0, 3, 3, 1},
 		{"GID index", int64(s.GIDIndex), -1, 255, 4, 4},
 		{"P_Key index", int64(s.PKeyIndex), 0, 65535, 8, 4},
 		{"traffic class", int64(s.TrafficClass), 0, 255, 12, 4},

@@ -39,6 +39,7 @@ int main(void) {
     m.body.provider = DP_PROVIDER_VERBS;
     m.body.wait_mode = DP_WAIT_WARM;
     m.body.port = 3;
+    m.body.encrypt = 2;
     m.body.gid_index = -1;
     m.body.pkey_index = 0x1112;
     m.body.traffic_class = 106;
@@ -88,12 +89,12 @@ var goldenSpec = Spec{
 	Provider: "verbs", Device: "mlx5_0", Port: 3, GIDIndex: -1, PKeyIndex: 0x1112, TrafficClass: 106, ServiceLevel: 7,
 	MTU: 4096, WaitMode: 2, CPUs: []int{1, 10, 1023}, Names: []string{"f", "g"}, ClientBlob: []byte{1, 2, 3, 4, 5},
 	MaxDepth: 1000, MaxEager: 0x12340, MaxBulk: 0x1020304, MemoryLimit: 0x1122334455667788,
-	Channel: Channel{Depth: 4, Eager: 0x10040, Bulk: 0x21222340},
+	Encrypt: 2, Channel: Channel{Depth: 4, Eager: 0x10040, Bulk: 0x21222340},
 }
 
 // goldenBytes is the beginning of that message as it has always been; the rest is blob and zeros.
 const goldenBytes = "5246574b010001000403020118020000" + // head: magic, version, type, id, length
-	"02020300ffffffff121100006a000000" + // provider, wait mode, port; GID index; P_Key index; traffic class
+	"02020302ffffffff121100006a000000" + // provider, wait mode, port, encryption; GID index; P_Key index; traffic class
 	"0700000000100000e803000040230100" + // service level; MTU; depth; eager
 	"04030201000000008877665544332211" + // bulk; memory limit
 	"0200000005000000" // functions; blob length
@@ -265,7 +266,7 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"provider 0", patch(B+0, 0), wire.SpawnFDs, "provider 0"},
 		{"provider 4", patch(B+0, 4), wire.SpawnFDs, "provider 4"},
 		{"wait mode", patch(B+1, 9), wire.SpawnFDs, "wait mode 9"},
-		{"reserved", patch(B+3, 1), wire.SpawnFDs, "reserved"},
+		{"encryption", patch(B+3, 4), wire.SpawnFDs, "encryption 4"},
 		{"GID index", patch(B+4, word(256)...), wire.SpawnFDs, "GID index 256"},
 		{"P_Key index", patch(B+8, word(65536)...), wire.SpawnFDs, "P_Key index 65536"},
 		{"traffic class", patch(B+12, word(256)...), wire.SpawnFDs, "traffic class 256"},

@@ -50,6 +50,7 @@ type Spec struct {
 	// For verbs, as in dp_dev_options: zero values mean automatic, except GIDIndex, where -1 does. For tcp, Device is the IP address and
 	// port to which the worker's client connects.
 	Device       string
+	Encrypt      int // for tcp: dataplane.EncryptOff to EncryptRequire
 	Port         int
 	GIDIndex     int
 	PKeyIndex    int

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -30,20 +31,51 @@ type nodes struct {
 	downUntil time.Time // when the storm sets the link up again; zero while it is up
 }
 
-// newNodes makes two nodes, which end with the test process.
+// newNodes makes two nodes without TLS, which end with the test process.
 func newNodes(t *testing.T) *nodes {
+	n := newCable(t)
+	n.trust()
+	n.startAgent()
+	return n
+}
+
+// newCable is newNodes without settings for control messages and without an agent.
+func newCable(t *testing.T) *nodes {
 	testkit.Root(t, "makes network namespaces")
 	n := &nodes{world: newWorld(t), server: machine{namespace: newNamespace(t), ip: serverAddress}}
-	n.apart, n.client = true, machine{namespace: newNamespace(t), ip: clientAddress}
+	n.client = machine{namespace: newNamespace(t), ip: clientAddress}
 	n.ip(n.client, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", n.server.namespace)
 	for _, m := range []machine{n.client, n.server} {
 		n.ip(m, "link", "set", "lo", "up")
 		n.ip(m, "address", "add", m.ip+"/24", "dev", "cable")
 		n.ip(m, "link", "set", "cable", "up")
 	}
-	n.env = append(n.env, "RFAAS_PROVIDER=auto", "RFAAS_ALLOW_PLAINTEXT=1")
-	n.env = append(n.env, n.newAgent(), "RFAAS_AGENT_START=never")
+	n.env = append(n.env, "RFAAS_PROVIDER=auto")
 	return n
+}
+
+// trust turns TLS off on both nodes.
+func (n *nodes) trust() {
+	n.apart = true
+	n.env = append(n.env, "RFAAS_ALLOW_PLAINTEXT=1")
+}
+
+// identify gives executors an identity and the client a token, so control connections use TLS.
+func (n *nodes) identify() {
+	n.Helper()
+	cluster, node, token := filepath.Join(n.dir, "cluster"), filepath.Join(n.dir, "node"), filepath.Join(n.dir, "token")
+	for _, args := range [][]string{{"cluster", "init", "--dir", cluster}, {"cluster", "node", n.server.ip, "--dir", cluster, "--out", node},
+		{"token", "issue", "--dir", cluster, "--tenant", "ann", "--out", token}} {
+		if out, err := exec.Command(built(n, "bin/rfaas"), args...).CombinedOutput(); err != nil {
+			n.Fatalf("rfaas %q: %v\n%s", args, err, out)
+		}
+	}
+	n.env = append(n.env, "RFAAS_TOKEN_FILE="+token, "RFAAS_EXECUTOR_IDENTITY_DIR="+node)
+}
+
+// startAgent starts the agent of the clients' node with the present settings.
+func (n *nodes) startAgent() {
+	n.env = append(n.env, n.newAgent(), "RFAAS_AGENT_START=never")
 }
 
 // newNamespace makes a network namespace and returns its file, which belongs to this process.

@@ -10,6 +10,7 @@ import "C"
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 )
 
@@ -39,7 +40,7 @@ func DecodeWelcome(b []byte) (Welcome, error) {
 // Encode appends the body of the message.
 func (s *Session) Encode(b []byte) []byte {
 	c := C.rfaas_agent_session{session: C.uint64_t(s.Session), flags: C.uint32_t(s.Flags), keep: C.int32_t(s.Keep),
-		timeout_ns: C.int64_t(s.TimeoutNs)}
+		timeout_ns: C.int64_t(s.TimeoutNs), data_encryption: C.uint32_t(slices.Index(encryptions[:], s.DataEncryption))}
 	set(c.manager[:], s.Manager)
 	set(c.executor[:], s.Executor)
 	set(c.tenant[:], s.Tenant)
@@ -225,6 +226,13 @@ func (r *Release) Encode(b []byte) []byte {
 		c.keep = 1
 	}
 	return put(b, &c)
+}
+
+// DecodeOpened decodes the body of the message and returns the encryption in it.
+func DecodeOpened(b []byte) (encrypt int, err error) {
+	var c C.rfaas_agent_opened
+	err = exactly(OpOpen, b, &c)
+	return int(c.encrypt), err
 }
 
 // DecodeReleased decodes the body of the message.

@@ -2,10 +2,14 @@ package protocol
 
 /*
 #include "agent_protocol.h"
+#include "rfaas.h"
 */
 import "C"
 
-import "unsafe"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // Session opens a session.
 type Session struct {
@@ -15,21 +19,31 @@ type Session struct {
 	TimeoutNs                           int64
 	Manager, Executor, Tenant, Provider string
 	SecretFile, TokenFile               string
+	DataEncryption                      string // "off", "on", "require", or "" for the environment's
 }
+
+// encryptions are the words for RFAAS_DATA_ENCRYPTION_*.
+var encryptions = [...]string{0: "", C.RFAAS_DATA_ENCRYPTION_OFF: "off", C.RFAAS_DATA_ENCRYPTION_ON: "on", C.RFAAS_DATA_ENCRYPTION_REQUIRE: "require"}
 
 // DecodeSession decodes the body of the message.
 func DecodeSession(b []byte) (Session, error) {
 	var c C.rfaas_agent_session
 	t := texts{op: OpOpen, err: exactly(OpOpen, b, &c)}
+	if t.err == nil && int(c.data_encryption) >= len(encryptions) {
+		t.err = &Error{Op: OpOpen, Text: fmt.Sprintf("data encryption %d is unknown", c.data_encryption)}
+	}
+	if t.err != nil {
+		return Session{}, t.err
+	}
 	return Session{Session: uint64(c.session), Flags: uint32(c.flags), Keep: int32(c.keep), TimeoutNs: int64(c.timeout_ns),
 		Manager: t.of("manager", c.manager[:]), Executor: t.of("executor", c.executor[:]), Tenant: t.of("tenant", c.tenant[:]),
 		Provider: t.of("provider", c.provider[:]), SecretFile: t.of("secret file", c.secret_file[:]),
-		TokenFile: t.of("token file", c.token_file[:])}, t.err
+		TokenFile: t.of("token file", c.token_file[:]), DataEncryption: encryptions[c.data_encryption]}, t.err
 }
 
-// EncodeOpened appends the body of a reply to OPEN.
-func EncodeOpened(b []byte, provider string) []byte {
-	var c C.rfaas_agent_opened
+// EncodeOpened appends the body of a reply to OPEN. encrypt is a dataplane.Encrypt value.
+func EncodeOpened(b []byte, provider string, encrypt int) []byte {
+	c := C.rfaas_agent_opened{encrypt: C.uint32_t(encrypt)}
 	set(c.provider[:], provider)
 	return put(b, &c)
 }

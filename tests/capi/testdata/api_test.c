@@ -30,8 +30,8 @@ static void sessions(void) {
     o.timeout_ns = -1;
     FAILS(rfaas_session_open(&o, &s), RFAAS_INVALID, "-1");
     o.timeout_ns = 0;
-    o.reserved = 5;
-    FAILS(rfaas_session_open(&o, &s), RFAAS_INVALID, "reserved is 5");
+    o.data_encryption = 5;
+    FAILS(rfaas_session_open(&o, &s), RFAAS_INVALID, "data_encryption 5");
     o.struct_size = 3;
     FAILS(rfaas_session_open(&o, &s), RFAAS_INVALID, "struct_size");
     CHECK(s == NULL);
