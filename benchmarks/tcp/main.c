@@ -1,6 +1,6 @@
-/* Compares round trips of the tcp provider with those of a bare pair of TCP sockets, on loopback. Both sides spin, each on its own
- * processor if there are two. Each round measures both kinds, and the result is the median of the rounds' ratios, because a time depends
- * as much on the machine and its load as on the program.
+/* Compares round trips of the tcp provider with those of a bare pair of TCP sockets, and encrypted ones with others, on loopback. Both
+ * sides spin, each on its own processor if there are two. Each round measures all kinds, and the result is the median of the rounds'
+ * ratios, because a time depends as much on the machine and its load as on the program.
  *
  *   build/bench-tcp/pingpong [ROUNDS [MILLISECONDS]]     default: 15 rounds of about 60 ms for each kind and size
  */
@@ -23,8 +23,10 @@ enum { LARGEST = 1 << 20, ROUNDS_MAX = 1000 };
 static const uint32_t sizes[] = {8, 4 << 10, 64 << 10, 1 << 20};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
-typedef struct side {
-    int bare; /* the bare socket */
+enum { BARE = -1, PLAIN, ENCRYPTED, KINDS }; /* kinds of round trips; the provider's are indexes of side.links */
+
+/* A connection of the provider. */
+typedef struct wire {
     dp_dev *dev;
     dp_domain *domain;
     dp_mem *mem, *local;
@@ -32,7 +34,12 @@ typedef struct side {
     dp_qp *qp;
     uint64_t peer_addr;
     uint32_t peer_key;
+} wire;
+
+typedef struct side {
+    int bare; /* the bare socket */
     bool asks;
+    wire links[KINDS];
 } side;
 
 static void must(int status, const dp_error *err) {
@@ -60,7 +67,7 @@ static void move(int fd, void *data, size_t len, bool out) {
     }
 }
 
-static void post(side *s, uint32_t size) {
+static void post(wire *s, uint32_t size) {
     dp_sge sge = {s->local->addr, size, 0};
     int st;
     while ((st = dp_post_write_imm(s->qp, &sge, 1, s->peer_addr, s->peer_key, 1, 0, 0)) == DP_BUSY)
@@ -68,7 +75,7 @@ static void post(side *s, uint32_t size) {
     must(st, &(dp_error){.msg = "a post failed"});
 }
 
-static void take(side *s) {
+static void take(wire *s) {
     dp_wc wc;
     while (dp_cq_poll(s->cq, &wc, 1) == 0)
         need(!dp_qp_broken(s->qp), "the connection broke");
@@ -77,17 +84,18 @@ static void take(side *s) {
 }
 
 /* n round trips. Returns ns for one of them. */
-static double run(side *s, bool bare, uint32_t size, int n) {
+static double run(side *s, int kind, uint32_t size, int n) {
+    wire *l = &s->links[kind == BARE ? PLAIN : kind];
     int64_t start = dp_now_ns();
     for (int i = 0; i < n; i++)
         for (int turn = 0; turn < 2; turn++) {
             bool out = s->asks == (turn == 0);
-            if (bare)
-                move(s->bare, out ? s->local->addr : s->mem->addr, size, out);
+            if (kind == BARE)
+                move(s->bare, out ? l->local->addr : l->mem->addr, size, out);
             else if (out)
-                post(s, size);
+                post(l, size);
             else
-                take(s);
+                take(l);
         }
     return (double)(dp_now_ns() - start) / n;
 }
@@ -123,16 +131,16 @@ static int bare_socket(bool asks, int ctl) {
     return conn;
 }
 
-static side open_side(bool asks, int ctl) {
-    side s = {.asks = asks};
+static wire open_link(int kind, int ctl) {
+    wire s = {0};
     dp_error err;
     struct {
         uint8_t blob[DP_BLOB_MAX];
         uint64_t addr;
         uint32_t len, key;
     } mine = {.len = DP_BLOB_MAX}, peer;
-    s.bare = bare_socket(asks, ctl);
-    must(dp_dev_open("tcp", NULL, &s.dev, &err), &err);
+    const dp_dev_options o = {.encrypt = kind == ENCRYPTED ? DP_ENCRYPT_REQUIRE : DP_ENCRYPT_OFF};
+    must(dp_dev_open("tcp", &o, &s.dev, &err), &err);
     must(dp_domain_create(s.dev, &s.domain, &err), &err);
     must(dp_mem_alloc(s.domain, LARGEST, DP_REMOTE_WRITE, &s.mem, &err), &err);
     must(dp_mem_alloc(s.domain, LARGEST, 0, &s.local, &err), &err);
@@ -152,6 +160,13 @@ static side open_side(bool asks, int ctl) {
     return s;
 }
 
+static side open_side(bool asks, int ctl) {
+    side s = {.asks = asks, .bare = bare_socket(asks, ctl)};
+    for (int kind = PLAIN; kind < KINDS; kind++)
+        s.links[kind] = open_link(kind, ctl);
+    return s;
+}
+
 /* ---- the rounds: both sides go through the same ones ---- */
 
 static int by_value(const void *a, const void *b) {
@@ -165,10 +180,11 @@ static double median(double *v, int n) {
 }
 
 static void measure(side *s, int ctl, uint32_t size, int rounds, int ms) {
-    double bare[ROUNDS_MAX], ours[ROUNDS_MAX], ratio[ROUNDS_MAX];
+    double bare[ROUNDS_MAX], ours[ROUNDS_MAX], sealed[ROUNDS_MAX], ratio[ROUNDS_MAX], price[ROUNDS_MAX];
     int n = 200;
-    run(s, true, size, n);
-    double warm = run(s, false, size, n);
+    run(s, BARE, size, n);
+    run(s, ENCRYPTED, size, n);
+    double warm = run(s, PLAIN, size, n);
     if (s->asks) { /* this side says how many round trips fill the time */
         n = (int)(ms * 1e6 / warm) + 1;
         move(ctl, &n, sizeof n, true);
@@ -176,12 +192,15 @@ static void measure(side *s, int ctl, uint32_t size, int rounds, int ms) {
         move(ctl, &n, sizeof n, false);
     }
     for (int i = 0; i < rounds; i++) {
-        bare[i] = run(s, true, size, n);
-        ours[i] = run(s, false, size, n);
+        bare[i] = run(s, BARE, size, n);
+        ours[i] = run(s, PLAIN, size, n);
+        sealed[i] = run(s, ENCRYPTED, size, n);
         ratio[i] = ours[i] / bare[i];
+        price[i] = sealed[i] / ours[i];
     }
     if (s->asks)
-        printf("%8u  %10.2f  %10.2f  %8.3f\n", size, median(bare, rounds) / 1000, median(ours, rounds) / 1000, median(ratio, rounds));
+        printf("%8u  %10.2f  %10.2f  %8.3f  %12.2f  %14.3f\n", size, median(bare, rounds) / 1000, median(ours, rounds) / 1000,
+               median(ratio, rounds), median(sealed, rounds) / 1000, median(price, rounds));
 }
 
 int main(int argc, char **argv) {
@@ -199,7 +218,7 @@ int main(int argc, char **argv) {
     bind_to(asks ? 0 : 1);
     side s = open_side(asks, ctl[asks]);
     if (asks)
-        printf("%8s  %10s  %10s  %8s\n", "bytes", "bare us", "tcp us", "ratio");
+        printf("%8s  %10s  %10s  %8s  %12s  %14s\n", "bytes", "bare us", "tcp us", "tcp/bare", "encrypted us", "encrypted/tcp");
     for (int i = 0; i < SIZES; i++)
         measure(&s, ctl[asks], sizes[i], rounds, ms);
     int status = 0;

@@ -144,7 +144,7 @@ static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n) {
     bool waits = tcp_backlog(qp) != 0;
     if (waits && tcp_backlog(qp) + all > TCP_OUT_POSTS)
         return DP_BUSY;
-    if (!waits && all > TCP_ONE_SEND)
+    if (!waits && all > (qp->seal ? TCP_SEAL_SEND : TCP_ONE_SEND))
         return qp->seal ? seal_pieces(qp, p, parts) : send_pieces(qp, p, parts);
     if (!make_room(qp, all))
         return DP_BUSY;

@@ -13,7 +13,7 @@
 #define TCP_RECORD_MAX (16u << 10)        /* bytes of frames in a record, at least 1 */
 #define TCP_RECORD_EXTRA 20               /* length and tag */
 #define TCP_SEAL_IN (66u << 10)           /* bytes of records received by one call */
-#define TCP_SEAL_SEND (64u << 10)         /* sealed bytes that are sent before the rest of a message is sealed */
+#define TCP_SEAL_SEND (32u << 10)         /* sealed bytes that are sent before the rest of a message is sealed */
 #define TCP_REKEY_AFTER (1ull << 24)      /* records under one key */
 _Static_assert(TCP_SEAL_IN >= TCP_RECORD_MAX + TCP_RECORD_EXTRA, "a record fits");
 

@@ -1,7 +1,8 @@
-/* libibverbs is loaded when it is needed, and what is said when it cannot be. */
+/* libibverbs and libcrypto are loaded when they are needed, and what is said when it cannot be. */
 #include <dlfcn.h>
 #include <stdlib.h>
 
+#include "dp_tcp_crypto.h"
 #include "dp_verbs.h"
 #include "ends.h"
 
@@ -24,7 +25,29 @@ T_CASE(not_loaded, "load/shm-loads-nothing", .providers = T_SHM) {
     CHECK(mapped("libc.so"));
     CHECK(!mapped("libibverbs"));
     CHECK(!mapped("libnl-"));
+    CHECK(!mapped("libcrypto"));
     dp_dev_close(dev);
+}
+
+/* With the default setting, a connection on loopback is not encrypted. */
+T_CASE(crypto_not_loaded, "load/tcp-on-loopback-loads-nothing", .providers = T_TCP) {
+    const dp_dev_options o = {.encrypt = DP_ENCRYPT_ON};
+    dp_dev *dev[2];
+    end e[2];
+    dp_error err = {0};
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK_ERR(dp_dev_open("tcp", &o, &dev[i], &err), err);
+        end_open(&e[i], NULL, dev[i]);
+    }
+    ends_connect_and_write(&e[0], &e[1]);
+    CHECK(!mapped("libcrypto"));
+    CHECK_OK(dp_crypto_load(&err));
+    CHECK(mapped("libcrypto"));
+    CHECK(!dlsym(RTLD_DEFAULT, "EVP_CIPHER_fetch"));
+    for (int i = 0; i < 2; i++) {
+        end_close(&e[i]);
+        dp_dev_close(dev[i]);
+    }
 }
 
 T_CASE(loaded_once, "load/once", .providers = T_VERBS) {
