@@ -183,7 +183,8 @@ static uint32_t outage(end *near, const card *near_card, end *far, const card *f
  * takes the length of the outage for a round-trip time, and retransmits become rare. A link that dies then must be detected as soon as any
  * other. */
 T_CASE(link_dead_again, "tcp/link-dead-soon-after-an-outage", .providers = T_TCP, .seconds = 60) {
-    CHECKF(!unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNET : CLONE_NEWNET), "a network namespace: %s", strerror(errno));
+    if (unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNET : CLONE_NEWNET))
+        t_skip("no network namespace of its own: %s", strerror(errno));
     loopback(true);
     end near, far, *ends[] = {&near, &far};
     card of_near, c;
