@@ -324,6 +324,28 @@ func TestContinueBeyondExecutor(t *testing.T) {
 	}
 }
 
+// If no connection to the manager's memory can be made, executors and agents use messages.
+func TestMemoryOutOfReach(t *testing.T) {
+	w := newWorld(t, 0)
+	m := start(t, "bin/resource-manager", w.secret, "--providers", "tcp", "--data-advertise", "127.0.0.2") // nothing listens there
+	x := executor(t, w.secret, "--manager", m.address)
+	eventually(t, "the executor reports by messages", func() bool { return strings.Contains(x.log.String(), `by=messages reason="connect: `) })
+	p := w.connect("RFAAS_MANAGER=" + m.address)
+	if err := p.open(1, protocol.Session{}); err != nil {
+		t.Fatal(err)
+	}
+	l, err := p.acquire(protocol.Acquire{Key: 1, Spec: spec(1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.call(0); err != nil {
+		t.Error(err)
+	}
+	if s := w.agent.status(); s.Board || s.BoardBy != "" || s.Executors != 1 {
+		t.Errorf("status %+v, want no board and one executor", s)
+	}
+}
+
 func TestSpreadAndChanges(t *testing.T) {
 	for _, provider := range []string{"shm", "tcp"} { // by which the manager's memory is reached
 		t.Run(provider, func(t *testing.T) { spreadAndChanges(t, provider) })
