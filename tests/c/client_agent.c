@@ -54,6 +54,25 @@ T_CASE(api_agents_end, "api/agents-end-in-an-acquisition", .providers = T_SHM) {
     fake_leave();
 }
 
+/* If the workers of a lease cannot be reached over tcp, the library goes on to the next executor, for as long as an operation may take. */
+T_CASE(api_unreached, "api/unreached-workers", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease = NULL;
+    rfaas_session *session = fake_session(&lo);
+    rfaas_function f;
+    char in[] = "ab", out[sizeof in];
+    fake_unreached = 3;
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    CHECK(fake_unreached == 0 && fake_granted == 1);
+    CHECK_EQ(rfaas_lease_function(lease, "echo", &f), RFAAS_OK);
+    CHECK_EQ(rfaas_invoke(lease, f, in, sizeof in, out, sizeof out, NULL, NULL), RFAAS_OK);
+    CHECK(!memcmp(in, out, sizeof in));
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
 /* ---- unusable channels from an agent ---- */
 
 static int hand_kind, hand_fd;

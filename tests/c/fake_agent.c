@@ -8,7 +8,7 @@ pthread_mutex_t fake_mu = PTHREAD_MUTEX_INITIALIZER;
 fake_lease fake_leases[LEASES];
 uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 int fake_adopts_ms, fake_reads_ms;
-uint32_t fake_ends_at, fake_ends;
+uint32_t fake_ends_at, fake_ends, fake_unreached;
 void (*fake_hands)(uint32_t id);
 static uint64_t fake_pid;
 static pthread_t fake_thread;
@@ -124,6 +124,20 @@ const char *fake_name(void) {
     return name;
 }
 
+/* Describes a worker on tcp at an address where no process listens. */
+static void fake_ended(const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
+    dp_error err;
+    dp_dev *dev;
+    dp_server *server;
+    CHECK_OK_ERR(dp_dev_open("tcp", &(dp_dev_options){.handed = 1, .advertise = "127.0.0.1:1"}, &dev, &err), err);
+    CHECK_OK_ERR(dp_server_create(dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, offer->bytes, offer->size, &server, &err), err);
+    out->blob.size = sizeof out->blob.bytes;
+    CHECK_OK_ERR(dp_server_blob(server, out->blob.bytes, &out->blob.size, &err), err);
+    out->pid = ++fake_pid;
+    dp_server_destroy(server);
+    dp_dev_close(dev);
+}
+
 /* Grants what is offered. Without offers it names the provider first. */
 static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaas_agent_blob *offers) {
     rfaas_agent_candidate c = {.provider = "shm"};
@@ -137,6 +151,26 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
         fake_hands(id);
         c.handed = 1;
         fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, NULL, 0);
+        return;
+    }
+    static uint64_t granted; /* the lease whose workers have ended, until the library goes on from it */
+    CHECKF(req->from == (req->first ? granted : 0) && !req->from == !req->reason[0] && req->from != req->key, "from %llu, %s",
+           (unsigned long long)req->from, req->reason);
+    granted = req->first ? 0 : granted;
+    if (fake_unreached) {
+        strcpy(c.provider, "tcp");
+        if (req->offers && !strcmp(req->provider, "tcp")) {
+            for (uint32_t i = 0; i < WORKERS; i++)
+                fake_ended(&offers[i], &grant.workers[i]);
+            fake_unreached--;
+            granted = req->key;
+            c.granted = 1;
+            c.workers = WORKERS;
+            c.functions = 2;
+            c.names_size = 10;
+            c.lease_id = req->key;
+        }
+        fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, &grant, c.granted ? WORKERS * sizeof *grant.workers + 10 : 0);
         return;
     }
     fake_lease *from = req->cached ? fake_find(req->cached) : NULL;
