@@ -190,6 +190,7 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
 static bool start(rfaas_acquisition *a) {
     const rfaas_lease *l = a->lease;
     drop_channels(a->grant);
+    a->from = 0;
     a->cached = rfaas_api_adopt_cached(l, a->grant, a->at);
     if (a->cached)
         attend(a->grant);
@@ -321,12 +322,13 @@ static bool unreachable(const rfaas_acquisition *a, int status) {
 }
 
 /* Asks for another executor than that of the grant. The last error of this thread is that of connecting to its workers. */
-static bool go_on(rfaas_acquisition *a) {
+static bool go_on(rfaas_acquisition *a, uint32_t granted_by) {
     snprintf(a->text, sizeof a->text, "%s", rfaas_last_error());
     uint64_t old = change_key(a->lease, a->grant);
     drop_channels(a->grant);
     memset(a->grant->starts, 0, sizeof a->grant->starts);
     a->cached = 0;
+    a->from = granted_by;
     bool done = send_step(a, true, old);
     rfaas_api_give_back(a->lease, old, false);
     return done;
@@ -354,7 +356,7 @@ static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
     } else {
         h->held_by = c.handed ? r->generation : 0;
         int status = take_grant(a, &c, r->data + sizeof c, r->size - sizeof c);
-        done = unreachable(a, status) ? go_on(a) : finished(a, status);
+        done = unreachable(a, status) ? go_on(a, r->generation) : finished(a, status);
     }
     rfaas_reply_free(r);
     return done;
@@ -381,7 +383,8 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
     if (!r.status)
         return take_candidate(a, &r);
     rfaas_reply_free(&r);
-    if (r.lost && ++a->lost < RFAAS_AGENT_ATTEMPTS)
+    bool strange = a->from && r.generation != a->from; /* this agent does not know the search that it was to continue */
+    if ((r.lost || strange) && ++a->lost < RFAAS_AGENT_ATTEMPTS)
         return start(a);
     return finished(a, rfaas_api_fail(r.status, 0, "%s", *r.text ? r.text : rfaas_strerror(r.status)));
 }

@@ -167,6 +167,7 @@ typedef struct rfaas_acquisition {
     bool done;
     int64_t starved; /* since when rfaas_api_starved has been true; 0: it is not */
     uint32_t lost;  /* agents that ended during it */
+    uint32_t from;  /* generation of the agent that knows the lease from which a step went on; 0: no step did */
     int status;     /* once it is done */
     char text[512]; /* of its error */
 } rfaas_acquisition;

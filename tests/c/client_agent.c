@@ -73,6 +73,21 @@ T_CASE(api_unreached, "api/unreached-workers", .providers = T_SHM) {
     fake_leave();
 }
 
+/* The next agent does not know the lease to go on from, so the search begins anew there. */
+T_CASE(api_unreached_lost, "api/unreached-workers-and-agents-end", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease = NULL;
+    rfaas_session *session = fake_session(&lo);
+    fake_leaves = 2;
+    fake_unreached = 5;
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s (%u refused)", rfaas_last_error(), fake_refused);
+    CHECK(fake_leaves == 0 && fake_unreached == 0 && fake_granted == 1);
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
 /* ---- unusable channels from an agent ---- */
 
 static int hand_kind, hand_fd;

@@ -8,9 +8,10 @@ pthread_mutex_t fake_mu = PTHREAD_MUTEX_INITIALIZER;
 fake_lease fake_leases[LEASES];
 uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 int fake_adopts_ms, fake_reads_ms;
-uint32_t fake_ends_at, fake_ends, fake_unreached;
+uint32_t fake_ends_at, fake_ends, fake_unreached, fake_leaves, fake_refused;
 void (*fake_hands)(uint32_t id);
 static uint64_t fake_pid;
+static uint64_t fake_ended_lease; /* key of the lease whose workers cannot be reached, until the library goes on from it; 0: none */
 static pthread_t fake_thread;
 static int fake_socket = -1; /* written by whoever has fake_mu */
 
@@ -153,17 +154,22 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
         fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, NULL, 0);
         return;
     }
-    static uint64_t granted; /* the lease whose workers have ended, until the library goes on from it */
-    CHECKF(req->from == (req->first ? granted : 0) && !req->from == !req->reason[0] && req->from != req->key, "from %llu, %s",
+    if (req->from && !fake_ended_lease) { /* of an earlier agent */
+        fake_refused++;
+        rfaas_agent_header h = {.size = sizeof h, .op = RFAAS_AGENT_ACQUIRE, .id = id, .status = RFAAS_INVALID};
+        CHECK(send(fake_socket, &h, sizeof h, MSG_NOSIGNAL) == sizeof h);
+        return;
+    }
+    CHECKF(req->from == (req->first ? fake_ended_lease : 0) && !req->from == !req->reason[0] && req->from != req->key, "from %llu, %s",
            (unsigned long long)req->from, req->reason);
-    granted = req->first ? 0 : granted;
+    fake_ended_lease = req->first ? 0 : fake_ended_lease;
     if (fake_unreached) {
         strcpy(c.provider, "tcp");
         if (req->offers && !strcmp(req->provider, "tcp")) {
             for (uint32_t i = 0; i < WORKERS; i++)
                 fake_ended(&offers[i], &grant.workers[i]);
             fake_unreached--;
-            granted = req->key;
+            fake_ended_lease = req->key;
             c.granted = 1;
             c.workers = WORKERS;
             c.functions = 2;
@@ -171,6 +177,10 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
             c.lease_id = req->key;
         }
         fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, &grant, c.granted ? WORKERS * sizeof *grant.workers + 10 : 0);
+        if (c.granted && fake_leaves) {
+            fake_leaves--;
+            shutdown(fake_socket, SHUT_RDWR);
+        }
         return;
     }
     fake_lease *from = req->cached ? fake_find(req->cached) : NULL;
@@ -295,6 +305,7 @@ int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
         pthread_join(fake_thread, NULL); /* its client has left */
     pthread_mutex_lock(&fake_mu);
     fake_socket = fd[1];
+    fake_ended_lease = 0;
     for (int i = 0; i < LEASES; i++)
         fake_leases[i].known = false;
     pthread_mutex_unlock(&fake_mu);
