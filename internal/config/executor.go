@@ -17,7 +17,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/privilege"
 	"github.com/rfaas-go/rfaas/internal/quota"
-	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/sandbox/isolation"
 )
 
 // Executor has the settings of cmd/executor. Sizes are in bytes.
@@ -79,12 +79,12 @@ type Executor struct {
 	SpawnTimeout   time.Duration `mapstructure:"spawn-timeout"`
 	CallLimit      time.Duration `mapstructure:"call-limit"` // 0: none
 
-	Sandbox          sandbox.Mode  `mapstructure:"sandbox"`
-	SandboxPaths     string        `mapstructure:"sandbox-paths"`       // separated by colons
-	SandboxEnv       string        `mapstructure:"sandbox-environment"` // separated by commas
-	SandboxUIDs      sandbox.Range `mapstructure:"sandbox-uids"`
-	SandboxProcesses int           `mapstructure:"sandbox-processes"` // 0: no limit
-	SandboxFiles     int           `mapstructure:"sandbox-files"`     // 0: no limit
+	Sandbox          isolation.Mode  `mapstructure:"sandbox"`
+	SandboxPaths     string          `mapstructure:"sandbox-paths"`       // separated by colons
+	SandboxEnv       string          `mapstructure:"sandbox-environment"` // separated by commas
+	SandboxUIDs      isolation.Range `mapstructure:"sandbox-uids"`
+	SandboxProcesses int             `mapstructure:"sandbox-processes"` // 0: no limit
+	SandboxFiles     int             `mapstructure:"sandbox-files"`     // 0: no limit
 
 	User            string        `mapstructure:"user"` // user that an executor started by root becomes; empty: default of privilege.Find
 	Separate        bool          `mapstructure:"-"`    // give up privileges after the start; set by programs, not by tests in one process

@@ -39,7 +39,7 @@ func TestAutoMode(t *testing.T) {
 }
 
 func TestRange(t *testing.T) {
-	for text, want := range map[string]Range{"": {}, "7-7": {7, 1}, " 1000-1999": {1000, 1000}, "4294967294-4294967294": {4294967294, 1}} {
+	for text, want := range map[string]Range{"": {}, "7-7": {First: 7, N: 1}, " 1000-1999": {First: 1000, N: 1000}, "4294967294-4294967294": {First: 4294967294, N: 1}} {
 		var r Range
 		if err := r.UnmarshalText([]byte(text)); err != nil || r != want {
 			t.Errorf("%q: %+v, %v", text, r, err)
@@ -59,7 +59,7 @@ func TestRange(t *testing.T) {
 
 // No id is given out twice at a time, all are given out, and ids that come back are given out again.
 func TestUIDs(t *testing.T) {
-	u := NewUIDs(Range{100, 5})
+	u := NewUIDs(Range{First: 100, N: 5})
 	seen := map[uint32]bool{}
 	for range 5 {
 		id, err := u.Take()
@@ -79,7 +79,7 @@ func TestUIDs(t *testing.T) {
 		t.Errorf("of an empty range: %v", err)
 	}
 	// One that was given back rests for as long as there are others.
-	u = NewUIDs(Range{1, 3})
+	u = NewUIDs(Range{First: 1, N: 3})
 	a, _ := u.Take()
 	u.Give(a)
 	if b, _ := u.Take(); a == b {
@@ -98,7 +98,7 @@ func TestSharedUIDs(t *testing.T) {
 		t.Cleanup(u.Close)
 		return u
 	}
-	a, b := open(Range{4_000_000_000, 4}), open(Range{4_000_000_002, 4})
+	a, b := open(Range{First: 4_000_000_000, N: 4}), open(Range{First: 4_000_000_002, N: 4})
 	taken := map[uint32]*UIDs{}
 	take := func(u *UIDs, n int) {
 		t.Helper()
@@ -131,7 +131,7 @@ func TestSharedUIDs(t *testing.T) {
 	take(b, 1)
 	none(b)
 
-	if err := NewUIDs(Range{1, 1}).Share(filepath.Join(file, "x")); err == nil || !strings.Contains(err.Error(), file) {
+	if err := NewUIDs(Range{First: 1, N: 1}).Share(filepath.Join(file, "x")); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("below a file: %v", err)
 	}
 	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 || st.Size() != 0 {

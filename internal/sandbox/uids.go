@@ -6,47 +6,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
-
-// Range is a range of N user and group ids, starting with First. The zero Range is empty.
-type Range struct{ First, N uint32 }
-
-// maxUIDs is the largest size of a range, more than the workers of any node.
-const maxUIDs = 1 << 20
-
-// UnmarshalText parses "FIRST-LAST", or an empty text for no ids.
-func (r *Range) UnmarshalText(text []byte) error {
-	*r = Range{}
-	s := strings.TrimSpace(string(text))
-	if s == "" {
-		return nil
-	}
-	from, to, ok := strings.Cut(s, "-")
-	first, err1 := strconv.ParseUint(from, 10, 32)
-	last, err2 := strconv.ParseUint(to, 10, 32)
-	// The highest number means "no user" to the kernel.
-	if !ok || err1 != nil || err2 != nil || first < 1 || last < first || last >= 1<<32-1 || last-first >= maxUIDs {
-		return fmt.Errorf("user ids %q: want FIRST-LAST, without 0, at most %d of them", text, maxUIDs)
-	}
-	*r = Range{uint32(first), uint32(last - first + 1)}
-	return nil
-}
-
-// Has reports whether an id is in the range.
-func (r Range) Has(id uint32) bool { return id >= r.First && id-r.First < r.N }
-
-// String returns the format of UnmarshalText.
-func (r Range) String() string {
-	if r.N == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d-%d", r.First, r.First+(r.N-1))
-}
 
 // ErrNoUID means that all ids of the range are in use.
 var ErrNoUID = errors.New("all user ids for workers are in use")
