@@ -191,10 +191,18 @@ func stopAgent(t *testing.T, socket string) {
 	}
 }
 
-// A process with a lease has no thread and no signal handler of the library's, and little of its memory.
+// A process with a lease has no thread and no signal handler of the library's, and little of its memory, on shm and on tcp.
 func TestClientAddsLittle(t *testing.T) {
 	crosses(t)
-	env, _, _ := agentCluster(t)
+	for _, provider := range []string{"shm", "tcp"} {
+		t.Run(provider, func(t *testing.T) {
+			env, _, _ := agentCluster(t, "--providers", provider)
+			clientAddsLittle(t, provider, append(env, "RFAAS_PROVIDER="+provider))
+		})
+	}
+}
+
+func clientAddsLittle(t *testing.T, provider string, env []string) {
 	c := lead(t, 1, 0, env...)
 	self := func() (threads, handlers, rss int64) {
 		c.say("self")
@@ -209,7 +217,7 @@ func TestClientAddsLittle(t *testing.T) {
 	threads, handlers, before := self()
 	c.do("init", "session", "open", "calls 1000")
 	nowThreads, nowHandlers, after := self()
-	t.Logf("figure: client.rss_kib = %d", after-before)
+	t.Logf("figure: client.%s_rss_kib = %d", provider, after-before)
 	if nowThreads != threads || nowHandlers != handlers {
 		t.Errorf("%d threads and handlers %x with a lease, %d and %x without", nowThreads, nowHandlers, threads, handlers)
 	}
