@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -325,6 +326,18 @@ func TestPath(t *testing.T) {
 		if got, err := Path(func(name string) string { return k.env[name] }); err != nil || got != k.want {
 			t.Errorf("%v: %s, %v, want %s", k.env, got, err, k.want)
 		}
+	}
+	// The library would make the first directory, and cannot use the second, whose path is too long for a socket.
+	if err := os.Remove(filepath.Join(dir, "rfaas")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Path(func(name string) string { return map[string]string{"XDG_RUNTIME_DIR": dir}[name] }); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.HasPrefix(got, dir) {
+		t.Errorf("a directory that the library would make: %s, %v", got, err)
+	}
+	long := "/" + strings.Repeat("x", maxPath)
+	if got, _ := Path(func(name string) string { return map[string]string{"XDG_RUNTIME_DIR": long}[name] }); !strings.HasPrefix(got, "/tmp/rfaas-") {
+		t.Errorf("a directory with a long path: %s", got)
 	}
 }
 
