@@ -206,6 +206,9 @@ func Promises() []Promise {
 		{Section: "Client library", Line: "the same from C, everything until the lease is open", Bound: 0.5, figure: "cached.control_share"},
 		{Section: "Client library", Line: "one of two executors killed: longest gap between results, of it 50 ms for detection, p95", Bound: 100, Unit: "ms", figure: "failover.gap_p95_ms"},
 		{Section: "Client library", Line: "kills in that, all results right", Bound: 20, Least: true, figure: "failover.kills"},
+		{Section: "Client library", Line: "memory that a lease adds to a process, its channel included", Bound: 2<<10 + 768, Unit: "KiB", figure: "client.rss_kib"},
+		{Section: "Faults", Line: "agent killed: longest time until another agent holds the lease", Bound: 1000, Unit: "ms", figure: "agent.killed_gap_ms"},
+		{Section: "Faults", Line: "client killed: time until its core is leased again, p95", Bound: 100, Unit: "ms", figure: "client.killed_free_p95_ms"},
 		{Section: "Faults", Line: "random kills under load on shm, all calls right or a named error", Bound: 300, Least: true, figure: "kills"},
 		{Section: "Faults", Line: "the longest wait of a client in that", Bound: 15, Unit: "s", figure: "kills.longest_wait_s"},
 		{Section: "Faults", Line: "random kills under load on verbs, all calls right or a named error", Bound: 30, Least: true, figure: "vm.kills"},
@@ -218,6 +221,8 @@ func Promises() []Promise {
 		{Section: "Soak", Line: "random kills between two nodes on tcp, all calls right or a named error", Bound: 200, Least: true, figure: "soak.nodes", soak: true},
 		{Section: "Soak", Line: "link outages of 0.1 to 30 s during these kills", Bound: 100, Least: true, figure: "soak.nodes.flaps", soak: true},
 		{Section: "Soak", Line: "the longest wait of a client between these nodes", Bound: 15, Unit: "s", figure: "soak.nodes.longest_wait_s", soak: true},
+		{Section: "Soak", Line: "100 kills of the agent: longest time until another agent holds the lease", Bound: 1000, Unit: "ms", figure: "soak.agent.killed_gap_ms", soak: true},
+		{Section: "Soak", Line: "100 kills of clients: time until the core is leased again, p95", Bound: 100, Unit: "ms", figure: "soak.client.killed_free_p95_ms", soak: true},
 		{Section: "Soak", Line: "tests with a real Slurm cluster that did not pass", Bound: 0, of: notPassed("soak-slurm"), soak: true},
 	}...)
 }

@@ -189,10 +189,11 @@ func TestSoak(t *testing.T) {
 		says, never []string
 	}{
 		"well": {map[string]string{
-			"soak-kills.log": "=== RUN   TestRandomKills\n x: figure: kills = 1001\n x: figure: kills.longest_wait_s = 4.217 s\n x: figure: kills.failed_wait.p99_ms = 1844 ms\n--- PASS: TestRandomKills (527.02s)\n",
-			"soak-nodes.log": "=== RUN   TestBetweenNodesRandomKills\n x: figure: nodes = 201\n x: figure: nodes.flaps = 100\n--- PASS: TestBetweenNodesRandomKills (780.00s)\n",
-			"soak-slurm.log": "=== RUN   TestJobs\n--- PASS: TestJobs (29.00s)\n=== RUN   TestOthers\n--- SKIP: TestOthers (0.00s)\n"},
-			[]string{">= 1000 | 1001 | met |", ">= 200 | 201 | met |", ">= 100 | 100 | met |", "| TestBetweenNodesRandomKills | passed | 780 |", "<= 15 s | 4.22 s | met |", "did not pass | <= 0 | 0 | met |", "| kills, failed wait, p99 ms | 1844 ms |",
+			"soak-kills.log":  "=== RUN   TestRandomKills\n x: figure: kills = 1001\n x: figure: kills.longest_wait_s = 4.217 s\n x: figure: kills.failed_wait.p99_ms = 1844 ms\n--- PASS: TestRandomKills (527.02s)\n",
+			"soak-agents.log": "=== RUN   TestAgentKilled\n x: figure: agent.killed_gap_ms = 592.2\n--- PASS: TestAgentKilled (23.90s)\n",
+			"soak-nodes.log":  "=== RUN   TestBetweenNodesRandomKills\n x: figure: nodes = 201\n x: figure: nodes.flaps = 100\n--- PASS: TestBetweenNodesRandomKills (780.00s)\n",
+			"soak-slurm.log":  "=== RUN   TestJobs\n--- PASS: TestJobs (29.00s)\n=== RUN   TestOthers\n--- SKIP: TestOthers (0.00s)\n"},
+			[]string{">= 1000 | 1001 | met |", "<= 1000 ms | 592 ms | met |", ">= 200 | 201 | met |", ">= 100 | 100 | met |", "| TestBetweenNodesRandomKills | passed | 780 |", "<= 15 s | 4.22 s | met |", "did not pass | <= 0 | 0 | met |", "| kills, failed wait, p99 ms | 1844 ms |",
 				"| TestJobs | passed | 29 |", "| TestOthers | skipped | 0 |"}, []string{"FAILED"}},
 		"failed": {map[string]string{
 			"soak-kills.log": "=== RUN   TestRandomKills\n x: figure: kills = 1001\n--- FAIL: TestRandomKills (527.02s)\n",
