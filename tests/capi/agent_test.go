@@ -324,50 +324,6 @@ func TestClientKilled(t *testing.T) {
 	}
 }
 
-// Many processes that start at once have one agent, and that has one connection to the executor.
-func TestManyClientsOneAgent(t *testing.T) {
-	crosses(t)
-	const clients = 128
-	env, socket, address := agentCluster(t, "--share-cores", "64")
-	all := make([]*led, clients)
-	for i := range all {
-		all[i] = lead(t, 1, 0, env...)
-	}
-	for _, c := range all {
-		c.say("init")
-		c.say("session")
-	}
-	for _, c := range all {
-		for _, line := range []string{"init", "session"} {
-			if a := c.hear(line); a.status != 0 {
-				t.Fatalf("%s: %d %s", line, a.status, a.text)
-			}
-		}
-	}
-	for _, line := range []string{"open", "calls 100"} {
-		for _, c := range all {
-			c.say(line)
-		}
-		for _, c := range all {
-			if a := c.hear(line); a.status != 0 {
-				t.Fatalf("%s: %d %s", line, a.status, a.text)
-			}
-		}
-	}
-	r := agentStatus(t, socket)
-	var sum int64
-	for _, c := range all {
-		sum += memoryOf(t, c.cmd.Process.Pid)
-	}
-	t.Logf("%d clients with a lease have %.1f MiB together, the agent %.1f MiB", clients, float64(sum)/1024, float64(memoryOf(t, r.PID))/1024)
-	if len(r.Clients) != clients {
-		t.Errorf("the agent has %d clients, want %d", len(r.Clients), clients)
-	}
-	if r.Executors != 1 {
-		t.Errorf("the agent has connections to %d executors, want one to %s", r.Executors, address)
-	}
-}
-
 // What may be wrong with the agent's socket, program and directory gives an error that names it.
 func TestAgentOutOfReach(t *testing.T) {
 	crosses(t)
