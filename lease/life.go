@@ -166,7 +166,7 @@ func (t *Table) Reaped(id ID) error {
 	if !r.State.Ended() || r.reaped || !r.cached.IsZero() {
 		return fmt.Errorf("lease %d is %v, resources returned: %t, cached: %t: %w", id, r.State, r.reaped, !r.cached.IsZero(), ErrState)
 	}
-	t.giveBack(r)
+	t.releaseResources(r)
 	t.bury(r)
 	return nil
 }

@@ -238,8 +238,8 @@ func (t *Table) newID() ID {
 	}
 }
 
-// giveBack returns exactly what a lease holds. Called once per lease, by Fail or Reaped.
-func (t *Table) giveBack(r *record) {
+// releaseResources returns exactly what a lease holds to the table. Called once per lease, by Fail or Reaped.
+func (t *Table) releaseResources(r *record) {
 	count(t.cores.used, r.shares, -1)
 	t.memory += r.memory
 	r.shares, r.memory = nil, 0
@@ -271,7 +271,7 @@ func (t *Table) Fail(id ID, cause error) error {
 	if err != nil {
 		return err
 	}
-	t.giveBack(r)
+	t.releaseResources(r)
 	delete(t.leases, id)
 	delete(t.requests, r.RequestID)
 	r.failure = cause

@@ -59,7 +59,7 @@ void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h) {
     rfaas_api_grant_destroy(h);
 }
 
-int rfaas_api_give_back(const rfaas_lease *l, uint64_t key, bool wait) {
+int rfaas_api_release_workers(const rfaas_lease *l, uint64_t key, bool wait) {
     rfaas_agent_release req = {.key = key};
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     if (wait)
@@ -330,7 +330,7 @@ static bool go_on(rfaas_acquisition *a, uint32_t granted_by) {
     a->cached = 0;
     a->from = granted_by;
     bool done = send_step(a, true, old);
-    rfaas_api_give_back(a->lease, old, false);
+    rfaas_api_release_workers(a->lease, old, false);
     return done;
 }
 
@@ -351,7 +351,7 @@ static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
     if (!c.granted) {
         done = offer_again(a, &c, r);
     } else if (!take_lease(a->lease, h, &c, r->generation) && ++a->lost < RFAAS_AGENT_ATTEMPTS) {
-        rfaas_api_give_back(a->lease, change_key(a->lease, h), false);
+        rfaas_api_release_workers(a->lease, change_key(a->lease, h), false);
         done = start(a);
     } else {
         h->held_by = c.handed ? r->generation : 0;

@@ -98,7 +98,7 @@ int rfaas_api_release_grant(rfaas_lease *l) {
     if (!h->ep)
         return RFAAS_OK; /* its calls ran in this process */
     if (!at_rest(l) || l->session->open.keep < 0)
-        return rfaas_api_give_back(l, h->key, true);
+        return rfaas_api_release_workers(l, h->key, true);
     rfaas_api_free_buffers(l); /* they are registered with the endpoint's domain */
     rfaas_agent_release req = {.key = h->key, .keep = 1};
     pthread_mutex_lock(&l->mu); /* events are handled under it, and find no grant afterwards */
@@ -146,7 +146,7 @@ uint64_t rfaas_api_adopt_cached(const rfaas_lease *l, rfaas_grant *h, const char
         rfaas_api_count(h, &sum);
         h->before = sum;
     } else { /* makes the agent end the workers */
-        rfaas_api_give_back(l, from->key, false);
+        rfaas_api_release_workers(l, from->key, false);
     }
     rfaas_api_grant_destroy(from);
     return good ? key : 0;

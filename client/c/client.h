@@ -332,7 +332,7 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a);
 /* Gives an acquisition up. The caller releases the grant's key. */
 void rfaas_api_acquire_drop(rfaas_acquisition *a);
 /* Releases what an executor has granted, if anything. The key is invalid then. With `wait`, returns when the executor has released it. */
-int rfaas_api_give_back(const rfaas_lease *l, uint64_t key, bool wait);
+int rfaas_api_release_workers(const rfaas_lease *l, uint64_t key, bool wait);
 /* Writes the address of a worker's channel to blob. */
 int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob);
 /* Connects the channel of worker i to the worker that the agent describes. */

@@ -26,7 +26,7 @@ static void drop_next(rfaas_lease *l) {
     if (!h)
         return;
     rfaas_api_acquire_drop(&l->seek);
-    rfaas_api_give_back(l, h->key, false);
+    rfaas_api_release_workers(l, h->key, false);
     pthread_mutex_lock(&l->mu);
     l->next = NULL;
     pthread_mutex_unlock(&l->mu);
@@ -140,7 +140,7 @@ static void take_next(rfaas_lease *l) {
     pthread_mutex_unlock(&l->mu);
     l->next_ready = false;
     l->past.moved++;
-    rfaas_api_give_back(l, old->key, false);
+    rfaas_api_release_workers(l, old->key, false);
     rfaas_api_grant_free(l, old);
 }
 

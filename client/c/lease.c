@@ -280,7 +280,7 @@ int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a) {
     rfaas_lease *l = *lease;
     if (a->status) {
         int class = dp_status_class(a->status);
-        rfaas_api_give_back(l, l->grant->key, false);
+        rfaas_api_release_workers(l, l->grant->key, false);
         if (!l->local || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_UNSUPPORTED) ||
             rfaas_api_local_open(l)) {
             destroy_lease(l);

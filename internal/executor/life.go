@@ -96,11 +96,11 @@ func (e *Executor) forget(h *holding) {
 // remove takes a holding off the lists, when its workers are gone or belong to another lease.
 func (e *Executor) remove(h *holding) {
 	h.mu.Lock()
-	giveBack := h.reserved
+	release := h.reserved
 	h.reserved = nil
 	h.mu.Unlock()
-	if giveBack != nil {
-		giveBack()
+	if release != nil {
+		release()
 	}
 	e.mu.Lock()
 	delete(e.holdings, h.id)

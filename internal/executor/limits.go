@@ -237,8 +237,8 @@ func over(name string, more int64, has, limit uint64) error {
 	return errOver{control.Errorf(control.ClassBusy, "tenant %q has %d of %d cores, %d more were asked for", name, has, limit, more)}
 }
 
-// reserve takes cores for a lease. The caller calls giveBack when they are free. flag is "" or flagUnreserved.
-func (l *limiter) reserve(name string, cores int) (giveBack func(), flag string, err error) {
+// reserve takes cores for a lease. The caller calls release when they are free. flag is "" or flagUnreserved.
+func (l *limiter) reserve(name string, cores int) (release func(), flag string, err error) {
 	if l == nil {
 		return nil, "", nil
 	}
@@ -254,16 +254,16 @@ func (l *limiter) reserve(name string, cores int) (giveBack func(), flag string,
 		l.tenants[name] = t
 	}
 	t.cores += uint32(cores)
-	giveBack = func() { l.giveBack(name, cores) }
+	release = func() { l.release(name, cores) }
 	if l.met && !l.limited {
-		return giveBack, "", nil // no tenant had a limit when the manager was last reached
+		return release, "", nil // no tenant had a limit when the manager was last reached
 	}
 	if l.met && !l.away {
 		if err = l.look(name, t); err == nil {
 			err = l.count(name, t, false)
 		}
 		if err == nil {
-			return giveBack, "", nil
+			return release, "", nil
 		}
 		if reached, ok := err.(errOver); ok {
 			t.cores -= uint32(cores)
@@ -276,10 +276,10 @@ func (l *limiter) reserve(name string, cores int) (giveBack func(), flag string,
 		t.cores -= uint32(cores)
 		return nil, "", control.Errorf(control.ClassBusy, "tenant %q: its limit cannot be looked at: %s", name, control.Text(err))
 	}
-	return giveBack, flagUnreserved, nil
+	return release, flagUnreserved, nil
 }
 
-func (l *limiter) giveBack(name string, cores int) {
+func (l *limiter) release(name string, cores int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.tenants[name]
@@ -301,12 +301,12 @@ func (e *Executor) reserve(h *holding) (flag string, err error) {
 	if err != nil {
 		return "", err
 	}
-	giveBack, flag, err := e.limits.reserve(l.Terms.Tenant, l.Terms.Workers*l.Terms.CoresPerWorker)
+	release, flag, err := e.limits.reserve(l.Terms.Tenant, l.Terms.Workers*l.Terms.CoresPerWorker)
 	if flag != "" {
 		e.tell(h, slog.LevelWarn, "lease granted without its tenant's limit", "lease", uint64(h.id), "tenant", l.Terms.Tenant, "flag", flag)
 	}
 	h.mu.Lock()
-	h.reserved = giveBack
+	h.reserved = release
 	h.mu.Unlock()
 	return flag, err
 }

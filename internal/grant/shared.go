@@ -211,7 +211,7 @@ func (p *Pool) connect(o *Options) (*shared, func(), error) {
 		s.timer = nil
 	}
 	s.users++
-	return s, func() { p.giveBack(key, s) }, nil
+	return s, func() { p.release(key, s) }, nil
 }
 
 // retain adds a user to connections that already have a user.
@@ -219,10 +219,10 @@ func (p *Pool) retain(key part, s *shared) func() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.users++
-	return func() { p.giveBack(key, s) }
+	return func() { p.release(key, s) }
 }
 
-func (p *Pool) giveBack(key part, s *shared) {
+func (p *Pool) release(key part, s *shared) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s.users--; s.users > 0 || p.closed {

@@ -122,7 +122,7 @@ func (u User) As(fn func()) error {
 		groups, err := u.borrow()
 		if err == nil {
 			fn()
-			err = giveBack(groups)
+			err = restore(groups)
 		}
 		if err == nil { // after an error the thread stays locked, and ends with the goroutine
 			runtime.UnlockOSThread()
@@ -143,7 +143,8 @@ func (u User) borrow() (groups []int, err error) {
 	return groups, setThreadFiles(int(u.UID), int(u.GID))
 }
 
-func giveBack(groups []int) error {
+// restore undoes borrow.
+func restore(groups []int) error {
 	if err := setThreadFiles(0, 0); err != nil {
 		return err
 	}

@@ -74,8 +74,8 @@ func ofAllWorkers(processes uint32) uint32 {
 	return uint32(min(uint64(processes)*uint64(runtime.NumCPU()), math.MaxUint32))
 }
 
-// giveBack releases what confine reserved. The worker must have no processes left.
-func (s *Spawner) giveBack(c *child) {
+// release releases what confine reserved. The worker must have no processes left.
+func (s *Spawner) release(c *child) {
 	s.giveUID(c)
 	s.removeGroup(c)
 }

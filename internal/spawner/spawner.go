@@ -238,7 +238,7 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 	}
 	c := &child{id: m.ID}
 	if err := s.confine(c, z, &r); err != nil {
-		s.giveBack(c)
+		s.release(c)
 		s.refuse(c.id, err)
 		return nil
 	}
@@ -256,7 +256,7 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 	s.mu.Unlock()
 	if !alive {
 		c.timer.Stop()
-		s.giveBack(c)
+		s.release(c)
 		s.send(&wire.Message{Type: wire.NoZygote, ID: c.id})
 		return nil
 	}
@@ -317,7 +317,7 @@ func (s *Spawner) answered(m *wire.Message, fds []int) error {
 			reapNow(fd)
 		}
 		s.forget(c)
-		s.giveBack(c)
+		s.release(c)
 		e := m.Failure()
 		s.send(&wire.Message{Type: wire.SpawnFailed, ID: c.id, Body: wire.EncodeFailure(e.Status, e.Text)})
 		return nil

@@ -270,7 +270,7 @@ func (s *Spawner) zygoteGone(err error) {
 			}
 			s.forget(c)
 		}
-		s.giveBack(c)
+		s.release(c)
 		s.send(&wire.Message{Type: wire.NoZygote, ID: c.id})
 	}
 }

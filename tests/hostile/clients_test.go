@@ -138,7 +138,7 @@ func clientAttacks() []attack {
 		{byClient, "run another tenant's library by its hash", "unknown code", runsOthersCode},
 		{byClient, "lease at another tenant's expense", "PermissionDenied", func(c *cluster) string {
 			r, err := c.tenant("eve").Lease(c.within(patience), c.request(func(r *control.LeaseRequest) { r.Tenant = "ann" }))
-			c.giveBack("eve", r)
+			c.release("eve", r)
 			return refusal("lease", err, codes.PermissionDenied, codes.InvalidArgument)
 		}},
 		{byClient, "see another tenant's bill, or all", "PermissionDenied", seesBills},
@@ -187,8 +187,8 @@ func onVictim(call func(ctx context.Context, e control.ExecutorClient, id uint64
 	}
 }
 
-// giveBack releases a lease that should not have been granted.
-func (c *cluster) giveBack(tenant string, r *control.LeaseReply) {
+// release releases a lease that should not have been granted.
+func (c *cluster) release(tenant string, r *control.LeaseReply) {
 	if r.GetLeaseId() != 0 {
 		c.tenant(tenant).Release(c.within(patience), &control.ReleaseRequest{LeaseId: r.GetLeaseId()})
 	}
@@ -218,7 +218,7 @@ func reusesOthers(c *cluster) string {
 	r, err := c.tenant("eve").Lease(c.within(patience), c.request(func(r *control.LeaseRequest) {
 		r.Tenant, r.Reuse, r.ClientId = "eve", c.victim.ID(), bytes.Repeat([]byte{7}, 16)
 	}))
-	defer c.giveBack("eve", r)
+	defer c.release("eve", r)
 	if err == nil && !r.GetNotCached() {
 		return "granted"
 	}
@@ -227,7 +227,7 @@ func reusesOthers(c *cluster) string {
 
 func runsOthersCode(c *cluster) string {
 	r, err := c.tenant("mallory").Lease(c.within(patience), c.request(func(r *control.LeaseRequest) { r.Tenant = "mallory" }))
-	defer c.giveBack("mallory", r)
+	defer c.release("mallory", r)
 	if err != nil || !r.GetCodeUnknown() {
 		return fmt.Sprintf("the code is known: lease %d, %v", r.GetLeaseId(), err)
 	}
@@ -273,7 +273,7 @@ func forgesBlobs(c *cluster) string {
 	got := ""
 	for name, blob := range blobs {
 		r, err := e.Lease(c.within(patience), c.request(func(r *control.LeaseRequest) { r.Tenant, r.ClientBlobs = "eve", [][]byte{blob} }))
-		c.giveBack("eve", r)
+		c.release("eve", r)
 		if err == nil {
 			got += name + ": accepted; "
 		}
@@ -303,7 +303,7 @@ func asksAbsurdly(c *cluster) string {
 		"blobs of nobody": func(r *control.LeaseRequest) { r.ClientBlobs = nil },
 	} {
 		r, err := e.Lease(c.within(patience), c.request(func(r *control.LeaseRequest) { r.Tenant = "eve"; change(r) }))
-		c.giveBack("eve", r)
+		c.release("eve", r)
 		if err == nil {
 			got += name + ": accepted; "
 		}
@@ -336,7 +336,7 @@ func leasesBlackHole(c *cluster) string {
 	free, blob := c.freeCores(), c.blackHole().channel(c, nil)
 	ctx := c.within(patience)
 	r, err := c.tenant("eve").Lease(ctx, c.request(func(r *control.LeaseRequest) { r.Tenant, r.ClientBlobs = "eve", [][]byte{blob} }))
-	defer c.giveBack("eve", r)
+	defer c.release("eve", r)
 	switch {
 	case ctx.Err() != nil:
 		return "the request does not end"
