@@ -467,7 +467,7 @@ RFAAS_API int rfaas_places(rfaas_session *session, const rfaas_lease_options *op
 RFAAS_API int rfaas_lease_open_at(rfaas_session *session, const rfaas_lease_options *options,
                                   const rfaas_place *place, rfaas_lease **lease);
 
-/* rfaas_lease_renew extends the term of a lease.
+/* rfaas_lease_renew renews a lease.
  *
  *   duration_ns: minimum time from now; 0: the duration that it was opened with.
  *

@@ -344,7 +344,7 @@ module rfaas_c
          type(c_ptr), intent(inout) :: lease
       end function
 
-      !> rfaas_lease_renew extends the term of a lease.
+      !> rfaas_lease_renew renews a lease.
       integer(c_int) function rfaas_lease_renew_c(lease, duration_ns) bind(c, name='rfaas_lease_renew')
          import
          type(c_ptr), value :: lease
