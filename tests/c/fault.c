@@ -77,7 +77,7 @@ static action due(fault *f, point at, uint32_t *k) {
         const rule *r = &f->rules[i];
         if (r->at != at || n < r->first || (n > r->first && (!r->every || (n - r->first) % r->every)))
             continue;
-        f->count++;
+        __atomic_fetch_add(&f->count, 1, __ATOMIC_RELAXED);
         if (k)
             *k = r->k;
         return r->what;
@@ -148,7 +148,7 @@ void fault_stop(fault *f) {
             f->queues[i].items[k].due = 0;
 }
 
-uint32_t fault_count(const fault *f) { return f->count; }
+uint32_t fault_count(const fault *f) { return __atomic_load_n(&f->count, __ATOMIC_RELAXED); }
 
 /* ---- queue pairs that we broke ---- */
 
