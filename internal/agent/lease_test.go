@@ -273,9 +273,7 @@ func waitForExecutor(t *testing.T, provider string) {
 	if s := w.agent.status(); !s.Board || s.BoardBy != provider || s.Executors != 1 {
 		t.Errorf("status %+v, want the board by %s and one executor", s, provider)
 	}
-	if want := "by=memory provider=" + provider; !strings.Contains(x.log.String(), want) {
-		t.Errorf("the executor's log lacks %q", want)
-	}
+	eventually(t, "the executor reports by "+provider, func() bool { return strings.Contains(x.log.String(), "by=memory provider="+provider) })
 
 	// A lease to whose workers the client cannot connect is searched for elsewhere, with the same terms and without the library.
 	x.process.Kill()

@@ -225,7 +225,7 @@ func TestServerHostilePeers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			mine, blob := h.conn()
 			token, _ := BlobToken(blob)
-			hello, theirs := make([]byte, HelloSize), make([]byte, 112)
+			hello, theirs := make([]byte, HelloSize), make([]byte, 128)
 			copy(hello, "RFHT\x01\x00")
 			copy(hello[8:], token[:])
 			copy(theirs, "RFQT\x01\x00\x03")

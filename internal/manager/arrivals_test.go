@@ -20,7 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// forged returns a blob (of 112 bytes) or a hello of provider tcp with a token of the peer's choice.
+// forged returns a blob (of 128 bytes) or a hello of provider tcp with a token of the peer's choice.
 func forged(magic string, size, at int) []byte {
 	b := make([]byte, size)
 	copy(b, magic+"\x01\x00")
@@ -50,7 +50,7 @@ func (w *world) connectAs(token dataplane.Token) net.Conn {
 // attachForged attaches a client whose data connection the test makes itself.
 func (w *world) attachForged() (*control.AttachClientReply, dataplane.Token) {
 	w.t.Helper()
-	blob := forged("RFQT", 112, 8)
+	blob := forged("RFQT", 128, 8)
 	blob[6] = 3
 	r, err := w.client.AttachClient(w.t.Context(), &control.AttachClientRequest{Provider: dataplane.TCP, Blob: blob})
 	if err != nil {
