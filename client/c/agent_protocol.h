@@ -115,7 +115,7 @@ typedef struct rfaas_agent_session {
 } rfaas_agent_session;
 
 typedef struct rfaas_agent_opened {
-    char provider[16]; /* likely provider of the session's first lease; "": not known */
+    char provider[16]; /* likely provider of the session's first lease; "": not known, or the agent holds channels for it */
     uint32_t encrypt;  /* of the session's connections on tcp: a DP_ENCRYPT_* value of dp_fabric.h */
 } rfaas_agent_opened;
 

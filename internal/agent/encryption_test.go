@@ -44,7 +44,7 @@ func TestDataEncryptionOfSessions(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if got, err := protocol.DecodeOpened(b); got != c.want || err != nil {
+		if _, got, err := protocol.DecodeOpened(b); got != c.want || err != nil {
 			t.Errorf("%s: %d, %v, want %d", name, got, err, c.want)
 		}
 	}

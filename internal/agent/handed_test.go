@@ -35,6 +35,41 @@ func (l *leased) releaseHanded() protocol.Released {
 	return r
 }
 
+// likely opens a session and returns the provider for which the library makes channels before its first lease.
+func (p *process) likely(name uint64, x *daemon) string {
+	p.t.Helper()
+	m := protocol.Session{Session: name, Executor: x.address}
+	provider, _, err := protocol.DecodeOpened(p.must(protocol.OpOpen, m.Encode, nil))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return provider
+}
+
+// While the agent holds channels, a client makes none before it knows whether it gets these.
+func TestLikelyProvider(t *testing.T) {
+	w := newWorld(t, 0)
+	x := executor(t, w.secret)
+	p := opened(t, w, x)
+	if got := p.likely(2, x); got != "shm" {
+		t.Errorf("likely provider %q, want shm", got)
+	}
+	l := p.mustAcquire(1, 1)
+	l.hand(protocol.Hand{Count: 1, Files: 3}, 3)
+	if r := l.releaseHanded(); !r.Handed {
+		t.Fatal("the channels were not handed over")
+	}
+	if got := p.likely(3, x); got != "" {
+		t.Errorf("likely provider %q although the agent holds channels", got)
+	}
+	f := protocol.Release{Key: 1}
+	p.must(protocol.OpRelease, f.Encode, nil) // gives the cached workers up
+	l.close()
+	if got := p.likely(4, x); got != "shm" {
+		t.Errorf("likely provider %q after the channels were closed, want shm", got)
+	}
+}
+
 // After a wrong HAND message, channels are not handed over, and their descriptors are closed.
 func TestChannelsThatAreNotHandedOver(t *testing.T) {
 	w := newWorld(t, 0)

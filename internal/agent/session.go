@@ -70,7 +70,11 @@ func (c *client) openSession(r *request) (body, error) {
 		return nil, err
 	}
 	c.sessions[m.Session] = &session{control: control}
-	return func(b []byte) []byte { return protocol.EncodeOpened(b, control.LikelyProvider(), encrypt) }, nil
+	likely := control.LikelyProvider()
+	if c.a.held.Load() > 0 { // the first lease perhaps takes channels that another client has handed over
+		likely = ""
+	}
+	return func(b []byte) []byte { return protocol.EncodeOpened(b, likely, encrypt) }, nil
 }
 
 func (c *client) closeSession(r *request) error {

@@ -228,11 +228,14 @@ func (r *Release) Encode(b []byte) []byte {
 	return put(b, &c)
 }
 
-// DecodeOpened decodes the body of the message and returns the encryption in it.
-func DecodeOpened(b []byte) (encrypt int, err error) {
+// DecodeOpened decodes the body of the message.
+func DecodeOpened(b []byte) (provider string, encrypt int, err error) {
 	var c C.rfaas_agent_opened
-	err = exactly(OpOpen, b, &c)
-	return int(c.encrypt), err
+	if err := exactly(OpOpen, b, &c); err != nil {
+		return "", 0, err
+	}
+	var t texts
+	return t.of("provider", c.provider[:]), int(c.encrypt), t.err
 }
 
 // DecodeReleased decodes the body of the message.
