@@ -20,7 +20,7 @@ type Event struct {
 	Worker int           // EventWorkerDied: index of the worker
 	In     time.Duration // EventDraining, EventExpiring: time until the end
 	Reason string
-	Lost   int // earlier events that were dropped because nobody took them in time
+	Lost   int // number of earlier events that were dropped because OnEvent blocked
 }
 
 // eventsEvery is how often a lease with OnEvent polls for events. The C library has no thread that could wait for them: a poll also

@@ -27,9 +27,9 @@ type Options struct {
 	SecretFile     string // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
 	TokenFile      string // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
 	AllowPlaintext bool   // use no TLS, also for addresses that are neither loopback nor unix sockets
-	// DataEncryption is of the data of calls on tcp: "on" (unless all addresses of a connection are loopback), "require" (always) or "off".
-	// An executor between nodes that does not agree is refused. Empty: RFAAS_DATA_ENCRYPTION, else on. With AllowPlaintext, "on" leaves the
-	// choice to the executor.
+	// DataEncryption is the encryption of the data of calls on tcp: "on" (unless all addresses of a connection are loopback), "require"
+	// (always) or "off". An executor on another node with a setting that contradicts this one is refused. With
+	// AllowPlaintext, "on" leaves the choice to the executor. Empty: RFAAS_DATA_ENCRYPTION, else on.
 	DataEncryption string
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
 	// CachedLeases is how many released leases the session caches for later leases with the same terms; 0: RFAAS_CACHED_LEASES

@@ -383,7 +383,7 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
     if (!r.status)
         return take_candidate(a, &r);
     rfaas_reply_free(&r);
-    bool strange = a->from && r.generation != a->from; /* this agent does not know the search that it was to continue */
+    bool strange = a->from && r.generation != a->from; /* this agent does not know the search that it should continue */
     if ((r.lost || strange) && ++a->lost < RFAAS_AGENT_ATTEMPTS)
         return start(a);
     return finished(a, rfaas_api_fail(r.status, 0, "%s", *r.text ? r.text : rfaas_strerror(r.status)));

@@ -139,8 +139,9 @@ typedef struct rfaas_agent_spec {
 } rfaas_agent_spec;
 
 /* One step towards a lease. The first step for a key has the spec, or names a granted lease to whose workers the library could not
- * connect. Then the search for that lease continues without its executor, and the library releases it after the step. A step may offer channels. If the next candidate has their provider, the agent asks it for the lease with them. Otherwise the reply
- * names the candidate and the provider that it needs. Followed by `offers` blobs: none, or one for each worker. */
+ * connect. In the latter case the search for that lease continues without its executor, and the library releases that lease after the
+ * step. A step may offer channels. If the next candidate has their provider, the agent asks it for the lease with them. Otherwise the
+ * reply names the candidate and the provider that it needs. Followed by `offers` blobs: none, or one for each worker. */
 typedef struct rfaas_agent_acquire {
     uint64_t key;     /* of the new lease, chosen by the library; its low bits are the lease's line in the page */
     uint64_t session;

@@ -220,8 +220,8 @@ static int find_program(reach *r, char *out, size_t room) {
                   "install it, or set RFAAS_AGENT to its path", *dir ? dir : "the library");
 }
 
-/* Descriptors that must not outlive their use: another process could neither start an agent nor find out that there is none. Of one
- * thread at a time. */
+/* Descriptors that must be closed after use. While one is open, another process can neither start an agent nor find out that there is none.
+ * Used by one thread at a time. */
 static struct {
     int lock, listening, log;
 } starting = {-1, -1, -1};

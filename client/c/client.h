@@ -160,14 +160,14 @@ typedef struct rfaas_acquisition {
     const char *at;      /* executor to ask first, or NULL */
     int64_t wait_ns;     /* how long the agent waits for an executor that has room */
     int64_t until;       /* deadline of the present step */
-    int64_t patience;    /* when no further executor is asked after one whose workers cannot be reached */
+    int64_t patience;    /* time (ns) from which no other executor is asked if workers cannot be reached */
     rfaas_ticket ticket; /* of the present step */
     uint64_t cached;     /* key of the cached grant whose channels are offered; 0: none */
     bool offered;        /* channels of grant->provider are */
     bool done;
     int64_t starved; /* since when rfaas_api_starved has been true; 0: it is not */
     uint32_t lost;  /* agents that ended during it */
-    uint32_t from;  /* generation of the agent that knows the lease from which a step went on; 0: no step did */
+    uint32_t from;  /* generation of the agent whose search is to continue after unreachable workers; 0: none */
     int status;     /* once it is done */
     char text[512]; /* of its error */
 } rfaas_acquisition;

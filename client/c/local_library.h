@@ -9,18 +9,18 @@ typedef struct rfaas_local rfaas_local;
 /* As functions of workers are (rfaas_function.h). */
 typedef uint32_t rfaas_local_fn(void *args, uint32_t size, void *res);
 
-/* rfaas_local_open opens a library by its path (relative to the current directory also without a slash), or, where that is NULL,
- * by its bytes. Its constructors run. DP_BAD_LIBRARY: err->msg is the dynamic linker's reason. */
+/* rfaas_local_open opens a library by its path (relative to the current directory, even without a slash), or if the path is
+ * NULL, by its bytes. Its constructors run. DP_BAD_LIBRARY: err->msg is the dynamic linker's reason. */
 int rfaas_local_open(const char *path, const void *data, uint64_t size, rfaas_local **out, dp_error *err);
 
-/* rfaas_local_close closes it, which must not be in use. NULL does nothing. */
+/* rfaas_local_close closes a library that is not in use. NULL does nothing. */
 void rfaas_local_close(rfaas_local *l);
 
 /* rfaas_local_find returns a function of the library itself, not of those that it is linked with; NULL: there is none. */
 rfaas_local_fn *rfaas_local_find(const rfaas_local *l, const char *name);
 
-/* rfaas_local_call calls f, with payload and result in memory of the library's own: functions may write to their arguments, and more to a
- * result than is wanted, up to `limit` bytes of either, which is the same in every call. *got is the result's size. One
+/* rfaas_local_call calls f. It copies payload and result through memory of the library, with `limit` bytes for each, because functions may
+ * write to their arguments, and may write a larger result than is wanted. `limit` is the same in every call. *got is the result's size. One
  * thread at a time. DP_TOO_LARGE: the payload, and f was not called; DP_RESULT_TOO_LARGE: it was; DP_FATAL: no memory. */
 int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, uint64_t limit, const void *in, uint32_t in_size, void *out, uint32_t capacity,
                   uint32_t *got);

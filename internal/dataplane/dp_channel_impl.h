@@ -106,7 +106,7 @@ void dp_channel_end_calls(dp_channel *ch, int status);
 /* Probes the peers of channels with calls in flight, unless that was done lately. Abandoned calls count, too: only a reply or the end of
  * the peer frees their slots. */
 void dp_lane_probe(dp_lane *lane, int64_t now);
-/* Looks after peers for a thread that waits for something else than a reply: runs the idle function, probes, and reaps. */
+/* Looks after peers for a thread that waits for something other than a reply: runs the idle function, probes, and reaps. */
 void dp_lane_attend(dp_lane *lane, int64_t now);
 /* After a probe that found the connection whole, with calls under way. */
 void dp_channel_listen(dp_channel *ch, int64_t now);

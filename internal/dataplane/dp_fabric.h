@@ -83,7 +83,7 @@ typedef struct dp_sge {
     uint32_t lkey; /* dp_mem.lkey; ignored with DP_CAP_SYNC_SOURCE and for inline data */
 } dp_sge;
 
-/* Encryption of the data on tcp. Both sides of a connection say in their blobs which one they have, and decide alike. */
+/* Encryption of the data on tcp. Each side of a connection names its value in its blob, and both sides reach the same decision. */
 enum {
     DP_ENCRYPT_OFF = 0,   /* never */
     DP_ENCRYPT_ALLOW = 1, /* only if the peer has ON or REQUIRE */

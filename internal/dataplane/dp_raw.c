@@ -83,13 +83,13 @@ int dp_raw_drain(dp_raw *r, uint32_t *done) {
     return n < 0 ? dp_raw_over(r, n) : DP_OK;
 }
 
-/* Takes the completions of writes that are not waited for. With a server its thread does. */
+/* Takes the completions of writes that are not waited for. If there is a server, its thread takes them. */
 static int settle(dp_raw *r) {
     uint32_t none = 0;
     return r->server ? DP_OK : dp_raw_drain(r, &none);
 }
 
-/* Nothing is waited for now. Completions are taken, so that a keepalive that was answered can be followed by another one. */
+/* No operation is waited for now. Completions are taken, because the next keepalive can only follow when the last one has completed. */
 int dp_raw_broken(dp_raw *r) {
     pthread_mutex_lock(&r->lock);
     if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED && settle(r) == DP_OK)
@@ -99,7 +99,7 @@ int dp_raw_broken(dp_raw *r) {
     return st;
 }
 
-/* Why an operation that waits cannot begin, or DP_OK. */
+/* Returns why an operation that waits cannot begin, or DP_OK. */
 static int may_wait(const dp_raw *r) { return r->server ? DP_UNSUPPORTED : known_broken(r); }
 
 /* Waits until `want` posts have completed. */
@@ -132,7 +132,7 @@ static int await(dp_raw *r, uint32_t want, uint32_t *done, int64_t deadline) {
     }
 }
 
-/* What posting returned: DP_BUSY cannot be, since everything posted before has been waited for or counted. */
+/* Returns what posting returned. DP_BUSY is impossible, because all earlier posts were waited for or are counted. */
 static int posted(dp_raw *r, int st) { return st == DP_OK ? DP_OK : dp_raw_over(r, st); }
 
 static dp_sge scratch_at(const dp_raw *r, uint32_t offset, uint32_t len) {

@@ -1,8 +1,8 @@
 /* Layer: beside the channel (dp_channel.h) and, like it, on the fabric (dp_fabric.h). The channel does not use it. It is the connection to
- * the resource manager's board: package internal/link uses it, by raw.go, and no invocation does.
+ * the resource manager's memory: package internal/link uses it through raw.go. Invocations do not use it.
  *
  * A queue pair for control: remote reads, writes and atomics one at a time, each waited for. Simple and safe rather than
- * fast: data goes through memory of its own, so that a late operation never meets the caller's.
+ * fast: data is copied through memory of the connection, so that a late operation cannot touch the caller's memory.
  *
  * One thread at a time, except where dp_raw_serve says otherwise. */
 #ifndef RFAAS_DP_RAW_H
@@ -50,13 +50,13 @@ int dp_raw_reap(dp_raw *r);
 typedef struct dp_raw_server dp_raw_server;
 
 int dp_raw_server_start(dp_raw_server **out, dp_error *err);
-/* The connections that it serves must be destroyed before. */
+/* Destroy the connections that it serves first. */
 void dp_raw_server_stop(dp_raw_server *s);
 /* dp_raw_server_wakes counts the returns of epoll_wait. Any thread. */
 uint64_t dp_raw_server_wakes(const dp_raw_server *s);
-/* dp_raw_serve lets the server serve a connected r until dp_raw_destroy. Then dp_raw_post, dp_raw_reap and dp_raw_broken are for any one
- * thread beside it, and operations that wait return DP_UNSUPPORTED. A peer that breaks the protocol, or that asks for more than
- * DP_RAW_ANSWERS bytes without receiving them, ends its own connection. */
+/* dp_raw_serve lets the server serve a connected r until dp_raw_destroy. During that time one thread at a time may also use dp_raw_post,
+ * dp_raw_reap and dp_raw_broken. Operations that wait return DP_UNSUPPORTED. A peer that breaks the protocol, or that asks for more than
+ * DP_RAW_ANSWERS bytes without receiving them, loses its own connection. */
 int dp_raw_serve(dp_raw *r, dp_raw_server *s, dp_error *err);
 
 #endif

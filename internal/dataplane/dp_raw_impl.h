@@ -12,8 +12,8 @@ struct dp_raw {
     dp_mem *scratch;
     pthread_mutex_t lock; /* with a server: everything below, and all use of cq and qp */
     uint64_t next_id;     /* of the next post; odd ones are not waited for */
-    uint32_t posted;      /* writes ever posted, */
-    uint32_t reaped;      /* and those whose completion came */
+    uint32_t posted;      /* writes that were posted, */
+    uint32_t reaped;      /* and those of them that have completed */
     int status;           /* what ended the connection */
     dp_raw_server *server; /* NULL: none */
     uint64_t event;        /* names the connection in epoll */
@@ -22,8 +22,8 @@ struct dp_raw {
 
 /* Records why the connection is over, and returns it. */
 int dp_raw_over(dp_raw *r, int status);
-/* Takes completions until none is there, and executes operations of the peer. *done counts those of waited-for posts, which come in
- * order. 0 or a status. */
+/* Takes all completions, and executes operations of the peer. *done counts the completions of posts that are waited for, which come in
+ * order. Returns 0 or a status. */
 int dp_raw_drain(dp_raw *r, uint32_t *done);
 /* With a server: has epoll watch for the events that the connection needs now. Under r->lock. */
 void dp_raw_watch(dp_raw *r);

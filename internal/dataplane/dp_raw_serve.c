@@ -1,8 +1,8 @@
 /* The thread that serves control connections on devices whose target polls.
  *
  * Each connection has a completion queue and a lock of its own. epoll reports a socket once (EPOLLONESHOT). The thread then polls the
- * connection and watches its socket again. An event names a place and how often it was used, and no memory: a socket that a child
- * process still has open can report an event after the connection is gone. */
+ * connection and watches its socket again. An event names a place in a table and how often the place was used. It has no
+ * address in memory, because a socket that a child process still has open can report an event after the connection is gone. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -43,7 +43,7 @@ static void end(dp_raw *r, int status) {
     dp_qp_break(r->qp, status);
 }
 
-/* Watches for the events that the connection needs. again: also if they are the same, because epoll has reported one. */
+/* Watches for the events that the connection needs. again: even if these events are the same as before, because epoll has reported one. */
 static void rewatch(dp_raw *r, bool again) {
     int fd, events = dp_qp_events(r->qp, &fd);
     if (fd < 0 || r->status)
@@ -180,7 +180,7 @@ int dp_raw_serve(dp_raw *r, dp_raw_server *s, dp_error *err) {
         return dp_fail(err, DP_FATAL, e, "serve remote memory");
     pthread_mutex_lock(&r->lock);
     r->server = s;
-    e = watch(r, EPOLL_CTL_ADD, fd, events) ? errno : 0; /* bytes that are there already are an event */
+    e = watch(r, EPOLL_CTL_ADD, fd, events) ? errno : 0; /* bytes that have arrived already are an event */
     pthread_mutex_unlock(&r->lock);
     if (!e)
         return DP_OK;

@@ -3,13 +3,13 @@
  * in flight and should have arrived. It calls the endpoint's silence function, which can ask the worker's executor. */
 #include "dp_channel_impl.h"
 
-#define SILENT_NS 2000000000  /* when the peer's device is known to have all that was posted, the last keepalive included */
-#define UNSENT_NS 10000000000 /* when it is not: the transport would have given up by then, if the path were at fault */
-#define NS_PER_BYTE 100       /* and so much more for what may be on its way: 10 MB/s */
+#define SILENT_NS 2000000000  /* if the peer's device is known to have all that was posted, the last keepalive included */
+#define UNSENT_NS 10000000000 /* if it is not: the transport would have given up by then, if the path were at fault */
+#define NS_PER_BYTE 100       /* added for each byte that may be on its way: 10 MB/s */
 #define TELL_EVERY_NS 250000000
 #define PROGRESS 65536            /* bytes of payloads that count as a sign of life: 32 KB/s with SILENT_NS */
-/* Most time between two probes that counts as silence. A side that did not poll for longer took nothing from a worker on a device with
- * DP_CAP_POLLED_TARGET, and may have sent it nothing. */
+/* Most time between two probes that counts as silence. On a device with DP_CAP_POLLED_TARGET, a side that did not poll for longer has
+ * received nothing from the worker, and may have sent nothing to it. */
 #define LISTENED_MAX_NS 500000000
 
 static uint64_t bytes_in(const dp_bulk *b) {
@@ -19,7 +19,7 @@ static uint64_t bytes_in(const dp_bulk *b) {
     return units * DP_BULK_UNIT;
 }
 
-/* How long what is under way may take to arrive, and to be answered by a worker that has just finished. */
+/* How long requests and replies in flight may take to arrive, if the worker has just finished. */
 static int64_t patience(const dp_channel *ch) {
     uint64_t bytes = bytes_in(&ch->bulk_in) + bytes_in(&ch->bulk_out) + 2ull * ch->cfg.eager * (ch->n_busy + ch->n_abandoned);
     return (ch->qp->arrived == ch->qp->posted ? SILENT_NS : UNSENT_NS) + (int64_t)(bytes * NS_PER_BYTE);
@@ -28,7 +28,7 @@ static int64_t patience(const dp_channel *ch) {
 void dp_channel_forget_silence(dp_channel *ch) { ch->quiet.since = 0; }
 
 /* Bytes of payloads that the connection has carried since the last answer. What the worker sends counts only up to the size of the
- * results that calls in flight may have, so that a worker cannot avoid its call limit by sending bytes that nobody waits for. */
+ * results that calls in flight may have, so that a worker cannot avoid its call limit by sending bytes that no call waits for. */
 static uint64_t moved(const dp_channel *ch) {
     uint64_t results = bytes_in(&ch->bulk_out) + (uint64_t)ch->cfg.eager * (ch->n_busy + ch->n_abandoned);
     uint64_t received = ch->qp->bytes_received - ch->quiet.received;

@@ -18,12 +18,12 @@ typedef struct room {
 
 /* Makes room in a send queue that filled up in the middle of a request, which must not start again from its beginning. DP_BUSY: post
  * the same message again. After DP_DEADLINE and DP_LEASE_ENDED, the messages that were posted have no effect: no request follows them, and
- * later messages overwrite what they have written. */
+ * later messages overwrite their data. */
 static int make_room(dp_channel *ch, room *r) {
     int64_t now = dp_now_ns();
     if (!r->since)
         r->since = now;
-    bool polled = ch->ep->dev->caps & DP_CAP_POLLED_TARGET; /* there is no new room while the worker runs a function */
+    bool polled = ch->ep->dev->caps & DP_CAP_POLLED_TARGET; /* no room is made while the worker runs a function */
     if (!dp_lane_progress(ch->lane)) {
         if (polled && now - r->since > POLLED_STEP_NS)
             dp_cq_wait(ch->lane->cq, POLLED_STEP_NS);

@@ -64,7 +64,7 @@
 #define DP_TCP_CONNECT_MS 2000   /* how long dp_qp_connect waits for its peer */
 #define DP_TCP_STRANGERS 128     /* most accepted sockets without a whole hello */
 
-/* dp_tcp_preload loads what encrypted connections need, for processes that are forked from this one. dp_dev_open reports an error. */
+/* dp_tcp_preload loads what encrypted connections need, for processes that are forked from this one. If that fails, dp_dev_open reports it. */
 void dp_tcp_preload(void);
 
 /* dp_tcp_hello_token checks the magic and version of a hello of DP_TCP_HELLO_SIZE bytes and returns the receiver's token:

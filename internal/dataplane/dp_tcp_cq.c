@@ -116,7 +116,7 @@ static bool watch(tcp_cq *cq, tcp_qp *qp) {
 int tcp_qp_events(dp_qp *q, int *fd) {
     const tcp_qp *qp = tcp_qp_of(q);
     *fd = qp->peer.fd;
-    return (int)(wanted(qp) | (qp->more ? EPOLLOUT : 0)); /* a socket that takes data is an event at once */
+    return (int)(wanted(qp) | (qp->more ? EPOLLOUT : 0)); /* if the socket takes data now, there is an event at once */
 }
 
 void tcp_close(tcp_qp *qp) {

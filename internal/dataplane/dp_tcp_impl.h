@@ -235,8 +235,8 @@ int tcp_post_recv(dp_qp *q, uint64_t wr_id);
 
 /* Sets the device's encryption to a DP_ENCRYPT_* value, after its addresses. */
 int tcp_seal_open_device(tcp_dev *dev, int wanted, dp_error *err);
-/* Decides by the settings and addresses of both sides whether they encrypt their connection; both decide alike. Errors: DP_UNSUPPORTED (the
- * settings exclude each other, or libcrypto is missing). */
+/* Decides by the settings and addresses of both sides whether they encrypt their connection. Both sides reach the same decision. Errors:
+ * DP_UNSUPPORTED (the settings contradict each other, or libcrypto is missing). */
 int tcp_seal_decide(const tcp_dev *dev, const tcp_blob *peer, bool *seals, dp_error *err);
 /* Makes the keys of a new connection. */
 int tcp_seal_start(tcp_qp *qp, const tcp_blob *peer, dp_error *err);

@@ -110,7 +110,7 @@ static int send_pieces(tcp_qp *qp, const piece *p, int n) {
     return DP_OK;
 }
 
-/* The same for an encrypted connection. What is sealed is sent before the rest is, so that the peer can begin to open it. */
+/* The same for an encrypted connection. Records are sent before the rest of the message is sealed, so that the peer can open them meanwhile. */
 static int seal_pieces(tcp_qp *qp, const piece *p, int n) {
     bool full = false;
     for (int i = 0; i < n; i++) {

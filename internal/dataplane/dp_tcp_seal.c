@@ -7,7 +7,7 @@
 
 /* ---- records ---- */
 
-/* Derives what follows from a secret: SHA-256 over the secret and one byte. */
+/* Derives a value from a secret: SHA-256 over the secret and one byte. */
 static bool derive(const uint8_t secret[DP_CRYPTO_SUM], uint8_t what, uint8_t out[DP_CRYPTO_SUM]) {
     uint8_t text[DP_CRYPTO_SUM + 1];
     memcpy(text, secret, DP_CRYPTO_SUM);
@@ -36,7 +36,7 @@ void tcp_key_end(tcp_key *k) {
     explicit_bzero(k, sizeof *k);
 }
 
-/* Begins the next record: its nonce, and from time to time a new key. */
+/* Begins the next record: computes its nonce, and changes the key if that is due. */
 static bool next_record(tcp_key *k, uint8_t nonce[DP_CRYPTO_IV]) {
     if (k->records && k->records % k->rekey_after == 0) {
         uint8_t next[DP_CRYPTO_SUM];
@@ -126,7 +126,7 @@ int tcp_seal_decide(const tcp_dev *dev, const tcp_blob *peer, bool *seals, dp_er
 
 /* ---- keys ---- */
 
-/* What the secret of a direction follows from: all bytes of fixed size, and the two secrets first. */
+/* The secret of a direction is the SHA-256 of this. All fields have a fixed size. */
 typedef struct tcp_origin {
     uint8_t secrets[2][DP_TCP_SECRET_SIZE]; /* of the side that opened the socket, and of the other side */
     char label[15];

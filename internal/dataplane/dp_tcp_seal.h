@@ -20,7 +20,7 @@ _Static_assert(TCP_SEAL_IN >= TCP_RECORD_MAX + TCP_RECORD_EXTRA, "a record fits"
 /* One direction of a connection. */
 typedef struct tcp_key {
     dp_cipher *cipher;
-    uint64_t records;               /* that were sealed or opened with all keys so far; never wraps */
+    uint64_t records;               /* sealed or opened so far, with all keys together; never wraps */
     uint64_t rekey_after;           /* TCP_REKEY_AFTER, or less in tests */
     uint8_t iv[DP_CRYPTO_IV];
     uint8_t secret[DP_CRYPTO_SUM];  /* key, iv and the next secret follow from it */
