@@ -26,7 +26,7 @@ func (c *client) admit(r *request) {
 			return
 		}
 		if r.acquire.First {
-			if from := r.acquire.From; from != 0 { // before its release, which may follow at once
+			if from := r.acquire.From; from != 0 { // found here, because its release may follow at once
 				if r.from, r.err = c.lease(opLease, from); r.err != nil {
 					return
 				}
@@ -215,7 +215,7 @@ func (l *lease) plan(m *protocol.Acquire, r *request) error {
 	return err
 }
 
-// planBeyond continues the search that has found the lease old, without the executor of old.
+// planBeyond continues the search that led to the lease old. It does not ask the executor of old again.
 func (l *lease) planBeyond(old *lease, reason string) error {
 	old.mu.Lock()
 	defer old.mu.Unlock()

@@ -82,7 +82,7 @@ func exchange(ctx context.Context, socket string, op protocol.Op) ([]byte, error
 	return body, nil
 }
 
-// checkOwner returns an error unless the process behind a connection is of this user.
+// checkOwner returns an error unless the process behind a connection runs as this user.
 func checkOwner(conn *net.UnixConn) error {
 	cred, err := credentials(conn)
 	if err != nil {

@@ -73,7 +73,7 @@ type request struct {
 	acquire protocol.Acquire
 	adopt   protocol.Adopt
 	lease   *lease
-	from    *lease // that acquire names, or nil
+	from    *lease // named by acquire.From, or nil
 	ctx     context.Context
 	err     error
 }
@@ -386,7 +386,7 @@ func (c *client) answer(r *request) {
 	}
 }
 
-// run runs a request. The caller calls after, if it is not nil, after it has sent the reply or failed to.
+// run executes a request. If after is not nil, the caller calls it when it has sent the reply, or has failed to send it.
 func (c *client) run(r *request) (after func(sent bool), reply body, err error) {
 	switch r.Op {
 	case protocol.OpAcquire:

@@ -29,7 +29,7 @@ const (
 )
 
 // Path returns the path of the socket of this user's and job's agent, as the client library finds it: $RFAAS_AGENT_SOCKET,
-// else agent-NET.sock or agent-NET-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if the library cannot use or make the former.
+// else agent-NET.sock or agent-NET-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if the library can neither use nor make the former.
 // NET is the inode of the network namespace and JOB is $SLURM_JOB_ID. Path makes no directory. Errors: ErrDirectory, or fs.ErrNotExist
 // if the library would make the directory first.
 func Path(getenv func(string) string) (string, error) {

@@ -14,9 +14,9 @@ type State uint8
 // The states. Open and Draining are written by the executor, Silent and Left by the manager into the line of one that
 // does not write any more; if it lives after all, its next write says so.
 const (
-	Empty    State = 0                    // nobody is there
-	Open     State = api.ExecutorOpen     // gives out leases
-	Draining State = api.ExecutorDraining // gives out no more
+	Empty    State = 0                    // the slot has no executor
+	Open     State = api.ExecutorOpen     // grants leases
+	Draining State = api.ExecutorDraining // grants no more leases
 	Silent   State = api.ExecutorSilent   // has not written for some heartbeats
 	Left     State = api.ExecutorLeft     // has signed off
 )

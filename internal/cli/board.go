@@ -16,11 +16,11 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
-// attachEvery is how soon a connection to the memory is tried again that could not be made.
+// attachEvery is the time from a failed attempt to connect to the memory to the next one.
 const attachEvery = 30 * time.Second
 
-// boardView lists executors as the resource manager's memory has them, by remote reads. On shm and verbs they cost the manager nothing and
-// succeed while it is stopped. Where its memory cannot be reached, it lists them by message. One goroutine.
+// boardView lists executors by remote reads of the resource manager's memory. On shm and verbs these reads cost the manager nothing and
+// succeed while it is stopped. If the memory cannot be reached, boardView asks the manager by message. One goroutine.
 type boardView struct {
 	app     *app
 	manager string
@@ -31,7 +31,7 @@ type boardView struct {
 	reader  *board.Reader
 
 	provider string    // by which it is attached
-	tried    time.Time // when a connection could not be made
+	tried    time.Time // when the last attempt to connect failed
 }
 
 func (a *app) openBoard(manager string) (*boardView, error) {
@@ -181,7 +181,8 @@ func (a *app) checkBoard(ctx context.Context, manager string) finding {
 	case err == nil:
 		return ok(check, "reached by %s", v.provider)
 	case errors.Is(err, link.ErrNoWay), errors.As(err, &unreachable):
-		return note(check, "without an RDMA device, start the resource manager with tcp among its providers, and data-listen at an address of its network",
+		return note(check, "without an RDMA device, start the resource manager with tcp among its providers, and set data-listen to an address "+
+			"of its network",
 			"executors and clients of this node use messages: %v", err)
 	}
 	return note(check, "", "not checked: %s", control.Text(err))

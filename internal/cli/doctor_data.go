@@ -47,7 +47,7 @@ func (a *app) checkData(ctx context.Context, executorAddr, manager string) findi
 	if left > 0 {
 		more = fmt.Sprintf("; %d more were not asked", left)
 	}
-	return ok(check, "%d of executors on tcp can be reached%s", len(addresses), more)
+	return ok(check, "executors on tcp that can be reached: %d%s", len(addresses), more)
 }
 
 // dataPorts returns the data addresses of executors by their control addresses.

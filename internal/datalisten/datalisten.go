@@ -18,11 +18,11 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// Receiver is what waits for one data connection.
+// Receiver waits for one data connection.
 type Receiver interface {
-	// Connect takes over a connection and the hello that began it. It must not keep conn, but a duplicate of its descriptor.
+	// Connect takes over a connection and the hello that began it. It must not keep conn. It may keep a duplicate of the descriptor.
 	Connect(conn *net.TCPConn, hello []byte) error
-	// Done is closed when the receiver waits no longer.
+	// Done is closed when the receiver no longer waits.
 	Done() <-chan struct{}
 }
 

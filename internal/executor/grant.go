@@ -35,14 +35,14 @@ type requests struct {
 	e      *Executor
 	stream grpc.BidiStreamingServer[control.LeaseRequest, control.LeaseReply]
 
-	turn chan struct{} // capacity 1: filled from a request to its reply, and for ever when nothing is answered any more
+	turn chan struct{} // capacity 1: full from a request to its reply, and for ever after the last reply
 }
 
-// lastReply is how long a caller who does not read may keep the port from closing.
+// lastReply is how long a caller that does not read may keep the port from closing.
 const lastReply = 200 * time.Millisecond
 
-// Leasing answers lease requests one after the other, until the caller ends the stream, one fails, or the port closes. Only the end of
-// this function ends a read, so another goroutine reads, and answers there and then.
+// Leasing answers lease requests one after the other, until the caller ends the stream, one fails, or the port closes. A
+// blocked read ends only when this function returns, so another goroutine reads the requests and answers them.
 func (e *Executor) Leasing(stream grpc.BidiStreamingServer[control.LeaseRequest, control.LeaseReply]) error {
 	closing := control.Closing(stream.Context())
 	r := &requests{e: e, stream: stream, turn: make(chan struct{}, 1)}
@@ -77,7 +77,7 @@ func (r *requests) serve() error {
 	}
 }
 
-// mostWait is longer than anybody waits.
+// mostWait is longer than any caller waits.
 const mostWait = 24 * time.Hour
 
 // answer grants or refuses one request.
@@ -86,7 +86,7 @@ func (r *requests) answer(req *control.LeaseRequest) error {
 	select {
 	case r.turn <- struct{}{}:
 		defer func() { <-r.turn }()
-	case <-ctx.Done(): // it has ended with the port
+	case <-ctx.Done(): // the stream has ended because the port closes
 		return ctx.Err()
 	}
 	if wait := req.GetWaitMs(); wait > 0 {

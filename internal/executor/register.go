@@ -149,7 +149,7 @@ func (r *registrar) register(run context.Context) (*control.RegisterReply, error
 	return r.client.Register(ctx, &control.RegisterRequest{ProtocolVersion: control.ProtocolVersion, Address: r.address, Info: r.info()})
 }
 
-// attach connects to the manager's memory. The error says why messages must do.
+// attach connects to the manager's memory. The error says why messages are used instead.
 func (r *registrar) attach(run context.Context) error {
 	ctx, cancel := context.WithTimeout(run, managerCall)
 	defer cancel()

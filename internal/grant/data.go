@@ -16,7 +16,7 @@ import (
 const CheckDataTime = 2 * time.Second
 
 // CheckData connects to the data address of an executor on tcp, as a client does to call functions, and closes the connection. The executor
-// is reached at address for control messages. An error says why no client of this node can use the data address, and remedy what to do.
+// is reached at address for control messages. An error says why no client of this node can use the data address, and remedy says what to do.
 func CheckData(ctx context.Context, address, data string) (remedy string, err error) {
 	at, err := netip.ParseAddrPort(data)
 	if err != nil {

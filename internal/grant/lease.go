@@ -360,12 +360,12 @@ func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr st
 // ---- the stream of requests to an executor ----
 
 // leasing is a stream of lease requests. It stays open between requests, which saves both sides the cost of beginning and ending a gRPC
-// call. Use by one goroutine at a time.
+// call. One goroutine at a time may use it.
 type leasing struct {
 	stream grpc.BidiStreamingClient[control.LeaseRequest, control.LeaseReply]
 	cancel context.CancelFunc
 	began  time.Time
-	used   bool // it has had a reply
+	used   bool // a reply has been received
 	peer   peer.Peer
 }
 
@@ -410,7 +410,7 @@ func begin(ctx context.Context, cl control.ExecutorClient) (*leasing, error) {
 	return &leasing{stream: stream, cancel: cancel, began: time.Now()}, nil
 }
 
-// patience returns the error for a stream, which is that of ctx if ctx has ended the stream.
+// patience returns the error of a stream: that of ctx if ctx has ended the stream, else err.
 func patience(ctx context.Context, err error) error {
 	if ctx.Err() != nil && (status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled)) {
 		return status.FromContextError(ctx.Err()).Err()
@@ -453,9 +453,10 @@ func (s *leasing) exchange(req *control.LeaseRequest) (*control.LeaseReply, erro
 	return r, err
 }
 
-// lease sends a request and returns its reply and the end of the connection from which it came. If the stream or the connection breaks,
-// or the executor no longer accepts the stream's credential, it repeats the request once on a new stream. The request id is the same, so the executor answers with the first grant if
-// there was one. A reply of the executor is final, also if its error is of the class connection.
+// lease sends a request and returns its reply, and the peer of the connection from which the reply came. If the stream or the connection
+// breaks, or the executor no longer accepts the stream's credential, it repeats the request once on a new stream. The request id is the
+// same, so the executor answers with the first grant if there was one. A reply of the executor is final, even if its error is of the class
+// connection.
 func (c *shared) lease(ctx context.Context, addr string, cl control.ExecutorClient, req *control.LeaseRequest) (*control.LeaseReply, *peer.Peer, error) {
 	s := c.rested(addr)
 	for again := false; ; again = true {

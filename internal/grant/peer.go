@@ -11,7 +11,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// home is the address of an executor as this process reaches it for control messages. An executor chooses the address at which its clients
+// home is the address at which this process reaches an executor for control messages. An executor chooses the address at which its clients
 // reach workers on tcp. home bounds that choice, so that an executor on another node cannot make clients connect to services of their own
 // node, which may trust every local process.
 type home struct {
@@ -51,7 +51,7 @@ func ownAddresses() (own []netip.Addr) {
 	return own
 }
 
-// refuse returns why this process must not connect to an address that the executor names; "": it may.
+// refuse returns why this process must not connect to an address that the executor names, or "" if it may connect.
 func (h home) refuse(a netip.Addr, own []netip.Addr) string {
 	a = a.Unmap().WithZone("")
 	switch {
@@ -66,13 +66,13 @@ func (h home) refuse(a netip.Addr, own []netip.Addr) string {
 	case slices.Contains(own, a):
 		return "is an address of this node, and the executor is on another node"
 	case a.IsLinkLocalUnicast() && !h.ip.IsLinkLocalUnicast():
-		return "is a link-local address, at which the executor is not reached for control messages"
+		return "is a link-local address, and the control address of the executor is not"
 	}
 	return ""
 }
 
-// checkWorkers returns an error if this process must not connect to an address in the blobs of workers on tcp, which came from p. home is
-// that of the executor on tcp. Malformed blobs are left to the client library, which refuses them.
+// checkWorkers returns an error if this process must not connect to an address in the blobs of workers on tcp. p sent the blobs. For provider
+// tcp, h is the home of the executor. Malformed blobs are left to the client library, which refuses them.
 func (cand *Candidate) checkWorkers(op string, p *peer.Peer, workers ...Worker) (h home, err error) {
 	if cand.Provider != "tcp" {
 		return home{}, nil

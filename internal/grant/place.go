@@ -22,7 +22,7 @@ const refreshAfter = 10 * time.Second
 // refreshSoon is its largest age when no executor was found with it, since one may have registered on this node.
 const refreshSoon = 20 * time.Millisecond
 
-// attachEvery is how soon a connection is tried again that could not be made, since an attempt can take seconds on tcp.
+// attachEvery is the time from a failed attempt to connect to the next one. An attempt can take seconds on tcp.
 const attachEvery = 30 * time.Second
 
 // places reads the manager's board. It attaches when it is first used, and again after an error, since a manager that was restarted

@@ -13,7 +13,7 @@ type unreached struct {
 	err     error
 }
 
-// giveUp records that the executor at an address is not asked again.
+// giveUp records that the executor at an address must not be asked again, and why.
 func (p *Pending) giveUp(address string, err error) {
 	p.unreached = append(slices.Clip(p.unreached), unreached{address, err})
 	p.last = nil
@@ -23,7 +23,8 @@ func (p *Pending) gaveUp(address string) bool {
 	return slices.ContainsFunc(p.unreached, func(u unreached) bool { return u.address == address })
 }
 
-// nobody returns the error of a lease for which no candidate is left. It names each executor that granted the lease in vain.
+// nobody returns the error of a lease for which no candidate is left. It names each executor that granted the lease, but whose
+// workers could not be reached.
 func (p *Pending) nobody() error {
 	last, others := p.last, slices.Clone(p.unusable)
 	for i, u := range p.unreached {
@@ -39,8 +40,8 @@ func (p *Pending) nobody() error {
 	return withUnusable(last, others)
 }
 
-// Beyond returns the lease again, for which no executor is asked that was asked for p. h is the lease that p was granted, and reason is why
-// the client could not connect to its workers.
+// Beyond returns a copy of p that asks only executors that p has not asked. h is the lease that p was granted, and reason is why the client
+// could not connect to its workers.
 func (p *Pending) Beyond(h *Held, reason string) (*Pending, error) {
 	const op = "connect to the workers"
 	if p.current < 0 {

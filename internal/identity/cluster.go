@@ -171,9 +171,9 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 }
 
 // IssueNode writes the directory of a node: its certificate for hosts (names or addresses; the first one is the node's
-// name), its key, the keys to check others with, and a certificate for its HTTPS page. Existing files are replaced,
-// in an order in which a daemon finds either a certificate with its own key or a pair that it refuses, so that it keeps
-// the old one. The node's certificate is last: an interrupted renewal is still due.
+// name), its key, the keys to check others with, and a certificate for its HTTPS page. Existing files are replaced
+// in an order that is safe for a running daemon: it finds either a certificate with its own key, or a pair that it refuses,
+// and then it keeps the old one. The node's certificate is last, so an interrupted renewal is still due.
 func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now time.Time) error {
 	if len(hosts) == 0 {
 		return errors.New("a node's certificate needs a name or an address")

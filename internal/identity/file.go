@@ -137,7 +137,7 @@ func WriteFile(path string, b []byte, mode os.FileMode, fresh bool) error {
 	return os.Rename(tmp, path)
 }
 
-// stage writes a temporary file beside path, on the disk, and returns its path. The caller renames or removes it.
+// stage writes and syncs a temporary file beside path, and returns its path. The caller renames or removes it.
 func stage(path string, b []byte, mode os.FileMode) (string, error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {

@@ -18,8 +18,8 @@ type staged struct {
 	tmp  string // path of the temporary file; empty: not written yet
 }
 
-// replace creates a node's directory if necessary and writes files to it, in their order. All are on the disk before the
-// first one replaces an older file. Afterwards it checks that certificates and keys belong together. Concurrent calls
+// replace creates a node's directory if necessary and writes files to it, in their order. All new files are synced before
+// the first one replaces an older file. Afterwards it checks that certificates and keys belong together. Concurrent calls
 // for one directory wait for each other.
 func (c *Cluster) replace(dir string, files []staged) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -56,7 +56,7 @@ func (c *Cluster) replace(dir string, files []staged) error {
 	return checkPairs(dir)
 }
 
-// lockDir opens a directory and takes its lock, for which it waits. Closing the file gives up the lock.
+// lockDir opens a directory and waits for its lock. Closing the file releases the lock.
 func lockDir(dir string) (*os.File, error) {
 	lock, err := os.Open(dir)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 )
 
 // Providers returns the providers by which the node nodeID can reach a manager's memory, the best first: shared memory on the manager's own
-// node, then verbs, then tcp. wanted ("shm", "verbs", "tcp") allows only one. Empty: messages must do.
+// node, then verbs, then tcp. wanted ("shm", "verbs", "tcp") allows only that one. If the result is empty,
+// use messages.
 func Providers(hello *control.ManagerHelloReply, nodeID string, wanted string) []string {
 	var found []string
 	for _, p := range []string{dataplane.SHM, dataplane.Verbs, dataplane.TCP} {
@@ -25,14 +26,15 @@ func Providers(hello *control.ManagerHelloReply, nodeID string, wanted string) [
 // ErrNoWay means that no provider of the manager's memory can be used on this node.
 var ErrNoWay = errors.New("no provider of this node reaches the resource manager's memory")
 
-// Devices are the devices by which a process reaches a manager's memory. Each is opened when it is first tried. One goroutine at a time.
+// Devices are the devices by which a process reaches a manager's memory. Each is opened when it is first tried. One goroutine at a
+// time may use them.
 type Devices struct {
 	Options dataplane.Options // of a verbs device
 	open    []*dataplane.Device
 }
 
-// Try calls attach with the device of each provider, in this order, until it succeeds, and returns that provider. Otherwise the error is
-// the last one of attach, or ErrNoWay if no device could be opened.
+// Try calls attach with the device of each provider, in this order, until it succeeds, and returns that provider. Otherwise it
+// returns the last error of attach, or ErrNoWay if no device could be opened.
 func (d *Devices) Try(providers []string, attach func(*dataplane.Device) error) (provider string, err error) {
 	err = ErrNoWay
 	for _, p := range providers {

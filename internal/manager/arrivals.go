@@ -69,7 +69,8 @@ func (a *arrivals) close() {
 }
 
 // expect completes a connection when its peer connects. mine and peers are the blobs of the two sides; name describes the peer in the log.
-// connected is called when the connection is complete, lost when it is not within attachWithin or cannot be completed. Either may be nil.
+// connected is called when the connection is complete. lost is called if it is not complete within attachWithin, or cannot be completed.
+// Either may be nil.
 func (a *arrivals) expect(conn *dataplane.Conn, mine, peers []byte, name string, connected, lost func()) error {
 	x := &arrival{a: a, conn: conn, peers: peers, done: make(chan struct{}), connected: connected, lost: lost}
 	token, ok := dataplane.BlobToken(mine)
@@ -79,7 +80,7 @@ func (a *arrivals) expect(conn *dataplane.Conn, mine, peers []byte, name string,
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
-		return &dataplane.Error{Op: "connect", Status: dataplane.StatusConnection, Detail: "the resource manager ends"}
+		return &dataplane.Error{Op: "connect", Status: dataplane.StatusConnection, Detail: "the resource manager is shutting down"}
 	}
 	if err := a.data.Expect(token, name, x); err != nil {
 		return err
@@ -104,7 +105,7 @@ type arrival struct {
 // Done implements datalisten.Receiver.
 func (x *arrival) Done() <-chan struct{} { return x.done }
 
-// settle reports whether the caller is the first that decides about the arrival.
+// settle ends the wait for the peer. It returns true for the first caller only, which decides the outcome.
 func (x *arrival) settle() (first bool) {
 	x.once.Do(func() {
 		first = true
@@ -130,7 +131,7 @@ func (x *arrival) Connect(c *net.TCPConn, hello []byte) error {
 	}
 	err := x.a.device.Hand(c, hello)
 	if err == nil {
-		err = x.conn.Connect(context.Background(), x.peers) // at once: the peer is there
+		err = x.conn.Connect(context.Background(), x.peers) // does not block: the peer has connected
 	}
 	if err == nil {
 		err = x.conn.Serve(x.a.server)

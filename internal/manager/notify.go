@@ -132,7 +132,7 @@ func (n *notifier) pass() (behind bool) {
 		case err == nil:
 			s.told = box.Changes + 1
 		case errors.Is(err, dataplane.ErrBusy):
-			behind = behind || !s.polls // a subscriber that polls may take long: sweep tries again
+			behind = behind || !s.polls // a subscriber that polls may take long, so sweep tries again
 		default:
 			n.drop(s)
 		}
