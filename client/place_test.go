@@ -108,8 +108,8 @@ func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
 	}
 }
 
-// Over tcp the manager's process serves its memory. While it is stopped, reads fail within a bound, a new lease ends in an error that
-// names the manager, and leases go on. Afterwards executors are found again.
+// Over tcp the manager's process serves its memory. While it is stopped, reads fail within a bound, a request for a lease ends in an error
+// that names the manager, and existing leases go on. When it continues, executors are found again.
 func TestPlacementByTCP(t *testing.T) {
 	secret := secretFile(t)
 	m := start(t, managerProgram, secret, "--providers", "tcp", "--heartbeat", "250ms", "--executors", "64")

@@ -1,4 +1,4 @@
-/* Compares round trips of the tcp provider with those of a bare pair of TCP sockets, and encrypted ones with others, on loopback. Both
+/* Compares round trips of the tcp provider with those of a bare pair of TCP sockets, and encrypted ones with unencrypted ones, on loopback. Both
  * sides spin, each on its own processor if there are two. Each round measures all kinds, and the result is the median of the rounds'
  * ratios, because a time depends as much on the machine and its load as on the program.
  *

@@ -135,7 +135,7 @@ func TestExecutorsFromMemory(t *testing.T) {
 	}
 }
 
-// On tcp the list is read from the manager's memory too. If no connection can be made, the manager is asked, and the reason is said.
+// On tcp the list is read from the manager's memory too. If no connection can be made, the manager is asked, and the command prints the reason.
 func TestExecutorsOverTCP(t *testing.T) {
 	for _, k := range []struct{ advertise, by, doctor, said string }{
 		{"127.0.0.1", "memory", "reached by tcp", ""},

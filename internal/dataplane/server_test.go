@@ -67,7 +67,7 @@ func (h *hall) accept() {
 	}
 }
 
-// conn makes a connection that peers reach the memory by.
+// conn makes a connection through which peers reach the memory.
 func (h *hall) conn() (c *Conn, blob []byte) {
 	h.t.Helper()
 	c, err := h.domain.NewConn(h.memory)

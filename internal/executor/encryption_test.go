@@ -9,7 +9,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 )
 
-// Without libcrypto an executor starts only if no client could get its data in the clear from another node, or be refused by surprise.
+// Without libcrypto an executor starts only if its settings and its data address do not demand encryption.
 func TestDataEncryptionWithoutLibrary(t *testing.T) {
 	const far, near = "10.0.0.1:7200", "127.0.0.1:7200"
 	missing := func() error { return errors.New("no libcrypto.so.3: install libssl3") }

@@ -40,7 +40,7 @@ func tcpBlob(t *testing.T, addresses string) []byte {
 	return blob
 }
 
-// A client connects to no address of its own node that an executor on another node names, and to no address of a group. An executor on
+// If an executor on another node names an address of the client's own node, or a group address, the client does not connect to it. An executor on
 // this node may name the addresses of this node.
 func TestAddressesOfWorkers(t *testing.T) {
 	own := []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8::1")}
@@ -109,7 +109,7 @@ func TestAddressesOfWorkers(t *testing.T) {
 	}
 }
 
-// A connection to an address of this node is one to this node, also if another address of it is the other end.
+// A connection to any address of this node counts as a connection to this node, even if its two ends have different addresses.
 func TestHome(t *testing.T) {
 	own := []netip.Addr{netip.MustParseAddr("198.51.100.1")}
 	for _, k := range []struct {

@@ -21,7 +21,7 @@ static void tell(void *arg, const dp_channel *ch, dp_silence silence) {
 
 /* ---- the rule ---- */
 
-/* Probes every 100 ms for this many seconds of the clock `at`, while the connection carries so many bytes between two probes. Returns
+/* Probes every 100 ms for this many seconds of the clock `at`, while the connection carries the given bytes between two probes. Returns
  * how often the channel reported silence. */
 static uint32_t probes(dp_channel *ch, told *t, int64_t *at, int seconds, uint32_t acked, uint32_t received) {
     t->times = 0;

@@ -35,8 +35,8 @@ extern uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 /* What the next agent does. */
 extern int fake_adopts_ms, fake_reads_ms;        /* the time it takes to adopt the first lease, and before it reads at all */
 extern uint32_t fake_ends_at, fake_ends;         /* this operation it does not answer but ends, so many times */
-extern uint32_t fake_unreached;                  /* so many grants on tcp name workers that have ended */
-extern uint32_t fake_leaves, fake_refused;       /* after so many of these grants the agent ends; steps that went on from an earlier agent's */
+extern uint32_t fake_unreached;                  /* number of grants on tcp to come that name workers that have ended */
+extern uint32_t fake_leaves, fake_refused;       /* such grants until the agent ends; refused steps from an earlier agent's lease */
 /* When set: called for the first step of an acquisition that offers no cached channels; the reply then says that channels were handed
  * over. Under fake_mu. */
 extern void (*fake_hands)(uint32_t id);

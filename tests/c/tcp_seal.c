@@ -33,7 +33,7 @@ static const int8_t near[4][4] = {{PLAIN, PLAIN, PLAIN, REFUSED}, {PLAIN, PLAIN,
                     far[4][4] = {{PLAIN, PLAIN, REFUSED, REFUSED}, {PLAIN, PLAIN, SEALED, SEALED}, {REFUSED, SEALED, SEALED, SEALED},
                                  {REFUSED, SEALED, SEALED, SEALED}};
 
-/* The decision of a device with this setting about a peer with that one. */
+/* The decision of a device with setting `own` about a peer with setting `other`. */
 static int decision(dp_dev_options o, int own, int other, const char *address) {
     dp_dev *dev;
     dp_error err;
@@ -85,7 +85,7 @@ T_CASE(encrypt_blobs, "tcp/encrypt-blobs", .providers = T_TCP) {
     CHECK_REFUSED(tcp_blob_check(&b, sizeof b, &copy, &err), DP_BAD_BLOB, err);
     b.encrypt = DP_ENCRYPT_ON, b.reserved[6] = 1;
     CHECK_REFUSED(tcp_blob_check(&b, sizeof b, &copy, &err), DP_BAD_BLOB, err);
-    /* A queue pair that does not encrypt has no secret in its blob. Others have another one in each life. */
+    /* A queue pair that does not encrypt has no secret in its blob. One that does gets a new secret with each reset. */
     end e;
     card first, second;
     for (int encrypt = DP_ENCRYPT_OFF; encrypt <= DP_ENCRYPT_REQUIRE; encrypt++) {

@@ -1,4 +1,4 @@
-/* libibverbs and libcrypto are loaded when they are needed, and what is said when it cannot be. */
+/* libibverbs and libcrypto are loaded only when they are needed. If one cannot be loaded, the error says why. */
 #include <dlfcn.h>
 #include <stdlib.h>
 

@@ -193,7 +193,7 @@ func TestFullRuntimeDirectory(t *testing.T) {
 	})
 }
 
-// The library and rfaas agent do not use the agent of another user, also not of root. The error names both users.
+// The library and rfaas agent do not use the agent of another user, not even of root. The error names both users.
 func TestAgentSocketOfAnotherUser(t *testing.T) {
 	crosses(t)
 	testkit.Root(t, "can become another user")

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A client that cannot connect to the workers of one executor gets its lease from another one. If all are so, the error names each of
-// them and says what to do.
+// A client that cannot connect to the workers of one executor gets its lease from another one. If it can connect to none, the
+// error names each of them and says what to do.
 func TestUnreachedWorkers(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		t.Skip("the subject is provider tcp")

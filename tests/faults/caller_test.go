@@ -40,8 +40,8 @@ const (
 	flights = 8 // requests in flight
 	tired   = 3 // connection errors in a row, until a new lease is taken
 
-	// Looks at a call, until the caller sleeps between them. Linux 6.18 has let a caller that only looked use a processor alone for over 20 s,
-	// while its worker and kernel threads on that processor were ready to run.
+	// Number of looks at a call after which the caller sleeps between looks. Linux 6.18 has let a caller that only looked use a processor
+	// alone for over 20 s, while its worker and kernel threads on that processor were ready to run.
 	patience = 1000
 )
 

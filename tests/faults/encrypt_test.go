@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire reads every packet on the client's side of the cable, and counts those with the two numbers that each payload of a steady caller has.
+// wire reads every packet on the client's side of the cable. It counts those that contain the two numbers of a steady caller's payload.
 type wire struct {
 	packets, seen atomic.Int64
 }
@@ -124,7 +124,7 @@ func TestBetweenNodesPayloadsAreHidden(t *testing.T) {
 	}
 }
 
-// Settings that exclude each other: an error that names both, and no call in the clear.
+// Settings that contradict each other give an error that names both, and no call is made in the clear.
 func TestBetweenNodesSidesThatDisagree(t *testing.T) {
 	for name, c := range map[string]struct {
 		control          func(*nodes)

@@ -106,7 +106,7 @@ type world struct {
 	manager *daemon
 	client  machine // where clients, their agent and the command rfaas run
 	apart   bool    // whether the parts are on several machines, so that control messages need RFAAS_ALLOW_PLAINTEXT
-	files   int     // how many descriptors a daemon may have; 0: as many as we
+	files   int     // how many descriptors a daemon may have; 0: as many as this process
 
 	mu      sync.Mutex
 	daemons []*daemon

@@ -118,7 +118,7 @@ func (n *nodes) link(up bool) {
 	n.ip(n.client, "link", "set", "cable", state)
 }
 
-// flap takes the link away for 0.1 s to the longest time, each magnitude equally often. The storm's pass sets it up again.
+// flap takes the link down for 0.1 s to the longest time, each order of magnitude equally often. The storm's pass sets it up again.
 func (s *storm) flap() {
 	const shortest = 0.1
 	d := time.Duration(shortest * math.Pow(longestFlapFlag.Seconds()/shortest, s.Float64()) * float64(time.Second))
@@ -128,7 +128,7 @@ func (s *storm) flap() {
 	s.down += d
 }
 
-// linkLeft is how long the link will be down, 0 while it is up.
+// linkLeft is how much longer the link will be down, 0 while it is up.
 func (s *storm) linkLeft() time.Duration {
 	if s.nodes == nil || s.nodes.downUntil.IsZero() {
 		return 0
@@ -199,7 +199,7 @@ func TestBetweenNodesLinkOutages(t *testing.T) {
 	p.free(waitBound)
 }
 
-// A client does not connect to its own node when an executor on another node says that its workers are there.
+// A client does not connect to an address of its own node, if an executor on another node names that address for its workers.
 func TestBetweenNodesLoopback(t *testing.T) {
 	for _, named := range []string{"127.0.0.1", clientAddress} {
 		t.Run(named, func(t *testing.T) {

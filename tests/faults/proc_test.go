@@ -77,8 +77,8 @@ func scheduling(executors []*daemon) string {
 	return b.String()
 }
 
-// runnable lists the threads of all processes of this machine that run or are ready to run, with the processor that each is on, the time
-// that it has run and that it has waited for a processor (schedstat, ns).
+// runnable lists the threads of all processes of this machine that run or are ready to run. For each it gives the processor, the time that
+// it has run, and the time that it has waited for a processor (schedstat, ns).
 func runnable() string {
 	var b strings.Builder
 	tasks, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*")

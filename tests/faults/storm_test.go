@@ -263,7 +263,7 @@ func (s *storm) calm() {
 			default:
 			}
 			if c.right.Load() == before[i] {
-				if time.Since(began) > recoverBound/2 { // to collect this takes processor time
+				if time.Since(began) > recoverBound/2 { // because collecting this takes processor time
 					s.lastly = fmt.Sprintf("caller %s has no right result; it said:\n%s\nits threads:\n%s\nworkers:\n%s\nready to run:\n%s", c.name,
 						c.log.tail(2000), stacks(c.pid()), scheduling(s.executors), runnable())
 				}

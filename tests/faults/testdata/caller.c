@@ -27,7 +27,7 @@
 #define FLIGHTS 8
 #define TIRED 3 /* connection errors in a row, until a new lease is taken */
 #define STATUSES 8
-#define PATIENCE 1000 /* looks at a call, until the caller sleeps between them: see caller_test.go */
+#define PATIENCE 1000 /* number of looks at a call after which the caller sleeps between looks: see caller_test.go */
 
 typedef struct flight {
     rfaas_request request;
