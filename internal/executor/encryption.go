@@ -15,8 +15,8 @@ func encryption(s *config.Executor) int {
 	return value
 }
 
-// checkEncryption checks that workers can encrypt where the settings demand it for clients that connect to an address. load loads the
-// library for it.
+// checkEncryption returns an error if the settings demand encryption for clients that connect to an address, and workers cannot encrypt.
+// load loads the library for it.
 func checkEncryption(s *config.Executor, address string, load func() error, log *slog.Logger) error {
 	value := encryption(s)
 	if value == dataplane.EncryptOff {
