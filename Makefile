@@ -74,7 +74,7 @@ demo-two-nodes: ## the same with the executor in a network namespace of its own,
 bench: build test-programs ## everything that is claimed, measured: build/bench/report.md with plots; some thirteen minutes (Slurm's part as root)
 	$(Q)scripts/bench $(BENCH_ARGS)
 
-soak: build test-programs ## bench, and longer ones: a thousand kills, 100 of agents and of clients, 100 link outages, all of a real Slurm (as root); some 25 minutes more
+soak: build test-programs ## bench, and longer tests: a thousand kills, 100 kills each of agents and clients, 100 link outages, a real Slurm (as root); 25 minutes more
 	$(Q)scripts/bench --soak $(BENCH_ARGS)
 
 headline: build ## measure what README's table shows, about three minutes (BENCH_ARGS=--again: anew), and write the table

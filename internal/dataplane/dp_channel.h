@@ -99,8 +99,8 @@ int dp_channel_broken(const dp_channel *ch);
 /* dp_channel_submit_until starts a call: function index, payload, the most result bytes wanted. *slot names the call until
  * dp_channel_finish or abandonment. The payload may be reused when submit returns, unless it lies in `reg` (a
  * region of this endpoint's domain, or NULL): then it must stay unchanged until the call ends.
- * It waits for room while a part of the request is posted. With DP_CAP_POLLED_TARGET it also waits if the connection takes nothing and
- * no call is in flight whose end could make room. Such a wait ends at deadline_ns (CLOCK_MONOTONIC, 0: none), at the end of the
+ * If the send queue fills up after a part of the request was posted, it waits for room. With DP_CAP_POLLED_TARGET it also waits if nothing
+ * can be posted and no call is in flight whose end could make room. Such a wait ends at deadline_ns (CLOCK_MONOTONIC, 0: none), at the end of the
  * connection, or when an idle or silence function fails the channel. The channel can be used after DP_DEADLINE.
  * Errors are all NOT_STARTED: DP_BUSY, DP_DEADLINE, DP_TOO_LARGE, DP_INVALID, connection class. */
 int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
@@ -127,7 +127,7 @@ int dp_channel_wait_some(dp_channel *ch, int64_t deadline_ns);
 void dp_channel_ask(dp_channel *ch);
 void dp_endpoint_ask(dp_endpoint *ep);
 /* dp_channel_interrupt makes submits on the channel's lane that wait for room, now or later, return DP_LEASE_ENDED, until
- * dp_channel_renew. For the end of a lease: a submit cannot yield, because its request is posted in part. Any thread. */
+ * dp_channel_renew. It is for the end of a lease, because a submit whose request is posted in part cannot yield. Any thread. */
 void dp_channel_interrupt(dp_channel *ch);
 /* dp_channel_look makes progress on the channel's lane without blocking. */
 void dp_channel_look(dp_channel *ch);

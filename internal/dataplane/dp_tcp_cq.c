@@ -260,8 +260,8 @@ int tcp_cq_wait(dp_cq *c, int64_t timeout_ns) {
 
 /* ---- detecting dead peers ---- */
 
-/* Reports whether, by the kernel's counters, the peer does not answer. A retransmit counts while data is in flight: one is enough, because
- * soon after an outage the kernel waits for seconds before the second. Unanswered probes count while the connection is idle (keepalive) or
+/* Reports whether, by the kernel's counters, the peer does not answer. While data is in flight, one retransmit is enough, because soon
+ * after an outage the kernel waits for seconds before the second one. Unanswered probes count while the connection is idle (keepalive) or
  * the peer's window is full. */
 static bool silent(const struct tcp_info *info) {
     bool asked = (info->tcpi_unacked && info->tcpi_retransmits) || info->tcpi_probes >= GONE_PROBES;
@@ -278,7 +278,7 @@ static bool gone(tcp_qp *qp, const struct tcp_info *info) {
     return qp->silent_since && now - qp->silent_since >= GONE_CONFIRM_NS;
 }
 
-/* The peer has closed the connection. Reports whether no received data is left that the owner, if it polls, could still take. */
+/* For a connection that the peer has closed. Reports whether no received data is left that the owner, if it polls, could still take. */
 static bool nothing_left(const tcp_qp *qp, bool polled) {
     int unread = 0;
     if (qp->more)
