@@ -17,7 +17,7 @@ type EventKind int
 
 // The values of EventKind; the numbers are those of rfaas.h.
 const (
-	// EventWorkerDied: worker Worker died as Reason says. The next call that uses it replaces it.
+	// EventWorkerDied: the worker with index Worker died. Reason says how. The next call that uses this worker replaces it.
 	EventWorkerDied EventKind = 1
 	// EventEnded: the lease has ended. Reason begins with how: released, expired, revoked, drained or lost. With
 	// LeaseOptions.Failover only the lease on one executor has ended.
@@ -39,5 +39,5 @@ const (
 	StartUnknown Start = 0 // the executor does not say, or the worker is this process
 	StartCold    Start = 1 // a new process
 	StartPooled  Start = 2 // a process of the executor's pool
-	StartCached  Start = 3 // a worker that served an earlier lease, of this process or in shared memory of another one of its user, and was still connected
+	StartCached  Start = 3 // a worker that served an earlier lease and was still connected. The lease was of this process or, on shm, of another process of the user
 )

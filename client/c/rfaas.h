@@ -211,7 +211,7 @@ typedef struct rfaas_session_options {
      * RFAAS_CACHED_LEASES, else 16. Negative: none, and leases get no cached workers of other
      * sessions. */
     int32_t cached_leases;
-    /* RFAAS_DATA_ENCRYPTION_*: of the data of calls on tcp. 0: environment variable
+    /* RFAAS_DATA_ENCRYPTION_*: encryption of the data of calls on tcp. 0: environment variable
      * RFAAS_DATA_ENCRYPTION (off, on or require), else on. */
     uint32_t data_encryption;
     /* Path of the cluster's secret. NULL or "": environment variable RFAAS_SECRET_FILE, else where
@@ -231,9 +231,9 @@ typedef struct rfaas_session_options {
 
 #define RFAAS_DATA_ENCRYPTION_OFF 1     /* never */
 
-/* RFAAS_DATA_ENCRYPTION_ON: Encrypts connections on tcp, unless all their addresses are loopback. A
- * connection between nodes that the executor does not encrypt is refused. With
- * RFAAS_SESSION_ALLOW_PLAINTEXT, only an executor that asks for encryption has it. */
+/* RFAAS_DATA_ENCRYPTION_ON: Encrypts a connection on tcp, unless all its addresses are loopback. If
+ * the executor does not encrypt, a connection between nodes is refused. With
+ * RFAAS_SESSION_ALLOW_PLAINTEXT, the connection is encrypted only if the executor asks for it. */
 #define RFAAS_DATA_ENCRYPTION_ON 2
 #define RFAAS_DATA_ENCRYPTION_REQUIRE 3 /* always encrypts on tcp, also on loopback */
 
@@ -493,7 +493,7 @@ typedef struct rfaas_event {
     uint32_t struct_size; /* set by the caller to sizeof(rfaas_event) */
     uint32_t kind;        /* RFAAS_EVENT_* */
     uint32_t worker;      /* RFAAS_EVENT_WORKER_DIED: index of the worker */
-    uint32_t lost;        /* earlier events that were dropped because nobody took them in time */
+    uint32_t lost;        /* number of earlier events that were dropped because they were not taken in time */
     int64_t left_ns;      /* RFAAS_EVENT_EXPIRING, RFAAS_EVENT_DRAINING: time until the end, from now */
     char text[256];       /* the reason */
 } rfaas_event;
@@ -549,8 +549,8 @@ RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 #define RFAAS_START_COLD 1    /* a new process */
 #define RFAAS_START_POOLED 2  /* a process of the executor's pool */
 
-/* RFAAS_START_CACHED: a worker that served an earlier lease, of this process or in shared memory of
- * another one of its user, and was still connected */
+/* RFAAS_START_CACHED: a worker that served an earlier lease and was still connected. The lease was of
+ * this process or, on shm, of another process of the user */
 #define RFAAS_START_CACHED 3
 
 /* rfaas_worker_start says how a worker came to its lease, with times that the executor measured. A
@@ -712,12 +712,12 @@ typedef uint64_t rfaas_request;
  *     the request ends.
  *   out: must stay valid until the request ends. Only rfaas calls on this lease write to it.
  *
- * Parameters are as for rfaas_invoke. Over tcp, the function blocks while a large payload does not fit
- * into the connection's buffers (about 4 MiB) because the worker runs another call.
+ * Parameters are as for rfaas_invoke. Over tcp, the function blocks if the worker runs another call
+ * and the payload does not fit into the connection's buffers (about 4 MiB).
  *
  * Errors:
  *   RFAAS_BUSY: every worker, or the chosen one, has `depth` calls in flight; finish one and retry.
- *   RFAAS_DEADLINE: the payload did not fit into the connection's buffers until the deadline. The
+ *   RFAAS_DEADLINE: the payload did not fit into the connection's buffers before the deadline. The
  *     call was not started. */
 RFAAS_API int rfaas_iinvoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
                             size_t capacity, const rfaas_call_options *options, rfaas_request *request);
