@@ -68,7 +68,7 @@ func (v *boardView) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	v.provider, err = v.devices.Try(link.Providers(hello, self, v.app.Getenv("RFAAS_PROVIDER")), func(dev *dataplane.Device) (err error) {
+	v.provider, err = v.devices.Try(link.Providers(hello, self, v.app.Getenv("RFAAS_PROVIDER"), control.PlaintextAllowed(v.manager, v.app.allowPlaintext)), func(dev *dataplane.Device) (err error) {
 		v.end, err = link.AttachClient(ctx, m, dev)
 		return err
 	})

@@ -19,6 +19,7 @@
  * TCP?"). */
 #define GONE_MS 3500
 #define GONE_CONFIRM_NS 50000000 /* how long a reply to the latest retransmit or probe may take */
+#define GONE_SAME_NS 1000000000 /* most time between two probes of one silence; nothing probes while no call is in flight */
 #define GONE_PROBES 2
 #define GONE_ONE_WAY 6 /* retransmits, some 13 s: acknowledgements arrive, but not for these segments */
 #define EVENTS 64
@@ -273,8 +274,9 @@ static bool gone(tcp_qp *qp, const struct tcp_info *info) {
     int64_t now = dp_now_ns();
     if (!silent(info))
         qp->silent_since = 0;
-    else if (!qp->silent_since)
+    else if (!qp->silent_since || now - qp->silent_until > GONE_SAME_NS)
         qp->silent_since = now;
+    qp->silent_until = now;
     return qp->silent_since && now - qp->silent_since >= GONE_CONFIRM_NS;
 }
 

@@ -160,6 +160,7 @@ struct tcp_qp {
     uint64_t reading;      /* bytes of outstanding reads */
     uint32_t watched;      /* events that epoll watches for; 0: not registered with epoll */
     uint64_t probed_polls; /* cq.polls at the last probe */
+    int64_t silent_until;  /* time of the latest probe */
     int64_t silent_since;  /* first of the latest probes, all of which found the peer silent; 0: none */
     /* Shared with threads that free memory: under lock. */
     pthread_mutex_t lock;

@@ -331,7 +331,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		}
 		defer conn.Close()
 		reg = newRegistrar(conn, s.Manager, advertised, e.info, log)
-		reg.accounts, reg.nodeID = e.accounts, cfg.NodeID
+		reg.accounts, reg.nodeID, reg.plaintext = e.accounts, cfg.NodeID, control.PlaintextAllowed(s.Manager, s.AllowPlaintext)
 		reg.devices = &link.Devices{Options: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
 			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}}
 		e.report = reg.report

@@ -19,7 +19,7 @@ const CheckDataTime = 2 * time.Second
 // is reached at address for control messages. An error says why no client of this node can use the data address, and remedy says what to do.
 func CheckData(ctx context.Context, address, data string) (remedy string, err error) {
 	at, err := netip.ParseAddrPort(data)
-	if err != nil {
+	if err != nil || at.Addr().Zone() != "" { // a zone can be any text
 		return "upgrade the executor", fmt.Errorf("its data address %.64q is not an IP address and a port", data)
 	}
 	ctx, cancel := context.WithTimeout(ctx, CheckDataTime)

@@ -75,7 +75,7 @@ func (c *shared) attach(ctx context.Context) error {
 		return err
 	}
 	p.devices.Options.GIDIndex = -1
-	provider, err := p.devices.Try(link.Providers(hello, c.nodeID, ""), func(dev *dataplane.Device) (err error) {
+	provider, err := p.devices.Try(link.Providers(hello, c.nodeID, "", control.PlaintextAllowed(c.opts.Manager, c.opts.AllowPlaintext)), func(dev *dataplane.Device) (err error) {
 		p.end, err = link.AttachClient(ctx, control.NewManagerClient(conn), dev)
 		return err
 	})
@@ -84,7 +84,7 @@ func (c *shared) attach(ctx context.Context) error {
 	}
 	if err != nil {
 		var unreachable *dataplane.Error
-		if errors.As(err, &unreachable) {
+		if ctx.Err() == nil && errors.As(err, &unreachable) {
 			p.failed, p.tried = err, time.Now()
 		}
 		return err

@@ -1,6 +1,7 @@
 package grant
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -48,6 +49,7 @@ func (p *Pending) Beyond(h *Held, reason string) (*Pending, error) {
 		return nil, fail(op, dataplane.StatusInvalid, "the lease was not granted to this agent, but adopted")
 	}
 	q := *p
+	q.candidates, q.refused = slices.Clip(p.candidates), maps.Clone(p.refused) // a faulty client may continue two searches from one lease
 	q.granted = false
 	q.giveUp(h.Address, fail(op, dataplane.StatusConnection, "executor %s granted the lease, but this node cannot connect to its workers: %s: %s",
 		h.named(), reason, h.remedy()))

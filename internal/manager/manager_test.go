@@ -222,14 +222,15 @@ func TestBadRequests(t *testing.T) {
 		code codes.Code
 		text string
 	}{
-		"version":     {&control.RegisterRequest{ProtocolVersion: 2, Address: "a:1", Info: info(1, 1)}, codes.FailedPrecondition, "2"},
-		"address":     {&control.RegisterRequest{ProtocolVersion: 1, Address: "nowhere", Info: info(1, 1)}, codes.InvalidArgument, "nowhere"},
-		"no info":     {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1"}, codes.InvalidArgument, "incarnation"},
-		"short GID":   {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Fabric: []*control.FabricAddress{{Gid: make([]byte, 15)}}}}, codes.InvalidArgument, "15 bytes"},
-		"data name":   {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), DataAddress: "node7:7200"}}, codes.InvalidArgument, "node7:7200"},
-		"long data":   {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), DataAddress: "[fe80::1%" + strings.Repeat("z", 64) + "]:1"}}, codes.InvalidArgument, "data_address"},
-		"free > all":  {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: info(1, 9)}, codes.InvalidArgument, "9"},
-		"long a name": {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Node: strings.Repeat("x", 256)}}, codes.InvalidArgument, "256"},
+		"version":          {&control.RegisterRequest{ProtocolVersion: 2, Address: "a:1", Info: info(1, 1)}, codes.FailedPrecondition, "2"},
+		"address":          {&control.RegisterRequest{ProtocolVersion: 1, Address: "nowhere", Info: info(1, 1)}, codes.InvalidArgument, "nowhere"},
+		"no info":          {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1"}, codes.InvalidArgument, "incarnation"},
+		"short GID":        {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Fabric: []*control.FabricAddress{{Gid: make([]byte, 15)}}}}, codes.InvalidArgument, "15 bytes"},
+		"data name":        {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), DataAddress: "node7:7200"}}, codes.InvalidArgument, "node7:7200"},
+		"data with a zone": {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), DataAddress: "[fe80::1%\x1b]:1"}}, codes.InvalidArgument, "data_address"},
+		"long data":        {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), DataAddress: "[fe80::1%" + strings.Repeat("z", 64) + "]:1"}}, codes.InvalidArgument, "data_address"},
+		"free > all":       {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: info(1, 9)}, codes.InvalidArgument, "9"},
+		"long a name":      {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Node: strings.Repeat("x", 256)}}, codes.InvalidArgument, "256"},
 	} {
 		if _, err := m.Register(t.Context(), c.req); status.Code(err) != c.code || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v", name, err)

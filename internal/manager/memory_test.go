@@ -134,7 +134,7 @@ func (p *party) join(dev *dataplane.Device) {
 		p.w.t.Fatal(err)
 	}
 	p.id = r.GetExecutorId()
-	if got := link.Providers(r.GetManager(), p.w.nodeID, p.w.provider); !slices.Equal(got, []string{p.w.provider}) {
+	if got := link.Providers(r.GetManager(), p.w.nodeID, p.w.provider, true); !slices.Equal(got, []string{p.w.provider}) {
 		p.w.t.Fatalf("hello %v", r.GetManager())
 	}
 	if p.Executor, err = link.AttachExecutor(context.Background(), p.w.client, dev, p.id, incarnationOf(p.info)); err != nil {

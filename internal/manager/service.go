@@ -219,7 +219,7 @@ func checkInfo(info *control.InfoReply) error {
 		return control.Errorf(control.ClassInvalid, "info.node has %d bytes, want at most 255", n)
 	}
 	if a := info.GetDataAddress(); a != "" {
-		if _, err := netip.ParseAddrPort(a); err != nil || len(a) > maxDataAddress {
+		if at, err := netip.ParseAddrPort(a); err != nil || len(a) > maxDataAddress || at.Addr().Zone() != "" { // a zone can be any text
 			return control.Errorf(control.ClassInvalid, "info.data_address is %.64q, want an IP address and a port", a)
 		}
 	}
