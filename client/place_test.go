@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -121,6 +123,7 @@ func TestPlacementByTCP(t *testing.T) {
 	l := leaseSoon(t, s, 1)
 	within(t, 20*time.Second, "the board has the lease", func() bool { return m.freeCores(t, secret) == 3 })
 	m.signal(syscall.SIGSTOP)
+	within(t, 20*time.Second, "every thread of the manager has stopped", func() bool { return allStopped(m.cmd.Process.Pid) })
 	failed := make(chan error, 1)
 	go func() {
 		_, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
@@ -139,6 +142,18 @@ func TestPlacementByTCP(t *testing.T) {
 	if err := errors.Join(l.Release(context.Background()), again.Release(context.Background())); err != nil {
 		t.Error(err)
 	}
+}
+
+// allStopped reports whether all threads of a process are stopped. A signal reaches them one after the other.
+func allStopped(pid int) bool {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, task := range tasks {
+		b, err := os.ReadFile(task)
+		if _, state, ok := strings.Cut(string(b), ") "); err == nil && (!ok || !strings.HasPrefix(state, "T ")) {
+			return false
+		}
+	}
+	return len(tasks) > 0
 }
 
 // A manager that was killed and started anew is found again.
