@@ -140,7 +140,12 @@ func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, e
 	}
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	r, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Keep: keep})
+	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep}
+	r, err := h.cl.Release(ctx, req)
+	// If the executor has ended during the request, the second attempt finds that nobody listens, or an executor without this lease.
+	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
+		r, err = h.cl.Release(ctx, req)
+	}
 	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) || nobodyListens(err) {
 		return nil, nil
 	}
