@@ -16,7 +16,8 @@ int rfaas_local_open(const char *path, const void *data, uint64_t size, rfaas_lo
 /* rfaas_local_close closes a library that is not in use. NULL does nothing. */
 void rfaas_local_close(rfaas_local *l);
 
-/* rfaas_local_find returns a function of the library itself, not of those that it is linked with; NULL: there is none. */
+/* rfaas_local_find returns a function that the library itself defines, or NULL. Functions of libraries that it is linked
+ * with do not count. */
 rfaas_local_fn *rfaas_local_find(const rfaas_local *l, const char *name);
 
 /* rfaas_local_call calls f. It copies payload and result through memory of the library, with `limit` bytes for each, because functions may

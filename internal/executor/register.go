@@ -26,7 +26,7 @@ const (
 type registrar struct {
 	client  control.ManagerClient
 	manager string // its address, for the log
-	address string // of this executor, as clients shall use it
+	address string // at which clients reach this executor
 	info    func() *control.InfoReply
 	log     *slog.Logger
 	poke    chan struct{} // capacity 1: report now

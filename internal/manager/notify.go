@@ -141,7 +141,7 @@ func (n *notifier) pass() (behind bool) {
 	return behind
 }
 
-// sweep drops subscribers whose connection has failed, and writes to those that were skipped because they poll.
+// sweep drops subscribers whose connection has failed, and writes to the polling subscribers that were skipped.
 func (n *notifier) sweep() {
 	late := false
 	n.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire reads every packet on the client's side of the cable. It counts those that contain the two numbers of a steady caller's payload.
+// wire reads every packet on the client's side of the cable. It counts the packets that contain the two numbers of a steady caller's payload.
 type wire struct {
 	packets, seen atomic.Int64
 }
