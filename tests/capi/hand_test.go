@@ -39,7 +39,7 @@ func (c *led) finish(kill bool) {
 	}
 }
 
-// onNode skips a test on verbs, where a connection cannot leave its process.
+// onNode ends a test on verbs, where a connection cannot leave its process. The softroce lane leaves out what is named TestCachedLease.
 func onNode(t *testing.T) {
 	t.Helper()
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
@@ -192,8 +192,8 @@ func TestCachedLeaseEndsWithAgent(t *testing.T) {
 	a.do("open", "calls 20")
 }
 
-// TestManyShortProcesses has many processes use one worker, one after another. No party keeps anything of an ended process.
-func TestManyShortProcesses(t *testing.T) {
+// TestCachedLeaseOfShortProcesses has many processes use one worker, one after another. No party keeps anything of an ended process.
+func TestCachedLeaseOfShortProcesses(t *testing.T) {
 	onNode(t)
 	env, socket, _ := agentCluster(t)
 	first := leave(t, "close", env...)
