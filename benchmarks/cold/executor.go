@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rfaas-go/rfaas/benchmarks/daemon"
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/daemon"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rfaas-go/rfaas/benchmarks/daemon"
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/daemon"
 )
 
 // ChargingConfig says how to measure what charging adds to a call. Executor, Manager, Library and Provider are mandatory.

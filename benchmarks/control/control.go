@@ -15,11 +15,11 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rfaas-go/rfaas/accounting"
-	"github.com/rfaas-go/rfaas/benchmarks/daemon"
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/daemon"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/link"
 )

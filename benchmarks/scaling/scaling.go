@@ -12,9 +12,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rfaas-go/rfaas/benchmarks/daemon"
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/daemon"
 )
 
 // Config says what to measure. Executor, Library and Provider are mandatory.

@@ -36,6 +36,10 @@ type stub struct {
 	got   bytes.Buffer
 	ahead atomic.Int64 // of the manager's clock, in ms
 	data  atomic.Value // string: address of the data port; not set: none
+	empty atomic.Int64 // calls of List that find nobody, before the others
+	asked atomic.Int64 // calls of List
+
+	secret string // its file
 }
 
 func (s *stub) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
@@ -76,6 +80,10 @@ func (s *stub) Drain(_ context.Context, r *control.DrainRequest) (*control.Drain
 }
 
 func (s *stub) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
+	s.asked.Add(1)
+	if s.empty.Add(-1) >= 0 {
+		return &control.ListReply{}, nil
+	}
 	return &control.ListReply{NowMs: uint64(time.Now().UnixMilli() + s.ahead.Load()), Executors: []*control.ExecutorEntry{
 		{Address: "a:1", Alive: true, AgeMs: 300, Info: &control.InfoReply{Node: "n1", Cores: 4, FreeCores: 4, MemoryBytes: 3 << 30, FreeMemoryBytes: 1 << 30, Providers: []string{"shm", "verbs"}}},
 		{Address: "b:1", Alive: true, Info: &control.InfoReply{Node: "n2", Cores: 4, FreeCores: 1, AvailableUntil: uint64(time.Now().Add(time.Minute).Unix())}},
@@ -92,7 +100,7 @@ func world(t *testing.T) (*stub, *control.Port, func(args ...string) (code int, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stub{}
+	s := &stub{secret: secret}
 	control.RegisterExecutorServer(p.Server, s)
 	control.RegisterManagerServer(p.Server, s)
 	if err := p.Serve(); err != nil {

@@ -9,42 +9,58 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
 	"github.com/spf13/cobra"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// invoked is what `rfaas invoke --json` prints.
+// invoked is what `rfaas invoke --json` prints, for each worker.
 type invoked struct {
-	Function string  `json:"function"`
-	Executor string  `json:"executor"`
-	Node     string  `json:"node"`
-	Provider string  `json:"provider"`
-	Size     int     `json:"size"`
-	Hex      string  `json:"hex"`
-	Text     *string `json:"text,omitempty"` // when the result is plain text
-	LeaseUS  float64 `json:"lease_us"`
-	CallUS   float64 `json:"call_us"`
+	Function string   `json:"function"`
+	Executor string   `json:"executor"`
+	Node     string   `json:"node"`
+	Provider string   `json:"provider"`
+	Worker   int      `json:"worker"`
+	Size     int      `json:"size"`
+	Hex      string   `json:"hex"`
+	Text     *string  `json:"text,omitempty"`   // when the result is plain text
+	Values   []number `json:"values,omitempty"` // with --print of numbers
+	LeaseUS  float64  `json:"lease_us"`
+	CallUS   float64  `json:"call_us"`
+
+	out []byte
 }
 
 // invokeFlags are the flags of rfaas invoke.
 type invokeFlags struct {
 	executor, manager, provider string
-	input, hexInput             string
-	capacity                    int
-	asJSON, asHex               bool
+	input, hexInput, print      string
+	args                        []string
+	capacity, workers, cores    int
+	memory                      string
+	callLimit                   time.Duration
+	asJSON                      bool
+
+	shown valueType // of print
 }
 
 func newInvoke(a *app) *cobra.Command {
 	var f invokeFlags
 	c := &cobra.Command{
 		Use:   "invoke LIBRARY.so FUNCTION",
-		Short: "Lease a worker, call one function there and print its result",
-		Args:  cobra.ExactArgs(2),
+		Short: "Lease workers, call one function there and print its result",
+		Long: "Lease workers, call one function on each of them and print the results in the order of the workers. The payload is the same\n" +
+			"for all. --args describes it by values: a type, a colon, and values with commas between them, in the byte order of this\n" +
+			"machine. The types are i8, i16, i32, i64, u8, u16, u32, u64, f32 and f64, and str for the rest of the argument as text\n" +
+			"without an end mark. Several --args follow each other without padding.",
+		Example: "  rfaas invoke libhypot.so hypotenuse --args f64:3,4 --print f64",
+		Args:    cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
 			defer cancel()
@@ -52,21 +68,15 @@ func newInvoke(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			r, out, err := a.invoke(ctx, &f, args[0], args[1], in)
-			if r == nil {
+			o, err := f.lease(a, args[0], len(in))
+			if err != nil {
 				return err
 			}
-			var perr error
-			switch {
-			case f.asJSON:
-				perr = a.printJSON(r)
-			case f.asHex:
-				_, perr = fmt.Fprintln(a.Stdout, r.Hex)
-			default:
-				_, perr = a.Stdout.Write(out)
-			}
-			if perr != nil {
-				return perr
+			results, err := a.invoke(ctx, &f, o, args[1], in)
+			for _, r := range results {
+				if perr := a.printResult(&f, r); perr != nil {
+					return perr
+				}
 			}
 			return err
 		},
@@ -76,16 +86,28 @@ func newInvoke(a *app) *cobra.Command {
 	c.Flags().StringVar(&f.provider, "provider", "", "auto, shm, verbs or tcp ($RFAAS_PROVIDER)")
 	c.Flags().StringVar(&f.input, "input", "", "file with the payload, - for standard input (default: no payload)")
 	c.Flags().StringVar(&f.hexInput, "hex", "", "the payload in hexadecimal digits")
-	c.Flags().IntVar(&f.capacity, "capacity", 1<<20, "most bytes that the result may have")
-	c.Flags().BoolVar(&f.asHex, "print-hex", false, "print the result in hexadecimal digits")
-	c.Flags().BoolVar(&f.asJSON, "json", false, "print a JSON object")
-	c.MarkFlagsMutuallyExclusive("input", "hex")
+	c.Flags().StringArrayVar(&f.args, "args", nil, "values of the payload, like f64:3,4")
+	c.Flags().IntVar(&f.capacity, "capacity", 1<<20, "most bytes that a result may have")
+	c.Flags().IntVar(&f.workers, "workers", 1, "workers to lease and to call")
+	c.Flags().IntVar(&f.cores, "cores", 1, "cores for each worker")
+	c.Flags().StringVar(&f.memory, "memory", "", "memory for each worker, like 2GiB (default: the executor's)")
+	c.Flags().DurationVar(&f.callLimit, "call-limit", 0, "how long the call may run: a worker that takes longer is killed (default: the executor's limit)")
+	c.Flags().StringVar(&f.print, "print", "", "how results are printed: hex, or the type of their values (default: the bytes as they are)")
+	c.Flags().BoolVar(&f.asJSON, "json", false, "print a JSON object for each worker")
+	c.MarkFlagsMutuallyExclusive("input", "hex", "args")
 	c.MarkFlagsMutuallyExclusive("executor", "manager")
 	return c
 }
 
 // payload reads what shall be sent.
 func (f *invokeFlags) payload(a *app) ([]byte, error) {
+	if f.print != "" && f.print != "hex" {
+		t, ok := valueTypes[f.print]
+		if !ok {
+			return nil, a.BadUsage(fmt.Errorf("--print %s: want hex, or one of %s", f.print, typeNames()))
+		}
+		f.shown = t
+	}
 	switch {
 	case f.capacity < 0 || f.capacity > 1<<30:
 		return nil, a.BadUsage(fmt.Errorf("--capacity %d is not in 0..%d", f.capacity, 1<<30))
@@ -93,6 +115,15 @@ func (f *invokeFlags) payload(a *app) ([]byte, error) {
 		b, err := hex.DecodeString(strings.Join(strings.Fields(f.hexInput), ""))
 		if err != nil {
 			return nil, a.BadUsage(fmt.Errorf("--hex: %w", err))
+		}
+		return b, nil
+	case len(f.args) > 0:
+		var b []byte
+		for _, arg := range f.args {
+			var err error
+			if b, err = appendValues(b, arg); err != nil {
+				return nil, a.BadUsage(fmt.Errorf("--args %s: %w", arg, err))
+			}
 		}
 		return b, nil
 	case f.input == "-":
@@ -103,8 +134,44 @@ func (f *invokeFlags) payload(a *app) ([]byte, error) {
 	return nil, nil
 }
 
-// invoke leases a worker and calls the function. After an error from releasing the lease the result is returned too.
-func (a *app) invoke(ctx context.Context, f *invokeFlags, library, name string, in []byte) (_ *invoked, out []byte, err error) {
+// lease returns what the flags ask for.
+func (f *invokeFlags) lease(a *app, library string, payload int) (client.LeaseOptions, error) {
+	o := client.LeaseOptions{Library: library, Depth: 1, Bulk: int64(max(payload, f.capacity, 1<<16)), Workers: f.workers,
+		CoresPerWorker: f.cores, CallLimit: f.callLimit}
+	var memory config.Bytes
+	if err := memory.UnmarshalText([]byte(f.memory)); err != nil {
+		return o, a.BadUsage(fmt.Errorf("--memory: %w", err))
+	}
+	o.Memory = uint64(memory)
+	for name, n := range map[string]int{"workers": f.workers, "cores": f.cores} {
+		if n < 1 {
+			return o, a.BadUsage(fmt.Errorf("--%s %d: want 1 at least", name, n))
+		}
+	}
+	if f.callLimit < 0 {
+		return o, a.BadUsage(fmt.Errorf("--call-limit %v is negative", f.callLimit))
+	}
+	return o, nil
+}
+
+// printResult prints one worker's result as the flags say.
+func (a *app) printResult(f *invokeFlags, r *invoked) error {
+	var err error
+	switch {
+	case f.asJSON:
+		err = a.printJSON(r)
+	case f.print == "hex":
+		_, err = fmt.Fprintln(a.Stdout, r.Hex)
+	case f.print != "":
+		_, err = fmt.Fprintln(a.Stdout, strings.Trim(fmt.Sprint(r.Values), "[]"))
+	default:
+		_, err = a.Stdout.Write(r.out)
+	}
+	return err
+}
+
+// invoke leases the workers and calls the function on each. After an error it returns the results that there are.
+func (a *app) invoke(ctx context.Context, f *invokeFlags, lease client.LeaseOptions, name string, in []byte) (results []*invoked, err error) {
 	o := client.Options{Executor: f.executor, Manager: f.manager, Provider: f.provider, SecretFile: a.secretFile, TokenFile: a.tokenFile,
 		AllowPlaintext: a.allowPlaintext, Timeout: a.timeout}
 	if f.executor == "" && f.manager == "" && a.Getenv("RFAAS_EXECUTOR") == "" && a.Getenv("RFAAS_MANAGER") == "" {
@@ -112,7 +179,7 @@ func (a *app) invoke(ctx context.Context, f *invokeFlags, library, name string, 
 	}
 	s, err := client.Connect(ctx, o)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer func() {
 		if cerr := s.Close(); err == nil && cerr != nil && !errors.Is(cerr, client.ErrLease) {
@@ -120,34 +187,59 @@ func (a *app) invoke(ctx context.Context, f *invokeFlags, library, name string, 
 		}
 	}()
 	began := time.Now()
-	bulk := int64(max(len(in), f.capacity, 1<<16))
-	l, err := s.Lease(ctx, client.LeaseOptions{Library: library, Depth: 1, Bulk: bulk})
+	l, err := s.Lease(ctx, lease)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	leased := time.Since(began)
+	leased := microseconds(time.Since(began))
 	fn, err := l.Function(name)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	out = make([]byte, f.capacity)
-	began = time.Now()
-	n, err := fn.Invoke(ctx, in, out)
-	called := time.Since(began)
-	if err != nil {
-		return nil, nil, err
+	calls := make([]call, l.Workers())
+	var wg sync.WaitGroup
+	for i := range calls {
+		wg.Go(func() { calls[i].run(ctx, l.Worker(i), fn, in, f.capacity) })
 	}
-	out = out[:n]
-	r := &invoked{Function: name, Executor: l.Executor(), Node: l.Node(), Provider: l.Provider(), Size: n,
-		Hex: hex.EncodeToString(out), LeaseUS: microseconds(leased), CallUS: microseconds(called)}
-	if !bytes.ContainsFunc(out, func(r rune) bool { return r == '\ufffd' || r < ' ' && r != '\n' && r != '\t' }) {
-		text := string(out)
-		r.Text = &text
+	wg.Wait()
+	var failures *multierror.Error
+	for i, call := range calls {
+		if call.err != nil {
+			failures = multierror.Append(failures, call.err)
+			continue
+		}
+		r := &invoked{Function: name, Executor: l.Executor(), Node: l.Node(), Provider: l.Provider(), Worker: i, Size: len(call.out),
+			Hex: hex.EncodeToString(call.out), LeaseUS: leased, CallUS: microseconds(call.time), out: call.out}
+		if !bytes.ContainsFunc(call.out, func(r rune) bool { return r == '\ufffd' || r < ' ' && r != '\n' && r != '\t' }) {
+			text := string(call.out)
+			r.Text = &text
+		}
+		if f.shown.size > 0 {
+			if r.Values, err = f.shown.values(call.out); err != nil {
+				failures = multierror.Append(failures, fmt.Errorf("--print %s: result of worker %d: %w", f.print, i, err))
+				continue
+			}
+		}
+		results = append(results, r)
 	}
-	return r, out, nil
+	return results, lastError(failures.ErrorOrNil())
 }
 
-// lastError takes a single error out of the list that Close returns.
+// call is the call of one worker.
+type call struct {
+	out  []byte
+	time time.Duration
+	err  error
+}
+
+func (c *call) run(ctx context.Context, w *client.Worker, fn *client.Function, in []byte, capacity int) {
+	out := make([]byte, capacity)
+	began := time.Now()
+	n, err := w.Invoke(ctx, fn, in, out)
+	c.out, c.time, c.err = out[:n], time.Since(began), err
+}
+
+// lastError takes a single error out of a list.
 func lastError(err error) error {
 	var list *multierror.Error
 	if errors.As(err, &list) && len(list.Errors) == 1 {

@@ -54,6 +54,7 @@ func newRoot(a *app) *cobra.Command {
 		newCluster(a),
 		newToken(a),
 		newDeploy(a),
+		newRun(a),
 		newInvoke(a),
 		newLeases(a),
 		newRevoke(a),
