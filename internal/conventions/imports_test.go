@@ -26,9 +26,10 @@ var layers = map[string][]string{
 	"cmd/rfaas-agent":      {"internal/agent"},
 
 	// The packages behind the programs.
-	"internal/cli": {"client", "internal/agent", "internal/grant", "lease", "accounting", "invoke", "internal/cli/command", "internal/executor", "internal/manager", "internal/board",
+	"internal/cli": {"client", "internal/agent", "internal/grant", "lease", "accounting", "invoke", "internal/cli/command", "internal/daemon", "internal/executor", "internal/manager", "internal/board",
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/cli/command": {"internal/control"},
+	"internal/daemon":      {},
 	"internal/agent":       {"internal/api", "internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
@@ -86,7 +87,7 @@ var layers = map[string][]string{
 	"tests/remote":  {},
 	"tests/slurm":   {"client", "internal/control"},
 	// `rfaas bench` starts the programs that it measures.
-	"benchmarks": {"internal/cli/command", "client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
+	"benchmarks": {"internal/cli/command", "internal/daemon", "client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},
 }
 
