@@ -431,8 +431,9 @@ RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
  * errors are those of rfaas_lease_open.
  *
  * Errors:
- *   RFAAS_BUSY: there is room for fewer workers, or `capacity` is too small; the error text says
- *     which. */
+ *   RFAAS_BUSY: there is room for fewer workers now, or `capacity` is too small; the error text says
+ *     which.
+ *   RFAAS_INVALID: an option is wrong, or all executors together lend too little. */
 RFAAS_API int rfaas_lease_open_across(rfaas_session *session, const rfaas_lease_options *options, size_t capacity,
                                       rfaas_lease *leases[], size_t *count);
 
@@ -454,8 +455,8 @@ typedef struct rfaas_place {
  * executor.
  *
  * Errors:
- *   RFAAS_BUSY: there is room for fewer leases.
- *   RFAAS_INVALID: an option is wrong.
+ *   RFAAS_BUSY: there is room for fewer leases now.
+ *   RFAAS_INVALID: an option is wrong, or all executors together lend too little.
  *   class CONNECTION: the manager cannot be reached. */
 RFAAS_API int rfaas_places(rfaas_session *session, const rfaas_lease_options *options, size_t count,
                            rfaas_place places[]);

@@ -105,8 +105,8 @@ static inline int rfaas_mpi_take(const rfaas_session_options *session_options, c
  * time. Other errors are those of rfaas_session_open and rfaas_lease_open.
  *
  * Errors:
- *   RFAAS_BUSY: there is no room for all ranks. With RFAAS_LEASE_LOCAL this is no error: each rank
- *     takes what it finds or computes locally.
+ *   RFAAS_BUSY: there is no room for all ranks now. With RFAAS_LEASE_LOCAL this is no error: each
+ *     rank takes what it finds or computes locally.
  *   RFAAS_FATAL: MPI failed. */
 static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_options *session_options,
                                        const rfaas_lease_options *options, rfaas_session **session,
@@ -141,7 +141,7 @@ static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_option
                         : rfaas_mpi_failed("lease for a communicator: out of memory", text);
         if (status == RFAAS_OK)
             status = rfaas_mpi_keep(rfaas_places(*session, options, (size_t)ranks, places), text);
-        if (status == RFAAS_BUSY && options->flags & RFAAS_LEASE_LOCAL)
+        if (status != RFAAS_OK && *session && options->flags & RFAAS_LEASE_LOCAL)
             status = RFAAS_OK; /* no place: each rank looks for itself */
     }
     if ((status = rfaas_mpi_agree(comm, rank, status, text)) != RFAAS_OK)

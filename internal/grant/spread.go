@@ -3,6 +3,7 @@ package grant
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/rfaas-go/rfaas/internal/board"
@@ -26,7 +27,8 @@ type Share struct {
 
 // Spread finds room for s.Workers workers on as few executors as possible, without those in avoid. On the board it looks for an
 // executor with room for all workers, then for half of them, and so on. The rest is taken from the manager's list. Nothing is reserved,
-// so the executors may refuse. Errors: ErrBusy (there is room for fewer; the text says how many), ErrInvalid, those of the manager.
+// so the executors may refuse. Errors: ErrBusy (there is room for fewer now; the text says how many), ErrInvalid (also if all
+// executors together lend too little), those of the manager.
 func (c *Control) Spread(ctx context.Context, s Spec, avoid []string) ([]Share, error) {
 	const op = "lease across executors"
 	s.CoresPerWorker = max(s.CoresPerWorker, 1)
@@ -63,7 +65,7 @@ func (c *Control) Spread(ctx context.Context, s Spec, avoid []string) ([]Share, 
 func (c *Control) spreadList(ctx context.Context, sp *spread) ([]Share, error) {
 	one := sp.spec
 	one.Workers = 1
-	all, _, err := c.candidates(ctx, &one)
+	all, unusable, err := c.candidates(ctx, &one)
 	if err != nil {
 		return nil, err
 	}
@@ -71,8 +73,7 @@ func (c *Control) spreadList(ctx context.Context, sp *spread) ([]Share, error) {
 		sp.take(cand)
 	}
 	if sp.left > 0 {
-		return nil, fail("lease across executors", dataplane.StatusBusy, "%d workers of %d cores: there is room for %d",
-			sp.spec.Workers, sp.spec.CoresPerWorker, sp.spec.Workers-sp.left)
+		return nil, sp.missing(all, unusable)
 	}
 	return sp.shares, nil
 }
@@ -85,15 +86,41 @@ type spread struct {
 	shares []Share
 }
 
+// missing returns the error for workers without a place. It is StatusInvalid if even idle executors would not have room for all, as it is
+// for a lease at one executor.
+func (sp *spread) missing(all []Candidate, unusable []error) error {
+	const op = "lease across executors"
+	text := fmt.Sprintf("%d workers of %d cores", sp.spec.Workers, sp.spec.CoresPerWorker)
+	if sp.spec.Memory > 0 {
+		text += fmt.Sprintf(" and %d bytes", sp.spec.Memory)
+	}
+	lent := 0
+	for _, cand := range all {
+		lent += sp.room(cand.info.GetCores(), cand.info.GetMemoryBytes())
+	}
+	later := slices.ContainsFunc(unusable, func(err error) bool { return errors.Is(err, dataplane.ErrBusy) })
+	if lent < sp.spec.Workers && !later {
+		err := fail(op, dataplane.StatusInvalid, "%s: all executors together lend what %d need. Ask for fewer workers, cores or bytes", text, lent)
+		return withUnusable(err, unusable)
+	}
+	return fail(op, dataplane.StatusBusy, "%s: there is room for %d", text, sp.spec.Workers-sp.left)
+}
+
+// room returns how many workers cores and memory suffice for.
+func (sp *spread) room(cores uint32, memory uint64) int {
+	n := int(cores) / sp.spec.CoresPerWorker
+	if m := sp.spec.Memory; m > 0 {
+		n = int(min(uint64(n), memory/m))
+	}
+	return n
+}
+
 // take adds a share of a candidate, as large as its room.
 func (sp *spread) take(cand Candidate) {
 	if slices.Contains(sp.used, cand.Address) {
 		return
 	}
-	n := min(int(cand.info.GetFreeCores())/sp.spec.CoresPerWorker, sp.left, MaxShare)
-	if m := sp.spec.Memory; m > 0 {
-		n = int(min(uint64(n), cand.info.GetFreeMemoryBytes()/m))
-	}
+	n := min(sp.room(cand.info.GetFreeCores(), cand.info.GetFreeMemoryBytes()), sp.left, MaxShare)
 	if n == 0 {
 		return
 	}
