@@ -337,6 +337,7 @@ test-c-asan: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider shm
 	$(Q)build/ctest/dp_test-asan --provider tcp
 	$(Q)build/ctest/dp_test-asan --provider tcp --encrypt 'channel/*' 'write/*' 'read/*' 'tcp/*'
+	$(Q)$(GO) test -asan -count=1 -vet=off ./internal/dataplane
 
 CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes it fail
 # The thread sanitizer sees one process: the cases whose threads meet in it. It knows no fences (-Wno-tsan): ours stand

@@ -27,7 +27,7 @@ type Options struct {
 	SecretFile     string // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
 	TokenFile      string // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
 	AllowPlaintext bool   // use no TLS, also for addresses that are neither loopback nor unix sockets
-	// DataEncryption is the encryption of the data of calls on tcp: "on" (unless all addresses of a connection are loopback), "require"
+	// DataEncryption is the encryption on tcp of calls and of reads of the resource manager's memory: "on" (unless all addresses of a connection are loopback), "require"
 	// (always) or "off". An executor on another node with a setting that contradicts this one is refused. With
 	// AllowPlaintext, "on" leaves the choice to the executor. Empty: RFAAS_DATA_ENCRYPTION, else on.
 	DataEncryption string

@@ -211,8 +211,8 @@ typedef struct rfaas_session_options {
      * RFAAS_CACHED_LEASES, else 16. Negative: none, and leases get no cached workers of other
      * sessions. */
     int32_t cached_leases;
-    /* RFAAS_DATA_ENCRYPTION_*: encryption of the data of calls on tcp. 0: environment variable
-     * RFAAS_DATA_ENCRYPTION (off, on or require), else on. */
+    /* RFAAS_DATA_ENCRYPTION_*: encryption on tcp of the data of calls and of reads of the resource
+     * manager's memory. 0: environment variable RFAAS_DATA_ENCRYPTION (off, on or require), else on. */
     uint32_t data_encryption;
     /* Path of the cluster's secret. NULL or "": environment variable RFAAS_SECRET_FILE, else where
      * daemons of this user write it. */

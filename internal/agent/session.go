@@ -37,10 +37,6 @@ func (c *client) openSession(r *request) (body, error) {
 		SecretFile: c.env.path(m.SecretFile), TokenFile: c.env.path(m.TokenFile),
 		AllowPlaintext: m.Flags&protocol.AllowPlaintext != 0, DataEncryption: m.DataEncryption, Timeout: time.Duration(m.TimeoutNs), Keep: int(m.Keep),
 		Dropped: c.dropped}.WithEnvironment(c.env.get)
-	encrypt, known := dataplane.Encryption(o.DataEncryption, o.AllowPlaintext)
-	if !known {
-		return nil, failed(op, dataplane.StatusInvalid, "data encryption %q (from the options or %s) is none of off, on, require", o.DataEncryption, grant.EnvDataEncryption)
-	}
 	// Reserve the name first, so that of two requests with the same name only one connects.
 	c.mu.Lock()
 	_, exists := c.sessions[m.Session]
@@ -74,6 +70,7 @@ func (c *client) openSession(r *request) (body, error) {
 	if c.a.held.Load() > 0 { // the first lease perhaps takes channels that another client has handed over
 		likely = ""
 	}
+	encrypt, _ := dataplane.Encryption(o.DataEncryption, o.AllowPlaintext)
 	return func(b []byte) []byte { return protocol.EncodeOpened(b, likely, encrypt) }, nil
 }
 

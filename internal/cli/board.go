@@ -35,11 +35,15 @@ type boardView struct {
 }
 
 func (a *app) openBoard(manager string) (*boardView, error) {
+	encrypt, known := dataplane.Encryption(a.dataEncryption, a.allowPlaintext)
+	if !known {
+		return nil, a.BadUsage(fmt.Errorf("--data-encryption: %q is none of off, on, require", a.dataEncryption))
+	}
 	conn, err := a.dial(manager)
 	if err != nil {
 		return nil, err
 	}
-	return &boardView{app: a, manager: manager, conn: conn, devices: link.Devices{Options: dataplane.Options{GIDIndex: -1}}}, nil
+	return &boardView{app: a, manager: manager, conn: conn, devices: link.Devices{Options: dataplane.Options{GIDIndex: -1, Encrypt: encrypt}}}, nil
 }
 
 func (v *boardView) close() {
@@ -68,7 +72,7 @@ func (v *boardView) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	v.provider, err = v.devices.Try(link.Providers(hello, self, v.app.Getenv("RFAAS_PROVIDER"), control.PlaintextAllowed(v.manager, v.app.allowPlaintext)), func(dev *dataplane.Device) (err error) {
+	v.provider, err = v.devices.Try(link.Providers(hello, self, v.app.Getenv("RFAAS_PROVIDER")), func(dev *dataplane.Device) (err error) {
 		v.end, err = link.AttachClient(ctx, m, dev)
 		return err
 	})

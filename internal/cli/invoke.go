@@ -173,7 +173,7 @@ func (a *app) printResult(f *invokeFlags, r *invoked) error {
 // invoke leases the workers and calls the function on each. After an error it returns the results that there are.
 func (a *app) invoke(ctx context.Context, f *invokeFlags, lease client.LeaseOptions, name string, in []byte) (results []*invoked, err error) {
 	o := client.Options{Executor: f.executor, Manager: f.manager, Provider: f.provider, SecretFile: a.secretFile, TokenFile: a.tokenFile,
-		AllowPlaintext: a.allowPlaintext, Timeout: a.timeout}
+		AllowPlaintext: a.allowPlaintext, DataEncryption: a.dataEncryption, Timeout: a.timeout}
 	if f.executor == "" && f.manager == "" && a.Getenv("RFAAS_EXECUTOR") == "" && a.Getenv("RFAAS_MANAGER") == "" {
 		o.Executor = control.DefaultExecutorAddress
 	}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // Env is the world that the program sees. All fields are mandatory.
@@ -31,6 +33,7 @@ type app struct {
 	secretFile     string
 	tokenFile      string
 	allowPlaintext bool
+	dataEncryption string
 	timeout        time.Duration
 }
 
@@ -44,6 +47,8 @@ func newRoot(a *app) *cobra.Command {
 	f.StringVar(&a.tokenFile, "token-file", "", "token of rfaas token issue (default: $RFAAS_TOKEN_FILE or ~/.rfaas/token)")
 	allow, _ := strconv.ParseBool(a.Getenv("RFAAS_ALLOW_PLAINTEXT")) // as client programs read it
 	f.BoolVar(&a.allowPlaintext, "allow-plaintext", allow, "speak without TLS, also to addresses that are not loopback ($RFAAS_ALLOW_PLAINTEXT)")
+	f.StringVar(&a.dataEncryption, "data-encryption", cmp.Or(a.Getenv(grant.EnvDataEncryption), "on"),
+		"encryption of data on provider tcp: off, on or require ($RFAAS_DATA_ENCRYPTION)")
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "bound of one command that talks to a daemon")
 	root.AddCommand(
 		newVersion(a),

@@ -196,7 +196,11 @@ func TestManagerDataAddress(t *testing.T) {
 		"loopback":      {"--providers shm,tcp --data-listen 127.0.0.1:7300-7399", ""},
 		"not offered":   {"--data-listen 10.0.0.1:7300", ""},
 		"trusted":       {"--providers tcp --data-listen 10.0.0.1:7300 --allow-plaintext", ""},
-		"in the clear":  {"--providers tcp --data-listen 10.0.0.1:7300", "data-listen: 10.0.0.1:7300 is not loopback, and the resource manager's memory is not encrypted"},
+		"encrypted":     {"--providers tcp --data-listen 10.0.0.1:7300", ""},
+		"required":      {"--providers tcp --data-listen 10.0.0.1:7300 --data-encryption require", ""},
+		"in the clear":  {"--providers tcp --data-listen 10.0.0.1:7300 --data-encryption off", "data-listen: 10.0.0.1:7300 is not loopback, and data-encryption is off"},
+		"off, trusted":  {"--providers tcp --data-listen 10.0.0.1:7300 --data-encryption off --allow-plaintext", ""},
+		"no word":       {"--data-encryption yes", `data-encryption: "yes" is none of off, on, require`},
 		"without port":  {"--data-listen 127.0.0.1", "want host:port or host:first-last"},
 		"only loopback": {"--providers tcp --listen 10.0.0.1:7464 --allow-plaintext", "data-listen: 127.0.0.1:0 is loopback, but other nodes ask at 10.0.0.1:7464"},
 	} {

@@ -121,8 +121,8 @@ var executorOptions = slices.Concat([]option{
 	{"providers", "auto", "fabrics to offer: auto (shm, and verbs if there is a device), or a list of shm, verbs and tcp"},
 	{"data-listen", "127.0.0.1:0", "address for the data of calls on provider tcp: host:port, or host:first-last for the first free port of a range"},
 	{"data-advertise", "", "IP address or host name to which clients of provider tcp connect (default: the bound address)"},
-	{"data-encryption", "on", "encryption of the data of calls on provider tcp: on (unless client and executor connect by loopback, or allow-plaintext is set " +
-		"and the client does not ask for it), require (always; other clients are refused) or off"},
+	{"data-encryption", "on", "encryption of the data of calls, and of connections to the resource manager's memory, on provider tcp: on (unless both ends are " +
+		"loopback, or allow-plaintext is set and the peer does not ask for it), require (always; other peers are refused) or off"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
 	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
@@ -259,15 +259,7 @@ func (c *Executor) validate() error {
 		v.address("manager", c.Manager, c.AllowPlaintext || c.IdentityDir != "")
 	}
 	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp")
-	clear := ""
-	switch c.DataEncryption {
-	case "off":
-		clear = "data-encryption is off: set it to on or require"
-	case "on", "require":
-	default:
-		v.failf("data-encryption: %q is none of off, on, require", c.DataEncryption)
-	}
-	v.dataListen(c.DataListen, c.Listen, clear, c.AllowPlaintext, c.providersParsed)
+	v.dataListen(c.DataListen, c.Listen, c.DataEncryption, c.AllowPlaintext, c.providersParsed)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}
@@ -402,9 +394,11 @@ func (v *validator) providers(list string, known ...string) []string {
 	return slices.Compact(names)
 }
 
-// dataListen checks the address for data connections of provider tcp against the control address. clear says why the data is not encrypted;
-// it is empty if the data is encrypted.
-func (v *validator) dataListen(data, listen, clear string, plaintext bool, providers []string) {
+// dataListen checks the address and the encryption of data connections on provider tcp against the control address.
+func (v *validator) dataListen(data, listen, encryption string, plaintext bool, providers []string) {
+	if !slices.Contains([]string{"off", "on", "require"}, encryption) {
+		v.failf("data-encryption: %q is none of off, on, require", encryption)
+	}
 	host, _, _, err := control.ParsePortRange(data)
 	v.check("data-listen", err)
 	if err != nil || !slices.Contains(providers, "tcp") {
@@ -414,8 +408,8 @@ func (v *validator) dataListen(data, listen, clear string, plaintext bool, provi
 	if a, err := control.ParseAddress(listen); err == nil && local && !a.Local() {
 		v.failf("data-listen: %s is loopback, but other nodes ask at %s: set data-listen to an address of this node's network", data, a)
 	}
-	if clear != "" && !local && !plaintext {
-		v.failf("data-listen: %s is not loopback, and %s; on a trusted network, --allow-plaintext allows data in the clear", data, clear)
+	if encryption == "off" && !local && !plaintext {
+		v.failf("data-listen: %s is not loopback, and data-encryption is off: set it to on or require; on a trusted network, --allow-plaintext allows data in the clear", data)
 	}
 }
 

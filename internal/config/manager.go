@@ -36,8 +36,9 @@ type Manager struct {
 	AttachAttempts int           `mapstructure:"attach-attempts"`
 	TenantAttached int           `mapstructure:"tenant-attached"`
 	Providers      string        `mapstructure:"providers"`
-	DataListen     string        `mapstructure:"data-listen"`    // for provider tcp: host:port or host:first-last
-	DataAdvertise  string        `mapstructure:"data-advertise"` // IP address or name; empty: the bound address
+	DataListen     string        `mapstructure:"data-listen"`     // for provider tcp: host:port or host:first-last
+	DataAdvertise  string        `mapstructure:"data-advertise"`  // IP address or name; empty: the bound address
+	DataEncryption string        `mapstructure:"data-encryption"` // "off", "on" or "require"
 	VerbsDevice    string        `mapstructure:"verbs-device"`
 	VerbsPort      int           `mapstructure:"verbs-port"`
 	VerbsGIDIndex  int           `mapstructure:"verbs-gid-index"`
@@ -76,6 +77,8 @@ var managerOptions = slices.Concat([]option{
 	{"providers", "auto", "fabrics over which the manager's memory can be reached: auto (shm, and verbs if there is a device), or a list of shm, verbs and tcp"},
 	{"data-listen", "127.0.0.1:0", "address for connections to the manager's memory on provider tcp: host:port, or host:first-last for the first free port of a range"},
 	{"data-advertise", "", "IP address or host name to which executors and clients connect for data-listen (default: the bound address)"},
+	{"data-encryption", "on", "encryption of connections to the manager's memory on provider tcp: on (unless both ends are loopback, or allow-plaintext is set " +
+		"and the peer does not ask for it), require (always; other peers are refused) or off"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
 	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
@@ -158,7 +161,7 @@ func (c *Manager) validate() error {
 	c.limitsParsed, err = accounting.ParseLimits(c.TenantCores)
 	v.check("tenant-cores", err)
 	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp")
-	v.dataListen(c.DataListen, c.Listen, "the resource manager's memory is not encrypted", c.AllowPlaintext, c.providersParsed)
+	v.dataListen(c.DataListen, c.Listen, c.DataEncryption, c.AllowPlaintext, c.providersParsed)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}

@@ -98,12 +98,6 @@ func (a Address) CheckPlaintext(allow bool) error {
 		a, identity.TokenFileEnv, identity.CAFileEnv)
 }
 
-// PlaintextAllowed reports whether data to and from an address may be in the clear: it is local, or allow is set.
-func PlaintextAllowed(address string, allow bool) bool {
-	a, err := ParseAddress(address)
-	return err == nil && (allow || a.Local())
-}
-
 // Listen opens a control port. A non-local address is refused unless allowPlaintext is set. A unix socket is made with
 // mode 0600. A socket file without a server is replaced. One that is served is an error.
 func Listen(addr string, allowPlaintext bool) (net.Listener, error) {

@@ -45,6 +45,8 @@ type Options struct {
 	// Handed makes a tcp device that neither listens nor connects. It gets its connections by Hand, and Advertise is where its peers
 	// connect to.
 	Handed bool
+	// Encrypt is the Encrypt value of a tcp device.
+	Encrypt int
 }
 
 // Device is an open provider instance. Safe for concurrent use.
@@ -58,7 +60,7 @@ func (o Options) c() (opts C.dp_dev_options, free func()) {
 	opts = C.dp_dev_options{
 		device: device, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
 		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
-		address: address, port_first: C.int(o.PortFirst), port_last: C.int(o.PortLast), advertise: advertise,
+		address: address, port_first: C.int(o.PortFirst), port_last: C.int(o.PortLast), advertise: advertise, encrypt: C.int(o.Encrypt),
 	}
 	if o.ActiveOnly {
 		opts.active_side_only = 1
@@ -83,7 +85,7 @@ func LoadVerbs() error {
 	return nil
 }
 
-// Encryption of the data on provider tcp; see dp_fabric.h.
+// Encrypt values: encryption of the data on provider tcp; see dp_fabric.h.
 const (
 	EncryptOff     = C.DP_ENCRYPT_OFF
 	EncryptAllow   = C.DP_ENCRYPT_ALLOW

@@ -147,7 +147,9 @@ static bool start_keys(tcp_qp *qp, tcp_origin *o, uint8_t secret[DP_CRYPTO_SUM])
 
 int tcp_seal_start(tcp_qp *qp, const tcp_blob *peer, dp_error *err) {
     int own = qp->peer.dialed ? 0 : 1;
-    qp->seal = calloc(1, sizeof *qp->seal);
+    qp->seal = malloc(sizeof *qp->seal);
+    if (qp->seal) /* `in` stays untouched: an idle connection needs no pages for it */
+        memset(qp->seal, 0, offsetof(tcp_seal, in));
     tcp_origin o = {.label = "rfaas tcp keys"};
     memcpy(o.secrets[own], qp->secret, sizeof qp->secret);
     memcpy(o.secrets[!own], peer->secret, sizeof peer->secret);

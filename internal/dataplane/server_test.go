@@ -24,27 +24,28 @@ func newServer(t *testing.T) *Server {
 
 // hall is memory that one server serves to many peers over tcp. The test accepts their connections and hands them over.
 type hall struct {
-	t      *testing.T
-	l      *net.TCPListener
-	dev    *Device
-	domain *Domain
-	memory *Memory
-	server *Server
+	t       *testing.T
+	l       *net.TCPListener
+	dev     *Device
+	domain  *Domain
+	memory  *Memory
+	server  *Server
+	encrypt int // of both sides
 }
 
-func newHall(t *testing.T) *hall {
+func newHall(t *testing.T, encrypt int) *hall {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	dev, err := Open(TCP, Options{GIDIndex: -1, Handed: true, Advertise: l.Addr().String()})
+	dev, err := Open(TCP, Options{GIDIndex: -1, Handed: true, Advertise: l.Addr().String(), Encrypt: encrypt})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(dev.Close)
-	h := &hall{t: t, l: l.(*net.TCPListener), dev: dev}
+	h := &hall{t: t, l: l.(*net.TCPListener), dev: dev, encrypt: encrypt}
 	h.domain = side{dev, t}.domain()
 	h.memory = alloc(t, h.domain, 8192, RemoteRead|RemoteWrite|RemoteAtomic)
 	h.server = newServer(t)
@@ -84,7 +85,7 @@ func (h *hall) conn() (c *Conn, blob []byte) {
 // join connects a peer to a new served connection.
 func (h *hall) join() (mine, peer *Conn) {
 	h.t.Helper()
-	dev, err := Open(TCP, Options{GIDIndex: -1, ActiveOnly: true})
+	dev, err := Open(TCP, Options{GIDIndex: -1, ActiveOnly: true, Encrypt: h.encrypt})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -106,9 +107,19 @@ func (h *hall) join() (mine, peer *Conn) {
 	return mine, peer
 }
 
+// both runs a test without and with encryption.
+func both(t *testing.T, test func(t *testing.T, encrypt int)) {
+	t.Run("plain", func(t *testing.T) { test(t, EncryptOff) })
+	t.Run("encrypted", func(t *testing.T) { test(t, EncryptRequire) })
+}
+
 // The thread wakes up at most once for each operation. Connections on which nothing arrives never wake it.
 func TestServerSleepsWhileNothingArrives(t *testing.T) {
-	h := newHall(t)
+	both(t, testServerSleeps)
+}
+
+func testServerSleeps(t *testing.T, encrypt int) {
+	h := newHall(t, encrypt)
 	idle := make([]*Conn, 50)
 	for i := range idle {
 		idle[i], _ = h.join()
@@ -144,8 +155,12 @@ func TestServerSleepsWhileNothingArrives(t *testing.T) {
 
 // The owner posts while peers read: both arrive. Operations that wait are refused.
 func TestServerPosts(t *testing.T) {
-	h := newHall(t)
-	dev, err := Open(TCP, Options{GIDIndex: -1, ActiveOnly: true})
+	both(t, testServerPosts)
+}
+
+func testServerPosts(t *testing.T, encrypt int) {
+	h := newHall(t, encrypt)
+	dev, err := Open(TCP, Options{GIDIndex: -1, ActiveOnly: true, Encrypt: encrypt})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,9 +218,71 @@ func frame(op byte, size, key uint32, addr uint64) []byte {
 	return b
 }
 
+// forgedPeer is a peer that the test itself implements.
+type forgedPeer struct {
+	net.Conn
+	t      *testing.T
+	h      *hall
+	mine   *Conn     // the other end, which is served
+	blobs  [2][]byte // of the peer, and of mine
+	hellos [2][]byte // the same
+}
+
+// forge connects a peer to a new served connection.
+func (h *hall) forge(t *testing.T) *forgedPeer {
+	t.Helper()
+	p := &forgedPeer{t: t, h: h, hellos: [2][]byte{make([]byte, HelloSize), make([]byte, HelloSize)}}
+	p.mine, p.blobs[1] = h.conn()
+	token, _ := BlobToken(p.blobs[1])
+	blob := make([]byte, 128)
+	copy(blob, "RFQT\x01\x00\x03")
+	copy(p.hellos[0], "RFHT\x01\x00")
+	copy(p.hellos[0][8:], token[:])
+	for i := range token {
+		p.hellos[0][24+i], blob[8+i] = 7, 7
+		if h.encrypt != EncryptOff {
+			blob[104+i] = byte(i + 1)
+		}
+	}
+	blob[120] = byte(h.encrypt)
+	p.blobs[0] = blob
+	var err error
+	if p.Conn, err = net.Dial("tcp", h.l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	_ = p.SetDeadline(time.Now().Add(soon))
+	if _, err := p.Write(p.hellos[0]); err != nil {
+		t.Fatal(err)
+	}
+	h.accept()
+	if err := errors.Join(p.mine.Connect(t.Context(), blob), p.mine.Serve(h.server)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(p, p.hellos[1]); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// loses waits until the server has ended the connection for a violation. Then another peer still reads zeros.
+func (p *forgedPeer) loses(good *Conn) {
+	p.t.Helper()
+	testkit.Eventually(p.t, "the connection has ended", func() bool { return p.mine.Err() != nil })
+	var e *Error
+	if err := p.mine.Err(); !errors.As(err, &e) || e.Status != StatusProtocol {
+		p.t.Errorf("ended by %v", err)
+	}
+	ref := p.h.memory.Ref()
+	buf := make([]byte, 8)
+	if err := good.Read(buf, ref.Addr, ref.Key, soon); err != nil || binary.LittleEndian.Uint64(buf) != 0 {
+		p.t.Errorf("another peer reads %x, %v", buf, err)
+	}
+}
+
 // A peer that breaks the protocol, or that takes no answers, loses its own connection. The others are served, and memory is unchanged.
 func TestServerHostilePeers(t *testing.T) {
-	h := newHall(t)
+	h := newHall(t, EncryptOff)
 	_, good := h.join()
 	ref := h.memory.Ref()
 	flood := bytes.Repeat(frame(3, 4096, ref.Key, ref.Addr), 4096) // 16 MiB of answers
@@ -223,41 +300,9 @@ func TestServerHostilePeers(t *testing.T) {
 	}
 	for name, bytes := range cases {
 		t.Run(name, func(t *testing.T) {
-			mine, blob := h.conn()
-			token, _ := BlobToken(blob)
-			hello, theirs := make([]byte, HelloSize), make([]byte, 128)
-			copy(hello, "RFHT\x01\x00")
-			copy(hello[8:], token[:])
-			copy(theirs, "RFQT\x01\x00\x03")
-			for i := range token {
-				hello[24+i], theirs[8+i] = 7, 7
-			}
-			c, err := net.Dial("tcp", h.l.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			if _, err := c.Write(hello); err != nil {
-				t.Fatal(err)
-			}
-			h.accept()
-			if err := errors.Join(mine.Connect(t.Context(), theirs), mine.Serve(h.server)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadFull(c, hello); err != nil {
-				t.Fatal(err)
-			}
-			_ = c.SetDeadline(time.Now().Add(soon))
-			_, _ = c.Write(bytes) // the server may close the connection before the last byte
-			testkit.Eventually(t, "the connection has ended", func() bool { return mine.Err() != nil })
-			var e *Error
-			if err := mine.Err(); !errors.As(err, &e) || e.Status != StatusProtocol {
-				t.Errorf("ended by %v", err)
-			}
-			buf := make([]byte, 8)
-			if err := good.Read(buf, ref.Addr, ref.Key, soon); err != nil || binary.LittleEndian.Uint64(buf) != 0 {
-				t.Errorf("another peer reads %x, %v", buf, err)
-			}
+			p := h.forge(t)
+			_, _ = p.Write(bytes) // the server may close the connection before the last byte
+			p.loses(good)
 		})
 	}
 }

@@ -68,6 +68,13 @@ func token(at *C.uint8_t) (t Token, ok bool) {
 	return t, true
 }
 
+// Forged returns how many encrypted connections of a tcp device have ended because a record was not the peer's next one.
+func (d *Device) Forged() uint64 {
+	var n C.dp_tcp_counts
+	C.dp_tcp_count(d.c, &n)
+	return uint64(n.forged)
+}
+
 // PrepareTCP sets the options of a connection's descriptor that the provider relies on, and that a worker in its sandbox cannot set.
 func PrepareTCP(fd int) { C.dp_tcp_prepare(C.int(fd)) }
 

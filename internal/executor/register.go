@@ -24,18 +24,16 @@ const (
 // registrar keeps the manager informed: through its memory where that can be reached, else by messages. It decides nothing:
 // leases go on with and without a manager.
 type registrar struct {
-	client  control.ManagerClient
-	manager string // its address, for the log
-	address string // at which clients reach this executor
-	info    func() *control.InfoReply
-	log     *slog.Logger
-	poke    chan struct{} // capacity 1: report now
-	nodeID  string
-	// plaintext says that the manager's memory may be used without encryption.
-	plaintext bool
-	devices   *link.Devices // nil: messages only
-	limits    *limiter      // told likewise; may be nil
-	accounts  *accounts     // told when the manager's memory can be reached; may be nil
+	client   control.ManagerClient
+	manager  string // its address, for the log
+	address  string // at which clients reach this executor
+	info     func() *control.InfoReply
+	log      *slog.Logger
+	poke     chan struct{} // capacity 1: report now
+	nodeID   string
+	devices  *link.Devices // nil: messages only
+	limits   *limiter      // told likewise; may be nil
+	accounts *accounts     // told when the manager's memory can be reached; may be nil
 
 	id       uint64 // as the manager knows us; 0: it does not
 	interval time.Duration
@@ -161,7 +159,7 @@ func (r *registrar) attach(run context.Context) error {
 	}
 	var incarnation [16]byte
 	copy(incarnation[:], r.info().GetIncarnation())
-	provider, err := r.devices.Try(link.Providers(r.hello, r.nodeID, "", r.plaintext), func(dev *dataplane.Device) (err error) {
+	provider, err := r.devices.Try(link.Providers(r.hello, r.nodeID, ""), func(dev *dataplane.Device) (err error) {
 		if r.way, err = link.AttachExecutor(ctx, r.client, dev, r.id, incarnation); err != nil {
 			r.log.Warn("cannot reach the manager's memory by this provider", "manager", r.manager, "provider", dev.Provider(), "error", control.Text(err))
 		}

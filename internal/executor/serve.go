@@ -272,7 +272,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 			return err
 		}
 		defer cfg.Data.Close()
-		if err = checkEncryption(&s, cfg.Data.Address, dataplane.LoadCrypto, log); err != nil {
+		if err = datalisten.CheckEncryption(encryption(&s), cfg.Data.Address, dataplane.LoadCrypto, log); err != nil {
 			return err
 		}
 	}
@@ -331,9 +331,9 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		}
 		defer conn.Close()
 		reg = newRegistrar(conn, s.Manager, advertised, e.info, log)
-		reg.accounts, reg.nodeID, reg.plaintext = e.accounts, cfg.NodeID, control.PlaintextAllowed(s.Manager, s.AllowPlaintext)
+		reg.accounts, reg.nodeID = e.accounts, cfg.NodeID
 		reg.devices = &link.Devices{Options: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
-			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}}
+			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU, Encrypt: encryption(&s)}}
 		e.report = reg.report
 		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
 		reg.limits = e.limits

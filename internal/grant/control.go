@@ -37,7 +37,7 @@ type Options struct {
 	SecretFile     string        // empty: control's default
 	TokenFile      string        // the same
 	AllowPlaintext bool          // see control.DialConfig
-	DataEncryption string        // "off", "on" or "require", for the data of calls on tcp
+	DataEncryption string        // "off", "on" or "require", for data on tcp; empty: "on"
 	Timeout        time.Duration // 0: DefaultTimeout
 	// Getenv looks up the variables that name credentials. nil: os.Getenv, or what WithEnvironment was called with.
 	Getenv func(string) string

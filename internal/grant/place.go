@@ -75,7 +75,8 @@ func (c *shared) attach(ctx context.Context) error {
 		return err
 	}
 	p.devices.Options.GIDIndex = -1
-	provider, err := p.devices.Try(link.Providers(hello, c.nodeID, "", control.PlaintextAllowed(c.opts.Manager, c.opts.AllowPlaintext)), func(dev *dataplane.Device) (err error) {
+	p.devices.Options.Encrypt, _ = dataplane.Encryption(c.opts.DataEncryption, c.opts.AllowPlaintext)
+	provider, err := p.devices.Try(link.Providers(hello, c.nodeID, ""), func(dev *dataplane.Device) (err error) {
 		p.end, err = link.AttachClient(ctx, control.NewManagerClient(conn), dev)
 		return err
 	})

@@ -2,6 +2,7 @@ package grant
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,8 +34,16 @@ func TestPool(t *testing.T) {
 		t.Error("two tenants share a connection")
 	}
 	other.Close()
-	if n := p.Connections().Executors; n != 2 {
-		t.Errorf("%d connections, want two", n)
+	plain := open(Options{SecretFile: secret, DataEncryption: "off"}) // the connection to the manager's memory would be in the clear
+	if plain.shared == a.shared {
+		t.Error("sessions with different encryption share a connection")
+	}
+	plain.Close()
+	if _, err := p.Open(t.Context(), Options{Executor: port.Address, DataEncryption: "yes"}); err == nil || !strings.Contains(err.Error(), `"yes"`) {
+		t.Errorf("unknown encryption: %v", err)
+	}
+	if n := p.Connections().Executors; n != 3 {
+		t.Errorf("%d connections, want three", n)
 	}
 	a.Close()
 	a.Close()

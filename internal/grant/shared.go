@@ -127,10 +127,10 @@ type Pool struct {
 
 // part has the options that sessions must have in common to share connections.
 type part struct {
-	manager, executor, provider, tenant string
-	plaintext, named                    bool // named: the files are not those at the default paths
-	token, secret, ca                   string
-	secretState                         fileState // zero: there is no such file. A token file is read again when it changes.
+	manager, executor, provider, tenant, encryption string
+	plaintext, named                                bool // named: the files are not those at the default paths
+	token, secret, ca                               string
+	secretState                                     fileState // zero: there is no such file. A token file is read again when it changes.
 }
 
 // NewPool returns an empty pool. idle is how long unused connections stay open.
@@ -153,6 +153,12 @@ func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
 	case "auto", "shm", "verbs", "tcp":
 	default:
 		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs, tcp", o.Provider)
+	}
+	if o.DataEncryption == "" {
+		o.DataEncryption = "on"
+	}
+	if _, known := dataplane.Encryption(o.DataEncryption, o.AllowPlaintext); !known {
+		return nil, fail(op, dataplane.StatusInvalid, "data encryption %q (from the options or %s) is none of off, on, require", o.DataEncryption, EnvDataEncryption)
 	}
 	if o.Timeout < 0 {
 		return nil, fail(op, dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)
@@ -179,8 +185,8 @@ func partOf(o *Options) part {
 	if getenv == nil {
 		getenv = os.Getenv
 	}
-	k := part{manager: o.Manager, executor: o.Executor, provider: o.Provider, tenant: o.Tenant, plaintext: o.AllowPlaintext,
-		ca: getenv(identity.CAFileEnv)}
+	k := part{manager: o.Manager, executor: o.Executor, provider: o.Provider, tenant: o.Tenant, encryption: o.DataEncryption,
+		plaintext: o.AllowPlaintext, ca: getenv(identity.CAFileEnv)}
 	dial := o.dial()
 	k.token, k.secret, k.named = dial.Files()
 	if i, err := os.Stat(k.secret); err == nil {

@@ -10,15 +10,11 @@ import (
 )
 
 // Providers returns the providers by which the node nodeID can reach a manager's memory, the best first: shared memory on the manager's own
-// node, then verbs, then tcp. wanted ("shm", "verbs", "tcp") allows only that one. tcp is not encrypted: plaintext says whether it may be
-// used. If the result is empty, use messages.
-func Providers(hello *control.ManagerHelloReply, nodeID string, wanted string, plaintext bool) []string {
+// node, then verbs, then tcp. wanted ("shm", "verbs", "tcp") allows only that one. If the result is empty, use messages.
+func Providers(hello *control.ManagerHelloReply, nodeID string, wanted string) []string {
 	var found []string
 	for _, p := range []string{dataplane.SHM, dataplane.Verbs, dataplane.TCP} {
 		here := p != dataplane.SHM || nodeID != "" && hello.GetNodeId() == nodeID
-		if p == dataplane.TCP {
-			here = plaintext
-		}
 		if here && slices.Contains(hello.GetProviders(), p) && (wanted == "" || wanted == "auto" || wanted == p) {
 			found = append(found, p)
 		}
@@ -32,7 +28,7 @@ var ErrNoWay = errors.New("no provider of this node reaches the resource manager
 // Devices are the devices by which a process reaches a manager's memory. Each is opened when it is first tried. One goroutine at a
 // time may use them.
 type Devices struct {
-	Options dataplane.Options // of a verbs device
+	Options dataplane.Options // of a verbs device, and encryption on tcp
 	open    []*dataplane.Device
 }
 

@@ -25,14 +25,17 @@ type arrivals struct {
 	closed  bool
 }
 
-// openArrivals listens at an address; see datalisten.Open.
-func openArrivals(listen, advertise string, log *slog.Logger) (*arrivals, error) {
+// openArrivals listens at an address; see datalisten.Open. encrypt is a dataplane.Encrypt value.
+func openArrivals(listen, advertise string, encrypt int, log *slog.Logger) (*arrivals, error) {
 	data, err := datalisten.Open(listen, advertise, log)
 	if err != nil {
 		return nil, err
 	}
 	a := &arrivals{data: data, pending: map[*arrival]struct{}{}}
-	if a.device, err = dataplane.Open(dataplane.TCP, dataplane.Options{GIDIndex: -1, Handed: true, Advertise: data.Address}); err == nil {
+	if err = datalisten.CheckEncryption(encrypt, data.Address, dataplane.LoadCrypto, log); err == nil {
+		a.device, err = dataplane.Open(dataplane.TCP, dataplane.Options{GIDIndex: -1, Handed: true, Advertise: data.Address, Encrypt: encrypt})
+	}
+	if err == nil {
 		if a.server, err = dataplane.NewServer(); err != nil {
 			a.device.Close()
 		}

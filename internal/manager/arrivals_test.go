@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -51,7 +52,10 @@ func (w *world) connectAs(token dataplane.Token) net.Conn {
 func (w *world) attachForged() (*control.AttachClientReply, dataplane.Token) {
 	w.t.Helper()
 	blob := forged("RFQT", 128, 8)
-	blob[6] = 3
+	blob[6], blob[120] = 3, byte(w.config.Encrypt)
+	if blob[120] != dataplane.EncryptOff {
+		blob[104] = 1 // the secret
+	}
 	r, err := w.client.AttachClient(w.t.Context(), &control.AttachClientRequest{Provider: dataplane.TCP, Blob: blob})
 	if err != nil {
 		w.t.Fatal(err)
@@ -102,6 +106,52 @@ func TestMemoryOverTCPHostile(t *testing.T) {
 		w.notifier.post()
 		return w.notifier.count() == 1
 	})
+	if !bytes.Equal(before, w.memory.whole.Bytes()) {
+		t.Error("the board has changed")
+	}
+	if err := good.Read(make([]byte, board.HeaderSize), 0); err != nil {
+		t.Errorf("another client: %v", err)
+	}
+}
+
+// A manager that requires encryption is read and written over encrypted connections. It refuses clients that encrypt nothing. One that sends
+// plain frames on an encrypted connection loses it, and is counted.
+func TestMemoryOverTCPEncrypted(t *testing.T) {
+	w := newWorld(t, dataplane.TCP, 8)
+	w.stop()
+	w.config.Encrypt = dataplane.EncryptRequire
+	w.start(8)
+	w.executor(1)
+	good, reader := w.reader()
+	if err := reader.Refresh(); err != nil {
+		t.Error(err)
+	}
+	off, err := dataplane.Open(dataplane.TCP, dataplane.Options{GIDIndex: -1, ActiveOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer off.Close()
+	const names = "data encryption is off here and require at the tcp peer"
+	if _, err := link.AttachClient(t.Context(), w.client, off); !errors.Is(err, dataplane.ErrUnsupported) || !strings.Contains(err.Error(), names) {
+		t.Errorf("a client without encryption: %v", err)
+	}
+	before := bytes.Clone(w.memory.whole.Bytes())
+	r, token := w.attachForged()
+	c := w.connectAs(token)
+	if _, err := io.ReadFull(c, make([]byte, dataplane.HelloSize)); err != nil {
+		t.Fatal(err)
+	}
+	read := make([]byte, 24)
+	read[0], read[4] = 3, 64
+	binary.LittleEndian.PutUint32(read[12:], r.GetBoard().GetKey())
+	binary.LittleEndian.PutUint64(read[16:], r.GetBoard().GetAddr())
+	if _, err := c.Write(read); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := io.ReadAll(c); len(said) > 0 || err != nil && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a plain read is answered by %x, %v", said, err)
+	}
+	testkit.Eventually(t, "the forged frame is counted", func() bool { return w.memory.tcp.device.Forged() == 1 })
 	if !bytes.Equal(before, w.memory.whole.Bytes()) {
 		t.Error("the board has changed")
 	}

@@ -86,7 +86,7 @@ func (m *memory) openDevice(provider string, cfg *Config) (*dataplane.Device, er
 		return dataplane.Open(provider, cfg.Verbs)
 	}
 	var err error
-	if m.tcp, err = openArrivals(cfg.DataListen, cfg.DataAdvertise, cfg.Log); err != nil {
+	if m.tcp, err = openArrivals(cfg.DataListen, cfg.DataAdvertise, cfg.Encrypt, cfg.Log); err != nil {
 		return nil, err
 	}
 	return m.tcp.device, nil

@@ -57,7 +57,7 @@ type world struct {
 	client   control.ManagerClient
 	server   *grpc.Server
 	conn     *grpc.ClientConn
-	config   Config // what the next start adds: Limits
+	config   Config // what the next start adds: Limits, Encrypt
 }
 
 func newWorld(t testing.TB, provider string, slots int) *world {
@@ -75,7 +75,7 @@ func (w *world) start(slots int) {
 		w.t.Fatal(err)
 	}
 	w.Manager, err = New(Config{Heartbeat: time.Second, Slots: slots, Providers: []string{w.provider}, Asked: true, StateDir: w.dir,
-		Tariff: tariff, Limits: w.config.Limits, Verbs: dataplane.Options{GIDIndex: -1}, DataListen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Now: w.clock.Now})
+		Tariff: tariff, Limits: w.config.Limits, Encrypt: w.config.Encrypt, Verbs: dataplane.Options{GIDIndex: -1}, DataListen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Now: w.clock.Now})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func (w *world) stop() {
 
 func (w *world) device() *dataplane.Device {
 	w.t.Helper()
-	d, err := dataplane.Open(w.provider, dataplane.Options{GIDIndex: -1, ActiveOnly: w.provider == dataplane.TCP})
+	d, err := dataplane.Open(w.provider, dataplane.Options{GIDIndex: -1, ActiveOnly: w.provider == dataplane.TCP, Encrypt: w.config.Encrypt})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func (p *party) join(dev *dataplane.Device) {
 		p.w.t.Fatal(err)
 	}
 	p.id = r.GetExecutorId()
-	if got := link.Providers(r.GetManager(), p.w.nodeID, p.w.provider, true); !slices.Equal(got, []string{p.w.provider}) {
+	if got := link.Providers(r.GetManager(), p.w.nodeID, p.w.provider); !slices.Equal(got, []string{p.w.provider}) {
 		p.w.t.Fatalf("hello %v", r.GetManager())
 	}
 	if p.Executor, err = link.AttachExecutor(context.Background(), p.w.client, dev, p.id, incarnationOf(p.info)); err != nil {

@@ -22,6 +22,7 @@ var (
 	metricAttempts    = prometheus.NewDesc("rfaas_manager_attach_attempts", "Attempts to connect to the manager's memory that run or wait.", nil, nil)
 	metricBusy        = prometheus.NewDesc("rfaas_manager_attach_refused_total", "Attempts to connect to the manager's memory that were refused as busy.", nil, nil)
 	metricData        = prometheus.NewDesc("rfaas_manager_data_refused_total", "Connections to the data address without a valid token; only with provider tcp.", nil, nil)
+	metricForged      = prometheus.NewDesc("rfaas_manager_data_forged_total", "Connections to the manager's memory that ended because encrypted data was changed on its way, or forged; only with provider tcp.", nil, nil)
 	metricLedger      = prometheus.NewDesc("rfaas_manager_ledger_ok", "1: charges are on disk, or kept in memory as configured; 0: the ledger does not accept them.", nil, nil)
 	metricRefused     = prometheus.NewDesc("rfaas_manager_refused_charges_total", "Charges in executors' cells that the ledger refused, each counted once.", nil, nil)
 	metricUnsettled   = prometheus.NewDesc("rfaas_manager_refused_settlements_total", "Messages with charges that the ledger refused.", nil, nil)
@@ -32,7 +33,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{metricExecutors, metricCores, metricFreeCores, metricMemory, metricFreeMemory, metricLeases, metricOldest,
-		metricChanges, metricSubscribers, metricAttempts, metricBusy, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes, metricData} {
+		metricChanges, metricSubscribers, metricAttempts, metricBusy, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes, metricData, metricForged} {
 		out <- d
 	}
 }
@@ -78,5 +79,6 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(metricLedgerBytes, float64(c.m.accounts.ledger.Size()))
 	if tcp := c.m.memory.tcp; tcp != nil {
 		out <- prometheus.MustNewConstMetric(metricData, prometheus.CounterValue, float64(tcp.data.Refused()))
+		out <- prometheus.MustNewConstMetric(metricForged, prometheus.CounterValue, float64(tcp.device.Forged()))
 	}
 }

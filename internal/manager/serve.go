@@ -23,6 +23,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 		Quota:    NodeQuota{Executors: s.NodeExecutors, Memory: uint64(s.NodeMemory)},
 		Attempts: s.AttachAttempts, Attached: s.TenantAttached, DataListen: s.DataListen, DataAdvertise: s.DataAdvertise,
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
+	cfg.Encrypt, _ = dataplane.Encryption(s.DataEncryption, s.AllowPlaintext)
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}
 	}

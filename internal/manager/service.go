@@ -28,6 +28,7 @@ type Config struct {
 	Asked                     bool              // Providers come from a setting: a missing one is an error
 	Verbs                     dataplane.Options // of the device
 	DataListen, DataAdvertise string            // of provider tcp; see datalisten.Open
+	Encrypt                   int               // dataplane.Encrypt value of provider tcp
 	StateDir                  string            // of the ledger; empty: in memory
 	Tariff                    accounting.Tariff
 	Limits                    accounting.Limits // of tenants' cores

@@ -13,9 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire reads every packet on the client's side of the cable. It counts the packets that contain the two numbers of a steady caller's payload.
+// wire reads every packet on the client's side of the cable. It counts the packets that contain each of some patterns.
 type wire struct {
-	packets, seen atomic.Int64
+	packets atomic.Int64
+	seen    []atomic.Int64 // by pattern
 }
 
 const (
@@ -54,15 +55,13 @@ func (n *nodes) packetSocket(on machine) int {
 }
 
 // listen reads the wire until the end of the test.
-func (n *nodes) listen() *wire {
+func (n *nodes) listen(patterns ...[]byte) *wire {
 	n.Helper()
-	w := &wire{}
+	w := &wire{seen: make([]atomic.Int64, len(patterns))}
 	fd := n.packetSocket(n.client)
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50000}); err != nil {
 		n.Fatal(err)
 	}
-	pattern := binary.LittleEndian.AppendUint32(nil, steadyResult)
-	pattern = binary.LittleEndian.AppendUint32(pattern, uint32(steadyPause.Microseconds()))
 	var stop atomic.Bool
 	done := make(chan struct{})
 	go func() {
@@ -71,14 +70,24 @@ func (n *nodes) listen() *wire {
 		for b := make([]byte, 1<<16); !stop.Load(); {
 			if size, err := unix.Read(fd, b); err == nil {
 				w.packets.Add(1)
-				if bytes.Contains(b[:size], pattern) {
-					w.seen.Add(1)
+				for i, p := range patterns {
+					if bytes.Contains(b[:size], p) {
+						w.seen[i].Add(1)
+					}
 				}
 			}
 		}
 	}()
 	n.Cleanup(func() { stop.Store(true); <-done })
 	return w
+}
+
+// words returns numbers as they are in memory.
+func words(values ...uint32) (b []byte) {
+	for _, v := range values {
+		b = binary.LittleEndian.AppendUint32(b, v)
+	}
+	return b
 }
 
 // startEncrypted starts an executor with arguments, the agent, and a steady caller.
@@ -109,16 +118,63 @@ func TestBetweenNodesPayloadsAreHidden(t *testing.T) {
 			if c.setting != "" {
 				n.env = append(n.env, "RFAAS_DATA_ENCRYPTION="+c.setting, "RFAAS_EXECUTOR_DATA_ENCRYPTION="+c.setting)
 			}
-			w := n.listen()
+			w := n.listen(words(steadyResult, uint32(steadyPause.Microseconds())))
 			k := n.startEncrypted()
 			n.eventually(waitBound, "200 right results", func() bool {
 				k.check()
 				n.lastly = k.log.tail(2000)
 				return k.right.Load() >= 200
 			})
-			seen, packets := w.seen.Load(), w.packets.Load()
+			seen, packets := w.seen[0].Load(), w.packets.Load()
 			if packets < 400 || (seen == 0) != c.hidden {
 				t.Errorf("%d of %d packets have a payload in the clear; want none: %v", seen, packets, c.hidden)
+			}
+		})
+	}
+}
+
+// With TLS on the control connections, the resource manager's memory is read and written between nodes, and nothing of it is on the network
+// in the clear. Without TLS the test sees it.
+func TestBetweenNodesMemoryIsHidden(t *testing.T) {
+	for name, c := range map[string]struct {
+		control func(*nodes)
+		setting string // data-encryption of all; empty: the default
+		hidden  bool
+	}{
+		"TLS":                  {(*nodes).identify, "", true},
+		"without TLS":          {(*nodes).trust, "", false},
+		"required without TLS": {(*nodes).trust, "require", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newCable(t)
+			c.control(n)
+			if c.setting != "" {
+				n.env = append(n.env, "RFAAS_DATA_ENCRYPTION="+c.setting, "RFAAS_EXECUTOR_DATA_ENCRYPTION="+c.setting,
+					"RFAAS_MANAGER_DATA_ENCRYPTION="+c.setting)
+			}
+			// The head of the board, which clients read, and cores, free cores, memory and free memory of the line that the executor writes.
+			w := n.listen([]byte("RFBD\x01\x00"), words(2, 2, 1800, 1800))
+			n.newManagerOn(n.server, "--heartbeat", "50ms")
+			d := n.newExecutorOn(n.client, "executor")
+			n.eventually(waitBound, "the executor has registered over tcp", func() bool {
+				n.lastly = d.log.tail(2000)
+				return strings.Contains(n.lastly, "by=memory provider=tcp")
+			})
+			n.eventually(waitBound, "the client reads the board", func() bool {
+				out, err := n.rfaas("executors", "--json")
+				n.lastly = out
+				return err == nil && strings.Contains(out, `"by": "memory"`) && strings.Contains(out, `"state": "idle"`)
+			})
+			out, _ := n.rfaas("doctor")
+			if !strings.Contains(out, "reached by tcp") {
+				t.Errorf("the client's node does not reach the memory: %s", out)
+			}
+			from := w.packets.Load()
+			n.eventually(waitBound, "the capture has seen what follows", func() bool {
+				return w.packets.Load() >= from+100 && (c.hidden || w.seen[0].Load() > 0 && w.seen[1].Load() > 0)
+			})
+			if head, line := w.seen[0].Load(), w.seen[1].Load(); c.hidden && head+line > 0 {
+				t.Errorf("%d packets have the head of the board in the clear, %d a line", head, line)
 			}
 		})
 	}

@@ -60,17 +60,17 @@ func (n *nodes) trust() {
 	n.env = append(n.env, "RFAAS_ALLOW_PLAINTEXT=1")
 }
 
-// identify gives executors an identity and the client a token, so control connections use TLS.
+// identify gives the daemons of both nodes an identity and the client a token, so control connections use TLS.
 func (n *nodes) identify() {
 	n.Helper()
 	cluster, node, token := filepath.Join(n.dir, "cluster"), filepath.Join(n.dir, "node"), filepath.Join(n.dir, "token")
-	for _, args := range [][]string{{"cluster", "init", "--dir", cluster}, {"cluster", "node", n.server.ip, "--dir", cluster, "--out", node},
+	for _, args := range [][]string{{"cluster", "init", "--dir", cluster}, {"cluster", "node", n.server.ip, n.client.ip, "--dir", cluster, "--out", node},
 		{"token", "issue", "--dir", cluster, "--tenant", "ann", "--out", token}} {
 		if out, err := exec.Command(built(n, "bin/rfaas"), args...).CombinedOutput(); err != nil {
 			n.Fatalf("rfaas %q: %v\n%s", args, err, out)
 		}
 	}
-	n.env = append(n.env, "RFAAS_TOKEN_FILE="+token, "RFAAS_EXECUTOR_IDENTITY_DIR="+node)
+	n.env = append(n.env, "RFAAS_TOKEN_FILE="+token, "RFAAS_EXECUTOR_IDENTITY_DIR="+node, "RFAAS_MANAGER_IDENTITY_DIR="+node)
 }
 
 // startAgent starts the agent of the clients' node with the present settings.
