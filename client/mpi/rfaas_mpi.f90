@@ -48,7 +48,7 @@ contains
    subroutine open_f08(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                        duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, local, &
                        allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, pkey_index, &
-                       traffic_class, service_level, mtu)
+                       traffic_class, service_level, mtu, data_encryption)
       type(MPI_Comm), intent(in) :: comm
       character(len=*), intent(in) :: library
       type(rfaas_session), intent(inout) :: session
@@ -63,12 +63,13 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
+      integer(c_int32_t), intent(in), optional :: data_encryption !< RFAAS_DATA_ENCRYPTION_*
       type(session_arguments), target :: where
       type(lease_arguments), target :: what
       character(kind=c_char) :: text(RFAAS_MPI_ERROR_MAX)
       integer(c_int) :: status
       call set_session(where, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
-                       traffic_class, service_level, mtu, allow_plaintext)
+                       traffic_class, service_level, mtu, allow_plaintext, data_encryption=data_encryption)
       call set_lease(what, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size)
@@ -86,7 +87,7 @@ contains
    subroutine open_integer(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                            duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, &
                            local, allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, &
-                           pkey_index, traffic_class, service_level, mtu)
+                           pkey_index, traffic_class, service_level, mtu, data_encryption)
       integer, intent(in) :: comm
       character(len=*), intent(in) :: library
       type(rfaas_session), intent(inout) :: session
@@ -101,9 +102,10 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
+      integer(c_int32_t), intent(in), optional :: data_encryption !< RFAAS_DATA_ENCRYPTION_*
       call open_f08(MPI_Comm(comm), library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                     memory, duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, &
                     local, allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, &
-                    pkey_index, traffic_class, service_level, mtu)
+                    pkey_index, traffic_class, service_level, mtu, data_encryption)
    end subroutine
 end module

@@ -33,7 +33,8 @@ program mpi_lease_test
       moves = round == 2
       over = MPI_Wtime() + 20
       do ! what was released a moment ago may not be on the board yet
-         call rfaas_mpi_lease_open(MPI_COMM_WORLD, library, session, lease, ierror=ierror, failover=moves, why=why)
+         call rfaas_mpi_lease_open(MPI_COMM_WORLD, library, session, lease, ierror=ierror, failover=moves, why=why, &
+                                   data_encryption=RFAAS_DATA_ENCRYPTION_REQUIRE)
          if (ierror /= RFAAS_BUSY) exit
          late = MPI_Wtime() > over
          call MPI_Bcast(late, 1, MPI_LOGICAL, 0, MPI_COMM_WORLD)
@@ -58,6 +59,10 @@ program mpi_lease_test
 
       call rfaas_mpi_lease_open(MPI_COMM_WORLD, library, other_session, other, ierror=ierror, failover=moves, why=why)
       call fails(RFAAS_BUSY, 'room', 'as many again')
+      call rfaas_mpi_lease_open(MPI_COMM_WORLD, library, other_session, other, ierror=ierror, why=why, data_encryption=9)
+      call fails(RFAAS_INVALID, 'data_encryption 9', 'unknown encryption')
+      call rfaas_mpi_lease_open(MPI_COMM_WORLD%mpi_val, library, other_session, other, ierror=ierror, why=why, data_encryption=8)
+      call fails(RFAAS_INVALID, 'data_encryption 8', 'unknown encryption, communicator as an integer')
       call check(.not. c_associated(other%handle), 'no lease after an error')
       ! The communicator as the older modules have it.
       call rfaas_mpi_lease_open(MPI_COMM_WORLD%mpi_val, library, other_session, other, ierror=ierror, failover=moves, local=.true.)
