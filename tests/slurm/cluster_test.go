@@ -237,10 +237,13 @@ func (c *cluster) self(as, node, mark string, args ...string) (stdin io.Closer, 
 
 // ------------------------------------------------------------------------------------- the manager's list
 
-// manage starts a resource manager and follows its list.
-func (c *cluster) manage() {
+// headAddress is the address of the head node, as scripts/slurm/testcluster has it.
+const headAddress = "10.99.0.1"
+
+// manage starts a resource manager with arguments and follows its list.
+func (c *cluster) manage(args ...string) {
 	c.t.Helper()
-	c.daemon("manager", "head", c.root+"/bin/resource-manager", "--listen", "0.0.0.0:7464", "--allow-plaintext", "--heartbeat", "500ms")
+	c.daemon("manager", "head", append([]string{c.root + "/bin/resource-manager", "--listen", "0.0.0.0:7464", "--allow-plaintext", "--heartbeat", "500ms"}, args...)...)
 	wait(c.t, "the secret", func() bool { _, err := os.Stat(c.files + "/secret"); return err == nil })
 	in, out, ended := c.self("watcher", "head", "", "head:7464")
 	done := make(chan struct{})

@@ -74,17 +74,23 @@ func TestMPIJobs(t *testing.T) {
 	}
 }
 
-// An MPI job of the batch partition is served by the executor on a node that it does not have, over verbs. It takes the others:
-// their executors leave and come back, that one does not notice.
+// An MPI job of the batch partition is served by the executor on a node that it does not have, over tcp, or over verbs in a virtual
+// machine with an RDMA device. It takes the others: their executors leave and come back, that one does not notice.
 func TestMPIJobOnOtherNodes(t *testing.T) {
-	if os.Getenv("RFAAS_REQUIRE_VERBS") == "" {
-		t.Skip("executors on other nodes are reached by verbs: make test-softroce-slurm")
+	provider := "tcp"
+	var manager []string
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		provider = "verbs"
+	} else {
+		manager = []string{"--providers", "shm,tcp", "--data-listen", headAddress + ":0"}
+		t.Setenv("RFAAS_EXECUTOR_PROVIDERS", "shm,tcp")
+		t.Setenv("RFAAS_DATA_ENCRYPTION", "require") // of the ranks; control messages are in plaintext here
 	}
 	// What the MPI library does between its ranks is its own; it would try the RDMA device too.
 	t.Setenv("OMPI_MCA_pml", "ob1")
 	t.Setenv("OMPI_MCA_btl", "self,tcp")
-	c := up(t, 3, "--grace", "10") // three nodes in an emulated machine of two CPUs: it is not the place to count seconds
-	c.manage()
+	c := up(t, 3, "--grace", "10") // three nodes on a machine of two CPUs: it is not the place to count seconds
+	c.manage(manager...)
 	c.follow("follow")
 	before := c.awaitAll(3)
 	out := c.submit("--nodelist=n1,n2", "--exclusive", c.root+"/scripts/slurm/examples/openmpi.sbatch", c.root+"/build/examples/blackscholes",
@@ -92,9 +98,15 @@ func TestMPIJobOnOtherNodes(t *testing.T) {
 		"--library", c.root+"/build/functions/blackscholes.so")
 	t.Logf("the job said:\n%s", out)
 	priced(t, out)
-	for _, want := range []string{"2 ranks", "(verbs, executor ", " on n3)"} {
+	for _, want := range []string{"2 ranks", "(" + provider + ", executor ", " on n3)"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the MPI program did not say %q", want)
+		}
+	}
+	if provider == "tcp" {
+		log, err := os.ReadFile(filepath.Join(c.files, "rfaas-n3.log"))
+		if err != nil || !strings.Contains(string(log), "by=memory provider=tcp") {
+			t.Errorf("the executor does not report by the manager's memory over tcp: %v\n%s", err, log)
 		}
 	}
 	after := c.awaitAll(3)
