@@ -184,6 +184,8 @@ func (a *app) checkBoard(ctx context.Context, manager string) finding {
 	switch {
 	case err == nil:
 		return ok(check, "reached by %s", v.provider)
+	case errors.Is(err, dataplane.ErrUnsupported) && !errors.Is(err, link.ErrNoWay): // the error says what to change
+		return note(check, "", "executors and clients of this node use messages: %v", err)
 	case errors.Is(err, link.ErrNoWay), errors.As(err, &unreachable):
 		return note(check, "without an RDMA device, start the resource manager with tcp among its providers, and set data-listen to an address "+
 			"of its network",

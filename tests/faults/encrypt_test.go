@@ -180,6 +180,29 @@ func TestBetweenNodesMemoryIsHidden(t *testing.T) {
 	}
 }
 
+// Executors and clients whose setting contradicts the manager's use messages, and say why.
+func TestBetweenNodesMemorySidesThatDisagree(t *testing.T) {
+	const text = "data encryption is off here and on at the tcp peer"
+	n := newCable(t)
+	n.identify()
+	n.newManagerOn(n.server)
+	d := n.newExecutorOn(n.client, "executor", "--providers", "shm", "--data-encryption", "off")
+	n.eventually(waitBound, "the executor reports by message", func() bool {
+		n.lastly = d.log.tail(2000)
+		return strings.Contains(n.lastly, "by=messages") && strings.Contains(n.lastly, text)
+	})
+	n.eventually(waitBound, "the client asks by message", func() bool {
+		out, err := n.rfaas("--data-encryption", "off", "executors")
+		n.lastly = out
+		return err == nil && strings.Contains(out, text) && strings.Contains(out, "idle")
+	})
+	n.env = append(n.env, "RFAAS_DATA_ENCRYPTION=off")
+	out, _ := n.rfaas("doctor")
+	if !strings.Contains(out, text) || strings.Contains(out, "with tcp among its providers") {
+		t.Errorf("the doctor does not name the settings: %s", out)
+	}
+}
+
 // Settings that contradict each other give an error that names both, and no call is made in the clear.
 func TestBetweenNodesSidesThatDisagree(t *testing.T) {
 	for name, c := range map[string]struct {
