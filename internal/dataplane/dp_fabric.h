@@ -41,7 +41,7 @@ typedef enum dp_provider_id { DP_PROVIDER_SHM = 1, DP_PROVIDER_VERBS = 2, DP_PRO
 enum {
     DP_REMOTE_READ = 1,
     DP_REMOTE_WRITE = 2,
-    DP_REMOTE_ATOMIC = 4, /* words reached by fetch-and-add */
+    DP_REMOTE_ATOMIC = 4, /* words reached by fetch-and-add and compare-and-swap */
 };
 /* With these in dp_mem_alloc: pages come when they are first touched, where the provider can do that (shm). */
 #define DP_MEM_LAZY 8u
@@ -64,6 +64,7 @@ typedef enum dp_op {
     DP_OP_WRITE = 3,
     DP_OP_READ = 4,
     DP_OP_FETCH_ADD = 5,
+    DP_OP_COMPARE_SWAP = 6,
 } dp_op;
 
 /* Status of a completion: DP_OK, DP_INVALID (remote access refused: key, bounds or rights),
@@ -247,6 +248,8 @@ struct dp_ops {
     int (*post_read)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
     int (*post_fetch_add)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
                           uint32_t flags);
+    int (*post_compare_swap)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                             uint64_t wr_id, uint32_t flags);
     int (*post_recv)(dp_qp *, uint64_t wr_id);
     void *(*rkey_ptr)(dp_qp *, uint64_t raddr, uint32_t rkey, uint64_t len);
     int (*qp_probe)(dp_qp *);
@@ -415,10 +418,20 @@ static inline int dp_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uin
                                uint32_t flags) {
     return qp->ops->post_read(qp, sge, raddr, rkey, wr_id, flags);
 }
-/* Adds to one naturally aligned remote u64. Its old value is written to the 8 bytes at sge->addr. */
+/* Atomics. Each changes one naturally aligned remote u64, and writes the word's old value to the 8 bytes at sge->addr (registered local
+ * memory). Both need DP_REMOTE_ATOMIC. An atomic is atomic only with respect to others that the same hardware executes: on verbs the target's
+ * adapter, on shm and tcp the processors of the target's node. So one device, or these processors, make all changes of a word. An atomic
+ * that completes with DP_INVALID took no effect. With any other failure, or a reset before its completion, it may have taken effect.
+ * dp_post_fetch_add adds `add` to the word. Sums wrap. */
 static inline int dp_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
                                     uint64_t wr_id, uint32_t flags) {
     return qp->ops->post_fetch_add(qp, sge, raddr, rkey, add, wr_id, flags);
+}
+/* dp_post_compare_swap sets the word to `desired` if it equals `expected`, and otherwise leaves it. It has set the word if the old value that
+ * came back equals `expected`. */
+static inline int dp_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected,
+                                       uint64_t desired, uint64_t wr_id, uint32_t flags) {
+    return qp->ops->post_compare_swap(qp, sge, raddr, rkey, expected, desired, wr_id, flags);
 }
 /* Posts a receive. */
 static inline int dp_post_recv(dp_qp *qp, uint64_t wr_id) { return qp->ops->post_recv(qp, wr_id); }

@@ -243,6 +243,8 @@ int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t 
 int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t
                        wr_id, uint32_t flags);
 int shm_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
+int shm_post_compare_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                          uint64_t wr_id, uint32_t flags);
 int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
                        uint32_t flags);
 int shm_post_recv(dp_qp *q, uint64_t wr_id);

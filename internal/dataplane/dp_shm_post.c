@@ -179,21 +179,46 @@ int shm_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, ui
     return DP_OK;
 }
 
-int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
-                              uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
+/* Checks an atomic and sets *word to the peer's word. NULL: the atomic is refused, and the post returns the result. */
+static int find_word(shm_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, dp_op op, uint64_t **word) {
+    *word = NULL;
     int st = may_post(qp);
     if (st)
         return st;
     int i = find_region(qp, raddr, rkey, 8, DP_REMOTE_ATOMIC);
     if (i < 0 || (raddr & 7) || sge->len < 8)
-        return refuse(qp, wr_id, DP_OP_FETCH_ADD);
-    uint64_t *word = (uint64_t *)(void *)(qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base));
-    uint64_t old = __atomic_fetch_add(word, add, __ATOMIC_SEQ_CST);
+        return refuse(qp, wr_id, op);
+    *word = (uint64_t *)(void *)(qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base));
+    return DP_OK;
+}
+
+static int executed(shm_qp *qp, const dp_sge *sge, uint64_t old, uint64_t wr_id, dp_op op, uint32_t flags) {
     memcpy((void *)sge->addr, &old, 8);
     if (flags & DP_SIGNALED)
-        shm_local_push(qp, wr_id, DP_OK, DP_OP_FETCH_ADD, 8);
+        shm_local_push(qp, wr_id, DP_OK, op, 8);
     return DP_OK;
+}
+
+int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
+                              uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    uint64_t *word;
+    int st = find_word(qp, sge, raddr, rkey, wr_id, DP_OP_FETCH_ADD, &word);
+    if (!word)
+        return st;
+    return executed(qp, sge, __atomic_fetch_add(word, add, __ATOMIC_SEQ_CST), wr_id, DP_OP_FETCH_ADD, flags);
+}
+
+int shm_post_compare_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                          uint64_t wr_id, uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    uint64_t *word;
+    int st = find_word(qp, sge, raddr, rkey, wr_id, DP_OP_COMPARE_SWAP, &word);
+    if (!word)
+        return st;
+    uint64_t old = expected; /* the exchange stores the word's value here if it differs */
+    __atomic_compare_exchange_n(word, &old, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return executed(qp, sge, old, wr_id, DP_OP_COMPARE_SWAP, flags);
 }
 
 int shm_post_recv(dp_qp *q, uint64_t wr_id) {

@@ -355,6 +355,7 @@ static const dp_ops tcp_ops = {
     .post_write_imm = tcp_post_write_imm,
     .post_read = tcp_post_read,
     .post_fetch_add = tcp_post_fetch_add,
+    .post_compare_swap = tcp_post_compare_swap,
     .post_recv = tcp_post_recv,
     .rkey_ptr = tcp_rkey_ptr,
     .qp_probe = tcp_qp_probe,

@@ -35,15 +35,16 @@
 
 /* ---- formats: little endian ---- */
 
-/* The frames that follow the hellos. A payload of len bytes follows WRITE, WRITE_IMM and DATA; 8 bytes follow FETCH_ADD. */
-enum { TCP_WRITE = 1, TCP_WRITE_IMM, TCP_READ, TCP_FETCH_ADD, TCP_ACK, TCP_DATA, TCP_VALUE };
+/* The frames that follow the hellos. A payload of len bytes follows WRITE, WRITE_IMM and DATA. The operands of 8 bytes
+ * each follow FETCH_ADD (one: what is added) and COMPARE_SWAP (two: the expected and the desired value). */
+enum { TCP_WRITE = 1, TCP_WRITE_IMM, TCP_READ, TCP_FETCH_ADD, TCP_ACK, TCP_DATA, TCP_VALUE, TCP_COMPARE_SWAP };
 enum { TCP_WANTS_ACK = 1 }; /* flag of WRITE and WRITE_IMM */
 
 typedef struct tcp_frame {
     uint8_t op;
     uint8_t flags;
     uint16_t zero;
-    uint32_t len;   /* of the payload; READ: bytes asked for; FETCH_ADD: 8 */
+    uint32_t len;   /* of the payload; READ: bytes asked for; FETCH_ADD and COMPARE_SWAP: 8, the size of the word */
     uint32_t imm;   /* WRITE_IMM, else 0 */
     uint32_t rkey;  /* of a request with a target */
     uint64_t raddr; /* likewise; VALUE: the word's old value */
@@ -126,7 +127,7 @@ typedef struct tcp_link {
 /* A post that waits for its answer. Answers come in the order of the posts. */
 typedef struct tcp_pending {
     uint64_t wr_id;
-    uint8_t *dst;  /* of a read or a fetch-and-add */
+    uint8_t *dst;  /* of a read or an atomic */
     uint32_t len;
     uint8_t op;    /* a dp_op */
     uint8_t wants; /* op of the answer; 0: none, the post has failed and waits for its turn to complete */
@@ -230,6 +231,8 @@ int tcp_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint3
 int tcp_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
 int tcp_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
                        uint32_t flags);
+int tcp_post_compare_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                          uint64_t wr_id, uint32_t flags);
 int tcp_post_recv(dp_qp *q, uint64_t wr_id);
 
 /* dp_tcp_seal.c */

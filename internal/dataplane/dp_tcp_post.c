@@ -238,20 +238,33 @@ int tcp_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, ui
     return DP_OK;
 }
 
-int tcp_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id, uint32_t flags) {
+static int post_atomic(dp_qp *q, uint8_t frame_op, dp_op op, const dp_sge *sge, uint64_t raddr, uint32_t rkey, const dp_sge *operands,
+                       uint64_t wr_id, uint32_t flags) {
     tcp_qp *qp = tcp_qp_of(q);
     int st = may_post(qp);
     if (st)
         return st;
     if ((raddr & 7) || sge->len < 8 || !may_reach(qp, raddr, rkey, 8, DP_REMOTE_ATOMIC))
-        return refuse(qp, wr_id, DP_OP_FETCH_ADD);
-    tcp_frame f = {.op = TCP_FETCH_ADD, .len = 8, .rkey = rkey, .raddr = raddr};
-    if ((st = put(qp, &f, &(dp_sge){.addr = &add, .len = 8}, 1)))
+        return refuse(qp, wr_id, op);
+    tcp_frame f = {.op = frame_op, .len = 8, .rkey = rkey, .raddr = raddr};
+    if ((st = put(qp, &f, operands, 1)))
         return st;
     q->posted++;
-    expect(qp, &(tcp_pending){.wr_id = wr_id, .dst = (uint8_t *)sge->addr, .len = 8, .op = DP_OP_FETCH_ADD, .wants = TCP_VALUE,
+    expect(qp, &(tcp_pending){.wr_id = wr_id, .dst = (uint8_t *)sge->addr, .len = 8, .op = op, .wants = TCP_VALUE,
                               .shown = flags & DP_SIGNALED});
     return DP_OK;
+}
+
+int tcp_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id, uint32_t flags) {
+    dp_sge operands = {.addr = &add, .len = sizeof add};
+    return post_atomic(q, TCP_FETCH_ADD, DP_OP_FETCH_ADD, sge, raddr, rkey, &operands, wr_id, flags);
+}
+
+int tcp_post_compare_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                          uint64_t wr_id, uint32_t flags) {
+    const uint64_t values[2] = {expected, desired};
+    dp_sge operands = {.addr = values, .len = sizeof values};
+    return post_atomic(q, TCP_COMPARE_SWAP, DP_OP_COMPARE_SWAP, sge, raddr, rkey, &operands, wr_id, flags);
 }
 
 int tcp_post_recv(dp_qp *q, uint64_t wr_id) {

@@ -70,8 +70,11 @@ static uint8_t *reach(const tcp_qp *qp, const tcp_frame *f, uint32_t need, const
     return NULL;
 }
 
+/* Bytes that follow the header of an atomic. */
+static uint32_t operands_size(uint8_t op) { return op == TCP_FETCH_ADD ? 8 : op == TCP_COMPARE_SWAP ? 16 : 0; }
+
 /* Executes a read or atomic and queues its answer. False: not permitted, or no room. Peers' atomics are executed only here. */
-static bool serve(tcp_qp *qp, const tcp_frame *f, const uint8_t *operand) {
+static bool serve(tcp_qp *qp, const tcp_frame *f, const uint8_t *operands) {
     const tcp_mem *m;
     uint8_t *at;
     if (f->op == TCP_READ) {
@@ -82,15 +85,20 @@ static bool serve(tcp_qp *qp, const tcp_frame *f, const uint8_t *operand) {
     }
     if (f->len != 8 || (f->raddr & 7) || !(at = reach(qp, f, DP_REMOTE_ATOMIC, &m)) || ((uintptr_t)at & 7))
         return false;
-    uint64_t add;
-    memcpy(&add, operand, 8);
-    uint64_t old = __atomic_fetch_add((uint64_t *)(void *)at, add, __ATOMIC_SEQ_CST);
+    uint64_t *word = (uint64_t *)(void *)at, v[2], old;
+    memcpy(v, operands, operands_size(f->op));
+    if (f->op == TCP_FETCH_ADD) {
+        old = __atomic_fetch_add(word, v[0], __ATOMIC_SEQ_CST);
+    } else {
+        old = v[0]; /* the exchange stores the word's value here if it differs */
+        __atomic_compare_exchange_n(word, &old, v[1], false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    }
     return tcp_answer(qp, &(tcp_frame){.op = TCP_VALUE, .raddr = old}, NULL);
 }
 
 /* Bytes that must be staged before a frame can be taken. */
 static uint32_t head_size(const tcp_qp *qp) {
-    return sizeof(tcp_frame) + (qp->hi - qp->lo > 0 && qp->stage[qp->lo] == TCP_FETCH_ADD ? 8 : 0);
+    return sizeof(tcp_frame) + (qp->hi - qp->lo > 0 ? operands_size(qp->stage[qp->lo]) : 0);
 }
 
 /* Handles the header of the answer to the oldest post; the payload follows. False: another answer was expected. */
@@ -133,6 +141,7 @@ static step take_head(tcp_qp *qp) {
         break;
     case TCP_READ:
     case TCP_FETCH_ADD:
+    case TCP_COMPARE_SWAP:
         if (!serve(qp, f, behind))
             return VIOLATION;
         break;
@@ -154,7 +163,7 @@ static step take_head(tcp_qp *qp) {
 static bool finish(tcp_qp *qp) {
     const tcp_frame *f = &qp->frame;
     qp->in_frame = false;
-    if (f->op >= TCP_ACK)
+    if (f->op == TCP_ACK || f->op == TCP_DATA || f->op == TCP_VALUE)
         answered(qp);
     if (f->op == TCP_WRITE_IMM)
         tcp_complete(qp, &(dp_wc){.wr_id = qp->recvs[qp->rtaken++ & qp->recv_mask], .qp = &qp->q, .imm = f->imm, .byte_len = f->len,

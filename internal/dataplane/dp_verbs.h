@@ -226,6 +226,8 @@ int dpv_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint
                        uint64_t wr_id, uint32_t flags);
 int dpv_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
                   uint32_t flags);
+int dpv_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                          uint64_t wr_id, uint32_t flags);
 int dpv_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
                        uint64_t wr_id, uint32_t flags);
 int dpv_post_recv(dp_qp *qp, uint64_t wr_id);

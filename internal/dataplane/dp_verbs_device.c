@@ -39,6 +39,7 @@ static const dp_ops dpv_ops = {
     .post_write_imm = dpv_post_write_imm,
     .post_read = dpv_post_read,
     .post_fetch_add = dpv_post_fetch_add,
+    .post_compare_swap = dpv_post_compare_swap,
     .post_recv = dpv_post_recv,
     .rkey_ptr = dpv_rkey_ptr,
     .qp_probe = dpv_qp_probe,

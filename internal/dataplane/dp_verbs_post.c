@@ -43,7 +43,7 @@ static ALWAYS_INLINE int post(dpv_qp *q, struct ibv_send_wr *wr, uint32_t op, ui
     }
     uint32_t head = q->send_head;
     bool signal = flags & (DP_SIGNALED | DPV_KEEPALIVE) || q->unsignalled + 1 >= q->signal_every;
-    bool is_read = op == DP_OP_READ || op == DP_OP_FETCH_ADD;
+    bool is_read = op != DP_OP_WRITE; /* or atomic */
     wr->wr_id = q->tag | (head & DPV_INDEX_MASK);
     wr->next = NULL;
     if (signal)
@@ -140,9 +140,10 @@ int dpv_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, u
     return post(dpv_qp_of(qp), &wr, DP_OP_READ, wr_id, flags);
 }
 
-int dpv_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
-                       uint64_t wr_id, uint32_t flags) {
-    if (!dpv_dev_of(qp->domain->dev)->atomics)
+/* operand: what is added, or what the word is compared with. */
+static int post_atomic(dpv_qp *q, enum ibv_wr_opcode opcode, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t operand,
+                       uint64_t desired, uint32_t op, uint64_t wr_id, uint32_t flags) {
+    if (!dpv_dev_of(q->base.domain->dev)->atomics)
         return DP_UNSUPPORTED;
     if (!sge || raddr & 7)
         return DP_INVALID;
@@ -150,12 +151,23 @@ int dpv_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rk
     struct ibv_send_wr wr;
     wr.sg_list = &list;
     wr.num_sge = 1;
-    wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+    wr.opcode = opcode;
     wr.send_flags = 0;
     wr.wr.atomic.remote_addr = raddr;
     wr.wr.atomic.rkey = rkey;
-    wr.wr.atomic.compare_add = add;
-    return post(dpv_qp_of(qp), &wr, DP_OP_FETCH_ADD, wr_id, flags);
+    wr.wr.atomic.compare_add = operand;
+    wr.wr.atomic.swap = desired;
+    return post(q, &wr, op, wr_id, flags);
+}
+
+int dpv_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
+                       uint64_t wr_id, uint32_t flags) {
+    return post_atomic(dpv_qp_of(qp), IBV_WR_ATOMIC_FETCH_AND_ADD, sge, raddr, rkey, add, 0, DP_OP_FETCH_ADD, wr_id, flags);
+}
+
+int dpv_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                          uint64_t wr_id, uint32_t flags) {
+    return post_atomic(dpv_qp_of(qp), IBV_WR_ATOMIC_CMP_AND_SWP, sge, raddr, rkey, expected, desired, DP_OP_COMPARE_SWAP, wr_id, flags);
 }
 
 int dpv_post_recv(dp_qp *base, uint64_t wr_id) {

@@ -23,6 +23,7 @@ typedef struct attack {
 #define I DP_OP_RECV_IMM
 #define R DP_OP_READ
 #define F DP_OP_FETCH_ADD
+#define C DP_OP_COMPARE_SWAP
 
 static const attack attacks[] = {
     {"write, key 0", W, WHOLE, KEY_ZERO, OFF_START, 0, 8, false},
@@ -35,6 +36,7 @@ static const attack attacks[] = {
     {"imm of 4096, bad key", I, WHOLE, KEY_BIT31, OFF_START, 0, 4096, false},
     {"read, bad key", R, WHOLE, KEY_BIT0, OFF_START, 0, 8, false},
     {"fetch-and-add, bad key", F, WHOLE, KEY_BIT0, OFF_START, 0, 8, false},
+    {"compare-and-swap, bad key", C, WHOLE, KEY_BIT0, OFF_START, 0, 8, false},
 
     {"write across the start", W, WHOLE, RIGHT_KEY, OFF_START, -4, 8, false},
     {"write just before", W, WHOLE, RIGHT_KEY, OFF_START, -8, 8, false},
@@ -54,23 +56,32 @@ static const attack attacks[] = {
     {"read across the start", R, WHOLE, RIGHT_KEY, OFF_START, -4, 8, false},
     {"read over the end of the address space", R, WHOLE, RIGHT_KEY, OFF_ABSOLUTE, -4, 8, false},
     {"fetch-and-add behind", F, WHOLE, RIGHT_KEY, OFF_END, 0, 8, false},
+    {"compare-and-swap behind", C, WHOLE, RIGHT_KEY, OFF_END, 0, 8, false},
     {"fetch-and-add before", F, WHOLE, RIGHT_KEY, OFF_START, -8, 8, false},
+    {"compare-and-swap before", C, WHOLE, RIGHT_KEY, OFF_START, -8, 8, false},
     {"fetch-and-add at the last word of the address space", F, WHOLE, RIGHT_KEY, OFF_ABSOLUTE, -8, 8, false},
+    {"compare-and-swap at the last word of the address space", C, WHOLE, RIGHT_KEY, OFF_ABSOLUTE, -8, 8, false},
 
     {"fetch-and-add misaligned by 1", F, WHOLE, RIGHT_KEY, OFF_START, 1, 8, false},
+    {"compare-and-swap misaligned by 1", C, WHOLE, RIGHT_KEY, OFF_START, 1, 8, false},
     {"fetch-and-add misaligned by 4", F, WHOLE, RIGHT_KEY, OFF_START, 4, 8, false},
+    {"compare-and-swap misaligned by 4", C, WHOLE, RIGHT_KEY, OFF_START, 4, 8, false},
     {"fetch-and-add across the end", F, WHOLE, RIGHT_KEY, OFF_END, -4, 8, false},
+    {"compare-and-swap across the end", C, WHOLE, RIGHT_KEY, OFF_END, -4, 8, false},
 
     {"write to read-only", W, READ_ONLY, RIGHT_KEY, OFF_START, 0, 8, false},
     {"imm to read-only", I, READ_ONLY, RIGHT_KEY, OFF_START, 0, 64, false},
     {"fetch-and-add to read-only", F, READ_ONLY, RIGHT_KEY, OFF_START, 0, 8, false},
+    {"compare-and-swap to read-only", C, READ_ONLY, RIGHT_KEY, OFF_START, 0, 8, false},
     {"read of write-only", R, WRITE_ONLY, RIGHT_KEY, OFF_START, 0, 8, false},
     {"fetch-and-add to write-only", F, WRITE_ONLY, RIGHT_KEY, OFF_START, 0, 8, false},
+    {"compare-and-swap to write-only", C, WRITE_ONLY, RIGHT_KEY, OFF_START, 0, 8, false},
 
     {"write to a region not exposed", W, HIDDEN, RIGHT_KEY, OFF_START, 0, 8, true},
     {"imm to a region not exposed", I, HIDDEN, RIGHT_KEY, OFF_START, 0, 8, true},
     {"read of a region not exposed", R, HIDDEN, RIGHT_KEY, OFF_START, 0, 8, true},
     {"fetch-and-add to a region not exposed", F, HIDDEN, RIGHT_KEY, OFF_START, 0, 8, true},
+    {"compare-and-swap to a region not exposed", C, HIDDEN, RIGHT_KEY, OFF_START, 0, 8, true},
 };
 enum { ATTACKS = sizeof attacks / sizeof *attacks };
 
@@ -99,6 +110,7 @@ static int post_attack(duo *d, const attack *a, uint64_t wr_id, uint32_t flags) 
     case W: return dp_post_write(e->qp, &s, 1, at, key, wr_id, flags);
     case I: return dp_post_write_imm(e->qp, &s, 1, at, key, 0xBAD, wr_id, flags);
     case R: return dp_post_read(e->qp, &s, at, key, wr_id, flags);
+    case C: return dp_post_compare_swap(e->qp, &s, at, key, 0xEEEEEEEEEEEEEEEEull, 1, wr_id, flags); /* what is there */
     default: return dp_post_fetch_add(e->qp, &s, at, key, 1, wr_id, flags);
     }
 }
@@ -185,6 +197,9 @@ static void allowed_left(duo *d) {
     CHECK_OK(dp_post_fetch_add(e->qp, &word, r[WHOLE].addr + r[WHOLE].size - 8, r[WHOLE].rkey, 1, 5, DP_SIGNALED));
     end_sent(e, 5, DP_OP_FETCH_ADD);
     CHECK_EQ(*(uint64_t *)(local_bytes(e) + 8192), 0x2121212121212121ull);
+    CHECK_OK(dp_post_compare_swap(e->qp, &word, r[WHOLE].addr + r[WHOLE].size - 16, r[WHOLE].rkey, 0x2121212121212121ull, 7, 6, DP_SIGNALED));
+    end_sent(e, 6, DP_OP_COMPARE_SWAP);
+    CHECK_EQ(*(uint64_t *)(local_bytes(e) + 8192), 0x2121212121212121ull);
     t_sync(d->sock);
 }
 
@@ -197,6 +212,7 @@ static void allowed_right(duo *d) {
     CHECK_BYTES(end_bytes(e), 0x21, 16);
     CHECK_BYTES(end_bytes(e) + 16, 0, e->mem->size - 32);
     CHECK_EQ(*(uint64_t *)(end_bytes(e) + e->mem->size - 8), 0x2121212121212122ull);
+    CHECK_EQ(*(uint64_t *)(end_bytes(e) + e->mem->size - 16), 7);
     CHECK_BYTES((unsigned char *)e->regions[WRITE_ONLY]->addr + e->regions[WRITE_ONLY]->size - 16, 0x21, 16);
 }
 

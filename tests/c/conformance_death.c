@@ -151,6 +151,7 @@ static void mourn(victim v, bool block, int delay_ms) {
         CHECK_STATUS(dp_post_write_imm(e.qp, &s, 1, r->addr, r->rkey, 1, 1, DP_SIGNALED), DP_CONNECTION);
         CHECK_STATUS(dp_post_read(e.qp, &s, r->addr, r->rkey, 1, 0), DP_CONNECTION);
         CHECK_STATUS(dp_post_fetch_add(e.qp, &s, r->addr, r->rkey, 1, 1, 0), DP_CONNECTION);
+        CHECK_STATUS(dp_post_compare_swap(e.qp, &s, r->addr, r->rkey, 0, 1, 1, 0), DP_CONNECTION);
     }
     /* And somebody else takes its place on the same queue pair. */
     end next;
@@ -207,6 +208,41 @@ T_CASE(random_kills, "death/random-moments", .seconds = 20) {
         end_reset(&e);
         end_quiet(&e, 1);
     }
+    end_close(&e);
+}
+
+/* Atomics that are in flight when the peer dies complete in order. Those that fail bring no old value. */
+T_CASE(atomics_in_flight, "death/atomics-in-flight") {
+    enum { IN_FLIGHT = 8 };
+    victim v = IDLE; /* where the target's thread executes atomics, it does not execute these */
+    t_peer p;
+    t_peer_start(&p, true, die, &v);
+    end e;
+    card peer;
+    end_open(&e, &opts, NULL);
+    start_victim(&p, v, &e, &peer);
+    const reg_ref *r = &peer.regions[0];
+    uint64_t *old = (uint64_t *)local_bytes(&e);
+    memset(old, 0xEE, IN_FLIGHT * 8);
+    for (uint64_t i = 0; i < IN_FLIGHT; i++) {
+        dp_sge s = local_sge(&e, 8 * i, 8);
+        CHECK_OK(i % 2 ? dp_post_fetch_add(e.qp, &s, r->addr, r->rkey, 1, i, DP_SIGNALED)
+                       : dp_post_compare_swap(e.qp, &s, r->addr, r->rkey, i, i + 1, i, DP_SIGNALED));
+    }
+    t_peer_kill(&p);
+    bool failed = false;
+    for (uint64_t i = 0; i < IN_FLIGHT; i++) {
+        dp_wc wc;
+        t_note("atomic %d", (int)i);
+        CHECKF(end_poll_sent(&e, &wc, poll_ns()), "it never completes");
+        CHECK_EQ(wc.wr_id, i);
+        CHECK_EQ(wc.op, i % 2 ? DP_OP_FETCH_ADD : DP_OP_COMPARE_SWAP);
+        CHECK(!failed || wc.status != DP_OK);
+        CHECKF(wc.status == DP_OK || wc.status == DP_PEER_GONE || wc.status == DP_CONNECTION, "status %d", wc.status);
+        failed = wc.status != DP_OK;
+        CHECK_EQ(old[i], failed ? 0xEEEEEEEEEEEEEEEEull : i);
+    }
+    CHECK(failed || !(e.dev->caps & DP_CAP_POLLED_TARGET));
     end_close(&e);
 }
 

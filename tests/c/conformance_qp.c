@@ -115,6 +115,7 @@ T_CASE(posts_unconnected, "qp/posts-before-connecting") {
     CHECK_STATUS(dp_post_write_imm(e.qp, &s, 1, a, k, 1, 1, DP_SIGNALED), DP_CONNECTION);
     CHECK_STATUS(dp_post_read(e.qp, &s, a, k, 1, DP_SIGNALED), DP_CONNECTION);
     CHECK_STATUS(dp_post_fetch_add(e.qp, &s, a, k, 1, 1, DP_SIGNALED), DP_CONNECTION);
+    CHECK_STATUS(dp_post_compare_swap(e.qp, &s, a, k, 0, 1, 1, DP_SIGNALED), DP_CONNECTION);
     CHECK(!dp_rkey_ptr(e.qp, a, k, 8));
     CHECK_EQ(dp_qp_broken(e.qp), 0);
     dp_qp_probe(e.qp); /* must not crash, nor find a peer dead that never was */

@@ -308,6 +308,10 @@ static int post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t
                           uint32_t flags) {
     FORWARD(POST, qp, post_fetch_add(qp, sge, raddr, rkey, add, wr_id, flags));
 }
+static int post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                             uint64_t wr_id, uint32_t flags) {
+    FORWARD(POST, qp, post_compare_swap(qp, sge, raddr, rkey, expected, desired, wr_id, flags));
+}
 static int post_recv(dp_qp *qp, uint64_t wr_id) {
     FORWARD(POST_RECV, qp, post_recv(qp, wr_id));
 }
@@ -450,6 +454,7 @@ static const dp_ops fault_ops = {
     .post_write_imm = post_write_imm,
     .post_read = post_read,
     .post_fetch_add = post_fetch_add,
+    .post_compare_swap = post_compare_swap,
     .post_recv = post_recv,
     .rkey_ptr = rkey_ptr,
     .qp_probe = qp_probe,

@@ -41,13 +41,14 @@ static stream good_stream(const card *c) {
     stream s = {.len = 0};
     const reg_ref *r = &c->regions[WHOLE];
     uint8_t data[100];
-    uint64_t one = 1;
+    uint64_t one = 1, swap[2] = {1, 2};
     fill_pattern(data, sizeof data, 1);
     add(&s, &(tcp_frame){.op = TCP_WRITE, .flags = TCP_WANTS_ACK, .len = 100, .rkey = r->rkey, .raddr = r->addr + 64}, data, 100);
     fill_pattern(data, sizeof data, 2);
     add(&s, &(tcp_frame){.op = TCP_WRITE_IMM, .len = 50, .imm = 99, .rkey = r->rkey, .raddr = r->addr + 256}, data, 50);
     add(&s, &(tcp_frame){.op = TCP_READ, .len = 64, .rkey = r->rkey, .raddr = r->addr + 64}, NULL, 0);
     add(&s, &(tcp_frame){.op = TCP_FETCH_ADD, .len = 8, .rkey = r->rkey, .raddr = r->addr + 512}, &one, 8);
+    add(&s, &(tcp_frame){.op = TCP_COMPARE_SWAP, .len = 8, .rkey = r->rkey, .raddr = r->addr + 512}, swap, 16);
     return s;
 }
 
@@ -68,15 +69,16 @@ T_CASE(byte_by_byte, "tcp/frames-byte-by-byte", .providers = T_TCP) {
     struct {
         tcp_frame ack, data;
         uint8_t bytes[64];
-        tcp_frame value;
+        tcp_frame value, swapped;
     } got;
-    _Static_assert(sizeof got == 3 * sizeof(tcp_frame) + 64, "no padding");
+    _Static_assert(sizeof got == 4 * sizeof(tcp_frame) + 64, "no padding");
     rogue_hear(&r, &e, &got, sizeof got);
     CHECK(got.ack.op == TCP_ACK && got.data.op == TCP_DATA && got.data.len == 64 && got.value.op == TCP_VALUE && got.value.raddr == 0);
+    CHECK(got.swapped.op == TCP_VALUE && got.swapped.raddr == 1);
     CHECK_PATTERN(got.bytes, 64, 1);
     CHECK_PATTERN(end_bytes(&e) + 64, 100, 1);
     CHECK_PATTERN(end_bytes(&e) + 256, 50, 2);
-    CHECK_EQ(end_bytes(&e)[512], 1);
+    CHECK_EQ(end_bytes(&e)[512], 2);
     rogue_leave(&r);
     await_broken(&e, DP_PEER_GONE);
     end_close(&e);
@@ -141,12 +143,12 @@ typedef struct hostile {
     const char *what;
     tcp_frame f;
     int region;  /* whose key and address are added */
-    enum { NOTHING, WRITE_WAITS, READ_WAITS, ADD_WAITS } posted; /* what this side waits for an answer to */
+    enum { NOTHING, WRITE_WAITS, READ_WAITS, ADD_WAITS, SWAP_WAITS } posted; /* what this side waits for an answer to */
 } hostile;
 
 static const hostile frames[] = {
     {"op 0", {.op = 0}, WHOLE, NOTHING},
-    {"op 8", {.op = TCP_VALUE + 1}, WHOLE, NOTHING},
+    {"op 9", {.op = TCP_COMPARE_SWAP + 1}, WHOLE, NOTHING},
     {"op 255", {.op = 255, .len = 8}, WHOLE, NOTHING},
     {"an unknown flag", {.op = TCP_WRITE, .flags = 2, .len = 8}, WHOLE, NOTHING},
     {"a flag of a read", {.op = TCP_READ, .flags = TCP_WANTS_ACK, .len = 8}, WHOLE, NOTHING},
@@ -166,6 +168,15 @@ static const hostile frames[] = {
     {"fetch-and-add behind", {.op = TCP_FETCH_ADD, .len = 8, .raddr = 16384}, WHOLE, NOTHING},
     {"fetch-and-add of 4 bytes", {.op = TCP_FETCH_ADD, .len = 4}, WHOLE, NOTHING},
     {"fetch-and-add of write-only", {.op = TCP_FETCH_ADD, .len = 8}, WRITE_ONLY, NOTHING},
+    {"a flag of a compare-and-swap", {.op = TCP_COMPARE_SWAP, .flags = TCP_WANTS_ACK, .len = 8}, WHOLE, NOTHING},
+    {"compare-and-swap, another key", {.op = TCP_COMPARE_SWAP, .len = 8, .rkey = 1}, WHOLE, NOTHING},
+    {"compare-and-swap misaligned", {.op = TCP_COMPARE_SWAP, .len = 8, .raddr = 4}, WHOLE, NOTHING},
+    {"compare-and-swap before", {.op = TCP_COMPARE_SWAP, .len = 8, .raddr = (uint64_t)-8}, WHOLE, NOTHING},
+    {"compare-and-swap behind", {.op = TCP_COMPARE_SWAP, .len = 8, .raddr = 16384}, WHOLE, NOTHING},
+    {"compare-and-swap of 4 bytes", {.op = TCP_COMPARE_SWAP, .len = 4}, WHOLE, NOTHING},
+    {"compare-and-swap of 16 bytes", {.op = TCP_COMPARE_SWAP, .len = 16}, WHOLE, NOTHING},
+    {"compare-and-swap of read-only", {.op = TCP_COMPARE_SWAP, .len = 8}, READ_ONLY, NOTHING},
+    {"compare-and-swap of write-only", {.op = TCP_COMPARE_SWAP, .len = 8}, WRITE_ONLY, NOTHING},
     {"acknowledgement of nothing", {.op = TCP_ACK}, WHOLE, NOTHING},
     {"data nobody asked for", {.op = TCP_DATA, .len = 64}, WHOLE, NOTHING},
     {"value nobody asked for", {.op = TCP_VALUE}, WHOLE, NOTHING},
@@ -177,6 +188,9 @@ static const hostile frames[] = {
     {"value for a read", {.op = TCP_VALUE}, WHOLE, READ_WAITS},
     {"data for a fetch-and-add", {.op = TCP_DATA, .len = 8}, WHOLE, ADD_WAITS},
     {"a value with a payload", {.op = TCP_VALUE, .len = 8}, WHOLE, ADD_WAITS},
+    {"data for a compare-and-swap", {.op = TCP_DATA, .len = 8}, WHOLE, SWAP_WAITS},
+    {"acknowledgement of a compare-and-swap", {.op = TCP_ACK}, WHOLE, SWAP_WAITS},
+    {"a value with a payload for a compare-and-swap", {.op = TCP_VALUE, .len = 8}, WHOLE, SWAP_WAITS},
 };
 
 T_CASE(hostile_frames, "tcp/hostile-frames", .providers = T_TCP) {
@@ -190,16 +204,20 @@ T_CASE(hostile_frames, "tcp/hostile-frames", .providers = T_TCP) {
         for (int k = 0; k < 3; k++)
             memset(e.regions[k]->addr, 0xEE, e.regions[k]->size);
         memset(local_bytes(&e), 0xEE, 256);
-        dp_sge s = local_sge(&e, 64, h->posted == ADD_WAITS ? 8 : 64);
+        dp_sge s = local_sge(&e, 64, h->posted >= ADD_WAITS ? 8 : 64);
         if (h->posted == WRITE_WAITS)
             CHECK_OK(dp_post_write(e.qp, &s, 1, 0x10000, 7, 5, DP_SIGNALED));
         if (h->posted == READ_WAITS)
             CHECK_OK(dp_post_read(e.qp, &s, 0x10000, 7, 5, DP_SIGNALED));
         if (h->posted == ADD_WAITS)
             CHECK_OK(dp_post_fetch_add(e.qp, &s, 0x10000, 7, 1, 5, DP_SIGNALED));
+        if (h->posted == SWAP_WAITS)
+            CHECK_OK(dp_post_compare_swap(e.qp, &s, 0x10000, 7, 0, 1, 5, DP_SIGNALED));
         tcp_frame f = h->f;
-        uint8_t payload[128] = {0};
-        if (f.op <= TCP_FETCH_ADD) {
+        uint8_t payload[128]; /* as operands: what the words hold, and 0 */
+        memset(payload, 0xEE, sizeof payload);
+        memset(payload + 8, 0, 8);
+        if (f.op <= TCP_FETCH_ADD || f.op == TCP_COMPARE_SWAP) {
             f.rkey ^= r.of.regions[h->region].rkey;
             f.raddr += r.of.regions[h->region].addr;
         }
@@ -230,7 +248,7 @@ T_CASE(noise, "tcp/noise", .providers = T_TCP) {
     end_open(&e, &opts, NULL);
     for (int i = 0; i < 200; i++) {
         rogue r;
-        uint8_t bytes[300];
+        uint8_t bytes[400];
         t_note("round %d", i);
         rogue_join(&r, &e);
         stream s = good_stream(&r.of);
@@ -365,7 +383,7 @@ T_CASE(held, "tcp/immediate-without-a-receive", .providers = T_TCP) {
     CHECKF(returns < 100, "a held frame ends the wait %d times", returns);
     end_post_recv(&e);
     CHECK_EQ(end_imm(&e).imm, 99);
-    CHECK_EQ(end_bytes(&e)[512], 1);
+    CHECK_EQ(end_bytes(&e)[512], 2);
     rogue_leave(&r);
     end_close(&e);
 }

@@ -1,5 +1,5 @@
 /* The stream of a tcp connection whose peer sends arbitrary bytes. Byte 0 of the input: number of posted receives. Byte 1: posts of this
- * side that wait for an answer (2 bits each: none, write, read, fetch-and-add). Then pieces follow, each after a control byte. Bit 7
+ * side that wait for an answer (2 bits each: none, write, read, atomic: fetch-and-add and compare-and-swap in turn). Then pieces follow, each after a control byte. Bit 7
  * of it: the piece begins with a frame header, which gets a valid key and an address in the region or just behind it. Its low 7 bits: how
  * many bytes of input the piece takes besides; control byte 0: as many as a piece can have. The region ends at an inaccessible page. */
 #include <sys/socket.h>
@@ -46,6 +46,7 @@ static int post(uint8_t kind, int i) {
         return 0;
     int st = kind == 1   ? dp_post_write(qp, &s, 1, 0x10000, 7, 1, DP_SIGNALED)
              : kind == 2 ? dp_post_read(qp, &s, 0x10000, 7, 1, DP_SIGNALED)
+             : i % 2     ? dp_post_compare_swap(qp, &s, 0x10000, 7, 0, 1, 1, DP_SIGNALED)
                          : dp_post_fetch_add(qp, &s, 0x10000, 7, 1, 1, DP_SIGNALED);
     MUST(st == DP_OK);
     return 1;
