@@ -55,8 +55,13 @@ enum {
     DP_CAP_POLLED_TARGET = 4,
 };
 
-/* Flag of a post: the initiator gets a completion. */
-enum { DP_SIGNALED = 1 };
+/* Flags of a post. */
+enum {
+    DP_SIGNALED = 1, /* the initiator gets a completion */
+    /* Another post on this queue pair follows at once. A hint: tcp holds the post back and sends both with one system call. If the next
+     * post fails, a dp_cq_poll that returns 0, or dp_cq_arm, sends what was held back. */
+    DP_MORE = 2,
+};
 
 typedef enum dp_op {
     DP_OP_RECV = 1,     /* a receive failed, or the peer of a verbs queue pair sent something, which rfaas never does */

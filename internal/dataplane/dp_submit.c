@@ -43,13 +43,13 @@ static int make_room(dp_channel *ch, room *r) {
 
 void dp_channel_interrupt(dp_channel *ch) { __atomic_store_n(&ch->lane->interrupted, 1, __ATOMIC_RELAXED); }
 
-/* Writes a payload into the worker's bulk area, in messages that the device takes. */
+/* Writes a payload into the worker's bulk area, in messages that the device takes. The request's header must follow at once (DP_MORE). */
 static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t lkey, uint64_t raddr, room *r) {
     const uint8_t *p = data;
     while (size) {
         uint32_t part = size < ch->ep->dev->max_msg ? size : ch->ep->dev->max_msg;
         dp_sge sge = {p, part, lkey};
-        int st = dp_post_write(ch->qp, &sge, 1, raddr, ch->peer.rkey, 0, 0);
+        int st = dp_post_write(ch->qp, &sge, 1, raddr, ch->peer.rkey, 0, DP_MORE);
         if (st == DP_BUSY && p != data && (st = make_room(ch, r)) == DP_BUSY)
             continue;
         if (st)

@@ -1,8 +1,8 @@
 /* Posts of the tcp provider. A post has consumed its source when it returns: bytes that the socket does not take are copied.
  *
- * Frames with up to 64 KB of payload are copied behind their header and sent by one call. For larger frames, the header is sent with
- * MSG_MORE and the payload without a copy, because a second call costs less than the copy. sendmsg would need neither the copy nor the
- * second call, but a sealed worker may not use it. */
+ * Frames with up to 64 KB of payload are copied behind their header and sent by one call, together with those that DP_MORE held back. For
+ * larger frames, the header is sent with MSG_MORE and the payload without a copy, because a second call costs less than the copy. sendmsg
+ * would need neither the copy nor the second call, but a sealed worker may not use it. */
 #include "dp_tcp_impl.h"
 
 #include <errno.h>
@@ -129,8 +129,9 @@ static int seal_pieces(tcp_qp *qp, const piece *p, int n) {
     return full || tcp_flush(qp) ? DP_OK : DP_CONNECTION;
 }
 
-/* Sends a frame with a payload of n pieces behind the waiting bytes. DP_BUSY: no room, and nothing was sent. */
-static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n) {
+/* Sends a frame with a payload of n pieces behind the waiting bytes. With `more`, it holds small frames back for the next call. DP_BUSY: no
+ * room, and nothing of the frame was sent. */
+static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n, bool more) {
     piece p[3] = {{f, sizeof *f}};
     int parts = 1;
     size_t all = sizeof *f;
@@ -139,18 +140,20 @@ static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n) {
             p[parts++] = (piece){sge[i].addr, sge[i].len};
             all += sge[i].len;
         }
-    if (tcp_backlog(qp) && !tcp_flush(qp))
+    size_t together = qp->seal ? TCP_SEAL_SEND : TCP_ONE_SEND;
+    bool joins = tcp_backlog(qp) && tcp_backlog(qp) + all <= together;
+    if (!joins && tcp_backlog(qp) && !tcp_flush(qp))
         return DP_CONNECTION;
-    bool waits = tcp_backlog(qp) != 0;
+    bool waits = !joins && tcp_backlog(qp) != 0;
     if (waits && tcp_backlog(qp) + all > TCP_OUT_POSTS)
         return DP_BUSY;
-    if (!waits && all > (qp->seal ? TCP_SEAL_SEND : TCP_ONE_SEND))
+    if (!waits && all > together)
         return qp->seal ? seal_pieces(qp, p, parts) : send_pieces(qp, p, parts);
     if (!make_room(qp, all))
         return DP_BUSY;
     for (int i = 0; i < parts; i++)
         append(qp, p[i].data, p[i].len);
-    return waits || tcp_flush(qp) ? DP_OK : DP_CONNECTION;
+    return waits || more || tcp_flush(qp) ? DP_OK : DP_CONNECTION;
 }
 
 /* ---- posts ---- */
@@ -199,7 +202,7 @@ static int post_write(dp_qp *q, uint8_t op, const dp_sge *sge, int n, uint64_t r
         return refuse(qp, wr_id, DP_OP_WRITE);
     bool shown = flags & DP_SIGNALED;
     tcp_frame f = {.op = op, .flags = shown ? TCP_WANTS_ACK : 0, .len = (uint32_t)total, .imm = imm, .rkey = rkey, .raddr = raddr};
-    st = put(qp, &f, sge, n);
+    st = put(qp, &f, sge, n, flags & DP_MORE);
     if (st)
         return st;
     q->posted++;
@@ -229,7 +232,7 @@ int tcp_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, ui
     if (qp->reading + sge->len > TCP_READS)
         return DP_BUSY;
     tcp_frame f = {.op = TCP_READ, .len = sge->len, .rkey = rkey, .raddr = raddr};
-    if ((st = put(qp, &f, NULL, 0)))
+    if ((st = put(qp, &f, NULL, 0, flags & DP_MORE)))
         return st;
     q->posted++;
     qp->reading += sge->len;
@@ -247,7 +250,7 @@ static int post_atomic(dp_qp *q, uint8_t frame_op, dp_op op, const dp_sge *sge, 
     if ((raddr & 7) || sge->len < 8 || !may_reach(qp, raddr, rkey, 8, DP_REMOTE_ATOMIC))
         return refuse(qp, wr_id, op);
     tcp_frame f = {.op = frame_op, .len = 8, .rkey = rkey, .raddr = raddr};
-    if ((st = put(qp, &f, operands, 1)))
+    if ((st = put(qp, &f, operands, 1, flags & DP_MORE)))
         return st;
     q->posted++;
     expect(qp, &(tcp_pending){.wr_id = wr_id, .dst = (uint8_t *)sge->addr, .len = 8, .op = op, .wants = TCP_VALUE,

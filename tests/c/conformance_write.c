@@ -458,3 +458,37 @@ static void unsignalled_right(duo *d) {
 static const end_opts unsignalled_opts = {.max_send = 8, .max_recv = 8};
 DUO_CASE(unsignalled_left, unsignalled_right, "write/unsignalled-beyond-queue", &unsignalled_opts, .seconds = 20,
          .verbs_seconds = 60)
+
+/* Posts with DP_MORE arrive whole and in their order. */
+static const uint32_t more_sizes[] = {8, 64, 4096, 20000, 16, 40000, 40000, 70000, 8};
+enum { MORE_SIZES = sizeof more_sizes / sizeof *more_sizes, MORE_ROUNDS = 10 };
+
+static void more_left(duo *d) {
+    end *e = &d->e;
+    for (uint32_t round = 0; round < MORE_ROUNDS; round++) {
+        uint64_t at = 0;
+        for (uint32_t i = 0; i < MORE_SIZES; i++) {
+            fill_pattern(local_bytes(e) + at, more_sizes[i], round + i);
+            dp_sge s = local_sge(e, at, more_sizes[i]);
+            end_write_imm(e, &s, 1, PEER(d, at), i, i, i + 1 < MORE_SIZES ? DP_MORE : 0);
+            at += more_sizes[i] + 64;
+        }
+        t_sync(d->sock);
+    }
+}
+
+static void more_right(duo *d) {
+    end *e = &d->e;
+    for (uint32_t round = 0; round < MORE_ROUNDS; round++) {
+        uint64_t at = 0;
+        for (uint32_t i = 0; i < MORE_SIZES; i++) {
+            t_note("round %u post %u", round, i);
+            CHECK_EQ(end_imm(e).imm, i);
+            CHECK_PATTERN(end_bytes(e) + at, more_sizes[i], round + i);
+            at += more_sizes[i] + 64;
+        }
+        t_sync(d->sock);
+    }
+}
+static const end_opts more_opts = {.size = 256 << 10};
+DUO_CASE(more_left, more_right, "write/more", &more_opts)

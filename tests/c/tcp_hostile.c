@@ -137,6 +137,38 @@ T_CASE(last_words, "tcp/last-words", .providers = T_TCP) {
     end_close(&e);
 }
 
+/* ---- frames that are sent together ---- */
+
+/* Posts with DP_MORE wait for the next post, and then go with it. A poll without completions and arming the queue send them too. */
+T_CASE(together, "tcp/posts-together", .providers = T_TCP) {
+    end e;
+    rogue r;
+    end_open(&e, &opts, NULL);
+    rogue_join(&r, &e);
+    dp_sge s = local_sge(&e, 0, 8);
+    for (int way = 0; way < 3; way++) {
+        struct {
+            tcp_frame f;
+            uint64_t data;
+        } got[4];
+        t_note("way %d", way);
+        for (uint64_t i = 0; i < 3; i++) {
+            CHECK_OK(dp_post_write(e.qp, &s, 1, 0x10000, 7, i, DP_MORE));
+            CHECK_EQ(recv(r.fd, got, sizeof got, MSG_DONTWAIT), -1);
+        }
+        if (way == 0)
+            CHECK_OK(dp_post_write(e.qp, &s, 1, 0x10000, 7, 3, 0));
+        else if (way == 1)
+            CHECK_EQ(dp_cq_poll(e.cq, &(dp_wc){0}, 1), 0);
+        else
+            CHECK_OK(dp_cq_arm(e.cq));
+        CHECK_EQ(tcp_backlog(tcp_qp_of(e.qp)), 0);
+        rogue_hear(&r, &e, got, (way ? 3 : 4) * sizeof *got);
+    }
+    rogue_leave(&r);
+    end_close(&e);
+}
+
 /* ---- malformed and forbidden frames ---- */
 
 typedef struct hostile {
