@@ -44,11 +44,19 @@ func ChannelToken(blob []byte) (t Token, ok bool) {
 // ChannelAddresses returns the addresses at which the queue pair in a channel's blob accepts connections; none if the blob is malformed or
 // not of a channel over tcp. IPv4 addresses are not mapped to IPv6.
 func ChannelAddresses(blob []byte) (all []netip.AddrPort) {
-	if _, ok := ChannelToken(blob); !ok {
+	if len(blob) <= C.sizeof_dp_channel_blob {
 		return nil
 	}
-	var b C.tcp_blob // not a pointer into blob, which is not aligned
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&b)), unsafe.Sizeof(b)), blob[C.sizeof_dp_channel_blob:])
+	return BlobAddresses(blob[C.sizeof_dp_channel_blob:])
+}
+
+// BlobAddresses is ChannelAddresses for the blob of a queue pair.
+func BlobAddresses(blob []byte) (all []netip.AddrPort) {
+	if _, ok := BlobToken(blob); !ok {
+		return nil
+	}
+	var b C.tcp_blob // not a pointer into blob, which may not be aligned
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&b)), unsafe.Sizeof(b)), blob)
 	for _, a := range b.addresses[:b.n_addresses] {
 		all = append(all, netip.AddrPortFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a.ip))).Unmap(), uint16(a.port)))
 	}

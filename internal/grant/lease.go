@@ -206,7 +206,7 @@ type Held struct {
 	key   cachedKey
 
 	library string // its name
-	home    home
+	home    control.Home
 	sha     [sha256.Size]byte
 	watch   *watch
 

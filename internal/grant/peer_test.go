@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/peer"
 
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/tests/channel"
 )
@@ -43,7 +44,7 @@ func tcpBlob(t *testing.T, addresses string) []byte {
 // If an executor on another node names an address of the client's own node, or a group address, the client does not connect to it. An executor on
 // this node may name the addresses of this node.
 func TestAddressesOfWorkers(t *testing.T) {
-	own := []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8::1")}
+	own := control.OwnAddresses{All: []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8::1")}}
 	const far, near, self = "198.51.100.2:7465", "127.0.0.1:7465", "198.51.100.1:7465"
 	for _, k := range []struct{ executor, address, refused string }{
 		{far, "198.51.100.2:1", ""},
@@ -87,7 +88,7 @@ func TestAddressesOfWorkers(t *testing.T) {
 			t.Errorf("%s: the blob has the addresses %v", k.address, addresses)
 		}
 		cand := Candidate{Address: k.executor, Node: "far", Provider: "tcp"}
-		err := cand.checkBlob("lease", homeOf(p, own), own, blob)
+		err := cand.checkBlob("lease", own.Home(p), blob)
 		switch {
 		case k.refused == "" && err != nil:
 			t.Errorf("an executor at %q names %s: %v", k.executor, k.address, err)
@@ -109,29 +110,6 @@ func TestAddressesOfWorkers(t *testing.T) {
 	}
 }
 
-// A connection to any address of this node counts as a connection to this node, even if its two ends have different addresses.
-func TestHome(t *testing.T) {
-	own := []netip.Addr{netip.MustParseAddr("198.51.100.1")}
-	for _, k := range []struct {
-		remote, local string
-		here          bool
-	}{
-		{"198.51.100.2", "198.51.100.1", false},
-		{"198.51.100.1", "198.51.100.9", true},
-		{"203.0.113.1", "203.0.113.1", true},
-		{"127.0.0.1", "127.0.0.1", true},
-		{"::ffff:127.0.0.1", "::ffff:127.0.0.1", true},
-	} {
-		p := &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(k.remote), Port: 1}, LocalAddr: &net.TCPAddr{IP: net.ParseIP(k.local), Port: 2}}
-		if got := homeOf(p, own).here; got != k.here {
-			t.Errorf("%s from %s: here %v", k.remote, k.local, got)
-		}
-	}
-	if len(ownAddresses()) == 0 {
-		t.Error("this node has no addresses, not even loopback")
-	}
-}
-
 // The remedy for a data address that cannot be reached is a firewall's, or says that address translation is not supported.
 func TestRemedy(t *testing.T) {
 	for _, k := range []struct {
@@ -146,7 +124,7 @@ func TestRemedy(t *testing.T) {
 		{"10.0.0.5", "10.1.0.5", false, false}, // two private networks of one cluster
 		{"203.0.113.9", "10.0.0.5", true, false},
 	} {
-		text := home{netip.MustParseAddr(k.control), k.here}.remedy(netip.MustParseAddr(k.data))
+		text := remedy(control.Home{IP: netip.MustParseAddr(k.control), Here: k.here}, netip.MustParseAddr(k.data))
 		if strings.Contains(text, "NAT") != k.nat || strings.Contains(text, k.control) != k.nat || !strings.Contains(text, "data-advertise") {
 			t.Errorf("%+v: %s", k, text)
 		}

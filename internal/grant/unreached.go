@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -60,16 +61,16 @@ func (p *Pending) Beyond(h *Held, reason string) (*Pending, error) {
 func (h *Held) remedy() string {
 	for i := range h.Workers {
 		for _, a := range dataplane.ChannelAddresses(h.Workers[i].Blob) {
-			return h.home.remedy(a.Addr())
+			return remedy(h.home, a.Addr())
 		}
 	}
 	return "see the log of the executor"
 }
 
-// remedy says what to do if this process cannot connect to the data address of the executor.
-func (h home) remedy(data netip.Addr) string {
-	if h.ip.IsValid() && !h.here && h.ip != data && data.IsPrivate() && !h.ip.IsPrivate() {
-		return "that address is private, and the executor is reached at " + h.ip.String() + " for control messages: address translation (NAT) is not " +
+// remedy says what to do if this process cannot connect to the data address of an executor whose home is h.
+func remedy(h control.Home, data netip.Addr) string {
+	if h.IP.IsValid() && !h.Here && h.IP != data && data.IsPrivate() && !h.IP.IsPrivate() {
+		return "that address is private, and the executor is reached at " + h.IP.String() + " for control messages: address translation (NAT) is not " +
 			"supported, so set data-advertise of the executor to an address that clients can reach"
 	}
 	return "open the executor's data-listen port in the firewalls between the nodes, or set data-advertise of the executor to an address that clients can reach"

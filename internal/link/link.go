@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -47,6 +50,21 @@ func newEnd(dev *dataplane.Device, size uint64) (e end, blob []byte, err error) 
 	return e, blob, err
 }
 
+// connect connects to the manager's queue pair. from is the peer that sent its blob. On tcp the blob names addresses, and an address of
+// this node is refused if the manager is on another node.
+func (e *end) connect(ctx context.Context, from *peer.Peer, blob []byte) error {
+	if named := dataplane.BlobAddresses(blob); len(named) > 0 {
+		home := control.ListOwnAddresses().Home(from)
+		for _, a := range named {
+			if why := home.Refuse("resource manager", a.Addr()); why != "" {
+				return &dataplane.Error{Op: "connect to the resource manager's memory", Status: dataplane.StatusConnection,
+					Detail: fmt.Sprintf("the resource manager names the address %v, which %s: set data-advertise of the resource manager", a, why)}
+			}
+		}
+	}
+	return e.conn.Connect(ctx, blob)
+}
+
 // Close ends the connection and frees everything.
 func (e *end) Close() {
 	if e.conn != nil {
@@ -84,14 +102,16 @@ func AttachExecutor(ctx context.Context, m control.ManagerClient, dev *dataplane
 		return nil, err
 	}
 	x := &Executor{end: e}
-	r, err := m.AttachExecutor(ctx, &control.AttachExecutorRequest{ExecutorId: id, Incarnation: incarnation[:], Provider: dev.Provider(), Blob: blob})
+	var from peer.Peer
+	r, err := m.AttachExecutor(ctx, &control.AttachExecutorRequest{ExecutorId: id, Incarnation: incarnation[:], Provider: dev.Provider(), Blob: blob},
+		grpc.Peer(&from))
 	if err == nil {
 		x.line, x.cells, x.slot = ref(r.GetLine()), ref(r.GetCells()), r.GetSlot()
 		x.limits, x.held = ref(r.GetLimits()), ref(r.GetHeld())
 		if x.way = accounting.LimitSHM; dev.Provider() == dataplane.Verbs {
 			x.way = accounting.LimitVerbs
 		}
-		err = x.conn.Connect(ctx, r.GetBlob())
+		err = x.connect(ctx, &from, r.GetBlob())
 	}
 	if err == nil && (x.line.Size != board.LineSize || x.cells.Size%accounting.CellSize != 0) {
 		err = fmt.Errorf("the resource manager gave a line of %d bytes and %d bytes of cells", x.line.Size, x.cells.Size)
@@ -213,11 +233,12 @@ func AttachClient(ctx context.Context, m control.ManagerClient, dev *dataplane.D
 	}
 	c := &Client{end: e, polls: dev.Provider() == dataplane.TCP}
 	box := e.own.Ref()
+	var from peer.Peer
 	r, err := m.AttachClient(ctx, &control.AttachClientRequest{Provider: dev.Provider(), Blob: blob,
-		Mailbox: &control.MemoryRef{Addr: box.Addr, Key: box.Key, Size: box.Size}})
+		Mailbox: &control.MemoryRef{Addr: box.Addr, Key: box.Key, Size: box.Size}}, grpc.Peer(&from))
 	if err == nil {
 		c.board = ref(r.GetBoard())
-		err = c.conn.Connect(ctx, r.GetBlob())
+		err = c.connect(ctx, &from, r.GetBlob())
 	}
 	if err != nil {
 		c.Close()
