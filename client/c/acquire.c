@@ -166,6 +166,7 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
     int status = RFAAS_OK;
     if (from) {
         req.from = from;
+        req.status = a->unreached;
         snprintf(req.reason, sizeof req.reason, "%.*s", (int)sizeof req.reason - 1, a->text);
     } else if (first) {
         req.spec = l->spec;
@@ -289,7 +290,7 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     for (uint32_t i = 0; i < h->n_workers && !status; i++) {
         rfaas_agent_worker w;
         memcpy(&w, behind + i * sizeof w, sizeof w);
-        status = rfaas_api_connect_worker(l, h, i, &w);
+        status = a->unreached = rfaas_api_connect_worker(l, h, i, &w);
     }
     if (!status)
         memcpy(l->session->provider, h->provider, sizeof h->provider);
@@ -316,9 +317,12 @@ static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, co
     return status ? finished(a, status) : send_step(a, false, 0);
 }
 
-/* Reports whether the workers of a grant cannot be reached, so that another executor is asked. */
-static bool unreachable(const rfaas_acquisition *a, int status) {
-    return dp_status_class(status) == RFAAS_CLASS_CONNECTION && status != DP_PROTOCOL && !strcmp(a->grant->provider, "tcp") && dp_now_ns() < a->patience;
+/* Reports whether the workers of a grant cannot be reached, so that another executor is asked: they do not answer, they answer with
+ * something else than a greeting, or the settings of data encryption contradict each other. */
+static bool unreachable(const rfaas_acquisition *a) {
+    int st = a->unreached;
+    return (dp_status_class(st) == RFAAS_CLASS_CONNECTION || st == DP_BAD_BLOB || st == DP_UNSUPPORTED) && !strcmp(a->grant->provider, "tcp") &&
+           dp_now_ns() < a->patience;
 }
 
 /* Asks for another executor than that of the grant. The last error of this thread is that of connecting to its workers. */
@@ -355,8 +359,9 @@ static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
         done = start(a);
     } else {
         h->held_by = c.handed ? r->generation : 0;
+        a->unreached = 0;
         int status = take_grant(a, &c, r->data + sizeof c, r->size - sizeof c);
-        done = unreachable(a, status) ? go_on(a, r->generation) : finished(a, status);
+        done = unreachable(a) ? go_on(a, r->generation) : finished(a, status);
     }
     rfaas_reply_free(r);
     return done;

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 4u       /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 5u       /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -150,6 +150,8 @@ typedef struct rfaas_agent_acquire {
     int64_t wait_ns;  /* how long to wait for an executor that has room; 0: not at all */
     uint32_t offers;
     uint32_t first;   /* not 0: the first step for this key */
+    int32_t status;   /* with `from`: the status with which connecting failed, else 0 */
+    uint32_t reserved;
     char at[RFAAS_AGENT_ADDRESS]; /* executor to ask first, or "" */
     char provider[16];            /* of the offered channels */
     char reason[RFAAS_AGENT_REASON]; /* why the workers of `from` could not be reached */

@@ -169,6 +169,7 @@ typedef struct rfaas_acquisition {
     uint32_t lost;  /* agents that ended during it */
     uint32_t from;  /* generation of the agent whose search is to continue after unreachable workers; 0: none */
     int status;     /* once it is done */
+    int unreached;  /* status of the failed connection to the workers of the last grant; 0: none failed */
     char text[512]; /* of its error */
 } rfaas_acquisition;
 

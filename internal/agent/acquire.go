@@ -200,7 +200,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 // plan prepares a lease in the first step of its acquisition.
 func (l *lease) plan(m *protocol.Acquire, r *request) error {
 	if r.from != nil {
-		return l.planBeyond(r.from, m.Reason)
+		return l.planBeyond(r.from, dataplane.Status(m.Status), m.Reason)
 	}
 	if r.file == nil {
 		return failed("read the library", dataplane.StatusBadLibrary, "the request has no descriptor of the library")
@@ -216,14 +216,14 @@ func (l *lease) plan(m *protocol.Acquire, r *request) error {
 }
 
 // planBeyond continues the search that led to the lease old. It does not ask the executor of old again.
-func (l *lease) planBeyond(old *lease, reason string) error {
+func (l *lease) planBeyond(old *lease, st dataplane.Status, reason string) error {
 	old.mu.Lock()
 	defer old.mu.Unlock()
 	if old.held == nil || old.pending == nil {
 		return failed(opLease, dataplane.StatusInvalid, "lease %#x was not granted", old.key)
 	}
 	var err error
-	l.pending, err = old.pending.Beyond(old.held, reason)
+	l.pending, err = old.pending.Beyond(old.held, st, reason)
 	return err
 }
 

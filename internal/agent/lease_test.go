@@ -303,11 +303,20 @@ func TestContinueBeyondExecutor(t *testing.T) {
 	if _, err := p.acquire(protocol.Acquire{Key: 1, Spec: spec(1), WaitNs: int64(time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
-	for _, wait := range []time.Duration{0, 50 * time.Millisecond} {
-		from := protocol.Acquire{Key: 2, Session: 1, From: 1, First: true, Reason: "no route", WaitNs: int64(wait)}
+	for _, c := range []struct {
+		wait     time.Duration
+		st, want dataplane.Status
+	}{
+		{0, dataplane.StatusPeerGone, dataplane.StatusConnection},
+		{50 * time.Millisecond, dataplane.StatusConnection, dataplane.StatusConnection},
+		{0, dataplane.StatusUnsupported, dataplane.StatusUnsupported},
+		{0, dataplane.StatusBadBlob, dataplane.StatusConnection},
+		{0, 0, dataplane.StatusConnection},
+	} {
+		from := protocol.Acquire{Key: 2, Session: 1, From: 1, First: true, Status: int32(c.st), Reason: "no route", WaitNs: int64(c.wait)}
 		_, err := p.ask(protocol.OpAcquire, from.Encode, nil)
-		if !isStatus(err, dataplane.StatusConnection) || !strings.Contains(err.Error(), "executor "+x.address) || !strings.Contains(err.Error(), "no route") {
-			t.Errorf("waiting %v: %v", wait, err)
+		if !isStatus(err, c.want) || !strings.Contains(err.Error(), "executor "+x.address) || !strings.Contains(err.Error(), "no route") {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 	unknown := protocol.Acquire{Key: 2, Session: 1, From: 9, First: true}

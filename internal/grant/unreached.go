@@ -42,9 +42,9 @@ func (p *Pending) nobody() error {
 	return withUnusable(last, others)
 }
 
-// Beyond returns a copy of p that asks only executors that p has not asked. h is the lease that p was granted, and reason is why the client
-// could not connect to its workers.
-func (p *Pending) Beyond(h *Held, reason string) (*Pending, error) {
+// Beyond returns a copy of p that asks only executors that p has not asked. h is the lease that p was granted. st and reason say why the
+// client could not connect to its workers. They come from the client and may be wrong.
+func (p *Pending) Beyond(h *Held, st dataplane.Status, reason string) (*Pending, error) {
 	const op = "connect to the workers"
 	if p.current < 0 {
 		return nil, fail(op, dataplane.StatusInvalid, "the lease was not granted to this agent, but adopted")
@@ -52,8 +52,15 @@ func (p *Pending) Beyond(h *Held, reason string) (*Pending, error) {
 	q := *p
 	q.candidates, q.refused = slices.Clip(p.candidates), maps.Clone(p.refused) // a faulty client may continue two searches from one lease
 	q.granted = false
-	q.giveUp(h.Address, fail(op, dataplane.StatusConnection, "executor %s granted the lease, but this node cannot connect to its workers: %s: %s",
-		h.named(), reason, h.remedy()))
+	const text = "executor %s granted the lease, but this node cannot connect to its workers: %s"
+	switch {
+	case st == dataplane.StatusUnsupported: // the settings of data encryption: the reason names the remedy
+		q.giveUp(h.Address, fail(op, st, text, h.named(), reason))
+	case st == dataplane.StatusBadBlob, st == dataplane.StatusProtocol:
+		q.giveUp(h.Address, fail(op, dataplane.StatusConnection, text+": check that client and executor have the same version", h.named(), reason))
+	default:
+		q.giveUp(h.Address, fail(op, dataplane.StatusConnection, text+": %s", h.named(), reason, h.remedy()))
+	}
 	return &q, nil
 }
 

@@ -54,16 +54,24 @@ T_CASE(api_agents_end, "api/agents-end-in-an-acquisition", .providers = T_SHM) {
     fake_leave();
 }
 
-/* If the workers of a lease cannot be reached over tcp, the library goes on to the next executor, for as long as an operation may take. */
+/* If the workers of a lease cannot be reached over tcp, the library goes on to the next executor, for as long as an operation may take.
+ * It also does so if the worker's setting of encryption contradicts that of the session, and if the worker's blob is damaged. */
 T_CASE(api_unreached, "api/unreached-workers", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *lease = NULL;
     rfaas_session *session = fake_session(&lo);
     rfaas_function f;
     char in[] = "ab", out[sizeof in];
-    fake_unreached = 3;
-    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
-    CHECK(fake_unreached == 0 && fake_granted == 1);
+    static const int reasons[] = {DP_UNSUPPORTED, DP_BAD_BLOB, DP_PEER_GONE};
+    for (int i = 0; i < 3; i++) {
+        if (lease)
+            CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+        fake_unreached_as = reasons[i];
+        fake_unreached = 3;
+        uint32_t granted = fake_granted;
+        CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "reason %d: lease: %s", reasons[i], rfaas_last_error());
+        CHECK(fake_unreached == 0 && fake_granted == granted + 1);
+    }
     CHECK_EQ(rfaas_lease_function(lease, "echo", &f), RFAAS_OK);
     CHECK_EQ(rfaas_invoke(lease, f, in, sizeof in, out, sizeof out, NULL, NULL), RFAAS_OK);
     CHECK(!memcmp(in, out, sizeof in));

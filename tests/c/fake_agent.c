@@ -9,6 +9,7 @@ fake_lease fake_leases[LEASES];
 uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 int fake_adopts_ms, fake_reads_ms;
 uint32_t fake_ends_at, fake_ends, fake_unreached, fake_leaves, fake_refused;
+int fake_unreached_as = DP_PEER_GONE;
 void (*fake_hands)(uint32_t id);
 static uint64_t fake_pid;
 static uint64_t fake_ended_lease; /* key of the lease whose workers cannot be reached, until the library goes on from it; 0: none */
@@ -125,15 +126,18 @@ const char *fake_name(void) {
     return name;
 }
 
-/* Describes a worker on tcp at an address where no process listens. */
+/* Describes a worker on tcp to which connecting fails with fake_unreached_as: no process listens at its address, it requires encryption,
+ * which the session has off, or its blob is damaged. */
 static void fake_ended(const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_error err;
     dp_dev *dev;
     dp_server *server;
-    CHECK_OK_ERR(dp_dev_open("tcp", &(dp_dev_options){.handed = 1, .advertise = "127.0.0.1:1"}, &dev, &err), err);
+    CHECK_OK_ERR(dp_dev_open("tcp", &(dp_dev_options){.handed = 1, .advertise = "127.0.0.1:1", .encrypt = fake_unreached_as == DP_UNSUPPORTED ? DP_ENCRYPT_REQUIRE : DP_ENCRYPT_OFF}, &dev, &err), err);
     CHECK_OK_ERR(dp_server_create(dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, offer->bytes, offer->size, &server, &err), err);
     out->blob.size = sizeof out->blob.bytes;
     CHECK_OK_ERR(dp_server_blob(server, out->blob.bytes, &out->blob.size, &err), err);
+    if (fake_unreached_as == DP_BAD_BLOB)
+        out->blob.bytes[sizeof(dp_channel_blob)] ^= 1;
     out->pid = ++fake_pid;
     dp_server_destroy(server);
     dp_dev_close(dev);
@@ -162,6 +166,7 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     }
     CHECKF(req->from == (req->first ? fake_ended_lease : 0) && !req->from == !req->reason[0] && req->from != req->key, "from %llu, %s",
            (unsigned long long)req->from, req->reason);
+    CHECK_EQ(req->status, req->from ? fake_unreached_as : 0);
     fake_ended_lease = req->first ? 0 : fake_ended_lease;
     if (fake_unreached) {
         strcpy(c.provider, "tcp");

@@ -36,6 +36,7 @@ extern uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 extern int fake_adopts_ms, fake_reads_ms;        /* the time it takes to adopt the first lease, and before it reads at all */
 extern uint32_t fake_ends_at, fake_ends;         /* this operation it does not answer but ends, so many times */
 extern uint32_t fake_unreached;                  /* number of grants on tcp to come that name workers that have ended */
+extern int fake_unreached_as;                    /* status with which connecting to them fails */
 extern uint32_t fake_leaves, fake_refused;       /* such grants until the agent ends; refused steps from an earlier agent's lease */
 /* When set: called for the first step of an acquisition that offers no cached channels; the reply then says that channels were handed
  * over. Under fake_mu. */

@@ -55,3 +55,45 @@ func TestUnreachedWorkers(t *testing.T) {
 		}
 	}
 }
+
+// A client that requires encryption gets its lease from an executor that encrypts, also if another one, which does not, grants the lease
+// first. If none encrypts, the error names the two settings and says nothing of firewalls.
+func TestEncryptionElsewhere(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		t.Skip("the subject is provider tcp")
+	}
+	secret, audit := filepath.Join(t.TempDir(), "secret"), filepath.Join(t.TempDir(), "audit")
+	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "250ms")
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	invoke := func() (string, error) {
+		cmd := exec.CommandContext(ctx, built(t, "bin/rfaas"), "invoke", built(t, "build/functions/echo.so"), "echo", "--hex", "01")
+		cmd.Env = append(os.Environ(), "RFAAS_MANAGER="+manager, "RFAAS_SECRET_FILE="+secret, "RFAAS_EXECUTOR=", "RFAAS_PROVIDER=tcp",
+			"RFAAS_DATA_ENCRYPTION=require")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	clear := startExecutor(t, secret, "--manager", manager, "--providers", "tcp", "--data-encryption", "off", "--audit-file", audit)
+	out, err := invoke()
+	for _, word := range []string{"executor " + clear, "data encryption is require here and off at the tcp peer"} {
+		if err == nil || !strings.Contains(out, word) {
+			t.Errorf("no executor encrypts, and the error does not contain %q: %v, %s", word, err, out)
+		}
+	}
+	if strings.Contains(out, "firewall") {
+		t.Errorf("the error blames a firewall: %s", out)
+	}
+	startExecutor(t, secret, "--manager", manager, "--providers", "tcp")
+	asked := func() int {
+		b, err := os.ReadFile(audit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(b), `"event":"grant"`)
+	}
+	for before := asked(); asked() == before; { // the order of executors is partly random; ctx bounds it
+		if out, err := invoke(); err != nil {
+			t.Fatalf("with an executor that encrypts: %v, %s", err, out)
+		}
+	}
+}

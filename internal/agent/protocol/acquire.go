@@ -33,6 +33,7 @@ type Acquire struct {
 	Key, Session, From, Cached uint64
 	WaitNs                     int64
 	First                      bool
+	Status                     int32 // with From: the dataplane.Status of the failed connection
 	At, Provider, Reason       string
 	Spec                       Spec
 	Offers                     [][]byte
@@ -50,7 +51,7 @@ func DecodeAcquire(b []byte) (Acquire, error) {
 	}
 	t := texts{op: OpAcquire}
 	a := Acquire{Key: uint64(c.key), Session: uint64(c.session), From: uint64(c.from), Cached: uint64(c.cached), WaitNs: int64(c.wait_ns),
-		First: c.first != 0, At: t.of("at", c.at[:]), Provider: t.of("provider", c.provider[:]), Reason: t.of("reason", c.reason[:])}
+		First: c.first != 0, Status: int32(c.status), At: t.of("at", c.at[:]), Provider: t.of("provider", c.provider[:]), Reason: t.of("reason", c.reason[:])}
 	if a.First && a.From == 0 {
 		a.Spec = t.spec(&c.spec)
 	}

@@ -124,7 +124,8 @@ func putBlob(b []byte, blob []byte) []byte {
 // Encode appends the body of the message.
 func (a *Acquire) Encode(b []byte) []byte {
 	c := C.rfaas_agent_acquire{key: C.uint64_t(a.Key), session: C.uint64_t(a.Session), from: C.uint64_t(a.From),
-		cached: C.uint64_t(a.Cached), wait_ns: C.int64_t(a.WaitNs), offers: C.uint32_t(len(a.Offers)), spec: a.Spec.c()}
+		cached: C.uint64_t(a.Cached), wait_ns: C.int64_t(a.WaitNs), offers: C.uint32_t(len(a.Offers)), status: C.int32_t(a.Status),
+		spec: a.Spec.c()}
 	if a.First {
 		c.first = 1
 	}

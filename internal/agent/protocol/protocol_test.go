@@ -39,7 +39,7 @@ func kinds() []kind {
 			func(b []byte) (SessionName, error) { return DecodeSessionName(OpChanges, b) }),
 		of("first acquire", Acquire{Key: 1, Session: 2, Cached: 4, WaitNs: 5, First: true, At: "a:1", Provider: "verbs", Spec: spec,
 			Offers: [][]byte{blob, {1}}}, (*Acquire).Encode, DecodeAcquire),
-		of("acquire from", Acquire{Key: 1, Session: 2, From: 3, First: true, Reason: "refused"}, (*Acquire).Encode, DecodeAcquire),
+		of("acquire from", Acquire{Key: 1, Session: 2, From: 3, First: true, Status: -300, Reason: "refused"}, (*Acquire).Encode, DecodeAcquire),
 		of("acquire", Acquire{Key: 1, Session: 2}, (*Acquire).Encode, DecodeAcquire),
 		of("candidate", Candidate{Handed: true, Executor: "x:1", Node: "n", Provider: "shm"}, (*Candidate).Encode, DecodeCandidate),
 		of("grant", Candidate{Granted: true, LeaseID: 1, UntilNs: 2, Library: [32]byte{31: 9}, Executor: "x:1", Node: "n", Provider: "shm",
