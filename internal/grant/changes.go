@@ -53,23 +53,25 @@ func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := &w.c.places
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if w.c.opts.Manager == "" {
 		return nil, fail(op, dataplane.StatusUnsupported, "the session has no resource manager")
 	}
-	if p.end != nil && p.end.Err() != nil {
-		p.drop()
-	}
 	bounded, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
+	if err := p.lock(bounded); err != nil {
+		return nil, fromControl(op, w.c.opts.Manager, err)
+	}
+	defer p.unlock()
+	if p.client != nil && p.client.Err() != nil {
+		p.drop()
+	}
 	if err := w.c.attach(bounded); err != nil {
 		if errors.Is(err, errNoBoard) {
 			return nil, fail(op, dataplane.StatusUnsupported, "no way to the memory of the resource manager %s", w.c.opts.Manager)
 		}
 		return nil, fromControl(op, w.c.opts.Manager, err)
 	}
-	box, err := p.end.Mailbox()
+	box, err := p.client.Mailbox()
 	var changes []Change
 	if err == nil {
 		changes, err = w.poll(&box, p.reader)

@@ -3,7 +3,6 @@ package grant
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,11 +25,13 @@ const refreshSoon = 20 * time.Millisecond
 const attachEvery = 30 * time.Second
 
 // places reads the manager's board. It attaches when it is first used, and again after an error, since a manager that was restarted
-// has other memory. Safe for concurrent use.
+// has other memory. Safe for concurrent use. A caller waits for its turn no longer than its context allows.
 type places struct {
-	mu      sync.Mutex
+	locked  chan struct{}   // capacity 1: full while a goroutine uses the fields below
+	closing context.Context // ended by end: the session is being closed
+	end     context.CancelFunc
 	devices link.Devices
-	end     *link.Client // nil: not attached
+	client  *link.Client // nil: not attached
 	reader  *board.Reader
 	fresh   time.Time // when the reader was last refreshed
 	closed  bool
@@ -39,6 +40,23 @@ type places struct {
 
 	attached atomic.Pointer[string] // the provider while reader is set, else nil
 }
+
+func (p *places) open() {
+	p.locked = make(chan struct{}, 1)
+	p.closing, p.end = context.WithCancel(context.Background())
+}
+
+// lock waits for the goroutine that uses p, which may be waiting for a manager that does not answer. If lock returns an error, ctx has ended.
+func (p *places) lock(ctx context.Context) error {
+	select {
+	case p.locked <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (p *places) unlock() { <-p.locked }
 
 // hello asks the manager how its memory can be reached. An error says that the address is not a manager's.
 func (c *shared) hello(ctx context.Context) (*control.ManagerHelloReply, error) {
@@ -54,9 +72,12 @@ func (c *shared) hello(ctx context.Context) (*control.ManagerHelloReply, error) 
 	return r, nil
 }
 
-// attach makes sure that there is a reader. Under the lock.
+// attach makes sure that there is a reader. It ends early when the session is closed. Under the lock.
 func (c *shared) attach(ctx context.Context) error {
 	p := &c.places
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.closing, cancel)()
 	if p.reader != nil {
 		return nil
 	}
@@ -77,7 +98,7 @@ func (c *shared) attach(ctx context.Context) error {
 	p.devices.Options.GIDIndex = -1
 	p.devices.Options.Encrypt, _ = dataplane.Encryption(c.opts.DataEncryption, c.opts.AllowPlaintext)
 	provider, err := p.devices.Try(link.Providers(hello, c.nodeID, ""), func(dev *dataplane.Device) (err error) {
-		p.end, err = link.AttachClient(ctx, control.NewManagerClient(conn), dev)
+		p.client, err = link.AttachClient(ctx, control.NewManagerClient(conn), dev)
 		return err
 	})
 	if errors.Is(err, link.ErrNoWay) {
@@ -90,7 +111,7 @@ func (c *shared) attach(ctx context.Context) error {
 		}
 		return err
 	}
-	if p.reader, err = board.NewReader(p.end, c.nodeID); err != nil {
+	if p.reader, err = board.NewReader(p.client, c.nodeID); err != nil {
 		p.drop()
 		return err
 	}
@@ -104,16 +125,17 @@ var errNoBoard = errors.New("no way to the board")
 
 // drop closes the connection. The next use makes a new one. Under the lock.
 func (p *places) drop() {
-	if p.end != nil {
-		p.end.Close()
+	if p.client != nil {
+		p.client.Close()
 	}
-	p.end, p.reader = nil, nil
+	p.client, p.reader = nil, nil
 	p.attached.Store(nil)
 }
 
 func (p *places) close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.end()
+	p.locked <- struct{}{} // an attempt to attach has been cancelled
+	defer p.unlock()
 	p.drop()
 	p.closed = true
 	p.devices.Close()
@@ -122,8 +144,10 @@ func (p *places) close() {
 // pick finds an executor on the board that is not in refused, and adds it to refused. After an error the caller asks the manager.
 func (c *shared) pick(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
 	p := &c.places
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	if err := p.lock(ctx); err != nil {
+		return Candidate{}, err
+	}
+	defer p.unlock()
 	cand, err := c.pickLocked(ctx, s, refused)
 	if err != nil && !errors.Is(err, board.ErrNone) {
 		p.drop() // the manager's list is as good, and the next lease attaches again

@@ -58,6 +58,7 @@ func newShared(o *Options) (*shared, error) {
 	}
 	s := &shared{opts: *o, nodeID: id, devices: anyDevice, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
 		streams: make(map[string][]*leasing), libraries: make(map[fileState]*Library), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
+	s.places.open()
 	s.opts.Dropped = nil // belongs to one session
 	rand.Read(s.client[:])
 	return s, nil
