@@ -1,4 +1,5 @@
 #include "dp_raw_impl.h"
+#include "dp_tcp_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,6 +12,12 @@
 
 /* Memory: DP_RAW_CHUNK for operations that are waited for, then a place for each write that is not. */
 #define SCRATCH_SIZE (DP_RAW_CHUNK + DP_RAW_BATCH * DP_RAW_POSTED_MAX)
+
+/* All buffers of the queue pair. Those for sending grow once at most: answers may fill them, and then all posts wait behind the answers. */
+_Static_assert(TCP_ONE_SEND >= DP_RAW_ANSWERS && TCP_ONE_SEND >= DP_RAW_BATCH * (DP_RAW_POSTED_MAX + sizeof(tcp_frame)) + 4 * TCP_RECORD_EXTRA &&
+                   DP_RAW_TCP_BYTES >= TCP_STAGE + 2 * (TCP_ONE_SEND + 2 * sizeof(tcp_frame)) + sizeof(tcp_seal) + sizeof(tcp_qp) + SCRATCH_SIZE +
+                                           sizeof(dp_raw) + 4096,
+               "memory of a connection on tcp");
 
 int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err) {
     if (n > DP_EXPOSE_MAX)

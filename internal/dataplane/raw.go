@@ -103,6 +103,9 @@ type Conn struct {
 	c  *C.dp_raw // nil after Close
 }
 
+// ConnTCPBytes is the most memory that a Conn on tcp uses.
+const ConnTCPBytes = C.DP_RAW_TCP_BYTES
+
 // NewConn makes a connection that is not connected yet. The peer may reach the exposed memory, which is of this domain.
 func (d *Domain) NewConn(expose ...*Memory) (*Conn, error) {
 	if len(expose) > MaxExposed {

@@ -11,6 +11,7 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
@@ -110,10 +111,14 @@ const registerEvery = 10 * time.Second
 // registrationBytes is about how much of the manager's memory a registration uses, without attached memory.
 const registrationBytes = board.LineSize + 2*board.IdentitySize
 
-// attachmentBytes returns how much memory an attached executor uses.
-func attachmentBytes(cores uint32) uint64 {
+// attachmentBytes returns how much memory an executor uses that is attached by a provider.
+func attachmentBytes(provider string, cores uint32) uint64 {
 	const entry = 2*accounting.CellSize + 8 // the cell, its merged copy, and the word of reserved cores
-	return uint64(cellsFor(cores)) * entry
+	bytes := uint64(cellsFor(cores)) * entry
+	if provider == dataplane.TCP {
+		bytes += dataplane.ConnTCPBytes
+	}
+	return bytes
 }
 
 // quotas limits what each node uses of the manager: current registrations, the rate of new ones, and memory. Operators

@@ -313,7 +313,7 @@ func (m *Manager) AttachExecutor(ctx context.Context, req *control.AttachExecuto
 	var slot uint32
 	a, err := m.table.attach(ownerOf(ctx), req.GetExecutorId(), req.GetIncarnation(), func(e entry) (*attachment, error) {
 		slot = e.slot
-		bytes := attachmentBytes(e.info.GetCores())
+		bytes := attachmentBytes(req.GetProvider(), e.info.GetCores())
 		if err := m.table.quotas.attach(&e.owner, bytes); err != nil {
 			return nil, err
 		}
