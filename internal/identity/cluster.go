@@ -43,7 +43,8 @@ type Cluster struct {
 	caKey crypto.Signer
 	token ed25519.PrivateKey
 
-	rename func(from, to string) error // os.Rename; tests replace it
+	rename   func(from, to string) error // os.Rename; tests replace it
+	patience time.Duration               // lockPatience; tests replace it
 }
 
 // serial returns a random certificate number.
@@ -97,7 +98,12 @@ func InitCluster(dir, name string, valid time.Duration, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// The key is written first: of two concurrent calls, one fails here.
+	lock, err := lockDir(dir, lockPatience)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	// The key is written first: if there is a cluster already, this fails.
 	for _, f := range []struct {
 		name string
 		b    []byte
@@ -109,6 +115,9 @@ func InitCluster(dir, name string, valid time.Duration, now time.Time) error {
 		{fileTokenPub, tokenPubPEM, 0o644},
 		{fileRevoked, revoked, 0o644},
 	} {
+		if err := removeStaged(dir, f.name); err != nil {
+			return err
+		}
 		if err := WriteFile(filepath.Join(dir, f.name), f.b, f.mode, true); err != nil {
 			return err
 		}
@@ -128,7 +137,7 @@ func encodePublic(key ed25519.PublicKey) ([]byte, error) {
 
 // OpenCluster reads a cluster's keys.
 func OpenCluster(dir string) (*Cluster, error) {
-	c := &Cluster{dir: dir, rename: os.Rename}
+	c := &Cluster{dir: dir, rename: os.Rename, patience: lockPatience}
 	var err error
 	if c.caPEM, err = os.ReadFile(filepath.Join(dir, fileCA)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -174,7 +183,13 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 // name), its key, the keys to check others with, and a certificate for its HTTPS page. Existing files are replaced
 // in an order that is safe for a running daemon: it finds either a certificate with its own key, or a pair that it refuses,
 // and then it keeps the old one. The node's certificate is last, so an interrupted renewal is still due.
+// Existing files keep their owner and mode.
 func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now time.Time) error {
+	return c.issueNode(out, hosts, valid, now, func(*RevocationList) error { return nil })
+}
+
+// issueNode is IssueNode. check runs under the lock of the directory, with the cluster's list. If it returns an error, nothing is written.
+func (c *Cluster) issueNode(out string, hosts []string, valid time.Duration, now time.Time, check func(*RevocationList) error) error {
 	if len(hosts) == 0 {
 		return errors.New("a node's certificate needs a name or an address")
 	}
@@ -205,25 +220,27 @@ func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now
 	if err != nil {
 		return err
 	}
-	if _, err := c.Revocations(); err != nil {
-		return err
-	}
-	files := []staged{{name: fileCA, b: c.caPEM, mode: 0o644}}
-	for _, name := range []string{fileTokenPub, fileRevoked} {
-		b, err := os.ReadFile(filepath.Join(c.dir, name))
-		if err != nil {
-			return err
-		}
-		files = append(files, staged{name: name, b: b, mode: 0o644})
-	}
 	pageCert, pageKey, err := c.issuePage(t, now)
 	if err != nil {
 		return err
 	}
-	files = append(files, staged{name: filePageKey, b: pageKey, mode: 0o600}, staged{name: filePage, b: pageCert, mode: 0o644},
-		staged{name: fileNodeKey, b: keyPEM, mode: 0o600},
-		staged{name: fileNode, b: pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), mode: 0o644})
-	return c.replace(out, files)
+	return c.replace(out, func() ([]staged, error) {
+		list, err := c.Revocations()
+		if err == nil {
+			err = check(list)
+		}
+		files := []staged{{name: fileCA, b: c.caPEM, mode: 0o644}}
+		for _, name := range []string{fileTokenPub, fileRevoked} {
+			var b []byte
+			if err == nil {
+				b, err = os.ReadFile(filepath.Join(c.dir, name))
+			}
+			files = append(files, staged{name: name, b: b, mode: 0o644})
+		}
+		return append(files, staged{name: filePageKey, b: pageKey, mode: 0o600}, staged{name: filePage, b: pageCert, mode: 0o644},
+			staged{name: fileNodeKey, b: keyPEM, mode: 0o600},
+			staged{name: fileNode, b: pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), mode: 0o644}), err
+	})
 }
 
 // RenewNode issues a new certificate and key for a node's directory, with the same names and addresses, if the present
@@ -238,12 +255,18 @@ func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Ti
 	if err := old.CheckSignatureFrom(c.ca); err != nil {
 		return ends, false, fmt.Errorf("the certificate in %s is not of this cluster: %w", dir, err)
 	}
+	notRevoked := func(list *RevocationList) error {
+		if id := NodeSerial(old); slices.ContainsFunc(list.Entries, func(e Revocation) bool { return e.Kind == RevokedNode && e.ID == id }) {
+			return fmt.Errorf("the certificate in %s is revoked: if the node is trusted again, issue another one with rfaas cluster node", dir)
+		}
+		return nil
+	}
 	list, err := c.Revocations()
+	if err == nil {
+		err = notRevoked(list)
+	}
 	if err != nil {
 		return ends, false, err
-	}
-	if id := NodeSerial(old); slices.ContainsFunc(list.Entries, func(e Revocation) bool { return e.Kind == RevokedNode && e.ID == id }) {
-		return ends, false, fmt.Errorf("the certificate in %s is revoked: if the node is trusted again, issue another one with rfaas cluster node", dir)
 	}
 	first := old.Subject.CommonName
 	hosts := slices.Clone(old.DNSNames)
@@ -252,7 +275,7 @@ func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Ti
 	}
 	hosts = append([]string{first}, slices.DeleteFunc(hosts, func(h string) bool { return h == first })...)
 	if old.NotAfter.After(now.Add(within)) {
-		if err := checkLocked(dir); err != nil {
+		if err := c.checkLocked(dir); err != nil {
 			return ends, false, fmt.Errorf("%w: issue both again with rfaas cluster node --out %s %s", err, dir, strings.Join(hosts, " "))
 		}
 		return old.NotAfter, false, nil
@@ -260,7 +283,7 @@ func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Ti
 	if !old.NotAfter.Before(c.ca.NotAfter) {
 		return ends, false, fmt.Errorf("the certificate in %s is valid until %s, when the cluster's own certificate ends: make a new cluster", dir, stamp(old.NotAfter))
 	}
-	if err := c.IssueNode(dir, hosts, valid, now); err != nil {
+	if err := c.issueNode(dir, hosts, valid, now, notRevoked); err != nil {
 		return ends, false, err
 	}
 	made, err := ReadCertificate(dir)
@@ -359,7 +382,7 @@ func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList,
 
 // rewrite replaces the cluster's list by the result of change. Concurrent calls wait for each other.
 func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationList, string, error) {
-	lock, err := lockDir(c.dir)
+	lock, err := lockDir(c.dir, c.patience)
 	if err != nil {
 		return nil, "", err
 	}
@@ -370,6 +393,9 @@ func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationLi
 	}
 	b, err := l.Sign(c.token)
 	if err != nil {
+		return nil, "", err
+	}
+	if err := removeStaged(c.dir, fileRevoked); err != nil {
 		return nil, "", err
 	}
 	path := filepath.Join(c.dir, fileRevoked)

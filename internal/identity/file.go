@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 )
 
@@ -139,11 +140,39 @@ func WriteFile(path string, b []byte, mode os.FileMode, fresh bool) error {
 
 // stage writes and syncs a temporary file beside path, and returns its path. The caller renames or removes it.
 func stage(path string, b []byte, mode os.FileMode) (string, error) {
+	return stageFor(path, b, mode, -1, -1)
+}
+
+// stageLike is stage with the owner and the mode of the file that is at path now. If there is no such file, the new one belongs to this
+// process and has the given mode. Others get no access to a file whose mode is 0600, also if they had it before.
+func stageLike(path string, b []byte, mode os.FileMode) (string, error) {
+	st, err := os.Lstat(path)
+	if err != nil || !st.Mode().IsRegular() {
+		return stage(path, b, mode)
+	}
+	uid, gid := -1, -1
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		uid, gid = int(sys.Uid), int(sys.Gid)
+	}
+	if mode == 0o600 {
+		mode = st.Mode().Perm() &^ 0o077
+	} else {
+		mode = st.Mode().Perm()
+	}
+	return stageFor(path, b, mode, uid, gid)
+}
+
+func stageFor(path string, b []byte, mode os.FileMode, uid, gid int) (string, error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
 		return "", err
 	}
-	_, err = tmp.Write(b)
+	if err = tmp.Chown(uid, gid); err != nil {
+		err = fmt.Errorf("%s belongs to user %d and group %d, and the new file must too: %w (run the command as root or as that user)", path, uid, gid, err)
+	}
+	if err == nil {
+		_, err = tmp.Write(b)
+	}
 	if err == nil {
 		err = tmp.Chmod(mode)
 	}

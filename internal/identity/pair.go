@@ -7,29 +7,33 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 )
 
 // staged is a file of an identity directory that is about to be replaced.
 type staged struct {
 	name string
 	b    []byte
-	mode os.FileMode
-	tmp  string // path of the temporary file; empty: not written yet
+	mode os.FileMode // if there is no older file; a key has 0600
+	tmp  string      // path of the temporary file; empty: not written yet
 }
 
-// replace creates a node's directory if necessary and writes files to it, in their order. All new files are synced before
-// the first one replaces an older file. Afterwards it checks that certificates and keys belong together. Concurrent calls
-// for one directory wait for each other.
-func (c *Cluster) replace(dir string, files []staged) error {
+// replace creates a node's directory if necessary and writes the files of content to it, in their order. content runs under the lock of the
+// directory, so that the files of a later call are not older than those of an earlier one. All new files are synced before the first one
+// replaces an older file, whose owner and mode it gets. Afterwards replace checks that certificates and keys belong together. Concurrent
+// calls for one directory wait for each other, at most as long as c.patience. Temporary files that an earlier call has left are removed.
+func (c *Cluster) replace(dir string, content func() ([]staged, error)) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := lockDir(dir)
+	lock, err := lockDir(dir, c.patience)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	files, err := content()
+	if err != nil {
+		return err
+	}
 	defer func() {
 		for i := range files {
 			if files[i].tmp != "" {
@@ -39,7 +43,10 @@ func (c *Cluster) replace(dir string, files []staged) error {
 	}()
 	for i := range files {
 		f := &files[i]
-		if f.tmp, err = stage(filepath.Join(dir, f.name), f.b, f.mode); err != nil {
+		if err := removeStaged(dir, f.name); err != nil {
+			return err
+		}
+		if f.tmp, err = stageLike(filepath.Join(dir, f.name), f.b, f.mode); err != nil {
 			return err
 		}
 	}
@@ -56,22 +63,9 @@ func (c *Cluster) replace(dir string, files []staged) error {
 	return checkPairs(dir)
 }
 
-// lockDir opens a directory and waits for its lock. Closing the file releases the lock.
-func lockDir(dir string) (*os.File, error) {
-	lock, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		lock.Close()
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
-	}
-	return lock, nil
-}
-
 // checkLocked is checkPairs while no files of the directory are being replaced.
-func checkLocked(dir string) error {
-	lock, err := lockDir(dir)
+func (c *Cluster) checkLocked(dir string) error {
+	lock, err := lockDir(dir, c.patience)
 	if err != nil {
 		return err
 	}
