@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -55,9 +56,14 @@ func Open(address, advertise string, log *slog.Logger) (*Listener, error) {
 		return nil, fmt.Errorf("data-listen: %w", err)
 	}
 	d := &Listener{l: l, log: log, waiting: make(map[dataplane.Token]waiter)}
-	if d.Address, err = dataAddress(advertise, l.Addr().(*net.TCPAddr)); err != nil {
+	at, err := dataAddress(advertise, l.Addr().(*net.TCPAddr))
+	if err != nil {
 		l.Close()
 		return nil, err
+	}
+	d.Address = at.String()
+	if why := doubtful(at.Addr(), l.Addr().(*net.TCPAddr), control.ListOwnAddresses()); advertise != "" && why != "" {
+		log.Warn("peers may be unable to connect to the address of data-advertise", "data-advertise", advertise, "address", d.Address, "reason", why)
 	}
 	return d, nil
 }
@@ -77,20 +83,37 @@ func listenRange(address string) (net.Listener, error) {
 }
 
 // dataAddress returns the address that peers connect to. It is numeric, because workers do not resolve names.
-func dataAddress(advertise string, bound *net.TCPAddr) (string, error) {
+func dataAddress(advertise string, bound *net.TCPAddr) (netip.AddrPort, error) {
 	ip := bound.AddrPort().Addr().Unmap()
 	if advertise != "" {
 		found, err := net.ResolveIPAddr("ip", advertise)
 		if err != nil {
-			return "", fmt.Errorf("data-advertise: %q: %w", advertise, err)
+			return netip.AddrPort{}, fmt.Errorf("data-advertise: %q: %w", advertise, err)
 		}
 		ip, _ = netip.AddrFromSlice(found.IP)
 		ip = ip.Unmap()
 	}
-	if !ip.IsValid() || ip.IsUnspecified() {
-		return "", fmt.Errorf("data-advertise: peers cannot connect to %v: set data-advertise to this node's address or name", ip)
+	if !ip.IsValid() || ip.IsUnspecified() || ip.IsMulticast() || ip == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return netip.AddrPort{}, fmt.Errorf("data-advertise: %q: peers cannot connect to %v: set data-advertise to this node's address or name", advertise, ip)
 	}
-	return netip.AddrPortFrom(ip, uint16(bound.Port)).String(), nil
+	return netip.AddrPortFrom(ip, uint16(bound.Port)), nil
+}
+
+// doubtful returns why peers may be unable to connect to an advertised address, or "". It is no error, because the address may be one that
+// another machine forwards.
+func doubtful(ip netip.Addr, bound *net.TCPAddr, own control.OwnAddresses) string {
+	at := bound.AddrPort().Addr().Unmap()
+	switch {
+	case ip.IsLoopback() && !at.IsLoopback():
+		return "it is a loopback address, which peers on other nodes refuse"
+	case ip.IsLoopback():
+		return ""
+	case own.Err == nil && !slices.Contains(own.All, ip):
+		return "no interface of this node has it"
+	case !at.IsUnspecified() && at != ip:
+		return fmt.Sprintf("data-listen is bound to %v", at)
+	}
+	return ""
 }
 
 // Refused returns the number of connections without a valid token.

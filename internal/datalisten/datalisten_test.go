@@ -7,11 +7,13 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -199,5 +201,40 @@ func TestDataAddresses(t *testing.T) {
 	defer all.Close()
 	if !strings.HasPrefix(all.Address, "127.0.0.1:") && !strings.HasPrefix(all.Address, "[::1]:") {
 		t.Errorf("localhost is %s", all.Address)
+	}
+}
+
+// An address to which no peer can connect is refused, and the log warns of one to which probably none can.
+func TestAdvertised(t *testing.T) {
+	own := control.ListOwnAddresses()
+	for _, k := range []struct{ listen, advertise, refused, warning string }{
+		{"127.0.0.1:0", "", "", ""},
+		{"127.0.0.1:0", "127.0.0.9", "", ""},
+		{"0.0.0.0:0", "127.0.0.1", "", "loopback"},
+		{"0.0.0.0:0", "203.0.113.7", "", "no interface"},
+		{"127.0.0.1:0", "0.0.0.0", "0.0.0.0", ""},
+		{"127.0.0.1:0", "::", "::", ""},
+		{"127.0.0.1:0", "224.0.0.1", "224.0.0.1", ""},
+		{"127.0.0.1:0", "ff02::1", "ff02::1", ""},
+		{"127.0.0.1:0", "255.255.255.255", "255.255.255.255", ""},
+	} {
+		var log bytes.Buffer
+		d, err := Open(k.listen, k.advertise, slog.New(slog.NewTextHandler(&log, nil)))
+		if err == nil {
+			d.Close()
+		}
+		switch {
+		case (err != nil) != (k.refused != ""), err != nil && !strings.Contains(err.Error(), k.refused):
+			t.Errorf("%+v: %v", k, err)
+		case (log.Len() > 0) != (k.warning != ""), !strings.Contains(log.String(), k.warning):
+			t.Errorf("%+v: the log: %s", k, log.String())
+		}
+	}
+	bound := &net.TCPAddr{IP: net.IPv4(198, 51, 100, 1)}
+	own.All = append(own.All, netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.2"))
+	for ip, want := range map[string]string{"198.51.100.1": "", "198.51.100.2": "bound to 198.51.100.1", "198.51.100.3": "no interface"} {
+		if got := doubtful(netip.MustParseAddr(ip), bound, own); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q", ip, got)
+		}
 	}
 }
