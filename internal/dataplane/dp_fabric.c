@@ -1,6 +1,8 @@
 #include "dp_fabric.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +54,19 @@ int dp_fail(dp_error *err, int status, int sys_errno, const char *fmt, ...) {
         snprintf(err->msg + n, sizeof err->msg - (size_t)n, ": %s", strerror_r(sys_errno, text, sizeof text));
     }
     return status;
+}
+
+int dp_thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg) {
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN > (64 << 10) ? (size_t)PTHREAD_STACK_MIN : 64 << 10);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int e = pthread_create(thread, &attr, run, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    return e;
 }
 
 int64_t dp_now_ns(void) {

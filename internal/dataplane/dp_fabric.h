@@ -26,6 +26,7 @@
 #ifndef RFAAS_DP_FABRIC_H
 #define RFAAS_DP_FABRIC_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -470,6 +471,8 @@ static inline void dp_cpu_pause(void) {
 }
 /* Monotonic clock, ns. */
 int64_t dp_now_ns(void);
+/* Starts a thread with a small stack. It handles no signals: those belong to the threads of the program. Returns 0 or an errno. */
+int dp_thread_start(pthread_t *thread, void *(*run)(void *arg), void *arg);
 /* Cryptographically random bytes (getrandom); ends the process if the kernel has none. */
 void dp_random(void *buf, size_t len);
 

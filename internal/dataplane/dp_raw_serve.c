@@ -4,8 +4,6 @@
  * connection and watches its socket again. An event names a place in a table and how often the place was used. It has no
  * address in memory, because a socket that a child process still has open can report an event after the connection is gone. */
 #include <errno.h>
-#include <limits.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -94,19 +92,6 @@ static void *run(void *arg) {
     }
 }
 
-static int start_thread(dp_raw_server *s) {
-    sigset_t all, old; /* only the program's own threads handle signals */
-    sigfillset(&all);
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN > (64 << 10) ? (size_t)PTHREAD_STACK_MIN : 64 << 10);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int e = pthread_create(&s->thread, &attr, run, s);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
-    return e;
-}
-
 static void server_free(dp_raw_server *s) {
     if (s->epoll_fd >= 0)
         close(s->epoll_fd);
@@ -125,7 +110,7 @@ int dp_raw_server_start(dp_raw_server **out, dp_error *err) {
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     s->stop_fd = eventfd(0, EFD_CLOEXEC);
     struct epoll_event stop = {.events = EPOLLIN, .data.u64 = STOP};
-    int e = s->epoll_fd < 0 || s->stop_fd < 0 || epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &stop) ? errno : start_thread(s);
+    int e = s->epoll_fd < 0 || s->stop_fd < 0 || epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &stop) ? errno : dp_thread_start(&s->thread, run, s);
     if (e) {
         server_free(s);
         return dp_fail(err, DP_FATAL, e, "serve remote memory");

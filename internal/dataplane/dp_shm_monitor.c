@@ -3,8 +3,6 @@
 #include "dp_shm_link.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,20 +216,6 @@ socklen_t shm_listen_address(const uint8_t name[16], struct sockaddr_un *a) {
     return (socklen_t)(p - (char *)a);
 }
 
-static int start_monitor(shm_dev *dev) {
-    /* Signals belong to the program's threads. */
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN > (64 << 10) ? (size_t)PTHREAD_STACK_MIN : 64 << 10);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int e = pthread_create(&dev->monitor, &attr, monitor, dev);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
-    return e;
-}
-
 int shm_listen_start(shm_dev *dev, dp_error *err) {
     struct sockaddr_un a;
     dp_random(dev->name, sizeof dev->name);
@@ -255,7 +239,7 @@ int shm_listen_start(shm_dev *dev, dp_error *err) {
     }
     dev->paused = false;
     if (!e && !dev->attended)
-        e = start_monitor(dev);
+        e = dp_thread_start(&dev->monitor, monitor, dev);
     if (e) {
         int *fds[] = {&dev->listen_fd, &dev->epoll_fd, &dev->stop_fd};
         for (int i = 0; i < 3; i++) {

@@ -3,9 +3,7 @@
 #include "dp_tcp_impl.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -235,20 +233,6 @@ static int watch(const tcp_listener *l, int fd, uint64_t id) {
     return epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, fd, &ev);
 }
 
-static int start_thread(tcp_dev *dev, tcp_listener *l) {
-    sigset_t all, old; /* only the program's own threads handle signals */
-    sigfillset(&all);
-    pthread_attr_t attr;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN > (64 << 10) ? (size_t)PTHREAD_STACK_MIN : 64 << 10);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int e = pthread_create(&l->thread, &attr, run, dev);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
-    l->threaded = !e;
-    return e;
-}
-
 static void close_all(tcp_listener *l) {
     for (int i = 0; i < DP_TCP_STRANGERS; i++)
         if (l->strangers[i].id)
@@ -280,8 +264,10 @@ int tcp_listen_start(tcp_dev *dev, dp_error *err) {
     }
     if (!e && (watch(l, l->listen_fd, ID_LISTEN) || watch(l, l->stop_fd, ID_STOP) || watch(l, l->timer_fd, ID_TIMER)))
         e = errno;
-    if (!e && !dev->attended)
-        e = start_thread(dev, l);
+    if (!e && !dev->attended) {
+        e = dp_thread_start(&l->thread, run, dev);
+        l->threaded = !e;
+    }
     if (e) {
         close_all(l);
         return dp_fail(err, DP_FATAL, e, "listen for tcp peers on %s, ports %d to %d", dev->d.name, dev->port_first, dev->port_last);
