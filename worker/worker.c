@@ -247,9 +247,9 @@ static void wait_for_lease(worker *w, dp_msg_task *task) {
     if (st == DP_OK && task->type != DP_MSG_SPAWN)
         dp_worker_inspect(FD_SOCK, w->id, task, fds, w->memory);
     const dp_msg_spawn *lease = &task->lease;
-    if (st == DP_OK && (lease->provider != w->m->provider || strcmp(lease->device, w->m->device)))
-        st = dp_fail(&err, DP_INVALID, 0, "prepared for provider %u, device \"%s\", not %u, \"%s\"", w->m->provider,
-                     w->m->device, lease->provider, lease->device);
+    if (st == DP_OK && (lease->provider != w->m->provider || lease->encrypt != w->m->encrypt || strcmp(lease->device, w->m->device)))
+        st = dp_fail(&err, DP_INVALID, 0, "prepared for provider %u, device \"%s\", encryption %u, not %u, \"%s\", %u", w->m->provider,
+                     w->m->device, w->m->encrypt, lease->provider, lease->device, lease->encrypt);
     must(w, st, &err);
     w->m = lease;
     w->began = now_ns();

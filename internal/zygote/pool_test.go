@@ -1,10 +1,12 @@
 package zygote
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -265,4 +267,36 @@ func answerWithPipes(c net.Conn) {
 	copy(hello[toAt:], from[:])
 	copy(hello[fromAt:], to[:])
 	_, _, _ = u.WriteMsgUnix(hello[:n], unix.UnixRights(fds...), nil)
+}
+
+// A worker that was prepared with another setting of encryption refuses the lease. The pool never offers it, so the test exchanges kinds.
+func TestPooledWorkerOfAnotherEncryption(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	wanted, _ := c.spec(t, sealedFile(t, testLibrary(t)))
+	wanted.Provider, wanted.Device = "tcp", "127.0.0.1:1"
+	var log bytes.Buffer
+	z.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	for _, encrypt := range [][2]int{{0, 3}, {3, 0}} { // off, require
+		prepared := wanted
+		prepared.Encrypt, wanted.Encrypt = encrypt[0], encrypt[1]
+		kind, err := deviceBody(&wanted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := prepareBody(&prepared)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := z.spawn(t.Context(), &prepared, body, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		z.pool.add(string(kind), w)
+		log.Reset()
+		_, err = z.Spawn(t.Context(), wanted) // then tries a new worker, to which the client's channel on shm does not suit
+		if err == nil || !strings.Contains(log.String(), "prepared for provider 3") {
+			t.Errorf("prepared with encryption %d, leased with %d: %v; the log: %s", encrypt[0], encrypt[1], err, log.String())
+		}
+	}
 }
