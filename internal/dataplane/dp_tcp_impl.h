@@ -223,7 +223,7 @@ void tcp_complete_refused(tcp_qp *qp);
 
 /* Sends waiting bytes. False: the connection has failed, and the queue pair was ended. */
 bool tcp_flush(tcp_qp *qp);
-/* Appends an answer to the waiting bytes. False: the peer exceeds the limit of reads, or out of memory. */
+/* Appends an answer to the waiting bytes. False: the peer exceeds the limit of reads, or there is no memory, or sealing has failed. */
 bool tcp_answer(tcp_qp *qp, const tcp_frame *f, const void *payload);
 int tcp_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
 int tcp_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id,

@@ -60,23 +60,21 @@ static bool make_room(tcp_qp *qp, size_t len) {
     return true;
 }
 
-static void append(tcp_qp *qp, const void *data, size_t len) {
-    if (qp->seal) {
-        tcp_seal_append(qp, data, len);
-        return;
-    }
+/* Appends to the waiting bytes, which have room. False: sealing has failed, and the connection has ended. */
+static bool append(tcp_qp *qp, const void *data, size_t len) {
+    if (qp->seal)
+        return tcp_seal_append(qp, data, len);
     if (len)
         memcpy(qp->out + qp->out_hi, data, len);
     qp->out_hi += len;
+    return true;
 }
 
 bool tcp_answer(tcp_qp *qp, const tcp_frame *f, const void *payload) {
     size_t len = payload ? f->len : 0;
     if (tcp_backlog(qp) + sizeof *f + len > qp->out_max || !make_room(qp, sizeof *f + len))
         return false;
-    append(qp, f, sizeof *f);
-    append(qp, payload, len);
-    return true;
+    return append(qp, f, sizeof *f) && append(qp, payload, len);
 }
 
 /* A piece of a message: the header, or a part of the payload. */
@@ -105,7 +103,8 @@ static int send_pieces(tcp_qp *qp, const piece *p, int n) {
             tcp_end(qp, DP_CONNECTION);
             return DP_CONNECTION;
         }
-        append(qp, (const uint8_t *)p[i].data + sent, p[i].len - sent);
+        if (!append(qp, (const uint8_t *)p[i].data + sent, p[i].len - sent))
+            return DP_CONNECTION;
     }
     return DP_OK;
 }
@@ -152,7 +151,8 @@ static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n, bool mo
     if (!make_room(qp, all))
         return DP_BUSY;
     for (int i = 0; i < parts; i++)
-        append(qp, p[i].data, p[i].len);
+        if (!append(qp, p[i].data, p[i].len))
+            return DP_CONNECTION;
     return waits || more || tcp_flush(qp) ? DP_OK : DP_CONNECTION;
 }
 

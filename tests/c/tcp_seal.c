@@ -392,3 +392,22 @@ T_CASE(wrong_secret, "tcp/encrypt-wrong-secret", .providers = T_TCP) {
     pass_on(&m, record, take_record(&m, record, 1));
     b_ends(&m, DP_PROTOCOL, false);
 }
+
+/* If a record cannot be sealed, the post fails, and nothing of it is sent. */
+T_CASE(seal_fails, "tcp/encrypt-seal-fails", .providers = T_TCP) {
+    static const uint32_t sizes[] = {8, TCP_RECORD_MAX - sizeof(tcp_frame), TCP_RECORD_MAX, 4 * TCP_RECORD_MAX - 64};
+    uint8_t byte;
+    middle m;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        t_note("a write of %u bytes", sizes[i]);
+        middle_open(&m, -1);
+        tcp_key *tx = &tcp_qp_of(m.a.qp)->seal->tx;
+        dp_cipher_free(tx->cipher);
+        tx->cipher = dp_cipher_new(); /* without a key */
+        dp_sge s = local_sge(&m.a, 0, sizes[i]);
+        CHECK_STATUS(dp_post_write(m.a.qp, &s, 1, m.of_b.regions[0].addr, m.of_b.regions[0].rkey, 1, DP_SIGNALED), DP_CONNECTION);
+        CHECK_STATUS(dp_qp_broken(m.a.qp), DP_CONNECTION);
+        CHECK_LE(recv(m.to_a, &byte, 1, MSG_DONTWAIT), 0);
+        middle_close(&m);
+    }
+}
