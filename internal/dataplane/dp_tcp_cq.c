@@ -18,7 +18,10 @@
 /* A peer is gone if it acknowledges nothing for GONE_MS in spite of retransmits or probes (RATIONALE.md, "Why our own provider over
  * TCP?"). */
 #define GONE_MS 3500
-#define GONE_CONFIRM_NS 50000000 /* how long a reply to the latest retransmit or probe may take */
+/* How long a reply to the latest retransmit or probe may take: two round trips, within these bounds. The upper one keeps the time until a
+ * dead peer is noticed below 4 s, also if the kernel mistakes the length of an outage for a round trip. */
+#define GONE_CONFIRM_MIN_NS 50000000
+#define GONE_CONFIRM_MAX_NS 400000000
 #define GONE_SAME_NS 1000000000 /* most time between two probes of one silence; nothing probes while no call is in flight */
 #define GONE_PROBES 2
 #define GONE_ONE_WAY 6 /* retransmits, some 13 s: acknowledgements arrive, but not for these segments */
@@ -269,6 +272,11 @@ static bool silent(const struct tcp_info *info) {
     return (asked && info->tcpi_last_ack_recv >= GONE_MS) || (info->tcpi_unacked && info->tcpi_retransmits >= GONE_ONE_WAY);
 }
 
+int64_t tcp_gone_confirm_ns(uint32_t rtt_us) {
+    int64_t two = 2000ll * rtt_us;
+    return two < GONE_CONFIRM_MIN_NS ? GONE_CONFIRM_MIN_NS : two > GONE_CONFIRM_MAX_NS ? GONE_CONFIRM_MAX_NS : two;
+}
+
 /* Reports whether the peer is silent, and was so at an earlier probe. */
 static bool gone(tcp_qp *qp, const struct tcp_info *info) {
     int64_t now = dp_now_ns();
@@ -277,7 +285,7 @@ static bool gone(tcp_qp *qp, const struct tcp_info *info) {
     else if (!qp->silent_since || now - qp->silent_until > GONE_SAME_NS)
         qp->silent_since = now;
     qp->silent_until = now;
-    return qp->silent_since && now - qp->silent_since >= GONE_CONFIRM_NS;
+    return qp->silent_since && now - qp->silent_since >= tcp_gone_confirm_ns(info->tcpi_rtt);
 }
 
 /* For a connection that the peer has closed. Reports whether no received data is left that the owner, if it polls, could still take. */

@@ -274,6 +274,8 @@ bool tcp_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns);
 void tcp_cq_wake(dp_cq *c);
 void tcp_cq_promise_hot(dp_cq *c, bool hot);
 int tcp_qp_probe(dp_qp *q);
+/* How long a silent peer has to answer before it counts as gone, by the round-trip time of its connection. */
+int64_t tcp_gone_confirm_ns(uint32_t rtt_us);
 int tcp_qp_events(dp_qp *q, int *fd);
 
 /* dp_tcp_link.c */

@@ -213,3 +213,13 @@ T_CASE(link_dead_again, "tcp/link-dead-soon-after-an-outage", .providers = T_TCP
     end_close(&near);
     end_close(&far);
 }
+
+/* A silent peer has two round trips to answer, but never so long that a dead one is noticed late. */
+T_CASE(gone_confirm, "tcp/silence-confirmed-after-two-round-trips", .providers = T_TCP) {
+    static const struct {
+        uint32_t rtt_us;
+        int64_t ms;
+    } want[] = {{0, 50}, {100, 50}, {25000, 50}, {40000, 80}, {150000, 300}, {200000, 400}, {30000000, 400}, {UINT32_MAX, 400}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        CHECK_EQ(tcp_gone_confirm_ns(want[i].rtt_us), want[i].ms * MS);
+}
