@@ -217,6 +217,7 @@ static int tcp_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp *
     qp->recv_mask = n_recv - 1;
     qp->pend_mask = n_send - 1;
     qp->out_max = attr->max_answers ? attr->max_answers : TCP_OUT_MAX;
+    qp->take_max = attr->max_answers ? TCP_TAKE_SHORT : TCP_TAKE_MAX;
     qp->peer.fd = qp->deposit.fd = qp->meeting_fd = -1;
     qp->n_expose = attr->n_expose;
     for (uint32_t i = 0; i < attr->n_expose; i++)

@@ -30,6 +30,8 @@
 /* Most bytes that ever wait to be sent: only a peer that breaks the limit of reads could make more of them wait. */
 #define TCP_OUT_MAX (TCP_OUT_POSTS + TCP_READS + TCP_MAX_MSG + (1u << 20))
 #define TCP_TAKE_MAX (4u << 20)      /* bytes taken from one socket before the next socket is read */
+/* The same for a queue pair with max_answers. It has a lock that other threads wait for while frames are executed (dp_raw_serve). */
+#define TCP_TAKE_SHORT (256u << 10)
 #define TCP_DIRECT_QPS 2             /* up to this many sockets of a completion queue are read without epoll */
 #define TCP_WAIT_MAX 64              /* most completion queues in one wait */
 
@@ -154,6 +156,7 @@ struct tcp_qp {
     uint8_t *out; /* [out_lo, out_hi) could not be sent yet */
     size_t out_lo, out_hi, out_cap;
     size_t out_max; /* most bytes that wait when an answer is appended */
+    uint32_t take_max; /* TCP_TAKE_MAX or TCP_TAKE_SHORT */
     tcp_seal *seal; /* NULL: the connection is not encrypted */
     tcp_pending *pending;
     uint32_t pend_mask, pend_head, pend_tail;
@@ -210,7 +213,7 @@ static inline void tcp_complete(tcp_qp *qp, const dp_wc *wc) {
 
 /* dp_tcp_recv.c */
 
-/* Reads and executes frames until the socket is empty, a receive is missing, or TCP_TAKE_MAX is reached. Owner. */
+/* Reads and executes frames until the socket is empty, a receive is missing, or take_max is reached. Owner. */
 void tcp_take(tcp_qp *qp);
 /* Receives up to len bytes. 0: no bytes have arrived, or the connection has ended. */
 uint32_t tcp_receive(tcp_qp *qp, void *to, uint32_t len);

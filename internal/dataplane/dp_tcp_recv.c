@@ -209,7 +209,7 @@ static bool take_payload(tcp_qp *qp, uint64_t *budget, bool *drained) {
         if (n) {
             memcpy(qp->dst, qp->stage + qp->lo, n);
             qp->lo += n;
-        } else if (*drained || *budget >= TCP_TAKE_MAX) {
+        } else if (*drained || *budget >= qp->take_max) {
             return false;
         } else if (qp->left >= TCP_DIRECT_MIN && !qp->seal) {
             if (!(n = tcp_receive(qp, qp->dst, qp->left)))
@@ -245,7 +245,7 @@ static void take(tcp_qp *qp) {
             return;
         } else if (s == SHORT) {
             uint32_t room = TCP_STAGE - (qp->hi - qp->lo), got;
-            if (drained || budget >= TCP_TAKE_MAX || !(got = stage_more(qp)))
+            if (drained || budget >= qp->take_max || !(got = stage_more(qp)))
                 break;
             budget += got;
             drained = got < room && !qp->seal;
@@ -256,7 +256,7 @@ static void take(tcp_qp *qp) {
                 tcp_end(qp, DP_PROTOCOL);
         }
     }
-    qp->more = budget >= TCP_TAKE_MAX && qp->peer.fd >= 0;
+    qp->more = budget >= qp->take_max && qp->peer.fd >= 0;
 }
 
 void tcp_take(tcp_qp *qp) {

@@ -223,3 +223,44 @@ T_CASE(gone_confirm, "tcp/silence-confirmed-after-two-round-trips", .providers =
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
         CHECK_EQ(tcp_gone_confirm_ns(want[i].rtt_us), want[i].ms * MS);
 }
+
+/* One poll of a queue pair with max_answers executes few bytes of a flood, since other threads wait for the server of its connection. The
+ * next polls execute the rest. */
+T_CASE(short_takes, "tcp/short-takes", .providers = T_TCP) {
+    enum { BLOCK = 64 << 10, BLOCKS = 24, ENOUGH = 8 };
+    static const end_opts flood = {.size = BLOCK * BLOCKS, .max_send = 64, .max_recv = 8};
+    static const end_opts served = {.size = BLOCK * BLOCKS, .max_send = 8, .max_recv = 8, .max_answers = 64 << 10};
+    end near, far;
+    card c;
+    end_open(&near, &flood, NULL);
+    end_open(&far, &served, NULL);
+    int big = BLOCK * BLOCKS;
+    end_card(&far, &c);
+    ends_connect_and_write(&near, &far);
+    CHECK(!setsockopt(tcp_qp_of(far.qp)->peer.fd, SOL_SOCKET, SO_RCVBUF, &big, sizeof big));
+    end_unattend(far.cq);
+    end_unattend(near.cq);
+    memset(local_bytes(&near), 7, BLOCK * BLOCKS);
+    memset(end_bytes(&far), 0, BLOCK * BLOCKS);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        dp_sge s = local_sge(&near, i * BLOCK, BLOCK);
+        CHECK_OK(dp_post_write(near.qp, &s, 1, (uint64_t)(uintptr_t)far.mem->addr + i * BLOCK, c.regions[0].rkey, i, 0));
+    }
+    int64_t until = dp_now_ns() + (int64_t)(5000 * MS * t_time_scale());
+    for (int unread = 0; unread < ENOUGH * BLOCK; look(&near)) {
+        CHECK(!ioctl(tcp_qp_of(far.qp)->peer.fd, FIONREAD, &unread));
+        CHECKF(dp_now_ns() < until, "only %d bytes have arrived", unread);
+    }
+    look(&far);
+    CHECK_EQ(end_bytes(&far)[0], 7);
+    CHECK_EQ(end_bytes(&far)[(ENOUGH - 2) * BLOCK], 0);
+    while (end_bytes(&far)[BLOCKS * BLOCK - 1] != 7) {
+        look(&near);
+        look(&far);
+        CHECKF(dp_now_ns() < until, "the rest is not executed");
+    }
+    end_attend(near.cq);
+    end_attend(far.cq);
+    end_close(&near);
+    end_close(&far);
+}
