@@ -139,10 +139,38 @@ static inline int64_t start_deadline(const call_plan *p) {
     return p->deadline && p->deadline < p->wait_until ? p->deadline : p->wait_until;
 }
 
+/* The checked arguments of a call. */
+typedef struct rfaas_call_args {
+    const call_plan *p;
+    rfaas_function fn;
+    const void *in;
+    uint32_t in_size;
+    uint32_t room; /* bytes of the result that the caller takes */
+    void *out;
+    rfaas_call_pieces *pieces; /* in place of in and out; NULL: those are contiguous */
+} call_args;
+
+/* dp_channel_call_turn for any arguments. */
+static inline int call_turn(const rfaas_lease *l, uint32_t w, const call_args *a, int64_t deadline, uint32_t *got, dp_started *started,
+                            uint32_t *slot) {
+    dp_channel *ch = l->workers[w].ch;
+    if (UNLIKELY(a->pieces != NULL))
+        return dp_channel_call_pieces(ch, a->fn, &a->pieces->in, a->in_size, &a->pieces->out, a->room, got, deadline, started, slot);
+    return dp_channel_call_turn(ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->out, a->room, got, deadline, started,
+                                slot);
+}
+
+/* dp_channel_finish for a result in one piece or in several. */
+static inline int finish_call(dp_channel *ch, uint32_t slot, void *out, const rfaas_call_pieces *pieces, uint32_t *got,
+                              dp_started *started) {
+    if (UNLIKELY(pieces != NULL))
+        return dp_channel_finish_pieces(ch, slot, &pieces->out, got, started);
+    return dp_channel_finish(ch, slot, out, got, started);
+}
+
 /* Repeats a call that failed, as often as its plan and status permit. The error is this thread's. `key` names the grant in which
  * the call was made (rfaas_api_move_shared). Returns the status of the last attempt. */
-__attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t worker, uint64_t key, int status, rfaas_function fn,
-                                           const void *in, uint32_t in_size, void *out, uint32_t capacity, uint32_t *got);
+__attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_args *a, uint32_t worker, uint64_t key, int status, uint32_t *got);
 
 /* Returns the deadline of options that were not checked yet; 0: none, or they are malformed. */
 __attribute__((cold)) int64_t rfaas_api_deadline_of(const rfaas_call_options *o);
@@ -160,15 +188,17 @@ __attribute__((cold)) int rfaas_api_result_too_large(const rfaas_lease *l, const
 __attribute__((cold)) void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker,
                                                   const void *text, uint32_t size);
 
+/* rfaas_invoke for checked arguments and a thread that is inside. The error's text is set, but for DP_RESULT_TOO_LARGE unless *here: the
+ * function has run in this process. */
+int rfaas_api_invoke(rfaas_lease *l, const call_args *a, uint32_t *got, bool *here);
+
 /* ---- shared.c: for threads inside a shared lease ---- */
 
 /* Makes one attempt of rfaas_invoke: waits for a free worker, replaces dead ones, calls, and waits for the reply. *at becomes the
  * worker. Sets the thread's error, also for DP_TOO_LARGE. */
-int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size, void *out,
-                            uint32_t capacity, uint32_t *got, uint32_t *at);
+int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, uint32_t *at);
 /* Continues an rfaas_invoke that yielded when its lease became shared. The thread holds the unit and has the claim. */
-int rfaas_api_continue(rfaas_lease *l, const call_plan *p, rfaas_function fn, uint32_t worker, uint32_t slot, int64_t deadline,
-                       void *out, uint32_t capacity, uint32_t *got);
+int rfaas_api_continue(rfaas_lease *l, const call_args *a, uint32_t worker, uint32_t slot, int64_t deadline, uint32_t *got);
 /* Waits until a request has ended, and takes it for this thread: its id is 0 then. `held` says that the thread holds the request's
  * unit; afterwards it holds none. Fails if another thread has taken the request or the lease is released. */
 int rfaas_api_await(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool held);
@@ -219,6 +249,9 @@ int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, siz
 /* Starts a call with checked arguments. The caller owns the request until rfaas_api_report or rfaas_api_drop_request. */
 int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size,
                     void *out, size_t capacity, rfaas_request_slot **request);
+
+/* rfaas_api_start with a payload and result in pieces. A started request owns args->pieces. */
+int rfaas_api_start_pieces(rfaas_lease *l, const char *op, const call_args *args, rfaas_request_slot **request);
 
 /* ---- request.c ---- */
 

@@ -61,9 +61,15 @@ extern int rfaas_api_state; /* RFAAS_STATE_*; atomic, written under rfaas_api_mu
 
 typedef enum rfaas_request_state { RFAAS_REQ_FREE = 0, RFAAS_REQ_FLYING, RFAAS_REQ_ENDED } rfaas_request_state;
 
+/* A payload and a result in pieces. */
+typedef struct rfaas_call_pieces {
+    dp_pieces in, out;
+} rfaas_call_pieces;
+
 typedef struct rfaas_request_slot {
     uint64_t id; /* the handle, 0 when free */
     void *out;
+    rfaas_call_pieces *pieces; /* in place of in and out, from malloc; NULL: those are contiguous */
     const void *in;   /* with repeats */
     uint32_t in_size; /* likewise */
     uint32_t repeats;
@@ -436,9 +442,9 @@ void rfaas_api_local_free(rfaas_lease *l);
 int rfaas_api_local_open(rfaas_lease *l);
 /* Adds a function's name to the lease. */
 int rfaas_api_local_function(rfaas_lease *l, const char *name);
+struct rfaas_call_args;
 /* Runs a function on this thread, in this process. *got is the size of its result, also when that is too large. */
-int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void *in, uint32_t in_size, void *out,
-                   uint32_t capacity, uint32_t *got);
+int rfaas_api_here(rfaas_lease *l, const char *op, const struct rfaas_call_args *a, uint32_t *got);
 
 /* ---- buffer.c ---- */
 

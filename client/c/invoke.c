@@ -175,14 +175,22 @@ static inline int call(const rfaas_lease *l, uint32_t w, rfaas_function fn, cons
     return status;
 }
 
+/* The same for any arguments. */
+static __attribute__((noinline, cold)) int call_any(const rfaas_lease *l, uint32_t w, const call_args *a, uint32_t *got, int64_t deadline,
+                                                    dp_started *started, uint32_t *slot) {
+    int status = call_turn(l, w, a, deadline, got, started, slot);
+    if (status == DP_FUNCTION_FAILED)
+        keep_message(l, a->fn, w);
+    return status;
+}
+
 /* Continues a call that yielded: in a lease that is shared now, or, if no other thread wants the lease any more, as before. */
-static __attribute__((noinline, cold)) int go_on(rfaas_lease *l, const call_plan *p, rfaas_function fn, uint32_t w, uint32_t slot,
-                                                 int64_t deadline, void *out, uint32_t capacity, uint32_t *got,
-                                                 dp_started *started) {
+static __attribute__((noinline, cold)) int go_on(rfaas_lease *l, const call_args *a, uint32_t w, uint32_t slot, int64_t deadline,
+                                                 uint32_t *got, dp_started *started) {
     dp_channel *ch = l->workers[w].ch;
     for (;;) {
         if (rfaas_api_share(l, unit_of(w), DP_TURN_CALL))
-            return rfaas_api_continue(l, p, fn, w, slot, deadline, out, capacity, got);
+            return rfaas_api_continue(l, a, w, slot, deadline, got);
         int status = dp_channel_wait_turn(ch, slot, deadline, false);
         if (status == DP_YIELD)
             continue;
@@ -190,18 +198,17 @@ static __attribute__((noinline, cold)) int go_on(rfaas_lease *l, const call_plan
             dp_channel_abandon(ch, slot);
             return status;
         }
-        status = dp_channel_finish(ch, slot, out, got, started);
+        status = finish_call(ch, slot, a->out, a->pieces, got, started);
         if (status == DP_FUNCTION_FAILED)
-            keep_message(l, fn, w);
+            keep_message(l, a->fn, w);
         return status;
     }
 }
 
 /* Continues after the first attempt failed: tries the allowed workers, replaces dead ones, and sets the error. */
-static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const call_plan *p, uint32_t first, int status,
-                                                       dp_started started, rfaas_function fn, const void *in,
-                                                       uint32_t in_size, const dp_mem *reg, void *out,
-                                                       uint32_t capacity, uint32_t *got) {
+static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const call_args *a, uint32_t first, int status,
+                                                       dp_started started, uint32_t *got) {
+    const call_plan *p = a->p;
     /* Another worker may be free. So the first round only starts replacements, and the second waits for them. */
     uint32_t w = first, tries = p->worker == RFAAS_ANY_WORKER ? l->n_workers : 1, all = tries > 1 ? 2 * tries : 1;
     for (uint32_t i = 0; i < all && next_attempt(status, started); i++) {
@@ -220,9 +227,9 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
         }
         int64_t deadline = attempt_deadline(p);
         uint32_t slot;
-        status = call(l, w, fn, in, in_size, reg, out, capacity, got, deadline, &started, &slot);
+        status = call_any(l, w, a, got, deadline, &started, &slot);
         if (status == DP_YIELD)
-            status = go_on(l, p, fn, w, slot, deadline, out, capacity, got, &started);
+            status = go_on(l, a, w, slot, deadline, got, &started);
         if (shared(l))
             return status; /* the text is set */
     }
@@ -230,25 +237,23 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
         l->sync_worker = w;
         return status;
     }
-    return rfaas_api_explain(l, "invoke", fn, w, status, started);
+    return rfaas_api_explain(l, "invoke", a->fn, w, status, started);
 }
 
 /* An attempt, of whichever lease. The error's text is set, but for DP_RESULT_TOO_LARGE. *at: the worker to begin with, and that
  * it came to. */
-static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_plan *p, uint32_t *at, rfaas_function fn,
-                                                   const void *in, uint32_t in_size, void *out, uint32_t capacity, uint32_t *got) {
+static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_args *a, uint32_t *at, uint32_t *got) {
     if (shared(l))
-        return rfaas_api_invoke_shared(l, p, fn, in, in_size, out, capacity, got, at);
-    const dp_mem *reg = buffer_of(l, in, in_size);
+        return rfaas_api_invoke_shared(l, a, got, at);
     dp_started started = DP_NOT_STARTED;
-    int64_t deadline = attempt_deadline(p);
+    int64_t deadline = attempt_deadline(a->p);
     uint32_t slot;
-    int status = call(l, *at, fn, in, in_size, reg, out, capacity, got, deadline, &started, &slot);
+    int status = call_any(l, *at, a, got, deadline, &started, &slot);
     if (status == DP_YIELD)
-        status = go_on(l, p, fn, *at, slot, deadline, out, capacity, got, &started);
+        status = go_on(l, a, *at, slot, deadline, got, &started);
     if (status == DP_OK || shared(l))
         return status;
-    return invoke_slow(l, p, *at, status, started, fn, in, in_size, reg, out, capacity, got);
+    return invoke_slow(l, a, *at, status, started, got);
 }
 
 /* Pause before the agent is asked again to replace a worker, because no event announces that an executor has room. An event, such as
@@ -259,8 +264,8 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_pl
 #define MOVES_MAX 16
 
 /* *ever: some attempt may have been executed. key: names the grant in which the last attempt was made. */
-static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status, rfaas_function fn, const void *in, uint32_t in_size,
-                  void *out, uint32_t capacity, uint32_t *got, bool *ever) {
+static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, int status, uint32_t *got, bool *ever) {
+    const call_plan *p = a->p;
     bool over = rfaas_api_fails_over(l);
     uint32_t left = p->repeats;
     int64_t patience = dp_now_ns() + l->session->timeout_ns;
@@ -293,12 +298,12 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, 
             if (st)
                 return st;
             if (leaving(l))
-                return rfaas_api_here(l, "invoke", fn, in, in_size, out, capacity, got);
+                return rfaas_api_here(l, "invoke", a, got);
         }
         if (p->worker == RFAAS_ANY_WORKER)
             w = w + 1 >= l->n_workers ? 0 : w + 1;
         key = rfaas_api_grant_key(l);
-        status = attempt(l, p, &w, fn, in, in_size, out, capacity, got);
+        status = attempt(l, a, &w, got);
         if (status == DP_OK) {
             __atomic_store_n(&l->sync_worker, w, __ATOMIC_RELAXED);
             return status;
@@ -306,22 +311,19 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, 
     }
 }
 
-int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status, rfaas_function fn, const void *in,
-                     uint32_t in_size, void *out, uint32_t capacity, uint32_t *got) {
+int rfaas_api_repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, int status, uint32_t *got) {
     bool ever = false;
-    status = repeat(l, p, w, key, status, fn, in, in_size, out, capacity, got, &ever);
+    status = repeat(l, a, w, key, status, got, &ever);
     if (ever && status != DP_OK)
         last.started = RFAAS_MAYBE_EXECUTED; /* whatever its last attempt came to */
     return status;
 }
 
 /* Calls in this process, or moves the lease: *moved. */
-static __attribute__((noinline, cold)) int invoke_leaving(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in,
-                                                          uint32_t in_size, void *out, uint32_t capacity, uint32_t *got,
-                                                          bool *moved) {
-    int status = rfaas_api_move_shared(l, "invoke", rfaas_api_grant_key(l), p->deadline);
+static __attribute__((noinline, cold)) int invoke_leaving(rfaas_lease *l, const call_args *a, uint32_t *got, bool *moved) {
+    int status = rfaas_api_move_shared(l, "invoke", rfaas_api_grant_key(l), a->p->deadline);
     *moved = !status && !leaving(l);
-    return status || *moved ? status : rfaas_api_here(l, "invoke", fn, in, in_size, out, capacity, got);
+    return status || *moved ? status : rfaas_api_here(l, "invoke", a, got);
 }
 
 /* Reports whether an allowed worker is alive and has calls in flight, so that its slots become free by themselves. */
@@ -336,42 +338,59 @@ static bool full(const rfaas_lease *l, const call_plan *p) {
 }
 
 /* Continues after a failed first attempt, whose error text is set. */
-static __attribute__((noinline, cold)) int invoke_again(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status,
-                                                        rfaas_function fn, const void *in, uint32_t in_size, void *out,
-                                                        uint32_t room, uint32_t *got) {
+static __attribute__((noinline, cold)) int invoke_again(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, int status,
+                                                        uint32_t *got) {
+    const call_plan *p = a->p;
     while (status == DP_BUSY && !shared(l) && full(l, p)) { /* the slots are taken by the owner's own requests */
         if (p->deadline && dp_now_ns() >= p->deadline)
             return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke %s: no worker had a free slot until the deadline",
-                                  function_name(l, fn));
+                                  function_name(l, a->fn));
         rfaas_api_await_slot(l, p->worker, NULL, p->deadline);
-        status = attempt(l, p, &w, fn, in, in_size, out, room, got);
+        status = attempt(l, a, &w, got);
     }
     if (status != DP_OK && (p->repeats || rfaas_api_fails_over(l)))
-        status = rfaas_api_repeat(l, p, w, key, status, fn, in, in_size, out, room, got);
+        status = rfaas_api_repeat(l, a, w, key, status, got);
     return status;
 }
 
 /* rfaas_invoke of a shared lease. */
-static __attribute__((noinline)) int invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in,
-                                                   uint32_t in_size, void *out, uint32_t room, uint32_t *got) {
+static __attribute__((noinline)) int invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got) {
     uint32_t w = 0;
     uint64_t key = rfaas_api_fails_over(l) ? rfaas_api_grant_key(l) : 0;
-    int status = rfaas_api_invoke_shared(l, p, fn, in, in_size, out, room, got, &w);
-    return LIKELY(status == DP_OK) ? status : invoke_again(l, p, w, key, status, fn, in, in_size, out, room, got);
+    int status = rfaas_api_invoke_shared(l, a, got, &w);
+    return LIKELY(status == DP_OK) ? status : invoke_again(l, a, w, key, status, got);
 }
 
 /* The rest of rfaas_invoke if the first attempt did not return DP_OK. */
-static __attribute__((noinline, cold)) int invoke_rest(rfaas_lease *l, const call_plan *p, uint32_t w, uint32_t slot,
-                                                       int64_t deadline, int status, dp_started started, rfaas_function fn,
-                                                       const void *in, uint32_t in_size, void *out, uint32_t room, uint32_t *got) {
+static __attribute__((noinline, cold)) int invoke_rest(rfaas_lease *l, const call_args *a, uint32_t w, uint32_t slot, int64_t deadline,
+                                                       int status, dp_started started, uint32_t *got) {
     uint64_t key = rfaas_api_grant_key(l);
     if (status == DP_TOO_LARGE && started == DP_NOT_STARTED)
-        return rfaas_api_too_large(l, "invoke", fn, in_size, room);
+        return rfaas_api_too_large(l, "invoke", a->fn, a->in_size, a->room);
     if (status == DP_YIELD)
-        status = go_on(l, p, fn, w, slot, deadline, out, room, got, &started);
+        status = go_on(l, a, w, slot, deadline, got, &started);
     if (status != DP_OK && !shared(l))
-        status = invoke_slow(l, p, w, status, started, fn, in, in_size, buffer_of(l, in, in_size), out, room, got);
-    return status == DP_OK ? status : invoke_again(l, p, w, key, status, fn, in, in_size, out, room, got);
+        status = invoke_slow(l, a, w, status, started, got);
+    return status == DP_OK ? status : invoke_again(l, a, w, key, status, got);
+}
+
+int rfaas_api_invoke(rfaas_lease *l, const call_args *a, uint32_t *got, bool *here) {
+    int status = RFAAS_OK;
+    bool moved = true;
+    *here = false;
+    if (UNLIKELY(leaving(l)))
+        status = invoke_leaving(l, a, got, &moved);
+    if (UNLIKELY(!moved)) {
+        *here = true; /* or it cannot run */
+        return status;
+    }
+    if (shared(l))
+        return invoke_shared(l, a, got);
+    uint32_t w = a->p->worker >= 0 ? (uint32_t)a->p->worker : l->sync_worker;
+    if (a->p->worker < 0 && l->workers[w].in_flight)
+        w = least_loaded(l, w);
+    status = attempt(l, a, &w, got);
+    return status == DP_OK ? status : invoke_again(l, a, w, rfaas_api_grant_key(l), status, got);
 }
 
 int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
@@ -391,13 +410,10 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         return leave(l, rfaas_api_too_large(l, "invoke", fn, in_size, capacity));
     uint32_t got = 0, room = cut_capacity(l, capacity);
     int status = DP_OK;
-    bool moved = true;
-    if (UNLIKELY(leaving(l)))
-        status = invoke_leaving(l, &p, fn, in, (uint32_t)in_size, out, room, &got, &moved);
-    if (UNLIKELY(!moved)) {
-        ; /* it has run here, or cannot run */
-    } else if (UNLIKELY(shared(l))) {
-        status = invoke_shared(l, &p, fn, in, (uint32_t)in_size, out, room, &got);
+    bool here = false;
+#define ARGS &(call_args){.p = &p, .fn = fn, .in = in, .in_size = (uint32_t)in_size, .out = out, .room = room} /* made where it is used */
+    if (UNLIKELY(leaving(l) || shared(l))) {
+        status = rfaas_api_invoke(l, ARGS, &got, &here);
     } else {
         uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker, slot;
         if (p.worker < 0 && UNLIKELY(l->workers[w].in_flight))
@@ -408,12 +424,13 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         if (LIKELY(status == DP_OK))
             l->sync_worker = w;
         else
-            status = invoke_rest(l, &p, w, slot, deadline, status, started, fn, in, (uint32_t)in_size, out, room, &got);
+            status = invoke_rest(l, ARGS, w, slot, deadline, status, started, &got);
     }
+#undef ARGS
     if (UNLIKELY(status != DP_OK)) {
         if (status != DP_RESULT_TOO_LARGE)
             return leave(l, status);
-        if (moved) /* otherwise its text is set */
+        if (!here) /* otherwise its text is set */
             rfaas_api_result_too_large(l, "invoke", fn, got, room);
     }
     if (out_size)

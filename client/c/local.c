@@ -51,17 +51,19 @@ int rfaas_api_local_function(rfaas_lease *l, const char *name) {
     return RFAAS_OK;
 }
 
-int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void *in, uint32_t in_size, void *out,
-                   uint32_t capacity, uint32_t *got) {
+int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t *got) {
+    rfaas_function fn = a->fn;
+    rfaas_call_pieces whole = {.in = {&(dp_piece){(void *)a->in, a->in_size, 1, 0}, 1}, .out = {&(dp_piece){a->out, a->room, 1, 0}, 1}};
+    const rfaas_call_pieces *pieces = a->pieces ? a->pieces : &whole;
     rfaas_local_fn *f = rfaas_local_find(l->local, l->functions[fn]);
     if (!f)
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s %s: not in the library as this process has it", op, l->functions[fn]);
     uint64_t limit = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
     pthread_mutex_lock(&l->local_mu); /* one call at a time, as in a worker */
-    int status = rfaas_local_call(l->local, f, limit, in, in_size, out, capacity, got);
+    int status = rfaas_local_call(l->local, f, limit, &pieces->in, a->in_size, &pieces->out, a->room, got);
     pthread_mutex_unlock(&l->local_mu);
     if (status == RFAAS_TOO_LARGE)
-        return rfaas_api_too_large(l, op, fn, in_size, capacity);
+        return rfaas_api_too_large(l, op, fn, a->in_size, a->room);
     if (status == RFAAS_FATAL)
         return rfaas_api_fail(status, 0, "%s: no memory for payload and result of %llu bytes", op, (unsigned long long)limit);
     __atomic_add_fetch(&l->past.local, 1, __ATOMIC_RELAXED);

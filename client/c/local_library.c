@@ -95,19 +95,17 @@ static bool make_room(rfaas_local *l, uint64_t limit) {
     return true;
 }
 
-int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, uint64_t limit, const void *in, uint32_t in_size, void *out, uint32_t capacity,
-                  uint32_t *got) {
+int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, uint64_t limit, const dp_pieces *in, uint32_t in_size,
+                     const dp_pieces *out, uint32_t capacity, uint32_t *got) {
     if (in_size > limit)
         return DP_TOO_LARGE;
     if (!l->in && !make_room(l, limit))
         return DP_FATAL;
-    if (in_size)
-        memcpy(l->in, in, in_size);
+    dp_gather(l->in, in, in_size);
     uint32_t size = f(l->in, in_size, l->out);
     *got = size;
     if (size > capacity)
         return DP_RESULT_TOO_LARGE;
-    if (size)
-        memcpy(out, l->out, size);
+    dp_scatter(out, l->out, size);
     return DP_OK;
 }

@@ -32,7 +32,7 @@ void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r) {
         rfaas_api_keep_message(l, r->function, r->worker, res, r->size);
         r->text = strdup(rfaas_last_error());
     }
-    r->status = dp_channel_finish(ch, r->slot, r->out, &r->size, &started);
+    r->status = finish_call(ch, r->slot, r->out, r->pieces, &r->size, &started);
     r->started = (uint8_t)started;
     set_state(r, RFAAS_REQ_ENDED);
     add_in_flight(l, r->worker, UINT32_MAX);
@@ -122,7 +122,8 @@ static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_req
         status = rfaas_api_explain(l, op, r->function, r->worker, status, r->started);
     if (r->repeats && status != DP_RESULT_TOO_LARGE) {
         call_plan p = {.worker = r->chosen, .repeats = r->repeats, .deadline = r->last, .attempt = r->attempt};
-        status = rfaas_api_repeat(l, &p, r->worker, rfaas_api_grant_key(l), status, r->function, r->in, r->in_size, r->out, r->capacity, &r->size);
+        call_args a = {.p = &p, .fn = r->function, .in = r->in, .in_size = r->in_size, .out = r->out, .room = r->capacity, .pieces = r->pieces};
+        status = rfaas_api_repeat(l, &a, r->worker, rfaas_api_grant_key(l), status, &r->size);
     }
     return status;
 }

@@ -30,6 +30,10 @@ void rfaas_api_put_request(rfaas_lease *l, rfaas_request_slot *r);
 static inline void give_request(rfaas_lease *l, rfaas_request_slot *r) {
     free(r->text);
     r->text = NULL;
+    if (UNLIKELY(r->pieces != NULL)) {
+        free(r->pieces);
+        r->pieces = NULL;
+    }
     if (LIKELY(!shared(l)))
         put_free(l, r);
     else

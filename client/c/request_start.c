@@ -31,20 +31,12 @@ static __attribute__((noinline)) rfaas_request_slot *take_shared(rfaas_lease *l)
     return r;
 }
 
-/* The arguments of a call. */
-typedef struct call_args {
-    const call_plan *p;
-    rfaas_function fn;
-    const void *in;
-    uint32_t in_size;
-    void *out;
-    uint32_t room;
-} call_args;
-
 /* The call is under way on the worker. */
 static ALWAYS_INLINE void note_flying(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t w) {
     add_in_flight(l, w, 1);
     r->out = a->out;
+    if (UNLIKELY(a->pieces != NULL))
+        r->pieces = a->pieces;
     r->capacity = a->room;
     set_worker(r, w);
     r->function = a->fn;
@@ -61,6 +53,8 @@ static ALWAYS_INLINE void note_flying(rfaas_lease *l, rfaas_request_slot *r, con
 
 static ALWAYS_INLINE int submit_to(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t w) {
     r->deadline = attempt_deadline(a->p);
+    if (UNLIKELY(a->pieces != NULL))
+        return dp_channel_submit_pieces(l->workers[w].ch, a->fn, &a->pieces->in, a->in_size, a->room, r->deadline, &r->slot);
     return dp_channel_submit_until(l->workers[w].ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->room, r->deadline,
                                    &r->slot);
 }
@@ -175,9 +169,8 @@ static ALWAYS_INLINE int submit(rfaas_lease *l, rfaas_request_slot *r, const cal
 }
 
 /* Waits until the request has ended, with a result or an error. */
-static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_request_slot *r, const char *op, rfaas_function fn,
-                                                    const void *in, uint32_t in_size, void *out, uint32_t room) {
-    int status = rfaas_api_here(l, op, fn, in, in_size, out, room, &r->size);
+static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_request_slot *r, const char *op, const call_args *a) {
+    int status = rfaas_api_here(l, op, a, &r->size);
     if (status == RFAAS_TOO_LARGE) {
         give_request(l, r);
         return status;
@@ -186,7 +179,8 @@ static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_reques
     r->started = status ? (uint8_t)rfaas_started() : RFAAS_MAYBE_EXECUTED;
     r->text = status ? strdup(rfaas_last_error()) : NULL;
     set_worker(r, 0);
-    r->function = fn;
+    r->function = a->fn;
+    r->pieces = a->pieces;
     r->repeats = 0;
     r->deadline = 0;
     set_state(r, RFAAS_REQ_ENDED);
@@ -195,13 +189,14 @@ static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_reques
 
 /* rfaas_api_start; the arguments of an owner's call stay in registers. */
 static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in,
-                               uint32_t in_size, void *out, size_t capacity, rfaas_request_slot **request, bool sharing) {
+                               uint32_t in_size, void *out, size_t capacity, rfaas_call_pieces *pieces, rfaas_request_slot **request,
+                               bool sharing) {
     rfaas_request_slot *r = sharing ? take_shared(l) : take_free(l);
     if (UNLIKELY(!r))
         return rfaas_api_fail_const(RFAAS_BUSY, "every worker has `depth` requests in flight or unwaited for; finish one and "
                                                 "try again");
     uint32_t w = 0;
-    call_args a = {.p = p, .fn = fn, .in = in, .in_size = in_size, .out = out, .room = cut_capacity(l, capacity)};
+    call_args a = {.p = p, .fn = fn, .in = in, .in_size = in_size, .out = out, .room = cut_capacity(l, capacity), .pieces = pieces};
     bool told = false;
     int status = RFAAS_OK;
     for (int moves = 0; moves < 2; moves++) {
@@ -212,7 +207,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
         }
         if (UNLIKELY(leaving(l))) { /* in this process, at once */
             *request = r;
-            return run_here(l, r, op, fn, in, in_size, out, a.room);
+            return run_here(l, r, op, &a);
         }
         status = submit(l, r, &a, &w, &told, sharing);
         int class = dp_status_class(status);
@@ -237,14 +232,18 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
 static __attribute__((noinline)) int start_shared(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn,
                                                   const void *in, uint32_t in_size, void *out, size_t capacity,
                                                   rfaas_request_slot **request) {
-    return start(l, op, p, fn, in, in_size, out, capacity, request, true);
+    return start(l, op, p, fn, in, in_size, out, capacity, NULL, request, true);
 }
 
 int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size,
                     void *out, size_t capacity, rfaas_request_slot **request) {
     if (UNLIKELY(shared(l)))
         return start_shared(l, op, p, fn, in, in_size, out, capacity, request);
-    return start(l, op, p, fn, in, in_size, out, capacity, request, false);
+    return start(l, op, p, fn, in, in_size, out, capacity, NULL, request, false);
+}
+
+int rfaas_api_start_pieces(rfaas_lease *l, const char *op, const call_args *a, rfaas_request_slot **request) {
+    return start(l, op, a->p, a->fn, NULL, a->in_size, NULL, a->room, a->pieces, request, shared(l));
 }
 
 /* wait_ns: as for rfaas_api_iinvoke_for; 0 for rfaas_iinvoke. */

@@ -701,6 +701,50 @@ typedef struct rfaas_call_options {
 RFAAS_API int rfaas_invoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
                            size_t capacity, size_t *out_size, const rfaas_call_options *options);
 
+/* rfaas_piece is a piece of a payload or of a result: `count` elements of `size` bytes each, for
+ * example a column of a matrix, as MPI_Type_vector describes it. A piece with count 0 or size 0 has no
+ * bytes, and its base may be NULL. */
+typedef struct rfaas_piece {
+    void *base;   /* the first element. Only read in a payload */
+    size_t size;  /* bytes of an element */
+    size_t count; /* elements; 1 for contiguous bytes */
+    /* bytes from the beginning of an element to the beginning of the next, at least `size`; negative:
+     * the next one is before it. Ignored with one element */
+    ptrdiff_t stride;
+} rfaas_piece;
+
+/* RFAAS_PIECE initialises an rfaas_piece for `size` contiguous bytes. */
+#define RFAAS_PIECE(base, size) {(void *)(base), (size), 1, 0}
+
+/* rfaas_invokev calls a function with payload and result in several pieces of memory.
+ *
+ *   in: the pieces of the payload; may be NULL if in_count is 0.
+ *   in_count: number of pieces, without a limit.
+ *   out: the pieces that receive the result; may be NULL if out_count is 0.
+ *   out_size: bytes of the result; may be NULL. Also set with RFAAS_RESULT_TOO_LARGE.
+ *   options: NULL means any worker and no time limit.
+ *
+ * As rfaas_invoke. The function gets one contiguous payload, the pieces of `in` one after the other,
+ * and gives one contiguous result. The result is stored to the pieces of `out` one after the other.
+ * The capacity is the sum of the sizes of `out`. A result smaller than that leaves the remaining bytes
+ * as they are. Pieces of `in` may overlap. If pieces of `out` overlap, it is undefined which of them
+ * the common bytes belong to. Elements of one piece must not overlap.
+ *
+ * The payload is gathered directly where it is sent from: on shm into the memory of the worker, on
+ * verbs into registered memory, as rfaas_invoke copies a payload there. On tcp, gathering is one copy
+ * more than rfaas_invoke makes. Memory of rfaas_alloc has no advantage here. When the function
+ * returns, the caller may reuse all pieces. Until then they must not change, because a repeated call
+ * (rfaas_call_options.repeats) reads them again.
+ *
+ * Errors:
+ *   RFAAS_INVALID: an array is NULL, a piece has bytes at NULL, or a stride is smaller than the
+ *     element. The text names the piece.
+ *   RFAAS_TOO_LARGE: the payload exceeds the lease's limits, also if its size overflows size_t.
+ *   RFAAS_RESULT_TOO_LARGE: the result does not fit into the pieces of `out`. None of it is stored. */
+RFAAS_API int rfaas_invokev(rfaas_lease *lease, rfaas_function function, const rfaas_piece in[], size_t in_count,
+                            const rfaas_piece out[], size_t out_count, size_t *out_size,
+                            const rfaas_call_options *options);
+
 /* rfaas_request is a call in flight. The number may be copied, but only one copy may be waited for,
  * tested until it ends, or cancelled. */
 typedef uint64_t rfaas_request;
@@ -724,6 +768,26 @@ RFAAS_API int rfaas_iinvoke(rfaas_lease *lease, rfaas_function function, const v
                             size_t capacity, const rfaas_call_options *options, rfaas_request *request);
 
 #define rfaas_submit rfaas_iinvoke
+
+/* rfaas_iinvokev starts a call with payload and result in several pieces of memory.
+ *
+ *   in: may be reused at once, with the memory that it names, unless the call has repeats.
+ *   out: may be reused at once. The memory that it names must stay valid until the request ends.
+ *     Only rfaas calls on this lease write to it.
+ *
+ * Pieces are as for rfaas_invokev, everything else as for rfaas_iinvoke. The library copies both
+ * arrays, and not the memory that they name. With rfaas_call_options.repeats the memory of the payload
+ * must stay unchanged until the request ends, because a repeated call gathers it again.
+ *
+ * Errors:
+ *   RFAAS_INVALID: a piece is wrong, as for rfaas_invokev.
+ *   RFAAS_BUSY: every worker, or the chosen one, has `depth` calls in flight; finish one and retry.
+ *   RFAAS_TOO_LARGE: the payload exceeds the lease's limits, also if its size overflows size_t. */
+RFAAS_API int rfaas_iinvokev(rfaas_lease *lease, rfaas_function function, const rfaas_piece in[], size_t in_count,
+                             const rfaas_piece out[], size_t out_count, const rfaas_call_options *options,
+                             rfaas_request *request);
+
+#define rfaas_submitv rfaas_iinvokev
 
 /* rfaas_wait waits for a request to end.
  *

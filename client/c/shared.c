@@ -184,12 +184,10 @@ static uint32_t worker_of(const rfaas_lease *l, uint32_t unit) {
     return best;
 }
 
-int rfaas_api_continue(rfaas_lease *l, const call_plan *p, rfaas_function fn, uint32_t worker, uint32_t slot, int64_t deadline,
-                       void *out, uint32_t capacity, uint32_t *got) {
-    (void)p;
+int rfaas_api_continue(rfaas_lease *l, const call_args *a, uint32_t worker, uint32_t slot, int64_t deadline, uint32_t *got) {
     bool released;
-    rfaas_request_slot r = {.state = RFAAS_REQ_FLYING, .function = fn, .worker = worker, .slot = slot, .deadline = deadline,
-                            .out = out, .capacity = capacity};
+    rfaas_request_slot r = {.state = RFAAS_REQ_FLYING, .function = a->fn, .worker = worker, .slot = slot, .deadline = deadline,
+                            .out = a->out, .pieces = a->pieces, .capacity = a->room};
     l->workers[worker].invoked = &r;
     add_in_flight(l, worker, 1);
     wait_for(l, &r, 0, true, true, &released); /* no other thread ends it or takes the unit away */
@@ -308,9 +306,10 @@ void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t unti
     leave(l, RFAAS_OK);
 }
 
-int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size, void *out,
-                            uint32_t capacity, uint32_t *got, uint32_t *at) {
+int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, uint32_t *at) {
     static const char op[] = "invoke";
+    const call_plan *p = a->p;
+    rfaas_function fn = a->fn;
     bool any = p->worker == RFAAS_ANY_WORKER;
     uint32_t from = any ? warm % l->turns->n : unit_of((uint32_t)p->worker), unit, begun = 0, tries = 0;
     for (;;) {
@@ -322,7 +321,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
         uint32_t w = *at = any ? worker_of(l, unit) : (uint32_t)p->worker;
         if (UNLIKELY(leaving(l))) { /* the drain began after this thread entered */
             dp_turns_give(l->turns, unit);
-            st = rfaas_api_bad_call(l, op, fn, in, in_size, out, capacity);
+            st = rfaas_api_bad_call(l, op, fn, NULL, 0, NULL, 0);
             return st ? st : rfaas_api_fail(RFAAS_LEASE_ENDED, RFAAS_NOT_STARTED, "invoke %s: the node is draining", function_name(l, fn));
         }
         if (UNLIKELY(dead(l, w))) {
@@ -343,15 +342,14 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
         dp_started started = DP_NOT_STARTED;
         uint32_t slot;
         int64_t deadline = attempt_deadline(p);
-        int status = dp_channel_call_turn(ch, fn, in, in_size, buffer_of(l, in, in_size), out, capacity, got, deadline, &started,
-                                          &slot);
+        int status = call_turn(l, w, a, deadline, got, &started, &slot);
         if (LIKELY(status == DP_OK)) {
             warm = unit;
             dp_turns_give(l->turns, unit);
             return status;
         }
         if (status == DP_YIELD) {
-            status = rfaas_api_continue(l, p, fn, w, slot, deadline, out, capacity, got);
+            status = rfaas_api_continue(l, a, w, slot, deadline, got);
             if (status == DP_OK)
                 warm = unit;
             return status;
@@ -373,7 +371,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
             const char *text = dp_channel_message(ch, &size);
             rfaas_api_keep_message(l, fn, w, text, size);
         } else if (status == DP_TOO_LARGE && started == DP_NOT_STARTED) {
-            rfaas_api_too_large(l, op, fn, in_size, capacity);
+            rfaas_api_too_large(l, op, fn, a->in_size, a->room);
         } else if (status == DP_LEASE_ENDED && dp_turns_closed(l->turns)) {
             status = fail_released(op, started);
         } else if (status != DP_RESULT_TOO_LARGE) {

@@ -200,6 +200,13 @@ module rfaas_c
       integer(c_int64_t) :: attempt_ns = 0
    end type
 
+   type, bind(c) :: rfaas_piece_c
+      type(c_ptr) :: base = c_null_ptr
+      integer(c_size_t) :: size = 0
+      integer(c_size_t) :: count = 0
+      integer(c_intptr_t) :: stride = 0
+   end type
+
    type, bind(c) :: rfaas_map_options_c
       integer(c_int32_t) :: struct_size = 0
       integer(c_int32_t) :: flags = 0
@@ -452,6 +459,20 @@ module rfaas_c
          type(rfaas_call_options_c), intent(in), optional :: options
       end function
 
+      !> rfaas_invokev calls a function with payload and result in several pieces of memory.
+      integer(c_int) function rfaas_invokev_c(lease, function, in, in_count, out, out_count, out_size, &
+         options) bind(c, name='rfaas_invokev')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int32_t), value :: function
+         type(rfaas_piece_c), intent(in), optional :: in(*)
+         integer(c_size_t), value :: in_count
+         type(rfaas_piece_c), intent(in), optional :: out(*)
+         integer(c_size_t), value :: out_count
+         integer(c_size_t), intent(inout), optional :: out_size
+         type(rfaas_call_options_c), intent(in), optional :: options
+      end function
+
       !> rfaas_iinvoke starts a call and returns at once.
       integer(c_int) function rfaas_iinvoke_c(lease, function, in, in_size, out, capacity, options, &
          request) bind(c, name='rfaas_iinvoke')
@@ -462,6 +483,20 @@ module rfaas_c
          integer(c_size_t), value :: in_size
          type(*), dimension(*), asynchronous, optional :: out
          integer(c_size_t), value :: capacity
+         type(rfaas_call_options_c), intent(in), optional :: options
+         type(rfaas_request), intent(inout) :: request
+      end function
+
+      !> rfaas_iinvokev starts a call with payload and result in several pieces of memory.
+      integer(c_int) function rfaas_iinvokev_c(lease, function, in, in_count, out, out_count, options, &
+         request) bind(c, name='rfaas_iinvokev')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int32_t), value :: function
+         type(rfaas_piece_c), intent(in), optional :: in(*)
+         integer(c_size_t), value :: in_count
+         type(rfaas_piece_c), intent(in), optional :: out(*)
+         integer(c_size_t), value :: out_count
          type(rfaas_call_options_c), intent(in), optional :: options
          type(rfaas_request), intent(inout) :: request
       end function

@@ -79,6 +79,8 @@ func fortranScalar(ctype string) string {
 		return "integer(c_int64_t)"
 	case "size_t":
 		return "integer(c_size_t)"
+	case "ptrdiff_t":
+		return "integer(c_intptr_t)" // c_ptrdiff_t came with Fortran 2018
 	case "rfaas_request":
 		return "type(rfaas_request)"
 	case "rfaas_change_fn":
@@ -143,7 +145,7 @@ func fortranDummy(p Variable) string {
 		kind = "type(" + element + "_c)"
 	}
 	if p.Array {
-		return kind + ", intent(inout)" + optional + " :: " + p.Name + "(*)"
+		return kind + ", intent(" + intent + ")" + optional + " :: " + p.Name + "(*)"
 	}
 	return kind + ", intent(" + intent + ")" + optional + " :: " + p.Name
 }

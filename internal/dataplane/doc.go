@@ -10,6 +10,7 @@
 //	dp_local                                     functions executed in the process of the client
 //	dp_turns                                     threads that share workers
 //	dp_layout, dp_bulk                           memory of a channel      dp_wait   spinning and blocking
+//	dp_pieces                                    payloads and results in several pieces
 //	dp_fabric                                    devices, memory regions, queue pairs and completion queues: one interface
 //	dp_shm, dp_tcp, dp_verbs                     its providers: one node, TCP, InfiniBand and RoCE
 //	dp_wire                                      the protocol's bytes

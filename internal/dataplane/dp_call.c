@@ -553,6 +553,14 @@ int dp_channel_finish(dp_channel *ch, uint32_t i, void *out, uint32_t *size, dp_
     return st;
 }
 
+int dp_channel_finish_pieces(dp_channel *ch, uint32_t i, const dp_pieces *out, uint32_t *size, dp_started *started) {
+    const void *result;
+    uint32_t got;
+    if (dp_channel_result(ch, i, &result, &got, NULL) == DP_OK)
+        dp_scatter(out, result, got);
+    return dp_channel_finish(ch, i, NULL, size, started);
+}
+
 const char *dp_channel_message(const dp_channel *ch, uint32_t *len) {
     *len = ch->message_len;
     return ch->message;

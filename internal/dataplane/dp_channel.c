@@ -205,6 +205,7 @@ void dp_channel_destroy(dp_channel *ch) {
     dp_qp_destroy(ch->qp);
     dp_mem_free(ch->results);
     dp_mem_free(ch->staging);
+    free(ch->gather);
     free(ch->slots);
     free(ch->free);
     free(ch->bulk_in.used);

@@ -21,6 +21,7 @@
 #define RFAAS_DP_CHANNEL_H
 
 #include "dp_fabric.h"
+#include "dp_pieces.h"
 #include "dp_wire.h"
 
 typedef enum dp_wait_mode {
@@ -110,6 +111,10 @@ static inline int dp_channel_submit(dp_channel *ch, uint32_t function, const voi
                                     uint32_t capacity, uint32_t *slot) {
     return dp_channel_submit_until(ch, function, in, size, reg, capacity, 0, slot);
 }
+/* dp_channel_submit_pieces is dp_channel_submit_until with a payload in pieces, which have `size` bytes (dp_pieces_size). The pieces may be
+ * reused when submit returns. DP_FATAL: no memory to gather them. */
+__attribute__((nonnull)) int dp_channel_submit_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, uint32_t capacity,
+                             int64_t deadline_ns, uint32_t *slot);
 /* dp_channel_test makes progress without blocking. 1: the call ended (finish it), 0: not yet. */
 int dp_channel_test(dp_channel *ch, uint32_t slot);
 /* dp_channel_wait returns when the call ended or deadline_ns (CLOCK_MONOTONIC, 0: none) passed; DP_OK or DP_DEADLINE. */
@@ -136,6 +141,8 @@ int dp_channel_result(dp_channel *ch, uint32_t slot, const void **res, uint32_t 
 /* dp_channel_finish copies the result to out (if not NULL, at most the submitted capacity) and frees the slot.
  * Returns the call's status. */
 int dp_channel_finish(dp_channel *ch, uint32_t slot, void *out, uint32_t *size, dp_started *started);
+/* dp_channel_finish_pieces is dp_channel_finish with a result that is scattered to pieces. They have room for the submitted capacity. */
+int dp_channel_finish_pieces(dp_channel *ch, uint32_t slot, const dp_pieces *out, uint32_t *size, dp_started *started);
 /* dp_channel_message is what the function said in the last call that finished with DP_FUNCTION_FAILED: *len bytes (at most
  * 512), valid until the next finish or call. */
 const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
@@ -148,6 +155,10 @@ int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t 
 /* dp_channel_call_turn is dp_channel_call that may return DP_YIELD, as dp_channel_wait_turn does: the call goes on in *slot. */
 int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
                          uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot);
+/* dp_channel_call_pieces is dp_channel_call_turn with payload and result in pieces, as dp_channel_submit_pieces and
+ * dp_channel_finish_pieces take them. */
+int dp_channel_call_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, const dp_pieces *out, uint32_t capacity,
+                           uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot);
 /* First and latest probe that found calls in flight without any reply, CLOCK_MONOTONIC ns. By then the calls must have reached the
  * worker. It runs a long function, or will never answer; its executor can tell which. */
 typedef struct dp_silence {

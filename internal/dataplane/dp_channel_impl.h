@@ -83,6 +83,8 @@ struct dp_channel {
     slot *slots;
     dp_mem *results; /* slots and bulk area that the worker writes */
     dp_mem *staging; /* requests on their way, same layout; NULL when posts consume their source */
+    uint8_t *gather; /* where tcp gathers payloads in pieces: gather_size bytes, or NULL */
+    uint32_t gather_size;
     dp_bulk bulk_in, bulk_out;
     dp_mailbox *mail;   /* the worker's, mapped here; NULL without shared memory */
     uint32_t mail_max;  /* largest payload that takes the mailbox: no larger than the channel carries otherwise */

@@ -1,9 +1,10 @@
 /* Starting calls: by the mailbox, or by the queue pair with or without a header and bulk ranges. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "dp_channel_impl.h"
 
-#define ALWAYS_INLINE inline __attribute__((always_inline)) /* the hot path has several callers */
+#define ALWAYS_INLINE inline __attribute__((always_inline)) /* the hot path has several callers, each with a copy of its own */
 
 #define PART_PATIENCE_NS 2000000000 /* longest wait between two messages of one payload */
 #define POLLED_STEP_NS 1000000      /* step of waits for room, if room depends on the peer's polling */
@@ -63,7 +64,7 @@ static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t 
 }
 
 /* Posts a request without a header. */
-static inline int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id, const void *in, uint32_t size,
+static ALWAYS_INLINE int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id, const void *in, uint32_t size,
                             const dp_mem *reg) {
     uint64_t at = dp_slot_payload(&ch->layout, i);
     dp_sge sge = {in, size, reg ? reg->lkey : 0};
@@ -76,7 +77,7 @@ static inline int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id, const 
 }
 
 /* Posts a request with its header. Header and payload are copied to staging first if the device reads its source after the post. */
-static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
+static ALWAYS_INLINE int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
                         const dp_mem *reg, room *r) {
     const slot *s = &ch->slots[i];
     uint8_t *stage = ch->staging ? (uint8_t *)ch->staging->addr + dp_slot_payload(&ch->layout, i) : NULL;
@@ -122,20 +123,23 @@ static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, 
 /* ---- by the mailbox ---- */
 
 /* Reports whether a call is alone on its channel and fits into the mailbox. */
-static inline bool fits_mail(const dp_channel *ch, uint32_t size, const dp_mem *reg, uint32_t capacity) {
+static ALWAYS_INLINE bool fits_mail(const dp_channel *ch, uint32_t size, const dp_mem *reg, uint32_t capacity) {
     return ch->mail && ch->n_free == ch->cfg.depth && size <= ch->mail_max && capacity <= ch->cfg.eager && !reg;
 }
 
-/* Writes a call for which fits_mail() is true into the mailbox, with the next call id and the next free slot. It does not take the
- * slot: mail_submitted() does. Returns false if a word of the mailbox has this id already, from 2^32 calls ago; such a call goes by the
- * queue pair. */
-static ALWAYS_INLINE bool post_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, uint32_t capacity) {
+/* Writes a call for which fits_mail() is true into the mailbox, with the next call id and the next free slot. The payload is at `in`, or
+ * in `pieces` if that is not NULL. It does not take the slot: mail_submitted() does. Returns false if a word of the mailbox has this id
+ * already, from 2^32 calls ago; such a call goes by the queue pair. */
+static ALWAYS_INLINE bool post_mail(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *pieces, uint32_t size,
+                                    uint32_t capacity) {
     dp_mailbox *m = ch->mail;
     uint32_t call_id = ch->next_call;
     if (__builtin_expect(dp_mail_call_id(__atomic_load_n(dp_mail_word(ch, capacity), __ATOMIC_RELAXED)) == call_id ||
                              dp_mail_call_id(__atomic_load_n(&m->request, __ATOMIC_RELAXED)) == call_id, 0))
         return false;
-    if (size <= DP_MAIL_PAYLOAD)
+    if (pieces)
+        dp_gather(size <= DP_MAIL_PAYLOAD ? (uint8_t *)m->payload : m->more_payload, pieces, size);
+    else if (size <= DP_MAIL_PAYLOAD)
         dp_copy_small(m->payload, in, size);
     else
         dp_copy_mail(m->more_payload, in, size);
@@ -150,7 +154,7 @@ static ALWAYS_INLINE bool post_mail(dp_channel *ch, uint32_t function, const voi
 }
 
 /* Takes the slot of the call in the mailbox, and returns it. */
-static inline uint32_t mail_submitted(dp_channel *ch, uint32_t capacity) {
+static ALWAYS_INLINE uint32_t mail_submitted(dp_channel *ch, uint32_t capacity) {
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
     s->state = SLOT_BUSY;
@@ -168,19 +172,48 @@ static bool only_polling_helps(const dp_channel *ch) {
     return (ch->ep->dev->caps & DP_CAP_POLLED_TARGET) && ch->n_free + 1 == ch->cfg.depth;
 }
 
-int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
-                            uint32_t capacity, int64_t deadline_ns, uint32_t *out) {
+/* Gathers a payload of slot i where the device takes it from: on shm the worker's memory, on verbs the staging memory, on tcp, whose
+ * posts consume their source, memory that all calls of the channel use. *in becomes its address there, and *reg its region. */
+static int gather(dp_channel *ch, uint32_t i, const dp_pieces *pieces, uint32_t size, const void **in, const dp_mem **reg) {
+    const slot *s = &ch->slots[i];
+    uint64_t at = s->in_at != DP_NOTHING ? dp_bulk_at(&ch->layout, s->in_at) : dp_slot_payload(&ch->layout, i);
+    uint8_t *to;
+    if (!size)
+        return DP_OK;
+    if (ch->staging) {
+        to = (uint8_t *)ch->staging->addr + at;
+        *reg = ch->staging;
+    } else if (ch->ep->dev->caps & DP_CAP_RKEY_PTR) {
+        if (!(to = dp_rkey_ptr(ch->qp, ch->peer.addr + at, ch->peer.rkey, size)))
+            return DP_CONNECTION;
+    } else {
+        if (ch->gather_size < size) {
+            free(ch->gather);
+            ch->gather = malloc(size);
+            ch->gather_size = ch->gather ? size : 0;
+        }
+        if (!(to = ch->gather))
+            return DP_FATAL;
+    }
+    dp_gather(to, pieces, size);
+    *in = to;
+    return DP_OK;
+}
+
+/* Submits a call. The payload is at `in`, or in `pieces` if that is not NULL. */
+static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *pieces, uint32_t size,
+                                const dp_mem *reg, uint32_t capacity, int64_t deadline_ns, uint32_t *out) {
     if (__builtin_expect(ch->failed != 0, 0))
         return ch->failed;
     if (function > UINT16_MAX)
         return DP_NO_FUNCTION;
-    if (size && !in)
+    if (size && !in && !pieces)
         return DP_INVALID;
     if (__builtin_expect(dp_qp_broken(ch->qp), 0)) {
         dp_lane_reap(ch->lane);
         return ch->failed;
     }
-    if (fits_mail(ch, size, reg, capacity) && post_mail(ch, function, in, size, capacity)) {
+    if (fits_mail(ch, size, reg, capacity) && post_mail(ch, function, in, pieces, size, capacity)) {
         *out = mail_submitted(ch, capacity);
         return DP_OK;
     }
@@ -225,10 +258,12 @@ int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, u
     };
     bool bare = dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
     room r = {.deadline_ns = deadline_ns};
-    int st;
-    do
-        st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg, &r);
-    while (__builtin_expect(st == DP_BUSY, 0) && only_polling_helps(ch) && (st = make_room(ch, &r)) == DP_BUSY);
+    int st = pieces ? gather(ch, i, pieces, size, &in, &reg) : DP_OK;
+    if (__builtin_expect(st == DP_OK, 1)) {
+        do
+            st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg, &r);
+        while (__builtin_expect(st == DP_BUSY, 0) && only_polling_helps(ch) && (st = make_room(ch, &r)) == DP_BUSY);
+    }
     if (__builtin_expect(st != DP_OK, 0)) {
         dp_slot_free(ch, i);
         int why = dp_qp_broken(ch->qp); /* also set if the channel is not connected, because its worker could not be replaced */
@@ -256,11 +291,21 @@ int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, u
     return DP_OK;
 }
 
+int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
+                            uint32_t capacity, int64_t deadline_ns, uint32_t *out) {
+    return submit(ch, function, in, NULL, size, reg, capacity, deadline_ns, out);
+}
+
+int dp_channel_submit_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, uint32_t capacity,
+                             int64_t deadline_ns, uint32_t *out) {
+    return submit(ch, function, NULL, in, size, NULL, capacity, deadline_ns, out);
+}
+
 /* Calls by the mailbox. A call whose reply arrives during the first spins takes no slot. Returns true if the call has succeeded. False:
  * it is in flight in slot *i, it was not accepted, or its reply needs dp_channel_wait(). */
 static ALWAYS_INLINE bool call_by_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
                                 uint32_t capacity, uint32_t *out_size, uint32_t *i) {
-    if (!post_mail(ch, function, in, size, capacity))
+    if (!post_mail(ch, function, in, NULL, size, capacity))
         return false;
     dp_begin_wait(ch->lane);
     const uint64_t *reply = dp_mail_word(ch, capacity);
@@ -287,17 +332,21 @@ static ALWAYS_INLINE bool call_by_mail(dp_channel *ch, uint32_t function, const 
     return false;
 }
 
-static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
-                       uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, bool yields, uint32_t *at) {
+/* Makes a call. `from` and `to` are NULL, or the pieces in place of `in` and `out`. */
+static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *from, uint32_t size, const dp_mem *reg,
+                       void *out, const dp_pieces *to, uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started,
+                       bool yields, uint32_t *at) {
     uint32_t i = DP_NOTHING;
     const dp_waiter *w = &ch->lane->waiter;
-    if (__builtin_expect(fits_mail(ch, size, reg, capacity), 1) && !ch->failed && function <= UINT16_MAX && in && out &&
+    if (!from && __builtin_expect(fits_mail(ch, size, reg, capacity), 1) && !ch->failed && function <= UINT16_MAX && in && out &&
         w->mode != DP_WAIT_WARM && !w->shared_until && !dp_qp_broken(ch->qp) &&
         call_by_mail(ch, function, in, size, out, capacity, out_size, &i)) {
         *started = DP_MAYBE_EXECUTED;
         return DP_OK;
     }
-    int st = i == DP_NOTHING ? dp_channel_submit_until(ch, function, in, size, reg, capacity, deadline_ns, &i) : DP_OK;
+    int st = from              ? dp_channel_submit_pieces(ch, function, from, size, capacity, deadline_ns, &i)
+             : i == DP_NOTHING ? dp_channel_submit_until(ch, function, in, size, reg, capacity, deadline_ns, &i)
+                               : DP_OK;
     if (__builtin_expect(st != DP_OK, 0)) {
         *started = DP_NOT_STARTED;
         *out_size = 0;
@@ -313,15 +362,20 @@ static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in,
             dp_channel_abandon(ch, i);
         return st;
     }
-    return dp_channel_finish(ch, i, out, out_size, started);
+    return to ? dp_channel_finish_pieces(ch, i, to, out_size, started) : dp_channel_finish(ch, i, out, out_size, started);
 }
 
 int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
                     uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started) {
-    return call(ch, function, in, size, reg, out, capacity, out_size, deadline_ns, started, false, NULL);
+    return call(ch, function, in, NULL, size, reg, out, NULL, capacity, out_size, deadline_ns, started, false, NULL);
 }
 
 int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
                          uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *i) {
-    return call(ch, function, in, size, reg, out, capacity, out_size, deadline_ns, started, true, i);
+    return call(ch, function, in, NULL, size, reg, out, NULL, capacity, out_size, deadline_ns, started, true, i);
+}
+
+int dp_channel_call_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, const dp_pieces *out, uint32_t capacity,
+                           uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *i) {
+    return call(ch, function, NULL, in, size, NULL, NULL, out, capacity, out_size, deadline_ns, started, true, i);
 }
