@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -267,6 +268,48 @@ struct map_options : rfaas_map_options {
 
 using function = rfaas_function;
 
+/* A piece of a payload: anything that std::data and std::size take, or strided elements. The memory is the caller's. */
+struct const_piece : rfaas_piece {
+    template <class C, class = std::enable_if_t<!std::is_base_of<rfaas_piece, C>::value>>
+    const_piece(const C &c) : rfaas_piece(RFAAS_PIECE(payload(c).data(), payload(c).bytes())) {}
+    const_piece(const rfaas_piece &p) noexcept : rfaas_piece(p) {}
+};
+
+/* A piece of a result, likewise. */
+struct piece : rfaas_piece {
+    template <class C, class = std::enable_if_t<!std::is_base_of<rfaas_piece, C>::value>>
+    piece(C &c) : rfaas_piece(RFAAS_PIECE(room(c).data(), room(c).bytes())) {}
+    template <class T> piece(span<T> s) noexcept : rfaas_piece(RFAAS_PIECE(room(s).data(), s.bytes())) {}
+    explicit piece(const rfaas_piece &p) noexcept : rfaas_piece(p) {}
+};
+
+/* `count` blocks of `block` elements, the beginnings of which are `stride` elements apart, as in MPI_Type_vector. A negative stride
+ * goes backwards. */
+template <class T>
+std::conditional_t<std::is_const<T>::value, const_piece, piece> strided(T *first, std::size_t count, std::ptrdiff_t stride,
+                                                                        std::size_t block = 1) {
+    rfaas_piece p = RFAAS_PIECE(first, block * sizeof(T));
+    static_assert(std::is_trivially_copyable<T>::value, "a payload's and a result's elements are sent as their bytes");
+    p.count = count;
+    p.stride = stride * static_cast<std::ptrdiff_t>(sizeof(T));
+    return std::conditional_t<std::is_const<T>::value, const_piece, piece>(p);
+}
+
+/* Several pieces: a list in braces, or a container of them. Only valid while those are. */
+template <class P> class pieces {
+  public:
+    pieces(std::initializer_list<P> list) noexcept : size_(list.size()) { data_ = list.begin(); }
+    template <class C, class = decltype(static_cast<const P *>(std::data(std::declval<const C &>())))>
+    pieces(const C &c) noexcept : data_(std::data(c)), size_(std::size(c)) {}
+    const rfaas_piece *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+
+  private:
+    static_assert(sizeof(P) == sizeof(rfaas_piece), "an array of pieces is one of C");
+    const P *data_;
+    std::size_t size_;
+};
+
 /* A call in flight, which can be moved and not copied. The destructor cancels a call that nobody has waited for. */
 class request {
   public:
@@ -467,6 +510,18 @@ class lease {
         auto to = room(out);
         rfaas_request r = RFAAS_REQUEST_NULL;
         check(rfaas_iinvoke(handle_, f, from.data(), from.bytes(), to.data(), to.bytes(), &options, &r));
+        return request(r);
+    }
+    /* The same with payload and result in several pieces, such as invokev(f, {a, strided(&m[0][2], rows, columns)}, {b, c}). invokev
+     * returns the bytes of the result. */
+    std::size_t invokev(rfaas::function f, pieces<const_piece> in, pieces<piece> out, const call_options &options = {}) {
+        std::size_t size = 0;
+        check(rfaas_invokev(handle_, f, in.data(), in.size(), out.data(), out.size(), &size, &options));
+        return size;
+    }
+    request iinvokev(rfaas::function f, pieces<const_piece> in, pieces<piece> out, const call_options &options = {}) {
+        rfaas_request r = RFAAS_REQUEST_NULL;
+        check(rfaas_iinvokev(handle_, f, in.data(), in.size(), out.data(), out.size(), &options, &r));
         return request(r);
     }
     /* Applies f to all elements of in, on all workers. out has one element for each. */

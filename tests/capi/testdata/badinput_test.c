@@ -46,6 +46,9 @@ static void all_refused(rfaas_session *s, rfaas_lease *l, rfaas_request pending,
     }
     REFUSED(rfaas_invoke(l, 0, &in, 8, &out, 8, &n, NULL), status, word);
     REFUSED(rfaas_iinvoke(l, 0, &in, 8, &out, 8, NULL, &r), status, word);
+    rfaas_piece piece = RFAAS_PIECE(&in, 8);
+    REFUSED(rfaas_invokev(l, 0, &piece, 1, &piece, 1, &n, NULL), status, word);
+    REFUSED(rfaas_iinvokev(l, 0, &piece, 1, &piece, 1, NULL, &r), status, word);
     CHECK(r == pending);
     REFUSED(rfaas_map(l, 0, &in, 8, &out, 8, 1, NULL), status, word);
     void *b = NULL;

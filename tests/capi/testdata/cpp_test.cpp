@@ -77,6 +77,26 @@ int main(int, char **argv) {
         const std::vector<double> constant = in;
         CHECK(lease.invoke(echo, constant, rfaas::span<double>(out.data(), 50)) == 50);
         CHECK(lease.invoke(echo, std::vector<double>(), out) == 0);
+        { // payloads and results in pieces
+            double m[6][4] = {}, back[6][4] = {};
+            std::vector<double> edge{1, 2, 3};
+            const std::array<float, 2> tail{4.5f, 5.5f};
+            std::array<float, 2> end{};
+            for (int i = 0; i < 6; i++)
+                m[i][1] = i + 1;
+            CHECK(lease.invokev(echo, {edge, rfaas::strided(&m[0][1], 6, 4), tail},
+                                {rfaas::strided(&back[5][3], 6, -4), rfaas::span<double>(&back[0][0], 3), end}) == 9 * 8 + 8);
+            CHECK(back[5][3] == 1 && back[3][3] == 3 && back[2][3] == 1 && back[0][3] == 3 && back[0][0] == 4 && back[0][2] == 6);
+            CHECK(end[0] == 4.5f && end[1] == 5.5f && back[1][0] == 0);
+            std::vector<rfaas::const_piece> from{edge, rfaas::strided(static_cast<const double *>(m[0]), 3, 8, 4)};
+            std::vector<double> all(15);
+            rfaas::request r = lease.iinvokev(echo, from, {all});
+            from.clear();
+            CHECK(r.wait<double>() == 15 && all[2] == 3 && all[4] == 1 && all[8] == 3 && all[12] == 5);
+            CHECK(lease.invokev(echo, {}, {}) == 0);
+            THROWS(rfaas::invalid_error, "stride of in[0] is 8, less than its element size 16",
+                   lease.invokev(echo, {rfaas::strided(&m[0][0], 2, 1, 2)}, {all}));
+        }
         THROWS(rfaas::function_error, "no good", lease.invoke(fail, std::string("no good"), out));
         try {
             lease.invoke(crash, in, out);
