@@ -141,7 +141,7 @@ func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int,
 	case !large && worker == c.AnyWorker && ctx == context.Background(): // no deadline and no repeats; querying ctx takes longer
 		n, err = f.lease.c.Call(f.index, in, out)
 	case large || ctx.Done() != nil:
-		return f.callWithin(ctx, repeatsOf(ctx).options(worker), in, out)
+		return f.callWithin(ctx, repeatsOf(ctx).options(worker), in, out, nil)
 	default:
 		n, err = f.lease.c.Invoke(f.index, in, out, repeatsOf(ctx).options(worker))
 	}
@@ -151,8 +151,9 @@ func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int,
 	return n, err
 }
 
-// callWithin makes a call that ends with its context. A short call is one crossing into C.
-func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []byte) (n int, err error) {
+// callWithin makes a call that ends with its context. A short call is one crossing into C. Payload and result are in and out, or in
+// pieces.
+func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []byte, pieces *c.Pieces) (n int, err error) {
 	if o.Timeout = timeout(ctx); o.Timeout < 0 {
 		return 0, f.ended(ctx, "before it began", false)
 	}
@@ -162,12 +163,12 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 	if o.Repeats > 0 {
 		pinBytes(&pin, in)
 	}
-	r, n, done, err := f.start(ctx, in, out, o, firstSlice)
+	r, n, done, err := f.start(ctx, in, out, pieces, o, firstSlice)
 	if o.Attempt > 0 {
 		// Attempts that were given up may occupy all slots, until the worker has answered them.
 		for until := time.Now().Add(f.lease.session.timeout); errors.Is(err, ErrBusy) && ctx.Err() == nil && time.Now().Before(until); {
 			f.lease.c.AwaitSlot(o.Worker, lastSlice)
-			r, n, done, err = f.start(ctx, in, out, o, firstSlice)
+			r, n, done, err = f.start(ctx, in, out, pieces, o, firstSlice)
 		}
 	}
 	request := [1]c.Request{r}
@@ -194,14 +195,18 @@ func isLate(err error) bool {
 
 // start starts a call and waits for up to patience for its end. While it waits for a new worker or another executor, the end of ctx
 // ends the wait.
-func (f *Function) start(ctx context.Context, in, out []byte, o c.CallOptions, patience time.Duration) (r c.Request, n int, done bool, err error) {
+func (f *Function) start(ctx context.Context, in, out []byte, pieces *c.Pieces, o c.CallOptions, patience time.Duration) (r c.Request, n int, done bool, err error) {
 	wait := lastSlice
 	if ctx.Done() == nil {
 		wait = 0
 	}
 	var until time.Time
 	for {
-		r, n, done, err = f.lease.c.Start(f.index, in, out, o, wait, patience)
+		if pieces == nil {
+			r, n, done, err = f.lease.c.Start(f.index, in, out, o, wait, patience)
+		} else {
+			r, n, done, err = f.lease.c.StartPieces(f.index, pieces, o, wait, patience)
+		}
 		if err == nil || wait == 0 || !isLate(err) {
 			return r, n, done, err
 		}
@@ -326,7 +331,7 @@ func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity in
 	}
 	s.f = f
 	var err error
-	if s.request, _, _, err = f.start(ctx, in, s.memory[:s.room:s.room], o, 0); err != nil {
+	if s.request, _, _, err = f.start(ctx, in, s.memory[:s.room:s.room], nil, o, 0); err != nil {
 		s.put(w.lease)
 		return Call{}, w.lease.explain(err)
 	}

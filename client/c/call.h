@@ -246,6 +246,9 @@ int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_
  * RFAAS_DEADLINE, not started, and the caller may try again. For bindings whose calls can be cancelled (shim.h). */
 int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
                           const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
+/* rfaas_iinvokev with the same limit. */
+int rfaas_api_iinvokev_for(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size_t in_count, const rfaas_piece *out,
+                           size_t out_count, const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
 /* Starts a call with checked arguments. The caller owns the request until rfaas_api_report or rfaas_api_drop_request. */
 int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size,
                     void *out, size_t capacity, rfaas_request_slot **request);

@@ -16,6 +16,9 @@ package c
 #cgo noescape rfaas_shim_invoke
 #cgo nocallback rfaas_shim_invoke
 #cgo nocallback rfaas_shim_start
+#cgo noescape rfaas_shim_invoke_pieces
+#cgo nocallback rfaas_shim_invoke_pieces
+#cgo nocallback rfaas_shim_start_pieces
 #cgo noescape rfaas_shim_waitany
 #cgo nocallback rfaas_shim_waitany
 */
@@ -414,9 +417,12 @@ func outcome(r *C.rfaas_shim_result) (n int, err error) {
 // before the call starts, for example for a new worker, and then returns StatusDeadline, not started. A call that has not ended goes on: C
 // keeps out, and also in if the call may be repeated or in lies in memory of Alloc.
 func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, wait, patience time.Duration) (r Request, n int, done bool, err error) {
-	c := C.rfaas_shim_start(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
+	return begun(C.rfaas_shim_start(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
 		at(out), C.size_t(len(out)), C.int32_t(o.Worker), C.uint32_t(o.Repeats), C.int64_t(o.Timeout),
-		C.int64_t(o.Attempt), C.int64_t(wait), C.int64_t(patience))
+		C.int64_t(o.Attempt), C.int64_t(wait), C.int64_t(patience)))
+}
+
+func begun(c C.rfaas_shim_started) (r Request, n int, done bool, err error) {
 	if c.error != nil {
 		return 0, int(c.size), true, take(c.error)
 	}
@@ -453,4 +459,60 @@ func (l *Lease) Map(f uint32, in []byte, inItem int, out []byte, outItem, count,
 		repeats: C.uint32_t(repeats)}
 	return errorOf(C.rfaas_shim_map(l.c(), C.rfaas_function(f), at(in), C.size_t(inItem),
 		at(out), C.size_t(outItem), C.size_t(count), &c, (*C.uint32_t)(unsafe.Pointer(cancelled))))
+}
+
+// ---- pieces ----
+
+// pinnerRoom is how many objects a runtime.Pinner pins without an allocation.
+const pinnerRoom = 5
+
+// Pieces are the arrays of rfaas_piece of a call: first the payload's pieces, then the result's. Their memory is pinned until Clear. The
+// arrays are reused, so that they need an allocation only when they grow.
+type Pieces struct {
+	all    []C.rfaas_piece
+	in     int
+	pins   []runtime.Pinner
+	pinned int
+}
+
+// Add appends count elements of size bytes, stride bytes apart, the first at the beginning of b, which contains them all.
+func (p *Pieces) Add(b []byte, size, count, stride int) {
+	piece := C.rfaas_piece{size: C.size_t(size), count: C.size_t(count), stride: C.ptrdiff_t(stride)}
+	if len(b) > 0 {
+		if p.pinned == len(p.pins)*pinnerRoom {
+			p.pins = append(p.pins, runtime.Pinner{})
+		}
+		p.pins[p.pinned/pinnerRoom].Pin(unsafe.SliceData(b))
+		p.pinned++
+		piece.base = unsafe.Pointer(unsafe.SliceData(b))
+	}
+	p.all = append(p.all, piece)
+}
+
+// EndOfPayload says that the pieces added from now on receive the result.
+func (p *Pieces) EndOfPayload() { p.in = len(p.all) }
+
+// Clear removes all pieces.
+func (p *Pieces) Clear() {
+	for i := range p.pins {
+		p.pins[i].Unpin()
+	}
+	clear(p.all)
+	p.all, p.in, p.pinned = p.all[:0], 0, 0
+}
+
+func (p *Pieces) at() *C.rfaas_piece { return unsafe.SliceData(p.all) }
+
+// InvokePieces is Invoke with payload and result in pieces.
+func (l *Lease) InvokePieces(f uint32, p *Pieces, o CallOptions) (n int, err error) {
+	var r C.rfaas_shim_result
+	C.rfaas_shim_invoke_pieces(l.c(), C.uint32_t(f), p.at(), C.size_t(p.in), C.size_t(len(p.all)-p.in), C.int32_t(o.Worker),
+		C.uint32_t(o.Repeats), C.int64_t(o.Timeout), C.int64_t(o.Attempt), &r)
+	return outcome(&r)
+}
+
+// StartPieces is Start with payload and result in pieces. C keeps their memory, and not the arrays.
+func (l *Lease) StartPieces(f uint32, p *Pieces, o CallOptions, wait, patience time.Duration) (r Request, n int, done bool, err error) {
+	return begun(C.rfaas_shim_start_pieces(l.c(), C.uint32_t(f), p.at(), C.size_t(p.in), C.size_t(len(p.all)-p.in), C.int32_t(o.Worker),
+		C.uint32_t(o.Repeats), C.int64_t(o.Timeout), C.int64_t(o.Attempt), C.int64_t(wait), C.int64_t(patience)))
 }

@@ -88,16 +88,24 @@ static rfaas_call_pieces *keep(const rfaas_call_pieces *from) {
 
 int rfaas_iinvokev(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size_t in_count, const rfaas_piece *out, size_t out_count,
                    const rfaas_call_options *options, rfaas_request *request) {
+    return rfaas_api_iinvokev_for(l, fn, in, in_count, out, out_count, options, 0, request);
+}
+
+int rfaas_api_iinvokev_for(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size_t in_count, const rfaas_piece *out,
+                           size_t out_count, const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request) {
     static const char op[] = "iinvokev";
     int st;
     if (UNLIKELY(!usable(l)))
         return rfaas_api_bad_lease(l, op);
     if (UNLIKELY(!request))
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: request is NULL", op);
-    if (UNLIKELY(!enter(l)) && (st = rfaas_api_join(l, op, rfaas_api_deadline_of(options))))
-        return st;
+    call_plan p = {.worker = RFAAS_ANY_WORKER, .wait_until = wait_ns ? dp_now_ns() + wait_ns : 0};
+    if (UNLIKELY(!enter(l))) {
+        call_plan early = {.deadline = rfaas_api_deadline_of(options), .wait_until = p.wait_until};
+        if ((st = rfaas_api_join(l, op, start_deadline(&early))))
+            return st;
+    }
     rfaas_call_pieces pieces = {.in = {(const dp_piece *)in, in_count}, .out = {(const dp_piece *)out, out_count}};
-    call_plan p = {.worker = RFAAS_ANY_WORKER};
     call_args a = {.p = &p, .fn = fn, .pieces = &pieces};
     if ((st = check_call(l, op, options, &p, &a)))
         return leave(l, st);

@@ -64,6 +64,8 @@ static inline void rfaas_shim_call(rfaas_lease *l, uint32_t f, const uint8_t *in
 /* Functions of call.h and client.h, which this header does not include because it would give Go the insides of the handles. */
 int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
                           const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
+int rfaas_api_iinvokev_for(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size_t in_count, const rfaas_piece *out,
+                           size_t out_count, const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
 int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
                   const rfaas_map_options *options, const uint32_t *cancelled);
 void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until);
@@ -75,17 +77,41 @@ typedef struct rfaas_shim_started {
     rfaas_shim_error *error;
 } rfaas_shim_started;
 
-static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
-                                                  int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
-                                                  int64_t wait_ns, int64_t patience_ns) {
-    rfaas_shim_started s = {RFAAS_REQUEST_NULL, 0, NULL};
-    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+/* Waits for a call that was started, up to patience_ns. */
+static inline rfaas_shim_started rfaas_shim_wait_first(int status, rfaas_request request, int64_t patience_ns) {
+    rfaas_shim_started s = {request, 0, NULL};
     size_t index;
-    int status = rfaas_api_iinvoke_for(l, f, in, in_size, out, capacity, &o, wait_ns, &s.request);
     if (!status && patience_ns > 0)
         status = rfaas_waitany_for(1, &s.request, patience_ns, &index, &s.size);
     s.error = rfaas_shim_check(status);
     return s;
+}
+
+static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
+                                                  int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
+                                                  int64_t wait_ns, int64_t patience_ns) {
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+    rfaas_request r = RFAAS_REQUEST_NULL;
+    int status = rfaas_api_iinvoke_for(l, f, in, in_size, out, capacity, &o, wait_ns, &r);
+    return rfaas_shim_wait_first(status, r, patience_ns);
+}
+
+/* The arrays have in_count and out_count pieces, one behind the other. */
+static inline rfaas_shim_started rfaas_shim_start_pieces(rfaas_lease *l, uint32_t f, const rfaas_piece *pieces, size_t in_count,
+                                                         size_t out_count, int32_t worker, uint32_t repeats, int64_t timeout_ns,
+                                                         int64_t attempt_ns, int64_t wait_ns, int64_t patience_ns) {
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+    rfaas_request r = RFAAS_REQUEST_NULL;
+    int status = rfaas_api_iinvokev_for(l, f, pieces, in_count, pieces + in_count, out_count, &o, wait_ns, &r);
+    return rfaas_shim_wait_first(status, r, patience_ns);
+}
+
+static inline void rfaas_shim_invoke_pieces(rfaas_lease *l, uint32_t f, const rfaas_piece *pieces, size_t in_count, size_t out_count,
+                                            int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
+                                            rfaas_shim_result *r) {
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+    int status = rfaas_invokev(l, f, pieces, in_count, pieces + in_count, out_count, &r->size, &o);
+    r->error = (uintptr_t)rfaas_shim_check(status);
 }
 
 static inline void rfaas_shim_await_slot(rfaas_lease *l, int32_t worker, int64_t patience_ns) {
