@@ -213,15 +213,16 @@ api: ## generate rfaas.h, the other interfaces and section 3 of the manual from 
 # are installed too.
 FORTRAN := $(if $(shell command -v $(FC) 2>/dev/null),lib/librfaas_fortran.a)
 .PHONY: fortran
-FORTRAN_MODULES := rfaas_c rfaas_options rfaas
-FORTRAN_SOURCES := client/fortran/rfaas_c.f90 client/fortran/rfaas.f90
+FORTRAN_MODULES := rfaas_c rfaas_options rfaas_piece_lists rfaas
+FORTRAN_SOURCES := $(addprefix client/fortran/,rfaas_c.f90 rfaas_pieces.f90 rfaas.f90 rfaas_pieces.c)
 fortran: $(FORTRAN) # lib/librfaas_fortran.a, include/rfaas*.mod
 lib/librfaas_fortran.a: $(FORTRAN_SOURCES)
 	$(call say,FC,$@)
 	$(Q)mkdir -p build/fortran include lib
-	$(Q)for f in rfaas_c rfaas; do \
+	$(Q)for f in rfaas_c rfaas_pieces rfaas; do \
 		$(FC) -O2 -g $(NO_PATHS) -fPIC -Wall -Jinclude -c -o build/fortran/$$f.o client/fortran/$$f.f90 || exit; done
-	$(Q)rm -f $@ && ar rcs $@ build/fortran/rfaas_c.o build/fortran/rfaas.o
+	$(Q)$(CC) -std=gnu11 -O2 -g $(NO_PATHS) -fPIC -Wall -Wextra -I$(CLIENT) -c -o build/fortran/rfaas_pieces_c.o client/fortran/rfaas_pieces.c
+	$(Q)rm -f $@ && ar rcs $@ $(addprefix build/fortran/,rfaas_c.o rfaas_pieces.o rfaas_pieces_c.o rfaas.o)
 
 # ---------------------------------------------------------------------------------------------- examples
 
@@ -547,7 +548,7 @@ lint-readme:
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 # Fortran sources, and those that a program compiles with its own MPI.
-FORTRAN_INSTALLED := rfaas_c.f90 rfaas.f90 rfaas_mpi.f90 rfaas_mpi_fortran.c
+FORTRAN_INSTALLED := $(notdir $(FORTRAN_SOURCES)) rfaas_mpi.f90 rfaas_mpi_fortran.c
 INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) lib/pkgconfig/rfaas-fortran.pc \

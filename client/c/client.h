@@ -4,6 +4,7 @@
  *                          request_start.c, request.c,  calls that the program does not wait for at once; waiting for several
  *                          request_many.c
  *                          shared.c, threads.c          calls of several threads in one lease
+ *                          pieces.c                     payloads and results in several pieces
  *                          buffer.c                     registered memory
  *                          session.c, lease.c           handles: opening, closing, information
  *                          acquire.c                    how a lease gets its workers

@@ -21,7 +21,7 @@
 !>
 !> A handle of C becomes one of Fortran by `lease%handle = pointer`, and the other way round.
 !>
-!> This file needs rfaas_c.f90, and Fortran 2018 or Fortran 2008 with TS 29113, as mpi_f08 does.
+!> This file needs rfaas_c.f90, rfaas_pieces.f90 and rfaas_pieces.c, and Fortran 2018 or Fortran 2008 with TS 29113, as mpi_f08 does.
 
 !> Options of C from optional arguments, for the modules rfaas and rfaas_mpi.
 module rfaas_options
@@ -180,6 +180,7 @@ module rfaas
    use, intrinsic :: iso_fortran_env, only: error_unit
    use rfaas_c, rfaas_statistics => rfaas_statistics_c, lease_flag_renew => RFAAS_LEASE_RENEW ! Fortran ignores capitals
    use rfaas_options
+   use rfaas_piece_lists
    implicit none
    private
 
@@ -259,6 +260,7 @@ module rfaas
       rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
    public :: rfaas_session_cached, rfaas_lease_status, rfaas_worker_origin, rfaas_lease_function_name
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
+   public :: rfaas_pieces, rfaas_add_piece, rfaas_invokev, rfaas_iinvokev
    public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, &
       rfaas_waitany_for, rfaas_map
    public :: c_sizeof, c_size_t, c_int64_t, c_ptr, c_null_ptr, c_f_pointer
@@ -718,6 +720,43 @@ contains
       integer, intent(out), optional :: ierror
       call finish(rfaas_iinvoke_c(lease%handle, f, in, in_size, out, capacity, call_options_of(worker, timeout, repeats, attempt), &
                             request), ierror)
+   end subroutine
+
+   !> rfaas_invoke with payload and result in several pieces, which are arrays or sections of arrays:
+   !>
+   !>     type(rfaas_pieces) :: in, out
+   !>     call rfaas_add_piece(in, header)
+   !>     call rfaas_add_piece(in, a(2, :))                        ! a row, by its stride and not by a copy
+   !>     call rfaas_add_piece(out, b(1:n:2))
+   !>     call rfaas_invokev(lease, f, in, out)
+   subroutine rfaas_invokev(lease, f, in, out, out_size, worker, timeout, ierror, repeats, attempt)
+      type(rfaas_lease), intent(in) :: lease
+      integer(rfaas_function), intent(in) :: f
+      type(rfaas_pieces), intent(in) :: in, out
+      integer(c_size_t), intent(inout), optional :: out_size
+      integer, intent(in), optional :: worker, repeats
+      real(c_double), intent(in), optional :: timeout, attempt
+      integer, intent(out), optional :: ierror
+      integer(c_size_t) :: got
+      integer(c_int) :: status
+      got = 0
+      status = rfaas_invokev_c(lease%handle, f, in%pieces, in%count, out%pieces, out%count, got, &
+                               call_options_of(worker, timeout, repeats, attempt))
+      if (present(out_size)) out_size = got
+      call finish(status, ierror)
+   end subroutine
+
+   !> Starts such a call. The lists may be reused at once. With repeats, the arrays of `in` must not change until the request ends.
+   subroutine rfaas_iinvokev(lease, f, in, out, request, worker, timeout, ierror, repeats, attempt)
+      type(rfaas_lease), intent(in) :: lease
+      integer(rfaas_function), intent(in) :: f
+      type(rfaas_pieces), intent(in) :: in, out
+      type(rfaas_request), intent(inout) :: request
+      integer, intent(in), optional :: worker, repeats
+      real(c_double), intent(in), optional :: timeout, attempt
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_iinvokev_c(lease%handle, f, in%pieces, in%count, out%pieces, out%count, &
+                                   call_options_of(worker, timeout, repeats, attempt), request), ierror)
    end subroutine
 
    subroutine rfaas_wait(request, out_size, ierror)

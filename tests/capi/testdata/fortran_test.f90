@@ -48,6 +48,7 @@ program fortran_test
    call rfaas_lease_function(lease, 'echo', echo)
    call rfaas_lease_function(lease, 'fail', fail)
    call rfaas_lease_function(lease, 'sleep_ns', sleep_ns)
+   call pieces()
 
    in = reshape([(real(i, c_double), i=1, 50)], [10, 5])
    out = 0
@@ -98,6 +99,9 @@ program fortran_test
    call rfaas_iinvoke(lease, echo, in, c_sizeof(in), out, c_sizeof(out), one)
    call rfaas_cancel(one)
    call check(one%handle == 0, 'cancel')
+   do i = 0, 1 ! answered after the call that was cancelled
+      call rfaas_invoke(lease, echo, in, c_sizeof(in), out, c_sizeof(out), worker=i)
+   end do
 
    memory = c_null_ptr
    call rfaas_alloc(lease, 800000_c_size_t, memory)
@@ -182,6 +186,65 @@ program fortran_test
 contains
 
    !> A lease whose library is in memory, in a session with the options of a device, and a payload limit of `eager`.
+   !> Rows, columns, reversed and three-dimensional sections go, and come back elsewhere.
+   subroutine pieces()
+      integer(c_int64_t), target, asynchronous :: a(6, 5), b(6, 5), row(5), cube(4, 5, 6), part(2, 2, 3), spare(40)
+      integer(c_signed_char), target, asynchronous :: head(3), tail(3)
+      type(rfaas_pieces) :: from, to, bad
+      type(rfaas_request) :: request
+      integer :: i, j, k
+      a = reshape([(int(i, c_int64_t), i=1, 30)], [6, 5])
+      cube = reshape([(int(i, c_int64_t), i=1, 120)], [4, 5, 6])
+      head = [1_c_signed_char, 2_c_signed_char, 3_c_signed_char]
+      b = -1
+      call rfaas_add_piece(from, head)
+      call rfaas_add_piece(from, a(2, :))                ! a row
+      call rfaas_add_piece(from, a(6:1:-1, 3))           ! a column, backwards
+      call rfaas_add_piece(from, a(1:0, :))              ! nothing
+      call rfaas_add_piece(from, cube(1:4:2, 2:5:3, 1:6:2))
+      call rfaas_add_piece(from, a(:, 4:5))              ! contiguous
+      call rfaas_add_piece(from, a(1, 1))                ! a scalar
+      call check(from%count == 1 + 1 + 1 + 6 + 1 + 1, 'pieces')
+      call rfaas_add_piece(to, tail)
+      call rfaas_add_piece(to, row)
+      call rfaas_add_piece(to, b(:, 1))
+      call rfaas_add_piece(to, part)
+      call rfaas_add_piece(to, b(1:6:2, 2:5))            ! room for 12
+      call rfaas_add_piece(to, b(6:6, 5))
+      call rfaas_invokev(lease, echo, from, to, out_size=n)
+      call check(n == 3 + 8*(5 + 6 + 12 + 12 + 1), 'size of pieces')
+      call check(all(tail == head) .and. all(row == a(2, :)) .and. all(b(:, 1) == a(6:1:-1, 3)), 'row and column')
+      call check(all(part == cube(1:4:2, 2:5:3, 1:6:2)), 'cube')
+      call check(all([b(1:6:2, 2:5)] == [a(:, 4:5)]) .and. b(6, 5) == 1 .and. all(b(2:4:2, 2:5) == -1), 'rest')
+      do i = 1, 4 ! the lists may be reused
+         row = 0
+         call rfaas_iinvokev(lease, echo, from, to, request)
+         to%count = 0
+         call rfaas_wait(request, n)
+         call check(n == 291 .and. all(row == a(2, :)), 'request of pieces')
+         call rfaas_add_piece(to, tail)
+         call rfaas_add_piece(to, row)
+         call rfaas_add_piece(to, spare)
+      end do
+      call rfaas_invokev(lease, echo, bad, bad, out_size=n)
+      call check(n == 0, 'no pieces')
+      call assumed(bad, a)
+      call rfaas_invokev(lease, echo, bad, to, ierror=ierror)
+      call fails(RFAAS_INVALID, 'in[0]', 'assumed size')
+      do k = 1, 100 ! many
+         do j = 1, 5
+            call rfaas_add_piece(bad, a(:, j))
+         end do
+      end do
+      call check(bad%count == 501, 'count of many')
+   end subroutine
+
+   subroutine assumed(list, array)
+      type(rfaas_pieces), intent(inout) :: list
+      integer(c_int64_t), target, asynchronous :: array(*)
+      call rfaas_add_piece(list, array)
+   end subroutine
+
    subroutine from_memory()
       type(rfaas_session) :: mine
       integer(c_signed_char), allocatable, target :: bytes(:)
