@@ -199,6 +199,7 @@ func Promises() []Promise {
 		{Section: "Resource manager", Line: "the manager away, leases and charges going on, bills exact", Bound: 120, Least: true, Unit: "s", figure: "manager.away_s"},
 		{Section: "Resource manager", Line: "what charging every 10 ms adds to a call", Bound: 5, Unit: "ns", of: charging},
 		{Section: "Client library", Line: "C library over the bare channel, a call", Bound: 15, Unit: "ns", figure: "library.over_channel_ns"},
+		{Section: "Client library", Line: "C library, 3 pieces of 21 KB to as many contiguous bytes", Bound: 1.1, figure: "library.pieces"},
 		{Section: "Client library", Line: "rfaas_map, functions of 1 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.1us"},
 		{Section: "Client library", Line: "rfaas_map, functions of 100 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.100us"},
 		{Section: "Client library", Line: "shm, second lease, on a cached connection: asking, granting and connecting as a share of the first one's", Bound: 0.5, of: cachedControl("shm")},
