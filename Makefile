@@ -607,8 +607,8 @@ clean: ## remove what was built (the virtual machine's image stays: make distcle
 distclean: clean ## clean, and the virtual machine's image too
 	$(Q)rm -rf build
 
-proto: $(STATICCHECK) ## generate internal/control's Go code again (needs protoc)
+proto: $(STATICCHECK) ## generate the Go code of the protobuf messages again (needs protoc)
 	@command -v protoc >/dev/null || { echo 'protoc is missing (Debian: protobuf-compiler)' >&2; exit 1; }
 	$(Q)protoc --plugin=build/tools/protoc-gen-go --plugin=build/tools/protoc-gen-go-grpc -I. \
 		--go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative \
-		internal/control/control.proto
+		internal/control/control.proto internal/handover/state.proto

@@ -113,3 +113,30 @@ func mulDiv(a, b, c uint64) uint64 {
 	q, _ := bits.Div64(hi, lo, c)
 	return q
 }
+
+// MeterState is the state of a meter, for the program that takes over.
+type MeterState struct {
+	Cores, Memory uint64
+	Began         time.Time
+	Base          Use      // of earlier parts
+	Past          []Use    // of each seat: workers that have left it
+	Now           []Report // of each seat: the worker that is there
+}
+
+// Save returns the state of the meter of a lease that has not ended.
+func (m *Meter) Save() MeterState {
+	s := MeterState{Cores: m.cores, Memory: m.memory, Began: m.began, Base: m.base}
+	for i := range m.seats {
+		s.Past, s.Now = append(s.Past, m.seats[i].past), append(s.Now, m.seats[i].now)
+	}
+	return s
+}
+
+// RestoreMeter returns the meter that Save was called for. Past and Now must have the same length.
+func RestoreMeter(s MeterState) *Meter {
+	m := &Meter{cores: s.Cores, memory: s.Memory, began: s.Began, base: s.Base, seats: make([]seatMeter, len(s.Past))}
+	for i := range m.seats {
+		m.seats[i] = seatMeter{past: s.Past[i], now: s.Now[i]}
+	}
+	return m
+}

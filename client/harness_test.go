@@ -60,6 +60,8 @@ type daemon struct {
 	Address    string
 	done       chan struct{} // closed when it has ended
 	registered chan struct{} // closed when an executor has registered
+	readied    chan string   // receives the line of each program that is ready in the process, the first included
+	refused    chan string   // receives the line of each refused handover
 }
 
 // daemonCommand runs a daemon on a free loopback port, or on one of two machines: where tests/remote serves, at
@@ -108,7 +110,8 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{t: t, cmd: cmd, done: make(chan struct{}), registered: make(chan struct{})}
+	d := &daemon{t: t, cmd: cmd, done: make(chan struct{}), registered: make(chan struct{}),
+		readied: make(chan string, 64), refused: make(chan string, 64)}
 	registered := sync.OnceFunc(func() { close(d.registered) })
 	ready := make(chan string, 1)
 	var log strings.Builder
@@ -119,7 +122,14 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 			_, _ = fmt.Sscanf(s.Text(), "far process %d", &d.far) // before it is ready
 			if _, rest, ok := strings.Cut(s.Text(), "msg=ready address="); ok {
 				addr, _, _ := strings.Cut(rest, " ")
-				ready <- addr
+				select {
+				case ready <- addr:
+				default: // another program has taken its place
+				}
+				d.readied <- s.Text()
+			}
+			if strings.Contains(s.Text(), "not handed over") {
+				d.refused <- s.Text()
 			}
 			if strings.Contains(s.Text(), "msg=registered ") {
 				registered()

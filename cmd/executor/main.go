@@ -17,6 +17,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/executor"
+	"github.com/rfaas-go/rfaas/internal/handover"
 )
 
 // version is set by the linker.
@@ -26,8 +27,16 @@ func main() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1) // RATIONALE.md, "Why do the executor and the agent use one processor"
 	}
+	state, environ, err := handover.Take(os.Environ())
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "executor: %v: all leases end\n", err)
+		os.Exit(1)
+	}
 	ctx, now := terminations()
-	os.Exit(run(ctx, now, true, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR2)
+	hand := executor.Handover{Asked: asked, Program: handover.Program(), Args: os.Args, Environ: environ, State: state, Version: version}
+	os.Exit(run(ctx, now, true, os.Args[1:], environ, hand, os.Stdout, os.Stderr))
 }
 
 // repeat is how long SIGTERM counts as the same one: batch systems send it to every process of a job, and by more than one
@@ -67,7 +76,7 @@ func heed(signals <-chan os.Signal, first, second func()) {
 // run is main without the process: it serves until ctx ends, lets what runs finish until now ends or the grace is over, and
 // returns the exit code, 0 for a clean end, 1 for a failure, 2 for a wrong command line or wrong settings. With separate it gives up
 // the process's rights for good once it has started.
-func run(ctx, now context.Context, separate bool, args, environ []string, stdout, stderr io.Writer) int {
+func run(ctx, now context.Context, separate bool, args, environ []string, hand executor.Handover, stdout, stderr io.Writer) int {
 	settings, err := config.LoadExecutor(args, environ, stdout, version)
 	switch {
 	case errors.Is(err, config.ErrDone):
@@ -80,11 +89,15 @@ func run(ctx, now context.Context, separate bool, args, environ []string, stdout
 		return 1
 	}
 	settings.Separate = separate
+	hand.Check = func() error {
+		_, err := config.LoadExecutor(args, environ, io.Discard, version)
+		return err
+	}
 	log := settings.Logger(stderr)
 	if settings.Manager == "" {
 		warnAlone(log, environ)
 	}
-	if err := executor.Serve(ctx, now, settings, log); err != nil {
+	if err := executor.Serve(ctx, now, settings, hand, log); err != nil {
 		fmt.Fprintf(stderr, "executor: %v\n", err)
 		return 1
 	}

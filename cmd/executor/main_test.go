@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/executor"
 )
 
 func TestSignals(t *testing.T) {
@@ -58,7 +60,7 @@ func TestRun(t *testing.T) {
 		{[]string{"--listen", "192.0.2.1:1", "--allow-plaintext", "--secret-file", secret}, 1, "executor: "},
 	} {
 		var out, errs bytes.Buffer
-		code := run(context.Background(), context.Background(), false, c.args, []string{"HOME=/nonexistent"}, &out, &errs)
+		code := run(context.Background(), context.Background(), false, c.args, []string{"HOME=/nonexistent"}, executor.Handover{}, &out, &errs)
 		if code != c.code || !strings.Contains(out.String()+errs.String(), c.text) {
 			t.Errorf("%q: code %d, output %q, errors %q; want %d and %q", c.args, code, &out, &errs, c.code, c.text)
 		}
@@ -79,7 +81,7 @@ func TestWithoutManager(t *testing.T) {
 		{[]string{"--manager", "127.0.0.1:7464"}, "RFAAS_MANAGER=127.0.0.1:7464", false, false},
 	} {
 		var out, errs bytes.Buffer
-		run(context.Background(), context.Background(), false, append(c.args, listen...), []string{"HOME=/nonexistent", c.environ}, &out, &errs)
+		run(context.Background(), context.Background(), false, append(c.args, listen...), []string{"HOME=/nonexistent", c.environ}, executor.Handover{}, &out, &errs)
 		if strings.Contains(errs.String(), alone) != c.alone || strings.Contains(errs.String(), meant) != c.meant {
 			t.Errorf("%q with %s logs %q", c.args, c.environ, &errs)
 		}

@@ -106,7 +106,9 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 		found.token = t
 	}
 	var err error
-	if secret != "" {
+	if secret != "" && c.ReadSecret != nil {
+		found.secret = c.ReadSecret
+	} else if secret != "" {
 		var s Secret
 		if s, err = LoadSecret(secret); err == nil {
 			found.secret = &s

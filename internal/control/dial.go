@@ -23,6 +23,8 @@ type DialConfig struct {
 	Secret *Secret
 	// SecretFile is read if Secret is nil. Empty: SecretPath(os.Getenv).
 	SecretFile string
+	// ReadSecret is the content of SecretFile, for a daemon that has read it. nil: the file is read.
+	ReadSecret *Secret
 	// TokenFile is a file from rfaas token issue. Empty: identity.TokenPath(os.Getenv).
 	TokenFile string
 	// Token is used instead of a token file, if it is set. Several connections may share it.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -29,7 +30,14 @@ type PortConfig struct {
 	Daemon         string                              // its name in audit lines
 	AddressFile    string                              // empty: none
 	Log            *slog.Logger                        // nil: no log
+	Inherited      *Inherited                          // from the program that this one takes over from; nil: none
 	Bounds
+}
+
+// Inherited is what a port takes over from the program that ran in this process before.
+type Inherited struct {
+	Socket int    // the listener's descriptor
+	Secret Secret // this process may have lost the right to read its file
 }
 
 // Bounds limits the resources of a port's callers.
@@ -56,6 +64,7 @@ type Port struct {
 	Server  *grpc.Server // for the services
 	Gate    *Gate
 	Address string         // the bound address, with its real port
+	Secret  *Secret        // of its SecretFile
 	Node    *identity.Node // nil without an identity directory
 
 	listener  *guarded
@@ -73,13 +82,16 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	secret, err := EnsureSecret(cfg.SecretFile)
-	if err != nil {
+	var secret Secret
+	var err error
+	if cfg.Inherited != nil {
+		secret = cfg.Inherited.Secret
+	} else if secret, err = EnsureSecret(cfg.SecretFile); err != nil {
 		return nil, err
 	}
 	known := &identity.SecretVerifier{Secret: secret[:], Replays: &identity.Replays{}}
 	verifiers := []identity.Verifier{known}
-	p := &Port{file: cfg.AddressFile, failed: make(chan error, 1)}
+	p := &Port{file: cfg.AddressFile, announced: cfg.Inherited != nil, Secret: &secret, failed: make(chan error, 1)}
 	transport := &serverTransport{allowPlain: cfg.AllowPlaintext}
 	if cfg.IdentityDir != "" {
 		if p.Node, err = identity.OpenNode(cfg.IdentityDir, cfg.OpenIdentity, cfg.Log, now()); err != nil {
@@ -92,7 +104,7 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	if p.audit, err = identity.OpenAudit(identity.AuditConfig{Path: cfg.AuditFile, Open: cfg.OpenAudit, Log: cfg.Log, Daemon: cfg.Daemon}); err != nil {
 		return nil, fmt.Errorf("audit file: %w", err)
 	}
-	l, err := Listen(cfg.Listen, cfg.AllowPlaintext || p.Node != nil)
+	l, err := cfg.listen(p.Node != nil)
 	if err != nil {
 		p.audit.Close()
 		return nil, err
@@ -104,6 +116,20 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	p.listener = &guarded{Listener: l, unauth: &unauthConns{most: mostUnauth(), memory: cmp.Or(cfg.StrangerBytes, 64<<20),
 		within: cmp.Or(cfg.FirstCall, 10*time.Second)}}
 	return p, nil
+}
+
+func (c *PortConfig) listen(tls bool) (net.Listener, error) {
+	if c.Inherited != nil {
+		return Inherit(c.Inherited.Socket)
+	}
+	return Listen(c.Listen, c.AllowPlaintext || tls)
+}
+
+// Leave is Leave of the port's listener. It also writes the audit lines that wait. Calls that run go on.
+func (p *Port) Leave() (fd int, err error) {
+	fd, err = Leave(p.listener.Listener)
+	p.audit.Flush()
+	return fd, err
 }
 
 // watchEvery is how often a daemon checks its identity when no calls arrive: for the log, and for connections that it

@@ -35,6 +35,7 @@ type Listener struct {
 	l       net.Listener
 	log     *slog.Logger
 	refused atomic.Uint64 // connections without a valid token
+	leaving atomic.Bool
 
 	serving, greeting sync.WaitGroup
 
@@ -66,6 +67,43 @@ func Open(address, advertise string, log *slog.Logger) (*Listener, error) {
 		log.Warn("peers may be unable to connect to the address of data-advertise", "data-advertise", advertise, "address", d.Address, "reason", why)
 	}
 	return d, nil
+}
+
+// Inherit is Open for a descriptor and the address from Leave. It takes over the descriptor.
+func Inherit(fd int, address string, log *slog.Logger) (*Listener, error) {
+	l, err := control.Inherit(fd)
+	if err != nil {
+		return nil, fmt.Errorf("data-listen: %w", err)
+	}
+	return &Listener{Address: address, l: l, log: log, waiting: make(map[dataplane.Token]waiter)}, nil
+}
+
+// leaveTime is how long Leave waits for peers that have connected and have not sent their hello. They send it at once.
+const leaveTime = 200 * time.Millisecond
+
+// Leave accepts no more connections and returns the listener's descriptor, for a program that takes over this process.
+// Connections that arrive from then on wait for that program. Peers that have sent a hello are handed to their receivers before
+// Leave returns. The others are closed. A second Leave returns the descriptor again.
+func (d *Listener) Leave() (fd int, err error) {
+	d.leaving.Store(true)
+	if fd, err = control.Leave(d.l); err != nil {
+		return -1, err
+	}
+	d.serving.Wait()
+	late := time.AfterFunc(leaveTime, func() {
+		for d.dropOldest() {
+		}
+	})
+	defer late.Stop()
+	d.greeting.Wait()
+	return fd, nil
+}
+
+// Expected reports whether no connection with a token has come yet.
+func (d *Listener) Expected(token dataplane.Token) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.waiting[token].to != nil
 }
 
 // listenRange binds the first free port of host:first-last.
@@ -158,7 +196,7 @@ func (d *Listener) accept() {
 			pause = 0
 			at := d.add(c)
 			d.greeting.Go(func() { d.greet(c, at) })
-		case errors.Is(err, net.ErrClosed):
+		case errors.Is(err, net.ErrClosed), d.leaving.Load():
 			return
 		case d.dropOldest():
 		default: // no descriptor is left, and there is no connection to drop

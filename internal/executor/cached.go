@@ -44,11 +44,15 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	}
 	e.accounts.end(h.id)
 	k := &cached{id: h.id, code: h.code, workers: workers, taken: make(chan struct{})}
-	k.unwatch = context.AfterFunc(conn, func() { e.dropCached(k.id) })
+	k.unwatch = context.AfterFunc(conn, func() {
+		defer e.turns.enter()()
+		e.dropCached(k.id)
+	})
 	for _, w := range workers {
 		e.work.Go(func() {
 			select {
 			case <-w.Done():
+				defer e.turns.enter()()
 				e.dropCached(k.id)
 			case <-k.taken:
 			}

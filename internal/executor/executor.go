@@ -53,6 +53,7 @@ type Executor struct {
 	metrics     *metrics
 	gate        *control.Gate // counts refusals; may be nil
 
+	turns turnstile         // shut during a handover
 	asked chan drainRequest // capacity 1: an operator's request to drain
 	back  *wantedBack
 

@@ -105,6 +105,7 @@ func (r *requests) answer(req *control.LeaseRequest) error {
 // Lease grants cores and connects workers to the caller's blobs. Everything is checked before any resource is taken.
 func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*control.LeaseReply, error) {
 	deepen()
+	defer e.turns.enter()()
 	rid, terms, hash, err := e.terms(ctx, req)
 	if err == nil {
 		err = e.gate.Take(ctx, quota.Leases, 1)
@@ -186,10 +187,14 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 
 // spec returns the common part of the specs of a lease's workers.
 func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) zygote.Spec {
-	spec := e.deviceSpec(req.GetProvider())
-	spec.WaitMode, spec.Code, spec.Names, spec.NamesFile = uint8(req.GetWaitMode()), c.file, c.names, c.namesFile
+	return e.specFor(req.GetProvider(), channelsMemory(req.GetClientBlobs()), terms, c)
+}
+
+func (e *Executor) specFor(provider string, channels uint64, terms lease.Terms, c *code) zygote.Spec {
+	spec := e.deviceSpec(provider)
+	spec.WaitMode, spec.Code, spec.Names, spec.NamesFile = uint8(terms.Wait), c.file, c.names, c.namesFile
 	spec.MaxDepth, spec.MaxEager, spec.MaxBulk = invoke.MaxDepth, invoke.MaxEager, uint64(e.cfg.Settings.MaxBulk)
-	spec.ChannelMemory = channelsMemory(req.GetClientBlobs())
+	spec.ChannelMemory = channels
 	spec.MemoryLimit, spec.CallLimit = terms.MemoryPerWorker-spec.ChannelMemory, terms.CallLimit
 	spec.UID, spec.GID = terms.UID, terms.GID
 	return spec
@@ -260,7 +265,13 @@ func (e *Executor) tell(h *holding, level slog.Level, text string, args ...any) 
 // watch reports to the client, the log and the metrics when worker w of seat i dies while its lease continues.
 func (e *Executor) watch(h *holding, i int, w Worker) {
 	e.work.Go(func() {
-		if !h.watch(i, w) {
+		select {
+		case <-w.Done():
+		case <-h.cached:
+			return
+		}
+		defer e.turns.enter()()
+		if h.died(i, w) {
 			return
 		}
 		x := w.Exit()
@@ -389,6 +400,7 @@ const replaceGrace = 100 * time.Millisecond
 // Replace starts a new worker for one that died, or that its client cannot reach any more. Repeating a request with the
 // same blob returns the same worker.
 func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*control.ReplaceReply, error) {
+	defer e.turns.enter()()
 	h, err := e.findFor(ctx, "Replace", lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err

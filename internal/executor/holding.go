@@ -179,17 +179,6 @@ func (h *holding) endingError() error {
 	return control.CodeErrorf(control.ClassLease, codes.FailedPrecondition, "lease %d is ending", h.id)
 }
 
-// watch waits for a worker's death. It returns true if the worker has died while its lease continues, and false if the
-// lease is ending or its workers are cached.
-func (h *holding) watch(i int, w Worker) bool {
-	select {
-	case <-w.Done():
-		return !h.died(i, w)
-	case <-h.cached:
-		return false
-	}
-}
-
 // died records that a worker is reaped, unless its seat has another worker by now. It reports whether the lease is
 // ending.
 func (h *holding) died(i int, w Worker) (ending bool) {

@@ -43,22 +43,30 @@ func (e *Executor) Run(ctx context.Context) {
 
 // due handles one deadline. Another goroutine may already have done so.
 func (e *Executor) due(d lease.Due) {
+	leave := e.turns.enter()
+	later := func(end func()) {
+		e.work.Go(func() {
+			defer leave()
+			end()
+		})
+	}
 	switch d.State {
 	case lease.Expiring:
-		l, err := e.table.Notice(d.ID)
-		if err != nil {
-			return
-		}
-		if h := e.holding(d.ID); h != nil {
-			h.expiring(l.Expires)
+		if l, err := e.table.Notice(d.ID); err == nil {
+			if h := e.holding(d.ID); h != nil {
+				h.expiring(l.Expires)
+			}
 		}
 	case lease.Released: // its workers are cached
-		e.work.Go(func() { e.dropCached(d.ID) })
+		later(func() { e.dropCached(d.ID) })
+		return
 	default:
 		if h, err := e.beginEnd(context.Background(), d.ID, d.State, d.Reason); err == nil {
-			e.work.Go(func() { e.finishEnd(context.Background(), h, killed) })
+			later(func() { e.finishEnd(context.Background(), h, killed) })
+			return
 		}
 	}
+	leave()
 }
 
 // beginEnd ends a lease in the table, so that no other goroutine ends it. finishEnd must follow. ctx identifies the

@@ -169,7 +169,7 @@ func serving(t *testing.T, z *fakeSpawner, grace time.Duration) (c control.Execu
 	t.Cleanup(kill)
 	t.Cleanup(term)
 	done = make(chan error, 1)
-	go func() { done <- serveWith(ctx, now, s, z, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- serveWith(ctx, now, s, z, Handover{}, slog.New(slog.DiscardHandler)) }()
 	conn, err := control.Dial(waitAddress(t, s.AddressFile), control.DialConfig{SecretFile: s.SecretFile})
 	if err != nil {
 		t.Fatal(err)

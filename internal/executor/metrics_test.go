@@ -40,7 +40,7 @@ func TestMetrics(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- serveWith(ctx, context.Background(), s, &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}, slog.New(slog.DiscardHandler))
+		done <- serveWith(ctx, context.Background(), s, &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}, Handover{}, slog.New(slog.DiscardHandler))
 	}()
 	hear("READY=1")
 	web := &http.Client{Timeout: testBound, Transport: &http.Transport{DisableKeepAlives: true,

@@ -69,7 +69,7 @@ func newReal(t *testing.T, settings ...string) *real {
 	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
-	go func() { r.done <- Serve(ctx, context.Background(), s, log) }()
+	go func() { r.done <- Serve(ctx, context.Background(), s, Handover{}, log) }()
 	var address string
 	eventually(t, "the executor is ready", func() bool {
 		select {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,6 +31,7 @@ type registrar struct {
 	info     func() *control.InfoReply
 	log      *slog.Logger
 	poke     chan struct{} // capacity 1: report now
+	stay     atomic.Bool   // another program takes over: do not sign off
 	nodeID   string
 	devices  *link.Devices // nil: messages only
 	limits   *limiter      // told likewise; may be nil
@@ -68,7 +70,9 @@ func (r *registrar) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			r.detach()
-			r.signOff()
+			if !r.stay.Load() {
+				r.signOff()
+			}
 			if r.devices != nil {
 				r.devices.Close()
 			}

@@ -11,6 +11,7 @@ import (
 
 // Release ends a lease. It blocks until its workers are reaped or cached and its cores are free.
 func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
+	defer e.turns.enter()()
 	id := lease.ID(req.GetLeaseId())
 	if err := e.mayUse(ctx, "Release", id); err != nil {
 		return nil, err
@@ -56,6 +57,7 @@ func (e *Executor) duration(ms *uint64, def time.Duration) (time.Duration, error
 
 // Renew renews a lease.
 func (e *Executor) Renew(ctx context.Context, req *control.RenewRequest) (*control.RenewReply, error) {
+	defer e.turns.enter()()
 	h, err := e.findFor(ctx, "Renew", lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err
@@ -124,6 +126,7 @@ func checkReason(reason, def string) (string, error) {
 
 // Revoke ends a lease at once. It blocks until its workers are reaped and its cores are free.
 func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*control.RevokeReply, error) {
+	defer e.turns.enter()()
 	reason, err := checkReason(req.GetReason(), "by an operator")
 	if err != nil {
 		return nil, err

@@ -2,9 +2,7 @@ package executor
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -13,17 +11,14 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/handover"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/link"
 	"github.com/rfaas-go/rfaas/internal/observe"
-	"github.com/rfaas-go/rfaas/internal/privilege"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/topology"
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -34,7 +29,10 @@ const uidFile = "/run/rfaas/uids"
 
 // Serve runs an executor on this node until ctx ends or an operator requests a drain, then drains it. now aborts the
 // drain. It returns nil after a regular end.
-func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error {
+func Serve(ctx, now context.Context, s config.Executor, hand Handover, log *slog.Logger) error {
+	if hand.State != nil {
+		return takeOver(ctx, now, s, hand, log)
+	}
 	path, err := workerPath(&s)
 	if err != nil {
 		return err
@@ -53,153 +51,9 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 		return err
 	}
 	defer z.Close()
-	err = serveWith(ctx, now, s, zygoteSpawner{z}, log)
+	err = serveWith(ctx, now, s, zygoteSpawner{z}, hand, log)
 	z.RemoveFiles() // files that this process created as root and can no longer remove
 	return err
-}
-
-// rootFiles returns the files and sockets that the spawner opens for an executor that has given up root: those that it
-// reads or connects to, and those that it appends to.
-func rootFiles(s *config.Executor) (files, appended []string) {
-	for _, path := range []string{s.IdentityDir, strings.TrimPrefix(s.Manager, "unix:")} {
-		if filepath.IsAbs(path) {
-			files = append(files, path)
-		}
-	}
-	if filepath.IsAbs(s.AuditFile) {
-		appended = []string{s.AuditFile}
-	}
-	return files, appended
-}
-
-// rights are an executor's rights on files once it serves. The executor opens the files that its user can change with
-// these rights from the start, also while it is still root. Otherwise an attacker that took over that user before a
-// restart could place a link to another user's file there.
-type rights struct {
-	user  privilege.User // user that the executor becomes; zero: it keeps its own
-	state *os.File       // the state directory, which the user may be unable to reach by its path; nil: use the path
-}
-
-// rightsOf finds the user that an executor becomes.
-func rightsOf(s *config.Executor) (rights, error) {
-	if !s.Separate || os.Geteuid() != 0 {
-		return rights{}, nil
-	}
-	u, err := privilege.Find(s.User)
-	if err == nil && s.SandboxUIDs.Has(u.UID) {
-		err = fmt.Errorf("user %s (%d) is in the range sandbox-uids (%v), which is for workers: choose another user", u.Name, u.UID, s.SandboxUIDs)
-	}
-	if err != nil {
-		return rights{}, fmt.Errorf("give up root: %w", err)
-	}
-	return rights{user: u}, nil
-}
-
-// do calls fn with these rights.
-func (r rights) do(fn func()) error {
-	if r.user.UID == 0 || os.Geteuid() != 0 {
-		fn()
-		return nil
-	}
-	return r.user.As(fn)
-}
-
-// open opens a file with these rights, or with asRoot, through the spawner, if that needs root.
-func (r rights) open(open func() (*os.File, error), asRoot func() (*os.File, error)) (f *os.File, err error) {
-	if rerr := r.do(func() { f, err = open() }); rerr != nil {
-		return nil, rerr
-	}
-	if errors.Is(err, fs.ErrPermission) {
-		return asRoot()
-	}
-	return f, err
-}
-
-// opener returns a function that opens files of the identity directory.
-func (r rights) opener(spawner Spawner) identity.Opener {
-	return func(path string) (fs.File, error) {
-		f, err := r.open(func() (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) },
-			func() (*os.File, error) { return spawner.OpenFile(path, false) })
-		if err != nil {
-			return nil, err // and not a nil *os.File in an interface
-		}
-		return f, nil
-	}
-}
-
-// auditOpener returns a function that opens the audit file.
-func (r rights) auditOpener(spawner Spawner) func(path string) (*os.File, error) {
-	return func(path string) (*os.File, error) {
-		return r.open(func() (*os.File, error) { return identity.OpenAuditFile(r.reach(path)) }, func() (*os.File, error) { return spawner.OpenFile(path, true) })
-	}
-}
-
-// reach returns a path by which the user can reach a file of the state directory. It returns other paths unchanged.
-func (r rights) reach(path string) string {
-	if r.state == nil {
-		return path
-	}
-	state := fmt.Sprintf("/proc/self/fd/%d", r.state.Fd())
-	switch dir := filepath.Clean(r.state.Name()); {
-	case filepath.Clean(path) == dir:
-		return state
-	case filepath.Dir(path) == dir:
-		return filepath.Join(state, filepath.Base(path))
-	}
-	return path
-}
-
-// makeDirectories makes the directories that the settings name, and gives the state directory to the user while this
-// process is root.
-func (r *rights) makeDirectories(s *config.Executor) error {
-	if r.user.UID == 0 {
-		return nil
-	}
-	if s.AuditFile != "" {
-		if err := r.makeDirectory(filepath.Dir(s.AuditFile), nil); err != nil {
-			return fmt.Errorf("audit file: %w", err)
-		}
-	}
-	if s.StateDir == "" {
-		return nil
-	}
-	err := r.makeDirectory(s.StateDir, func() error { return r.user.Own(s.StateDir) })
-	if err == nil {
-		var fd int
-		if fd, err = unix.Open(s.StateDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
-			r.state = os.NewFile(uintptr(fd), s.StateDir)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("state directory %s: %w", s.StateDir, err)
-	}
-	return nil
-}
-
-// makeDirectory makes a directory. It uses root's rights only if the user cannot change where the path leads. In that
-// case it also calls then, unless then is nil.
-func (r *rights) makeDirectory(path string, then func() error) (err error) {
-	path, err = filepath.Abs(path)
-	if err != nil {
-		return err
-	}
-	if zygote.PathIsSafe(path, r.user.UID, r.user.GID) != nil {
-		if rerr := r.do(func() { err = os.MkdirAll(path, 0o700) }); rerr != nil {
-			return rerr
-		}
-		return err
-	}
-	if err := os.MkdirAll(path, 0o700); err != nil || then == nil {
-		return err
-	}
-	return then()
-}
-
-// close closes the state directory.
-func (r *rights) close() {
-	if r.state != nil {
-		r.state.Close()
-	}
 }
 
 // socketFiles returns the files that an executor removes when it ends.
@@ -220,34 +74,6 @@ func socketFiles(s *config.Executor) (list []string) {
 	return list
 }
 
-// separate gives up all rights beyond those of an ordinary user. Afterwards the spawner does everything that needs
-// root.
-func (r rights) separate(s *config.Executor, log *slog.Logger) error {
-	if !s.Separate {
-		return nil
-	}
-	if os.Geteuid() == 0 {
-		if err := privilege.Drop(r.user); err != nil {
-			return fmt.Errorf("give up root: %w", err)
-		}
-		log.Info("gave up root; only the spawner runs as root now", "user", r.user.Name)
-	}
-	return unfiltered(privilege.Filter(), s.Sandbox.Resolve(r.user.UID != 0, s.IdentityDir != ""), log)
-}
-
-// unfiltered decides what an executor does when the system call filter could not be installed. It returns an error if
-// workers must have a complete sandbox, except on an architecture for which no such filter exists.
-func unfiltered(err error, mode sandbox.Mode, log *slog.Logger) error {
-	switch {
-	case err == nil:
-		return nil
-	case mode == sandbox.Require && !errors.Is(err, privilege.ErrArchitecture):
-		return fmt.Errorf("a complete sandbox is required, and this process cannot have a system call filter: %w (--sandbox=on starts without it)", err)
-	}
-	log.Warn("running without a system call filter", "reason", err)
-	return nil
-}
-
 // sandboxMode resolves the setting on this node. A weaker setting than the default is logged, since an administrator
 // must have chosen it.
 func sandboxMode(s *config.Executor, root bool, log *slog.Logger) sandbox.Mode {
@@ -262,13 +88,13 @@ func sandboxMode(s *config.Executor, root bool, log *slog.Logger) sandbox.Mode {
 }
 
 // serveWith is Serve with a given spawner.
-func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log *slog.Logger) error {
-	cfg, err := nodeConfig(s, spawner, log)
+func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, hand Handover, log *slog.Logger) error {
+	cfg, err := nodeConfig(s, spawner, hand.State, log)
 	if err != nil {
 		return err
 	}
 	if slices.Contains(cfg.Providers, dataplane.TCP) {
-		if cfg.Data, err = datalisten.Open(s.DataListen, s.DataAdvertise, log); err != nil {
+		if cfg.Data, err = openData(&s, hand.State, log); err != nil {
 			return err
 		}
 		defer cfg.Data.Close()
@@ -284,13 +110,20 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if err != nil {
 		return err
 	}
+	if hand.State != nil {
+		if err := e.restore(hand.State, spawner.(zygoteSpawner).Zygote); err != nil {
+			return err
+		}
+		spawner.(zygoteSpawner).Resume()
+		own.inherit(&s, hand.State)
+	}
 	defer own.close()
 	if err := own.makeDirectories(&s); err != nil {
 		return err
 	}
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
 		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, OpenIdentity: own.opener(spawner), AuditFile: s.AuditFile, OpenAudit: own.auditOpener(spawner),
-		AddressFile: s.AddressFile, Daemon: "executor", Log: log,
+		AddressFile: s.AddressFile, Daemon: "executor", Log: log, Inherited: inheritedPort(hand.State),
 		Bounds: s.Bounds(len(cfg.Cores) * max(s.ShareCores, 1))})
 	if err != nil {
 		return err
@@ -302,7 +135,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		return err
 	}
 	e.Register(port.Server)
-	web, err := observe.Open(s.HTTPListen, nil, log)
+	web, err := openWeb(&s, hand.State, log)
 	if err != nil {
 		e.shutdown(port)
 		return err
@@ -324,7 +157,10 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if s.Manager != "" {
 		e.cfg.Fabric = fabric(&s, cfg.Providers, log)
 		e.accounts = newAccounts(cfg.Node, e.incarnation, e.now, journal, log)
-		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, Node: port.Node,
+		if err := e.restoreAccounts(hand.State); err != nil {
+			return err
+		}
+		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, ReadSecret: port.Secret, Node: port.Node,
 			AllowPlaintext: s.AllowPlaintext, Connect: spawner.Connect})
 		if err != nil {
 			return err
@@ -343,7 +179,12 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 			return err
 		}
 	}
-	if err := own.separate(&s, log); err != nil { // before the first byte from another party is read
+	if hand.State != nil {
+		err = own.stayDropped()
+	} else {
+		err = own.separate(&s, log)
+	}
+	if err != nil { // before the first byte from another party is read
 		return err
 	}
 	web.Require("workers", func() error {
@@ -355,6 +196,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		cfg.Data.Serve()
 		log.Info("accepting data connections", "address", cfg.Data.Address)
 	}
+	e.begin()
 	wg.Go(func() { e.Run(background) })
 	wg.Go(func() { e.reportAbility(background) })
 	if err := port.Serve(); err != nil {
@@ -369,6 +211,10 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	e.ready(web)
 	log.Info("ready", "address", port.Address, "cores", len(cfg.Cores), "cpus", config.Cores{List: cfg.cpus()}.String(),
 		"memory", config.Bytes(cfg.Memory).String(), "providers", cfg.Providers)
+	h := handing{Handover: &hand, e: e, port: port, web: web, own: &own, ctx: ctx, stop: func() {}}
+	if z, ok := spawner.(zygoteSpawner); ok {
+		h.z = z.Zygote
+	}
 	if reg != nil {
 		// Deregister before the port closes, so that no more clients come.
 		regCtx, stop := context.WithCancel(background)
@@ -377,6 +223,11 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		gone.Go(func() { e.accounts.run(regCtx, s.ChargeInterval, reg.client) })
 		defer gone.Wait()
 		defer stop()
+		h.stop = func() {
+			reg.stay.Store(true)
+			stop()
+			gone.Wait()
+		}
 	}
 	drain := drainRequest{s.Grace, drainReason}
 	wanted := make(chan struct{})
@@ -385,16 +236,22 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	waits.Go(func() { e.back.wait(waitCtx); close(wanted) })
 	defer waits.Wait()
 	defer stopWait()
-	select {
-	case <-ctx.Done():
-	case drain = <-e.DrainAsked():
-	case <-wanted:
-		drain.reason = "the node is wanted back at " + config.Instant(e.back.get()).String()
-	case err = <-port.Failed():
-		err = fmt.Errorf("control port: %w", err)
-	case err = <-web.Failed():
-		err = fmt.Errorf("http: %w", err)
-	case err = <-spawner.Failed():
+	for serving := !hand.State.GetEnding(); serving; {
+		serving = false
+		select {
+		case <-ctx.Done():
+		case drain = <-e.DrainAsked():
+		case <-wanted:
+			drain.reason = "the node is wanted back at " + config.Instant(e.back.get()).String()
+		case err = <-port.Failed():
+			err = fmt.Errorf("control port: %w", err)
+		case err = <-web.Failed():
+			err = fmt.Errorf("http: %w", err)
+		case err = <-spawner.Failed():
+		case <-hand.Asked:
+			log.Error("not handed over: this program continues", "error", h.run())
+			serving = true
+		}
 	}
 	began := time.Now()
 	log.Info("draining", "grace", drain.grace, "reason", drain.reason)
@@ -496,25 +353,6 @@ func fabric(s *config.Executor, providers []string, log *slog.Logger) []dataplan
 	return nil
 }
 
-// openJournal opens the journal of accounts. It returns nil without a directory. Without a manager nothing is charged:
-// the directory is only checked, so that an unusable one is reported early.
-func (r rights) openJournal(s *config.Executor, node string, log *slog.Logger) (j *accounting.Journal, err error) {
-	if s.StateDir == "" {
-		return nil, nil
-	}
-	if rerr := r.do(func() { j, err = accounting.OpenJournal(r.reach(s.StateDir), node) }); rerr != nil {
-		err = rerr
-	}
-	if err != nil && r.state != nil {
-		err = fmt.Errorf("state directory %s: %w", s.StateDir, err)
-	}
-	if err != nil || s.Manager != "" {
-		return j, err
-	}
-	log.Info("the state directory is not used, because without a resource manager nothing is charged", "state-dir", s.StateDir)
-	return nil, j.Close()
-}
-
 // shutdown ends what is left: nothing after a drain, everything after a failed start.
 func (e *Executor) shutdown(port *control.Port) {
 	ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
@@ -548,38 +386,16 @@ func lentMemory(available, assigned uint64, waiting int) uint64 {
 }
 
 // nodeConfig determines the resources of this node.
-func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, error) {
+func nodeConfig(s config.Executor, spawner Spawner, before *handover.State, log *slog.Logger) (Config, error) {
 	cfg := Config{Settings: s, Spawner: spawner, Log: log, Memory: uint64(s.Memory)}
-	allowed, err := topology.Affinity()
+	var err error
+	if before != nil {
+		err = cfg.restoredNode(before.GetNode())
+	} else {
+		err = cfg.lend(spawner, log)
+	}
 	if err != nil {
 		return cfg, err
-	}
-	slurm, err := topology.ReadSlurm(os.Getenv)
-	if err != nil {
-		return cfg, err
-	}
-	cfg.Near = topology.Near("/", s.VerbsDevice)
-	cores, unbound, err := s.Cores.Pick("/", allowed, cfg.Near, slurm)
-	if err != nil {
-		return cfg, err
-	}
-	if unbound {
-		log.Warn("Slurm does not bind this process to CPUs; lending as many as it assigned, starting with the node's first CPU",
-			"assigned", slurm.CPUs, "cpus", config.Cores{List: topology.CPUs(cores)}.String())
-	}
-	cfg.Cores = leaseCores(cores)
-	if cfg.Providers, err = chooseProviders(s.ProviderList(), spawner.VerbsDevices(), dataplane.LoadVerbs); err != nil {
-		return cfg, err
-	}
-	if err := s.CheckMemory("/"); err != nil {
-		return cfg, err
-	}
-	if cfg.Memory == 0 {
-		available, err := topology.AvailableMemory("/")
-		if err != nil {
-			return cfg, err
-		}
-		cfg.Memory = lentMemory(available, slurm.Memory, s.Pool*len(cfg.Providers))
 	}
 	if cfg.NodeID, err = control.NodeID(); err != nil {
 		return cfg, err
@@ -588,4 +404,40 @@ func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, e
 		return cfg, err
 	}
 	return cfg, nil
+}
+
+// lend determines the cores, the memory and the providers that the executor lends.
+func (c *Config) lend(spawner Spawner, log *slog.Logger) error {
+	allowed, err := topology.Affinity()
+	if err != nil {
+		return err
+	}
+	slurm, err := topology.ReadSlurm(os.Getenv)
+	if err != nil {
+		return err
+	}
+	c.Near = topology.Near("/", c.Settings.VerbsDevice)
+	cores, unbound, err := c.Settings.Cores.Pick("/", allowed, c.Near, slurm)
+	if err != nil {
+		return err
+	}
+	if unbound {
+		log.Warn("Slurm does not bind this process to CPUs; lending as many as it assigned, starting with the node's first CPU",
+			"assigned", slurm.CPUs, "cpus", config.Cores{List: topology.CPUs(cores)}.String())
+	}
+	c.Cores = leaseCores(cores)
+	if c.Providers, err = chooseProviders(c.Settings.ProviderList(), spawner.VerbsDevices(), dataplane.LoadVerbs); err != nil {
+		return err
+	}
+	if err := c.Settings.CheckMemory("/"); err != nil {
+		return err
+	}
+	if c.Memory == 0 {
+		available, err := topology.AvailableMemory("/")
+		if err != nil {
+			return err
+		}
+		c.Memory = lentMemory(available, slurm.Memory, c.Settings.Pool*len(c.Providers))
+	}
+	return nil
 }

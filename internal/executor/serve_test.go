@@ -80,7 +80,7 @@ func TestServe(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}, verbs: 1}
-	go func() { done <- serveWith(ctx, context.Background(), s, z, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- serveWith(ctx, context.Background(), s, z, Handover{}, slog.New(slog.DiscardHandler)) }()
 	var address string
 	eventually(t, "the address file", func() bool {
 		b, err := os.ReadFile(s.AddressFile)
@@ -122,7 +122,7 @@ func TestNotReadyWithoutWorkers(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
-	go func() { done <- serveWith(ctx, context.Background(), s, z, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- serveWith(ctx, context.Background(), s, z, Handover{}, slog.New(slog.DiscardHandler)) }()
 	defer func() {
 		stop()
 		if err := <-done; err != nil {
@@ -217,7 +217,7 @@ func TestServeRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := testSettings(t)
 			c.change(&s)
-			if err := Serve(t.Context(), t.Context(), s, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
+			if err := Serve(t.Context(), t.Context(), s, Handover{}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("error %v, want %q", err, c.text)
 			}
 		})
@@ -236,7 +236,7 @@ func TestServeRefuses(t *testing.T) {
 			s := testSettings(t)
 			c.change(&s)
 			z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
-			if err := serveWith(t.Context(), t.Context(), s, z, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
+			if err := serveWith(t.Context(), t.Context(), s, z, Handover{}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("error %v, want %q", err, c.text)
 			}
 		})
@@ -262,7 +262,7 @@ func TestServeWithWorkerOfAnotherVersion(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	err = Serve(t.Context(), t.Context(), s, slog.New(slog.DiscardHandler))
+	err = Serve(t.Context(), t.Context(), s, Handover{}, slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), worker+": it is version v2, this executor v1: install both of one version") {
 		t.Errorf("error %v", err)
 	}
@@ -523,7 +523,7 @@ func TestIdentityOfAnotherNode(t *testing.T) {
 		s.AddressFile = filepath.Join(t.TempDir(), "address")
 		z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
 		done := make(chan error, 1)
-		go func() { done <- serveWith(ctx, context.Background(), s, z, slog.New(slog.DiscardHandler)) }()
+		go func() { done <- serveWith(ctx, context.Background(), s, z, Handover{}, slog.New(slog.DiscardHandler)) }()
 		tick := time.NewTicker(10 * time.Millisecond)
 		for started := false; ; {
 			select {

@@ -214,14 +214,17 @@ func (a *accounts) answered(o *owed, err error) {
 func settle(ctx context.Context, m control.ManagerClient, batch []*owed) error {
 	req := &control.SettleRequest{}
 	for _, o := range batch {
-		e := &o.entry
-		req.Entries = append(req.Entries, &control.AccountEntry{Incarnation: e.Incarnation[:], Lease: e.Lease, Part: e.Part, Tenant: e.Tenant,
-			Node: e.Node, BeganNs: e.Began.UnixNano(), AsOfNs: e.AsOf.UnixNano(), Final: e.Final, Use: e.Use[:]})
+		req.Entries = append(req.Entries, entryMessage(&o.entry))
 	}
 	ctx, cancel := context.WithTimeout(ctx, managerCall)
 	defer cancel()
 	_, err := m.Settle(ctx, req)
 	return err
+}
+
+func entryMessage(e *accounting.Entry) *control.AccountEntry {
+	return &control.AccountEntry{Incarnation: e.Incarnation[:], Lease: e.Lease, Part: e.Part, Tenant: e.Tenant,
+		Node: e.Node, BeganNs: e.Began.UnixNano(), AsOfNs: e.AsOf.UnixNano(), Final: e.Final, Use: e.Use[:]}
 }
 
 // finish sends everything to the manager by message until ctx ends. No lease may be left. Entries that are not sent

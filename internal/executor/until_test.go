@@ -103,7 +103,9 @@ func TestServeLeavesBeforeUntil(t *testing.T) {
 	s.Grace, s.Until = 10*time.Second, config.Instant(time.Now().Add(10*time.Second+300*time.Millisecond))
 	z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
 	done := make(chan error, 1)
-	go func() { done <- serveWith(t.Context(), context.Background(), s, z, slog.New(slog.DiscardHandler)) }()
+	go func() {
+		done <- serveWith(t.Context(), context.Background(), s, z, Handover{}, slog.New(slog.DiscardHandler))
+	}()
 	select {
 	case err := <-done:
 		if err != nil || time.Now().After(s.Until.Time()) {

@@ -22,6 +22,7 @@ const (
 
 // Upload stores a library.
 func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
+	defer e.turns.enter()()
 	// Recv has no deadline of its own; it ends when this function returns.
 	chunks := make(chan *control.UploadChunk)
 	fault := make(chan error, 1)

@@ -38,6 +38,7 @@ type Server struct {
 	// Address is the bound address with its real port; empty: no address was given.
 	Address string
 
+	bound    net.Listener // what listener wraps; nil: no address was given
 	listener net.Listener
 	http     *http.Server
 	failed   chan error
@@ -57,19 +58,49 @@ type check struct {
 // nowhere, so that callers need no special case. If tlsConfig is not nil, the server uses HTTPS. Requests are answered
 // after Serve.
 func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, error) {
+	if address == "" {
+		return newServer(nil, nil, log), nil
+	}
+	l, err := control.Listen(address, true)
+	if err != nil {
+		return nil, fmt.Errorf("http: %w", err)
+	}
+	return newServer(l, tlsConfig, log), nil
+}
+
+// Inherit is Open for a descriptor from Leave, which it takes over. 0: there is none.
+func Inherit(fd int, log *slog.Logger) (*Server, error) {
+	if fd == 0 {
+		return newServer(nil, nil, log), nil
+	}
+	l, err := control.Inherit(fd)
+	if err != nil {
+		return nil, fmt.Errorf("http: %w", err)
+	}
+	return newServer(l, nil, log), nil
+}
+
+// Leave accepts no more connections and returns the listener's descriptor, for a program that takes over this process; 0: no
+// address was given.
+func (s *Server) Leave() (fd int, err error) {
+	if s.bound == nil {
+		return 0, nil
+	}
+	return control.Leave(s.bound)
+}
+
+// newServer returns a server. A nil listener listens nowhere.
+func newServer(l net.Listener, tlsConfig *tls.Config, log *slog.Logger) *Server {
 	s := &Server{Metrics: prometheus.NewRegistry(), Mux: http.NewServeMux(), failed: make(chan error, 1), notReady: ErrStarting}
 	s.Metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.Mux.Handle("GET /metrics", promhttp.HandlerFor(s.Metrics, promhttp.HandlerOpts{Registry: s.Metrics,
 		MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	s.Mux.HandleFunc("GET /healthz", s.healthz)
 	s.Mux.HandleFunc("GET /readyz", s.readyz)
-	if address == "" {
-		return s, nil
+	if l == nil {
+		return s
 	}
-	l, err := control.Listen(address, true)
-	if err != nil {
-		return nil, fmt.Errorf("http: %w", err)
-	}
+	s.bound = l
 	s.Address, s.listener = control.ListenerAddress(l), &crowd{Listener: l, most: maxConnections}
 	if tlsConfig != nil {
 		s.listener = tls.NewListener(s.listener, tlsConfig)
@@ -77,7 +108,7 @@ func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, err
 	s.http = &http.Server{Handler: s.Mux, ConnState: connState, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second,
 		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)} // errors of clients are not errors of the daemon
-	return s, nil
+	return s
 }
 
 // CountRefusals registers metrics of a daemon's gate: refused calls and connections by reason, requests beyond a

@@ -212,6 +212,11 @@ func Drop(u User) error {
 	if os.Geteuid() != int(u.UID) || syscall.Setresuid(-1, 0, -1) == nil {
 		return fmt.Errorf("become user %s (%d): the process could become root again", u.Name, u.UID)
 	}
+	return Hide()
+}
+
+// Hide forbids everybody but root to trace the process or read its memory. execve permits it again.
+func Hide() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("forbid tracing of the process: %w", err)
 	}

@@ -11,7 +11,8 @@ import (
 )
 
 // allowed are the system calls that a daemon makes once it serves: files, sockets, memory, threads, clocks, and devices
-// through libibverbs. The list has no calls to start programs, access other processes' memory, change namespaces,
+// through libibverbs. execve lets another version of the daemon take over; it has the same filter and rights, and no call
+// makes a process for it. The list has no calls to access other processes' memory, change namespaces,
 // mounts, credentials or keys, or use BPF, io_uring and modules. Frequent calls come first. Names that an architecture
 // does not have are left out.
 var allowed = []string{
@@ -32,6 +33,7 @@ var allowed = []string{
 	"open", "creat", "stat", "lstat", "access", "readlink", "getdents", "mkdir", "rmdir", "unlink", "link", "rename", "chmod", "pipe",
 	"socket", "socketpair", "bind", "listen", "accept", "accept4", "connect", "getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown",
 	"sendto", "recvfrom", "sendmmsg", "recvmmsg",
+	"execve", "wait4", "waitid",
 }
 
 // typing are the ioctl commands that type into a terminal. A process whose standard input is the terminal of root's
@@ -72,6 +74,8 @@ func Filter() error {
 		{Name: "ioctl", Conditions: command}, {Name: "ioctl", Conditions: negative},
 		// clone may make threads of this process, but no processes.
 		{Name: "clone", Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD}}},
+		{Name: "prctl", Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: unix.PR_SET_DUMPABLE},
+			{Argument: 1, Operation: seccomp.Equal, Value: 0}}},
 		equal("prctl", unix.PR_SET_NAME), equal("prctl", unix.PR_GET_NAME), equal("prctl", unix.PR_GET_DUMPABLE), equal("prctl", unix.PR_SET_VMA),
 	}
 	filter := seccomp.Filter{NoNewPrivs: true, Flag: seccomp.FilterFlagTSync, Policy: seccomp.Policy{

@@ -433,7 +433,7 @@ func children(t testing.TB, pid int) int {
 }
 
 // started counts the processes of the zygote's spawner: the zygote and the workers.
-func (z *Zygote) started(t testing.TB) int { return children(t, z.spawner.cmd.Process.Pid) }
+func (z *Zygote) started(t testing.TB) int { return children(t, z.spawner.process.Pid) }
 
 // leakCheck notes what there is now and returns a check that nothing was added.
 func leakCheck(t testing.TB) func() {

@@ -71,22 +71,33 @@ func newOutput() (*output, int, error) {
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, -1, os.NewSyscallError("pipe2", err)
 	}
+	o, err := openOutput(p[0], nil)
+	if err != nil {
+		unix.Close(p[1])
+		return nil, -1, err
+	}
+	return o, p[1], nil
+}
+
+// openOutput reads a pipe, which it takes over. before is what was read from it earlier.
+func openOutput(pipe int, before []byte) (*output, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err == nil {
-		err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, p[0], &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT})
+		err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, pipe, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT})
 	}
-	for _, fd := range []int{p[0], epoll} {
+	for _, fd := range []int{pipe, epoll} {
 		if err == nil {
 			err = unix.SetNonblock(fd, true)
 		}
 	}
 	if err != nil {
-		wire.CloseAll([]int{p[0], p[1], epoll})
-		return nil, -1, os.NewSyscallError("worker output", err)
+		wire.CloseAll([]int{pipe, epoll})
+		return nil, os.NewSyscallError("worker output", err)
 	}
-	o := &output{pipe: p[0], ready: os.NewFile(uintptr(epoll), "worker output"), ending: make(chan struct{}), done: make(chan struct{})}
+	o := &output{pipe: pipe, ready: os.NewFile(uintptr(epoll), "worker output"), ending: make(chan struct{}), done: make(chan struct{})}
+	o.write(before)
 	go o.drain()
-	return o, p[1], nil
+	return o, nil
 }
 
 // await waits until there is something to read. The runtime watches an epoll instance that reports the pipe once, until

@@ -45,6 +45,7 @@ func (c Counters) since(b *Counters) Counters {
 type page struct {
 	mu  sync.Mutex
 	mem []byte // a copy once the worker is dead
+	fd  int    // for the program that takes over this process; -1 once the worker is dead
 }
 
 // newPage returns the page and its descriptor for the worker, which the caller closes.
@@ -53,12 +54,35 @@ func newPage() (*page, int, error) {
 	if err != nil {
 		return nil, -1, err
 	}
-	mem, err := unix.Mmap(fd, 0, pageSize, unix.PROT_READ, unix.MAP_SHARED)
+	theirs, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		unix.Close(fd)
 		return nil, -1, fmt.Errorf("page of a worker: %w", err)
 	}
-	return &page{mem: mem}, fd, nil
+	p, err := openPage(fd)
+	if err != nil {
+		unix.Close(theirs)
+		return nil, -1, err
+	}
+	return p, theirs, nil
+}
+
+// openPage maps the page of a descriptor, which it takes over.
+func openPage(fd int) (*page, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	if err == nil && st.Size != pageSize {
+		err = unix.EINVAL
+	}
+	var mem []byte
+	if err == nil {
+		mem, err = unix.Mmap(fd, 0, pageSize, unix.PROT_READ, unix.MAP_SHARED)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("page of a worker: %w", err)
+	}
+	return &page{mem: mem, fd: fd}, nil
 }
 
 // freeze copies the page and unmaps the shared memory, which a process that the worker left behind may still write.
@@ -68,6 +92,8 @@ func (p *page) freeze() {
 	mem := p.mem
 	p.mem = append(make([]byte, 0, pageSize), mem...)
 	unix.Munmap(mem)
+	unix.Close(p.fd)
+	p.fd = -1
 }
 
 // word reads the i-th 8-byte word. Under mu.

@@ -225,7 +225,7 @@ func TestZygoteMemoryIsNotInherited(t *testing.T) {
 		if without == wire.PartPIDs {
 			continue
 		}
-		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", z.spawner.cmd.Process.Pid))
+		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", z.spawner.process.Pid))
 		guards := 0
 		for _, file := range children {
 			list, _ := os.ReadFile(file)

@@ -30,10 +30,12 @@ const startTimeout = 15 * time.Second
 
 // connection is the spawner process and the socket to it.
 type connection struct {
-	cmd    *exec.Cmd
-	conn   *net.UnixConn
-	reaped chan struct{} // closed when the process is reaped; err is set before
-	err    error
+	process *os.Process
+	conn    *net.UnixConn
+	output  *os.File // its standard output and error
+	lines   *lineLogger
+	reaped  chan struct{} // closed when the process is reaped; err is set before
+	err     error
 }
 
 // startSpawner starts the program. The caller must then read its first message.
@@ -44,31 +46,59 @@ func startSpawner(cfg *Config) (*connection, error) {
 	}
 	child := os.NewFile(uintptr(theirs), "spawner socket")
 	defer child.Close()
-	c := &connection{conn: ours, reaped: make(chan struct{})}
+	c := &connection{conn: ours, lines: &lineLogger{log: cfg.Log}, reaped: make(chan struct{})}
 	box := &cfg.Sandbox
 	args := spawner.Config{Worker: cfg.Path, Version: cfg.Version, Mode: box.Mode, Paths: box.paths(), UIDs: box.UIDs, UIDFile: box.UIDFile,
 		Processes: box.Processes, OpenFiles: box.Files, Files: cfg.Files, Append: cfg.Append, UID: cfg.UID, GID: cfg.GID, Remove: cfg.Remove,
 		Without: box.without, OwnGroups: box.ownGroups}
-	lines := &lineLogger{log: cfg.Log}
-	c.cmd = exec.Command(cfg.spawnerPath(), args.Arguments()...)
-	c.cmd.ExtraFiles = []*os.File{child}
-	c.cmd.Env = box.environment(os.Environ())
-	c.cmd.Stdout, c.cmd.Stderr = lines, lines
-	c.cmd.WaitDelay = time.Second
-	// In a separate session, so that only the executor handles Ctrl-C at its terminal.
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
-	wire.OnStarterThread(func() { err = c.cmd.Start() })
-	if err != nil {
+	var output *os.File
+	if c.output, output, err = os.Pipe(); err != nil {
 		ours.Close()
 		return nil, fmt.Errorf("start spawner: %w", err)
 	}
+	defer output.Close()
+	cmd := exec.Command(cfg.spawnerPath(), args.Arguments()...)
+	cmd.ExtraFiles = []*os.File{child}
+	cmd.Env = box.environment(os.Environ())
+	cmd.Stdout, cmd.Stderr = output, output
+	// In a separate session, so that only the executor handles Ctrl-C at its terminal.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
+	wire.OnStarterThread(func() { err = cmd.Start() })
+	if err != nil {
+		ours.Close()
+		c.output.Close()
+		return nil, fmt.Errorf("start spawner: %w", err)
+	}
+	c.process = cmd.Process
+	c.attend()
+	return c, nil
+}
+
+// lastLines is how long the spawner's last lines may take after its end. A process that it left behind may hold the pipe.
+const lastLines = time.Second
+
+// attend logs the spawner's output and reaps it.
+func (c *connection) attend() {
+	read := make(chan struct{})
 	go func() {
-		if c.err = c.cmd.Wait(); c.err == nil {
-			c.err = errors.New("exit status 0")
+		defer close(read)
+		io.Copy(c.lines, c.output)
+	}()
+	go func() {
+		st, err := c.process.Wait()
+		switch {
+		case err != nil:
+			c.err = err
+		default:
+			c.err = errors.New(st.String())
 		}
+		select {
+		case <-read:
+		case <-time.After(lastLines):
+		}
+		c.output.Close()
 		close(c.reaped)
 	}()
-	return c, nil
 }
 
 // spawnerPath returns the path of rfaas-spawner: beside the worker program, or beside this one.
@@ -94,7 +124,7 @@ func (c *connection) close() {
 	select {
 	case <-c.reaped:
 	case <-time.After(startTimeout):
-		c.cmd.Process.Kill()
+		c.process.Kill()
 		<-c.reaped
 	}
 }
@@ -136,6 +166,9 @@ func (z *Zygote) receive() {
 		}
 		if err == nil {
 			err = z.handle(&m, fds)
+		}
+		if err != nil && z.leaving.Load() && errors.Is(err, os.ErrDeadlineExceeded) {
+			return
 		}
 		if err != nil {
 			z.spawnerEnded(err)
@@ -453,6 +486,15 @@ func (l *lineLogger) Write(b []byte) (int, error) {
 		l.line = append(l.line, c)
 	}
 	return len(b), nil
+}
+
+// end logs an incomplete line.
+func (l *lineLogger) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.line) > 0 {
+		l.flush()
+	}
 }
 
 func (l *lineLogger) flush() {

@@ -16,8 +16,15 @@ const (
 
 // end kills the worker for a reason of the executor. The first reason counts.
 func (w *Worker) end(v verdict) {
-	w.verdict.CompareAndSwap(nil, &v)
+	w.judge(v)
 	w.command(wire.Kill)
+}
+
+// judge records why the executor ends the worker. The first reason counts.
+func (w *Worker) judge(v verdict) {
+	w.z.verdicts.RLock()
+	defer w.z.verdicts.RUnlock()
+	w.verdict.CompareAndSwap(nil, &v)
 }
 
 // limitCalls ends the worker when one call takes longer than limit. It reads the worker's page at intervals, so the
@@ -56,7 +63,7 @@ func (w *Worker) limitCalls(limit time.Duration) {
 
 // EndCall ends a worker whose call takes longer than limit. The worker first reports where it is.
 func (w *Worker) EndCall(limit time.Duration) {
-	w.verdict.CompareAndSwap(nil, &verdict{wire.StatusTimeLimit, timeLimitText(limit)})
+	w.judge(verdict{wire.StatusTimeLimit, timeLimitText(limit)})
 	w.command(wire.Explain)
 	select {
 	case <-w.done:

@@ -93,6 +93,9 @@ type Channel struct {
 type Zygote struct {
 	cfg      Config
 	spawner  *connection
+	once     sync.Once    // of Resume
+	leaving  atomic.Bool  // Leave was called
+	verdicts sync.RWMutex // read-locked while a worker gets a verdict; locked for ever by Leave
 	nextID   atomic.Uint32
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
@@ -124,8 +127,7 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 	if err != nil {
 		return nil, err
 	}
-	z := &Zygote{cfg: cfg, spawner: c, changed: make(chan struct{}), workers: map[uint32]*Worker{}, opens: map[uint32]chan opened{},
-		received: make(chan struct{}), failed: make(chan error, 1), pool: newPool(), inspectors: newInspectors()}
+	z := newZygote(cfg, c)
 	m, err := c.first(ctx)
 	if err == nil {
 		err = z.up(m)
@@ -134,12 +136,23 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		c.close()
 		return nil, err
 	}
+	z.begin()
+	return z, nil
+}
+
+func newZygote(cfg Config, c *connection) *Zygote {
+	z := &Zygote{cfg: cfg, spawner: c, changed: make(chan struct{}), workers: map[uint32]*Worker{}, opens: map[uint32]chan opened{},
+		received: make(chan struct{}), failed: make(chan error, 1), pool: newPool(), inspectors: newInspectors()}
 	z.ctx, z.cancel = context.WithCancel(context.Background())
+	return z
+}
+
+// begin starts to handle the spawner's messages.
+func (z *Zygote) begin() {
 	go func() {
 		defer close(z.received)
 		z.receive()
 	}()
-	return z, nil
 }
 
 // VerbsDevices returns how many RDMA devices the zygote found when it last started.
@@ -312,6 +325,11 @@ func (p *parts) close() {
 	p.page.freeze()
 }
 
+func (z *Zygote) newWorker(id uint32, memory uint64) *Worker {
+	return &Worker{id: id, z: z, memory: memory, answer: make(chan answer, 1), exited: make(chan wire.Exit, 1), device: make(chan uint32, 1),
+		done: make(chan struct{}), gone: make(chan struct{})}
+}
+
 // spawn requests a worker from the spawner and completes its start. Without names the worker waits for its lease.
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
 	asked := time.Now()
@@ -322,11 +340,8 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
 	}
-	w := &Worker{
-		id: z.nextID.Add(1), z: z, memory: spec.groupMemory(), conn: p.conn, output: p.output, page: p.page, asked: asked, starting: true,
-		answer: make(chan answer, 1), exited: make(chan wire.Exit, 1), device: make(chan uint32, 1),
-		done: make(chan struct{}), gone: make(chan struct{}),
-	}
+	w := z.newWorker(z.nextID.Add(1), spec.groupMemory())
+	w.conn, w.output, w.page, w.asked, w.starting = p.conn, p.output, p.page, asked, true
 	w.serves.Store(&Spec{})
 	if names != nil {
 		w.serves.Store(spec)
@@ -405,11 +420,16 @@ func (w *Worker) begin(ctx context.Context, spec *Spec) (*Worker, error) {
 		return nil, w.abort(err)
 	}
 	w.started()
+	w.guard(spec)
+	return w, nil
+}
+
+// guard starts what ends a worker that breaks the rules of its lease.
+func (w *Worker) guard(spec *Spec) {
 	if spec.CallLimit > 0 {
 		go w.limitCalls(spec.CallLimit)
 	}
 	if spec.Provider == "verbs" {
 		go w.watchDevice()
 	}
-	return w, nil
 }

@@ -83,7 +83,7 @@ func TestCall(t *testing.T) {
 	if word(1) != w.PID() {
 		t.Errorf("session %d, pid %d", word(1), w.PID())
 	}
-	if spawner := z.spawner.cmd.Process.Pid; word(2) != spawner {
+	if spawner := z.spawner.process.Pid; word(2) != spawner {
 		t.Errorf("parent %d, the spawner is %d", word(2), spawner)
 	}
 	if word(3) > 16 {

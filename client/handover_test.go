@@ -1,0 +1,146 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// handOver makes an executor continue as the program that is installed, and waits until that one is ready.
+func (d *daemon) handOver(t testing.TB) {
+	t.Helper()
+	for len(d.readied) > 0 {
+		<-d.readied
+	}
+	d.signal(syscall.SIGUSR2)
+	select {
+	case <-d.readied:
+	case line := <-d.refused:
+		t.Fatal(line)
+	case <-d.done:
+		t.Fatal("the executor ended")
+	case <-time.After(30 * time.Second):
+		t.Fatal("no program has taken over within 30 s")
+	}
+}
+
+// callAlways calls echo on a worker until stop is called, which returns the number of calls. A failed call fails the test.
+func callAlways(t testing.TB, w *client.Worker, f *client.Function) (stop func() uint64) {
+	var calls atomic.Uint64
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		in, out := make([]byte, 64), make([]byte, 64)
+		for ctx.Err() == nil {
+			if n, err := w.Invoke(context.Background(), f, in, out); err != nil || n != len(in) {
+				t.Errorf("call %d: %d bytes, %v", calls.Load(), n, err)
+				return
+			}
+			calls.Add(1)
+		}
+	})
+	return func() uint64 {
+		cancel()
+		wg.Wait()
+		return calls.Load()
+	}
+}
+
+// units returns the billed units of an item of a tenant.
+func units(t testing.TB, m *daemon, secret, tenant string) map[string]uint64 {
+	t.Helper()
+	conn, err := control.Dial(m.Address, control.DialConfig{SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r, err := control.NewManagerClient(conn).Bill(t.Context(), &control.BillRequest{Tenant: tenant})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]uint64{}
+	for _, b := range r.GetBills() {
+		for _, l := range b.GetLines() {
+			n, err := strconv.ParseUint(l.GetUnits(), 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[l.GetItem()] += n
+		}
+	}
+	return all
+}
+
+// TestHandoverKeepsLeases hands an executor over twenty times while two leases are called all the time. No call fails, leases and
+// workers stay the same, control operations work after each handover, and every call is billed once.
+func TestHandoverKeepsLeases(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	m := start(t, managerProgram, secret, "--executors", "8")
+	d := start(t, "bin/executor", secret, "--cores", "2", "--share-cores", "2", "--providers", provider(), "--grace", "5s", "--manager", m.Address, "--charge-interval", "50ms")
+	d.joined(t)
+	w := &world{daemon: d, secret: secret}
+	w.session = w.connect(t, client.Options{Executor: d.Address, Tenant: "ann"})
+	var leases []*client.Lease
+	var stops []func() uint64
+	var pids []int
+	began := time.Now()
+	for range 2 {
+		l := w.lease(t, client.LeaseOptions{Duration: 10 * time.Minute})
+		leases, pids = append(leases, l), append(pids, l.Worker(0).PID())
+		stops = append(stops, callAlways(t, l.Worker(0), function(t, l, "echo")))
+	}
+	for i := range 20 {
+		d.handOver(t)
+		for j, l := range leases {
+			if err := l.Renew(t.Context(), 10*time.Minute); err != nil {
+				t.Fatalf("handover %d: renew: %v", i, err)
+			}
+			if in, err := l.Worker(0).Inspect(t.Context()); err != nil || in.PID != pids[j] {
+				t.Fatalf("handover %d: worker has pid %d, had %d: %v", i, in.PID, pids[j], err)
+			}
+		}
+		if i%5 != 0 {
+			continue
+		}
+		other := w.lease(t, client.LeaseOptions{})
+		if err := other.Release(t.Context()); err != nil {
+			t.Fatalf("handover %d: %v", i, err)
+		}
+	}
+	var calls uint64
+	for i, l := range leases {
+		calls += stops[i]()
+		if err := l.Err(); err != nil {
+			t.Error(err)
+		}
+		if l.Replaced() != 0 || l.Worker(0).PID() != pids[i] {
+			t.Errorf("lease %d has another worker", l.ID())
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	used := time.Since(began)
+	d.signal(syscall.SIGTERM)
+	ends(t, "the executor", d.done)
+	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+	bill := units(t, m, secret, "ann")
+	t.Logf("%d calls in %v, billed: %v", calls, used, bill)
+	if bill["million-calls"] != calls {
+		t.Errorf("%d calls are billed, %d were made", bill["million-calls"], calls)
+	}
+	_ = math.MaxInt
+	_ = errors.New
+}

@@ -1,0 +1,70 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// turnstile lets operations that change leases pass, until it is shut for a handover. The zero value is open.
+type turnstile struct {
+	mu     sync.Mutex
+	inside int
+	shut   chan struct{} // closed when the turnstile opens again; nil: it is open
+	empty  chan struct{} // closed when nothing is inside any more; nil: nobody waits for that
+}
+
+// enter waits while the turnstile is shut. The caller calls leave after its operation. It must not enter again before, because
+// the turnstile may be shut in between.
+func (t *turnstile) enter() (leave func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for t.shut != nil {
+		shut := t.shut
+		t.mu.Unlock()
+		<-shut
+		t.mu.Lock()
+	}
+	t.inside++
+	return t.leave
+}
+
+func (t *turnstile) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.inside--; t.inside == 0 && t.empty != nil {
+		close(t.empty)
+		t.empty = nil
+	}
+}
+
+// close shuts the turnstile and waits until nothing is inside. If ctx ends first, it opens the turnstile again and returns an
+// error.
+func (t *turnstile) close(ctx context.Context) error {
+	t.mu.Lock()
+	t.shut = make(chan struct{})
+	empty := make(chan struct{})
+	if t.empty = empty; t.inside == 0 {
+		close(empty)
+		t.empty = nil
+	}
+	t.mu.Unlock()
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+	}
+	t.mu.Lock()
+	left := t.inside
+	t.mu.Unlock()
+	t.open()
+	return fmt.Errorf("%d operations on leases have not ended: %w", left, context.Cause(ctx))
+}
+
+// open lets operations pass again.
+func (t *turnstile) open() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	close(t.shut)
+	t.shut, t.empty = nil, nil
+}
