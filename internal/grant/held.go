@@ -16,6 +16,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
+// broke reports whether a request should be repeated because its connection broke before the reply, as when another program has
+// taken the executor's place. The request must be one that may be carried out twice.
+func broke(ctx context.Context, err error) bool {
+	return status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err)
+}
+
 // Replace asks for a new worker in place of worker i, which is killed if it is alive. If the connection breaks before the reply, it
 // repeats the request once. A repeated blob gets the worker that was started for it.
 func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) {
@@ -25,7 +31,7 @@ func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) 
 	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob}
 	var from peer.Peer
 	r, err := h.cl.Replace(ctx, req, grpc.Peer(&from))
-	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
+	if broke(ctx, err) {
 		r, err = h.cl.Replace(ctx, req, grpc.Peer(&from))
 	}
 	if err != nil {
@@ -61,7 +67,11 @@ func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) { return 
 func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (Inspection, error) {
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	r, err := h.cl.Inspect(ctx, &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i), UnansweredMs: uint64(max(unanswered, 0) / time.Millisecond)})
+	req := &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i), UnansweredMs: uint64(max(unanswered, 0) / time.Millisecond)}
+	r, err := h.cl.Inspect(ctx, req)
+	if broke(ctx, err) {
+		r, err = h.cl.Inspect(ctx, req)
+	}
 	if err != nil {
 		return Inspection{}, fromControl("inspect a worker", h.Address, err)
 	}
@@ -98,6 +108,9 @@ func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 	}
 	asked := time.Now()
 	r, err := h.cl.Renew(ctx, req)
+	if broke(ctx, err) {
+		r, err = h.cl.Renew(ctx, req)
+	}
 	if err != nil {
 		return fromControl(op, h.Address, err)
 	}
@@ -143,7 +156,7 @@ func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, e
 	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep}
 	r, err := h.cl.Release(ctx, req)
 	// If the executor has ended during the request, the second attempt finds that nobody listens, or an executor without this lease.
-	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
+	if broke(ctx, err) {
 		r, err = h.cl.Release(ctx, req)
 	}
 	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) || nobodyListens(err) {
