@@ -1,11 +1,12 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
-	"errors"
-	"math"
+	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -141,6 +142,110 @@ func TestHandoverKeepsLeases(t *testing.T) {
 	if bill["million-calls"] != calls {
 		t.Errorf("%d calls are billed, %d were made", bill["million-calls"], calls)
 	}
-	_ = math.MaxInt
-	_ = errors.New
+	if core := time.Duration(bill["core-hour"]) * time.Microsecond; core > 2*used+time.Second || core < used {
+		t.Errorf("%v of a core are billed for two leases of less than %v", core, used)
+	}
+}
+
+// TestHandoverNoticesDeaths kills a worker around the time of a handover. Its client learns it, and gets another worker.
+func TestHandoverNoticesDeaths(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Duration: 10 * time.Minute})
+	f := function(t, l, "echo")
+	for i := range 6 {
+		pid := l.Worker(0).PID()
+		kill := func() {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i%2 == 0 {
+			kill()
+		}
+		for len(w.readied) > 0 {
+			<-w.readied
+		}
+		w.signal(syscall.SIGUSR2)
+		if i%2 == 1 {
+			kill()
+		}
+		ends(t, "the handover", w.readied)
+		within(t, 20*time.Second, "a new worker answers", func() bool {
+			_, err := l.Worker(0).Invoke(t.Context(), f, []byte("x"), make([]byte, 1))
+			return err == nil && l.Worker(0).PID() != pid
+		})
+		in, err := l.Worker(0).Inspect(t.Context())
+		if err != nil || in.PID != l.Worker(0).PID() {
+			t.Errorf("kill %d: the executor names worker %d (%v), the client %d", i, in.PID, err, l.Worker(0).PID())
+		}
+	}
+}
+
+// TestHandoverRefused asks for handovers that are impossible. The executor says why and goes on, and a later handover succeeds.
+func TestHandoverRefused(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} { // an executor that was root executes the program as another user
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good, err := os.ReadFile(built(t, "bin/executor"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, settings := filepath.Join(dir, "executor"), filepath.Join(dir, "executor.yaml")
+	install := func(path string, content []byte, mode os.FileMode) {
+		t.Helper()
+		err := os.WriteFile(path+".new", content, mode)
+		if err == nil {
+			err = os.Rename(path+".new", path)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	install(program, good, 0o755)
+	install(settings, []byte("grace: 2s\n"), 0o644)
+	w := &world{secret: filepath.Join(dir, "secret")}
+	w.daemon = start(t, program, w.secret, "--cores", "2", "--providers", provider(), "--worker", built(t, "libexec/rfaas-worker"), "--config", settings)
+	w.session = w.connect(t, client.Options{Executor: w.Address})
+	l := w.lease(t, client.LeaseOptions{Duration: 10 * time.Minute})
+	pid := l.Worker(0).PID()
+	stop := callAlways(t, l.Worker(0), function(t, l, "echo"))
+	const mark = "takes over executor state version \x01;"
+	for _, c := range []struct {
+		change func()
+		text   string
+	}{
+		{func() { os.Remove(program) }, "no such file"},
+		{func() { install(program, good, 0o644) }, "cannot be executed"},
+		{func() { install(program, []byte("#!/bin/sh\n"), 0o755) }, "does not take over"},
+		{func() {
+			install(program, bytes.ReplaceAll(good, []byte(mark), []byte(mark[:len(mark)-2]+"\x02;")), 0o755)
+		}, "does not take over"},
+		{func() {
+			install(program, good, 0o755)
+			install(settings, []byte("grace: soon\n"), 0o644)
+		}, "soon"},
+	} {
+		c.change()
+		w.signal(syscall.SIGUSR2)
+		if line := ends(t, "the attempt", w.refused); !strings.Contains(line, c.text) {
+			t.Errorf("it said %q, want %q", line, c.text)
+		}
+		if err := l.Renew(t.Context(), 10*time.Minute); err != nil {
+			t.Errorf("%s: renew: %v", c.text, err)
+		}
+	}
+	install(settings, []byte("grace: 2s\n"), 0o644)
+	install(program, []byte("rfaas "+mark), 0o755) // passes the check, but the kernel does not execute it
+	w.handOver(t)
+	install(program, good, 0o755)
+	w.handOver(t)
+	if in, err := l.Worker(0).Inspect(t.Context()); err != nil || in.PID != pid {
+		t.Errorf("worker has pid %d, had %d: %v", in.PID, pid, err)
+	}
+	if stop() == 0 {
+		t.Error("no call was made")
+	}
 }
