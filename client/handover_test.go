@@ -87,7 +87,8 @@ func units(t testing.TB, m *daemon, secret, tenant string) map[string]uint64 {
 func TestHandoverKeepsLeases(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	m := start(t, managerProgram, secret, "--executors", "8")
-	d := start(t, "bin/executor", secret, "--cores", "2", "--share-cores", "2", "--providers", provider(), "--grace", "5s", "--manager", m.Address, "--charge-interval", "50ms")
+	d := start(t, "bin/executor", secret, "--cores", "2", "--share-cores", "2", "--providers", provider(), "--grace", "5s", "--manager", m.Address,
+		"--charge-interval", "50ms", "--state-dir", filepath.Join(t.TempDir(), "state"))
 	d.joined(t)
 	w := &world{daemon: d, secret: secret}
 	w.session = w.connect(t, client.Options{Executor: d.Address, Tenant: "ann"})
