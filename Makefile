@@ -340,6 +340,14 @@ test-c-asan: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider tcp --encrypt 'channel/*' 'write/*' 'read/*' 'tcp/*'
 	$(Q)$(GO) test -asan -count=1 -vet=off ./internal/dataplane
 
+# The other forms of posts, by the rules of cxi over libfabric's tcp. tcp:efa takes the same path, because tcp does not tell how many
+# bytes a write with immediate data has written.
+OFI_CASES := 'access/*' 'connect/*' 'read/*' 'recv/*' 'reset/*' 'write/*' 'many/*' 'channel/sizes' 'channel/finish-alone'
+.PHONY: test-c-ofi
+test-c-ofi: build/ctest/dp_test ## conformance and channel tests of the C core on libfabric's tcp, some ten minutes
+	$(Q)build/ctest/dp_test --provider ofi
+	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_CASES)
+
 CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes it fail
 # The thread sanitizer sees one process: the cases whose threads meet in it. It knows no fences (-Wno-tsan): ours stand
 # between shared words of two processes or two threads that are atomic themselves, so that it misses orders and invents no

@@ -131,7 +131,9 @@ int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, 
         return made(dp_verbs_open(opts, out, err), &live.devices);
     if (provider && !strcmp(provider, "tcp"))
         return made(dp_tcp_open(opts, out, err), &live.devices);
-    return dp_fail(err, DP_INVALID, 0, "unknown provider \"%s\" (shm, verbs, tcp)", provider ? provider : "");
+    if (provider && !strcmp(provider, "ofi"))
+        return made(dp_ofi_open(opts, out, err), &live.devices);
+    return dp_fail(err, DP_INVALID, 0, "unknown provider \"%s\" (shm, verbs, tcp, ofi)", provider ? provider : "");
 }
 
 int dp_dev_event_fd(dp_dev *dev) { return dev->ops->dev_event_fd ? dev->ops->dev_event_fd(dev) : -1; }

@@ -33,10 +33,10 @@
 #include "dp_status.h"
 
 #define DP_CACHE_LINE 64
-#define DP_BLOB_MAX 128 /* bytes of a queue-pair blob, any provider */
-#define DP_EXPOSE_MAX 8 /* regions a queue pair exposes to its peer */
+#define DP_BLOB_MAX 192 /* bytes of a queue-pair blob, any provider */
+#define DP_EXPOSE_MAX 8 /* regions a queue pair exposes to its peer; on ofi 4 */
 
-typedef enum dp_provider_id { DP_PROVIDER_SHM = 1, DP_PROVIDER_VERBS = 2, DP_PROVIDER_TCP = 3 } dp_provider_id;
+typedef enum dp_provider_id { DP_PROVIDER_SHM = 1, DP_PROVIDER_VERBS = 2, DP_PROVIDER_TCP = 3, DP_PROVIDER_OFI = 4 } dp_provider_id;
 
 /* What a region's peer may do with it. Local access is always read and write. */
 enum {
@@ -54,6 +54,10 @@ enum {
     /* The target's thread executes remote operations while it polls. Signalled posts complete, and a full send queue gets room, only when
      * the target polls. A target that runs a function polls only when the function has ended. */
     DP_CAP_POLLED_TARGET = 4,
+    DP_CAP_POLLED_SOURCE = 8, /* a post may leave only when its own side polls again or waits */
+    /* A peer that has ended or was reset may go unnoticed: posts to it then neither complete nor fail, and probing reports nothing.
+     * Another party must report it (dp_qp_break). What the peer posted last is lost unless this side polled before the peer ended. */
+    DP_CAP_SILENT_DEATH = 16,
 };
 
 /* Flags of a post. */
@@ -120,6 +124,7 @@ typedef struct dp_dev_options {
     int handed;            /* tcp: the device neither listens nor connects; another process hands sockets to it, see dp_tcp.h (workers) */
     int handed_from;       /* tcp, with handed: unix socket from which dp_qp_connect takes sockets while it waits. The caller's. 0: none */
     int encrypt;           /* tcp: a DP_ENCRYPT_* value */
+    const char *ofi_provider; /* ofi: libfabric's provider, "tcp", "cxi", "efa", "opx" or "psm3"; NULL or "": tcp */
     int packable;          /* shm: keep the descriptors that dp_qp_pack needs, as long as few descriptors are open */
 } dp_dev_options;
 
@@ -283,6 +288,7 @@ bool dp_dev_starved(const dp_dev *dev);
 int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_tcp_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
+int dp_ofi_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 /* dp_verbs_preload loads libibverbs and its providers and keeps the device list, so that later opens here and in forked
  * children are quick. It opens no device. Returns the number of devices; 0 when there are none, without loading anything,
  * or when they cannot be listed: err says why. */

@@ -21,6 +21,7 @@ int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generat
         return dp_fail(err, DP_INVALID, 0, "export channel: room for %u bytes, %d needed", *len, DP_CHANNEL_BLOB_MAX);
     uint8_t *out = blob;
     uint32_t qp_len = DP_BLOB_MAX;
+    _Static_assert(sizeof(dp_channel_blob) + DP_BLOB_MAX <= DP_CHANNEL_BLOB_MAX, "a queue-pair blob fits");
     int st = dp_qp_export(qp, out + sizeof(dp_channel_blob), &qp_len, err);
     if (st)
         return st;
@@ -47,8 +48,9 @@ int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generat
 }
 
 static const char *provider_name(uint8_t provider) {
-    static const char *const names[] = {[DP_PROVIDER_SHM] = "shm", [DP_PROVIDER_VERBS] = "verbs", [DP_PROVIDER_TCP] = "tcp"};
-    return provider >= DP_PROVIDER_SHM && provider <= DP_PROVIDER_TCP ? names[provider] : "unknown";
+    static const char *const names[] = {[DP_PROVIDER_SHM] = "shm", [DP_PROVIDER_VERBS] = "verbs", [DP_PROVIDER_TCP] = "tcp",
+                                        [DP_PROVIDER_OFI] = "ofi"};
+    return provider >= DP_PROVIDER_SHM && provider <= DP_PROVIDER_OFI ? names[provider] : "unknown";
 }
 
 int dp_side_decode(const void *blob, uint32_t len, uint8_t role, dp_provider_id provider, dp_side *out,

@@ -99,7 +99,8 @@ static void *wait_for_nobody(void *arg) {
     return NULL;
 }
 
-T_CASE(silent_workers, "channel/silent-worker", .seconds = 30, .verbs_seconds = 60) {
+/* Not on ofi: DP_CAP_SILENT_DEATH. */
+T_CASE(silent_workers, "channel/silent-worker", .seconds = 30, .verbs_seconds = 60, .providers = T_SHM | T_VERBS | T_TCP) {
     waiting w[WAYS];
     dp_dev *dev;
     dp_error err;
@@ -186,7 +187,8 @@ static void serve(int sock, void *arg) {
     dp_dev_close(dev);
 }
 
-T_CASE(silent_client, "channel/silent-client", .seconds = 30, .verbs_seconds = 60) {
+/* Not on ofi: DP_CAP_SILENT_DEATH. */
+T_CASE(silent_client, "channel/silent-client", .seconds = 30, .verbs_seconds = 60, .providers = T_SHM | T_VERBS | T_TCP) {
     serving v[2] = {{.mode = DP_WAIT_HOT}, {.mode = DP_WAIT_WARM}};
     for (int i = 0; i < 2; i++)
         t_peer_start(&v[i].client, true, client_of, NULL);

@@ -60,6 +60,7 @@ static void take(end *e, const dp_wc *wc) {
 /* shm: the mark must stand within a second, by probing or by itself. Without a post. */
 static void await_mark(end *e, bool block) {
     int64_t start = dp_now_ns(), probed = start;
+    end_report_death(e);
     while (!dp_qp_broken(e->qp)) {
         int64_t now = dp_now_ns();
         CHECKF(now - start < (int64_t)(1000 * MS * t_time_scale()), "not marked broken within a second");

@@ -68,9 +68,9 @@ T_CASE(open_close, "device/open-close") {
         dp_dev *dev = NULL;
         dp_error err = {0};
         CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &dev, &err), err);
-        CHECK_EQ(dev->provider, t_is_verbs() ? DP_PROVIDER_VERBS : t_is_tcp() ? DP_PROVIDER_TCP : DP_PROVIDER_SHM);
+        CHECK_EQ(dev->provider, t_is_verbs() ? DP_PROVIDER_VERBS : t_is_tcp() ? DP_PROVIDER_TCP : t_is_ofi() ? DP_PROVIDER_OFI : DP_PROVIDER_SHM);
         CHECK(memchr(dev->name, 0, sizeof dev->name) && dev->name[0]);
-        CHECK_EQ(dev->caps & ~(DP_CAP_SYNC_SOURCE | DP_CAP_RKEY_PTR | DP_CAP_POLLED_TARGET), 0);
+        CHECK_EQ(dev->caps & ~(DP_CAP_SYNC_SOURCE | DP_CAP_RKEY_PTR | DP_CAP_POLLED_TARGET | DP_CAP_POLLED_SOURCE | DP_CAP_SILENT_DEATH), 0);
         CHECK_GE(dev->max_msg, 1u << 20);
         if (t_is_verbs())
             CHECK_EQ(dev->caps, 0);

@@ -56,8 +56,7 @@ static int outcome(end *e, int posted) {
     dp_wc wc;
     if (posted != DP_OK)
         return posted;
-    CHECKF(end_poll_sent(e, &wc, poll_ns()), "the write never ends");
-    return wc.status;
+    return end_poll_lost(e, &wc) ? wc.status : DP_CONNECTION;
 }
 
 /* The initiator learns that it has lost its peer: verbs by the completion, shm by a probe within a second. */
@@ -66,6 +65,7 @@ static void check_told(end *e, int st) {
         CHECKF(dp_status_class(st) == 5, "the write ends with %d (%s)", st, dp_status_text(st));
         return;
     }
+    end_report_death(e);
     int64_t until = dp_now_ns() + (int64_t)(1e9 * t_time_scale());
     while (!dp_qp_broken(e->qp)) {
         CHECKF(dp_now_ns() < until, "not marked broken a second after it lost its peer");

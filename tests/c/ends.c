@@ -30,14 +30,14 @@ static void replace_attended(dp_cq *from, dp_cq *to) {
 }
 
 void end_attend(dp_cq *cq) {
-    if (!(cq->dev->caps & DP_CAP_POLLED_TARGET))
+    if (!(cq->dev->caps & (DP_CAP_POLLED_TARGET | DP_CAP_POLLED_SOURCE)))
         return;
     replace_attended(NULL, cq);
     t_idle = poll_attended;
 }
 
 void end_unattend(dp_cq *cq) {
-    if (cq->dev->caps & DP_CAP_POLLED_TARGET)
+    if (cq->dev->caps & (DP_CAP_POLLED_TARGET | DP_CAP_POLLED_SOURCE))
         replace_attended(cq, NULL);
 }
 
@@ -192,6 +192,20 @@ static bool poll_kind(end *e, dp_wc *wc, bool recv, int64_t ns) {
 
 bool end_poll_sent(end *e, dp_wc *wc, int64_t ns) { return poll_kind(e, wc, false, ns); }
 bool end_poll_recv(end *e, dp_wc *wc, int64_t ns) { return poll_kind(e, wc, true, ns); }
+
+bool end_report_death(end *e) {
+    if (!(e->dev->caps & DP_CAP_SILENT_DEATH))
+        return false;
+    dp_qp_break(e->qp, DP_PEER_GONE);
+    return true;
+}
+
+bool end_poll_lost(end *e, dp_wc *wc) {
+    bool silent = e->dev->caps & DP_CAP_SILENT_DEATH;
+    bool got = end_poll_sent(e, wc, silent ? 20000000 : poll_ns());
+    CHECKF(got || silent, "a post to a peer that is gone never ends");
+    return got;
+}
 
 void end_drain(end *e) {
     dp_wc wc[16];

@@ -34,6 +34,7 @@ const char *t_provider(void) { return this_run.provider; }
 bool t_is_shm(void) { return this_run.provider[0] == 's'; }
 bool t_is_verbs(void) { return this_run.provider[0] == 'v'; }
 bool t_is_tcp(void) { return this_run.provider[0] == 't'; }
+bool t_is_ofi(void) { return this_run.provider[0] == 'o'; }
 
 #undef dp_dev_open
 int t_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err) {

@@ -6,7 +6,7 @@
  *
  * The program's main is in runner.c; a file of cases needs nothing but this header and to be linked in.
  *
- *   dp_test [--list] [--provider shm|verbs|tcp] [--encrypt] [--case GLOB]... [--repeat N] [--verbose] [GLOB]...
+ *   dp_test [--list] [--provider shm|verbs|tcp|ofi] [--encrypt] [--case GLOB]... [--repeat N] [--verbose] [GLOB]...
  *
  * What the harness does for every case:
  *   - forks a child that leads its own process group; everything it starts dies with it;
@@ -50,7 +50,7 @@
 /* ---- cases ---- */
 
 /* Which providers a case runs on; 0 means all. */
-enum { T_SHM = 1, T_VERBS = 2, T_TCP = 4, T_ENCRYPT = 8 /* a case of T_TCP alone: also with --encrypt */ };
+enum { T_SHM = 1, T_VERBS = 2, T_TCP = 4, T_ENCRYPT = 8 /* a case of T_TCP alone: also with --encrypt */, T_OFI = 16 };
 
 typedef struct t_case {
     const char *name; /* "subject/what" or "subject/what@variant" */
@@ -76,6 +76,7 @@ const char *t_provider(void);
 bool t_is_shm(void);
 bool t_is_verbs(void);
 bool t_is_tcp(void);
+bool t_is_ofi(void);
 /* dp_dev_open, which with --encrypt adds DP_ENCRYPT_REQUIRE to the options of tcp devices that do not set `encrypt`. */
 int t_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
 #define dp_dev_open t_dev_open

@@ -179,7 +179,7 @@ static bool left_in_dev_shm(char *name, size_t len) {
 static int run_case(const t_case *c) {
     int log = verbose ? -1 : memfd_create("case-output", MFD_CLOEXEC);
     memset(this_run.board, 0, sizeof *this_run.board);
-    int seconds = t_is_verbs() ? (c->verbs_seconds ? c->verbs_seconds : 30) : c->seconds ? c->seconds : t_is_tcp() ? 20 : 10;
+    int seconds = t_is_verbs() ? (c->verbs_seconds ? c->verbs_seconds : 30) : c->seconds ? c->seconds : t_is_tcp() || t_is_ofi() ? 20 : 10;
     fflush(NULL);
     int64_t start = dp_now_ns();
     pid_t pid = fork();
@@ -265,7 +265,7 @@ static bool provider_present(char *why, size_t len) {
 }
 
 static bool selected(const t_case *c, char **globs, int n) {
-    if (c->providers && !(c->providers & (t_is_verbs() ? T_VERBS : t_is_tcp() ? T_TCP : T_SHM)))
+    if (c->providers && !(c->providers & (t_is_verbs() ? T_VERBS : t_is_tcp() ? T_TCP : t_is_ofi() ? T_OFI : T_SHM)))
         return false;
     if (this_run.encrypt && c->providers == T_TCP) /* peers made by hand, which do not encrypt */
         return false;
@@ -276,7 +276,7 @@ static bool selected(const t_case *c, char **globs, int n) {
 }
 
 static int usage(const char *problem, const char *value) {
-    fprintf(stderr, "dp_test: %s%s\nusage: dp_test [--list] [--provider shm|verbs|tcp] [--encrypt] [--case GLOB]... "
+    fprintf(stderr, "dp_test: %s%s\nusage: dp_test [--list] [--provider shm|verbs|tcp|ofi] [--encrypt] [--case GLOB]... "
                     "[--repeat N] [--verbose] [GLOB]...\n",
             problem, value);
     return 2;
@@ -305,7 +305,8 @@ int main(int argc, char **argv) {
         else
             globs[n_globs++] = argv[i];
     }
-    if (strcmp(this_run.provider, "shm") && strcmp(this_run.provider, "verbs") && strcmp(this_run.provider, "tcp"))
+    if (strcmp(this_run.provider, "shm") && strcmp(this_run.provider, "verbs") && strcmp(this_run.provider, "tcp") &&
+        strcmp(this_run.provider, "ofi"))
         return usage("unknown provider ", this_run.provider);
     if (repeat < 1)
         return usage("--repeat must be at least 1", "");
@@ -324,6 +325,10 @@ int main(int argc, char **argv) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     own_dev_shm();
 
+    if (t_is_ofi()) { /* each case loads libfabric and connects: Debian's other providers take 0.4 s, connecting 10 ms a step */
+        setenv("FI_PROVIDER", "tcp,ofi_rxm", 0);
+        setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "100", 0);
+    }
     char why[300];
     bool present = provider_present(why, sizeof why);
     const char *req = getenv("RFAAS_REQUIRE_VERBS");

@@ -1,0 +1,241 @@
+/* Inside the ofi provider (libfabric). Nothing outside dp_ofi*.c includes this.
+ *
+ *   dp_ofi_load.c  libfabric, loaded on demand
+ *   dp_ofi_dev.c   what is known of each libfabric provider; devices, domains, memory
+ *   dp_ofi_qp.c    life of a queue pair, and its blob
+ *   dp_ofi_post.c  the send queue: which post may be issued, and in which form
+ *   dp_ofi_cq.c    completions, waiting, probing
+ *
+ * A queue pair is one FI_EP_RDM endpoint with an address vector of one entry, two libfabric completion queues (own posts, arrivals) and
+ * its own registration of each exposed region. All of these are made anew by dp_qp_reset, so an address or a key of an earlier life
+ * reaches nothing. A dp_cq polls the libfabric queues of its queue pairs.
+ *
+ * Posts go into a ring and are issued from its front, as far as the order allows and libfabric takes them (FI_EAGAIN). They complete in
+ * order. Each is issued with FI_DELIVERY_COMPLETE, so a completion means that the peer's memory has the data.
+ *
+ * The blob lists the exposed regions. The initiator checks key, bounds and rights of every post against that list, because a
+ * libfabric target may drop a wrong access silently. This protects against mistakes. It is no protection against a hostile peer.
+ */
+#ifndef RFAAS_DP_OFI_H
+#define RFAAS_DP_OFI_H
+
+#include "dp_ofi_load.h"
+
+#ifdef DP_HAVE_LIBFABRIC
+#include <pthread.h>
+#include <rdma/fi_atomic.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <stddef.h>
+
+#define OFI_INLINE_MAX 256   /* bytes that a post copies */
+#define OFI_SLOT (OFI_INLINE_MAX + 8) /* the copy, and a message or the operand of an atomic */
+#define OFI_STEPS_MAX 3
+#define OFI_MAX_MSG (1u << 30)
+#define OFI_ADDRESS_MAX 48
+#define OFI_EXPOSE_MAX 4      /* regions of a queue pair; more would not fit into a blob */
+#define OFI_WARM_MS 50       /* how long dp_qp_connect waits for libfabric's connection */
+#define OFI_KEEPALIVE_MS 1000
+#define OFI_BLIND_NS 200000  /* longest sleep where libfabric has no descriptor to wait for, or posts wait to be issued */
+
+/* One libfabric provider: what its fi_info does not say, or what must be asked for. */
+typedef struct ofi_kind {
+    const char *name;         /* of the setting ofi-provider */
+    const char *fi_names[2];  /* names for libfabric, tried in this order */
+    uint8_t id;               /* in blobs */
+    bool ordered;             /* writes, and writes with immediate data, take effect in the order of the posts */
+    bool arrival_len;         /* an arrival of immediate data tells how many bytes were written */
+    bool polled;              /* the target's polling makes the progress (DP_CAP_POLLED_TARGET) */
+    bool silent;              /* operations to a peer that has gone are not reported (DP_CAP_SILENT_DEATH) */
+    bool writedata;           /* false: the immediate value is sent as a message behind the write */
+    bool atomics;             /* false: fetch-and-add is DP_UNSUPPORTED */
+} ofi_kind;
+
+typedef struct ofi_region { /* as in a blob, little endian */
+    uint32_t rkey, access;
+    uint64_t key;  /* libfabric's */
+    uint64_t base; /* address that posts name */
+    uint64_t size;
+} ofi_region;
+
+typedef struct ofi_blob {
+    char magic[4];
+    uint16_t version;
+    uint8_t provider;
+    uint8_t kind;
+    uint32_t crc; /* CRC32C of the blob with this field 0 */
+    uint8_t address_len;
+    uint8_t n_regions;
+    uint16_t flags;
+    uint8_t address[OFI_ADDRESS_MAX];
+    ofi_region regions[OFI_EXPOSE_MAX]; /* n_regions of them travel */
+} ofi_blob;
+_Static_assert(sizeof(ofi_blob) == DP_BLOB_MAX && offsetof(ofi_blob, regions) == 64, "ofi blob");
+enum {
+    OFI_BLOB_VIRT_ADDR = 1, /* peers name addresses; otherwise offsets into the region */
+    OFI_BLOB_MESSAGES = 2,  /* immediate values come as messages */
+};
+
+typedef struct ofi_dev {
+    dp_dev d;
+    const ofi_kind *kind; /* the rules */
+    const ofi_kind *fi;   /* whom to ask libfabric for: differs from kind in tests only */
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    bool active_only; /* dp_dev_options.active_side_only */
+    bool local;    /* local memory must be registered (FI_MR_LOCAL) */
+    bool virt;     /* FI_MR_VIRT_ADDR */
+    bool own_keys; /* the application chooses keys (no FI_MR_PROV_KEY) */
+    bool at_ep;    /* FI_MR_ENDPOINT: regions belong to an endpoint */
+    bool messages; /* see ofi_kind.writedata */
+    bool len_in_data; /* the byte count travels in the upper half of 8 bytes of immediate data */
+    bool delivery; /* FI_DELIVERY_COMPLETE is granted */
+    uint32_t iov_limit;
+    int64_t keepalive_ns;
+    pthread_mutex_t lock; /* guards refs of regions and the table of local registrations */
+} ofi_dev;
+
+typedef struct ofi_mem {
+    dp_mem m;
+    void *map; /* NULL: the caller's memory */
+    uint64_t map_len;
+    struct fid_mr *local; /* with ofi_dev.local */
+    uint32_t refs;        /* dp_mem_free, and queue pairs that expose it */
+} ofi_mem;
+
+typedef struct ofi_domain {
+    dp_domain d;
+    struct fid_domain *domain;
+    ofi_mem **local; /* by lkey - 1, with ofi_dev.local */
+    uint32_t n_local;
+} ofi_domain;
+
+typedef struct ofi_qp ofi_qp;
+
+typedef struct ofi_cq {
+    dp_cq c;
+    int wake_fd;
+    ofi_qp **qps;
+    struct pollfd *fds; /* room for the wake_fd and two descriptors of each queue pair */
+    uint32_t n_qps, cap_qps;
+    uint32_t next; /* queue pair to poll first */
+} ofi_cq;
+
+#define OFI_INTERNAL 0x80000000u /* flag of a post of the provider itself: its completion is not shown */
+#define OFI_OP_BYE 255           /* in ofi_op.op: a message without bytes, which tells the peer that this side has ended */
+#define OFI_LINGER_MS 100        /* how long a queue pair that is reset or destroyed waits for progress of its last posts and its bye */
+
+/* One post. It becomes one libfabric operation, or several: a write for each piece, and a message with the immediate value. */
+typedef struct ofi_op {
+    struct fi_context2 contexts[OFI_STEPS_MAX]; /* one for each libfabric operation; libfabric may write to it */
+    uint64_t wr_id, raddr, key, add;
+    const uint8_t *from[2]; /* pieces */
+    void *desc[2];
+    uint32_t len[2], total;
+    uint32_t imm, flags;
+    uint8_t op;
+    bool with_imm, done;
+    uint8_t n_pieces;
+    uint8_t steps, issued, completed; /* libfabric operations: in all, issued, completed */
+    int32_t status;
+} ofi_op;
+
+struct ofi_qp {
+    dp_qp q;
+    struct fid_ep *ep; /* NULL: closed after a failure */
+    struct fid_av *av;
+    struct fid_cq *tx, *rx;
+    int tx_fd, rx_fd; /* -1: libfabric has none */
+    fi_addr_t peer;
+    uint32_t n_regions; /* the peer's */
+    ofi_region regions[OFI_EXPOSE_MAX];
+    bool peer_virt;
+    uint32_t n_expose;
+    ofi_mem *expose[OFI_EXPOSE_MAX];
+    struct fid_mr *mrs[OFI_EXPOSE_MAX];
+    /* Posts: [tail, head), of which [tail, next) are issued completely. */
+    ofi_op *ops;
+    uint8_t *copies; /* OFI_SLOT bytes for each entry */
+    struct fid_mr *copies_mr;
+    uint32_t op_mask, head, next, tail, shown; /* [shown, tail) are done and not yet delivered */
+    uint32_t flight; /* operations at libfabric, */
+    uint32_t returning; /* those of them that return data: reads and atomics */
+    bool atomic;     /* one of them is an atomic */
+    bool asking;     /* a keepalive is outstanding */
+    bool gone;       /* the endpoint failed */
+    int64_t heard_at;
+    uint32_t heard_tail, heard_recv;
+    struct fi_context2 bye; /* of the receive for the peer's bye, unless immediate values are messages too */
+    /* Receives. */
+    uint64_t *recvs;
+    struct ofi_arrival {
+        struct fi_context2 context;
+        uint8_t bytes[8]; /* little endian: immediate value, byte count */
+    } *arrivals;
+    struct fid_mr *arrivals_mr;
+    uint32_t recv_mask, rposted, rdone;
+    dp_wc *saved; /* [saved_at, n_saved): arrivals before a failure */
+    uint32_t saved_at, n_saved;
+};
+
+static inline ofi_dev *ofi_dev_of(dp_dev *d) { return (ofi_dev *)d; }
+static inline ofi_domain *ofi_domain_of(dp_domain *d) { return (ofi_domain *)d; }
+static inline ofi_qp *ofi_qp_of(dp_qp *q) { return (ofi_qp *)q; }
+static inline ofi_cq *ofi_cq_of(dp_cq *c) { return (ofi_cq *)c; }
+
+extern const dp_ops ofi_ops; /* dp_ofi_dev.c */
+/* Fails with libfabric's text for e (negative). */
+int ofi_fail(dp_error *err, int status, long e, const char *what, const ofi_dev *dev);
+void ofi_mem_unref(ofi_dev *dev, ofi_mem *m);
+/* Registers the memory at libfabric for local use. *out is NULL if the provider does not need that. */
+int ofi_local_register(ofi_domain *d, void *addr, uint64_t size, struct fid_mr **out, dp_error *err);
+void ofi_close(struct fid *f);
+
+/* dp_ofi_qp.c */
+int ofi_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, dp_error *err);
+int ofi_qp_export(dp_qp *qp, void *blob, uint32_t *len, dp_error *err);
+int ofi_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
+int ofi_qp_reset(dp_qp *qp, dp_error *err);
+void ofi_qp_destroy(dp_qp *qp);
+/* Closes the endpoint: nothing that was posted touches local memory any more. Outstanding posts complete with DP_CONNECTION, but
+ * `op`, or the oldest if that is NULL, with `status`. */
+void ofi_qp_fail(ofi_qp *q, ofi_op *op, int status);
+
+/* dp_ofi_post.c */
+int ofi_post_write(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
+int ofi_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id,
+                       uint32_t flags);
+int ofi_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
+int ofi_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id, uint32_t flags);
+int ofi_post_recv(dp_qp *qp, uint64_t wr_id);
+/* A write of no bytes. */
+int ofi_post_keepalive(ofi_qp *q);
+void ofi_post_bye(ofi_qp *q);
+/* Issues what may be issued. */
+void ofi_issue(ofi_qp *q);
+
+/* dp_ofi_cq.c */
+int ofi_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err);
+void ofi_cq_destroy(dp_cq *cq);
+int ofi_cq_attach(ofi_cq *cq, ofi_qp *q, dp_error *err);
+void ofi_cq_detach(ofi_cq *cq, ofi_qp *q);
+int ofi_cq_poll(dp_cq *cq, dp_wc *wc, int n);
+int ofi_cq_arm(dp_cq *cq);
+void ofi_cq_disarm(dp_cq *cq);
+int ofi_cq_wait(dp_cq *cq, int64_t timeout_ns);
+void ofi_cq_wake(dp_cq *cq);
+int ofi_qp_probe(dp_qp *qp);
+/* Takes completions of own posts off libfabric's queue and issues what may be issued then. */
+void ofi_take_sent(ofi_qp *q);
+/* Takes arrivals off libfabric's queue for later polls. */
+void ofi_save_arrivals(ofi_qp *q);
+/* Gives back the room of posts that are done and whose completion is not shown. */
+void ofi_skip_hidden(ofi_qp *q);
+/* The status of a failed operation: e is libfabric's error, positive. */
+int ofi_status_of(int e);
+#endif
+
+#endif

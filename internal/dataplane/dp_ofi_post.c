@@ -1,0 +1,309 @@
+/* The send queue of an ofi queue pair: which post may be issued, and in which form. */
+#include "dp_ofi.h"
+
+#ifdef DP_HAVE_LIBFABRIC
+#include "dp_wire.h"
+
+#include <string.h>
+
+static ofi_dev *dev_of(const ofi_qp *q) { return ofi_dev_of(q->q.domain->dev); }
+static uint8_t *slot_of(const ofi_qp *q, const ofi_op *op) { return q->copies + (size_t)(op - q->ops) * OFI_SLOT; }
+static void *desc_of(struct fid_mr *mr) { return mr ? fi_mr_desc(mr) : NULL; }
+
+int ofi_status_of(int e) {
+    switch (e) {
+    case FI_EACCES:
+    case FI_EPERM:
+    case FI_EINVAL:
+    case FI_EMSGSIZE: return DP_INVALID;
+    case FI_ECONNREFUSED:
+    case FI_ECONNRESET:
+    case FI_ECONNABORTED:
+    case FI_ENOTCONN:
+    case FI_EHOSTUNREACH:
+    case FI_EHOSTDOWN:
+    case FI_ENETUNREACH:
+    case FI_ETIMEDOUT:
+    case FI_ESHUTDOWN:
+    case FI_EIO:
+    case FI_ECANCELED: /* the connection that it was on has ended */ return DP_PEER_GONE;
+    default: return DP_CONNECTION;
+    }
+}
+
+/* ---- issuing ---- */
+
+/* Whether the next operation of op may be issued while others are outstanding. A message and everything on a provider without order
+ * waits for all of them. Otherwise only reads and atomics need waiting: their target executes them later than a write behind them. */
+static bool may_issue(const ofi_qp *q, const ofi_op *op, bool message) {
+    if (q->flight == 0)
+        return true;
+    if (!dev_of(q)->kind->ordered || (message && op->op != OFI_OP_BYE) || op->op == DP_OP_FETCH_ADD || q->atomic)
+        return false;
+    return op->op == DP_OP_READ || q->returning == 0;
+}
+
+static bool is_message(const ofi_qp *q, const ofi_op *op) {
+    return op->op == OFI_OP_BYE || (op->with_imm && dev_of(q)->messages && op->issued + 1 == op->steps);
+}
+
+/* The operands stay valid during the call only; the pieces until the operation completes. */
+static ssize_t issue_rma(ofi_qp *q, ofi_op *op) {
+    const ofi_dev *dev = dev_of(q);
+    struct iovec iov[2];
+    void *desc[2];
+    uint32_t first = dev->iov_limit < op->n_pieces ? op->issued : 0, n = dev->iov_limit < op->n_pieces ? 1 : op->n_pieces, len = 0;
+    uint64_t addr = op->raddr;
+    for (uint32_t i = 0; i < first; i++)
+        addr += op->len[i];
+    for (uint32_t i = 0; i < n; i++) {
+        iov[i] = (struct iovec){.iov_base = (void *)(uintptr_t)op->from[first + i], .iov_len = op->len[first + i]};
+        desc[i] = op->desc[first + i];
+        len += op->len[first + i];
+    }
+    struct fi_rma_iov there = {.addr = addr, .len = len, .key = op->key};
+    struct fi_msg_rma m = {.msg_iov = iov, .desc = desc, .iov_count = n, .addr = q->peer, .rma_iov = &there, .rma_iov_count = 1,
+                           .context = &op->contexts[op->issued]};
+    uint64_t flags = FI_COMPLETION;
+    if (op->op == DP_OP_READ)
+        return fi_readmsg(q->ep, &m, flags);
+    if (dev->delivery)
+        flags |= FI_DELIVERY_COMPLETE;
+    if (op->with_imm && !dev->messages && op->issued + 1 == op->steps) {
+        flags |= FI_REMOTE_CQ_DATA;
+        m.data = dev->len_in_data ? op->imm | (uint64_t)op->total << 32 : op->imm;
+    }
+    return fi_writemsg(q->ep, &m, flags);
+}
+
+static ssize_t issue_message(ofi_qp *q, ofi_op *op) {
+    uint8_t *at = slot_of(q, op) + OFI_INLINE_MAX;
+    uint32_t words[2] = {op->imm, op->total};
+    memcpy(at, words, sizeof words);
+    return fi_send(q->ep, at, op->op == OFI_OP_BYE ? 0 : sizeof words, desc_of(q->copies_mr), q->peer, &op->contexts[op->issued]);
+}
+
+static ssize_t issue_atomic(ofi_qp *q, ofi_op *op) {
+    uint8_t *operand = slot_of(q, op) + OFI_INLINE_MAX;
+    memcpy(operand, &op->add, sizeof op->add);
+    return fi_fetch_atomic(q->ep, operand, 1, desc_of(q->copies_mr), (void *)(uintptr_t)op->from[0], op->desc[0], q->peer, op->raddr,
+                           op->key, FI_UINT64, FI_SUM, &op->contexts[op->issued]);
+}
+
+void ofi_issue(ofi_qp *q) {
+    while (q->next != q->head && q->ep && !dp_qp_broken(&q->q)) {
+        ofi_op *op = &q->ops[q->next & q->op_mask];
+        bool message = is_message(q, op);
+        if (!may_issue(q, op, message))
+            return;
+        ssize_t e = op->op == DP_OP_FETCH_ADD ? issue_atomic(q, op) : message ? issue_message(q, op) : issue_rma(q, op);
+        if (e == -FI_EAGAIN)
+            return;
+        if (e) {
+            ofi_qp_fail(q, op, ofi_status_of((int)-e));
+            return;
+        }
+        q->flight++;
+        q->returning += op->op == DP_OP_READ || op->op == DP_OP_FETCH_ADD;
+        q->atomic |= op->op == DP_OP_FETCH_ADD;
+        if (++op->issued == op->steps)
+            q->next++;
+    }
+}
+
+/* ---- posting ---- */
+
+/* The peer's region with this key and right that holds the bytes; NULL: none. */
+static const ofi_region *find(const ofi_qp *q, uint32_t rkey, uint64_t raddr, uint64_t len, uint32_t right) {
+    for (uint32_t i = 0; i < q->n_regions; i++) {
+        const ofi_region *r = &q->regions[i];
+        if (r->rkey == rkey && (r->access & right) && raddr >= r->base && raddr - r->base <= r->size && len <= r->size - (raddr - r->base))
+            return r;
+    }
+    return NULL;
+}
+
+/* Any region that may be written: a write of no bytes needs a valid key. */
+static const ofi_region *any_writable(const ofi_qp *q) {
+    for (uint32_t i = 0; i < q->n_regions; i++)
+        if (q->regions[i].access & DP_REMOTE_WRITE)
+            return &q->regions[i];
+    return NULL;
+}
+
+/* Finds room for a post: DP_OK, DP_BUSY or DP_CONNECTION. The provider's own posts have two places more. */
+static int room(ofi_qp *q, uint32_t flags) {
+    uint32_t places = q->q.max_send + (flags & OFI_INTERNAL ? 2 : q->asking);
+    if (q->q.state != DP_QP_CONNECTED || dp_qp_broken(&q->q))
+        return DP_CONNECTION;
+    if (q->head - q->shown < places)
+        return DP_OK;
+    ofi_take_sent(q);
+    ofi_skip_hidden(q);
+    if (q->q.state != DP_QP_CONNECTED)
+        return DP_CONNECTION;
+    return q->head - q->shown < places ? DP_OK : DP_BUSY;
+}
+
+static ofi_op *new_op(ofi_qp *q, uint32_t op, uint64_t wr_id, uint32_t flags) {
+    ofi_op *o = &q->ops[q->head & q->op_mask];
+    *o = (ofi_op){.wr_id = wr_id, .op = (uint8_t)op, .flags = flags, .steps = 1};
+    return o;
+}
+
+static void aim(const ofi_qp *q, ofi_op *op, const ofi_region *r, uint64_t raddr) {
+    op->key = r->key;
+    op->raddr = q->peer_virt ? raddr : raddr - r->base;
+}
+
+/* Sets a piece of local memory. False: the lkey is of no registered memory. */
+static bool set_piece(ofi_qp *q, ofi_op *op, const dp_sge *s) {
+    ofi_domain *d = ofi_domain_of(q->q.domain);
+    op->from[op->n_pieces] = s->addr;
+    op->len[op->n_pieces] = s->len;
+    if (dev_of(q)->local) {
+        pthread_mutex_lock(&dev_of(q)->lock);
+        ofi_mem *m = s->lkey - 1 < d->n_local ? d->local[s->lkey - 1] : NULL;
+        op->desc[op->n_pieces] = m ? desc_of(m->local) : NULL;
+        pthread_mutex_unlock(&dev_of(q)->lock);
+        if (!m)
+            return false;
+    }
+    op->n_pieces++;
+    return true;
+}
+
+/* Takes the source of a write: few bytes are copied, which leaves the caller free to reuse them. */
+static bool set_source(ofi_qp *q, ofi_op *op, const dp_sge *sge, int n) {
+    if (op->total > OFI_INLINE_MAX) {
+        for (int i = 0; i < n; i++)
+            if (sge[i].len && !set_piece(q, op, &sge[i]))
+                return false;
+        return true;
+    }
+    uint8_t *copy = slot_of(q, op), *at = copy;
+    for (int i = 0; i < n; i++)
+        if (sge[i].len) {
+            memcpy(at, sge[i].addr, sge[i].len);
+            at += sge[i].len;
+        }
+    op->from[0] = copy;
+    op->len[0] = op->total;
+    op->desc[0] = desc_of(q->copies_mr);
+    op->n_pieces = op->total ? 1 : 0;
+    return true;
+}
+
+static int commit(ofi_qp *q) {
+    q->head++;
+    ofi_issue(q);
+    return DP_OK;
+}
+
+static int post_out(ofi_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, bool with_imm, uint32_t imm, uint64_t wr_id,
+                    uint32_t flags) {
+    const ofi_dev *dev = dev_of(q);
+    int st = room(q, flags);
+    if (st)
+        return st;
+    uint64_t total = 0;
+    for (int i = 0; i < n; i++)
+        total += sge[i].len;
+    if (n < 0 || n > 2 || total > dev->d.max_msg)
+        return DP_INVALID;
+    const ofi_region *r = total ? find(q, rkey, raddr, total, DP_REMOTE_WRITE) : any_writable(q);
+    if (!r && (total || !dev->messages))
+        return DP_INVALID;
+    ofi_op *op = new_op(q, DP_OP_WRITE, wr_id, flags);
+    op->with_imm = with_imm;
+    op->imm = imm;
+    op->total = (uint32_t)total;
+    if (!set_source(q, op, sge, n))
+        return DP_INVALID;
+    if (r)
+        aim(q, op, r, total ? raddr : r->base);
+    op->steps = dev->iov_limit < op->n_pieces ? op->n_pieces : 1;
+    if (with_imm && dev->messages && total)
+        op->steps++;
+    return commit(q);
+}
+
+int ofi_post_write(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags) {
+    return post_out(ofi_qp_of(qp), sge, n, raddr, rkey, false, 0, wr_id, flags);
+}
+
+int ofi_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id,
+                       uint32_t flags) {
+    return post_out(ofi_qp_of(qp), sge, n, raddr, rkey, true, imm, wr_id, flags);
+}
+
+int ofi_post_keepalive(ofi_qp *q) {
+    if (!any_writable(q))
+        return DP_UNSUPPORTED;
+    int st = post_out(q, NULL, 0, 0, 0, false, 0, 0, OFI_INTERNAL);
+    q->asking = st == DP_OK;
+    return st;
+}
+
+void ofi_post_bye(ofi_qp *q) {
+    if (room(q, OFI_INTERNAL) != DP_OK)
+        return;
+    new_op(q, OFI_OP_BYE, 0, OFI_INTERNAL);
+    commit(q);
+}
+
+int ofi_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags) {
+    ofi_qp *q = ofi_qp_of(qp);
+    int st = room(q, flags);
+    if (st)
+        return st;
+    if (!sge || sge->len > dev_of(q)->d.max_msg)
+        return DP_INVALID;
+    const ofi_region *r = find(q, rkey, raddr, sge->len, DP_REMOTE_READ);
+    if (!r)
+        return DP_INVALID;
+    ofi_op *op = new_op(q, DP_OP_READ, wr_id, flags);
+    op->total = sge->len;
+    if (!set_piece(q, op, sge))
+        return DP_INVALID;
+    aim(q, op, r, raddr);
+    return commit(q);
+}
+
+int ofi_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id, uint32_t flags) {
+    ofi_qp *q = ofi_qp_of(qp);
+    if (!dev_of(q)->kind->atomics)
+        return DP_UNSUPPORTED;
+    int st = room(q, flags);
+    if (st)
+        return st;
+    const ofi_region *r = find(q, rkey, raddr, 8, DP_REMOTE_ATOMIC);
+    if (!sge || raddr & 7 || !r)
+        return DP_INVALID;
+    ofi_op *op = new_op(q, DP_OP_FETCH_ADD, wr_id, flags);
+    op->total = 8;
+    op->add = add;
+    if (!set_piece(q, op, sge))
+        return DP_INVALID;
+    aim(q, op, r, raddr);
+    return commit(q);
+}
+
+int ofi_post_recv(dp_qp *qp, uint64_t wr_id) {
+    ofi_qp *q = ofi_qp_of(qp);
+    if (qp->state == DP_QP_ERROR || !q->ep)
+        return DP_CONNECTION;
+    if (q->rposted - q->rdone >= qp->max_recv)
+        return DP_BUSY;
+    uint32_t at = q->rposted & q->recv_mask;
+    if (dev_of(q)->messages) {
+        ssize_t e = fi_recv(q->ep, q->arrivals[at].bytes, sizeof q->arrivals[at].bytes, desc_of(q->arrivals_mr), FI_ADDR_UNSPEC,
+                            &q->arrivals[at]);
+        if (e)
+            return e == -FI_EAGAIN ? DP_BUSY : DP_CONNECTION;
+    }
+    q->recvs[at] = wr_id;
+    q->rposted++;
+    return DP_OK;
+}
+#endif
