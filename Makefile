@@ -342,7 +342,7 @@ test-c-asan: build/ctest/dp_test-asan
 
 # The other forms of posts, by the rules of cxi over libfabric's tcp. tcp:efa takes the same path, because tcp does not tell how many
 # bytes a write with immediate data has written.
-OFI_CASES := 'access/*' 'connect/*' 'read/*' 'recv/*' 'reset/*' 'write/*' 'many/*' 'channel/sizes' 'channel/finish-alone'
+OFI_CASES := 'access/*' 'connect/*' 'read/*' 'recv/*' 'reset/*' 'write/*' 'many/*' 'channel/sizes' 'channel/finish-alone' 'channel/shuffle-*'
 .PHONY: test-c-ofi
 test-c-ofi: build/ctest/dp_test ## conformance and channel tests of the C core on libfabric's tcp, some ten minutes
 	$(Q)build/ctest/dp_test --provider ofi

@@ -195,7 +195,7 @@ int ofi_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, 
     ofi_qp *q = calloc(1, sizeof *q);
     if (!q)
         return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
-    q->q = (dp_qp){.ops = &ofi_ops, .domain = d, .cq = cq, .max_inline = OFI_SLOT, .max_send = attr->max_send,
+    q->q = (dp_qp){.ops = &ofi_ops, .domain = d, .cq = cq, .max_inline = OFI_INLINE_MAX, .max_send = attr->max_send,
                    .max_recv = attr->max_recv};
     q->tx_fd = q->rx_fd = -1;
     q->n_expose = attr->n_expose;
