@@ -212,7 +212,7 @@ func (l *Lease) Executor() string { return l.info().Executor }
 // Node is the host name of the executor's node.
 func (l *Lease) Node() string { return l.info().Node }
 
-// Provider is "shm", "verbs", "tcp" or "local" (LeaseOptions.Local).
+// Provider is "shm", "verbs", "tcp", "ofi" or "local" (LeaseOptions.Local).
 func (l *Lease) Provider() string { return l.info().Provider }
 
 // Until returns when the client stops using the lease unless it is renewed: a little before the executor ends it. The zero Time: the

@@ -19,8 +19,8 @@ import (
 type Options struct {
 	Manager  string // host:port or unix:PATH of a resource manager
 	Executor string // or of one executor; not both
-	// Provider is "shm", "verbs", "tcp" or "auto": shm on the executor's own node, elsewhere verbs if the executor and this node have
-	// a device, else tcp. Empty: auto.
+	// Provider is "shm", "verbs", "tcp", "ofi" or "auto": shm on the executor's own node, elsewhere verbs if the executor and this node
+	// have a device, ofi if the executor offers it and RFAAS_OFI_PROVIDER is set, else tcp. Empty: RFAAS_PROVIDER, else auto.
 	Provider       string
 	Verbs          VerbsOptions
 	Tenant         string // account that pays; empty: the token's, else the user's name

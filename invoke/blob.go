@@ -31,6 +31,7 @@ const (
 	ProviderSHM   Provider = 1
 	ProviderVerbs Provider = 2
 	ProviderTCP   Provider = 3
+	ProviderOFI   Provider = 4
 )
 
 func (p Provider) String() string {
@@ -41,6 +42,8 @@ func (p Provider) String() string {
 		return "verbs"
 	case ProviderTCP:
 		return "tcp"
+	case ProviderOFI:
+		return "ofi"
 	}
 	return fmt.Sprintf("provider %d", uint8(p))
 }
@@ -129,7 +132,7 @@ func UnmarshalChannelBlob(data []byte) (*ChannelBlob, error) {
 	switch {
 	case b.Role != RoleClient && b.Role != RoleWorker:
 		return bad("role %d", b.Role)
-	case b.Provider < ProviderSHM || b.Provider > ProviderTCP:
+	case b.Provider < ProviderSHM || b.Provider > ProviderOFI:
 		return bad("provider %d", b.Provider)
 	case b.Generation == 0:
 		return bad("generation 0")

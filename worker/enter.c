@@ -138,6 +138,11 @@ int dp_sandbox_seal(const dp_sandbox *s, bool early, bool connected, dp_error *e
     return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
 }
 
+int dp_sandbox_seal_sockets(const dp_sandbox *s, dp_error *err) {
+    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_SOCKETS, s->fixed_cpus) : 0;
+    return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
+}
+
 /* ---- Landlock ---- */
 
 #ifndef SYS_landlock_create_ruleset

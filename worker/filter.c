@@ -17,6 +17,8 @@
 #include <linux/filter.h>
 #include <linux/membarrier.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -175,8 +177,24 @@ static const struct rule {
     RULE(SYS_sendto, 3, WITHOUT, MSG_OOB),
     RULE(SYS_setsockopt, 1, ONLY, SOL_SOCKET),
     RULE(SYS_setsockopt, 2, ONLY, SO_RCVTIMEO, SO_SNDTIMEO, SO_RCVBUF, SO_SNDBUF, SO_RCVLOWAT, SO_REUSEADDR, SO_KEEPALIVE, SO_PASSCRED),
+    /* DP_FILTER_SOCKETS, instead of those above. The first of a call must not follow the last of the same call. The address of a sendmsg is
+     * in memory, so there must be no datagram sockets. */
+#define SOCKET_PAIRS(type) type, (type) | SOCK_CLOEXEC, (type) | SOCK_NONBLOCK, (type) | SOCK_CLOEXEC | SOCK_NONBLOCK
+    RULE(SYS_socketpair, 0, ONLY, AF_UNIX),
+    RULE(SYS_socketpair, 1, ONLY, SOCKET_PAIRS(SOCK_STREAM), SOCKET_PAIRS(SOCK_SEQPACKET)),
+    RULE(SYS_sendmsg, 2, WITHOUT, MSG_OOB | MSG_FASTOPEN),
+    RULE(SYS_setsockopt, 1, ONLY, SOL_SOCKET, IPPROTO_TCP),
+    RULE(SYS_setsockopt, 2, ONLY, SO_RCVTIMEO, SO_SNDTIMEO, SO_RCVBUF, SO_SNDBUF, SO_RCVLOWAT, SO_REUSEADDR, SO_KEEPALIVE, SO_PASSCRED, TCP_NODELAY),
 };
-enum { N_RULES = sizeof rules / sizeof *rules };
+enum { N_RULES = sizeof rules / sizeof *rules, N_SOCKET_RULES = 5, N_USUAL_RULES = N_RULES - N_SOCKET_RULES };
+
+/* DP_FILTER_SOCKETS: libfabric's listening socket takes the client's connection. No new socket can be made, bound or connected. */
+static const int accepting[] = {
+    SYS_accept4,
+#ifdef SYS_accept
+    SYS_accept,
+#endif
+};
 
 /* Calls that a pooled worker needs to connect and to seal itself, and never afterwards. */
 #ifndef SYS_landlock_create_ruleset
@@ -280,14 +298,19 @@ static void build_rest(program *p, bool fixed_cpus) {
     decide(p, RULES + 0);
 }
 
-static void build_list(program *p, bool connects, bool fixed_cpus) {
+static void build_list(program *p, dp_filter part, bool fixed_cpus) {
+    bool connects = part == DP_FILTER_CONNECTS, sockets = part == DP_FILTER_SOCKETS;
     uint8_t what[NEWEST + 2]; /* the last is for all numbers above NEWEST */
     memset(what, NOT_ALLOWED, sizeof what);
     what[NEWEST + 1] = NOT_THERE;
     for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++)
         what[allowed[i]] = ALLOWED;
-    for (int i = N_RULES - 1; i >= 0; i--) /* backwards, so that the first rule of each call remains */
+    for (int i = N_USUAL_RULES - 1; i >= 0; i--) /* backwards, so that the first rule of each call remains */
         what[rules[i].call] = (uint8_t)(RULES + i);
+    for (int i = N_RULES - 1; i >= N_USUAL_RULES && sockets; i--)
+        what[rules[i].call] = (uint8_t)(RULES + i);
+    for (size_t i = 0; i < sizeof accepting / sizeof *accepting && sockets; i++)
+        what[accepting[i]] = ALLOWED;
     if (fixed_cpus && !connects) /* a worker that connects later still has to bind itself to its CPUs */
         what[SYS_sched_setaffinity] = NOT_ALLOWED;
     if (connects) {
@@ -315,7 +338,7 @@ static void build(program *p, dp_filter part, bool fixed_cpus) {
     if (part == DP_FILTER_REST)
         build_rest(p, fixed_cpus);
     else
-        build_list(p, part == DP_FILTER_CONNECTS, fixed_cpus);
+        build_list(p, part, fixed_cpus);
 }
 
 static int install(program *p) {

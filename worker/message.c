@@ -157,7 +157,7 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
         const char *what;
         int64_t v, low, high;
     } ranges[] = {
-        {"provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_TCP},
+        {"provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_OFI},
         {"wait mode", m->wait_mode, DP_WAIT_ADAPTIVE, DP_WAIT_WARM},
         {"encryption", m->encrypt, DP_ENCRYPT_OFF, DP_ENCRYPT_REQUIRE},
         {"reserved word", m->pad1, 0, 0},

@@ -128,7 +128,8 @@ typedef struct dp_msg_spawn {
     uint32_t n_functions;   /* 1..DP_FUNCTIONS_MAX */
     uint32_t blob_len;      /* client's channel blob, 1..DP_CHANNEL_BLOB_MAX */
     uint8_t cpus[DP_CPUS_MAX / 8]; /* bit i: pin to logical CPU i; no bit at all: not pinned */
-    char device[64];        /* ends with a NUL; empty: the first usable. tcp: the address to which clients connect */
+    char device[64];        /* ends with a NUL; empty: the first usable. tcp: the address to which clients connect.
+                             * ofi: libfabric's provider, a comma, and its device, for libfabric's tcp the IP address */
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
     uint32_t uid; /* to run as, 0: as the zygote */
     uint32_t gid;

@@ -16,7 +16,8 @@
  *
  * Only _identity and _enter change credentials. soft-RoCE compares the credentials of a post with the credentials that
  * opened the device, by pointer, and Landlock changes them. So a worker on verbs enters first and then opens the device. A worker on shm
- * connects first, since it cannot reach abstract sockets from the other network namespace. A pooled worker on shm makes its
+ * connects first, since it cannot reach abstract sockets from the other network namespace. A worker on ofi connects first, since
+ * libfabric opens sockets of the node's network. A pooled worker on shm makes its
  * socket before it enters.
  */
 #ifndef RFAAS_WORKER_SANDBOX_H
@@ -97,6 +98,8 @@ int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *er
 int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err);
 /* early: dp_sandbox_filter_early was called; connected: dp_sandbox_enter was called with connects. */
 int dp_sandbox_seal(const dp_sandbox *s, bool early, bool connected, dp_error *err);
+/* The same for a worker whose device uses sockets that it has opened before (ofi over libfabric's tcp). */
+int dp_sandbox_seal_sockets(const dp_sandbox *s, dp_error *err);
 
 /* ---- between the sandbox's files ---- */
 
@@ -118,7 +121,12 @@ int dp_sandbox_landlock_version(void);
 /* dp_sandbox_filter installs the system call filter, or one of its two parts, on all threads. DP_FILTER_CONNECTS is
  * the large part, which takes the kernel long to install; DP_FILTER_REST adds a few instructions. Returns 0 or an
  * errno. */
-typedef enum dp_filter { DP_FILTER_ALL, DP_FILTER_CONNECTS /* all but the rules against connecting */, DP_FILTER_REST } dp_filter;
+typedef enum dp_filter {
+    DP_FILTER_ALL,
+    DP_FILTER_CONNECTS, /* all but the rules against connecting */
+    DP_FILTER_REST,
+    DP_FILTER_SOCKETS,  /* all, but sockets that are open may accept, and send from several pieces */
+} dp_filter;
 int dp_sandbox_filter(dp_filter part, bool fixed_cpus);
 /* dp_sandbox_filter_reader takes every system call from the process except send() on a connected socket, the return
  * from a signal handler, and exit_group(). Any other call ends the process. It replaces the filters above, or is

@@ -2,11 +2,11 @@
  *
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
- *   own user id; except on shm: into the sandbox             before a device is opened, which remembers the opener's credentials
+ *   own user id; on verbs and tcp: into the sandbox          before a device is opened, which remembers the opener's credentials
  *   pin                                                      before memory is touched, so that its pages are near
  *   device, memory, queue pair, connect; memory limit        with final credentials and before any user code; by the end
  *                                                            the process has one thread
- *   on shm into the sandbox                                  after connecting, since the client's socket is in another network
+ *   on shm and ofi into the sandbox                          after connecting, since the client's socket is in another network
  *   crash notes                                              before user code, which could crash
  *   device files hidden, system calls filtered               when no later step needs them
  *   user's library; LOADED                                   the first user code is the library's constructor
@@ -214,10 +214,29 @@ static void pin_worker(const worker *w) {
     must(w, dp_worker_pin(w->m->cpus, &err), &err);
 }
 
+/* Sets the options of an ofi device from "PROVIDER,DEVICE", which it copies to `text`. */
+static void choose_ofi(const worker *w, char text[sizeof w->m->device], dp_dev_options *opts) {
+    dp_error err = {0};
+    memcpy(text, w->m->device, sizeof w->m->device);
+    char *comma = strchr(text, ',');
+    if (comma)
+        *comma = 0;
+    if (!comma || !*text)
+        must(w, dp_fail(&err, DP_INVALID, 0, "ofi device \"%s\", want PROVIDER,DEVICE", w->m->device), &err);
+    if (w->sandbox->wanted && strcmp(text, "tcp"))
+        must(w, dp_fail(&err, DP_UNSUPPORTED, 0, "ofi: a worker in a sandbox can use libfabric's provider tcp only, not %s", text), &err);
+    opts->advertise = opts->device = NULL;
+    dp_ofi_choose(opts, text, comma + 1);
+    /* Debian's other providers take 0.3 s to initialise, and psm sleeps. */
+    setenv("FI_PROVIDER", strcmp(text, "tcp") ? text : "tcp,ofi_rxm", 0);
+}
+
 static void open_device(worker *w) {
     const dp_msg_spawn *m = w->m;
     dp_error err = {0};
-    static const char *const names[] = {[DP_PROVIDER_SHM] = "shm", [DP_PROVIDER_VERBS] = "verbs", [DP_PROVIDER_TCP] = "tcp"};
+    static const char *const names[] = {[DP_PROVIDER_SHM] = "shm", [DP_PROVIDER_VERBS] = "verbs", [DP_PROVIDER_TCP] = "tcp",
+                                        [DP_PROVIDER_OFI] = "ofi"};
+    char ofi[sizeof m->device];
     dp_dev_options opts = {
         .device = m->device,
         .advertise = m->device,
@@ -229,8 +248,10 @@ static void open_device(worker *w) {
         .traffic_class = (int)m->traffic_class,
         .service_level = (int)m->service_level,
         .mtu = (int)m->mtu,
-        .active_side_only = m->provider == DP_PROVIDER_SHM,
+        .active_side_only = m->provider == DP_PROVIDER_SHM || m->provider == DP_PROVIDER_OFI,
     };
+    if (m->provider == DP_PROVIDER_OFI)
+        choose_ofi(w, ofi, &opts);
     int st = dp_dev_open(names[m->provider], &opts, &w->dev, &err);
     if (st != DP_OK)
         fail(w, FD_SOCK, st, err.msg);
@@ -375,7 +396,10 @@ static void seal(worker *w, bool early) {
     if (!early)
         leave_guard(w);
     limit(w, RLIMIT_MEMLOCK, LOCKED_MOST, "locked memory"); /* after all registrations with the device */
-    must(w, dp_sandbox_seal(w->sandbox, early, early && w->m->provider == DP_PROVIDER_SHM, &err), &err);
+    if (w->m->provider == DP_PROVIDER_OFI)
+        must(w, dp_sandbox_seal_sockets(w->sandbox, &err), &err);
+    else
+        must(w, dp_sandbox_seal(w->sandbox, early, early && w->m->provider == DP_PROVIDER_SHM, &err), &err);
     w->sandbox_ns += now_ns() - began;
 }
 
@@ -458,7 +482,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     dp_worker_yield_to_others();
     take_identity(&w);
     /* sandbox.h explains the order. */
-    bool inside = m->provider != DP_PROVIDER_SHM, early = !m->n_functions;
+    bool inside = m->provider != DP_PROVIDER_SHM && m->provider != DP_PROVIDER_OFI, early = !m->n_functions;
     if (inside)
         enter_sandbox(&w, false);
     dp_msg_task task;

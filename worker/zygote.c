@@ -77,6 +77,8 @@ static int spawn(zygote *z, dp_packet *p) {
 
     if (m.provider == DP_PROVIDER_TCP && m.encrypt)
         dp_tcp_preload(); /* once, for all clones; if it fails, the worker reports it */
+    if (m.provider == DP_PROVIDER_OFI)
+        dp_ofi_preload(); /* likewise: Debian's libfabric takes 0.2 s to load */
 
     dp_channel_config sizes;
     dp_ahead *memory = dp_spare_take(&z->spare, dp_msg_pinned_channel(&m, &sizes) ? &sizes : NULL);

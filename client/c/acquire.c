@@ -280,6 +280,9 @@ static uint64_t change_key(rfaas_lease *l, rfaas_grant *h) {
     return old;
 }
 
+/* Reports whether a firewall can keep the client from the workers of a grant. */
+static bool behind_network(const rfaas_grant *h) { return !strcmp(h->provider, "tcp") || !strcmp(h->provider, "ofi"); }
+
 /* Connects the channels to the workers that were granted. */
 static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, const uint8_t *behind, size_t size) {
     rfaas_lease *l = a->lease;
@@ -294,9 +297,9 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     }
     if (!status)
         memcpy(l->session->provider, h->provider, sizeof h->provider);
-    /* Report a malformed grant as a protocol error: after a connection error the caller would ask another executor. On tcp a firewall is a
-     * more likely cause. */
-    return dp_status_class(status) == RFAAS_CLASS_CONNECTION && strcmp(h->provider, "tcp") ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
+    /* Report a malformed grant as a protocol error: after a connection error the caller would ask another executor. On tcp and ofi a
+     * firewall is a more likely cause. */
+    return dp_status_class(status) == RFAAS_CLASS_CONNECTION && !behind_network(h) ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
 }
 
 /* Offers channels that the next executor can use: those of a cached grant in the reply, or new ones. */
@@ -321,7 +324,7 @@ static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, co
  * something else than a greeting, or the settings of data encryption contradict each other. */
 static bool unreachable(const rfaas_acquisition *a) {
     int st = a->unreached;
-    return (dp_status_class(st) == RFAAS_CLASS_CONNECTION || st == DP_BAD_BLOB || st == DP_UNSUPPORTED) && !strcmp(a->grant->provider, "tcp") &&
+    return (dp_status_class(st) == RFAAS_CLASS_CONNECTION || st == DP_BAD_BLOB || st == DP_UNSUPPORTED) && behind_network(a->grant) &&
            dp_now_ns() < a->patience;
 }
 

@@ -247,11 +247,11 @@ struct rfaas_session {
     rfaas_agent_session open; /* the message that opened it; open.session is the agent's name of it */
     char provider[16]; /* of the last grant, since the next one probably has the same; "": none yet */
     dp_dev_options dev;
-    uint32_t encrypt; /* DP_ENCRYPT_* for tcp */
+    uint32_t encrypt; /* DP_ENCRYPT_* for tcp and ofi */
     char device[64];
     pthread_mutex_t mu;
     bool shm; /* uses the shm device, of which the process has one */
-    dp_dev *verbs, *tcp; /* NULL: not opened */
+    dp_dev *verbs, *tcp, *ofi; /* NULL: not opened */
     uint32_t opening; /* leases that are being opened or are open; under rfaas_api_mu */
 };
 

@@ -194,9 +194,12 @@ typedef struct rfaas_session_options {
     /* host:port of one executor, for use without a resource manager. NULL or "": environment variable
      * RFAAS_EXECUTOR, if it is set and no manager is given. */
     const char *executor;
-    /* "shm", "verbs", "tcp" or "auto". NULL or "": environment variable RFAAS_PROVIDER, else "auto",
-     * which is shm on the executor's own node, elsewhere verbs if the executor and this node have a
-     * device, else tcp. */
+    /* "shm", "verbs", "tcp", "ofi" or "auto". NULL or "": environment variable RFAAS_PROVIDER, else
+     * "auto", which is shm on the executor's own node, elsewhere verbs if the executor and this node
+     * have a device, ofi if the executor offers it and RFAAS_OFI_PROVIDER names a provider of
+     * libfabric (tcp, cxi, efa, opx or psm3), else tcp. RFAAS_OFI_DEVICE chooses the device of
+     * libfabric, for its tcp the IP address of this node. Without it: the first device, for tcp
+     * 127.0.0.1. */
     const char *provider;
     const char *tenant;    /* account to charge; NULL or "": the user's name */
     const char *device;    /* verbs: device name; NULL or "": the first with an active port */
@@ -212,7 +215,8 @@ typedef struct rfaas_session_options {
      * sessions. */
     int32_t cached_leases;
     /* RFAAS_DATA_ENCRYPTION_*: encryption on tcp of the data of calls and of reads of the resource
-     * manager's memory. 0: environment variable RFAAS_DATA_ENCRYPTION (off, on or require), else on. */
+     * manager's memory. 0: environment variable RFAAS_DATA_ENCRYPTION (off, on or require), else on.
+     * ofi does not encrypt: with require it is refused, and with on it is refused except on loopback. */
     uint32_t data_encryption;
     /* Path of the cluster's secret. NULL or "": environment variable RFAAS_SECRET_FILE, else where
      * daemons of this user write it. */
@@ -525,7 +529,7 @@ typedef struct rfaas_lease_details {
     uint32_t replaced;          /* workers replaced since the lease was opened */
     char node[64];              /* host name of the executor's node, truncated to 63 bytes */
     char executor[128];         /* the executor's control address, truncated to 127 bytes */
-    char provider[16];          /* "shm", "verbs", or "local" while calls run in this process */
+    char provider[16];          /* "shm", "verbs", "tcp", "ofi", or "local" while calls run in this process */
     char node_name[256];        /* host name of the executor's node */
     char executor_address[256]; /* the executor's control address */
     /* Time until the lease expires unless it is renewed. 0: it has ended, or does not expire. */

@@ -215,7 +215,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     s->encrypt = opened->encrypt;
     free(reply.data);
     s->shm = false;
-    s->verbs = s->tcp = NULL;
+    s->verbs = s->tcp = s->ofi = NULL;
     s->opening = 0;
     __atomic_store_n(&s->magic, RFAAS_SESSION_MAGIC, __ATOMIC_RELEASE);
     *session = s;
@@ -283,8 +283,9 @@ static void close_devices(rfaas_session *s) {
     rfaas_api_reap_device(unused);
     rfaas_api_reap_device(s->verbs);
     rfaas_api_reap_device(s->tcp);
+    rfaas_api_reap_device(s->ofi);
     s->shm = false;
-    s->verbs = s->tcp = NULL;
+    s->verbs = s->tcp = s->ofi = NULL;
 }
 
 static void forget_devices(void) {
@@ -323,20 +324,27 @@ int rfaas_session_cached(rfaas_session *s) {
     return (int)rfaas_api_cached(s);
 }
 
+static int open_own(const rfaas_session *s, const char *provider, dp_dev **own, dp_error *err) {
+    const char *of_libfabric = getenv("RFAAS_OFI_PROVIDER");
+    const dp_dev_options connects = {.active_side_only = 1, .encrypt = (int)s->encrypt};
+    dp_dev_options ofi = {.encrypt = (int)s->encrypt};
+    dp_ofi_choose(&ofi, of_libfabric && *of_libfabric ? of_libfabric : "tcp", getenv("RFAAS_OFI_DEVICE"));
+    return dp_dev_open(provider, own == &s->tcp ? &connects : own == &s->ofi ? &ofi : &s->dev, own, err);
+}
+
 /* The session's device for a provider, opened once. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out) {
     dp_error err = {0};
     int status = RFAAS_OK;
-    const dp_dev_options connects = {.active_side_only = 1, .encrypt = (int)s->encrypt};
-    bool is_shm = !strcmp(provider, "shm"), is_tcp = !strcmp(provider, "tcp");
-    dp_dev **own = is_tcp ? &s->tcp : !strcmp(provider, "verbs") ? &s->verbs : NULL;
+    bool is_shm = !strcmp(provider, "shm");
+    dp_dev **own = !strcmp(provider, "tcp") ? &s->tcp : !strcmp(provider, "ofi") ? &s->ofi : !strcmp(provider, "verbs") ? &s->verbs : NULL;
     if (!is_shm && !own)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent chose the unknown provider \"%s\"", provider);
     pthread_mutex_lock(&s->mu);
     if (is_shm)
         status = open_shm(s, &err);
     else if (!*own)
-        status = dp_dev_open(provider, is_tcp ? &connects : &s->dev, own, &err);
+        status = open_own(s, provider, own, &err);
     *out = is_shm ? shm : *own;
     pthread_mutex_unlock(&s->mu);
     return status ? rfaas_api_fail_dp("lease: open device", &err) : RFAAS_OK;

@@ -42,6 +42,7 @@ const (
 	SHM   Providers = 1 << iota // usable from the same node only
 	Verbs                       // usable from any node of the network
 	TCP                         // likewise
+	OFI                         // from any node whose libfabric has the same provider
 )
 
 // ProvidersOf makes a set of names; unknown ones are left out.
@@ -55,6 +56,8 @@ func ProvidersOf(names []string) Providers {
 			p |= Verbs
 		case "tcp":
 			p |= TCP
+		case "ofi":
+			p |= OFI
 		}
 	}
 	return p
@@ -70,6 +73,9 @@ func (p Providers) Names() (names []string) {
 	}
 	if p&TCP != 0 {
 		names = append(names, "tcp")
+	}
+	if p&OFI != 0 {
+		names = append(names, "ofi")
 	}
 	return names
 }

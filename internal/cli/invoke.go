@@ -83,7 +83,7 @@ func newInvoke(a *app) *cobra.Command {
 	}
 	c.Flags().StringVar(&f.executor, "executor", "", "address of an executor ($RFAAS_EXECUTOR)")
 	c.Flags().StringVar(&f.manager, "manager", "", "address of a resource manager that finds one ($RFAAS_MANAGER)")
-	c.Flags().StringVar(&f.provider, "provider", "", "auto, shm, verbs or tcp ($RFAAS_PROVIDER)")
+	c.Flags().StringVar(&f.provider, "provider", "", "auto, shm, verbs, tcp or ofi ($RFAAS_PROVIDER)")
 	c.Flags().StringVar(&f.input, "input", "", "file with the payload, - for standard input (default: no payload)")
 	c.Flags().StringVar(&f.hexInput, "hex", "", "the payload in hexadecimal digits")
 	c.Flags().StringArrayVar(&f.args, "args", nil, "values of the payload, like f64:3,4")

@@ -1,11 +1,13 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,6 +53,9 @@ type Executor struct {
 	DataAdvertise string `mapstructure:"data-advertise"` // IP address or name; empty: the bound address
 	// DataEncryption is "off", "on" or "require".
 	DataEncryption string `mapstructure:"data-encryption"`
+
+	OFIProvider string `mapstructure:"ofi-provider"` // of libfabric; empty: tcp, and providers auto leaves ofi out
+	OFIDevice   string `mapstructure:"ofi-device"`   // libfabric's domain, for its tcp an IP address; empty: chosen
 
 	VerbsDevice       string `mapstructure:"verbs-device"` // empty: the first usable one
 	VerbsPort         int    `mapstructure:"verbs-port"`
@@ -118,11 +123,13 @@ var executorOptions = slices.Concat([]option{
 	{"cores", "auto", "cores to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
 	{"share-cores", "1", "leases that may share a core; above 1 the node is oversubscribed and calls take turns"},
 	{"memory", "auto", "memory to lend, like 16GiB, or auto for the memory available at start"},
-	{"providers", "auto", "fabrics to offer: auto (shm, and verbs if there is a device), or a list of shm, verbs and tcp"},
+	{"providers", "auto", "fabrics to offer: auto (shm, verbs if there is a device, and ofi if ofi-provider is set), or a list of shm, verbs, tcp and ofi"},
 	{"data-listen", "127.0.0.1:0", "address for the data of calls on provider tcp: host:port, or host:first-last for the first free port of a range"},
 	{"data-advertise", "", "IP address or host name to which clients of provider tcp connect (default: the bound address)"},
 	{"data-encryption", "on", "encryption of the data of calls, and of connections to the resource manager's memory, on provider tcp: on (unless both ends are " +
 		"loopback, or allow-plaintext is set and the peer does not ask for it), require (always; other peers are refused) or off"},
+	{"ofi-provider", "", "provider of libfabric that provider ofi uses: cxi, efa, opx, psm3 or tcp (default: tcp, if providers names ofi)"},
+	{"ofi-device", "", "domain of libfabric's provider, as fi_info shows it; for tcp this node's IP address (default: the first domain; for tcp 127.0.0.1)"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
 	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
@@ -258,7 +265,8 @@ func (c *Executor) validate() error {
 	if c.Manager != "" {
 		v.address("manager", c.Manager, c.AllowPlaintext || c.IdentityDir != "")
 	}
-	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp")
+	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp", "ofi")
+	v.ofi(c)
 	v.dataListen(c.DataListen, c.Listen, c.DataEncryption, c.AllowPlaintext, c.providersParsed)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
@@ -410,6 +418,49 @@ func (v *validator) dataListen(data, listen, encryption string, plaintext bool, 
 	}
 	if encryption == "off" && !local && !plaintext {
 		v.failf("data-listen: %s is not loopback, and data-encryption is off: set it to on or require; on a trusted network, --allow-plaintext allows data in the clear", data)
+	}
+}
+
+// ofiProviders are the providers of libfabric that provider ofi knows.
+var ofiProviders = []string{"tcp", "cxi", "efa", "opx", "psm3"}
+
+// OffersOFI reports whether the settings ask for provider ofi.
+func (c *Executor) OffersOFI() bool {
+	if c.providersParsed == nil {
+		return c.OFIProvider != ""
+	}
+	return slices.Contains(c.providersParsed, "ofi")
+}
+
+// OFI returns libfabric's provider and its device.
+func (c *Executor) OFI() (provider, device string) { return cmp.Or(c.OFIProvider, "tcp"), c.OFIDevice }
+
+// ofi checks the settings of provider ofi, which does not encrypt.
+func (v *validator) ofi(c *Executor) {
+	if c.OFIProvider != "" && !slices.Contains(ofiProviders, c.OFIProvider) {
+		v.failf("ofi-provider: %q is none of %s", c.OFIProvider, strings.Join(ofiProviders, ", "))
+		return
+	}
+	provider, device := c.OFI()
+	if len(device) > 50 || strings.ContainsFunc(device, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		v.failf("ofi-device: %q is not a name of at most 50 characters without spaces", device)
+		return
+	}
+	loopback := provider == "tcp" && device == ""
+	if provider == "tcp" && device != "" {
+		addr, err := netip.ParseAddr(device)
+		if err != nil || addr.Zone() != "" {
+			v.failf("ofi-device: %q is not an IP address, which ofi-provider tcp needs", device)
+			return
+		}
+		loopback = addr.IsLoopback()
+	}
+	switch {
+	case !c.OffersOFI():
+	case c.DataEncryption == "require":
+		v.failf("data-encryption: require, but provider ofi does not encrypt: leave ofi out of providers, or set data-encryption to off on a trusted network")
+	case c.DataEncryption == "on" && !loopback && !c.AllowPlaintext:
+		v.failf("providers: ofi does not encrypt the data of calls, and data-encryption is on: use tcp, or on a trusted network set data-encryption to off")
 	}
 }
 

@@ -21,9 +21,10 @@ const (
 	SHM   = "shm"   // processes of one host
 	Verbs = "verbs" // InfiniBand, RoCE, soft-RoCE
 	TCP   = "tcp"   // plain Ethernet
+	OFI   = "ofi"   // libfabric
 )
 
-// Options choose and configure a verbs or tcp device; shm has none. The zero value with GIDIndex -1 is the default.
+// Options choose and configure a verbs, tcp or ofi device; shm has none. The zero value with GIDIndex -1 is the default.
 type Options struct {
 	Device       string // "" takes the first with an active port
 	Port         int    // from 1; 0 takes the first active one
@@ -45,8 +46,10 @@ type Options struct {
 	// Handed makes a tcp device that neither listens nor connects. It gets its connections by Hand, and Advertise is where its peers
 	// connect to.
 	Handed bool
-	// Encrypt is the Encrypt value of a tcp device.
-	Encrypt int
+	// OFIProvider is the libfabric provider of an ofi device: "tcp", "cxi", "efa", "opx" or "psm3"; "" is "tcp". OFIDevice is its
+	// domain, for "tcp" a numeric IP address of this node; "" is the first domain, for "tcp" 127.0.0.1.
+	OFIProvider, OFIDevice string
+	Encrypt                int // tcp and ofi: EncryptOff to EncryptRequire
 }
 
 // Device is an open provider instance. Safe for concurrent use.
@@ -62,6 +65,10 @@ func (o Options) c() (opts C.dp_dev_options, free func()) {
 		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
 		address: address, port_first: C.int(o.PortFirst), port_last: C.int(o.PortLast), advertise: advertise, encrypt: C.int(o.Encrypt),
 	}
+	ofiProvider, ofiDevice := C.CString(o.OFIProvider), C.CString(o.OFIDevice)
+	if o.OFIProvider != "" {
+		C.dp_ofi_choose(&opts, ofiProvider, ofiDevice)
+	}
 	if o.ActiveOnly {
 		opts.active_side_only = 1
 	}
@@ -69,7 +76,7 @@ func (o Options) c() (opts C.dp_dev_options, free func()) {
 		opts.handed = 1
 	}
 	return opts, func() {
-		for _, s := range []*C.char{device, address, advertise} {
+		for _, s := range []*C.char{device, address, advertise, ofiProvider, ofiDevice} {
 			C.free(unsafe.Pointer(s))
 		}
 	}
@@ -119,7 +126,7 @@ func LoadCrypto() error {
 	return nil
 }
 
-// Open opens a device of the provider. Errors are ErrUnsupported (no such device, or no libibverbs) and ErrInvalid.
+// Open opens a device of the provider. Errors are ErrUnsupported (no such device, or no libibverbs or libfabric) and ErrInvalid.
 func Open(provider string, o Options) (*Device, error) {
 	name := C.CString(provider)
 	defer C.free(unsafe.Pointer(name))
@@ -145,13 +152,15 @@ func (d *Device) Handle() unsafe.Pointer { return unsafe.Pointer(d.c) }
 // Name describes the device for people: "shm", "rxe0 port 1 gid 1", "tcp 10.1.2.3".
 func (d *Device) Name() string { return C.GoString(&d.c.name[0]) }
 
-// Provider is SHM, Verbs or TCP.
+// Provider is SHM, Verbs, TCP or OFI.
 func (d *Device) Provider() string {
 	switch d.c.provider {
 	case C.DP_PROVIDER_VERBS:
 		return Verbs
 	case C.DP_PROVIDER_TCP:
 		return TCP
+	case C.DP_PROVIDER_OFI:
+		return OFI
 	}
 	return SHM
 }

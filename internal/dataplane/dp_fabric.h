@@ -123,7 +123,7 @@ typedef struct dp_dev_options {
                               device listens. Needed when `address` is a wildcard, and when `handed` */
     int handed;            /* tcp: the device neither listens nor connects; another process hands sockets to it, see dp_tcp.h (workers) */
     int handed_from;       /* tcp, with handed: unix socket from which dp_qp_connect takes sockets while it waits. The caller's. 0: none */
-    int encrypt;           /* tcp: a DP_ENCRYPT_* value */
+    int encrypt;           /* tcp: a DP_ENCRYPT_* value. ofi does not encrypt: refused with REQUIRE, and with ON except on loopback */
     const char *ofi_provider; /* ofi: libfabric's provider, "tcp", "cxi", "efa", "opx" or "psm3"; NULL or "": tcp */
     int packable;          /* shm: keep the descriptors that dp_qp_pack needs, as long as few descriptors are open */
 } dp_dev_options;
@@ -289,6 +289,11 @@ int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_tcp_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_ofi_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
+/* Loads libfabric, for later opens here and in forked children. If that fails, dp_ofi_open reports why. */
+void dp_ofi_preload(void);
+/* Sets the options of an ofi device: libfabric's provider, and its domain, or for libfabric's tcp a numeric address of this node. The
+ * strings are the caller's. `device` may be NULL or "". */
+void dp_ofi_choose(dp_dev_options *opts, const char *provider, const char *device);
 /* dp_verbs_preload loads libibverbs and its providers and keeps the device list, so that later opens here and in forked
  * children are quick. It opens no device. Returns the number of devices; 0 when there are none, without loading anything,
  * or when they cannot be listed: err says why. */

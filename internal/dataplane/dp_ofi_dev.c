@@ -1,7 +1,19 @@
 /* The ofi provider: what is known of each libfabric provider; devices, domains, memory. */
 #include "dp_ofi.h"
 
+#include <string.h>
+
+void dp_ofi_choose(dp_dev_options *o, const char *provider, const char *device) {
+    o->ofi_provider = provider;
+    if (provider && !strncmp(provider, "tcp", 3))
+        o->address = device;
+    else
+        o->device = device;
+}
+
 #ifndef DP_HAVE_LIBFABRIC
+void dp_ofi_preload(void) {}
+
 int dp_ofi_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     (void)opts, (void)out;
     return dp_fail(err, DP_UNSUPPORTED, 0,
@@ -9,10 +21,10 @@ int dp_ofi_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
                    "(Red Hat) and build again");
 }
 #else
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,6 +42,8 @@ static const ofi_kind kinds[] = {
     {.name = "psm3", .fi_names = {"psm3"}, .id = 5, .polled = true, .silent = true, .atomics = true},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+void dp_ofi_preload(void) { ofi_load(NULL); }
 
 int ofi_fail(dp_error *err, int status, long e, const char *what, const ofi_dev *dev) {
     return dp_fail(err, status, 0, "%.60s on %.63s: %.80s (%ld)", what, dev->d.name, ofi_lib.strerror((int)-e), e);
@@ -152,12 +166,41 @@ static int open_device(ofi_dev *dev, const dp_dev_options *o, dp_error *err) {
     return e ? ofi_fail(err, DP_NO_DEVICE, e, "fi_fabric", dev) : DP_OK;
 }
 
+/* Checks the address of a device on libfabric's tcp. *loopback: other nodes do not reach it. */
+static int check_address(const char *text, bool *loopback, dp_error *err) {
+    struct in6_addr v6;
+    struct in_addr v4;
+    *loopback = true;
+    if (!text || !*text)
+        return DP_OK;
+    if (inet_pton(AF_INET, text, &v4) == 1)
+        *loopback = ntohl(v4.s_addr) >> 24 == 127;
+    else if (inet_pton(AF_INET6, text, &v6) == 1)
+        *loopback = IN6_IS_ADDR_LOOPBACK(&v6);
+    else
+        return dp_fail(err, DP_INVALID, 0, "open ofi: ofi-device \"%.60s\" is not a numeric IPv4 or IPv6 address, which libfabric's tcp needs", text);
+    return DP_OK;
+}
+
+static int check_options(const dp_dev_options *o, const ofi_kind *fi, dp_error *err) {
+    bool loopback = false;
+    int st = fi == &kinds[0] ? check_address(o->address, &loopback, err) : DP_OK;
+    if (!st && (o->keepalive_ms < 0 || o->keepalive_ms > 3600000))
+        st = dp_fail(err, DP_INVALID, 0, "open ofi: keepalive_ms %d not in 0..3600000", o->keepalive_ms);
+    if (!st && (o->encrypt == DP_ENCRYPT_REQUIRE || (o->encrypt == DP_ENCRYPT_ON && !loopback)))
+        st = dp_fail(err, DP_UNSUPPORTED, 0,
+                     "open ofi: provider ofi does not encrypt the data of calls, and data encryption is %s; use provider tcp, or on a trusted "
+                     "network set data encryption to off",
+                     o->encrypt == DP_ENCRYPT_REQUIRE ? "required" : "on");
+    return st;
+}
+
 int dp_ofi_open(const dp_dev_options *o, dp_dev **out, dp_error *err) {
     const ofi_kind *kind = NULL, *fi = NULL;
     const char *name = o->ofi_provider && *o->ofi_provider ? o->ofi_provider : getenv("RFAAS_OFI_PROVIDER");
     int st = find_kind(name && *name ? name : "tcp", &kind, &fi, err);
-    if (!st && (o->keepalive_ms < 0 || o->keepalive_ms > 3600000))
-        st = dp_fail(err, DP_INVALID, 0, "open ofi: keepalive_ms %d not in 0..3600000", o->keepalive_ms);
+    if (!st)
+        st = check_options(o, fi, err);
     if (!st)
         st = ofi_load(err);
     if (st)

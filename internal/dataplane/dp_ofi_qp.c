@@ -5,6 +5,7 @@
 #include "dp_wire.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -312,12 +313,28 @@ static int check_head(const ofi_dev *dev, ofi_blob *b, uint32_t len, dp_error *e
     return DP_OK;
 }
 
+/* libfabric trusts the family in a socket address. */
+static int check_name(const ofi_dev *dev, const ofi_blob *b, dp_error *err) {
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    uint32_t format = dev->info->addr_format;
+    if (format != FI_SOCKADDR && format != FI_SOCKADDR_IN && format != FI_SOCKADDR_IN6)
+        return DP_OK;
+    memcpy(&v4, b->address, sizeof v4);
+    memcpy(&v6, b->address, sizeof v6);
+    bool good = v4.sin_family == AF_INET ? b->address_len == sizeof v4 && v4.sin_port && v4.sin_addr.s_addr
+                                         : v4.sin_family == AF_INET6 && b->address_len == sizeof v6 && v6.sin6_port;
+    return good ? DP_OK : dp_fail(err, DP_BAD_BLOB, 0, "address blob: %u bytes of family %u are no socket address", b->address_len, v4.sin_family);
+}
+
 static int decode(const ofi_dev *dev, const void *blob, uint32_t len, ofi_blob *b, dp_error *err) {
     if (!blob || len < REGIONS_AT || len > sizeof *b)
         return dp_fail(err, DP_BAD_BLOB, 0, "address blob: %u bytes, an ofi blob has %d..%zu", len, REGIONS_AT, sizeof *b);
     *b = (ofi_blob){0};
     memcpy(b, blob, len);
     int st = check_head(dev, b, len, err);
+    if (!st)
+        st = check_name(dev, b, err);
     for (uint32_t i = 0; !st && i < b->n_regions; i++)
         if (b->regions[i].access & ~7u || b->regions[i].size > 1ull << 40 || b->regions[i].base > UINT64_MAX - b->regions[i].size)
             st = dp_fail(err, DP_BAD_BLOB, 0, "address blob: region %u has access %#x, %#llx bytes at %#llx", i, b->regions[i].access,

@@ -15,6 +15,8 @@ func providerID(name string) invoke.Provider {
 		return invoke.ProviderVerbs
 	case "tcp":
 		return invoke.ProviderTCP
+	case "ofi":
+		return invoke.ProviderOFI
 	}
 	return 0
 }

@@ -206,6 +206,10 @@ func (e *Executor) deviceSpec(provider string) zygote.Spec {
 		return zygote.Spec{Provider: provider, Device: e.cfg.Data.Address, Encrypt: encryption(&e.cfg.Settings)}
 	}
 	s := &e.cfg.Settings
+	if provider == dataplane.OFI {
+		ofi, device := s.OFI()
+		return zygote.Spec{Provider: provider, Device: ofi + "," + device, Encrypt: encryption(s)}
+	}
 	return zygote.Spec{Provider: provider, Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
 		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}
 }

@@ -322,9 +322,12 @@ func checkIdentity(s *config.Executor, node *identity.Node, advertised string) e
 }
 
 // pooledDevices returns the specs of pooled workers: one for each provider, with what most leases use: a channel with the
-// client's defaults, one core and its memory.
+// client's defaults, one core and its memory. There are none of provider ofi: a worker's sandbox closes only when libfabric has connected.
 func (e *Executor) pooledDevices() (list []zygote.Spec) {
 	for _, p := range e.cfg.Providers {
+		if p == dataplane.OFI {
+			continue
+		}
 		spec := e.deviceSpec(p)
 		spec.MaxDepth, spec.MaxEager, spec.MaxBulk = dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk)
 		spec.CPUs = e.cfg.cpus()
@@ -426,7 +429,10 @@ func (c *Config) lend(spawner Spawner, log *slog.Logger) error {
 			"assigned", slurm.CPUs, "cpus", config.Cores{List: topology.CPUs(cores)}.String())
 	}
 	c.Cores = leaseCores(cores)
-	if c.Providers, err = chooseProviders(c.Settings.ProviderList(), spawner.VerbsDevices(), dataplane.LoadVerbs); err != nil {
+	s := &c.Settings
+	c.Providers, err = chooseProviders(s.ProviderList(), s.OffersOFI(), spawner.VerbsDevices(), dataplane.LoadVerbs,
+		func() error { return openOFI(s, os.Geteuid() == 0) })
+	if err != nil {
 		return err
 	}
 	if err := c.Settings.CheckMemory("/"); err != nil {

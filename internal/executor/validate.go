@@ -178,7 +178,7 @@ func (e *Executor) callLimit(ms uint64) (time.Duration, error) {
 func (e *Executor) checkProvider(name string) error {
 	switch {
 	case providerID(name) == 0:
-		return invalidf("provider %q is unknown: want shm or verbs", name)
+		return invalidf("provider %q is unknown: want shm, verbs, tcp or ofi", name)
 	case !slices.Contains(e.cfg.Providers, name):
 		return control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition,
 			"provider %q is not available on this node, which offers %v", name, e.cfg.Providers)

@@ -23,6 +23,7 @@ const (
 	EnvProvider       = "RFAAS_PROVIDER"
 	EnvAllowPlaintext = "RFAAS_ALLOW_PLAINTEXT"
 	EnvDataEncryption = "RFAAS_DATA_ENCRYPTION"
+	EnvOFIProvider    = "RFAAS_OFI_PROVIDER"
 )
 
 // DefaultTimeout bounds a control operation whose context has no deadline.
@@ -32,7 +33,8 @@ const DefaultTimeout = 10 * time.Second
 type Options struct {
 	Manager        string        // host:port or unix:PATH of a resource manager
 	Executor       string        // host:port or unix:PATH of one executor, instead of a manager
-	Provider       string        // "shm", "verbs", "tcp" or "auto"
+	Provider       string        // "shm", "verbs", "tcp", "ofi" or "auto"
+	OFI            bool          // the client has a libfabric provider configured, so that "auto" may choose ofi
 	Tenant         string        // account to charge
 	SecretFile     string        // empty: control's default
 	TokenFile      string        // the same
@@ -66,6 +68,7 @@ func (o Options) WithEnvironment(getenv func(string) string) Options {
 		o.AllowPlaintext, _ = strconv.ParseBool(getenv(EnvAllowPlaintext))
 	}
 	o.DataEncryption = cmp.Or(o.DataEncryption, getenv(EnvDataEncryption), "on")
+	o.OFI = getenv(EnvOFIProvider) != "" && o.DataEncryption != "require"
 	if o.Tenant == "" {
 		o.Tenant = cmp.Or(o.dial().TokenTenant(), getenv("USER"), getenv("LOGNAME"), "uid"+strconv.Itoa(os.Getuid()))
 	}
@@ -184,7 +187,7 @@ func (c *shared) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
 type Candidate struct {
 	Address  string
 	Node     string // host name, for messages
-	Provider string // "shm", "verbs" or "tcp", decided
+	Provider string // "shm", "verbs", "tcp" or "ofi", decided
 	info     *control.InfoReply
 	Cached   *Cached // whose workers are to be resumed; nil: start new ones
 }
@@ -213,12 +216,19 @@ func (c *shared) provider(addr string, info *control.InfoReply) (string, error) 
 			return "", fail(op, dataplane.StatusUnsupported, "executor %s offers %v, not tcp (setting providers of the executor)", addr, info.Providers)
 		}
 		return "tcp", nil
+	case "ofi":
+		if !offers("ofi") {
+			return "", fail(op, dataplane.StatusUnsupported, "executor %s offers %v, not ofi (settings providers and ofi-provider of the executor)", addr, info.Providers)
+		}
+		return "ofi", nil
 	}
 	switch {
 	case local && offers("shm"):
 		return "shm", nil
 	case offers("verbs") && c.devices():
 		return "verbs", nil
+	case offers("ofi") && c.opts.OFI:
+		return "ofi", nil
 	case offers("tcp"):
 		return "tcp", nil
 	}
@@ -227,11 +237,12 @@ func (c *shared) provider(addr string, info *control.InfoReply) (string, error) 
 			info.Providers)
 	}
 	return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v: shm needs the same node and network namespace, "+
-		"verbs an RDMA device, tcp an executor that offers it (setting providers)", addr, info.Node, info.Providers)
+		"verbs an RDMA device, tcp an executor that offers it (setting providers), ofi "+EnvOFIProvider+" in the client's environment", addr, info.Node,
+		info.Providers)
 }
 
 // providerRank orders providers by the time of a call, the shortest first.
-func providerRank(name string) int { return slices.Index([]string{"shm", "verbs", "tcp"}, name) }
+func providerRank(name string) int { return slices.Index([]string{"shm", "verbs", "ofi", "tcp"}, name) }
 
 // named is provider for an executor that the resource manager has named. A local address is accepted only on the
 // executor's own node.

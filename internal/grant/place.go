@@ -181,10 +181,15 @@ func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]boo
 		need.Local, need.Remote = board.Verbs, board.Verbs
 	case "tcp":
 		need.Local, need.Remote = board.TCP, board.TCP
+	case "ofi":
+		need.Local, need.Remote = board.OFI, board.OFI
 	default:
 		need.Local, need.Remote = board.SHM|board.TCP, board.TCP
 		if c.devices() {
 			need.Local, need.Remote = need.Local|board.Verbs, need.Remote|board.Verbs
+		}
+		if c.opts.OFI {
+			need.Local, need.Remote = need.Local|board.OFI, need.Remote|board.OFI
 		}
 	}
 	if err := p.refresh(refreshAfter); err != nil {

@@ -129,7 +129,7 @@ type Pool struct {
 // part has the options that sessions must have in common to share connections.
 type part struct {
 	manager, executor, provider, tenant, encryption string
-	plaintext, named                                bool // named: the files are not those at the default paths
+	plaintext, ofi, named                           bool // named: the files are not those at the default paths
 	token, secret, ca                               string
 	secretState                                     fileState // zero: there is no such file. A token file is read again when it changes.
 }
@@ -152,8 +152,12 @@ func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
 	case "":
 		o.Provider = "auto"
 	case "auto", "shm", "verbs", "tcp":
+	case "ofi":
+		if o.DataEncryption == "require" {
+			return nil, fail(op, dataplane.StatusUnsupported, "data encryption is required, but provider ofi does not encrypt; use tcp")
+		}
 	default:
-		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs, tcp", o.Provider)
+		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs, tcp, ofi", o.Provider)
 	}
 	if o.DataEncryption == "" {
 		o.DataEncryption = "on"
@@ -187,7 +191,7 @@ func partOf(o *Options) part {
 		getenv = os.Getenv
 	}
 	k := part{manager: o.Manager, executor: o.Executor, provider: o.Provider, tenant: o.Tenant, encryption: o.DataEncryption,
-		plaintext: o.AllowPlaintext, ca: getenv(identity.CAFileEnv)}
+		plaintext: o.AllowPlaintext, ofi: o.OFI, ca: getenv(identity.CAFileEnv)}
 	dial := o.dial()
 	k.token, k.secret, k.named = dial.Files()
 	if i, err := os.Stat(k.secret); err == nil {

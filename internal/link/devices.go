@@ -10,12 +10,13 @@ import (
 )
 
 // Providers returns the providers by which the node nodeID can reach a manager's memory, the best first: shared memory on the manager's own
-// node, then verbs, then tcp. wanted ("shm", "verbs", "tcp") allows only that one. If the result is empty, use messages.
+// node, then verbs, then tcp. wanted ("shm", "verbs", "tcp") allows only that one;
+// the memory has no provider "ofi", which therefore allows all. If the result is empty, use messages.
 func Providers(hello *control.ManagerHelloReply, nodeID string, wanted string) []string {
 	var found []string
 	for _, p := range []string{dataplane.SHM, dataplane.Verbs, dataplane.TCP} {
 		here := p != dataplane.SHM || nodeID != "" && hello.GetNodeId() == nodeID
-		if here && slices.Contains(hello.GetProviders(), p) && (wanted == "" || wanted == "auto" || wanted == p) {
+		if here && slices.Contains(hello.GetProviders(), p) && (wanted == "" || wanted == "auto" || wanted == dataplane.OFI || wanted == p) {
 			found = append(found, p)
 		}
 	}

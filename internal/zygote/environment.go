@@ -8,7 +8,7 @@ import (
 )
 
 // passed names the executor's environment variables that workers in a sandbox also have. The loader, the C library, language
-// runtimes, and libraries for computing and for the fabric (libibverbs and its providers) read them. An asterisk matches any suffix. Prefixes that other
+// runtimes, and libraries for computing and for the fabric (libibverbs, libfabric and their providers) read them. An asterisk matches any suffix. Prefixes that other
 // programs also use, perhaps for credentials, have no asterisk or are longer.
 var passed = []string{
 	"PATH", "LD_*", "GLIBC_TUNABLES", "MALLOC_*", "LANG", "LANGUAGE", "LC_*", "LOCPATH", "TZ", "TZDIR",
@@ -16,7 +16,7 @@ var passed = []string{
 	"OMP_*", "GOMP_*", "KMP_*", "TBB_*", "HWLOC_*",
 	"MKL_*", "MKLROOT", "OPENBLAS_*", "GOTO_*", "BLIS_*", "FLEXIBLAS", "FLEXIBLAS_*", "NUMEXPR_*",
 	"IBV_*", "RDMAV_*", "VERBS_LOG_*", "MLX4_*", "MLX5_*", "BNXT_RE_*", "BNXT_SINGLE_THREADED", "BNXT_DYN_DBG", "CXGB4_*", "T5_ENABLE_WC",
-	"HNS_ROCE_*", "HNS_DCA_*", "IRDMA_*", "QELR_*",
+	"FI_*", "HNS_ROCE_*", "HNS_DCA_*", "IRDMA_*", "QELR_*",
 	"ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS",
 }
 

@@ -69,8 +69,10 @@ func deviceBody(s *Spec) ([]byte, error) {
 		b[0] = 2
 	case "tcp":
 		b[0] = 3
+	case "ofi":
+		b[0] = 4
 	default:
-		return nil, invalid("unknown provider %q (shm, verbs, tcp)", s.Provider)
+		return nil, invalid("unknown provider %q (shm, verbs, tcp, ofi)", s.Provider)
 	}
 	err := putNumbers(b, []number{
 		{"port", int64(s.Port), 0, 255, 2, 1},

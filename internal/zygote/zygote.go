@@ -46,11 +46,12 @@ type Config struct {
 
 // Spec describes a worker.
 type Spec struct {
-	Provider string // "shm", "verbs" or "tcp"
+	Provider string // "shm", "verbs", "tcp" or "ofi"
 	// For verbs, as in dp_dev_options: zero values mean automatic, except GIDIndex, where -1 does. For tcp, Device is the IP address and
-	// port to which the worker's client connects.
+	// port to which the worker's client connects. For ofi, it is
+	// libfabric's provider, a comma, and its device.
 	Device       string
-	Encrypt      int // for tcp: dataplane.EncryptOff to EncryptRequire
+	Encrypt      int // for tcp and ofi: dataplane.EncryptOff to EncryptRequire
 	Port         int
 	GIDIndex     int
 	PKeyIndex    int
