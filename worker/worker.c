@@ -229,6 +229,7 @@ static void choose_ofi(const worker *w, char text[sizeof w->m->device], dp_dev_o
     dp_ofi_choose(opts, text, comma + 1);
     /* Debian's other providers take 0.3 s to initialise, and psm sleeps. */
     setenv("FI_PROVIDER", strcmp(text, "tcp") ? text : "tcp,ofi_rxm", 0);
+    setenv("FI_OFI_RXM_MSG_RX_SIZE", "16", 0); /* 50 MiB less of buffers for messages, of which rfaas has few */
 }
 
 static void open_device(worker *w) {

@@ -264,7 +264,7 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"16 descriptors", good, 16, "16 descriptors"},
 		{"40 descriptors", good, 40, "16 descriptors"},
 		{"provider 0", patch(B+0, 0), wire.SpawnFDs, "provider 0"},
-		{"provider 4", patch(B+0, 4), wire.SpawnFDs, "provider 4"},
+		{"provider 5", patch(B+0, 5), wire.SpawnFDs, "provider 5"},
 		{"wait mode", patch(B+1, 9), wire.SpawnFDs, "wait mode 9"},
 		{"encryption", patch(B+3, 4), wire.SpawnFDs, "encryption 4"},
 		{"GID index", patch(B+4, word(256)...), wire.SpawnFDs, "GID index 256"},

@@ -61,7 +61,10 @@ func (z *Zygote) canGiveUID() bool {
 // groupMemory returns the memory limit of a worker's control group. It includes the channel and the pages of tables and
 // libraries. 0: no limit.
 func (s *Spec) groupMemory() uint64 {
-	const overhead = 32 << 20
+	overhead := uint64(32 << 20)
+	if s.Provider == "ofi" {
+		overhead += 64 << 20 // libfabric's tcp takes 35 MiB for buffers
+	}
 	if s.MemoryLimit == 0 || s.MemoryLimit > 1<<62 || s.ChannelMemory > 1<<62 {
 		return 0
 	}
