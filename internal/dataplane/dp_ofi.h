@@ -39,6 +39,7 @@
 #define OFI_EXPOSE_MAX 4      /* regions of a queue pair; more would not fit into a blob */
 #define OFI_WARM_MS 50       /* how long dp_qp_connect waits for libfabric's connection */
 #define OFI_KEEPALIVE_MS 1000
+#define OFI_REACH_KEEPALIVES 10 /* a peer that takes nothing for so many keepalive times after dp_qp_connect counts as gone */
 #define OFI_BLIND_NS 200000  /* longest sleep where libfabric has no descriptor to wait for, or posts wait to be issued */
 
 /* One libfabric provider: what its fi_info does not say, or what must be asked for. */
@@ -126,7 +127,7 @@ typedef struct ofi_cq {
 
 #define OFI_INTERNAL 0x80000000u /* flag of a post of the provider itself: its completion is not shown */
 #define OFI_OP_BYE 255           /* in ofi_op.op: a message without bytes, which tells the peer that this side has ended */
-#define OFI_LINGER_MS 100        /* how long a queue pair that is reset or destroyed waits for progress of its last posts and its bye */
+#define OFI_LINGER_MS 500        /* how long a queue pair that is reset or destroyed waits for progress of its last posts and its bye */
 
 /* One post. It becomes one libfabric operation, or several: a write for each piece, and a message with the immediate value. */
 typedef struct ofi_op {
@@ -166,6 +167,7 @@ struct ofi_qp {
     bool atomic;     /* one of them is an atomic */
     bool asking;     /* a keepalive is outstanding */
     bool gone;       /* the endpoint failed */
+    int64_t connected_at;
     int64_t heard_at;
     uint32_t heard_tail, heard_recv;
     struct fi_context2 bye; /* of the receive for the peer's bye, unless immediate values are messages too */

@@ -274,6 +274,12 @@ static void keepalive(ofi_qp *q) {
     }
 }
 
+/* ofi_rxm tries to connect without end, for example to a port that a firewall blocks. A worker does not judge: its client need not poll. */
+static bool unreachable(const ofi_qp *q) {
+    return q->tail == 0 && q->head != 0 && q->rdone == 0 && !dev_of(q)->active_only &&
+           dp_now_ns() - q->connected_at > OFI_REACH_KEEPALIVES * dev_of(q)->keepalive_ns;
+}
+
 int ofi_qp_probe(dp_qp *qp) {
     ofi_qp *q = ofi_qp_of(qp);
     if (q->ep)
@@ -284,6 +290,8 @@ int ofi_qp_probe(dp_qp *qp) {
     }
     if (!dp_qp_broken(qp) && qp->state == DP_QP_ERROR)
         dp_qp_break(qp, DP_CONNECTION);
+    if (!dp_qp_broken(qp) && qp->state == DP_QP_CONNECTED && unreachable(q))
+        dp_qp_break(qp, DP_PEER_GONE);
     if (!dp_qp_broken(qp) && qp->state == DP_QP_CONNECTED)
         keepalive(q);
     return dp_qp_broken(qp);

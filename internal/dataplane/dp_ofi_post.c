@@ -38,6 +38,8 @@ int ofi_status_of(int e) {
 static bool may_issue(const ofi_qp *q, const ofi_op *op, bool message) {
     if (q->flight == 0)
         return true;
+    if (q->tail == 0) /* the peer's first answer tells that it can be reached: see ofi_qp_probe */
+        return false;
     if (!dev_of(q)->kind->ordered || (message && op->op != OFI_OP_BYE) || op->op == DP_OP_FETCH_ADD || q->atomic)
         return false;
     return op->op == DP_OP_READ || q->returning == 0;

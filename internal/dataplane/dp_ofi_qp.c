@@ -366,6 +366,7 @@ int ofi_qp_connect(dp_qp *base, const void *blob, uint32_t len, dp_error *err) {
     q->peer_virt = b.flags & OFI_BLOB_VIRT_ADDR;
     base->posted = base->arrived = 0;
     base->state = DP_QP_CONNECTED;
+    q->connected_at = dp_now_ns();
     warm_up(q);
     return DP_OK;
 }

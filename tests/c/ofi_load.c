@@ -139,3 +139,22 @@ T_CASE(ofi_forged_key, "access/forged-ofi-key", .providers = T_OFI) {
     end_close(&peer);
     end_close(&e);
 }
+
+/* libfabric tries to connect without end; the queue pair does not. */
+T_CASE(ofi_unreachable, "connect/ofi-unreachable-peer", .providers = T_OFI) {
+    dp_error err = {0};
+    dp_dev *dev = NULL;
+    CHECK_OK_ERR(dp_dev_open("ofi", &(dp_dev_options){.keepalive_ms = 20}, &dev, &err), err);
+    end e, peer;
+    end_open(&peer, &(end_opts){0}, NULL);
+    end_open(&e, &(end_opts){0}, dev);
+    card to;
+    end_card(&peer, &to);
+    end_close(&peer);
+    CHECK_OK_ERR(dp_qp_connect(e.qp, to.blob, to.blob_len, &err), err);
+    int64_t until = dp_now_ns() + poll_ns();
+    while (!dp_qp_probe(e.qp))
+        CHECKF(dp_now_ns() < until, "a peer that cannot be reached is not reported");
+    end_close(&e);
+    dp_dev_close(dev);
+}
