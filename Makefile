@@ -333,6 +333,12 @@ test-c-plain: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider shm
 	$(Q)build/ctest/dp_test --provider tcp
 	$(Q)build/ctest/dp_test --provider tcp --encrypt
+	$(Q)build/ctest/dp_test --provider ofi $(OFI_QUICK)
+	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_QUICK_CXI)
+
+# Less than a minute; make test-c-ofi runs the rest.
+OFI_QUICK := '*ofi*' 'load/*' 'access/*-device' 'reset/*@one-device' 'write/source*' 'channel/sizes' 'channel/finish-*' 'channel/shuffle-hot'
+OFI_QUICK_CXI := 'access/*@one-device' 'write/source*@processes' 'channel/sizes' 'channel/shuffle-hot' 'channel/shuffle-depth-1024'
 
 test-c-asan: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider shm

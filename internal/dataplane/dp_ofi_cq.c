@@ -186,6 +186,8 @@ int ofi_cq_poll(dp_cq *c, dp_wc *wc, int n) {
         ofi_qp *q = cq->qps[(cq->next + i) % cq->n_qps];
         if (q->ep)
             ofi_take_sent(q);
+        if (got < n && q->gone) /* what arrived before the failure comes first: the channel ends its calls at the first failed post */
+            got += deliver_arrived(q, wc + got, n - got);
         if (got < n)
             got += deliver_sent(q, wc + got, n - got);
         if (got < n)
