@@ -271,7 +271,7 @@ func TestDoctor(t *testing.T) {
 	_, p, run := world(t)
 	// A test binary has no executor beside it: one problem at least, with the way to mend it.
 	code, out, errs := run("doctor")
-	for _, want := range []string{"verbs devices", "verbs library", "encryption", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "data ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+	for _, want := range []string{"verbs devices", "verbs library", "encryption", "libfabric", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "data ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -281,10 +281,10 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 19 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 20 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if f := list[15]; f.State != "note" || f.Mend == "" {
+	if f := list[16]; f.State != "note" || f.Mend == "" {
 		t.Errorf("an executor that is not there: %+v", f)
 	}
 	wrong := filepath.Join(t.TempDir(), "secret")
@@ -336,6 +336,22 @@ func TestCheckVerbsLibrary(t *testing.T) {
 	}
 	if f := checkVerbsLibrary(true, func() error { return nil }); f.State != "ok" {
 		t.Errorf("with both: %+v", f)
+	}
+}
+
+func TestDoctorLibfabric(t *testing.T) {
+	for _, c := range []struct{ provider, ofi, device, state, text string }{
+		{"", "", "", "ok", "RFAAS_OFI_PROVIDER is not set"},
+		{"ofi", "", "", "ok", "ofi tcp"},
+		{"auto", "tcp", "127.0.0.1", "ok", "ofi tcp"},
+		{"ofi", "tcp", "node7", "problem", `"node7" is not a numeric`},
+		{"ofi", "sockets", "", "problem", "none of tcp, cxi, efa"},
+	} {
+		env := map[string]string{"RFAAS_PROVIDER": c.provider, "RFAAS_OFI_PROVIDER": c.ofi, "RFAAS_OFI_DEVICE": c.device}
+		f := checkOFI(func(name string) string { return env[name] }, dataplane.Open)
+		if f.State != c.state || !strings.Contains(f.Detail, c.text) {
+			t.Errorf("%+v: %+v", c, f)
+		}
 	}
 }
 

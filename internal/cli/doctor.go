@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/executor"
+	"github.com/rfaas-go/rfaas/internal/grant"
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
@@ -55,6 +57,7 @@ func newDoctor(a *app) *cobra.Command {
 				checkDevices(devices),
 				checkVerbsLibrary(len(devices) > 0, dataplane.LoadVerbs),
 				checkCryptoLibrary(dataplane.LoadCrypto),
+				checkOFI(a.Getenv, dataplane.Open),
 				checkSoftRoCE("/sys/class/infiniband", kernelRelease()),
 				checkGIDs("/sys/class/infiniband"),
 				checkDeviceFiles("/dev/infiniband"),
@@ -165,6 +168,22 @@ func checkVerbsLibrary(devices bool, load func() error) finding {
 		return problem(check, "install or upgrade libibverbs1 and ibverbs-providers (Debian) or libibverbs (Red Hat)", "%v", err)
 	}
 	return ok(check, "libibverbs can be loaded")
+}
+
+// checkOFI opens the ofi device that the environment configures for clients.
+func checkOFI(getenv func(string) string, open func(string, dataplane.Options) (*dataplane.Device, error)) finding {
+	const check = "libfabric"
+	provider := getenv(grant.EnvOFIProvider)
+	if provider == "" && getenv(grant.EnvProvider) != dataplane.OFI {
+		return ok(check, "not used: "+grant.EnvOFIProvider+" is not set")
+	}
+	o := dataplane.Options{OFIProvider: cmp.Or(provider, "tcp"), OFIDevice: getenv(grant.EnvOFIDevice)}
+	d, err := open(dataplane.OFI, o)
+	if err != nil {
+		return problem(check, "install libfabric1 (Debian) or libfabric (Red Hat), or see which providers it has: fi_info -t FI_EP_RDM", "%v", err)
+	}
+	defer d.Close()
+	return ok(check, "%s", d.Name())
 }
 
 // checkSoftRoCE warns of soft-RoCE on Linux 6.1: when the interface lost its carrier under load, the kernel locked up, in three of three runs.

@@ -24,6 +24,7 @@ const (
 	EnvAllowPlaintext = "RFAAS_ALLOW_PLAINTEXT"
 	EnvDataEncryption = "RFAAS_DATA_ENCRYPTION"
 	EnvOFIProvider    = "RFAAS_OFI_PROVIDER"
+	EnvOFIDevice      = "RFAAS_OFI_DEVICE"
 )
 
 // DefaultTimeout bounds a control operation whose context has no deadline.
