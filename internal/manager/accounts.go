@@ -169,7 +169,7 @@ func (a *accounts) harvest(live []*attachment) {
 	var cells []cell
 	now := a.now()
 	a.forget(now)
-	a.forgive(now)
+	a.forgive(now, forgetMessage)
 	for _, x := range live {
 		cells = append(cells, x.read(now)...)
 	}
@@ -266,6 +266,9 @@ func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
 	if trouble != nil && !errors.Is(trouble, accounting.ErrLedger) {
 		return false
 	}
+	if trouble == nil {
+		a.forgive(now, forgiveMerged)
+	}
 	partial := err != nil
 	a.refuse(append(refused, foreign...))
 	for i := range cells {
@@ -361,11 +364,15 @@ func (a *accounts) note(way int, err error) {
 	}
 }
 
-// forgive clears the trouble of messages if none has failed for a minute: their executors have stopped, or use cells
+// forgiveMerged is how long after the last failed message the trouble of messages ends if the ledger accepts charges of
+// cells. It is several charge intervals, so that the trouble does not end between two messages that fail.
+const forgiveMerged = 5 * time.Second
+
+// forgive clears the trouble of messages if none has failed for some time: their executors have stopped, or use cells
 // now.
-func (a *accounts) forgive(now time.Time) {
+func (a *accounts) forgive(now time.Time, after time.Duration) {
 	a.mu.Lock()
-	over := a.trouble[ofMessages] != nil && now.Sub(a.failed) > forgetMessage
+	over := a.trouble[ofMessages] != nil && now.Sub(a.failed) > after
 	a.mu.Unlock()
 	if over {
 		a.note(ofMessages, nil)

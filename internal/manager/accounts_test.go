@@ -168,3 +168,27 @@ func TestRefusedChargesFillNoLog(t *testing.T) {
 		t.Errorf("no line says how many had none: %s", log.String())
 	}
 }
+
+// An executor whose message failed uses cells afterwards, as after a restart of the manager. When the ledger accepts these, the trouble
+// of the message ends within seconds, but not as soon as between two messages.
+func TestTroubleOfAMessageEndsWithCells(t *testing.T) {
+	w := newWorld(t, dataplane.SHM, 8)
+	x, y := w.executor(1), w.executor(2)
+	w.accounts.note(ofMessages, errors.New("no space"))
+	w.clock.now = w.clock.now.Add(forgiveMerged)
+	x.charge(0, "ann", 1)
+	w.harvest()
+	if w.accounts.failing() == nil {
+		t.Errorf("the trouble is over after %v", forgiveMerged)
+	}
+	w.clock.now = w.clock.now.Add(time.Second)
+	w.harvest()
+	if w.accounts.failing() == nil {
+		t.Error("the trouble is over although no cell was merged")
+	}
+	y.charge(0, "ann", 1)
+	w.harvest()
+	if err := w.accounts.failing(); err != nil {
+		t.Errorf("the ledger accepts charges: %v", err)
+	}
+}
