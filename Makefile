@@ -54,7 +54,7 @@ help: ## this list
 
 # ---------------------------------------------------------------------------------------------- using it
 
-.PHONY: deps run demo-two-nodes bench soak headline headline-table
+.PHONY: deps run demo-two-nodes bench soak chaos headline headline-table
 deps: ## install the packages that are missing (as root or by sudo), or say which
 	$(Q)scripts/deps
 
@@ -76,6 +76,17 @@ bench: build test-programs ## everything that is claimed, measured: build/bench/
 
 soak: build test-programs ## bench, and longer tests: a thousand kills, 100 kills each of agents and clients, 100 link outages, a real Slurm (as root); 25 minutes more
 	$(Q)scripts/bench --soak $(BENCH_ARGS)
+
+# CHAOS_* are variables of the environment too. A seed of 0 is a new one, which is printed.
+CHAOS_SEED ?= 0
+CHAOS_DURATION ?= 5m
+CHAOS_KILLS ?= 150
+CHAOS_DAMAGES ?= 5
+CHAOS_RESTARTS ?= 5
+CHAOS_LEASES ?= 100
+chaos: build test-programs ## 150 kills and stops of everything, full disks, damaged files, manager restarts under 100 leases, and bills against audit lines; at most 10 minutes (CHAOS_SEED=..., CHAOS_DURATION=5m)
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 600s -run 'TestChaos$$' ./tests/faults -seed $(CHAOS_SEED) -chaos-duration $(CHAOS_DURATION) \
+		-chaos-kills $(CHAOS_KILLS) -chaos-damages $(CHAOS_DAMAGES) -chaos-restarts $(CHAOS_RESTARTS) -chaos-leases $(CHAOS_LEASES)
 
 headline: build ## measure what README's table shows, about three minutes (BENCH_ARGS=--again: anew), and write the table
 	$(Q)scripts/bench --headline $(BENCH_ARGS)
@@ -432,11 +443,11 @@ build/faults/%.so: tests/faults/testdata/%.c tests/faults/testdata/work.h | head
 # Most of these wait for something to be noticed, so many run side by side.
 test-faults: ## everything is killed and stopped, one at a time; cancels and deadlines race with 400,000 replies (make bench: a million)
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip 'TestRandomKills|TestBetweenNodes.*' ./tests/faults -calls 400000
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip 'TestRandomKills|TestChaos|TestBetweenNodes.*' ./tests/faults -calls 400000
 
-test-kills: ## 200 random kills under load (make bench: 300, make soak: 1000)
+test-kills: ## 200 random kills under load (make bench: 300, make soak: 1000), and a short form of make chaos
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run 'TestRandomKills$$' ./tests/faults -kills 200
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run 'TestRandomKills$$|TestChaos$$' ./tests/faults -kills 200
 
 test-hostile: ## attacks by functions, clients and unauthenticated processes on a real cluster, with a table of the outcomes (as root)
 	$(Q)$(try_build)

@@ -138,6 +138,12 @@ func (c *caller) failures() []callError {
 func (c *caller) finish(d time.Duration) *report {
 	c.world.Helper()
 	c.process.end(d, "caller "+c.name)
+	return c.reported()
+}
+
+// reported checks the report of a caller that has ended.
+func (c *caller) reported() *report {
+	c.world.Helper()
 	c.check()
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -39,6 +39,7 @@ type storm struct {
 	right                 int64 // of callers that are gone
 	longCall, longControl time.Duration
 	recoveries            []time.Duration // of each calm
+	tick                  func()          // run while time passes; nil: nothing
 }
 
 // stopped is a process that was stopped, and what comes then.
@@ -48,6 +49,7 @@ type stopped struct {
 	until time.Time
 	then  unix.Signal
 	done  func() // after SIGKILL
+	after func() // after then; nil: nothing
 }
 
 // TestRandomKills kills and stops workers, zygotes, executors, the resource manager and clients at random, while
@@ -73,31 +75,7 @@ func (s *storm) run() {
 	for i := range 2 {
 		s.executors = append(s.executors, w.newExecutorOn(s.server, fmt.Sprintf("executor-%d", i)))
 	}
-	for i := range 4 {
-		s.callers = append(s.callers, s.caller(i))
-	}
-	s.calm() // everybody has called: what is made once is there
-	for _, c := range s.callers {
-		s.account(c.finish(waitBound))
-	}
-	var before []idle
-	w.eventually(10*time.Second, "the executors are idle", func() bool {
-		before = before[:0]
-		for _, d := range s.executors {
-			if _, workers := living(d.pid()); len(workers) > 0 {
-				return false
-			}
-			before = append(before, d.idle())
-		}
-		return true
-	})
-	managerBefore := w.manager.idle()
-
-	for i := range s.callers {
-		s.callers[i] = s.caller(i)
-	}
-	s.calm()
-	s.recoveries = nil
+	before, managerBefore := s.begin()
 	began := time.Now()
 	for s.kills < *killsFlag || s.flaps < s.wantFlaps {
 		s.hit()
@@ -120,16 +98,51 @@ func (s *storm) run() {
 	if s.longCall > waitBound || s.longControl > waitBound {
 		s.Errorf("a caller waited longer than %v", waitBound)
 	}
-	w.settled(s.executors, before, 10*time.Second)
-	w.eventually(10*time.Second, "the manager holds nothing for those that have gone", func() bool {
-		now := w.manager.idle()
-		w.lastly = fmt.Sprintf("%+v, at the start %+v", now, managerBefore)
-		return now.files <= managerBefore.files+2 && now.mappings <= managerBefore.mappings
-	})
+	s.released(before, managerBefore)
 	for _, d := range append(s.executors, w.manager) {
 		d.stop()
 	}
 	w.nothingLeft(sharedBefore)
+}
+
+// begin starts clients until each has called, notes what the idle daemons hold then, and starts the clients of the storm.
+func (s *storm) begin() (before []idle, managerBefore idle) {
+	s.Helper()
+	for i := range 4 {
+		s.callers = append(s.callers, s.caller(i))
+	}
+	s.calm() // everybody has called: what is made once is there
+	for _, c := range s.callers {
+		s.account(c.finish(waitBound))
+	}
+	s.eventually(10*time.Second, "the executors are idle", func() bool {
+		before = before[:0]
+		for _, d := range s.executors {
+			if _, workers := living(d.pid()); len(workers) > 0 {
+				return false
+			}
+			before = append(before, d.idle())
+		}
+		return true
+	})
+	managerBefore = s.manager.idle()
+	for i := range s.callers {
+		s.callers[i] = s.caller(i)
+	}
+	s.calm()
+	s.recoveries = nil
+	return before, managerBefore
+}
+
+// released checks that the daemons hold no more than before.
+func (s *storm) released(before []idle, managerBefore idle) {
+	s.Helper()
+	s.settled(s.executors, before, 10*time.Second)
+	s.eventually(10*time.Second, "the manager holds nothing for those that have gone", func() bool {
+		now := s.manager.idle()
+		s.lastly = fmt.Sprintf("%+v, at the start %+v", now, managerBefore)
+		return now.files <= managerBefore.files+2 && now.mappings <= managerBefore.mappings
+	})
 }
 
 // caller starts the client process in place i: C and Go, with different waiting modes.
@@ -155,6 +168,9 @@ func (s *storm) pass(d time.Duration) {
 	for end := time.Now().Add(d); ; time.Sleep(5 * time.Millisecond) {
 		now := time.Now()
 		s.mendLink()
+		if s.tick != nil {
+			s.tick()
+		}
 		for i := 0; i < len(s.stopped); i++ {
 			if v := s.stopped[i]; now.After(v.until) {
 				v.signal(v.then)
@@ -165,6 +181,9 @@ func (s *storm) pass(d time.Duration) {
 					if v.done != nil {
 						v.done()
 					}
+				}
+				if v.after != nil {
+					v.after()
 				}
 				s.stopped = append(s.stopped[:i], s.stopped[i+1:]...)
 				i--

@@ -1,0 +1,315 @@
+package faults
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// What TestChaos knows of leases apart from the ledger, and how the bills compare to it.
+
+// chargeInterval is the executors' default: what a killed executor may leave uncharged of each lease.
+const chargeInterval = time.Second
+
+// slackOfLease is how much longer than between its audit lines a lease may be charged: until its workers are reaped.
+const slackOfLease = 250 * time.Millisecond
+
+// span is a time.
+type span struct{ from, to time.Time }
+
+// death is the end of an executor by SIGKILL, which is somewhere in the span.
+type death struct {
+	span
+	journal bool // the journal was damaged
+}
+
+// books are what happened to each executor, in order.
+type books struct {
+	names  []string
+	deaths map[string][]death
+	stops  map[string][]span
+	harmed map[string]time.Time // executors whose journal was damaged for the next death
+	calls  uint64               // of the tenant of crowd
+	result string
+}
+
+func (b *books) open(executor string) {
+	if b.deaths == nil {
+		b.deaths, b.stops, b.harmed = map[string][]death{}, map[string][]span{}, map[string]time.Time{}
+	}
+	b.names = append(b.names, executor)
+}
+
+func (b *books) stopped(executor string, from, to time.Time) {
+	b.stops[executor] = append(b.stops[executor], span{from, to})
+}
+
+func (b *books) damaged(executor string, from time.Time) { b.harmed[executor] = from }
+
+func (b *books) killed(executor string, from, to time.Time) {
+	harmed, ok := b.harmed[executor]
+	if ok {
+		from = harmed
+		delete(b.harmed, executor)
+	}
+	b.deaths[executor] = append(b.deaths[executor], death{span{from, to}, ok})
+}
+
+// auditLine is a line of an audit file, as far as bills need it.
+type auditLine struct {
+	Time    time.Time `json:"time"`
+	Event   string    `json:"event"`
+	Node    string    `json:"node"`
+	Lease   string    `json:"lease"`
+	Tenant  string    `json:"tenant"`
+	Workers int       `json:"workers"`
+	Worker  *int      `json:"worker"`
+	State   string    `json:"state"`
+	Reason  string    `json:"reason"`
+}
+
+// due is the core time that a tenant's leases must be charged, by the audit lines.
+type due struct {
+	leases, cut, harmed int
+	low, high           time.Duration
+}
+
+// dues reads the audit files. Each line of a lease must name lease, tenant and node, and each end must say why.
+func (b *books) dues(c *chaos) map[string]*due {
+	c.Helper()
+	all := map[string]*due{}
+	for _, name := range b.names {
+		f, err := os.Open(filepath.Join(c.dir, name+".audit"))
+		if err != nil {
+			c.Fatal(err)
+		}
+		defer f.Close()
+		running := map[string]auditLine{}
+		for s := bufio.NewScanner(f); s.Scan(); {
+			var l auditLine
+			if err := json.Unmarshal(s.Bytes(), &l); err != nil {
+				c.Errorf("%s: audit line %q: %v", name, s.Text(), err)
+				continue
+			}
+			if l.Lease == "" || l.Worker != nil {
+				continue
+			}
+			if l.Tenant == "" || l.Node == "" || l.Event != "grant" && (l.Reason == "" || l.State == "") {
+				c.Errorf("%s: the audit line lacks tenant, node, state or reason: %s", name, s.Text())
+			}
+			old, open := running[l.Lease]
+			delete(running, l.Lease)
+			switch {
+			case l.Event != "grant" && !open:
+				c.Errorf("%s: a lease ends that was not granted: %s", name, s.Text())
+			case l.Event != "grant":
+				b.add(all, name, old, l.Time)
+			case open: // of an executor that was killed
+				b.addCut(c, all, name, old)
+				fallthrough
+			default:
+				running[l.Lease] = l
+			}
+		}
+		for _, l := range running {
+			b.addCut(c, all, name, l)
+		}
+	}
+	return all
+}
+
+func dueOf(all map[string]*due, tenant string) *due {
+	if all[tenant] == nil {
+		all[tenant] = &due{}
+	}
+	all[tenant].leases++
+	return all[tenant]
+}
+
+// add adds a lease that has ended in order.
+func (b *books) add(all map[string]*due, executor string, l auditLine, end time.Time) {
+	d := dueOf(all, l.Tenant)
+	took := end.Sub(l.Time) * time.Duration(l.Workers)
+	d.low += took
+	d.high += took + time.Duration(l.Workers)*(slackOfLease+b.near(executor, l.Time)+b.near(executor, end))
+}
+
+// addCut adds a lease that ended with its executor.
+func (b *books) addCut(c *chaos, all map[string]*due, executor string, l auditLine) {
+	c.Helper()
+	d := dueOf(all, l.Tenant)
+	i := slices.IndexFunc(b.deaths[executor], func(d death) bool { return d.to.After(l.Time) })
+	if i < 0 {
+		c.Errorf("%s: the lease %s of %q, granted at %v, has no end", executor, l.Lease, l.Tenant, l.Time)
+		return
+	}
+	end := b.deaths[executor][i]
+	d.cut++
+	workers := time.Duration(l.Workers)
+	d.high += workers * (end.to.Sub(l.Time) + slackOfLease + b.near(executor, l.Time))
+	if end.journal {
+		d.harmed++ // its record may be the damaged one, whose charges may be lost
+		return
+	}
+	d.low += workers * max(0, end.from.Sub(l.Time)-chargeInterval-slackOfLease-b.near(executor, end.from))
+}
+
+// near is how long an executor was stopped around a time: then an audit line and its charge may be apart by that.
+func (b *books) near(executor string, t time.Time) (d time.Duration) {
+	for _, s := range b.stops[executor] {
+		if t.After(s.from.Add(-slackOfLease)) && t.Before(s.to.Add(chargeInterval)) {
+			d += s.to.Sub(s.from)
+		}
+	}
+	return d
+}
+
+// billed is what a tenant's bill says.
+type billed struct {
+	cores time.Duration
+	calls uint64
+}
+
+// bills asks the manager.
+func (c *chaos) bills() (map[string]billed, error) {
+	out, err := c.rfaas("bill", "--json", "--timeout", "5s")
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, out)
+	}
+	var list []struct {
+		Tenant string `json:"tenant"`
+		Lines  []struct{ Item, Units string }
+	}
+	if err := json.Unmarshal(out, &list); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, out)
+	}
+	all := map[string]billed{}
+	for _, t := range list {
+		var b billed
+		for _, l := range t.Lines {
+			n, err := strconv.ParseUint(l.Units, 10, 64)
+			if err != nil {
+				return nil, err
+			}
+			switch l.Item {
+			case "core-hour":
+				b.cores = time.Duration(n) * time.Microsecond
+			case "million-calls":
+				b.calls = n
+			}
+		}
+		all[t.Tenant] = b
+	}
+	return all, nil
+}
+
+// compare checks the bills when all executors have ended: each tenant's core time agrees with the audit lines, and the tenant whose
+// executor was never killed is billed exactly the calls that it made.
+func (b *books) compare(c *chaos) {
+	c.Helper()
+	dues := b.dues(c)
+	var text []string
+	c.noticed("bills", "the bills agree with the audit lines", func() bool {
+		text = nil
+		others := 0
+		bills, err := c.bills()
+		c.lastly = fmt.Sprint(bills, err)
+		good := err == nil && len(bills) == len(dues)
+		for tenant, d := range dues {
+			got := bills[tenant]
+			ok := got.cores >= d.low && got.cores <= d.high && (tenant != crowdTenant || got.calls == b.calls)
+			good = good && ok
+			if strings.HasPrefix(tenant, "executor-disk") {
+				if others++; !ok {
+					text = append(text, fmt.Sprintf("tenant %s: billed %v, by the audit lines %v to %v", tenant, got.cores, d.low, d.high))
+				}
+				continue
+			}
+			text = append(text, fmt.Sprintf("tenant %s: %d leases, billed %.1f s of core time and %d calls; by the audit lines %.1f to %.1f s. "+
+				"%d leases ended with a killed executor, each may lack %v; of %d the journal was damaged too.", tenant, d.leases, got.cores.Seconds(),
+				got.calls, d.low.Seconds(), d.high.Seconds(), d.cut, chargeInterval, d.harmed))
+		}
+		text = append(text, fmt.Sprintf("%d further tenants with a lease each: as the audit lines say", others))
+		slices.Sort(text)
+		c.lastly += "\n" + strings.Join(text, "\n") + fmt.Sprintf("\n%s made %d calls", crowdTenant, b.calls)
+		return good
+	})
+	b.result = strings.Join(text, "\n       ")
+}
+
+const crowdTenant = "crowd"
+
+// crowd kills the resource manager again and again while a client has many leases. Every lease goes on, and every call is billed.
+func (c *chaos) crowd() {
+	c.Helper()
+	k := c.kind(underLeases)
+	d := c.newExecutorWithBooks("executor-crowd", "--share-cores", fmt.Sprint(*chaosLeases), "--max-bulk", "1MiB")
+	s, err := client.Connect(c.t.Context(), client.Options{Executor: d.address, SecretFile: c.secret, Provider: provider(), Tenant: crowdTenant})
+	if err != nil {
+		c.Fatal(err)
+	}
+	leases := make([]*client.Lease, *chaosLeases)
+	functions := make([]*client.Function, len(leases))
+	for i := range leases {
+		leases[i] = lease(c.t, s, client.LeaseOptions{Memory: 16 << 20, Bulk: -1, WaitMode: client.Warm})
+		functions[i] = function(c.t, leases[i], "echo")
+	}
+	callAll := func() {
+		c.Helper()
+		out := make([]byte, 8)
+		for i, f := range functions {
+			began := time.Now()
+			in := fmt.Sprintf("%08d", c.books.calls)
+			n, err := f.Invoke(c.t.Context(), []byte(in), out)
+			c.longCall = max(c.longCall, time.Since(began))
+			if err != nil || string(out[:n]) != in {
+				c.Fatalf("lease %d of %d: %q, %v", i, len(leases), out[:n], err)
+			}
+			c.books.calls++
+			c.right++
+		}
+	}
+	callAll()
+	for range *chaosRestarts {
+		began := time.Now()
+		k.count++
+		p := c.manager.current()
+		p.signal(unix.SIGKILL)
+		callAll()
+		<-p.done
+		c.eventually(recoverBound, "the manager knows all executors again", func() bool {
+			callAll()
+			list, err := c.world.executors()
+			alive, leased := 0, false
+			for _, e := range list {
+				if e.State != "dead" {
+					alive++
+				}
+				leased = leased || e.Address == d.address && e.FreeCores < e.Cores
+			}
+			c.lastly = fmt.Sprintf("%+v, %v", list, err)
+			return err == nil && alive == len(c.executors)+1 && leased
+		})
+		k.took(time.Since(began))
+	}
+	for _, l := range leases {
+		if err := l.Release(c.t.Context()); err != nil {
+			c.Error(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		c.Error(err)
+	}
+	c.noteGroups(d)
+	d.stop()
+}
