@@ -21,7 +21,10 @@ static void note_death(rfaas_worker *w, const rfaas_agent_event *e, const char *
 }
 
 static void note_end(rfaas_grant *h, const rfaas_agent_event *e) {
-    h->ended = e->status < 0 ? e->status : DP_LEASE_ENDED;
+    /* Calls end with this status. A status of any other class, such as that of an agent that refused to adopt the lease, would not tell
+     * the program to take another lease. The text has the reason. */
+    int class = dp_status_class(e->status);
+    h->ended = class == RFAAS_CLASS_LEASE || class == RFAAS_CLASS_CONNECTION ? e->status : DP_LEASE_ENDED;
     snprintf(h->ended_reason, sizeof h->ended_reason, "%.*s", (int)sizeof h->ended_reason - 1, e->text);
     for (uint32_t i = 0; i < h->n_workers; i++)
         if (h->workers[i].ch)

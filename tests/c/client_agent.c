@@ -259,6 +259,29 @@ T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_
     fake_leave();
 }
 
+/* The next agent refuses to adopt a lease, whatever the status: the lease has ended, and its calls say so. */
+T_CASE(api_agent_refuses_adopting, "api/agent-refuses-an-adoption", .providers = T_SHM) {
+    static const int statuses[] = {RFAAS_INVALID, RFAAS_BUSY, RFAAS_DEADLINE, RFAAS_FATAL, RFAAS_LEASE_ENDED};
+    for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++) {
+        rfaas_lease_options lo;
+        rfaas_lease *lease;
+        rfaas_function echo;
+        uint64_t in = 7, out = 0;
+        rfaas_session *session = fake_session(&lo);
+        CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+        CHECK_EQ(rfaas_lease_function(lease, "echo", &echo), RFAAS_OK);
+        fake_adopt_status = statuses[i];
+        fake_hang_up();
+        CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
+        int status = rfaas_invoke(lease, echo, &in, sizeof in, &out, sizeof out, NULL, NULL);
+        CHECKF(RFAAS_CLASS(status) == RFAAS_CLASS_LEASE, "adoption refused with %d: a call ends with %d: %s", statuses[i], status, rfaas_last_error());
+        (void)rfaas_lease_release(lease);
+        CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+        CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+        fake_leave();
+    }
+}
+
 /* The agent ends between its grant and the moment in which the library takes it: the next agent grants another lease, since it does not
  * know the first one. */
 T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM) {

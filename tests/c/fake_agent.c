@@ -7,7 +7,7 @@
 pthread_mutex_t fake_mu = PTHREAD_MUTEX_INITIALIZER;
 fake_lease fake_leases[LEASES];
 uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
-int fake_adopts_ms, fake_reads_ms;
+int fake_adopts_ms, fake_reads_ms, fake_adopt_status;
 uint32_t fake_ends_at, fake_ends, fake_unreached, fake_leaves, fake_refused;
 int fake_unreached_as = DP_PEER_GONE;
 void (*fake_hands)(uint32_t id);
@@ -273,6 +273,12 @@ static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
     case RFAAS_AGENT_ADOPT:
         t_sleep_ms(fake_adopts_ms);
         fake_adopts_ms = 0;
+        if (fake_adopt_status) {
+            rfaas_agent_header refusal = {.size = sizeof refusal, .op = h->op, .id = h->id, .status = fake_adopt_status};
+            fake_adopt_status = 0;
+            CHECK(send(fake_socket, &refusal, sizeof refusal, MSG_NOSIGNAL) == sizeof refusal);
+            break;
+        }
         fake_find(((const rfaas_agent_adopt *)body)->key)->known = true;
         fake_send(h->op, h->id, &(rfaas_agent_until){INT64_MAX}, sizeof(rfaas_agent_until), NULL, 0);
         break;

@@ -38,6 +38,7 @@ extern uint32_t fake_ends_at, fake_ends;         /* this operation it does not a
 extern uint32_t fake_unreached;                  /* number of grants on tcp to come that name workers that have ended */
 extern int fake_unreached_as;                    /* status with which connecting to them fails */
 extern uint32_t fake_leaves, fake_refused;       /* such grants until the agent ends; refused steps from an earlier agent's lease */
+extern int fake_adopt_status;                    /* not 0: the next adoption is refused with it */
 /* When set: called for the first step of an acquisition that offers no cached channels; the reply then says that channels were handed
  * over. Under fake_mu. */
 extern void (*fake_hands)(uint32_t id);
