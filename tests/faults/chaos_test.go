@@ -328,6 +328,9 @@ func (c *chaos) hitProcess(kind, who string, how unix.Signal, r *rand.Rand) {
 		}
 		c.pass(20 * time.Millisecond)
 	}
+	if how == unix.SIGTERM { // a program that has just been started does not handle the signal yet
+		c.waitStarted(v)
+	}
 	c.history.add(fmt.Sprintf("%.1f s: %s (process %d)", time.Since(c.began).Seconds(), kind, v.pid))
 	c.kind(kind).count++
 	switch how {
@@ -341,6 +344,27 @@ func (c *chaos) hitProcess(kind, who string, how unix.Signal, r *rand.Rand) {
 	}
 	v.close()
 	c.await(kind)
+}
+
+// waitStarted waits until an executor or a client has started.
+func (c *chaos) waitStarted(v victim) {
+	var ready chan struct{}
+	switch {
+	case v.executor != nil:
+		v.executor.waitReady()
+	case v.client >= 0:
+		ready = c.callers[v.client].ready
+	}
+	for end := time.Now().Add(2 * recoverBound); ready != nil; c.pass(5 * time.Millisecond) {
+		select {
+		case <-ready:
+			return
+		default:
+		}
+		if time.Now().After(end) {
+			c.Fatalf("caller %s is not ready within %v:\n%s", c.callers[v.client].name, 2*recoverBound, c.callers[v.client].log.tail(2000))
+		}
+	}
 }
 
 func (c *chaos) stop(kind string, v victim, d time.Duration) {
