@@ -253,7 +253,7 @@ const crowdTenant = "crowd"
 func (c *chaos) crowd() {
 	c.Helper()
 	k := c.kind(underLeases)
-	d := c.newExecutorWithBooks("executor-crowd", "--share-cores", fmt.Sprint(*chaosLeases), "--max-bulk", "1MiB")
+	d := c.newExecutorWithBooks("executor-crowd", "--share-cores", fmt.Sprint((*chaosLeases+1)/2), "--max-bulk", "1MiB")
 	s, err := client.Connect(c.t.Context(), client.Options{Executor: d.address, SecretFile: c.secret, Provider: provider(), Tenant: crowdTenant})
 	if err != nil {
 		c.Fatal(err)
