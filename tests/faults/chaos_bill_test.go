@@ -21,8 +21,11 @@ import (
 // chargeInterval is the executors' default: what a killed executor may leave uncharged of each lease.
 const chargeInterval = time.Second
 
-// slackOfLease is how much longer than between its audit lines a lease may be charged: until its workers are reaped.
+// slackOfLease is how far apart an audit line and the charge that belongs to it may be.
 const slackOfLease = 250 * time.Millisecond
+
+// reapedWithin is how long after its last audit line a lease may be charged on a busy machine: until its workers are reaped.
+const reapedWithin = 2 * time.Second
 
 // span is a time.
 type span struct{ from, to time.Time }
@@ -141,7 +144,7 @@ func (b *books) add(all map[string]*due, executor string, l auditLine, end time.
 	d := dueOf(all, l.Tenant)
 	took := end.Sub(l.Time) * time.Duration(l.Workers)
 	d.low += took
-	d.high += took + time.Duration(l.Workers)*(slackOfLease+b.near(executor, l.Time)+b.near(executor, end))
+	d.high += took + time.Duration(l.Workers)*(reapedWithin+b.near(executor, l.Time)+b.near(executor, end))
 }
 
 // addCut adds a lease that ended with its executor.
