@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "agent_job.h"
 #include "dp_fabric.h"
 #include "rfaas.h"
 
@@ -115,17 +116,21 @@ static int set_path(reach *r, const char *path) {
  * directory. Each batch job has an agent of its own, which ends with the job. */
 static void socket_name(char *out, size_t room) {
     struct stat net = {0};
-    const char *job = getenv("SLURM_JOB_ID");
-    bool in_job = job && *job && strspn(job, "0123456789") == strlen(job) && strlen(job) < 20;
+    char job[RFAAS_AGENT_JOB];
+    for (size_t i = 0; i < RFAAS_AGENT_BATCHES; i++) {
+        const rfaas_agent_batch *b = &rfaas_agent_batches[i];
+        if (rfaas_agent_job_of(b, getenv(b->id), b->index ? getenv(b->index) : NULL, b->mark ? getenv(b->mark) : NULL, job))
+            break;
+    }
     stat("/proc/self/ns/net", &net); /* without /proc: 0 */
-    snprintf(out, room, "agent-%llu%s%s.sock", (unsigned long long)net.st_ino, in_job ? "-" : "", in_job ? job : "");
+    snprintf(out, room, "agent-%llu%s%s.sock", (unsigned long long)net.st_ino, *job ? "-" : "", job);
 }
 
 static int find_path(reach *r) {
     const char *given = secure_getenv("RFAAS_AGENT_SOCKET"), *runtime = secure_getenv("XDG_RUNTIME_DIR");
     if (given && *given)
         return set_path(r, given);
-    char name[64], dir[256], path[400], why[2][400] = {"", ""};
+    char name[96], dir[256], path[400], why[2][400] = {"", ""};
     socket_name(name, sizeof name);
     for (int i = 0; i < 2; i++) {
         if (i == 0 && (!runtime || *runtime != '/'))

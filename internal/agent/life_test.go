@@ -321,7 +321,7 @@ func TestPath(t *testing.T) {
 		{map[string]string{EnvSocket: "/x/y", "XDG_RUNTIME_DIR": dir}, "/x/y"},
 		{map[string]string{"XDG_RUNTIME_DIR": dir}, dir + "/rfaas/agent-" + namespace + ".sock"},
 		{map[string]string{"XDG_RUNTIME_DIR": dir, "SLURM_JOB_ID": "12"}, dir + "/rfaas/agent-" + namespace + "-12.sock"},
-		{map[string]string{"XDG_RUNTIME_DIR": dir, "SLURM_JOB_ID": "../12"}, dir + "/rfaas/agent-" + namespace + ".sock"},
+		{map[string]string{"XDG_RUNTIME_DIR": dir, "PBS_JOBID": "../12[3].host"}, dir + "/rfaas/agent-" + namespace + "-___12_3__host.sock"},
 	} {
 		if got, err := Path(func(name string) string { return k.env[name] }); err != nil || got != k.want {
 			t.Errorf("%v: %s, %v, want %s", k.env, got, err, k.want)

@@ -8,11 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 )
 
 // Socket is the listening socket of an agent.
@@ -22,22 +23,19 @@ type Socket struct {
 	self     unix.Stat_t // of the socket's file
 }
 
-// Environment variables that say where the socket is.
-const (
-	EnvSocket = "RFAAS_AGENT_SOCKET"
-	envJob    = "SLURM_JOB_ID"
-)
+// EnvSocket is the environment variable with the socket's path.
+const EnvSocket = "RFAAS_AGENT_SOCKET"
 
 // Path returns the path of the socket of this user's and job's agent, as the client library finds it: $RFAAS_AGENT_SOCKET,
 // else agent-NET.sock or agent-NET-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if the library can neither use nor make the former.
-// NET is the inode of the network namespace and JOB is $SLURM_JOB_ID. Path makes no directory. Errors: ErrDirectory, or fs.ErrNotExist
+// NET is the inode of the network namespace and JOB names the batch job (protocol.Job). Path makes no directory. Errors: ErrDirectory, or fs.ErrNotExist
 // if the library would make the directory first.
 func Path(getenv func(string) string) (string, error) {
 	if p := getenv(EnvSocket); p != "" {
 		return p, nil
 	}
 	name := "agent-" + strconv.FormatUint(networkNamespace(), 10)
-	if job := getenv(envJob); isJob(job) {
+	if job := protocol.Job(getenv); job != "" {
 		name += "-" + job
 	}
 	name += ".sock"
@@ -77,11 +75,6 @@ func networkNamespace() uint64 {
 		return 0
 	}
 	return st.Ino
-}
-
-// isJob reports whether a job number is valid.
-func isJob(job string) bool {
-	return job != "" && len(job) < 20 && strings.Trim(job, "0123456789") == ""
 }
 
 // ErrDirectory means that another user could put a socket into the directory.

@@ -266,19 +266,28 @@ func TestForeignAgentDirectory(t *testing.T) {
 	}
 }
 
-// In a batch job the library starts an agent of the job, and rfaas agent finds it. A variable that is no number is ignored.
+// In a batch job the library starts an agent of the job, and rfaas agent finds it. A value cannot lead out of the socket's directory.
 func TestAgentOfABatchJob(t *testing.T) {
 	crosses(t)
 	secret := filepath.Join(t.TempDir(), "secret")
 	executor := startExecutor(t, secret)
-	for variable, job := range map[string]string{"77": "77", "../77": "", "": ""} {
+	for variables, job := range map[string]string{
+		"SLURM_JOB_ID=77":                              "77",
+		"SLURM_JOB_ID=../77":                           "___77",
+		"SLURM_JOB_ID=":                                "",
+		"FLUX_JOB_ID=ƒAb1 SLURM_JOB_ID=77":             "__Ab1",
+		"PBS_JOBID=1234[5].pbs-server":                 "1234_5__pbs_server",
+		"LSB_JOBID=90 LSB_JOBINDEX=3":                  "90_3",
+		"JOB_ID=8 SGE_TASK_ID=undefined SGE_ROOT=/sge": "8",
+		"JOB_ID=8": "",
+	} {
 		dir := t.TempDir()
-		u := newUser(t, uint32(os.Geteuid()), "XDG_RUNTIME_DIR="+dir, "SLURM_JOB_ID="+variable, "RFAAS_SECRET_FILE="+secret)
+		u := newUser(t, uint32(os.Geteuid()), append(strings.Fields(variables), "XDG_RUNTIME_DIR="+dir, "RFAAS_SECRET_FILE="+secret)...)
 		if status, text := u.open(executor); status != 0 {
-			t.Errorf("SLURM_JOB_ID=%s: status %v, %s", variable, status, text)
+			t.Errorf("%s: status %v, %s", variables, status, text)
 		}
 		if out, err := u.agent("status"); err != nil || !strings.Contains(out, filepath.Join(dir, "rfaas", socketName(t, job))+"\n") {
-			t.Errorf("SLURM_JOB_ID=%s: %v\n%s", variable, err, out)
+			t.Errorf("%s: %v\n%s", variables, err, out)
 		}
 		if out, err := u.agent("stop"); err != nil {
 			t.Errorf("rfaas agent stop: %v\n%s", err, out)

@@ -1,0 +1,1 @@
+../../../client/c/agent_job.h
