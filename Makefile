@@ -582,7 +582,7 @@ INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-sp
 # What CMake and pkg-config compare: numbers and dots.
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
-UNITS := $(wildcard scripts/systemd/*.service)
+UNITS := $(patsubst scripts/systemd/%,%,$(wildcard scripts/systemd/*.service scripts/systemd/user/*.service))
 # Below share/doc/rfaas, documents have the directory structure of the source tree, so that their links work.
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
 
@@ -605,8 +605,8 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man{1,3,8} $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
 	$(Q)install -m 644 $(MAN3) $(DESTDIR)$(PREFIX)/share/man/man3
 	$(Q)for s in 1 8; do install -m 644 build/man/*.$$s $(DESTDIR)$(PREFIX)/share/man/man$$s; done
-	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd
-	$(Q)umask 022; for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' $$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$${f##*/}; done
+	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd/user
+	$(Q)umask 022; for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' scripts/systemd/$$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$$f; done
 	$(Q)umask 022; sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' scripts/install/modulefile.in \
 		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
 	$(Q)umask 022; for f in rfaas-config rfaas-config-version; do \

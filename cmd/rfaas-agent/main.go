@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/rfaas-go/rfaas/internal/agent"
+	"github.com/rfaas-go/rfaas/internal/systemd"
 )
 
 // version is set by the linker.
@@ -67,6 +69,17 @@ func serve(ctx context.Context, settings *agent.Settings, socket *agent.Socket, 
 	for _, w := range warnings {
 		log.Warn(w)
 	}
-	_ = os.Chdir("/") // so that no file system is kept in use
+	_ = os.Chdir("/")          // so that no file system is kept in use
+	if settings.Socket != "" { // otherwise $NOTIFY_SOCKET is that of the client's service
+		notify(log, "READY=1") // the socket listens already
+		defer notify(log, "STOPPING=1")
+	}
 	return agent.Serve(ctx, agent.Config{Socket: socket, Linger: settings.Linger, Version: version, Log: log})
+}
+
+// notify sends a state to systemd. A failure is only logged.
+func notify(log *slog.Logger, state string) {
+	if err := systemd.Notify(state); err != nil {
+		log.Warn("cannot notify systemd", "state", state, "error", err)
+	}
 }

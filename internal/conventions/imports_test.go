@@ -23,7 +23,7 @@ var layers = map[string][]string{
 	"cmd/rfaas":            {"internal/cli", "internal/config"},
 	"cmd/rfaas-bench":      {"benchmarks", "internal/cli/command"},
 	"cmd/rfaas-spawner":    {"internal/spawner", "internal/spawner/wire"},
-	"cmd/rfaas-agent":      {"internal/agent"},
+	"cmd/rfaas-agent":      {"internal/agent", "internal/systemd"},
 
 	// The packages behind the programs.
 	"internal/cli": {"client", "internal/agent", "internal/grant", "lease", "accounting", "invoke", "internal/cli/command", "internal/daemon", "internal/executor", "internal/manager", "internal/board",
@@ -33,9 +33,9 @@ var layers = map[string][]string{
 	"internal/agent":       {"internal/api", "internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
-		"internal/datalisten", "internal/dataplane", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox", "internal/topology", "internal/zygote"},
+		"internal/datalisten", "internal/dataplane", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/link",
-		"internal/identity", "internal/observe", "internal/quota"},
+		"internal/identity", "internal/observe", "internal/quota", "internal/systemd"},
 
 	// Public packages.
 	"client":     {"internal/api", "client/c", "internal/dataplane", "internal/control"}, // control: executors of its tests
@@ -61,6 +61,7 @@ var layers = map[string][]string{
 	"internal/control":           {"internal/api", "internal/identity", "internal/quota"},
 	"internal/observe":           {"internal/control", "internal/identity", "internal/quota"},
 	"internal/quota":             {},
+	"internal/systemd":           {},
 	"internal/config": {"accounting", "internal/control", "internal/identity", "internal/privilege", "internal/quota", "internal/sandbox/isolation",
 		"internal/topology"},
 	"internal/topology":    {},

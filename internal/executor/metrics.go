@@ -10,6 +10,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/observe"
+	"github.com/rfaas-go/rfaas/internal/systemd"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -112,7 +113,7 @@ func (s *codeStore) bytes() uint64 {
 // unready tells who asks that the executor takes no more work. What systemd wants to know may fail: nobody else needs it.
 func (e *Executor) unready(web *observe.Server, reason string) {
 	web.SetReady(errors.New("draining: " + reason))
-	if err := observe.Notify("STOPPING=1"); err != nil {
+	if err := systemd.Notify("STOPPING=1"); err != nil {
 		e.log.Debug("systemd was not told", "error", err)
 	}
 }
@@ -120,7 +121,7 @@ func (e *Executor) unready(web *observe.Server, reason string) {
 // ready is the opposite.
 func (e *Executor) ready(web *observe.Server) {
 	web.SetReady(nil)
-	if err := observe.Notify("READY=1"); err != nil {
+	if err := systemd.Notify("READY=1"); err != nil {
 		e.log.Warn("systemd was not told", "error", err)
 	}
 }

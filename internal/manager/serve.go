@@ -8,6 +8,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/observe"
+	"github.com/rfaas-go/rfaas/internal/systemd"
 )
 
 // Serve runs a resource manager until ctx ends. It returns nil after a regular end.
@@ -84,7 +85,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 
 // tellSystemd notifies systemd. A failure is only logged.
 func tellSystemd(log *slog.Logger, state string) {
-	if err := observe.Notify(state); err != nil {
+	if err := systemd.Notify(state); err != nil {
 		log.Warn("cannot notify systemd", "state", state, "error", err)
 	}
 }

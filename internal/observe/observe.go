@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -255,25 +254,4 @@ func answer(w http.ResponseWriter, wrong, known []string) {
 	for _, line := range wrong {
 		fmt.Fprintln(w, line)
 	}
-}
-
-// Notify sends a state to systemd, as in sd_notify(3) ("READY=1", "STOPPING=1"). Without $NOTIFY_SOCKET it does
-// nothing.
-func Notify(state string) error {
-	path := os.Getenv("NOTIFY_SOCKET")
-	if path == "" {
-		return nil
-	}
-	if path[0] == '@' {
-		path = "\x00" + path[1:]
-	}
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return fmt.Errorf("notify systemd: %w", err)
-	}
-	defer c.Close()
-	if _, err := c.Write([]byte(state)); err != nil {
-		return fmt.Errorf("notify systemd: %w", err)
-	}
-	return nil
 }
