@@ -31,6 +31,22 @@ func (r *recorder) on(e client.Event) {
 	r.more <- struct{}{}
 }
 
+// only returns on for events of one kind. Others are dropped.
+func (r *recorder) only(kind client.EventKind) func(client.Event) {
+	return func(e client.Event) {
+		if e.Kind == kind {
+			r.on(e)
+		}
+	}
+}
+
+// count returns the number of events so far.
+func (r *recorder) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.list)
+}
+
 // want waits for the n-th event, from 0, and checks its kind.
 func (r *recorder) want(t *testing.T, n int, kind client.EventKind) client.Event {
 	t.Helper()
