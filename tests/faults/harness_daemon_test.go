@@ -45,13 +45,7 @@ func (w *world) daemon(on machine, name, program string, args ...string) *daemon
 	if err := d.start(on.address() + ":0"); err != nil {
 		w.Fatal(err)
 	}
-	select {
-	case <-d.ready:
-	case <-d.process.done:
-		w.Fatalf("%s ended at once:\n%s", name, d.log.tail(4000))
-	case <-time.After(30 * time.Second):
-		w.Fatalf("%s was not ready within 30 s", name)
-	}
+	d.waitReady()
 	w.mu.Lock()
 	w.daemons = append(w.daemons, d)
 	w.mu.Unlock()
@@ -146,15 +140,18 @@ func (d *daemon) pid() int { return d.current().pid() }
 // kill kills the daemon; the supervisor starts another.
 func (d *daemon) signal(s syscall.Signal) { d.current().signal(s) }
 
-// waitReady waits until the present process answers.
+// waitReady waits until the present process answers. It fails the test at once if that process ends instead.
 func (d *daemon) waitReady() {
+	d.world.Helper()
 	d.mu.Lock()
-	ready := d.ready
+	process, ready := d.process, d.ready
 	d.mu.Unlock()
 	select {
 	case <-ready:
+	case <-process.done:
+		d.world.Fatalf("%s ended before it was ready (%v):\n%s", d.name, process.state, d.log.tail(4000))
 	case <-time.After(30 * time.Second):
-		d.world.Errorf("%s was not ready within 30 s:\n%s", d.name, d.log.tail(2000))
+		d.world.Fatalf("%s was not ready within 30 s:\n%s", d.name, d.log.tail(4000))
 	}
 }
 

@@ -227,6 +227,11 @@ func (w *world) newAgent() string {
 	w.Cleanup(agent.kill)
 	w.eventually(10*time.Second, "the new agent listens", func() bool {
 		w.lastly = log.tail(2000)
+		select {
+		case <-agent.done:
+			w.Fatalf("the agent ended before it listened (%v):\n%s", agent.state, w.lastly)
+		default:
+		}
 		conn, err := net.Dial("unix", socket)
 		if err == nil {
 			conn.Close()
