@@ -13,7 +13,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// lanes is how many threads may wait in C for synchronous calls of a lease at a time. In larger leases all calls are requests.
+// lanes is how many threads may wait in C for synchronous calls of a lease at a time. In leases with more workers all calls are requests.
 const lanes = 64
 
 // Bounds of one stay inside C, after which Go checks the context.
@@ -105,7 +105,13 @@ func (f *Function) Invoke(ctx context.Context, in, out []byte) (n int, err error
 	if !l.turns.take(ctx, l.over) {
 		return 0, l.noTurn(ctx, f.op())
 	}
-	n, err = f.call(ctx, c.AnyWorker, in, out)
+	if isBackground(ctx) && !l.large && !l.released.Load() { // no deadline and no repeats; querying ctx takes longer
+		if n, err = l.c.Call(f.index, in, out); err != nil {
+			err = l.explain(err)
+		}
+	} else {
+		n, err = f.call(ctx, c.AnyWorker, in, out)
+	}
 	l.turns.give()
 	return n, err
 }
@@ -137,15 +143,10 @@ func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int,
 	if f.lease.released.Load() {
 		return 0, f.lease.noTurn(ctx, f.op())
 	}
-	switch large := len(f.lease.workers) > lanes; {
-	case !large && worker == c.AnyWorker && ctx == context.Background(): // no deadline and no repeats; querying ctx takes longer
-		n, err = f.lease.c.Call(f.index, in, out)
-	case large || ctx.Done() != nil:
+	if f.lease.large || ctx.Done() != nil {
 		return f.callWithin(ctx, repeatsOf(ctx).options(worker), in, out, nil)
-	default:
-		n, err = f.lease.c.Invoke(f.index, in, out, repeatsOf(ctx).options(worker))
 	}
-	if err != nil {
+	if n, err = f.lease.c.Invoke(f.index, in, out, repeatsOf(ctx).options(worker)); err != nil {
 		err = f.lease.explain(err)
 	}
 	return n, err

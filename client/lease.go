@@ -80,6 +80,7 @@ type Lease struct {
 	turns   turns
 	chosen  atomic.Int64 // calls on a worker that the program chose; they take no turn of the lease
 	workers []Worker
+	large   bool   // more than lanes workers
 	begun   c.Info // the lease as it began
 
 	released atomic.Bool
@@ -147,7 +148,7 @@ func (s *Session) newLease(handle *c.Lease, o *LeaseOptions) (*Lease, error) {
 		return nil, err
 	}
 	l := &Lease{session: s, c: handle, begun: info, over: make(chan struct{}), gone: make(chan struct{}),
-		workers: make([]Worker, info.Workers)}
+		workers: make([]Worker, info.Workers), large: info.Workers > lanes}
 	l.turns.init(info.Workers)
 	for i := range l.workers {
 		w := &l.workers[i]

@@ -394,24 +394,30 @@ func at(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceDa
 // Call calls a function on any worker and waits. n is also the size of a result that is too large.
 func (l *Lease) Call(f uint32, in, out []byte) (n int, err error) {
 	var r C.rfaas_shim_result
-	C.rfaas_shim_call(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)), at(out), C.size_t(len(out)), &r)
-	return outcome(&r)
+	from, to := at(in), at(out)
+	C.rfaas_shim_call(l.number(), C.uint32_t(f), from, C.size_t(len(in)), to, C.size_t(len(out)), &r)
+	if r.error != 0 {
+		err = failed(&r)
+	}
+	return int(r.size), err
 }
 
 // Invoke is Call with options.
 func (l *Lease) Invoke(f uint32, in, out []byte, o CallOptions) (n int, err error) {
 	var r C.rfaas_shim_result
-	C.rfaas_shim_invoke(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)), at(out), C.size_t(len(out)), C.int32_t(o.Worker),
+	from, to := at(in), at(out)
+	C.rfaas_shim_invoke(l.number(), C.uint32_t(f), from, C.size_t(len(in)), to, C.size_t(len(out)), C.int32_t(o.Worker),
 		C.uint32_t(o.Repeats), C.int64_t(o.Timeout), C.int64_t(o.Attempt), &r)
-	return outcome(&r)
+	if r.error != 0 {
+		err = failed(&r)
+	}
+	return int(r.size), err
 }
 
-func outcome(r *C.rfaas_shim_result) (n int, err error) {
-	if r.error != 0 {
-		return int(r.size), take(C.rfaas_shim_error_of(r.error))
-	}
-	return int(r.size), nil
-}
+// number returns the handle for functions whose argument cgo must not check (shim.h). It is the address of memory of C.
+func (l *Lease) number() C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(l))) }
+
+func failed(r *C.rfaas_shim_result) error { return take(C.rfaas_shim_error_of(r.error)) }
 
 // Start starts a call and waits for up to patience for its end; done says that it has ended. With wait above 0, it waits at most that long
 // before the call starts, for example for a new worker, and then returns StatusDeadline, not started. A call that has not ended goes on: C
@@ -508,7 +514,10 @@ func (l *Lease) InvokePieces(f uint32, p *Pieces, o CallOptions) (n int, err err
 	var r C.rfaas_shim_result
 	C.rfaas_shim_invoke_pieces(l.c(), C.uint32_t(f), p.at(), C.size_t(p.in), C.size_t(len(p.all)-p.in), C.int32_t(o.Worker),
 		C.uint32_t(o.Repeats), C.int64_t(o.Timeout), C.int64_t(o.Attempt), &r)
-	return outcome(&r)
+	if r.error != 0 {
+		err = failed(&r)
+	}
+	return int(r.size), err
 }
 
 // StartPieces is Start with payload and result in pieces. C keeps their memory, and not the arrays.

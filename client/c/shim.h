@@ -31,8 +31,9 @@ static inline rfaas_shim_error *rfaas_shim_check(int status) {
 }
 
 /* ---- calls ----
- * Payloads and results are bytes here: Go would search behind a void pointer for pointers of its own, which takes as long as half of
- * a crossing. */
+ * cgo checks each argument whose type may refer to Go memory with pointers. For a void pointer that takes as long as half of a crossing,
+ * and for a handle, whose structure cgo does not know, a few nanoseconds. So payloads and results are bytes here, and the lease of
+ * a synchronous call is a number. */
 
 /* The outcome of a call. Go passes a pointer to it, because a returned structure would be copied after two calls that check whether the
  * goroutine's stack has moved. It contains no pointers, because cgo would check their targets. */
@@ -47,17 +48,17 @@ static inline rfaas_call_options rfaas_shim_options(int32_t worker, uint32_t rep
     return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats, 0, attempt_ns};
 }
 
-static inline void rfaas_shim_invoke(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
+static inline void rfaas_shim_invoke(uintptr_t l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
                                      int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns, rfaas_shim_result *r) {
     rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
-    int status = rfaas_invoke(l, f, in, in_size, out, capacity, &r->size, &o);
+    int status = rfaas_invoke((rfaas_lease *)l, f, in, in_size, out, capacity, &r->size, &o);
     r->error = (uintptr_t)rfaas_shim_check(status);
 }
 
 /* Without options. */
-static inline void rfaas_shim_call(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
+static inline void rfaas_shim_call(uintptr_t l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
                                    rfaas_shim_result *r) {
-    int status = rfaas_invoke(l, f, in, in_size, out, capacity, &r->size, NULL);
+    int status = rfaas_invoke((rfaas_lease *)l, f, in, in_size, out, capacity, &r->size, NULL);
     r->error = (uintptr_t)rfaas_shim_check(status);
 }
 
