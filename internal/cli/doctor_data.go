@@ -15,13 +15,13 @@ import (
 // maxDataPorts is how many executors checkData connects to.
 const maxDataPorts = 32
 
-// checkData connects to the data ports of the executors that offer provider tcp: those that the resource manager knows, and the one at
-// executorAddr. Other checks report daemons that do not answer.
+// checkData connects to the data ports of executors that offer provider tcp. These are the executors that the resource manager lists, and
+// the executor at executorAddr. It ignores daemons whose control port does not answer, because other checks report these.
 func (a *app) checkData(ctx context.Context, executorAddr, manager string) finding {
 	const check = "data ports"
 	ports := a.dataPorts(ctx, executorAddr, manager)
 	if len(ports) == 0 {
-		return ok(check, "no executor that answers offers tcp")
+		return ok(check, "no executor offers tcp, of those that answer")
 	}
 	addresses := slices.Sorted(maps.Keys(ports))
 	left := max(len(addresses)-maxDataPorts, 0)
@@ -45,9 +45,9 @@ func (a *app) checkData(ctx context.Context, executorAddr, manager string) findi
 	}
 	more := ""
 	if left > 0 {
-		more = fmt.Sprintf("; %d more were not asked", left)
+		more = fmt.Sprintf("; %d others were not checked", left)
 	}
-	return ok(check, "executors on tcp that can be reached: %d%s", len(addresses), more)
+	return ok(check, "data ports that accept connections: %d%s", len(addresses), more)
 }
 
 // dataPorts returns the data addresses of executors by their control addresses.
