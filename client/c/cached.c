@@ -131,7 +131,7 @@ uint64_t rfaas_api_adopt_cached(const rfaas_lease *l, rfaas_grant *h, const char
     dp_error err = {0};
     bool good = true;
     for (uint32_t i = 0; i < from->n_workers && good; i++)
-        good = !dp_channel_renew(from->workers[i].ch, &err);
+        good = !dp_channel_next_generation(from->workers[i].ch, &err);
     if (good) {
         for (uint32_t i = 0; i < h->n_workers; i++) {
             h->workers[i].ch = from->workers[i].ch;

@@ -78,7 +78,7 @@ static inline int leave(rfaas_lease *l, int status) {
 
 /* Reports whether the lease starts no more calls. Read it after enter(): the agent sets it, passes a barrier on all processors and
  * then looks whether a thread is inside. */
-static inline bool leaving(const rfaas_lease *l) {
+static inline bool draining(const rfaas_lease *l) {
     return __atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) != RFAAS_AGENT_DRAIN_NOT;
 }
 

@@ -228,7 +228,7 @@ struct rfaas_lease {
     pthread_mutex_t local_mu; /* of a shared lease: one call at a time in this process. Taken last */
 
     pthread_mutex_t mu; /* protects what events change, and the pointers to grants */
-    char leaving_reason[256];
+    char draining_reason[256];
     /* Failover. The owner, or a thread that holds all units, changes these. Changes of `next` also need mu. */
     rfaas_grant *next; /* being acquired, or ready */
     rfaas_acquisition seek;

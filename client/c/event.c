@@ -84,7 +84,7 @@ void rfaas_api_await_reason(rfaas_lease *l) {
     int64_t until = dp_now_ns() + REASON_NS;
     for (bool known = false; !known && dp_now_ns() < until;) {
         pthread_mutex_lock(&l->mu);
-        known = l->leaving_reason[0] || l->grant->ended;
+        known = l->draining_reason[0] || l->grant->ended;
         pthread_mutex_unlock(&l->mu);
         if (!known)
             rfaas_agent_wait(until);

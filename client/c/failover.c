@@ -17,7 +17,7 @@
 /* How long to wait for the agent to report a lost executor. The agent itself waits 3 s for an executor to come back. */
 #define NEWS_PATIENCE_NS 5000000000ll
 
-static bool grant_lost(const rfaas_lease *l) { return l->grant->ended || leaving(l); }
+static bool grant_lost(const rfaas_lease *l) { return l->grant->ended || draining(l); }
 
 /* ---- the search ---- */
 
@@ -131,7 +131,7 @@ static void take_next(rfaas_lease *l) {
     if (memcmp(&l->cfg, &h->cfg, sizeof l->cfg)) /* no write if it is the same, since other threads read it */
         l->cfg = h->cfg;
     l->next = NULL;
-    l->leaving_reason[0] = 0;
+    l->draining_reason[0] = 0;
     rfaas_agent_event moved = {.kind = RFAAS_EVENT_MOVED};
     snprintf(moved.text, sizeof moved.text, "%s", h->executor);
     rfaas_api_keep_news(l, &moved);
@@ -183,7 +183,7 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
     char why[256];
     const char *none = l->next_reason[0] ? l->next_reason : "still asking";
     pthread_mutex_lock(&l->mu);
-    snprintf(why, sizeof why, "%s", l->grant->ended ? l->grant->ended_reason : leaving(l) ? l->leaving_reason : "not known");
+    snprintf(why, sizeof why, "%s", l->grant->ended ? l->grant->ended_reason : draining(l) ? l->draining_reason : "not known");
     pthread_mutex_unlock(&l->mu);
     if (cut && dp_now_ns() >= deadline)
         return rfaas_api_fail(RFAAS_DEADLINE, 0, "%s: the lease on %s ended: %s; no other executor until the deadline: %s", op,

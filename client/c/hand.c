@@ -65,7 +65,7 @@ static int make_channels(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) {
         rfaas_worker *w = &h->workers[i];
         if (p->qp.n_fds > r->n_fds - at)
             return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent %u descriptors for %u channels", r->n_fds, h->n_workers);
-        if (dp_channel_unpack(h->ep, p, r->fds + at, &w->ch, &err) || dp_channel_renew(w->ch, &err))
+        if (dp_channel_unpack(h->ep, p, r->fds + at, &w->ch, &err) || dp_channel_next_generation(w->ch, &err))
             return rfaas_api_fail_dp("lease", &err);
         w->resumes = true;
         at += p->qp.n_fds;

@@ -93,7 +93,7 @@ static void destroy_lease(rfaas_lease *l) {
     l->sync_worker = l->next_worker = l->replaced = 0;
     l->line->busy = 0;
     l->line->key = 0;
-    l->leaving_reason[0] = 0;
+    l->draining_reason[0] = 0;
     if (l->library_fd >= 0)
         close(l->library_fd);
     l->library_fd = -1;

@@ -64,7 +64,7 @@ static int fill(map *m) {
 /* Reports whether slots become free by themselves: workers are being replaced, or run calls that were given up. */
 static bool slots_come(rfaas_lease *l) {
     if (shared(l)) /* other threads' calls end, too */
-        return !leaving(l);
+        return !draining(l);
     if (!l->grant->ep)
         return false;
     for (uint32_t i = 0; i < l->n_workers; i++)
@@ -206,7 +206,7 @@ static int check(map *m, size_t chunk) {
     size_t item = m->in_item > m->out_item ? m->in_item : m->out_item;
     if (large > UINT32_MAX)
         large = UINT32_MAX;
-    if (leaving(l) || m->fn >= l->n_functions) {
+    if (draining(l) || m->fn >= l->n_functions) {
         int status = rfaas_api_bad_call(l, op, m->fn, NULL, 0, NULL, 0);
         if (status)
             return status;

@@ -86,7 +86,7 @@ static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request
                                                              ? "iinvoke: another thread had worker %u until the deadline"
                                                              : "iinvoke: the lease was released by another thread (worker %u)", w);
     }
-    if (UNLIKELY(leaving(l))) { /* the drain began after this thread entered */
+    if (UNLIKELY(draining(l))) { /* the drain began after this thread entered */
         *told = true;
         status = rfaas_api_bad_call(l, "iinvoke", a->fn, NULL, 0, NULL, 0);
         if (!status)
@@ -110,7 +110,7 @@ static __attribute__((noinline)) bool submit_aside(rfaas_lease *l, rfaas_request
     for (uint32_t i = 0, w = from; i < l->n_workers; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
         if ((idle && in_flight(l, w)) || !dp_turns_try(l->turns, DP_TURN_BRIEF, unit_of(w)))
             continue;
-        bool good = !(idle && in_flight(l, w)) && !leaving(l) && submit_to(l, r, a, w) == DP_OK;
+        bool good = !(idle && in_flight(l, w)) && !draining(l) && submit_to(l, r, a, w) == DP_OK;
         if (good) {
             note_flying(l, r, a, w);
             __atomic_store_n(&l->next_worker, w + 1 == l->n_workers ? 0 : w + 1, __ATOMIC_RELAXED);
@@ -130,7 +130,7 @@ static __attribute__((noinline)) bool submit_idle(rfaas_lease *l, rfaas_request_
         uint32_t unit, w = least_loaded(l, from);
         if (in_flight(l, w) || dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, start_deadline(a->p), &unit))
             return false;
-        bool idle = !in_flight(l, w), good = idle && !leaving(l) && submit_to(l, r, a, w) == DP_OK;
+        bool idle = !in_flight(l, w), good = idle && !draining(l) && submit_to(l, r, a, w) == DP_OK;
         if (good) {
             note_flying(l, r, a, w);
             __atomic_store_n(&l->next_worker, w + 1 == l->n_workers ? 0 : w + 1, __ATOMIC_RELAXED);
@@ -201,11 +201,11 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
     int status = RFAAS_OK;
     for (int moves = 0; moves < 2; moves++) {
         uint64_t key = sharing && l->options.flags & (RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL) ? rfaas_api_grant_key(l) : 0;
-        if (UNLIKELY((leaving(l) || moves) && (status = rfaas_api_move_shared(l, op, key, start_deadline(p))))) {
+        if (UNLIKELY((draining(l) || moves) && (status = rfaas_api_move_shared(l, op, key, start_deadline(p))))) {
             give_request(l, r);
             return status;
         }
-        if (UNLIKELY(leaving(l))) { /* in this process, at once */
+        if (UNLIKELY(draining(l))) { /* in this process, at once */
             *request = r;
             return run_here(l, r, op, &a);
         }
@@ -260,7 +260,7 @@ static ALWAYS_INLINE int iinvoke(rfaas_lease *l, rfaas_function fn, const void *
         if ((st = rfaas_api_join(l, "iinvoke", start_deadline(&early))))
             return st;
     }
-    if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)) &&
+    if (UNLIKELY(draining(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)) &&
         (st = rfaas_api_bad_call(l, "iinvoke", fn, in, in_size, out, capacity)))
         return leave(l, st);
     if (UNLIKELY(options != NULL) && (st = rfaas_api_plan_options(l, "iinvoke", options, &p)))

@@ -301,7 +301,7 @@ void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t unti
     static _Thread_local uint32_t turn;
     if (rfaas_api_enter(l, "wait for a slot"))
         return;
-    if (!leaving(l))
+    if (!draining(l))
         rfaas_api_await_slot(l, worker, &turn, until);
     leave(l, RFAAS_OK);
 }
@@ -319,7 +319,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
         if (UNLIKELY(st))
             return fail_released(op, RFAAS_NOT_STARTED);
         uint32_t w = *at = any ? worker_of(l, unit) : (uint32_t)p->worker;
-        if (UNLIKELY(leaving(l))) { /* the drain began after this thread entered */
+        if (UNLIKELY(draining(l))) { /* the drain began after this thread entered */
             dp_turns_give(l->turns, unit);
             st = rfaas_api_bad_call(l, op, fn, NULL, 0, NULL, 0);
             return st ? st : rfaas_api_fail(RFAAS_LEASE_ENDED, RFAAS_NOT_STARTED, "invoke %s: the node is draining", function_name(l, fn));

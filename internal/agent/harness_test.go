@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 // envRole makes this program another process of a test.
 const envRole = "RFAAS_TEST_ROLE"
 
-var roles = map[string]func() int{"leave-socket": leaveSocket, "stranger": stranger}
+var roles = map[string]func() int{"leave-socket": leaveSocket, "other-user": otherUser}
 
 const root = "../.."
 

@@ -21,8 +21,8 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// stranger is a process of another user.
-func stranger() int {
+// otherUser is a process of another user.
+func otherUser() int {
 	conn, err := net.Dial("unix", os.Getenv("RFAAS_TEST_SOCKET"))
 	if err != nil {
 		fmt.Println(err)
@@ -43,7 +43,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		}
 	}
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), envRole+"=stranger", "RFAAS_TEST_SOCKET="+w.socket)
+	cmd.Env = append(os.Environ(), envRole+"=other-user", "RFAAS_TEST_SOCKET="+w.socket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "0 EOF") {

@@ -32,7 +32,7 @@ const mostRate = 1 << 20
 // Bounds returns the limits of the settings. own is how many streams one client can need besides those of its calls.
 // more has the limits of tenants that only this daemon has.
 func (p *Port) Bounds(own int, more quota.Limits) control.Bounds {
-	b := control.Bounds{Streams: p.ConnectionStreams, StrangerBytes: int(p.UnauthenticatedMemory), FirstCall: p.UnauthenticatedTime,
+	b := control.Bounds{Streams: p.ConnectionStreams, UnauthBytes: int(p.UnauthenticatedMemory), FirstCall: p.UnauthenticatedTime,
 		Tenant: quota.Limits{quota.Connections: p.TenantConnections, quota.Streams: p.TenantStreams,
 			quota.Replies: int(p.TenantReplies)}}
 	if b.Streams == 0 {

@@ -15,7 +15,7 @@ func TestBounds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b := c.Bounds(640); b.Streams < 640+64 || b.StrangerBytes != 64<<20 || b.FirstCall != 10*time.Second || b.Tenant[quota.Connections] != 1024 ||
+	if b := c.Bounds(640); b.Streams < 640+64 || b.UnauthBytes != 64<<20 || b.FirstCall != 10*time.Second || b.Tenant[quota.Connections] != 1024 ||
 		b.Tenant[quota.Streams] != 4096 || b.Tenant[quota.Leases] != 2000 || b.Tenant[quota.UploadBytes] != 128<<20 {
 		t.Errorf("%+v", b)
 	}
@@ -25,7 +25,7 @@ func TestBounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := c.Bounds(640)
-	if b.Streams != 100 || b.StrangerBytes != 2<<20 || b.FirstCall != 3*time.Second {
+	if b.Streams != 100 || b.UnauthBytes != 2<<20 || b.FirstCall != 3*time.Second {
 		t.Errorf("%+v", b)
 	}
 	for kind, want := range map[quota.Kind]int{quota.Connections: 5, quota.Streams: 6, quota.Leases: 7, quota.Replaces: 8, quota.UploadBytes: 9, quota.LogLines: 0} {

@@ -39,7 +39,7 @@ func TestPortProcess(t *testing.T) {
 		t.Skip("runs in a process of its own")
 	}
 	p, err := OpenPort(PortConfig{Listen: "127.0.0.1:0", SecretFile: filepath.Join(dir, "secret"), AddressFile: filepath.Join(dir, "address"),
-		Bounds: Bounds{StrangerBytes: 16 << 20}})
+		Bounds: Bounds{UnauthBytes: 16 << 20}})
 	if err != nil {
 		t.Fatal(err)
 	}

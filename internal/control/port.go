@@ -42,10 +42,10 @@ type Inherited struct {
 
 // Bounds limits the resources of a port's callers.
 type Bounds struct {
-	Streams       int           // simultaneous streams of one connection; 0: 1024
-	StrangerBytes int           // memory of all unauthenticated connections together; 0: 64 MiB
-	FirstCall     time.Duration // from a connection to its first authenticated call; 0: 10 s
-	Tenant        quota.Limits  // Connections is also bounded by a quarter of the process's descriptors
+	Streams     int           // simultaneous streams of one connection; 0: 1024
+	UnauthBytes int           // memory of all unauthenticated connections together; 0: 64 MiB
+	FirstCall   time.Duration // from a connection to its first authenticated call; 0: 10 s
+	Tenant      quota.Limits  // Connections is also bounded by a quarter of the process's descriptors
 }
 
 // limits returns the limits of a tenant.
@@ -113,7 +113,7 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	transport.gate = p.Gate
 	closing, end := context.WithCancel(context.Background())
 	p.Server, p.Address, p.ending, p.closing = newServer(transport, cmp.Or(cfg.Streams, 1024), closing), ListenerAddress(l), closing, end
-	p.listener = &guarded{Listener: l, unauth: &unauthConns{most: mostUnauth(), memory: cmp.Or(cfg.StrangerBytes, 64<<20),
+	p.listener = &guarded{Listener: l, unauth: &unauthConns{most: mostUnauth(), memory: cmp.Or(cfg.UnauthBytes, 64<<20),
 		within: cmp.Or(cfg.FirstCall, 10*time.Second)}}
 	return p, nil
 }

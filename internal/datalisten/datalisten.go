@@ -41,7 +41,7 @@ type Listener struct {
 
 	mu      sync.Mutex
 	waiting map[dataplane.Token]waiter
-	strange list.List // connections without a whole hello (net.Conn), the oldest first
+	pending list.List // connections without a whole hello (net.Conn), the oldest first
 }
 
 type waiter struct {
@@ -207,11 +207,11 @@ func (d *Listener) accept() {
 	}
 }
 
-// add lists a connection whose hello has not been read. Beyond dataplane.MaxStrangers, it closes the oldest one.
+// add lists a connection whose hello has not been read. Beyond dataplane.MaxPending, it closes the oldest one.
 func (d *Listener) add(c net.Conn) *list.Element {
 	d.mu.Lock()
-	at := d.strange.PushBack(c)
-	full := d.strange.Len() > dataplane.MaxStrangers
+	at := d.pending.PushBack(c)
+	full := d.pending.Len() > dataplane.MaxPending
 	d.mu.Unlock()
 	if full {
 		d.dropOldest()
@@ -222,9 +222,9 @@ func (d *Listener) add(c net.Conn) *list.Element {
 // dropOldest closes the oldest connection without a hello. It returns false if there is none.
 func (d *Listener) dropOldest() bool {
 	d.mu.Lock()
-	first := d.strange.Front()
+	first := d.pending.Front()
 	if first != nil {
-		d.strange.Remove(first)
+		d.pending.Remove(first)
 		first.Value.(net.Conn).Close()
 		first.Value = nil // so that greet hands nothing over
 	}
@@ -239,7 +239,7 @@ func (d *Listener) greet(c net.Conn, at *list.Element) {
 	_ = c.SetDeadline(time.Now().Add(dataplane.HelloTime))
 	_, err := io.ReadFull(c, hello)
 	d.mu.Lock()
-	dropped := d.strange.Remove(at) == nil
+	dropped := d.pending.Remove(at) == nil
 	d.mu.Unlock()
 	if err == nil && dropped {
 		err = net.ErrClosed

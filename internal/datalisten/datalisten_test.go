@@ -121,7 +121,7 @@ func TestDataConnectionReachesItsWorker(t *testing.T) {
 }
 
 // A connection is closed if no worker waits for its token, or if its hello is incomplete.
-func TestDataStrangersAreRefused(t *testing.T) {
+func TestUnauthenticatedDataIsRefused(t *testing.T) {
 	d := listenForData(t)
 	w, gone := newExpectant(), newExpectant()
 	if err := d.Expect(gone.token, "worker", gone); err != nil {
@@ -138,7 +138,7 @@ func TestDataStrangersAreRefused(t *testing.T) {
 	closed(t, dialData(t, d, make([]byte, dataplane.HelloSize)))
 	closed(t, dialData(t, d, helloFor(w.token)[:dataplane.HelloSize-1])) // the last byte never comes
 	if len(w.came) != 0 {
-		t.Error("the worker has got a stranger's connection")
+		t.Error("the worker has got an unauthenticated connection")
 	}
 	// The rest of the hello is the worker's business.
 	rest := helloFor(w.token)
@@ -157,7 +157,7 @@ func TestDataSilentCrowd(t *testing.T) {
 	if err := d.Expect(w.token, "worker", w); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 * dataplane.MaxStrangers {
+	for range 3 * dataplane.MaxPending {
 		dialData(t, d, nil)
 	}
 	dialData(t, d, helloFor(w.token))

@@ -46,7 +46,7 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
     if (ch->failed)
         return;
     ch->failed = status;
-    ch->mail_slot = DP_NOTHING;
+    ch->mailbox_slot = DP_NOTHING;
     for (uint32_t i = 0; i < ch->cfg.depth; i++) {
         slot *s = &ch->slots[i];
         if (s->state == SLOT_BUSY) {
@@ -70,8 +70,8 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
 /* A call has its reply: BUSY becomes DONE, ABANDONED becomes FREE. Returns true if the call was not abandoned. */
 static inline bool settle(dp_channel *ch, uint32_t i) {
     slot *s = &ch->slots[i];
-    if (i == ch->mail_slot)
-        ch->mail_slot = DP_NOTHING;
+    if (i == ch->mailbox_slot)
+        ch->mailbox_slot = DP_NOTHING;
     if (__builtin_expect(s->state == SLOT_ABANDONED, 0)) {
         ch->n_abandoned--;
         ch->lane->ended++; /* a thread may wait for the slot */
@@ -108,27 +108,27 @@ static void refused(slot *s, int status, uint32_t size) {
 }
 
 /* Polls the mailbox. The worker writes its words, so they are checked. */
-static inline bool take_mail(dp_channel *ch) {
-    if (ch->mail_slot == DP_NOTHING)
+static inline bool take_mailbox(dp_channel *ch) {
+    if (ch->mailbox_slot == DP_NOTHING)
         return false;
-    slot *s = &ch->slots[ch->mail_slot];
-    /* Acquire pairs with the release in the worker's post_mail(). */
-    bool in_line = s->capacity <= DP_MAIL_RESULT;
-    uint64_t word = __atomic_load_n(dp_mail_word(ch, s->capacity), __ATOMIC_ACQUIRE);
-    if (dp_mail_call_id(word) != s->call_id)
+    slot *s = &ch->slots[ch->mailbox_slot];
+    /* Acquire pairs with the release in the worker's post_mailbox(). */
+    bool in_line = s->capacity <= DP_MAILBOX_RESULT;
+    uint64_t word = __atomic_load_n(dp_mailbox_word(ch, s->capacity), __ATOMIC_ACQUIRE);
+    if (dp_mailbox_call_id(word) != s->call_id)
         return false;
-    if (!settle(ch, ch->mail_slot))
+    if (!settle(ch, ch->mailbox_slot))
         return true;
-    uint32_t size = dp_mail_result_size(word);
-    int status = dp_mail_status(word);
+    uint32_t size = dp_mailbox_result_size(word);
+    int status = dp_mailbox_status(word);
     if (__builtin_expect(status != DP_OK, 0)) {
         refused(s, status, status == DP_RESULT_TOO_LARGE ? size : 0);
-    } else if (__builtin_expect(size > s->capacity || size > DP_MAIL_MAX, 0)) {
+    } else if (__builtin_expect(size > s->capacity || size > DP_MAILBOX_MAX, 0)) {
         refused(s, DP_PROTOCOL, 0);
     } else {
         s->status = DP_OK;
         s->size = size;
-        s->result = in_line ? (uint8_t *)ch->mail->result : ch->mail->more_result;
+        s->result = in_line ? (uint8_t *)ch->mailbox->result : ch->mailbox->more_result;
         ch->stats.bytes_out += size;
     }
     return true;
@@ -190,13 +190,13 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
 
 /* Handles completions. Returns true if there were any. */
 bool dp_lane_progress(dp_lane *lane) {
-    bool mail = false;
+    bool mailbox = false;
     for (dp_channel *ch = lane->channels; ch; ch = ch->next)
-        mail |= take_mail(ch);
+        mailbox |= take_mailbox(ch);
     dp_wc wc[POLL_BATCH];
     int n = dp_cq_poll(lane->cq, wc, POLL_BATCH);
     if (n == 0)
-        return mail;
+        return mailbox;
     for (int k = 0; k < n; k++) {
         dp_channel *ch = wc[k].qp->user;
         if (wc[k].status == DP_OK) {
@@ -316,14 +316,14 @@ static inline bool flooded(dp_lane *lane, uint32_t *found, int64_t deadline_ns) 
 /* The first spins of a wait for a reply that has a cache line of its own. They read only the word that will change, and the queue, once
  * per pause, because every further instruction delays the reply. If request and reply share a line, the general wait is better, because
  * a read that comes too early takes the line from the worker. Returns false if the general wait must follow. */
-static inline bool spin_for_mail(dp_channel *ch, const slot *s) {
+static inline bool spin_for_mailbox(dp_channel *ch, const slot *s) {
     const dp_cq *cq = ch->lane->cq;
     const dp_waiter *w = &ch->lane->waiter;
-    if (s->capacity <= DP_MAIL_RESULT || w->mode == DP_WAIT_WARM || w->shared_until || !cq->peek)
+    if (s->capacity <= DP_MAILBOX_RESULT || w->mode == DP_WAIT_WARM || w->shared_until || !cq->peek)
         return false;
     for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
-        if (dp_mail_call_id(__atomic_load_n(&ch->mail->long_reply, __ATOMIC_RELAXED)) == s->call_id)
-            return take_mail(ch) && s->state == SLOT_DONE;
+        if (dp_mailbox_call_id(__atomic_load_n(&ch->mailbox->long_reply, __ATOMIC_RELAXED)) == s->call_id)
+            return take_mailbox(ch) && s->state == SLOT_DONE;
         if ((uint32_t)__atomic_load_n(cq->peek, __ATOMIC_RELAXED) == cq->peek_value)
             return false;
         dp_cpu_pause();
@@ -338,10 +338,10 @@ int dp_lane_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns, bool yields, b
     dp_lane *lane = ch->lane;
     uint64_t ended = lane->ended;
     dp_begin_wait(lane);
-    if (i == ch->mail_slot && spin_for_mail(ch, s))
+    if (i == ch->mailbox_slot && spin_for_mailbox(ch, s))
         return DP_OK;
     for (uint32_t found = 0;;) {
-        if (take_mail(ch) && s->state == SLOT_DONE) {
+        if (take_mailbox(ch) && s->state == SLOT_DONE) {
             dp_waiter_end(&lane->waiter);
             return DP_OK;
         }
@@ -543,10 +543,10 @@ int dp_channel_finish(dp_channel *ch, uint32_t i, void *out, uint32_t *size, dp_
             memcpy(ch->message, s->result, ch->message_len);
     }
     if (st == DP_OK && out) {
-        if (s->size <= DP_MAIL_RESULT)
+        if (s->size <= DP_MAILBOX_RESULT)
             dp_copy_small(out, s->result, s->size);
         else
-            dp_copy_mail(out, s->result, s->size);
+            dp_copy_mailbox(out, s->result, s->size);
     }
     ch->n_done--;
     dp_slot_free(ch, i);

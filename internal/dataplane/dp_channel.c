@@ -104,8 +104,8 @@ static void slots_reset(dp_channel *ch) {
     ch->n_free = depth;
     ch->n_busy = ch->n_done = ch->n_abandoned = 0;
     ch->bulk_in.n = ch->bulk_out.n = 0;
-    ch->mail = NULL;
-    ch->mail_slot = DP_NOTHING;
+    ch->mailbox = NULL;
+    ch->mailbox_slot = DP_NOTHING;
     dp_channel_forget_silence(ch);
     ch->failed = 0;
     ch->held = false;
@@ -146,7 +146,7 @@ static int new_channel(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel
     ch->cfg = (dp_channel_config){cfg->depth, (uint32_t)eager, (cfg->bulk + 63) & ~63ull};
     dp_layout_set(&ch->layout, ch->cfg.depth, ch->cfg.eager, ch->cfg.bulk);
     uint64_t carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
-    ch->mail_max = carries < DP_MAIL_MAX ? (uint32_t)carries : DP_MAIL_MAX;
+    ch->mailbox_max = carries < DP_MAILBOX_MAX ? (uint32_t)carries : DP_MAILBOX_MAX;
     ch->bulk_in.total = ch->bulk_out.total = (uint32_t)(ch->cfg.bulk / DP_BULK_UNIT);
     ch->slots = calloc(ch->cfg.depth, sizeof *ch->slots);
     ch->free = calloc(ch->cfg.depth, sizeof *ch->free);
@@ -239,7 +239,7 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
     if (st)
         return st;
     ch->peer = side;
-    ch->mail = dp_rkey_ptr(ch->qp, side.addr + side.layout.mail_at, side.rkey, sizeof *ch->mail);
+    ch->mailbox = dp_rkey_ptr(ch->qp, side.addr + side.layout.mailbox_at, side.rkey, sizeof *ch->mailbox);
     if (ch->held && !dp_qp_broken(ch->qp))
         ch->failed = 0;
     ch->held = false;
@@ -250,9 +250,9 @@ bool dp_channel_idle(const dp_channel *ch) {
     return ch->qp->state == DP_QP_CONNECTED && !dp_channel_status(ch) && ch->n_free == ch->cfg.depth;
 }
 
-int dp_channel_renew(dp_channel *ch, dp_error *err) {
+int dp_channel_next_generation(dp_channel *ch, dp_error *err) {
     if (!dp_channel_idle(ch))
-        return dp_fail(err, DP_CONNECTION, 0, "renew channel: %u of %u slots are free, status %d", ch->n_free, ch->cfg.depth,
+        return dp_fail(err, DP_CONNECTION, 0, "next generation of the channel: %u of %u slots are free, status %d", ch->n_free, ch->cfg.depth,
                        dp_channel_status(ch));
     __atomic_store_n(&ch->lane->interrupted, 0, __ATOMIC_RELAXED);
     uint32_t was = ch->generation;
@@ -297,8 +297,8 @@ static int unpack_sides(dp_channel *ch, const dp_packed_channel *p, uint32_t exp
     ch->next_call = p->next_call; /* the mailbox still holds the words of the last call */
     ch->peer = (dp_side){.layout = ch->layout, .generation = p->generation, .addr = p->addr, .rkey = p->rkey, .qp_len = p->blob_len};
     memcpy(ch->peer.qp_blob, p->blob, p->blob_len);
-    ch->mail = dp_rkey_ptr(ch->qp, p->addr + ch->layout.mail_at, p->rkey, sizeof *ch->mail);
-    if (!ch->mail || p->addr % DP_CACHE_LINE)
+    ch->mailbox = dp_rkey_ptr(ch->qp, p->addr + ch->layout.mailbox_at, p->rkey, sizeof *ch->mailbox);
+    if (!ch->mailbox || p->addr % DP_CACHE_LINE)
         return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: the worker's memory has no mailbox");
     return DP_OK;
 }
@@ -335,7 +335,7 @@ int dp_channel_reset(dp_channel *ch, dp_error *err) {
                        ch->n_done);
     /* From here on the worker's memory may be unmapped: should the reset fail, the channel is and stays failed. */
     dp_channel_end_calls(ch, DP_CONNECTION);
-    ch->mail = NULL;
+    ch->mailbox = NULL;
     int st = dp_qp_reset(ch->qp, err);
     if (!st)
         st = post_receives(ch, err);

@@ -61,10 +61,10 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
 /* dp_channel_reset prepares a failed (or any) channel for a new offer. DP_BUSY while calls wait to be finished. */
 int dp_channel_reset(dp_channel *ch, dp_error *err);
 /* Between leases: dp_channel_idle reports whether a connected channel can be cached: no call is in flight on it, and it has not failed.
- * dp_channel_renew gives such a channel a new generation, for an offer to the same worker. dp_channel_resume checks that a blob, of
+ * dp_channel_next_generation gives such a channel a new generation, for an offer to the same worker. dp_channel_resume checks that a blob, of
  * any generation, is that worker's. Queue pair and memory stay. */
 bool dp_channel_idle(const dp_channel *ch);
-int dp_channel_renew(dp_channel *ch, dp_error *err);
+int dp_channel_next_generation(dp_channel *ch, dp_error *err);
 int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
 /* Handing over a connected channel at rest to another process of this node, on shm. The worker does not notice. An endpoint is handed over
  * as a whole, with all its channels in the order in which they were made.
@@ -73,7 +73,7 @@ int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *
  * process has unpacked it; then it may only be destroyed. Errors: those of dp_qp_pack.
  * dp_endpoint_unpack and dp_channel_unpack rebuild the endpoint and the channel from untrusted bytes and descriptors. They take over the
  * descriptors that they need and set them to -1; the caller closes the others. fds has p->qp.n_fds descriptors. The caller then calls
- * dp_channel_renew and sends an offer to the worker. Errors: those of dp_qp_unpack. */
+ * dp_channel_next_generation and sends an offer to the worker. Errors: those of dp_qp_unpack. */
 #define DP_PACKED_VERSION 1u
 typedef struct dp_packed_channel {
     uint32_t version; /* DP_PACKED_VERSION: of this structure and those of the provider */
@@ -132,7 +132,7 @@ int dp_channel_wait_some(dp_channel *ch, int64_t deadline_ns);
 void dp_channel_ask(dp_channel *ch);
 void dp_endpoint_ask(dp_endpoint *ep);
 /* dp_channel_interrupt makes submits on the channel's lane that wait for room, now or later, return DP_LEASE_ENDED, until
- * dp_channel_renew. It is for the end of a lease, because a submit whose request is posted in part cannot yield. Any thread. */
+ * dp_channel_next_generation. It is for the end of a lease, because a submit whose request is posted in part cannot yield. Any thread. */
 void dp_channel_interrupt(dp_channel *ch);
 /* dp_channel_look makes progress on the channel's lane without blocking. */
 void dp_channel_look(dp_channel *ch);

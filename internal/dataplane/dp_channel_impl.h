@@ -86,9 +86,9 @@ struct dp_channel {
     uint8_t *gather; /* where tcp gathers payloads in pieces: gather_size bytes, or NULL */
     uint32_t gather_size;
     dp_bulk bulk_in, bulk_out;
-    dp_mailbox *mail;   /* the worker's, mapped here; NULL without shared memory */
-    uint32_t mail_max;  /* largest payload that takes the mailbox: no larger than the channel carries otherwise */
-    uint32_t mail_slot; /* slot of the call in the mailbox, DP_NOTHING when there is none */
+    dp_mailbox *mailbox;   /* the worker's, mapped here; NULL without shared memory */
+    uint32_t mailbox_max;  /* largest payload that takes the mailbox: no larger than the channel carries otherwise */
+    uint32_t mailbox_slot; /* slot of the call in the mailbox, DP_NOTHING when there is none */
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
     bool held;  /* dp_channel_hold, and not connected since */
@@ -137,8 +137,8 @@ static inline void dp_begin_wait(dp_lane *lane) {
 }
 
 /* The word that announces the reply to a call of this capacity. */
-static inline const uint64_t *dp_mail_word(const dp_channel *ch, uint32_t capacity) {
-    return capacity <= DP_MAIL_RESULT ? &ch->mail->reply : &ch->mail->long_reply;
+static inline const uint64_t *dp_mailbox_word(const dp_channel *ch, uint32_t capacity) {
+    return capacity <= DP_MAILBOX_RESULT ? &ch->mailbox->reply : &ch->mailbox->long_reply;
 }
 
 #endif

@@ -10,8 +10,8 @@ int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint32_t access, dp_mem **
     enum { PAGE = 4096 };
     uint8_t *at = (*out)->addr;
     madvise(at, (l->bulk_at + PAGE - 1) & ~(uint64_t)(PAGE - 1), MADV_POPULATE_WRITE);
-    uint64_t mail = l->mail_at & ~(uint64_t)(PAGE - 1);
-    madvise(at + mail, (l->size - mail + PAGE - 1) & ~(uint64_t)(PAGE - 1), MADV_POPULATE_WRITE);
+    uint64_t mailbox = l->mailbox_at & ~(uint64_t)(PAGE - 1);
+    madvise(at + mailbox, (l->size - mailbox + PAGE - 1) & ~(uint64_t)(PAGE - 1), MADV_POPULATE_WRITE);
     return DP_OK;
 }
 

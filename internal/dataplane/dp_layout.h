@@ -13,7 +13,7 @@ typedef struct dp_layout {
     uint32_t stride; /* bytes per slot */
     uint64_t bulk;
     uint64_t bulk_at; /* offset of the bulk area */
-    uint64_t mail_at; /* offset of the mailbox */
+    uint64_t mailbox_at; /* offset of the mailbox */
     uint64_t size;
 } dp_layout;
 
@@ -33,8 +33,8 @@ static inline void dp_layout_set(dp_layout *l, uint32_t depth, uint32_t eager, u
     l->stride = DP_SLOT_ROOM + eager;
     l->bulk = bulk;
     l->bulk_at = (uint64_t)depth * l->stride;
-    l->mail_at = (l->bulk_at + bulk + DP_MAIL_ALIGN - 1) & ~(uint64_t)(DP_MAIL_ALIGN - 1);
-    l->size = l->mail_at + sizeof(dp_mailbox);
+    l->mailbox_at = (l->bulk_at + bulk + DP_MAILBOX_ALIGN - 1) & ~(uint64_t)(DP_MAILBOX_ALIGN - 1);
+    l->size = l->mailbox_at + sizeof(dp_mailbox);
 }
 
 /* Offset of a slot's payload. */

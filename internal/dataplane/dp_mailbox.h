@@ -24,9 +24,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DP_MAIL_MAX 256      /* bytes of payload, and of result */
-#define DP_MAIL_PAYLOAD 16   /* of them in the line */
-#define DP_MAIL_RESULT 24
+#define DP_MAILBOX_MAX 256      /* bytes of payload, and of result */
+#define DP_MAILBOX_PAYLOAD 16   /* of them in the line */
+#define DP_MAILBOX_RESULT 24
 
 typedef struct dp_mailbox {
     uint64_t request;
@@ -34,20 +34,20 @@ typedef struct dp_mailbox {
     uint64_t payload[2];
     uint64_t reply;
     uint64_t result[3];
-    uint8_t more_payload[DP_MAIL_MAX];
+    uint8_t more_payload[DP_MAILBOX_MAX];
     uint8_t gap[64];
     uint64_t long_reply;
     uint8_t pad[56];
-    uint8_t more_result[DP_MAIL_MAX];
+    uint8_t more_result[DP_MAILBOX_MAX];
 } dp_mailbox;
-#define DP_MAIL_ALIGN 128
+#define DP_MAILBOX_ALIGN 128
 _Static_assert(offsetof(dp_mailbox, reply) == 32 && offsetof(dp_mailbox, more_payload) == 64 &&
                    offsetof(dp_mailbox, long_reply) == 384 && offsetof(dp_mailbox, more_result) == 448 &&
                    sizeof(dp_mailbox) == 704,
                "mailbox layout");
 
 /* n bytes, most likely 17 to 64 of them: two or four pieces of 16, which overlap, and no call. */
-static inline void dp_copy_mail(void *dst, const void *src, uint32_t n) {
+static inline void dp_copy_mailbox(void *dst, const void *src, uint32_t n) {
     typedef uint64_t piece __attribute__((vector_size(16), aligned(1), may_alias));
     uint8_t *d = dst;
     const uint8_t *s = src;
@@ -65,24 +65,24 @@ static inline void dp_copy_mail(void *dst, const void *src, uint32_t n) {
     *(piece *)(d + n - 16) = last;
 }
 
-static inline uint64_t dp_mail_request(uint32_t call_id, uint32_t function, uint32_t size) {
+static inline uint64_t dp_mailbox_request(uint32_t call_id, uint32_t function, uint32_t size) {
     return (uint64_t)call_id << 32 | function << 16 | size << 7;
 }
-static inline uint32_t dp_mail_call_id(uint64_t word) { return (uint32_t)(word >> 32); }
-static inline uint32_t dp_mail_function(uint64_t word) { return word >> 16 & 0xffff; }
-static inline uint32_t dp_mail_size(uint64_t word) { return word >> 7 & 0x1ff; }
+static inline uint32_t dp_mailbox_call_id(uint64_t word) { return (uint32_t)(word >> 32); }
+static inline uint32_t dp_mailbox_function(uint64_t word) { return word >> 16 & 0xffff; }
+static inline uint32_t dp_mailbox_size(uint64_t word) { return word >> 7 & 0x1ff; }
 
-static inline uint64_t dp_mail_sizes(uint32_t generation, uint32_t slot, uint32_t capacity) {
+static inline uint64_t dp_mailbox_sizes(uint32_t generation, uint32_t slot, uint32_t capacity) {
     return (uint64_t)generation << 32 | slot << 22 | capacity;
 }
-static inline uint32_t dp_mail_generation(uint64_t word) { return (uint32_t)(word >> 32); }
-static inline uint32_t dp_mail_slot(uint64_t word) { return word >> 22 & 0x3ff; }
-static inline uint32_t dp_mail_capacity(uint64_t word) { return word & 0xfffff; }
+static inline uint32_t dp_mailbox_generation(uint64_t word) { return (uint32_t)(word >> 32); }
+static inline uint32_t dp_mailbox_slot(uint64_t word) { return word >> 22 & 0x3ff; }
+static inline uint32_t dp_mailbox_capacity(uint64_t word) { return word & 0xfffff; }
 
-static inline uint64_t dp_mail_reply(uint32_t call_id, int status, uint32_t size) {
+static inline uint64_t dp_mailbox_reply(uint32_t call_id, int status, uint32_t size) {
     return (uint64_t)call_id << 32 | (uint64_t)(uint16_t)-status << 16 | size;
 }
-static inline int dp_mail_status(uint64_t word) { return -(int)(word >> 16 & 0xffff); }
-static inline uint32_t dp_mail_result_size(uint64_t word) { return word & 0xffff; }
+static inline int dp_mailbox_status(uint64_t word) { return -(int)(word >> 16 & 0xffff); }
+static inline uint32_t dp_mailbox_result_size(uint64_t word) { return word & 0xffff; }
 
 #endif

@@ -160,7 +160,7 @@ static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, voi
     o->at = h->flags & DP_REQ_BULK_OUT ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
     o->in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
     o->res = o->in_place ? s->out + o->at : s->scratch;
-    uint64_t room = o->in_place ? l->mail_at - o->at : s->scratch_size;
+    uint64_t room = o->in_place ? l->mailbox_at - o->at : s->scratch_size;
     inv->capacity = h->capacity;
     inv->room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
     inv->failed = 0;
@@ -204,78 +204,78 @@ static int reply(dp_server *s, uint32_t slot, const dp_request *h, const dp_invo
 
 /* ---- the mailbox ---- */
 
-static inline void post_mail(dp_server *s, uint64_t *where, uint32_t call_id, int status, uint32_t size) {
-    /* Release pairs with the acquire in the client's take_mail(). */
-    __atomic_store_n(where, dp_mail_reply(call_id, status, size), __ATOMIC_RELEASE);
+static inline void post_mailbox(dp_server *s, uint64_t *where, uint32_t call_id, int status, uint32_t size) {
+    /* Release pairs with the acquire in the client's take_mailbox(). */
+    __atomic_store_n(where, dp_mailbox_reply(call_id, status, size), __ATOMIC_RELEASE);
     dp_qp_notify(s->qp);
 }
 
-static int answer_mail(dp_server *s, uint64_t word);
+static int answer_mailbox(dp_server *s, uint64_t word);
 
 /* Serves the request in the mailbox if there is a new one: 1 served, 0 none, negative: the status that ends the server. */
-static inline int take_mail(dp_server *s) {
-    if (!s->mail)
+static inline int take_mailbox(dp_server *s) {
+    if (!s->mailbox)
         return 0;
-    /* Acquire pairs with the release in the client's post_mail(). */
-    uint64_t word = __atomic_load_n(&s->mail->request, __ATOMIC_ACQUIRE);
-    if (word == s->mail_seen)
+    /* Acquire pairs with the release in the client's post_mailbox(). */
+    uint64_t word = __atomic_load_n(&s->mailbox->request, __ATOMIC_ACQUIRE);
+    if (word == s->mailbox_seen)
         return 0;
-    s->mail_seen = word;
-    return answer_mail(s, word);
+    s->mailbox_seen = word;
+    return answer_mailbox(s, word);
 }
 
 /* The first spins after a request with more payload than its line holds: the next is likely to be one too, and one look per
  * pause finds it sooner than the whole loop does. Not so for one in a single line, which a look that comes too early takes
  * from the client while it writes. */
-static inline void spin_for_mail(const dp_server *s) {
+static inline void spin_for_mailbox(const dp_server *s) {
     const dp_cq *cq = s->cq;
-    if (!s->mail || dp_mail_size(s->mail_seen) <= DP_MAIL_PAYLOAD || s->cfg.mode == DP_WAIT_WARM || s->waiter.shared_until ||
+    if (!s->mailbox || dp_mailbox_size(s->mailbox_seen) <= DP_MAILBOX_PAYLOAD || s->cfg.mode == DP_WAIT_WARM || s->waiter.shared_until ||
         !cq->peek)
         return;
     for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
-        if (__atomic_load_n(&s->mail->request, __ATOMIC_RELAXED) != s->mail_seen ||
+        if (__atomic_load_n(&s->mailbox->request, __ATOMIC_RELAXED) != s->mailbox_seen ||
             (uint32_t)__atomic_load_n(cq->peek, __ATOMIC_RELAXED) == cq->peek_value)
             return;
         dp_cpu_pause();
     }
 }
 
-static int answer_mail(dp_server *s, uint64_t word) {
-    dp_mailbox *m = s->mail;
+static int answer_mailbox(dp_server *s, uint64_t word) {
+    dp_mailbox *m = s->mailbox;
     uint64_t sizes = *(const volatile uint64_t *)&m->sizes;
-    uint32_t slot = dp_mail_slot(sizes);
-    dp_request h = {.generation = dp_mail_generation(sizes), .call_id = dp_mail_call_id(word),
-                    .size = dp_mail_size(word), .capacity = dp_mail_capacity(sizes),
-                    .function = (uint16_t)dp_mail_function(word), .flags = DP_REQ_EXCLUSIVE};
-    int refuse = h.generation != s->client.generation || h.size > DP_MAIL_MAX || h.capacity > s->layout.eager ||
+    uint32_t slot = dp_mailbox_slot(sizes);
+    dp_request h = {.generation = dp_mailbox_generation(sizes), .call_id = dp_mailbox_call_id(word),
+                    .size = dp_mailbox_size(word), .capacity = dp_mailbox_capacity(sizes),
+                    .function = (uint16_t)dp_mailbox_function(word), .flags = DP_REQ_EXCLUSIVE};
+    int refuse = h.generation != s->client.generation || h.size > DP_MAILBOX_MAX || h.capacity > s->layout.eager ||
                          slot >= s->layout.depth
                      ? DP_BAD_REQUEST
                  : h.function < s->n_functions ? DP_OK
                                                : DP_NO_FUNCTION;
     if (__builtin_expect(refuse != DP_OK, 0)) {
         s->stats->refused++;
-        post_mail(s, h.capacity <= DP_MAIL_RESULT ? &m->reply : &m->long_reply, h.call_id, refuse, 0);
+        post_mailbox(s, h.capacity <= DP_MAILBOX_RESULT ? &m->reply : &m->long_reply, h.call_id, refuse, 0);
         return 1;
     }
     void *args = m->more_payload;
-    if (h.size <= DP_MAIL_PAYLOAD) {
-        s->mail_args[0] = *(const volatile uint64_t *)&m->payload[0];
-        s->mail_args[1] = *(const volatile uint64_t *)&m->payload[1];
-        args = s->mail_args;
+    if (h.size <= DP_MAILBOX_PAYLOAD) {
+        s->mailbox_args[0] = *(const volatile uint64_t *)&m->payload[0];
+        s->mailbox_args[1] = *(const volatile uint64_t *)&m->payload[1];
+        args = s->mailbox_args;
     }
     dp_invocation inv;
     outcome o;
     execute(s, slot, &h, args, &inv, &o);
-    if (o.status || o.size > DP_MAIL_MAX) {
+    if (o.status || o.size > DP_MAILBOX_MAX) {
         int st = reply(s, slot, &h, &inv, &o);
         return st ? st : 1;
     }
-    if (h.capacity <= DP_MAIL_RESULT) {
+    if (h.capacity <= DP_MAILBOX_RESULT) {
         dp_copy_small(m->result, o.res, o.size);
-        post_mail(s, &m->reply, h.call_id, DP_OK, o.size);
+        post_mailbox(s, &m->reply, h.call_id, DP_OK, o.size);
     } else {
-        dp_copy_mail(m->more_result, o.res, o.size);
-        post_mail(s, &m->long_reply, h.call_id, DP_OK, o.size);
+        dp_copy_mailbox(m->more_result, o.res, o.size);
+        post_mailbox(s, &m->long_reply, h.call_id, DP_OK, o.size);
     }
     return 1;
 }
@@ -343,10 +343,10 @@ static int idle(dp_server *s) {
         return DP_OK; /* nothing would end the wait */
     dp_wc wc[POLL_BATCH];
     int n = dp_cq_poll(s->cq, wc, POLL_BATCH);
-    int mail = take_mail(s);
-    if (mail < 0)
-        return mail;
-    if (n || mail || dp_qp_broken(s->qp) || __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
+    int mailbox = take_mailbox(s);
+    if (mailbox < 0)
+        return mailbox;
+    if (n || mailbox || dp_qp_broken(s->qp) || __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
         dp_cq_disarm(s->cq);
         return n < 0 ? DP_FATAL : handle_all(s, wc, n);
     }
@@ -364,9 +364,9 @@ int dp_server_run(dp_server *s) {
         dp_waiter_begin(&s->waiter);
         if (s->waiter.mode == DP_WAIT_HOT && !s->waiter.shared_until)
             dp_cq_promise_hot(s->cq, true);
-        int n = 0, mail;
-        spin_for_mail(s);
-        while ((mail = take_mail(s)) == 0 && (n = dp_cq_poll(s->cq, wc, POLL_BATCH)) == 0) {
+        int n = 0, mailbox;
+        spin_for_mailbox(s);
+        while ((mailbox = take_mailbox(s)) == 0 && (n = dp_cq_poll(s->cq, wc, POLL_BATCH)) == 0) {
             int32_t stop = __atomic_load_n(&s->stop, __ATOMIC_RELAXED);
             if (__builtin_expect(stop, 0) && dp_server_obey(s, stop))
                 return DP_OK;
@@ -383,8 +383,8 @@ int dp_server_run(dp_server *s) {
         /* Requests come by the queue pair only after one in the mailbox, which the poll's acquire shows us: it is served
          * first, for its result may be made in place, where an overrun must not meet a later call's result. */
         if (n > 0)
-            mail = take_mail(s);
-        int st = mail < 0 ? mail : n < 0 ? DP_FATAL : n || s->n_pending ? handle_all(s, wc, n) : DP_OK;
+            mailbox = take_mailbox(s);
+        int st = mailbox < 0 ? mailbox : n < 0 ? DP_FATAL : n || s->n_pending ? handle_all(s, wc, n) : DP_OK;
         s->finish_at = 0;
         if (__builtin_expect(__atomic_load_n(&s->stop, __ATOMIC_RELAXED) == STOP_NOW, 0))
             return DP_OK;

@@ -27,9 +27,9 @@ struct dp_server {
     uint64_t scratch_size;
     const dp_function *functions;
     uint32_t n_functions;
-    dp_mailbox *mail;      /* in our requests region; NULL without shared memory */
-    uint64_t mail_seen;    /* last request word that was taken */
-    _Alignas(DP_CACHE_LINE) uint64_t mail_args[8]; /* its payload, if short: copied once */
+    dp_mailbox *mailbox;      /* in our requests region; NULL without shared memory */
+    uint64_t mailbox_seen;    /* last request word that was taken */
+    _Alignas(DP_CACHE_LINE) uint64_t mailbox_args[8]; /* its payload, if short: copied once */
     dp_waiter waiter;
     dp_server_stats own, *stats;
     dp_wc *pending; /* completions found while a post waited for room */

@@ -100,7 +100,7 @@ static int server_connect(dp_server *s, const dp_server_config *cfg, const dp_si
         return dp_fail(err, DP_BAD_BLOB, 0, "channel blob: no region of %llu bytes at %#llx",
                        (unsigned long long)s->layout.size, (unsigned long long)s->client.addr);
     if (!s->staging)
-        s->mail = (dp_mailbox *)(void *)((uint8_t *)s->requests->addr + s->layout.mail_at);
+        s->mailbox = (dp_mailbox *)(void *)((uint8_t *)s->requests->addr + s->layout.mailbox_at);
     return DP_OK;
 }
 
@@ -192,10 +192,10 @@ void dp_server_touch(dp_server *s) {
     if (s->staging || sysconf(_SC_PAGESIZE) != PAGE)
         return;
     const uint64_t most = 4u << 20; /* some 100 us: whoever has the lease may be calling already */
-    uint64_t slots = (s->layout.bulk_at + PAGE - 1) & ~(uint64_t)(PAGE - 1), mail = s->layout.mail_at & ~(uint64_t)(PAGE - 1);
+    uint64_t slots = (s->layout.bulk_at + PAGE - 1) & ~(uint64_t)(PAGE - 1), mailbox = s->layout.mailbox_at & ~(uint64_t)(PAGE - 1);
     int before = errno; /* of hints */
     touch_present(s->out, slots < most ? slots : most);
-    touch_present((uint8_t *)s->out + mail, s->layout.size - mail);
+    touch_present((uint8_t *)s->out + mailbox, s->layout.size - mailbox);
     errno = before;
 }
 

@@ -70,8 +70,8 @@ void dp_lane_probe(dp_lane *lane, int64_t now) {
             dp_qp_probe(ch->qp);
             /* Only this side writes this word. If a function has overwritten it, its worker may have executed garbage as a request, and
              * the answer to that may look like the reply. */
-            if (ch->mail_slot != DP_NOTHING && dp_mail_call_id(__atomic_load_n(&ch->mail->request, __ATOMIC_RELAXED)) !=
-                                                   ch->slots[ch->mail_slot].call_id)
+            if (ch->mailbox_slot != DP_NOTHING && dp_mailbox_call_id(__atomic_load_n(&ch->mailbox->request, __ATOMIC_RELAXED)) !=
+                                                   ch->slots[ch->mailbox_slot].call_id)
                 dp_qp_break(ch->qp, DP_PROTOCOL);
             dp_channel_listen(ch, now);
         }

@@ -15,7 +15,7 @@
  *
  * What an acceptor does:
  *   1. It calls accept() on its data port and reads exactly DP_TCP_HELLO_SIZE bytes. It closes the socket if they do not arrive within
- *      DP_TCP_HELLO_MS. It keeps at most DP_TCP_STRANGERS sockets without a whole hello; a new one replaces the oldest.
+ *      DP_TCP_HELLO_MS. It keeps at most DP_TCP_PENDING connections without a whole hello; a new one replaces the oldest.
  *   2. It calls dp_tcp_hello_token() (in Go: dataplane.HelloToken), which returns the token of the queue pair that the hello addresses.
  *      dp_tcp_blob_token() returns the same token for the blob that the worker exported (in Go: dataplane.ChannelToken for a channel's
  *      blob). The token is a secret, so the acceptor looks it up by hash, or compares it in constant time.
@@ -62,7 +62,7 @@
 #define DP_TCP_BLOB_TOKEN_AT 8   /* offset in a blob: token of the queue pair that exported it */
 #define DP_TCP_HELLO_MS 1000     /* a hello must arrive within this time after the connection */
 #define DP_TCP_CONNECT_MS 2000   /* how long dp_qp_connect waits for its peer */
-#define DP_TCP_STRANGERS 128     /* most accepted sockets without a whole hello */
+#define DP_TCP_PENDING 128       /* most accepted sockets without a whole hello */
 
 /* dp_tcp_preload loads what encrypted connections need, for processes that are forked from this one. If that fails, dp_dev_open reports it. */
 void dp_tcp_preload(void);

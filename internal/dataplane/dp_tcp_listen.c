@@ -1,5 +1,5 @@
-/* The listening socket of a tcp device, and the thread that accepts. A stranger is an accepted socket without a whole hello. It uses
- * DP_TCP_HELLO_SIZE bytes of memory for at most DP_TCP_HELLO_MS, and there are at most DP_TCP_STRANGERS of them. */
+/* The listening socket of a tcp device, and the thread that accepts. A pending connection is an accepted socket without a whole hello, so
+ * it is not authenticated. It uses DP_TCP_HELLO_SIZE bytes of memory for at most DP_TCP_HELLO_MS, and there are at most DP_TCP_PENDING. */
 #include "dp_tcp_impl.h"
 
 #include <errno.h>
@@ -17,13 +17,13 @@
 
 enum { ID_LISTEN = 0, ID_STOP = 1, ID_TIMER = 2, ID_FIRST = 3 };
 
-typedef struct stranger {
-    uint64_t id; /* in epoll's data, because a stranger may be dropped while its event is pending; 0: unused entry */
+typedef struct pending_conn {
+    uint64_t id; /* in epoll's data, because the connection may be dropped while its event is pending; 0: unused entry */
     int fd;
     uint32_t got;
     int64_t since;
     uint8_t hello[DP_TCP_HELLO_SIZE];
-} stranger;
+} pending_conn;
 
 struct tcp_listener {
     int listen_fd, epoll_fd, stop_fd, timer_fd;
@@ -32,28 +32,28 @@ struct tcp_listener {
     bool threaded;
     bool paused; /* no descriptor is left to accept with; atomic */
     uint64_t next_id;
-    stranger strangers[DP_TCP_STRANGERS];
+    pending_conn pending[DP_TCP_PENDING];
 };
 
-/* ---- strangers: by the thread, or under the lock of tcp_attend ---- */
+/* ---- pending connections: by the thread, or under the lock of tcp_attend ---- */
 
-static void drop(stranger *s) {
+static void drop(pending_conn *s) {
     close(s->fd);
     s->id = 0;
 }
 
-static stranger *oldest(tcp_listener *l) {
-    stranger *found = NULL;
-    for (int i = 0; i < DP_TCP_STRANGERS; i++)
-        if (l->strangers[i].id && (!found || l->strangers[i].id < found->id))
-            found = &l->strangers[i];
+static pending_conn *oldest(tcp_listener *l) {
+    pending_conn *found = NULL;
+    for (int i = 0; i < DP_TCP_PENDING; i++)
+        if (l->pending[i].id && (!found || l->pending[i].id < found->id))
+            found = &l->pending[i];
     return found;
 }
 
-static stranger *free_place(tcp_listener *l) {
-    for (int i = 0; i < DP_TCP_STRANGERS; i++)
-        if (!l->strangers[i].id)
-            return &l->strangers[i];
+static pending_conn *free_place(tcp_listener *l) {
+    for (int i = 0; i < DP_TCP_PENDING; i++)
+        if (!l->pending[i].id)
+            return &l->pending[i];
     return NULL;
 }
 
@@ -63,9 +63,9 @@ static void count(tcp_dev *dev, uint64_t *what) {
     pthread_mutex_unlock(&dev->lock);
 }
 
-/* Sets the timer to the deadline of the oldest stranger. */
+/* Sets the timer to the deadline of the oldest pending connection. */
 static void set_timer(tcp_listener *l) {
-    const stranger *s = oldest(l);
+    const pending_conn *s = oldest(l);
     int64_t at = s ? s->since + DP_TCP_HELLO_MS * MS : 0;
     struct itimerspec t = {.it_value = {at / 1000000000, at % 1000000000}};
     timerfd_settime(l->timer_fd, TFD_TIMER_ABSTIME, &t, NULL);
@@ -76,7 +76,7 @@ static void drop_late(tcp_dev *dev, tcp_listener *l) {
     ssize_t got = read(l->timer_fd, &n, sizeof n);
     (void)got;
     int64_t now = dp_now_ns();
-    for (stranger *s; (s = oldest(l)) && now - s->since >= DP_TCP_HELLO_MS * MS;) {
+    for (pending_conn *s; (s = oldest(l)) && now - s->since >= DP_TCP_HELLO_MS * MS;) {
         drop(s);
         count(dev, &dev->counts.dropped);
     }
@@ -91,7 +91,7 @@ static void listen_on(tcp_listener *l, bool on) {
 }
 
 /* Reads the bytes of a hello that have arrived. */
-static void hear(tcp_dev *dev, tcp_listener *l, stranger *s) {
+static void hear(tcp_dev *dev, tcp_listener *l, pending_conn *s) {
     ssize_t n = recv(s->fd, s->hello + s->got, sizeof s->hello - s->got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
@@ -108,12 +108,12 @@ static void hear(tcp_dev *dev, tcp_listener *l, stranger *s) {
     set_timer(l);
 }
 
-static void accept_stranger(tcp_dev *dev, tcp_listener *l) {
+static void accept_connection(tcp_dev *dev, tcp_listener *l) {
     int fd;
     while ((fd = accept4(l->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) < 0) {
         if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS)
             return; /* the connection has ended already */
-        stranger *s = oldest(l);
+        pending_conn *s = oldest(l);
         if (!s) { /* the listening socket stays readable, so polling it until a descriptor is free would keep a core busy */
             listen_on(l, false);
             return;
@@ -122,12 +122,12 @@ static void accept_stranger(tcp_dev *dev, tcp_listener *l) {
         count(dev, &dev->counts.dropped);
     }
     count(dev, &dev->counts.accepted);
-    stranger *s = free_place(l);
+    pending_conn *s = free_place(l);
     if (!s) {
         drop(s = oldest(l));
         count(dev, &dev->counts.dropped);
     }
-    *s = (stranger){.id = l->next_id++, .fd = fd, .since = dp_now_ns()};
+    *s = (pending_conn){.id = l->next_id++, .fd = fd, .since = dp_now_ns()};
     struct epoll_event ev = {.events = EPOLLIN, .data.u64 = s->id};
     if (epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, fd, &ev)) {
         drop(s);
@@ -147,12 +147,12 @@ static bool handle(tcp_dev *dev, tcp_listener *l, const struct epoll_event *ev, 
         if (id == ID_STOP)
             return false;
         if (id == ID_LISTEN)
-            accept_stranger(dev, l);
+            accept_connection(dev, l);
         else if (id == ID_TIMER)
             drop_late(dev, l);
-        for (int k = 0; id >= ID_FIRST && k < DP_TCP_STRANGERS; k++)
-            if (l->strangers[k].id == id)
-                hear(dev, l, &l->strangers[k]);
+        for (int k = 0; id >= ID_FIRST && k < DP_TCP_PENDING; k++)
+            if (l->pending[k].id == id)
+                hear(dev, l, &l->pending[k]);
     }
     return true;
 }
@@ -234,9 +234,9 @@ static int watch(const tcp_listener *l, int fd, uint64_t id) {
 }
 
 static void close_all(tcp_listener *l) {
-    for (int i = 0; i < DP_TCP_STRANGERS; i++)
-        if (l->strangers[i].id)
-            drop(&l->strangers[i]);
+    for (int i = 0; i < DP_TCP_PENDING; i++)
+        if (l->pending[i].id)
+            drop(&l->pending[i]);
     int fds[] = {l->listen_fd, l->epoll_fd, l->stop_fd, l->timer_fd};
     for (int i = 0; i < 4; i++)
         if (fds[i] >= 0)

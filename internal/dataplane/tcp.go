@@ -17,9 +17,9 @@ import (
 
 // Constants for a process that accepts tcp connections and hands them over to other processes. See dp_tcp.h.
 const (
-	HelloSize    = C.DP_TCP_HELLO_SIZE                  // bytes of the hello that begins each connection
-	HelloTime    = C.DP_TCP_HELLO_MS * time.Millisecond // time within which the hello must arrive
-	MaxStrangers = C.DP_TCP_STRANGERS                   // connections without a whole hello; a new one replaces the oldest
+	HelloSize  = C.DP_TCP_HELLO_SIZE                  // bytes of the hello that begins each connection
+	HelloTime  = C.DP_TCP_HELLO_MS * time.Millisecond // time within which the hello must arrive
+	MaxPending = C.DP_TCP_PENDING                     // connections without a whole hello; a new one replaces the oldest
 )
 
 // Token names a queue pair of the tcp provider. It is a secret, and valid for one connection.

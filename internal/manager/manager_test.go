@@ -278,12 +278,12 @@ func TestServe(t *testing.T) {
 		}
 		alive = r.GetExecutors()[0].GetAlive()
 	}
-	stranger, err := control.Dial(strings.TrimSpace(string(address)), control.DialConfig{Secret: &control.Secret{}})
+	unauthenticated, err := control.Dial(strings.TrimSpace(string(address)), control.DialConfig{Secret: &control.Secret{}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stranger.Close()
-	if _, err := control.NewManagerClient(stranger).List(t.Context(), &control.ListRequest{}); err == nil {
+	defer unauthenticated.Close()
+	if _, err := control.NewManagerClient(unauthenticated).List(t.Context(), &control.ListRequest{}); err == nil {
 		t.Error("a wrong secret is taken")
 	}
 	web := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

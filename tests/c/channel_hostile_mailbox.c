@@ -1,11 +1,11 @@
 /* Hand-made clients and workers that break the protocol of the mailbox. */
 #include "forged.h"
 
-T_CASE(hostile_client_mail, "channel/hostile-client-mailbox", .providers = T_SHM) {
+T_CASE(hostile_client_mailbox, "channel/hostile-client-mailbox", .providers = T_SHM) {
     t_peer p;
     raw r;
     raw_client(&r, &p);
-    dp_mailbox *m = raw_mail(&r, false);
+    dp_mailbox *m = raw_mailbox(&r, false);
     const struct {
         const char *what;
         uint32_t generation, slot, capacity, function, size;
@@ -21,15 +21,15 @@ T_CASE(hostile_client_mail, "channel/hostile-client-mailbox", .providers = T_SHM
     };
     for (uint32_t i = 0; i < sizeof t / sizeof *t; i++) {
         t_note("%s", t[i].what);
-        uint64_t *reply = t[i].capacity <= DP_MAIL_RESULT ? &m->reply : &m->long_reply;
-        m->sizes = dp_mail_sizes(t[i].generation, t[i].slot, t[i].capacity);
-        __atomic_store_n(&m->request, dp_mail_request(100 + i, t[i].function, t[i].size), __ATOMIC_RELEASE);
+        uint64_t *reply = t[i].capacity <= DP_MAILBOX_RESULT ? &m->reply : &m->long_reply;
+        m->sizes = dp_mailbox_sizes(t[i].generation, t[i].slot, t[i].capacity);
+        __atomic_store_n(&m->request, dp_mailbox_request(100 + i, t[i].function, t[i].size), __ATOMIC_RELEASE);
         dp_qp_notify(r.e.qp);
         int64_t until = dp_now_ns() + poll_ns();
-        while (dp_mail_call_id(__atomic_load_n(reply, __ATOMIC_ACQUIRE)) != 100 + i)
+        while (dp_mailbox_call_id(__atomic_load_n(reply, __ATOMIC_ACQUIRE)) != 100 + i)
             CHECKF(dp_now_ns() < until, "%s: no answer", t[i].what);
-        CHECK_STATUS(dp_mail_status(*reply), t[i].status);
-        CHECK_EQ(dp_mail_result_size(*reply), t[i].status ? 0 : t[i].size);
+        CHECK_STATUS(dp_mailbox_status(*reply), t[i].status);
+        CHECK_EQ(dp_mailbox_result_size(*reply), t[i].status ? 0 : t[i].size);
     }
     end_close(&r.e);
     int ended;
@@ -38,11 +38,11 @@ T_CASE(hostile_client_mail, "channel/hostile-client-mailbox", .providers = T_SHM
     t_peer_join(&p);
 }
 
-static void mail_forger(int sock, void *arg) {
+static void mailbox_forger(int sock, void *arg) {
     (void)arg;
     raw r;
     raw_worker(&r, sock);
-    dp_mailbox *m = raw_mail(&r, true);
+    dp_mailbox *m = raw_mailbox(&r, true);
     const struct {
         uint32_t id_plus;
         int status;
@@ -61,8 +61,8 @@ static void mail_forger(int sock, void *arg) {
                 dp_cpu_pause();
             seen = word;
         }
-        uint32_t id = dp_mail_call_id(seen) + forged[i].id_plus;
-        __atomic_store_n(&m->reply, dp_mail_reply(id, forged[i].status, forged[i].size), __ATOMIC_RELEASE);
+        uint32_t id = dp_mailbox_call_id(seen) + forged[i].id_plus;
+        __atomic_store_n(&m->reply, dp_mailbox_reply(id, forged[i].status, forged[i].size), __ATOMIC_RELEASE);
         dp_qp_notify(r.e.qp);
         if (forged[i].id_plus)
             t_sync(sock);
@@ -71,9 +71,9 @@ static void mail_forger(int sock, void *arg) {
     end_close(&r.e);
 }
 
-T_CASE(hostile_worker_mail, "channel/hostile-worker-mailbox", .providers = T_SHM) {
+T_CASE(hostile_worker_mailbox, "channel/hostile-worker-mailbox", .providers = T_SHM) {
     served s;
-    served_by(&s, mail_forger);
+    served_by(&s, mailbox_forger);
     uint32_t slot, size;
     uint8_t out[512];
     dp_started started;
@@ -97,17 +97,17 @@ static void foreteller(int sock, void *arg) {
     raw r;
     uint64_t word;
     raw_worker(&r, sock);
-    dp_mailbox *m = raw_mail(&r, true);
+    dp_mailbox *m = raw_mailbox(&r, true);
     while (!(word = __atomic_load_n(&m->request, __ATOMIC_ACQUIRE)))
         dp_cpu_pause();
-    uint32_t id = dp_mail_call_id(word);
-    __atomic_store_n(&m->reply, dp_mail_reply(id, DP_OK, 8), __ATOMIC_RELEASE);
+    uint32_t id = dp_mailbox_call_id(word);
+    __atomic_store_n(&m->reply, dp_mailbox_reply(id, DP_OK, 8), __ATOMIC_RELEASE);
     dp_qp_notify(r.e.qp);
     /* One answer each in the short and the long place, and a request that looks served. */
     for (uint32_t k = 1; k <= 3; k++) {
         t_sync(sock);
         uint64_t *at = k == 1 ? &m->reply : k == 2 ? &m->long_reply : &m->request;
-        __atomic_store_n(at, dp_mail_reply(id + k, DP_OK, 8), __ATOMIC_RELEASE);
+        __atomic_store_n(at, dp_mailbox_reply(id + k, DP_OK, 8), __ATOMIC_RELEASE);
         t_sync(sock);
         dp_request q;
         uint32_t slot = raw_take(&r, &q, NULL);
@@ -118,7 +118,7 @@ static void foreteller(int sock, void *arg) {
     end_close(&r.e);
 }
 
-T_CASE(stale_mail, "channel/stale-mailbox-word", .providers = T_SHM) {
+T_CASE(stale_mailbox, "channel/stale-mailbox-word", .providers = T_SHM) {
     served s;
     served_by(&s, foreteller);
     uint32_t size;

@@ -137,7 +137,7 @@ static uint32_t f_overrun(void *args, uint32_t n, void *res) {
 /* The first call is alone when it starts, so its result is made in place. It comes by the mailbox, the second one by
  * the queue pair, both after the server looked into the one and before it looked into the other. Whoever serves
  * the second one first lets the first one's overrun spoil its result. */
-T_CASE(mail_first, "channel/mailbox-before-queue-pair", .providers = T_SHM) {
+T_CASE(mailbox_first, "channel/mailbox-before-queue-pair", .providers = T_SHM) {
     static const dp_function table[] = {f_echo, f_overrun};
     local l = {.table = table, .n = 2, .server_poll = late_poll, .s.mode = DP_WAIT_HOT};
     uint8_t in[600], out[600];
@@ -219,11 +219,11 @@ static uint32_t f_again(void *args, uint32_t n, void *res) {
     (void)n;
     (void)res;
     /* The request that came by shared memory has put this in order already; the thread sanitizer cannot know. */
-    dp_mailbox *mail = __atomic_load_n(&endless, __ATOMIC_ACQUIRE);
+    dp_mailbox *mailbox = __atomic_load_n(&endless, __ATOMIC_ACQUIRE);
     if (++endless_calls == 1000)
         dp_server_stop(endless_server->server);
     if (endless_calls < 100000) /* what a hostile client would write meanwhile */
-        __atomic_store_n(&mail->request, dp_mail_request(endless_calls, 0, 8), __ATOMIC_RELEASE);
+        __atomic_store_n(&mailbox->request, dp_mailbox_request(endless_calls, 0, 8), __ATOMIC_RELEASE);
     return 0;
 }
 
@@ -248,11 +248,11 @@ T_CASE(stop_busy, "channel/stop-while-requests-keep-coming", .providers = T_SHM)
     CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_WORKER, e.dev->provider, &side, &err), err);
     CHECK_OK_ERR(dp_qp_connect(e.qp, side.qp_blob, side.qp_len, &err), err);
     endless_server = &l;
-    dp_mailbox *mail = dp_rkey_ptr(e.qp, side.addr + lay.mail_at, side.rkey, sizeof *mail);
-    CHECK(mail);
-    __atomic_store_n(&endless, mail, __ATOMIC_RELEASE);
-    mail->sizes = dp_mail_sizes(77, 0, 8);
-    __atomic_store_n(&mail->request, dp_mail_request(1000000, 0, 8), __ATOMIC_RELEASE);
+    dp_mailbox *mailbox = dp_rkey_ptr(e.qp, side.addr + lay.mailbox_at, side.rkey, sizeof *mailbox);
+    CHECK(mailbox);
+    __atomic_store_n(&endless, mailbox, __ATOMIC_RELEASE);
+    mailbox->sizes = dp_mailbox_sizes(77, 0, 8);
+    __atomic_store_n(&mailbox->request, dp_mailbox_request(1000000, 0, 8), __ATOMIC_RELEASE);
     dp_qp_notify(e.qp);
     local_end(&l);
     CHECK_OK(l.ended);

@@ -13,20 +13,20 @@ enum { STEPS = 60 };
 
 /* ---- the client's steps ---- */
 
-/* The request as the worker sees it, after a submit that succeeded. By the queue pair unless `mail`. */
-static void receive(model *m, uint32_t i, bool mail, const uint8_t *in) {
+/* The request as the worker sees it, after a submit that succeeded. By the queue pair unless `mailbox`. */
+static void receive(model *m, uint32_t i, bool mailbox, const uint8_t *in) {
     m_slot *s = &m->slots[i];
     raw *w = &m->worker;
     dp_request q = {0};
     const uint8_t *payload = end_bytes(&w->e) + dp_slot_payload(&w->l, i);
-    if (mail) {
-        const dp_mailbox *b = raw_mail(w, true);
+    if (mailbox) {
+        const dp_mailbox *b = raw_mailbox(w, true);
         uint64_t word = __atomic_load_n(&b->request, __ATOMIC_ACQUIRE);
-        q = (dp_request){.generation = dp_mail_generation(b->sizes), .call_id = dp_mail_call_id(word),
-                         .size = dp_mail_size(word), .capacity = dp_mail_capacity(b->sizes),
-                         .function = (uint16_t)dp_mail_function(word), .flags = DP_REQ_EXCLUSIVE};
-        CHECK_EQ(dp_mail_slot(b->sizes), i);
-        payload = q.size <= DP_MAIL_PAYLOAD ? (const uint8_t *)b->payload : b->more_payload;
+        q = (dp_request){.generation = dp_mailbox_generation(b->sizes), .call_id = dp_mailbox_call_id(word),
+                         .size = dp_mailbox_size(word), .capacity = dp_mailbox_capacity(b->sizes),
+                         .function = (uint16_t)dp_mailbox_function(word), .flags = DP_REQ_EXCLUSIVE};
+        CHECK_EQ(dp_mailbox_slot(b->sizes), i);
+        payload = q.size <= DP_MAILBOX_PAYLOAD ? (const uint8_t *)b->payload : b->more_payload;
         m->words[0] = word;
     } else {
         bool bare;
@@ -65,8 +65,8 @@ static void submit(model *m) {
     uint8_t in[4097];
     fill_pattern(in, s.size, m->step);
     STEP(m, "submit %u bytes, capacity %u, function %u", s.size, s.capacity, s.function);
-    bool mail;
-    int want = m_submit(m, &s, &mail);
+    bool mailbox;
+    int want = m_submit(m, &s, &mailbox);
     uint32_t i = 99;
     int st = dp_channel_submit(m->ch, s.function, in, s.size, NULL, s.capacity, &i);
     CHECK_STATUS(st, want);
@@ -74,12 +74,12 @@ static void submit(model *m) {
         return;
     CHECK_LT(i, m->depth);
     CHECK_EQ(m->slots[i].state, SLOT_FREE);
-    s.mail = mail;
+    s.mailbox = mailbox;
     m->slots[i] = s;
     m->stats.calls++;
     m->stats.bytes_in += s.size;
-    m->mail_slot = mail ? (int)i : m->mail_slot;
-    receive(m, i, mail, in);
+    m->mailbox_slot = mailbox ? (int)i : m->mailbox_slot;
+    receive(m, i, mailbox, in);
 }
 
 /* A slot in that state, or any when there is none or now and then. */
@@ -114,7 +114,7 @@ static void wait_for(model *m) {
     int want = DP_INVALID;
     if (i < m->depth) {
         const m_slot *s = &m->slots[i];
-        m_mail(m);
+        m_mailbox(m);
         if (s->state == SLOT_BUSY)
             m_progress(m);
         if (s->state == SLOT_BUSY)
@@ -247,7 +247,7 @@ static void m_reset(model *m) {
         m_free(m, &m->slots[i]);
     CHECK_EQ(m->in_used | m->out_used, 0);
     m->n_pending = 0;
-    m->mail_slot = -1;
+    m->mailbox_slot = -1;
     m->failed = m->broken = 0;
     m->connected = false;
     CHECK_NE(m->ch->generation, generation);
@@ -332,7 +332,7 @@ static void one_step(model *m) {
     else if (what < 94)
         w_repeat(m);
     else if (what < 97)
-        w_odd_mail(m);
+        w_odd_mailbox(m);
     else if (what < 98)
         pick(m, 2) ? fail(m) : skip_ids(m);
     else
@@ -348,7 +348,7 @@ static void one_run(model *m, uint64_t seed) {
     memset(m->slots, 0, sizeof m->slots);
     memset(&m->stats, 0, sizeof m->stats);
     m->in_used = m->out_used = 0;
-    m->mail_slot = -1;
+    m->mailbox_slot = -1;
     m->n_pending = 0;
     m->failed = m->broken = 0;
     m->ended = m->seen = m->ep->lanes[0]->ended;

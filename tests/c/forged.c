@@ -100,10 +100,10 @@ void served_by_close(served *s) {
     served_close_client(s);
 }
 
-dp_mailbox *raw_mail(raw *r, bool own) {
+dp_mailbox *raw_mailbox(raw *r, bool own) {
     if (own)
-        return (dp_mailbox *)(void *)(end_bytes(&r->e) + r->l.mail_at);
-    dp_mailbox *m = dp_rkey_ptr(r->e.qp, r->peer.addr + r->l.mail_at, r->peer.rkey, sizeof *m);
+        return (dp_mailbox *)(void *)(end_bytes(&r->e) + r->l.mailbox_at);
+    dp_mailbox *m = dp_rkey_ptr(r->e.qp, r->peer.addr + r->l.mailbox_at, r->peer.rkey, sizeof *m);
     CHECK(m);
     return m;
 }

@@ -26,7 +26,7 @@ void served_by(served *s, void (*worker)(int sock, void *arg));
 void served_by_close(served *s);
 
 /* The mailbox: own memory's (worker), or the peer's (client). shm only. */
-dp_mailbox *raw_mail(raw *r, bool own);
+dp_mailbox *raw_mailbox(raw *r, bool own);
 
 /* Client: writes header and `payload` bytes into slot, with that tag. */
 void raw_request(raw *r, uint32_t slot, dp_request h, uint32_t payload, uint32_t tag);

@@ -37,7 +37,7 @@ void m_fail(model *m, int status) {
     if (m->failed)
         return;
     m->failed = status;
-    m->mail_slot = -1;
+    m->mailbox_slot = -1;
     for (uint32_t i = 0; i < m->depth; i++) {
         m_slot *s = &m->slots[i];
         if (s->state == SLOT_BUSY) {
@@ -56,8 +56,8 @@ void m_fail(model *m, int status) {
 /* The reply to an outstanding call has come. */
 static void m_settle(model *m, uint32_t i, int status, uint32_t size, int fill) {
     m_slot *s = &m->slots[i];
-    if (m->mail_slot == (int)i)
-        m->mail_slot = -1;
+    if (m->mailbox_slot == (int)i)
+        m->mailbox_slot = -1;
     m->ended++;
     if (s->state == SLOT_ABANDONED) {
         m->stats.late_replies++;
@@ -104,22 +104,22 @@ static void m_arrival(model *m, const m_reply *r) {
     m_settle(m, r->slot, status, size, r->fill);
 }
 
-void m_mail(model *m) {
-    if (m->mail_slot < 0)
+void m_mailbox(model *m) {
+    if (m->mailbox_slot < 0)
         return;
-    m_slot *s = &m->slots[m->mail_slot];
-    uint64_t word = m->words[s->capacity <= DP_MAIL_RESULT ? 1 : 2];
-    if (dp_mail_call_id(word) != s->id)
+    m_slot *s = &m->slots[m->mailbox_slot];
+    uint64_t word = m->words[s->capacity <= DP_MAILBOX_RESULT ? 1 : 2];
+    if (dp_mailbox_call_id(word) != s->id)
         return;
-    int status = worker_status(dp_mail_status(word));
-    uint32_t size = dp_mail_result_size(word);
-    if (status == DP_OK && (size > s->capacity || size > DP_MAIL_MAX))
+    int status = worker_status(dp_mailbox_status(word));
+    uint32_t size = dp_mailbox_result_size(word);
+    if (status == DP_OK && (size > s->capacity || size > DP_MAILBOX_MAX))
         status = DP_PROTOCOL;
-    m_settle(m, (uint32_t)m->mail_slot, status, status == DP_FUNCTION_FAILED ? 0 : size, m->mail_fill);
+    m_settle(m, (uint32_t)m->mailbox_slot, status, status == DP_FUNCTION_FAILED ? 0 : size, m->mailbox_fill);
 }
 
 void m_progress(model *m) {
-    m_mail(m);
+    m_mailbox(m);
     for (uint32_t i = 0; i < m->n_pending; i++)
         if (m->failed)
             m->lost++;
@@ -136,17 +136,17 @@ void m_reap(model *m) {
     m_fail(m, m->broken);
 }
 
-int m_submit(model *m, m_slot *s, bool *mail) {
+int m_submit(model *m, m_slot *s, bool *mailbox) {
     uint32_t next = m->ch->next_call;
-    *mail = false;
+    *mailbox = false;
     m_reap(m);
     if (m->failed)
         return m->failed;
-    if (m->ch->mail && m_count(m, SLOT_FREE) == m->depth && s->size <= DP_MAIL_MAX && s->capacity <= EAGER) {
+    if (m->ch->mailbox && m_count(m, SLOT_FREE) == m->depth && s->size <= DP_MAILBOX_MAX && s->capacity <= EAGER) {
         /* A word with this id would be taken for its answer, or hide it. */
-        *mail = dp_mail_call_id(m->words[0]) != next &&
-                dp_mail_call_id(m->words[s->capacity <= DP_MAIL_RESULT ? 1 : 2]) != next;
-        if (*mail)
+        *mailbox = dp_mailbox_call_id(m->words[0]) != next &&
+                dp_mailbox_call_id(m->words[s->capacity <= DP_MAILBOX_RESULT ? 1 : 2]) != next;
+        if (*mailbox)
             return DP_OK;
     }
     if (s->size > BULK || s->capacity > BULK)
@@ -202,7 +202,7 @@ void m_compare(const model *m) {
     CHECK_EQ(ch->n_busy, m_count(m, SLOT_BUSY));
     CHECK_EQ(ch->n_done, m_count(m, SLOT_DONE));
     CHECK_EQ(ch->n_abandoned, m_count(m, SLOT_ABANDONED));
-    CHECK_EQ(ch->mail_slot, m->mail_slot < 0 ? DP_NOTHING : (uint32_t)m->mail_slot);
+    CHECK_EQ(ch->mailbox_slot, m->mailbox_slot < 0 ? DP_NOTHING : (uint32_t)m->mailbox_slot);
     CHECK_STATUS(dp_channel_status(ch), m->failed ? m->failed : m->broken);
     uint64_t listed = 0;
     for (uint32_t i = 0; i < ch->n_free; i++) {

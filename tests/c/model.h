@@ -13,7 +13,7 @@ typedef struct m_slot {
     slot_state state;
     uint32_t id, size, capacity, function;
     uint32_t in_at, in_units, out_at, out_units;
-    bool mail;     /* the request came by the mailbox */
+    bool mailbox;  /* the request came by the mailbox */
     bool answered; /* by a reply that counts, which may still be under way */
     int status;    /* of a DONE call */
     uint32_t result;
@@ -54,9 +54,9 @@ typedef struct model {
     m_slot slots[DEPTH_MAX];
     m_told told[DEPTH_MAX];
     uint64_t in_used, out_used; /* units of the bulk areas */
-    int mail_slot;              /* -1: none */
+    int mailbox_slot;           /* -1: none */
     uint64_t words[3];          /* the mailbox: request, reply, long reply */
-    int mail_fill;
+    int mailbox_fill;
     m_reply pending[DEPTH_MAX];
     uint32_t n_pending;
     uint32_t lost; /* receives that a failed channel did not post again */
@@ -91,11 +91,11 @@ void m_fail(model *m, int status);
 /* The client looks whether somebody has marked the channel, */
 void m_reap(model *m);
 /* into the mailbox, */
-void m_mail(model *m);
+void m_mailbox(model *m);
 /* and there and at everything else that has arrived. */
 void m_progress(model *m);
-/* What a submit of the call s returns; takes its bulk ranges. *mail: it goes by the mailbox. */
-int m_submit(model *m, m_slot *s, bool *mail);
+/* What a submit of the call s returns; takes its bulk ranges. *mailbox: it goes by the mailbox. */
+int m_submit(model *m, m_slot *s, bool *mailbox);
 /* Checks that the channel is as the model says. */
 void m_compare(const model *m);
 
@@ -114,6 +114,6 @@ void w_stray(model *m);
 /* A reply once more: together with the first one, or later, when its slot may have another call. */
 void w_repeat(model *m);
 /* A word in the mailbox for a call that is over or not yet made. */
-void w_odd_mail(model *m);
+void w_odd_mailbox(model *m);
 
 #endif

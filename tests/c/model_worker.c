@@ -48,17 +48,17 @@ static int unanswered(model *m) {
     return -1;
 }
 
-static void reply_by_mail(model *m, uint32_t i, int status, uint32_t size, int fill) {
+static void reply_by_mailbox(model *m, uint32_t i, int status, uint32_t size, int fill) {
     m_slot *s = &m->slots[i];
-    bool in_line = s->capacity <= DP_MAIL_RESULT;
-    dp_mailbox *b = raw_mail(&m->worker, true);
+    bool in_line = s->capacity <= DP_MAILBOX_RESULT;
+    dp_mailbox *b = raw_mailbox(&m->worker, true);
     if (status == DP_OK)
         memset(in_line ? (uint8_t *)b->result : b->more_result, fill, in_line ? sizeof b->result : sizeof b->more_result);
-    uint64_t word = dp_mail_reply(s->id, status, size);
+    uint64_t word = dp_mailbox_reply(s->id, status, size);
     __atomic_store_n(in_line ? &b->reply : &b->long_reply, word, __ATOMIC_RELEASE);
     dp_qp_notify(m->worker.e.qp);
     m->words[in_line ? 1 : 2] = word;
-    m->mail_fill = fill;
+    m->mailbox_fill = fill;
 }
 
 /* The one reply that a call gets, good or malformed. */
@@ -76,11 +76,11 @@ void w_reply(model *m) {
         size = s->capacity + 1;
     bool malformed = ok && pick(m, 6) == 0, bare = ok && pick(m, 3);
     s->answered = true;
-    if (s->mail && pick(m, 4)) {
-        uint32_t most = s->capacity < DP_MAIL_MAX ? s->capacity : DP_MAIL_MAX;
+    if (s->mailbox && pick(m, 4)) {
+        uint32_t most = s->capacity < DP_MAILBOX_MAX ? s->capacity : DP_MAILBOX_MAX;
         size = malformed ? most + 1 + pick(m, 60) : ok ? pick(m, most + 1) : status == DP_FUNCTION_FAILED ? 0 : size;
-        STEP(m, "reply to slot %d by mail: %s, %u bytes", i, dp_status_text(status), size);
-        reply_by_mail(m, (uint32_t)i, status, size, fill);
+        STEP(m, "reply to slot %d by mailbox: %s, %u bytes", i, dp_status_text(status), size);
+        reply_by_mailbox(m, (uint32_t)i, status, size, fill);
         return;
     }
     if (malformed && bulk) /* bare it would go over other ranges */
@@ -174,16 +174,16 @@ void w_repeat(model *m) {
                              .h = {m->ch->generation, id, DP_OK, size}});
 }
 
-void w_odd_mail(model *m) {
-    if (!m->connected || !m->ch->mail || !m->any_call || m->failed)
+void w_odd_mailbox(model *m) {
+    if (!m->connected || !m->ch->mailbox || !m->any_call || m->failed)
         return;
     uint32_t which = pick(m, 3), id = m->last_id + 1 - 2 * pick(m, 2);
-    uint64_t word = which ? dp_mail_reply(id, DP_OK, 8) : dp_mail_request(id, 0, 8);
+    uint64_t word = which ? dp_mailbox_reply(id, DP_OK, 8) : dp_mailbox_request(id, 0, 8);
     for (uint32_t i = 0; i < m->depth; i++)
-        if (m->slots[i].mail && m->slots[i].state != SLOT_FREE)
+        if (m->slots[i].mailbox && m->slots[i].state != SLOT_FREE)
             return; /* its words are awaited or its result is read there */
     STEP(m, "mailbox word %u for call %#x", which, id);
-    dp_mailbox *b = raw_mail(&m->worker, true);
+    dp_mailbox *b = raw_mailbox(&m->worker, true);
     __atomic_store_n(which == 0 ? &b->request : which == 1 ? &b->reply : &b->long_reply, word, __ATOMIC_RELEASE);
     m->words[which] = word;
 }

@@ -61,7 +61,7 @@ T_CASE(touch, "channel/pages-that-calls-use", .providers = T_SHM) {
     client_open(&c, &l);
     if (sysconf(_SC_PAGESIZE) != PAGE || madvise(c.mem->addr, PAGE, MADV_POPULATE_WRITE))
         t_skip("needs pages of 4 KiB and MADV_POPULATE_WRITE (Linux 5.14)");
-    uint64_t slots = (l.bulk_at + PAGE - 1) / PAGE, bulk = l.mail_at / PAGE - slots, mail = (l.size - 1) / PAGE - l.mail_at / PAGE + 1;
+    uint64_t slots = (l.bulk_at + PAGE - 1) / PAGE, bulk = l.mailbox_at / PAGE - slots, mailbox = (l.size - 1) / PAGE - l.mailbox_at / PAGE + 1;
     CHECK(slots > 1 && bulk > 1);
     uint64_t had = present((uint8_t *)c.mem->addr + slots * PAGE, bulk * PAGE); /* none, unless the node gives huge ones */
     CHECK_OK_ERR(dp_side_encode(c.qp, &l, DP_ROLE_CLIENT, 7, c.mem, blob, &len, &err), err);
@@ -72,8 +72,8 @@ T_CASE(touch, "channel/pages-that-calls-use", .providers = T_SHM) {
     dp_server_touch(s);
     uint64_t there = present(s->out, slots * PAGE);
     CHECKF(there == slots, "%llu of %llu pages of slots", (unsigned long long)there, (unsigned long long)slots);
-    there = present(s->out + l.mail_at, l.size - l.mail_at);
-    CHECKF(there == mail, "%llu of %llu pages of the mailbox", (unsigned long long)there, (unsigned long long)mail);
+    there = present(s->out + l.mailbox_at, l.size - l.mailbox_at);
+    CHECKF(there == mailbox, "%llu of %llu pages of the mailbox", (unsigned long long)there, (unsigned long long)mailbox);
     there = present((uint8_t *)c.mem->addr + slots * PAGE, bulk * PAGE);
     CHECKF(there == had, "%llu pages of the client's bulk area, it had %llu", (unsigned long long)there, (unsigned long long)had);
     there = present(s->out + slots * PAGE, bulk * PAGE);

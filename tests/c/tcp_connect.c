@@ -183,8 +183,8 @@ T_CASE(impostor, "tcp/another-queue-pair-connects", .providers = T_TCP) {
 }
 
 /* Silent sockets: the oldest give way to newer ones, all are closed after a second, and a peer that sends a hello is always served. */
-T_CASE(strangers, "tcp/strangers", .providers = T_TCP, .seconds = 30) {
-    enum { N = DP_TCP_STRANGERS + 20 };
+T_CASE(silent_connections, "tcp/silent-connections", .providers = T_TCP, .seconds = 30) {
+    enum { N = DP_TCP_PENDING + 20 };
     end e;
     card c;
     rogue r;
@@ -198,7 +198,7 @@ T_CASE(strangers, "tcp/strangers", .providers = T_TCP, .seconds = 30) {
     rogue_join(&r, &e);
     for (int i = 0; i < N; i++) {
         char byte;
-        t_note("stranger %d", i);
+        t_note("connection %d", i);
         struct pollfd p = {fd[i], POLLIN, 0};
         CHECK_EQ(poll(&p, 1, (int)(5000 * t_time_scale())), 1);
         CHECK_LE(recv(fd[i], &byte, 1, 0), 0);

@@ -72,8 +72,8 @@ T_CASE(wire_layout, "wire/layout") {
     CHECK_EQ(dp_slot_payload(&l, 1), 16512u);
     CHECK_EQ(l.bulk_at, 131584u);
     CHECK_EQ(dp_bulk_at(&l, 2), 131584u + 128);
-    CHECK_EQ(l.mail_at, 131584u + (2 << 20));
-    CHECK_EQ(l.size, l.mail_at + 704);
+    CHECK_EQ(l.mailbox_at, 131584u + (2 << 20));
+    CHECK_EQ(l.size, l.mailbox_at + 704);
 }
 
 T_CASE(wire_crc, "wire/crc32c") {

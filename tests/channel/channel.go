@@ -82,8 +82,8 @@ func (ch *Channel) Reset() error {
 // Renew gives an idle channel a new generation for an Offer to the same worker, whose answer Resume takes.
 func (ch *Channel) Renew() error {
 	var e C.dp_error
-	if C.dp_channel_renew(ch.c, &e) != 0 {
-		return failure("renew channel", &e)
+	if C.dp_channel_next_generation(ch.c, &e) != 0 {
+		return failure("next generation of the channel", &e)
 	}
 	return nil
 }

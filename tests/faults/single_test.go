@@ -290,14 +290,14 @@ func TestManagerStopped(t *testing.T) {
 		second := p.newSteady(2)
 		p.served(second, bound(callerBound))
 		second.finish(10 * time.Second)
-		stranger := p.newSteady(3, agent)
+		another := p.newSteady(3, agent)
 		p.undisturbed(p.caller, 2*time.Second)
-		e := p.fails(stranger, hit, bound(callerBound+3*time.Second), client.StatusPeerGone, client.StatusDeadline)
+		e := p.fails(another, hit, bound(callerBound+3*time.Second), client.StatusPeerGone, client.StatusDeadline)
 		if !strings.Contains(e.text, p.manager.address) {
 			p.Errorf("the error does not say who does not answer: %s", e.text)
 		}
 		p.manager.signal(syscall.SIGCONT)
-		p.served(stranger, bound(10*time.Second))
+		p.served(another, bound(10*time.Second))
 		p.caller.finish(10 * time.Second)
 	})
 }

@@ -95,14 +95,14 @@ static void reply(script *s) {
     push(s, (dp_wc){.imm = imm, .byte_len = len, .op = DP_OP_RECV_IMM});
 }
 
-static void mail(script *s) {
+static void mailbox(script *s) {
     if (!(s->f.dev.caps & DP_CAP_RKEY_PTR))
         return;
-    dp_mailbox *m = (dp_mailbox *)(void *)(s->f.peer + s->ch->layout.mail_at);
+    dp_mailbox *m = (dp_mailbox *)(void *)(s->f.peer + s->ch->layout.mailbox_at);
     uint64_t word = take64(&s->in);
     uint8_t how = take8(&s->in);
     if (how & 1)
-        word = dp_mail_reply(dp_mail_call_id(m->request), status_of((uint8_t)(word >> 8)), (uint32_t)word % (DP_MAIL_MAX + 2));
+        word = dp_mailbox_reply(dp_mailbox_call_id(m->request), status_of((uint8_t)(word >> 8)), (uint32_t)word % (DP_MAILBOX_MAX + 2));
     *(how & 2 ? &m->long_reply : &m->reply) = word;
 }
 
@@ -194,7 +194,7 @@ static void act(script *s) {
         break;
     }
     case 3: reply(s); break;
-    case 4: mail(s); break;
+    case 4: mailbox(s); break;
     case 5:
         push(s, (dp_wc){.status = statuses[take8(&s->in) % 4], .imm = take32(&s->in), .byte_len = take32(&s->in),
                         .op = take8(&s->in) % 8});

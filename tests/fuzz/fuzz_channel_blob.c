@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         const dp_layout *l = &s.layout;
         MUST(s.generation && s.qp_len <= DP_BLOB_MAX && sizeof(dp_channel_blob) + s.qp_len == len);
         MUST(l->depth && l->depth <= DP_DEPTH_MAX && l->eager && l->eager <= DP_EAGER_MAX && l->bulk <= DP_BULK_MAX);
-        MUST(s.addr + l->size >= s.addr && l->bulk_at + l->bulk <= l->mail_at && l->mail_at < l->size);
+        MUST(s.addr + l->size >= s.addr && l->bulk_at + l->bulk <= l->mailbox_at && l->mailbox_at < l->size);
         MUST(dp_slot_payload(l, l->depth - 1) + l->eager <= l->bulk_at);
     }
     free(blob);

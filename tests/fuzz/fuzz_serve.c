@@ -111,13 +111,13 @@ static int request(script *s, dp_wc *wc) {
     return arrive(s, wc, imm, len);
 }
 
-static void mail(script *s, bool right) {
-    dp_mailbox *m = (dp_mailbox *)(void *)(s->requests + s->l.mail_at);
+static void mailbox(script *s, bool right) {
+    dp_mailbox *m = (dp_mailbox *)(void *)(s->requests + s->l.mailbox_at);
     uint64_t word = take64(&s->in), sizes = take64(&s->in);
     if (right) {
-        word = dp_mail_request((uint32_t)(word >> 32), (word >> 16) % (sizeof functions / sizeof *functions),
-                               (uint32_t)word % (DP_MAIL_MAX + 1));
-        sizes = dp_mail_sizes(GENERATION, (uint32_t)(sizes >> 8) % (s->l.depth + 2), (uint32_t)sizes % (s->l.eager + 65));
+        word = dp_mailbox_request((uint32_t)(word >> 32), (word >> 16) % (sizeof functions / sizeof *functions),
+                               (uint32_t)word % (DP_MAILBOX_MAX + 1));
+        sizes = dp_mailbox_sizes(GENERATION, (uint32_t)(sizes >> 8) % (s->l.depth + 2), (uint32_t)sizes % (s->l.eager + 65));
     }
     m->sizes = sizes;
     take(&s->in, m->payload, sizeof m->payload);
@@ -141,8 +141,8 @@ static int act(script *s, dp_wc *wc) {
         return arrive(s, wc, imm, len);
     }
     case 2: return request(s, wc);
-    case 3: mail(s, false); return 0;
-    case 4: mail(s, true); return 0;
+    case 3: mailbox(s, false); return 0;
+    case 4: mailbox(s, true); return 0;
     case 5: {
         dp_wc any = {.qp = s->f.qp, .status = statuses[take8(&s->in) % 4], .imm = take32(&s->in),
                      .byte_len = take32(&s->in), .op = take8(&s->in) % 8};

@@ -60,7 +60,7 @@ static void renew(dp_channel *ch) {
     dp_error err;
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
     uint32_t len = sizeof blob;
-    if (dp_channel_renew(ch, &err) || dp_channel_offer(ch, blob, &len, &err))
+    if (dp_channel_next_generation(ch, &err) || dp_channel_offer(ch, blob, &len, &err))
         printf("error %s\n", err.msg);
     else
         hex(blob, len);
