@@ -30,10 +30,10 @@ docs/slurm.md is the administrator's guide.`,
 	}
 	c.AddCommand(newSlurmFollow(a), newSlurmStop(a), newSlurmRun(a), newSlurmInit(a), newSlurmNode(a), newSlurmStatus(a), newSlurmReplay(a),
 		newSlurmHook(a, "prolog", "In Slurm's prolog: drain the node's executor",
-			`Drain this node's executor before a job starts, and return when it has ended. The command never fails. It kills an agent that
-does not answer in time, together with its executor. Without an agent it does nothing. The job is $SLURM_JOB_ID.`, 3*time.Second),
+			`Drain this node's executor before a job starts, and return when it has ended. The command never fails. It kills a node daemon that
+does not answer in time, together with its executor. Without a node daemon it does nothing. The job is $SLURM_JOB_ID.`, 3*time.Second),
 		newSlurmHook(a, "epilog", "In Slurm's epilog: what the job had may be lent again",
-			"Tell this node's agent that a job has ended and what it had may be lent again. It never fails. The job is $SLURM_JOB_ID.",
+			"Tell the node daemon that a job has ended and what it had may be lent again. It never fails. The job is $SLURM_JOB_ID.",
 			time.Second))
 	return c
 }

@@ -18,11 +18,11 @@ import (
 	"github.com/rfaas-go/rfaas/internal/slurm"
 )
 
-// defaultSocket is where hooks find the agent.
+// defaultSocket is where hooks find the node daemon.
 const defaultSocket = "/run/rfaas/slurm.sock"
 
 func (a *app) socketFlag(c *cobra.Command, into *string) {
-	a.addressFlag(c, into, "socket", "RFAAS_SLURM_SOCKET", defaultSocket, "socket of the agent")
+	a.addressFlag(c, into, "socket", "RFAAS_SLURM_SOCKET", defaultSocket, "socket of the node daemon")
 }
 
 // nodeFlags are those of rfaas slurm node.
@@ -31,7 +31,7 @@ type nodeFlags struct {
 	killAfter             time.Duration
 	noSpace               bool
 	keepMemory            string
-	agent                 slurm.AgentConfig
+	daemon                slurm.DaemonConfig
 }
 
 func newSlurmNode(a *app) *cobra.Command {
@@ -52,11 +52,11 @@ An executor that could lend more is replaced when it has no leases, or after --g
 	fl.StringVar(&f.program, "program", "", "the executor (default: beside this program)")
 	fl.DurationVar(&f.killAfter, "kill-after", 1500*time.Millisecond, "time from SIGTERM until everything is killed: give the executor a shorter --grace")
 	fl.BoolVar(&f.noSpace, "no-namespace", false, "adopt orphans instead of using a process namespace")
-	fl.BoolVar(&f.agent.Spare, "spare", true, "also lend the rest of a node with jobs; without it whole nodes only")
-	fl.IntVar(&f.agent.KeepCPUs, "keep-cpus", 0, "CPUs kept for the system")
+	fl.BoolVar(&f.daemon.Spare, "spare", true, "also lend the rest of a node with jobs; without it whole nodes only")
+	fl.IntVar(&f.daemon.KeepCPUs, "keep-cpus", 0, "CPUs kept for the system")
 	fl.StringVar(&f.keepMemory, "keep-memory", "0", "memory kept for the system")
-	fl.DurationVar(&f.agent.Resync, "resync", 30*time.Second, "how often Slurm is asked without an event")
-	fl.DurationVar(&f.agent.GrowWithin, "grow-within", 5*time.Minute, "how long an executor in use may stay smaller than it could be")
+	fl.DurationVar(&f.daemon.Resync, "resync", 30*time.Second, "how often Slurm is asked without an event")
+	fl.DurationVar(&f.daemon.GrowWithin, "grow-within", 5*time.Minute, "how long an executor in use may stay smaller than it could be")
 	return c
 }
 
@@ -66,7 +66,7 @@ func (a *app) slurmNode(ctx context.Context, f *nodeFlags, args []string) error 
 	if err := keep.UnmarshalText([]byte(f.keepMemory)); err != nil {
 		return fmt.Errorf("--keep-memory: %w", err)
 	}
-	if f.agent.KeepCPUs < 0 || f.agent.Resync <= 0 || f.agent.GrowWithin <= 0 || f.killAfter <= 0 {
+	if f.daemon.KeepCPUs < 0 || f.daemon.Resync <= 0 || f.daemon.GrowWithin <= 0 || f.killAfter <= 0 {
 		return errors.New("--keep-cpus below 0, or a duration not above 0")
 	}
 	var err error
@@ -84,10 +84,10 @@ func (a *app) slurmNode(ctx context.Context, f *nodeFlags, args []string) error 
 			name, _, _ = strings.Cut(name, ".")
 		}
 	}
-	// Beside the socket and under a fixed name, so that no files accumulate when the prolog kills agents.
+	// Beside the socket and under a fixed name, so that no files accumulate when the prolog kills node daemons.
 	address := strings.TrimSuffix(f.socket, ".sock") + ".address"
 
-	cfg := f.agent
+	cfg := f.daemon
 	cfg.KeepMemory, cfg.Log = uint64(keep), log
 	if cfg.Order, err = slurm.CPUOrder(); err != nil {
 		return err
@@ -109,11 +109,11 @@ func (a *app) slurmNode(ctx context.Context, f *nodeFlags, args []string) error 
 		return err
 	}
 	defer os.Remove(address)
-	agent := slurm.NewAgent(cfg)
+	daemon := slurm.NewDaemon(cfg)
 	served := make(chan error, 1)
-	go func() { served <- agent.ServeHooks(ctx, l, log) }()
+	go func() { served <- daemon.ServeHooks(ctx, l, log) }()
 	log.Info("ready", "node", name, "socket", f.socket)
-	agent.Run(ctx)
+	daemon.Run(ctx)
 	return <-served
 }
 
@@ -153,7 +153,7 @@ func newSlurmHook(a *app, hook, short, long string, within time.Duration) *cobra
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), within)
 			defer cancel()
-			if _, err := slurm.TellAgent(ctx, socket, hook+" "+job, hook == "prolog"); err != nil {
+			if _, err := slurm.TellDaemon(ctx, socket, hook+" "+job, hook == "prolog"); err != nil {
 				fmt.Fprintf(a.Stderr, "rfaas: %s of job %s: %v\n", hook, job, err)
 			}
 			return nil
@@ -168,12 +168,12 @@ func newSlurmStatus(a *app) *cobra.Command {
 	var socket string
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "What the agent of this node does, as JSON",
+		Short: "What the node daemon does, as JSON",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
 			defer cancel()
-			answer, err := slurm.TellAgent(ctx, socket, "status", false)
+			answer, err := slurm.TellDaemon(ctx, socket, "status", false)
 			if err == nil {
 				fmt.Fprintln(a.Stdout, answer)
 			}

@@ -19,16 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hooks and agent communicate over a unix socket, with one line each way. The agent answers "prolog JOB" when no executor runs any more,
-// "epilog JOB" and "status" at once. An answer begins with "ok", or is an error. Only root and the agent's own user can open the
-// socket: its mode is 0600.
+// Hooks and node daemon communicate over a unix socket, with one line each way. The node daemon answers "prolog JOB" when no executor runs
+// any more, "epilog JOB" and "status" at once. An answer begins with "ok", or is an error. Only root and the node daemon's own user can open
+// the socket: its mode is 0600.
 const (
 	hookTimeout = 30 * time.Second
 	lineMax     = 4096
 	answerMax   = 1 << 16
 )
 
-// ListenHooks makes the agent's socket, and its directory if that is missing. It replaces a socket without a listener.
+// ListenHooks makes the node daemon's socket, and its directory if that is missing. It replaces a socket without a listener.
 // The directory must belong to this process's user, and no third user may be able to change the path.
 func ListenHooks(path string) (net.Listener, error) {
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -40,11 +40,11 @@ func ListenHooks(path string) (net.Listener, error) {
 	}
 	unix.Close(p.dir)
 	if p.owner != uint32(os.Geteuid()) {
-		return nil, fmt.Errorf("socket %s: its directory belongs to user %d and not to this user, %d: run the agent as that user, or choose another directory", path, p.owner, os.Geteuid())
+		return nil, fmt.Errorf("socket %s: its directory belongs to user %d and not to this user, %d: run the node daemon as that user, or choose another directory", path, p.owner, os.Geteuid())
 	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("socket %s: another agent is using it", path)
+		return nil, fmt.Errorf("socket %s: another node daemon is using it", path)
 	}
 	if st, err := os.Lstat(path); err == nil && st.Mode().Type() != os.ModeSocket {
 		return nil, fmt.Errorf("socket %s: the path is a file and not a socket: remove it, or choose another path", path)
@@ -62,7 +62,7 @@ func ListenHooks(path string) (net.Listener, error) {
 }
 
 // ServeHooks answers hooks until ctx ends. It returns when all conversations are over.
-func (a *Agent) ServeHooks(ctx context.Context, l net.Listener, log *slog.Logger) error {
+func (a *Daemon) ServeHooks(ctx context.Context, l net.Listener, log *slog.Logger) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	var all sync.WaitGroup
@@ -85,7 +85,7 @@ func (a *Agent) ServeHooks(ctx context.Context, l net.Listener, log *slog.Logger
 }
 
 // converse answers one line. It takes at most hookTimeout, and ends when the other side closes the connection.
-func (a *Agent) converse(c net.Conn) error {
+func (a *Daemon) converse(c net.Conn) error {
 	c.SetDeadline(time.Now().Add(hookTimeout))
 	line, err := bufio.NewReaderSize(io.LimitReader(c, lineMax), lineMax).ReadString('\n')
 	if err != nil {
@@ -107,7 +107,7 @@ func (a *Agent) converse(c net.Conn) error {
 	return errors.Join(err, werr)
 }
 
-func (a *Agent) answer(ctx context.Context, line string) (string, error) {
+func (a *Daemon) answer(ctx context.Context, line string) (string, error) {
 	word, rest, _ := strings.Cut(line, " ")
 	if word == "status" && rest == "" {
 		s, err := a.Status(ctx)
@@ -130,15 +130,15 @@ func (a *Agent) answer(ctx context.Context, line string) (string, error) {
 	return fmt.Sprintf("ok %d ms", time.Since(begin).Milliseconds()), err
 }
 
-// ErrNoAgent means that no process listens on the socket.
-var ErrNoAgent = errors.New("no agent on this node")
+// ErrNoDaemon means that no process listens on the socket.
+var ErrNoDaemon = errors.New("no node daemon on this node")
 
-// TellAgent sends one line to the agent and returns its answer. With force it kills an agent that does not answer
-// before ctx's deadline. The executor ends with its agent, and the agent's supervisor starts a new one.
-func TellAgent(ctx context.Context, path, line string, force bool) (string, error) {
+// TellDaemon sends one line to the node daemon and returns its answer. With force it kills a node daemon that does not answer
+// before ctx's deadline. The executor ends with its node daemon, and the node daemon's supervisor starts a new one.
+func TellDaemon(ctx context.Context, path, line string, force bool) (string, error) {
 	socket, owner, err := openSocket(path)
 	if errors.Is(err, unix.ENOENT) {
-		return "", fmt.Errorf("%w: %s", ErrNoAgent, path)
+		return "", fmt.Errorf("%w: %s", ErrNoDaemon, path)
 	}
 	if err != nil {
 		return "", err
@@ -147,7 +147,7 @@ func TellAgent(ctx context.Context, path, line string, force bool) (string, erro
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", socket.Fd()))
 	if errors.Is(err, unix.ECONNREFUSED) {
-		return "", fmt.Errorf("%w: %s", ErrNoAgent, path)
+		return "", fmt.Errorf("%w: %s", ErrNoDaemon, path)
 	}
 	if err != nil {
 		return "", fmt.Errorf("socket %s: %w", path, err)
@@ -164,11 +164,11 @@ func TellAgent(ctx context.Context, path, line string, force bool) (string, erro
 			return strings.TrimSpace(text), nil
 		}
 		if err == nil {
-			return "", fmt.Errorf("the agent answered %.200q", strings.TrimPrefix(answer, "error: "))
+			return "", fmt.Errorf("the node daemon answered %.200q", strings.TrimPrefix(answer, "error: "))
 		}
 	}
 	if !force || !errors.Is(err, os.ErrDeadlineExceeded) {
-		return "", fmt.Errorf("the agent does not answer: %w", err)
+		return "", fmt.Errorf("the node daemon does not answer: %w", err)
 	}
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -180,7 +180,7 @@ func TellAgent(ctx context.Context, path, line string, force bool) (string, erro
 		return "", err
 	}
 	if kerr != nil {
-		return "", fmt.Errorf("the agent does not answer in time, and cannot be killed: %w", kerr)
+		return "", fmt.Errorf("the node daemon does not answer in time, and cannot be killed: %w", kerr)
 	}
-	return "", fmt.Errorf("the agent, process %d, does not answer in time and was killed", pid)
+	return "", fmt.Errorf("the node daemon, process %d, does not answer in time and was killed", pid)
 }

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The prolog and the epilog run as root. The agent usually runs as a dedicated user, which owns the directory of the socket.
+// The prolog and the epilog run as root. The node daemon usually runs as a dedicated user, which owns the directory of the socket.
 // That user must not gain rights by what root does with the socket. Three rules ensure that:
 //
 //   - Only root and the owner of the socket's directory can change any part of its path, no part is a symbolic link, and
@@ -26,7 +26,7 @@ import (
 // errShared is why a directory on the path to the socket is refused.
 var errShared = errors.New("a user other than the owner of the socket's directory could replace the socket")
 
-// place is the checked directory of an agent's socket.
+// place is the checked directory of a node daemon's socket.
 type place struct {
 	dir   int    // a descriptor of the directory; the caller closes it
 	owner uint32 // of the directory
@@ -84,7 +84,7 @@ func openPlace(path string) (place, error) {
 	return place{fd, owner}, nil
 }
 
-// openSocket opens an agent's socket by its checked path and returns it with its owner. The descriptor refers to this
+// openSocket opens a node daemon's socket by its checked path and returns it with its owner. The descriptor refers to this
 // socket even if the path changes later. The error wraps unix.ENOENT if there is no socket.
 func openSocket(path string) (*os.File, uint32, error) {
 	p, err := openPlace(path)
@@ -112,7 +112,7 @@ func openSocket(path string) (*os.File, uint32, error) {
 	return f, p.owner, nil
 }
 
-// killPeer kills the process that listens at the other end of a connection, if it is an agent of the owner. It waits up
+// killPeer kills the process that listens at the other end of a connection, if it is a node daemon of the owner. It waits up
 // to a second until the process has ended, and returns its number.
 func killPeer(conn int, owner uint32) (int, error) {
 	pidfd, err := peerProcess(conn, owner)
@@ -214,7 +214,7 @@ func checkAgent(pidfd int, owner uint32) (int, error) {
 		return 0, err
 	}
 	if len(ids) != 4 || !own.same(exe) {
-		return 0, fmt.Errorf("the listening process %d runs %q and not %q, so it is not an agent", pid, exe.path, own.path)
+		return 0, fmt.Errorf("the listening process %d runs %q and not %q, so it is not a node daemon", pid, exe.path, own.path)
 	}
 	return pid, nil
 }

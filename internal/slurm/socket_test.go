@@ -58,7 +58,7 @@ func prolog(t *testing.T, path string, force bool) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	_, err := TellAgent(ctx, path, "prolog 1", force)
+	_, err := TellDaemon(ctx, path, "prolog 1", force)
 	if err == nil {
 		t.Error("a daemon that does not answer counts as an answer")
 	}
@@ -96,7 +96,7 @@ func copied(t *testing.T) string {
 	return path
 }
 
-// The prolog kills an agent that hangs when the prolog's time is over, and only then.
+// The prolog kills a node daemon that hangs when the prolog's time is over, and only then.
 func TestHungAgentIsKilled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	hung := listen(t, "hung", "/proc/self/exe", path, uint32(os.Geteuid()))
@@ -113,7 +113,7 @@ func TestHungAgentIsKilled(t *testing.T) {
 	}
 }
 
-// Root's prolog kills another user's agent, with the rights of that user.
+// Root's prolog kills another user's node daemon, with the rights of that user.
 func TestHungAgentOfAnotherUserIsKilled(t *testing.T) {
 	path := filepath.Join(ofNobody(t), "socket")
 	hung := listen(t, "hung", "/proc/self/exe", path, nobody)
@@ -123,7 +123,7 @@ func TestHungAgentOfAnotherUserIsKilled(t *testing.T) {
 	hung.Wait()
 }
 
-// An agent keeps running after an installation has replaced its program file, and is still recognised.
+// A node daemon keeps running after an installation has replaced its program file, and is still recognised.
 func TestAgentOfAReplacedProgram(t *testing.T) {
 	own := program{"/usr/local/bin/rfaas", 1, 2}
 	for _, c := range []struct {
@@ -143,7 +143,7 @@ func TestAgentOfAReplacedProgram(t *testing.T) {
 	}
 }
 
-// The owner of the socket's directory cannot make the prolog kill, or talk to, anything but an agent of the same user.
+// The owner of the socket's directory cannot make the prolog kill, or talk to, anything but a node daemon of the same user.
 func TestPrologKillsNoOtherDaemon(t *testing.T) {
 	self := uint32(os.Geteuid())
 	for name, c := range map[string]struct {
@@ -184,7 +184,7 @@ func TestPrologKillsNoOtherDaemon(t *testing.T) {
 		"another program": {func(t *testing.T) (string, listener) {
 			path := filepath.Join(t.TempDir(), "socket")
 			return path, listen(t, "hung", copied(t), path, self)
-		}, "it is not an agent"},
+		}, "it is not a node daemon"},
 		"a path that is not absolute": {func(t *testing.T) (string, listener) {
 			path := filepath.Join(t.TempDir(), "socket")
 			victim := listen(t, "hung", "/proc/self/exe", path, self)
@@ -268,13 +268,13 @@ func TestEndlessAnswer(t *testing.T) {
 	flood := listen(t, "flood", "/proc/self/exe", path, uint32(os.Geteuid()))
 	ctx, cancel := context.WithTimeout(t.Context(), bound)
 	defer cancel()
-	if answer, err := TellAgent(ctx, path, "prolog 1", true); err == nil || ctx.Err() != nil {
+	if answer, err := TellDaemon(ctx, path, "prolog 1", true); err == nil || ctx.Err() != nil {
 		t.Errorf("%d bytes, %v", len(answer), err)
 	}
 	flood.lives() // it is slow in nothing
 }
 
-// The agent listens only where no other user can replace its socket, and removes only sockets.
+// The node daemon listens only where no other user can replace its socket, and removes only sockets.
 func TestListenHooksRefuses(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// hooked starts a cluster whose prolog and epilog are ours, a manager, and an agent on each node.
+// hooked starts a cluster whose prolog and epilog are ours, a manager, and a node daemon on each node.
 func hooked(t *testing.T, nodes int, args ...string) *cluster {
 	t.Helper()
 	hooks := t.TempDir()
@@ -28,7 +28,7 @@ exec %[1]s/scripts/slurm/%s
 	c.manage()
 	for n := range nodes {
 		node := fmt.Sprint("n", n+1)
-		c.daemon("agent-"+node, node, c.root+"/bin/rfaas", "slurm", "node", "--name", node, "--resync", "2m", "--", "--listen", "0.0.0.0:7465",
+		c.daemon("node-daemon-"+node, node, c.root+"/bin/rfaas", "slurm", "node", "--name", node, "--resync", "2m", "--", "--listen", "0.0.0.0:7465",
 			"--allow-plaintext", "--grace", "1s")
 	}
 	c.awaitAll(nodes)
@@ -89,28 +89,28 @@ func TestHooksLendTheRestExactly(t *testing.T) {
 	lends("all of it again", whole.Cores, 2048)
 }
 
-// An agent that hangs is killed by the prolog, a node without one runs jobs as ever.
+// A node daemon that hangs is killed by the prolog, a node without one runs jobs as ever.
 func TestHooksWithoutAgent(t *testing.T) {
 	c := hooked(t, 1)
-	agents := processes(strings.Join([]string{"slurm", "node", "--name", "n1"}, "\x00"))
+	daemons := processes(strings.Join([]string{"slurm", "node", "--name", "n1"}, "\x00"))
 	stopped := 0
-	for _, pid := range agents {
-		// The agent itself, not what carried it into the node.
+	for _, pid := range daemons {
+		// The node daemon itself, not what carried it into the node.
 		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); filepath.Base(exe) == "rfaas" && signal(pid, "STOP") == nil {
 			stopped++
 		}
 	}
 	if stopped == 0 {
-		t.Fatal("no agent found")
+		t.Fatal("no node daemon found")
 	}
 	j := c.job(1, 0)
 	if d := j.started.Sub(j.submitted); d < 2*time.Second || d > 10*time.Second {
-		t.Errorf("with a hung agent the job started after %v, want the prolog's 3 s and little more", d)
+		t.Errorf("with a hung node daemon the job started after %v, want the prolog's 3 s and little more", d)
 	}
 	c.await("the executor's end", j.submitted, func(up map[string]listed) bool { return len(up) == 0 })
 	j = c.job(1, 0)
 	if d := j.started.Sub(j.submitted); d > 3*time.Second {
-		t.Errorf("without an agent the job started after %v", d)
+		t.Errorf("without a node daemon the job started after %v", d)
 	}
 	wait(t, "the node is idle", func() bool { return c.must("head", "sinfo", "-h", "-p", "batch", "-o", "%t") == "idle" })
 }

@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// bench is an agent with a Slurm and executors that are not there.
+// bench is a node daemon with a Slurm and executors that are not there.
 type bench struct {
-	t     *testing.T
-	agent *Agent
+	t      *testing.T
+	daemon *Daemon
 
 	mu      sync.Mutex
 	usage   Usage
@@ -33,9 +33,9 @@ type bench struct {
 	changed chan struct{} // capacity 1
 }
 
-func newBench(t *testing.T, change func(*AgentConfig, *bench)) *bench {
+func newBench(t *testing.T, change func(*DaemonConfig, *bench)) *bench {
 	b := &bench{t: t, usage: Usage{CPUs: 4, Memory: 8 << 30, Usable: true}, crash: make(chan error), changed: make(chan struct{}, 1)}
-	cfg := AgentConfig{Usage: b.ask, Launch: b.launch, Leased: func(context.Context) (bool, error) {
+	cfg := DaemonConfig{Usage: b.ask, Launch: b.launch, Leased: func(context.Context) (bool, error) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return b.leased, nil
@@ -43,22 +43,22 @@ func newBench(t *testing.T, change func(*AgentConfig, *bench)) *bench {
 	if change != nil {
 		change(&cfg, b)
 	}
-	b.agent = NewAgent(cfg)
+	b.daemon = NewDaemon(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b.agent.Run(ctx)
+		b.daemon.Run(ctx)
 	}()
 	t.Cleanup(func() {
 		cancel()
 		select {
 		case <-done:
 		case <-time.After(bound):
-			t.Error("the agent does not end")
+			t.Error("the node daemon does not end")
 		}
 		if b.alive != 0 {
-			t.Errorf("%d executors outlive their agent", b.alive)
+			t.Errorf("%d executors outlive their node daemon", b.alive)
 		}
 	})
 	return b
@@ -134,14 +134,14 @@ func (b *bench) prolog(job int64) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), bound)
 	defer cancel()
-	if err := b.agent.Prolog(ctx, job); err != nil {
+	if err := b.daemon.Prolog(ctx, job); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
 func (b *bench) epilog(job int64) {
 	b.t.Helper()
-	if err := b.agent.Epilog(b.t.Context(), job); err != nil {
+	if err := b.daemon.Epilog(b.t.Context(), job); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -155,7 +155,7 @@ func (b *bench) count() int {
 // A job's whole life: its prolog returns when the executor is gone, the rest of the node is lent meanwhile, all of it again
 // after its epilog, even while Slurm still counts it.
 func TestAgent(t *testing.T) {
-	b := newBench(t, func(_ *AgentConfig, b *bench) { b.delay = 30 * time.Millisecond })
+	b := newBench(t, func(_ *DaemonConfig, b *bench) { b.delay = 30 * time.Millisecond })
 	b.lends("[0 1 2 3] 8192")
 	job := Hold{Job: 7, CPUs: []int{0, 1}, Memory: 1 << 30}
 	b.set(job)
@@ -179,7 +179,7 @@ func TestAgent(t *testing.T) {
 
 // When the prolog returns there is no executor, whatever happens at the same time.
 func TestAgentPrologMeansNoExecutor(t *testing.T) {
-	b := newBench(t, func(_ *AgentConfig, b *bench) { b.delay = time.Millisecond })
+	b := newBench(t, func(_ *DaemonConfig, b *bench) { b.delay = time.Millisecond })
 	r := rand.New(rand.NewPCG(1, 2))
 	for job := int64(1); job < 200; job++ {
 		whole := Hold{Job: job, CPUs: []int{0, 1, 2, 3}, Memory: 1 << 30}
@@ -199,11 +199,11 @@ func TestAgentPrologMeansNoExecutor(t *testing.T) {
 }
 
 func TestAgentWholeNodesOnly(t *testing.T) {
-	b := newBench(t, func(c *AgentConfig, _ *bench) { c.Spare, c.KeepCPUs, c.KeepMemory = false, 1, 1<<30 })
+	b := newBench(t, func(c *DaemonConfig, _ *bench) { c.Spare, c.KeepCPUs, c.KeepMemory = false, 1, 1<<30 })
 	b.lends("[1 2 3] 7168")
 	b.set(Hold{Job: 1, CPUs: []int{3}, Memory: 1 << 20})
 	b.prolog(1)
-	if s, err := b.agent.Status(t.Context()); err != nil || s.Running {
+	if s, err := b.daemon.Status(t.Context()); err != nil || s.Running {
 		t.Errorf("%+v, %v", s, err)
 	}
 	b.epilog(1)
@@ -212,7 +212,7 @@ func TestAgentWholeNodesOnly(t *testing.T) {
 
 // Hooks that are lost are made up for when Slurm is asked.
 func TestAgentLostHooks(t *testing.T) {
-	b := newBench(t, func(c *AgentConfig, _ *bench) { c.Resync = 10 * time.Millisecond })
+	b := newBench(t, func(c *DaemonConfig, _ *bench) { c.Resync = 10 * time.Millisecond })
 	b.lends("[0 1 2 3] 8192")
 	b.set(Hold{Job: 1, CPUs: []int{2}, Memory: 1 << 30})
 	b.lends("[0 2 3] 7168")
@@ -222,7 +222,7 @@ func TestAgentLostHooks(t *testing.T) {
 
 // An executor whose cores are leased is not replaced by a larger one, for a while.
 func TestAgentGrows(t *testing.T) {
-	b := newBench(t, func(c *AgentConfig, b *bench) { c.GrowWithin, b.leased = 300*time.Millisecond, true })
+	b := newBench(t, func(c *DaemonConfig, b *bench) { c.GrowWithin, b.leased = 300*time.Millisecond, true })
 	b.set(Hold{Job: 1, CPUs: []int{0}, Memory: 1 << 30})
 	b.prolog(1)
 	b.lends("[1 2 3] 7168")
@@ -236,7 +236,7 @@ func TestAgentGrows(t *testing.T) {
 
 // A node that may not be used is looked at again without a hook.
 func TestAgentNodeComesBack(t *testing.T) {
-	b := newBench(t, func(c *AgentConfig, b *bench) { b.usage.Usable = false })
+	b := newBench(t, func(c *DaemonConfig, b *bench) { b.usage.Usable = false })
 	eventually(t, "Slurm was asked", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.asked > 0 })
 	b.mu.Lock()
 	b.usage.Usable = true
@@ -245,7 +245,7 @@ func TestAgentNodeComesBack(t *testing.T) {
 }
 
 func TestAgentFailures(t *testing.T) {
-	b := newBench(t, func(_ *AgentConfig, b *bench) { b.err = errors.New("no route to the controller") })
+	b := newBench(t, func(_ *DaemonConfig, b *bench) { b.err = errors.New("no route to the controller") })
 	eventually(t, "Slurm was asked", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.asked > 0 })
 	if n := b.count(); n != 0 {
 		t.Errorf("%d executors without knowing what jobs have", n)
@@ -394,8 +394,8 @@ func TestJobsTextHidesNothing(t *testing.T) {
 
 func TestHooks(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
-	if _, err := TellAgent(t.Context(), path, "prolog 1", false); !errors.Is(err, ErrNoAgent) {
-		t.Errorf("without an agent: %v", err)
+	if _, err := TellDaemon(t.Context(), path, "prolog 1", false); !errors.Is(err, ErrNoDaemon) {
+		t.Errorf("without a node daemon: %v", err)
 	}
 	l, err := ListenHooks(path)
 	if err != nil {
@@ -404,26 +404,26 @@ func TestHooks(t *testing.T) {
 	b := newBench(t, nil)
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- b.agent.ServeHooks(ctx, l, slog.New(slog.DiscardHandler)) }()
+	go func() { served <- b.daemon.ServeHooks(ctx, l, slog.New(slog.DiscardHandler)) }()
 	b.lends("[0 1 2 3] 8192")
 	b.set(Hold{Job: 5, CPUs: []int{0, 1, 2, 3}, Memory: 1})
-	if answer, err := TellAgent(t.Context(), path, "prolog 5", false); err != nil || !strings.HasSuffix(answer, "ms") || b.count() != 0 {
+	if answer, err := TellDaemon(t.Context(), path, "prolog 5", false); err != nil || !strings.HasSuffix(answer, "ms") || b.count() != 0 {
 		t.Errorf("%q, %v, %d executors", answer, err, b.count())
 	}
-	if answer, err := TellAgent(t.Context(), path, "status", false); err != nil || !strings.Contains(answer, `"running":false`) {
+	if answer, err := TellDaemon(t.Context(), path, "status", false); err != nil || !strings.Contains(answer, `"running":false`) {
 		t.Errorf("%q, %v", answer, err)
 	}
-	if _, err := TellAgent(t.Context(), path, "epilog 5", false); err != nil {
+	if _, err := TellDaemon(t.Context(), path, "epilog 5", false); err != nil {
 		t.Error(err)
 	}
 	b.lends("[0 1 2 3] 8192")
 	for _, bad := range []string{"", "prolog", "prolog x", "prolog -1", "epilog 0", "stop 1", "status 1", strings.Repeat("x", 2*lineMax)} {
-		if answer, err := TellAgent(t.Context(), path, bad, false); err == nil {
+		if answer, err := TellDaemon(t.Context(), path, bad, false); err == nil {
 			t.Errorf("%.20q: %q", bad, answer)
 		}
 	}
-	if _, err := ListenHooks(path); err == nil || !strings.Contains(err.Error(), "another agent") {
-		t.Errorf("a second agent: %v", err)
+	if _, err := ListenHooks(path); err == nil || !strings.Contains(err.Error(), "another node daemon") {
+		t.Errorf("a second node daemon: %v", err)
 	}
 	stop()
 	if err := <-served; err != nil {

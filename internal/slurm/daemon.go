@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// AgentConfig configures an Agent. All fields are mandatory.
-type AgentConfig struct {
+// DaemonConfig configures a Daemon. All fields are mandatory.
+type DaemonConfig struct {
 	// Usage asks Slurm for the resources of jobs on this node.
 	Usage func(ctx context.Context) (Usage, error)
 	// Launch runs an executor and blocks until all its processes have ended. After ctx ends, that must be soon.
@@ -28,9 +28,9 @@ type AgentConfig struct {
 	Log        *slog.Logger
 }
 
-// Agent runs an executor on the part of a node that jobs do not use. Slurm's prolog and epilog notify it of jobs.
-type Agent struct {
-	c      AgentConfig
+// Daemon runs an executor on the part of a node that jobs do not use. Slurm's prolog and epilog notify it of jobs.
+type Daemon struct {
+	c      DaemonConfig
 	events chan func()
 	over   chan struct{} // closed when Run returns
 
@@ -57,7 +57,7 @@ type running struct {
 	stopped bool
 }
 
-// Delays of an agent: before it starts another executor after one that ended by itself, first and longest; before it
+// Delays of a node daemon: before it starts another executor after one that ended by itself, first and longest; before it
 // asks Slurm again after no answer, while an executor could grow, and while the node may not be used.
 const (
 	restartLeast = time.Second
@@ -67,16 +67,16 @@ const (
 	usableAgain  = 2 * time.Second
 )
 
-// NewAgent returns an Agent. Run starts its work.
-func NewAgent(c AgentConfig) *Agent {
-	return &Agent{c: c, events: make(chan func()), over: make(chan struct{}), gone: map[int64]bool{}, doubted: map[int64]bool{}}
+// NewDaemon returns a Daemon. Run starts its work.
+func NewDaemon(c DaemonConfig) *Daemon {
+	return &Daemon{c: c, events: make(chan func()), over: make(chan struct{}), gone: map[int64]bool{}, doubted: map[int64]bool{}}
 }
 
-// errOver means that the agent has ended, or that the caller's context has.
-var errOver = errors.New("the agent is ending")
+// errOver means that the node daemon has ended, or that the caller's context has.
+var errOver = errors.New("the node daemon is ending")
 
 // do runs f in Run's goroutine.
-func (a *Agent) do(ctx context.Context, f func()) error {
+func (a *Daemon) do(ctx context.Context, f func()) error {
 	select {
 	case a.events <- f:
 		return nil
@@ -89,7 +89,7 @@ func (a *Agent) do(ctx context.Context, f func()) error {
 
 // Prolog reports that a job is about to start here. It blocks until no executor runs any more. A new executor, on the
 // rest of the node, starts later.
-func (a *Agent) Prolog(ctx context.Context, job int64) error {
+func (a *Daemon) Prolog(ctx context.Context, job int64) error {
 	out := make(chan struct{})
 	err := a.do(ctx, func() {
 		a.arrived++
@@ -109,21 +109,21 @@ func (a *Agent) Prolog(ctx context.Context, job int64) error {
 	case <-out:
 		return nil
 	case <-a.over:
-		return nil // the agent has ended, and the executor with it
+		return nil // the node daemon has ended, and the executor with it
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
 // Epilog reports that a job's processes are gone.
-func (a *Agent) Epilog(ctx context.Context, job int64) error {
+func (a *Daemon) Epilog(ctx context.Context, job int64) error {
 	return a.do(ctx, func() {
 		a.gone[job] = true
 		a.ask()
 	})
 }
 
-// Status is the state of an agent.
+// Status is the state of a node daemon.
 type Status struct {
 	CPUs     []int  `json:"cpus"` // lent CPUs
 	Memory   uint64 `json:"memory"`
@@ -132,8 +132,8 @@ type Status struct {
 	Arrived  int    `json:"prologs"`
 }
 
-// Status returns the state of the agent.
-func (a *Agent) Status(ctx context.Context) (Status, error) {
+// Status returns the state of the node daemon.
+func (a *Daemon) Status(ctx context.Context) (Status, error) {
 	got := make(chan Status, 1)
 	err := a.do(ctx, func() {
 		s := Status{Arrived: a.arrived}
@@ -149,7 +149,7 @@ func (a *Agent) Status(ctx context.Context) (Status, error) {
 }
 
 // Run runs executors until ctx ends. It returns when the last one has ended.
-func (a *Agent) Run(ctx context.Context) {
+func (a *Daemon) Run(ctx context.Context) {
 	defer close(a.over)
 	resync := time.NewTicker(a.c.Resync)
 	defer resync.Stop()
@@ -167,14 +167,14 @@ func (a *Agent) Run(ctx context.Context) {
 		case <-stopping:
 			stopping = nil
 			if a.running != nil {
-				a.stop("the agent is ending")
+				a.stop("the node daemon is ending")
 			}
 		}
 	}
 }
 
 // later runs f in Run's goroutine after a delay, unless Run has returned.
-func (a *Agent) later(d time.Duration, f func()) {
+func (a *Daemon) later(d time.Duration, f func()) {
 	t := time.NewTimer(d)
 	go func() {
 		defer t.Stop()
@@ -187,10 +187,10 @@ func (a *Agent) later(d time.Duration, f func()) {
 }
 
 // ask makes Run ask Slurm soon.
-func (a *Agent) ask() { a.again = true }
+func (a *Daemon) ask() { a.again = true }
 
 // query asks Slurm and calls act with the answer.
-func (a *Agent) query(ctx context.Context) {
+func (a *Daemon) query(ctx context.Context) {
 	a.asking, a.again = true, false
 	arrived := a.arrived
 	go func() {
@@ -216,7 +216,7 @@ func (a *Agent) query(ctx context.Context) {
 }
 
 // act starts, replaces or stops the executor according to what jobs leave of the node.
-func (a *Agent) act(ctx context.Context, u Usage) {
+func (a *Daemon) act(ctx context.Context, u Usage) {
 	for job := range a.gone {
 		if !slices.ContainsFunc(u.Holds, func(h Hold) bool { return h.Job == job }) {
 			delete(a.gone, job) // Slurm no longer lists it
@@ -248,7 +248,7 @@ func (a *Agent) act(ctx context.Context, u Usage) {
 }
 
 // warn logs, once for each job, that a job may be counted with more than it has.
-func (a *Agent) warn(u Usage) {
+func (a *Daemon) warn(u Usage) {
 	doubted := map[int64]bool{}
 	for _, h := range u.Holds {
 		if h.Doubt == nil {
@@ -264,7 +264,7 @@ func (a *Agent) warn(u Usage) {
 }
 
 // grow replaces an executor that could lend more, when it has no leases or after GrowWithin.
-func (a *Agent) grow(ctx context.Context) {
+func (a *Daemon) grow(ctx context.Context) {
 	if a.growing.IsZero() {
 		a.growing = time.Now()
 	}
@@ -286,7 +286,7 @@ func (a *Agent) grow(ctx context.Context) {
 }
 
 // start starts an executor. It is not bound to Run's context: stop ends it.
-func (a *Agent) start(o Offer) {
+func (a *Daemon) start(o Offer) {
 	ctx, stop := context.WithCancel(context.Background())
 	r := &running{offer: o, since: time.Now(), stop: stop}
 	a.running, a.growing = r, time.Time{}
@@ -299,7 +299,7 @@ func (a *Agent) start(o Offer) {
 }
 
 // stop asks the executor to end.
-func (a *Agent) stop(reason string, args ...any) {
+func (a *Daemon) stop(reason string, args ...any) {
 	r := a.running
 	if !r.stopped {
 		a.c.Log.Info("asked the executor to end", append([]any{"reason", reason}, args...)...)
@@ -309,7 +309,7 @@ func (a *Agent) stop(reason string, args ...any) {
 }
 
 // ended handles an executor's end.
-func (a *Agent) ended(r *running, err error) {
+func (a *Daemon) ended(r *running, err error) {
 	a.running = nil
 	for _, w := range a.waiting {
 		close(w)
