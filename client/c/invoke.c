@@ -120,10 +120,10 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
 
 int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
                        const void *in, size_t in_size, const void *out, size_t capacity) {
-    if (leaving(l) && !rfaas_api_fails_over(l) && l->grant->ep) {
+    if (draining(l) && !rfaas_api_fails_over(l) && l->grant->ep) {
         rfaas_api_await_reason(l);
         return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: executor %s is draining: %s", op, function_name(l, fn),
-                              l->grant->executor, l->leaving_reason);
+                              l->grant->executor, l->draining_reason);
     }
     if (fn >= l->n_functions)
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: function %u, the library has functions 0..%u", op, fn,
@@ -293,11 +293,11 @@ static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, 
         } else if (!over) {
             return status;
         }
-        if (over && class != RFAAS_CLASS_BUSY && (class == RFAAS_CLASS_LEASE || !ran || leaving(l))) {
+        if (over && class != RFAAS_CLASS_BUSY && (class == RFAAS_CLASS_LEASE || !ran || draining(l))) {
             int st = ++moves > MOVES_MAX ? status : rfaas_api_move_shared(l, "invoke", key, p->deadline);
             if (st)
                 return st;
-            if (leaving(l))
+            if (draining(l))
                 return rfaas_api_here(l, "invoke", a, got);
         }
         if (p->worker == RFAAS_ANY_WORKER)
@@ -320,9 +320,9 @@ int rfaas_api_repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t ke
 }
 
 /* Calls in this process, or moves the lease: *moved. */
-static __attribute__((noinline, cold)) int invoke_leaving(rfaas_lease *l, const call_args *a, uint32_t *got, bool *moved) {
+static __attribute__((noinline, cold)) int invoke_draining(rfaas_lease *l, const call_args *a, uint32_t *got, bool *moved) {
     int status = rfaas_api_move_shared(l, "invoke", rfaas_api_grant_key(l), a->p->deadline);
-    *moved = !status && !leaving(l);
+    *moved = !status && !draining(l);
     return status || *moved ? status : rfaas_api_here(l, "invoke", a, got);
 }
 
@@ -378,8 +378,8 @@ int rfaas_api_invoke(rfaas_lease *l, const call_args *a, uint32_t *got, bool *he
     int status = RFAAS_OK;
     bool moved = true;
     *here = false;
-    if (UNLIKELY(leaving(l)))
-        status = invoke_leaving(l, a, got, &moved);
+    if (UNLIKELY(draining(l)))
+        status = invoke_draining(l, a, got, &moved);
     if (UNLIKELY(!moved)) {
         *here = true; /* or it cannot run */
         return status;
@@ -400,7 +400,7 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         return rfaas_api_bad_lease(l, "invoke");
     if (UNLIKELY(!enter(l)) && (st = rfaas_api_join(l, "invoke", rfaas_api_deadline_of(options))))
         return st;
-    if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)) &&
+    if (UNLIKELY(draining(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)) &&
         (st = rfaas_api_bad_call(l, "invoke", fn, in, in_size, out, capacity)))
         return leave(l, st);
     call_plan p = {.worker = RFAAS_ANY_WORKER};
@@ -412,7 +412,7 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
     int status = DP_OK;
     bool here = false;
 #define ARGS &(call_args){.p = &p, .fn = fn, .in = in, .in_size = (uint32_t)in_size, .out = out, .room = room} /* made where it is used */
-    if (UNLIKELY(leaving(l) || shared(l))) {
+    if (UNLIKELY(draining(l) || shared(l))) {
         status = rfaas_api_invoke(l, ARGS, &got, &here);
     } else {
         uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker, slot;

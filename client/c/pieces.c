@@ -31,7 +31,7 @@ static int check(const rfaas_lease *l, const char *op, rfaas_function fn, const 
 static int check_call(rfaas_lease *l, const char *op, const rfaas_call_options *options, call_plan *plan, call_args *a) {
     size_t size = 0, capacity = 0;
     int st = RFAAS_OK;
-    if (UNLIKELY(leaving(l) || a->fn >= l->n_functions))
+    if (UNLIKELY(draining(l) || a->fn >= l->n_functions))
         st = rfaas_api_bad_call(l, op, a->fn, NULL, 0, NULL, 0);
     if (!st)
         st = check(l, op, a->fn, "in", &a->pieces->in, &size);

@@ -123,29 +123,29 @@ static ALWAYS_INLINE int post_request(dp_channel *ch, uint32_t i, const dp_reque
 /* ---- by the mailbox ---- */
 
 /* Reports whether a call is alone on its channel and fits into the mailbox. */
-static ALWAYS_INLINE bool fits_mail(const dp_channel *ch, uint32_t size, const dp_mem *reg, uint32_t capacity) {
-    return ch->mail && ch->n_free == ch->cfg.depth && size <= ch->mail_max && capacity <= ch->cfg.eager && !reg;
+static ALWAYS_INLINE bool fits_mailbox(const dp_channel *ch, uint32_t size, const dp_mem *reg, uint32_t capacity) {
+    return ch->mailbox && ch->n_free == ch->cfg.depth && size <= ch->mailbox_max && capacity <= ch->cfg.eager && !reg;
 }
 
-/* Writes a call for which fits_mail() is true into the mailbox, with the next call id and the next free slot. The payload is at `in`, or
- * in `pieces` if that is not NULL. It does not take the slot: mail_submitted() does. Returns false if a word of the mailbox has this id
+/* Writes a call for which fits_mailbox() is true into the mailbox, with the next call id and the next free slot. The payload is at `in`, or
+ * in `pieces` if that is not NULL. It does not take the slot: mailbox_submitted() does. Returns false if a word of the mailbox has this id
  * already, from 2^32 calls ago; such a call goes by the queue pair. */
-static ALWAYS_INLINE bool post_mail(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *pieces, uint32_t size,
+static ALWAYS_INLINE bool post_mailbox(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *pieces, uint32_t size,
                                     uint32_t capacity) {
-    dp_mailbox *m = ch->mail;
+    dp_mailbox *m = ch->mailbox;
     uint32_t call_id = ch->next_call;
-    if (__builtin_expect(dp_mail_call_id(__atomic_load_n(dp_mail_word(ch, capacity), __ATOMIC_RELAXED)) == call_id ||
-                             dp_mail_call_id(__atomic_load_n(&m->request, __ATOMIC_RELAXED)) == call_id, 0))
+    if (__builtin_expect(dp_mailbox_call_id(__atomic_load_n(dp_mailbox_word(ch, capacity), __ATOMIC_RELAXED)) == call_id ||
+                             dp_mailbox_call_id(__atomic_load_n(&m->request, __ATOMIC_RELAXED)) == call_id, 0))
         return false;
     if (pieces)
-        dp_gather(size <= DP_MAIL_PAYLOAD ? (uint8_t *)m->payload : m->more_payload, pieces, size);
-    else if (size <= DP_MAIL_PAYLOAD)
+        dp_gather(size <= DP_MAILBOX_PAYLOAD ? (uint8_t *)m->payload : m->more_payload, pieces, size);
+    else if (size <= DP_MAILBOX_PAYLOAD)
         dp_copy_small(m->payload, in, size);
     else
-        dp_copy_mail(m->more_payload, in, size);
-    m->sizes = dp_mail_sizes(ch->generation, ch->free[ch->n_free - 1], capacity);
-    /* Release pairs with the acquire in the worker's take_mail(). */
-    __atomic_store_n(&m->request, dp_mail_request(call_id, function, size), __ATOMIC_RELEASE);
+        dp_copy_mailbox(m->more_payload, in, size);
+    m->sizes = dp_mailbox_sizes(ch->generation, ch->free[ch->n_free - 1], capacity);
+    /* Release pairs with the acquire in the worker's take_mailbox(). */
+    __atomic_store_n(&m->request, dp_mailbox_request(call_id, function, size), __ATOMIC_RELEASE);
     dp_qp_notify(ch->qp);
     ch->next_call++;
     ch->stats.calls++;
@@ -154,13 +154,13 @@ static ALWAYS_INLINE bool post_mail(dp_channel *ch, uint32_t function, const voi
 }
 
 /* Takes the slot of the call in the mailbox, and returns it. */
-static ALWAYS_INLINE uint32_t mail_submitted(dp_channel *ch, uint32_t capacity) {
+static ALWAYS_INLINE uint32_t mailbox_submitted(dp_channel *ch, uint32_t capacity) {
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
     s->state = SLOT_BUSY;
     s->call_id = ch->next_call - 1;
     s->capacity = capacity;
-    ch->mail_slot = i;
+    ch->mailbox_slot = i;
     ch->n_busy++;
     return i;
 }
@@ -213,8 +213,8 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         dp_lane_reap(ch->lane);
         return ch->failed;
     }
-    if (fits_mail(ch, size, reg, capacity) && post_mail(ch, function, in, pieces, size, capacity)) {
-        *out = mail_submitted(ch, capacity);
+    if (fits_mailbox(ch, size, reg, capacity) && post_mailbox(ch, function, in, pieces, size, capacity)) {
+        *out = mailbox_submitted(ch, capacity);
         return DP_OK;
     }
     bool eager = size <= ch->cfg.eager && capacity <= ch->cfg.eager;
@@ -303,23 +303,23 @@ int dp_channel_submit_pieces(dp_channel *ch, uint32_t function, const dp_pieces 
 
 /* Calls by the mailbox. A call whose reply arrives during the first spins takes no slot. Returns true if the call has succeeded. False:
  * it is in flight in slot *i, it was not accepted, or its reply needs dp_channel_wait(). */
-static ALWAYS_INLINE bool call_by_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
+static ALWAYS_INLINE bool call_by_mailbox(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
                                 uint32_t capacity, uint32_t *out_size, uint32_t *i) {
-    if (!post_mail(ch, function, in, NULL, size, capacity))
+    if (!post_mailbox(ch, function, in, NULL, size, capacity))
         return false;
     dp_begin_wait(ch->lane);
-    const uint64_t *reply = dp_mail_word(ch, capacity);
+    const uint64_t *reply = dp_mailbox_word(ch, capacity);
     for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
-        /* Acquire pairs with the release in the worker's post_mail(). */
+        /* Acquire pairs with the release in the worker's post_mailbox(). */
         uint64_t word = __atomic_load_n(reply, __ATOMIC_ACQUIRE);
-        if (dp_mail_call_id(word) == ch->next_call - 1) {
-            uint32_t got = dp_mail_result_size(word);
-            if (__builtin_expect(dp_mail_status(word) != DP_OK || got > capacity || got > DP_MAIL_MAX, 0))
+        if (dp_mailbox_call_id(word) == ch->next_call - 1) {
+            uint32_t got = dp_mailbox_result_size(word);
+            if (__builtin_expect(dp_mailbox_status(word) != DP_OK || got > capacity || got > DP_MAILBOX_MAX, 0))
                 break;
-            if (capacity <= DP_MAIL_RESULT)
-                dp_copy_small(out, ch->mail->result, got);
+            if (capacity <= DP_MAILBOX_RESULT)
+                dp_copy_small(out, ch->mailbox->result, got);
             else
-                dp_copy_mail(out, ch->mail->more_result, got);
+                dp_copy_mailbox(out, ch->mailbox->more_result, got);
             ch->lane->ended++;
             ch->stats.replies++;
             ch->stats.bytes_out += got;
@@ -328,7 +328,7 @@ static ALWAYS_INLINE bool call_by_mail(dp_channel *ch, uint32_t function, const 
         }
         dp_cpu_pause();
     }
-    *i = mail_submitted(ch, capacity);
+    *i = mailbox_submitted(ch, capacity);
     return false;
 }
 
@@ -338,9 +338,9 @@ static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in,
                        bool yields, uint32_t *at) {
     uint32_t i = DP_NOTHING;
     const dp_waiter *w = &ch->lane->waiter;
-    if (!from && __builtin_expect(fits_mail(ch, size, reg, capacity), 1) && !ch->failed && function <= UINT16_MAX && in && out &&
+    if (!from && __builtin_expect(fits_mailbox(ch, size, reg, capacity), 1) && !ch->failed && function <= UINT16_MAX && in && out &&
         w->mode != DP_WAIT_WARM && !w->shared_until && !dp_qp_broken(ch->qp) &&
-        call_by_mail(ch, function, in, size, out, capacity, out_size, &i)) {
+        call_by_mailbox(ch, function, in, size, out, capacity, out_size, &i)) {
         *started = DP_MAYBE_EXECUTED;
         return DP_OK;
     }
