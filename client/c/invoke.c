@@ -389,8 +389,9 @@ int rfaas_api_invoke(rfaas_lease *l, const call_args *a, uint32_t *got, bool *he
     uint32_t w = a->p->worker >= 0 ? (uint32_t)a->p->worker : l->sync_worker;
     if (a->p->worker < 0 && l->workers[w].in_flight)
         w = least_loaded(l, w);
+    uint64_t key = rfaas_api_fails_over(l) ? rfaas_api_grant_key(l) : 0; /* while attempt waits, another thread may move the lease */
     status = attempt(l, a, &w, got);
-    return status == DP_OK ? status : invoke_again(l, a, w, rfaas_api_grant_key(l), status, got);
+    return status == DP_OK ? status : invoke_again(l, a, w, key, status, got);
 }
 
 int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,

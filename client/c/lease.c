@@ -80,8 +80,10 @@ static void destroy_lease(rfaas_lease *l) {
     rfaas_api_free_buffers(l);
     rfaas_api_grant_free(l, l->grant);
     rfaas_api_local_free(l);
-    for (uint32_t i = 0; i < l->requests_used; i++)
+    for (uint32_t i = 0; i < l->requests_used; i++) {
         free(l->requests[i].text);
+        free(l->requests[i].pieces);
+    }
     for (uint32_t i = 0; i < l->n_functions; i++)
         free(l->functions[i]);
     free(l->functions);

@@ -6,8 +6,6 @@ import (
 	"os"
 	"syscall"
 	"time"
-
-	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // Leave makes a listener accept no more connections and returns its descriptor, for a program that takes over this process.
@@ -21,7 +19,11 @@ func Leave(l net.Listener) (fd int, err error) {
 	if err := late.SetDeadline(time.Unix(1, 0)); err != nil {
 		return -1, err
 	}
-	err = wire.Control(conn, func(n int) error { fd = n; return nil })
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	err = raw.Control(func(n uintptr) { fd = int(n) })
 	return fd, err
 }
 

@@ -18,7 +18,7 @@ const module = "github.com/rfaas-go/rfaas"
 // Dependencies point down: programs, then the packages behind them, then the public packages, then the base.
 var layers = map[string][]string{
 	// Programs. Thin: the layers below do the work.
-	"cmd/executor":         {"internal/executor", "internal/config", "internal/cli"},
+	"cmd/executor":         {"internal/executor", "internal/config", "internal/cli", "internal/handover"},
 	"cmd/resource-manager": {"internal/manager", "internal/config", "internal/cli"},
 	"cmd/rfaas":            {"internal/cli", "internal/config"},
 	"cmd/rfaas-bench":      {"benchmarks", "internal/cli/command"},
@@ -33,7 +33,8 @@ var layers = map[string][]string{
 	"internal/agent":       {"internal/api", "internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
-		"internal/datalisten", "internal/dataplane", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
+		"internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox",
+		"internal/systemd", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/link",
 		"internal/identity", "internal/observe", "internal/quota", "internal/systemd"},
 
@@ -47,7 +48,8 @@ var layers = map[string][]string{
 
 	// The base.
 	"internal/grant":        {"internal/api", "internal/board", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
-	"internal/zygote":       {"internal/api", "internal/dataplane", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
+	"internal/zygote":       {"internal/api", "internal/dataplane", "internal/handover", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
+	"internal/handover":     {"internal/spawner/wire"},
 	"internal/spawner":      {"internal/sandbox", "internal/spawner/wire"},
 	"internal/spawner/wire": {},
 	"internal/privilege":    {},

@@ -134,6 +134,10 @@ func dataAddress(advertise string, bound *net.TCPAddr) (netip.AddrPort, error) {
 	if !ip.IsValid() || ip.IsUnspecified() || ip.IsMulticast() || ip == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 		return netip.AddrPort{}, fmt.Errorf("data-advertise: %q: peers cannot connect to %v: set data-advertise to this node's address or name", advertise, ip)
 	}
+	if at := bound.AddrPort().Addr().Unmap(); ip.IsLoopback() && !at.IsLoopback() {
+		return netip.AddrPort{}, fmt.Errorf("data-advertise: %q is the loopback address %v, which peers on other nodes refuse, and data-listen is bound to %v: "+
+			"set data-advertise to an address of this node's network, or data-listen to a loopback address", advertise, ip, at)
+	}
 	return netip.AddrPortFrom(ip, uint16(bound.Port)), nil
 }
 
@@ -142,8 +146,6 @@ func dataAddress(advertise string, bound *net.TCPAddr) (netip.AddrPort, error) {
 func doubtful(ip netip.Addr, bound *net.TCPAddr, own control.OwnAddresses) string {
 	at := bound.AddrPort().Addr().Unmap()
 	switch {
-	case ip.IsLoopback() && !at.IsLoopback():
-		return "it is a loopback address, which peers on other nodes refuse"
 	case ip.IsLoopback():
 		return ""
 	case own.Err == nil && !slices.Contains(own.All, ip):

@@ -194,7 +194,7 @@ func TestDataAddresses(t *testing.T) {
 			}
 		}
 	}
-	all, err := Open("0.0.0.0:0", "localhost", slog.New(slog.DiscardHandler))
+	all, err := Open("127.0.0.1:0", "localhost", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestAdvertised(t *testing.T) {
 	for _, k := range []struct{ listen, advertise, refused, warning string }{
 		{"127.0.0.1:0", "", "", ""},
 		{"127.0.0.1:0", "127.0.0.9", "", ""},
-		{"0.0.0.0:0", "127.0.0.1", "", "loopback"},
+		{"0.0.0.0:0", "127.0.1.1", "loopback address 127.0.1.1", ""},
 		{"0.0.0.0:0", "203.0.113.7", "", "no interface"},
 		{"127.0.0.1:0", "0.0.0.0", "0.0.0.0", ""},
 		{"127.0.0.1:0", "::", "::", ""},

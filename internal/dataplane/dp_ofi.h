@@ -32,7 +32,7 @@
 #include <stddef.h>
 
 #define OFI_INLINE_MAX 256   /* bytes that a post copies */
-#define OFI_SLOT (OFI_INLINE_MAX + 8) /* the copy, and a message or the operand of an atomic */
+#define OFI_SLOT (OFI_INLINE_MAX + 16) /* the copy, and a message or the operands of an atomic */
 #define OFI_STEPS_MAX 3
 #define OFI_MAX_MSG (1u << 30)
 #define OFI_ADDRESS_MAX 48
@@ -52,7 +52,7 @@ typedef struct ofi_kind {
     bool polled;              /* the target's polling makes the progress (DP_CAP_POLLED_TARGET) */
     bool silent;              /* operations to a peer that has gone are not reported (DP_CAP_SILENT_DEATH) */
     bool writedata;           /* false: the immediate value is sent as a message behind the write */
-    bool atomics;             /* false: fetch-and-add is DP_UNSUPPORTED */
+    bool atomics;             /* false: posts of atomics are DP_UNSUPPORTED */
 } ofi_kind;
 
 typedef struct ofi_region { /* as in a blob, little endian */
@@ -132,7 +132,8 @@ typedef struct ofi_cq {
 /* One post. It becomes one libfabric operation, or several: a write for each piece, and a message with the immediate value. */
 typedef struct ofi_op {
     struct fi_context2 contexts[OFI_STEPS_MAX]; /* one for each libfabric operation; libfabric may write to it */
-    uint64_t wr_id, raddr, key, add;
+    uint64_t wr_id, raddr, key;
+    uint64_t operands[2]; /* of an atomic: what to add, or what to store and what to expect */
     const uint8_t *from[2]; /* pieces */
     void *desc[2];
     uint32_t len[2], total;
@@ -143,6 +144,8 @@ typedef struct ofi_op {
     uint8_t steps, issued, completed; /* libfabric operations: in all, issued, completed */
     int32_t status;
 } ofi_op;
+
+static inline bool ofi_is_atomic(const ofi_op *op) { return op->op == DP_OP_FETCH_ADD || op->op == DP_OP_COMPARE_SWAP; }
 
 struct ofi_qp {
     dp_qp q;
@@ -212,6 +215,8 @@ int ofi_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint
                        uint32_t flags);
 int ofi_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
 int ofi_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id, uint32_t flags);
+int ofi_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                          uint64_t wr_id, uint32_t flags);
 int ofi_post_recv(dp_qp *qp, uint64_t wr_id);
 /* A write of no bytes. */
 int ofi_post_keepalive(ofi_qp *q);

@@ -70,9 +70,9 @@ static ofi_op *op_of(ofi_qp *q, const void *context) {
 
 static void completed(ofi_qp *q, ofi_op *op) {
     q->flight--;
-    if (op->op == DP_OP_READ || op->op == DP_OP_FETCH_ADD)
+    if (op->op == DP_OP_READ || ofi_is_atomic(op))
         q->returning--;
-    if (op->op == DP_OP_FETCH_ADD)
+    if (ofi_is_atomic(op))
         q->atomic = false;
     if (++op->completed == op->steps)
         op->done = true;

@@ -388,6 +388,7 @@ const dp_ops ofi_ops = {
     .post_write_imm = ofi_post_write_imm,
     .post_read = ofi_post_read,
     .post_fetch_add = ofi_post_fetch_add,
+    .post_compare_swap = ofi_post_compare_swap,
     .post_recv = ofi_post_recv,
     .rkey_ptr = ofi_rkey_ptr,
     .qp_probe = ofi_qp_probe,

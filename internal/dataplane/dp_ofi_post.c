@@ -40,7 +40,7 @@ static bool may_issue(const ofi_qp *q, const ofi_op *op, bool message) {
         return true;
     if (q->tail == 0) /* the peer's first answer tells that it can be reached: see ofi_qp_probe */
         return false;
-    if (!dev_of(q)->kind->ordered || (message && op->op != OFI_OP_BYE) || op->op == DP_OP_FETCH_ADD || q->atomic)
+    if (!dev_of(q)->kind->ordered || (message && op->op != OFI_OP_BYE) || ofi_is_atomic(op) || q->atomic)
         return false;
     return op->op == DP_OP_READ || q->returning == 0;
 }
@@ -86,10 +86,13 @@ static ssize_t issue_message(ofi_qp *q, ofi_op *op) {
 }
 
 static ssize_t issue_atomic(ofi_qp *q, ofi_op *op) {
-    uint8_t *operand = slot_of(q, op) + OFI_INLINE_MAX;
-    memcpy(operand, &op->add, sizeof op->add);
-    return fi_fetch_atomic(q->ep, operand, 1, desc_of(q->copies_mr), (void *)(uintptr_t)op->from[0], op->desc[0], q->peer, op->raddr,
-                           op->key, FI_UINT64, FI_SUM, &op->contexts[op->issued]);
+    uint8_t *operand = slot_of(q, op) + OFI_INLINE_MAX, *expected = operand + sizeof op->operands[0];
+    void *old = (void *)(uintptr_t)op->from[0], *copies = desc_of(q->copies_mr), *context = &op->contexts[op->issued];
+    memcpy(operand, op->operands, sizeof op->operands);
+    if (op->op == DP_OP_FETCH_ADD)
+        return fi_fetch_atomic(q->ep, operand, 1, copies, old, op->desc[0], q->peer, op->raddr, op->key, FI_UINT64, FI_SUM, context);
+    return fi_compare_atomic(q->ep, operand, 1, copies, expected, copies, old, op->desc[0], q->peer, op->raddr, op->key, FI_UINT64,
+                             FI_CSWAP, context);
 }
 
 void ofi_issue(ofi_qp *q) {
@@ -98,7 +101,7 @@ void ofi_issue(ofi_qp *q) {
         bool message = is_message(q, op);
         if (!may_issue(q, op, message))
             return;
-        ssize_t e = op->op == DP_OP_FETCH_ADD ? issue_atomic(q, op) : message ? issue_message(q, op) : issue_rma(q, op);
+        ssize_t e = ofi_is_atomic(op) ? issue_atomic(q, op) : message ? issue_message(q, op) : issue_rma(q, op);
         if (e == -FI_EAGAIN)
             return;
         if (e) {
@@ -106,8 +109,8 @@ void ofi_issue(ofi_qp *q) {
             return;
         }
         q->flight++;
-        q->returning += op->op == DP_OP_READ || op->op == DP_OP_FETCH_ADD;
-        q->atomic |= op->op == DP_OP_FETCH_ADD;
+        q->returning += op->op == DP_OP_READ || ofi_is_atomic(op);
+        q->atomic |= ofi_is_atomic(op);
         if (++op->issued == op->steps)
             q->next++;
     }
@@ -272,7 +275,8 @@ int ofi_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, u
     return commit(q);
 }
 
-int ofi_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id, uint32_t flags) {
+static int post_atomic(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, int kind, uint64_t operand, uint64_t expected,
+                       uint64_t wr_id, uint32_t flags) {
     ofi_qp *q = ofi_qp_of(qp);
     if (!dev_of(q)->kind->atomics)
         return DP_UNSUPPORTED;
@@ -282,13 +286,23 @@ int ofi_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rk
     const ofi_region *r = find(q, rkey, raddr, 8, DP_REMOTE_ATOMIC);
     if (!sge || raddr & 7 || !r)
         return DP_INVALID;
-    ofi_op *op = new_op(q, DP_OP_FETCH_ADD, wr_id, flags);
+    ofi_op *op = new_op(q, kind, wr_id, flags);
     op->total = 8;
-    op->add = add;
+    op->operands[0] = operand;
+    op->operands[1] = expected;
     if (!set_piece(q, op, sge))
         return DP_INVALID;
     aim(q, op, r, raddr);
     return commit(q);
+}
+
+int ofi_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id, uint32_t flags) {
+    return post_atomic(qp, sge, raddr, rkey, DP_OP_FETCH_ADD, add, 0, wr_id, flags);
+}
+
+int ofi_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
+                          uint64_t wr_id, uint32_t flags) {
+    return post_atomic(qp, sge, raddr, rkey, DP_OP_COMPARE_SWAP, desired, expected, wr_id, flags);
 }
 
 int ofi_post_recv(dp_qp *qp, uint64_t wr_id) {

@@ -36,7 +36,9 @@ static ALWAYS_INLINE void copy_elements(uint8_t *at, uint8_t *flat, size_t size,
 /* Copies between the first bytes of the pieces and `left` consecutive bytes. */
 static ALWAYS_INLINE void copy_all(const dp_pieces *p, uint8_t *flat, size_t left, int gathers) {
     for (const dp_piece *e = p->at; left; e++) {
-        size_t size = e->size, bytes = size * e->count < left ? size * e->count : left;
+        size_t size = e->size, bytes = left; /* the product of size and count may be larger than a size_t can say */
+        if (!size || e->count <= left / size)
+            bytes = size * e->count;
         uint8_t *at = e->base;
         if (!bytes)
             continue;

@@ -172,6 +172,8 @@ static bool only_polling_helps(const dp_channel *ch) {
     return (ch->ep->dev->caps & DP_CAP_POLLED_TARGET) && ch->n_free + 1 == ch->cfg.depth;
 }
 
+#define GATHER_KEPT (4u << 20) /* bytes of memory for gathering that a channel keeps from one call to the next */
+
 /* Gathers a payload of slot i where the device takes it from: on shm the worker's memory, on verbs the staging memory, on tcp, whose
  * posts consume their source, memory that all calls of the channel use. *in becomes its address there, and *reg its region. */
 static int gather(dp_channel *ch, uint32_t i, const dp_pieces *pieces, uint32_t size, const void **in, const dp_mem **reg) {
@@ -298,7 +300,13 @@ int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, u
 
 int dp_channel_submit_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, uint32_t capacity,
                              int64_t deadline_ns, uint32_t *out) {
-    return submit(ch, function, NULL, in, size, NULL, capacity, deadline_ns, out);
+    int status = submit(ch, function, NULL, in, size, NULL, capacity, deadline_ns, out);
+    if (ch->gather_size > GATHER_KEPT) { /* the posts have consumed it */
+        free(ch->gather);
+        ch->gather = NULL;
+        ch->gather_size = 0;
+    }
+    return status;
 }
 
 /* Calls by the mailbox. A call whose reply arrives during the first spins takes no slot. Returns true if the call has succeeded. False:

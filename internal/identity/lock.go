@@ -69,15 +69,16 @@ func lockHolder(f *os.File) string {
 // removeStaged removes the temporary files of stage that a killed process has left for a file of a directory. The caller holds the lock of
 // the directory.
 func removeStaged(dir, name string) error {
-	left, err := filepath.Glob(filepath.Join(dir, "."+name+"-*"))
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	for _, path := range left {
-		random := strings.TrimPrefix(filepath.Base(path), "."+name+"-")
-		if _, err := strconv.ParseUint(random, 10, 64); err != nil {
+	for _, e := range entries {
+		random, ours := strings.CutPrefix(e.Name(), "."+name+"-")
+		if _, err := strconv.ParseUint(random, 10, 64); !ours || err != nil {
 			continue // not of stage
 		}
+		path := filepath.Join(dir, e.Name())
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove what an interrupted command has left: %w", err)
 		}

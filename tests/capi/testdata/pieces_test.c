@@ -101,6 +101,13 @@ static void refused(rfaas_lease *l, rfaas_function echo) {
     rfaas_piece mixed[3] = {empty, good, piece(in, 0, 5, 0)}, huge[2] = {to, piece(in, (size_t)1 << 40, 1, 0)};
     OK(rfaas_invokev(l, echo, mixed, 3, huge, 2, &n, NULL));
     CHECK(n == 8 && !memcmp(out, in, 8) && out[8] == 1);
+    /* More elements than a size_t can count the bytes of: the products are 8 and 0. */
+    rfaas_piece endless[2] = {piece(out + 16, 8, SIZE_MAX / 8 + 2, 8), piece(out + 32, (size_t)1 << 32, (size_t)1 << 32, (size_t)1 << 32)};
+    for (int i = 0; i < 2; i++) {
+        char *at = endless[i].base;
+        OK(rfaas_invokev(l, echo, &good, 1, &endless[i], 1, &n, NULL));
+        CHECK(n == 8 && !memcmp(at, in, 8) && at[8] == 1);
+    }
     OK(rfaas_iinvokev(l, echo, NULL, 0, NULL, 0, NULL, &r));
     OK(rfaas_wait(&r, &n));
     CHECK(n == 0);
