@@ -33,34 +33,68 @@ var freePieces = sync.Pool{New: func() any { return new(c.Pieces) }}
 //
 // Errors: those of Invoke. ErrInvalid: a Stride is smaller than its Size.
 func (f *Function) InvokePieces(ctx context.Context, in, out []Piece) (n int, err error) {
+	p, err := f.collect(in, out)
+	defer dropPieces(p)
+	if err != nil {
+		return 0, err
+	}
 	l := f.lease
-	p := freePieces.Get().(*c.Pieces)
-	defer func() {
-		p.Clear()
-		freePieces.Put(p)
-	}()
-	if err := f.add(p, "in", in); err != nil {
-		return 0, err
-	}
-	p.EndOfPayload()
-	if err := f.add(p, "out", out); err != nil {
-		return 0, err
-	}
 	if !l.turns.take(ctx, l.over) {
 		return 0, l.noTurn(ctx, f.op())
 	}
 	defer l.turns.give()
+	return f.callPieces(ctx, c.AnyWorker, p)
+}
+
+// InvokePieces is Function.InvokePieces on this worker.
+func (w *Worker) InvokePieces(ctx context.Context, f *Function, in, out []Piece) (n int, err error) {
+	if err := w.check(f); err != nil {
+		return 0, err
+	}
+	p, err := f.collect(in, out)
+	defer dropPieces(p)
+	if err != nil {
+		return 0, err
+	}
+	if !w.turns.take(ctx, w.lease.over) {
+		return 0, w.lease.noTurn(ctx, f.op())
+	}
+	w.lease.chosen.Add(1)
+	defer w.turns.give()
+	defer w.lease.chosen.Add(-1)
+	return f.callPieces(ctx, w.index, p)
+}
+
+// callPieces makes a call. The caller holds a turn.
+func (f *Function) callPieces(ctx context.Context, worker int, p *c.Pieces) (n int, err error) {
+	l := f.lease
 	if l.released.Load() {
 		return 0, l.noTurn(ctx, f.op())
 	}
-	o := repeatsOf(ctx).options(c.AnyWorker)
-	if len(l.workers) > lanes || ctx.Done() != nil {
+	o := repeatsOf(ctx).options(worker)
+	if l.large || ctx.Done() != nil {
 		return f.callWithin(ctx, o, nil, nil, p)
 	}
 	if n, err = l.c.InvokePieces(f.index, p, o); err != nil {
 		err = l.explain(err)
 	}
 	return n, err
+}
+
+// collect returns the pieces of a payload and a result as C takes them. dropPieces frees them, also after an error.
+func (f *Function) collect(in, out []Piece) (*c.Pieces, error) {
+	p := freePieces.Get().(*c.Pieces)
+	err := f.add(p, "in", in)
+	p.EndOfPayload()
+	if err == nil {
+		err = f.add(p, "out", out)
+	}
+	return p, err
+}
+
+func dropPieces(p *c.Pieces) {
+	p.Clear()
+	freePieces.Put(p)
 }
 
 // add appends the pieces of a payload or result.

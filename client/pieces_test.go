@@ -36,6 +36,14 @@ func TestPieces(t *testing.T) {
 		}
 	}
 	small := make([]byte, 7)
+	parts := []client.Piece{{Bytes: small[:2]}, {Bytes: small[2:]}}
+	if n, err := l.Worker(0).InvokePieces(t.Context(), echo, []client.Piece{{Bytes: []byte("on ")}, {Bytes: []byte("one")}}, parts); n != 6 || err != nil || string(small) != "on one\x00" {
+		t.Errorf("on one worker: %d, %v, %q", n, err, small)
+	}
+	if _, err := l.Worker(0).InvokePieces(t.Context(), nil, nil, nil); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("no function: %v", err)
+	}
+	clear(small)
 	var e *client.Error
 	n, err := echo.InvokePieces(t.Context(), []client.Piece{{Bytes: []byte("12345678")}}, []client.Piece{{Bytes: small[:3]}, {Bytes: small[3:]}})
 	if n != 8 || !errors.As(err, &e) || e.Status != client.StatusResultTooLarge || !slices.Equal(small, make([]byte, 7)) {

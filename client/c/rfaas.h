@@ -437,7 +437,7 @@ RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
  * Errors:
  *   RFAAS_BUSY: there is room for fewer workers now, or `capacity` is too small; the error text says
  *     which.
- *   RFAAS_INVALID: an option is wrong, or all executors together lend too little. */
+ *   RFAAS_INVALID: an option is wrong, or no executor lends enough for one worker. */
 RFAAS_API int rfaas_lease_open_across(rfaas_session *session, const rfaas_lease_options *options, size_t capacity,
                                       rfaas_lease *leases[], size_t *count);
 
@@ -460,7 +460,7 @@ typedef struct rfaas_place {
  *
  * Errors:
  *   RFAAS_BUSY: there is room for fewer leases now.
- *   RFAAS_INVALID: an option is wrong, or all executors together lend too little.
+ *   RFAAS_INVALID: an option is wrong, or no executor lends enough for one of the leases.
  *   class CONNECTION: the manager cannot be reached. */
 RFAAS_API int rfaas_places(rfaas_session *session, const rfaas_lease_options *options, size_t count,
                            rfaas_place places[]);

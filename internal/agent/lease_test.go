@@ -384,10 +384,10 @@ func spreadAndChanges(t *testing.T, provider string) {
 	if err != nil || len(shares) != 2 || shares[0].Workers+shares[1].Workers != 4 {
 		t.Errorf("shares %+v, %v", shares, err)
 	}
-	for _, s := range []protocol.Spread{{Session: 1, Workers: 5, CoresPerWorker: 1}, {Session: 1, Workers: 1, CoresPerWorker: 1, Memory: 100 << 40},
+	for _, s := range []protocol.Spread{{Session: 1, Workers: 1, CoresPerWorker: 1, Memory: 100 << 40},
 		{Session: 1, Workers: 1, CoresPerWorker: 1, Memory: 100 << 40, One: true}, {Session: 1, Workers: 1, CoresPerWorker: 3}} {
 		if _, err := p.ask(protocol.OpSpread, s.Encode, nil); !isStatus(err, dataplane.StatusInvalid) {
-			t.Errorf("more than the executors lend: %+v: %v", s, err)
+			t.Errorf("more than any executor lends: %+v: %v", s, err)
 		}
 	}
 	s.Avoid = []string{a.address}

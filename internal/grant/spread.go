@@ -27,8 +27,8 @@ type Share struct {
 
 // Spread finds room for s.Workers workers on as few executors as possible, without those in avoid. On the board it looks for an
 // executor with room for all workers, then for half of them, and so on. The rest is taken from the manager's list. Nothing is reserved,
-// so the executors may refuse. Errors: ErrBusy (there is room for fewer now; the text says how many), ErrInvalid (also if all
-// executors together lend too little), those of the manager.
+// so the executors may refuse. Errors: ErrBusy (there is room for fewer now; the text says how many), ErrInvalid (also if no
+// executor lends enough for one worker), those of the manager.
 func (c *Control) Spread(ctx context.Context, s Spec, avoid []string) ([]Share, error) {
 	const op = "lease across executors"
 	s.CoresPerWorker = max(s.CoresPerWorker, 1)
@@ -86,24 +86,21 @@ type spread struct {
 	shares []Share
 }
 
-// missing returns the error for workers without a place. It is StatusInvalid if even idle executors would not have room for all, as it is
-// for a lease at one executor.
+// missing returns the error for workers without a place. It is StatusInvalid if no executor would have room for one of them even when idle,
+// as it is for a lease at one executor.
 func (sp *spread) missing(all []Candidate, unusable []error) error {
 	const op = "lease across executors"
-	text := fmt.Sprintf("%d workers of %d cores", sp.spec.Workers, sp.spec.CoresPerWorker)
+	text := fmt.Sprintf("%d cores", sp.spec.CoresPerWorker)
 	if sp.spec.Memory > 0 {
 		text += fmt.Sprintf(" and %d bytes", sp.spec.Memory)
 	}
-	lent := 0
-	for _, cand := range all {
-		lent += sp.room(cand.info.GetCores(), cand.info.GetMemoryBytes())
-	}
+	fits := func(cand Candidate) bool { return sp.room(cand.info.GetCores(), cand.info.GetMemoryBytes()) > 0 }
 	later := slices.ContainsFunc(unusable, func(err error) bool { return errors.Is(err, dataplane.ErrBusy) })
-	if lent < sp.spec.Workers && !later {
-		err := fail(op, dataplane.StatusInvalid, "%s: all executors together lend what %d need. Ask for fewer workers, cores or bytes", text, lent)
+	if !slices.ContainsFunc(all, fits) && !later {
+		err := fail(op, dataplane.StatusInvalid, "no executor lends the %s of one worker. Ask for fewer cores or less memory", text)
 		return withUnusable(err, unusable)
 	}
-	return fail(op, dataplane.StatusBusy, "%s: there is room for %d", text, sp.spec.Workers-sp.left)
+	return fail(op, dataplane.StatusBusy, "%d workers with %s each: there is room for %d", sp.spec.Workers, text, sp.spec.Workers-sp.left)
 }
 
 // room returns how many workers cores and memory suffice for.

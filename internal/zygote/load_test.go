@@ -135,7 +135,7 @@ func TestBadSpecs(t *testing.T) {
 		status int32
 		says   []string
 	}{
-		{"provider", func(s *Spec) { s.Provider = "ofi" }, wire.StatusInvalid, []string{`"ofi"`}},
+		{"provider", func(s *Spec) { s.Provider = "smoke" }, wire.StatusInvalid, []string{`"smoke"`}},
 		{"wait mode", func(s *Spec) { s.WaitMode = 3 }, wire.StatusInvalid, []string{"wait mode 3"}},
 		{"port", func(s *Spec) { s.Port = 256 }, wire.StatusInvalid, []string{"port 256"}},
 		{"GID index", func(s *Spec) { s.GIDIndex = -2 }, wire.StatusInvalid, []string{"GID index -2"}},
