@@ -304,9 +304,11 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
 RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests/(capi|faults|hostile|remote|slurm)|internal/conventions)(/|$$)')
-# Tests of the client that test the executor or a worker, which are other processes, or a duration.
+# Tests of the client that test the executor or a worker, which are other processes, or a duration, or an allocation: under the
+# detector a sync.Pool forgets what it has.
 RACE_SKIP := TestSandbox TestSandboxesAreApart TestSandboxPaths TestSandboxMemory TestHostileWithoutSandbox TestLeftBehindEndsWithWorker \
-	TestForgedPage TestScribblingFunction TestChargingCostsCallsNothing TestSecondSignalChargesWhatWasUsed TestGoAddsLittle
+	TestForgedPage TestScribblingFunction TestChargingCostsCallsNothing TestSecondSignalChargesWhatWasUsed TestGoAddsLittle \
+	TestPiecesMakeNoAllocation
 # Packages whose tests also run on verbs, in the virtual machine; of internal/sandbox those of control groups, which have version 2 there.
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)

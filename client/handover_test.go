@@ -15,6 +15,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // handOver makes an executor continue as the program that is installed, and waits until that one is ready.
@@ -182,6 +183,62 @@ func TestHandoverNoticesDeaths(t *testing.T) {
 	}
 }
 
+// TestHandoverWithoutRoot hands over twice an executor that another user has started. The spawner belongs to that user too, so the kernel
+// would kill it with the thread that started it.
+func TestHandoverWithoutRoot(t *testing.T) {
+	testkit.Root(t, "starts a program as another user")
+	const nobody = 65534
+	dir, err := os.MkdirTemp("/tmp", "handover")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	w := &world{secret: filepath.Join(t.TempDir(), "secret")}
+	secret := filepath.Join(dir, "secret")
+	for _, path := range []string{w.secret, secret} {
+		if err := os.WriteFile(path, bytes.Repeat([]byte("0f"), 32), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Copies, because that user may be unable to enter the directory of the programs.
+	paths := []string{dir, secret}
+	for _, name := range []string{"bin/executor", "libexec/rfaas-worker", "libexec/rfaas-spawner"} {
+		content, err := os.ReadFile(built(t, name))
+		path := filepath.Join(dir, name)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(path), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(path, content, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, filepath.Dir(path), path)
+	}
+	script := filepath.Join(dir, "start")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec setpriv --reuid=65534 --regid=65534 --clear-groups "+paths[3]+` "$@"`), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		if err := os.Chown(path, nobody, nobody); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.daemon = start(t, script, w.secret, "--secret-file", secret, "--cores", "2", "--providers", provider())
+	w.session = w.connect(t, client.Options{Executor: w.Address})
+	l := w.lease(t, client.LeaseOptions{Duration: 10 * time.Minute})
+	pid := l.Worker(0).PID()
+	stop := callAlways(t, l.Worker(0), function(t, l, "echo"))
+	for range 3 {
+		w.handOver(t)
+	}
+	if in, err := l.Worker(0).Inspect(t.Context()); err != nil || in.PID != pid {
+		t.Errorf("the worker has pid %d, had %d: %v", in.PID, pid, err)
+	}
+	stop()
+}
+
 // TestHandoverRefused asks for handovers that are impossible. The executor says why and goes on, and a later handover succeeds.
 func TestHandoverRefused(t *testing.T) {
 	dir := t.TempDir()
@@ -218,6 +275,7 @@ func TestHandoverRefused(t *testing.T) {
 		change func()
 		text   string
 	}{
+		{func() { install(settings, []byte("grace: 2s\nshare-cores: 2\n"), 0o644) }, "share-cores was 1 and is 2 now"},
 		{func() { os.Remove(program) }, "no such file"},
 		{func() { install(program, good, 0o644) }, "cannot be executed"},
 		{func() { install(program, []byte("#!/bin/sh\n"), 0o755) }, "does not take over"},

@@ -18,10 +18,15 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/executor"
 	"github.com/rfaas-go/rfaas/internal/handover"
+	"github.com/rfaas-go/rfaas/internal/privilege"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // version is set by the linker.
 var version = "unknown"
+
+// The main goroutine stays on the first thread of the process, which starts all children (wire.BeStarter).
+func init() { runtime.LockOSThread() }
 
 func main() {
 	if os.Getenv("GOMAXPROCS") == "" {
@@ -32,11 +37,24 @@ func main() {
 		fmt.Fprintf(os.Stderr, "executor: %v: all leases end\n", err)
 		os.Exit(1)
 	}
+	if state.GetDropped() {
+		if err := privilege.Hide(); err != nil { // execve has permitted tracing
+			fmt.Fprintf(os.Stderr, "executor: %v\n", err)
+			os.Exit(1)
+		}
+	}
 	ctx, now := terminations()
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, syscall.SIGUSR2)
 	hand := executor.Handover{Asked: asked, Program: handover.Program(), Args: os.Args, Environ: environ, State: state, Version: version}
-	os.Exit(run(ctx, now, true, os.Args[1:], environ, hand, os.Stdout, os.Stderr))
+	ended := make(chan struct{})
+	status := 0
+	go func() {
+		defer close(ended)
+		status = run(ctx, now, true, os.Args[1:], environ, hand, os.Stdout, os.Stderr)
+	}()
+	wire.BeStarter(ended)
+	os.Exit(status)
 }
 
 // repeat is how long SIGTERM counts as the same one: batch systems send it to every process of a job, and by more than one
@@ -90,8 +108,11 @@ func run(ctx, now context.Context, separate bool, args, environ []string, hand e
 	}
 	settings.Separate = separate
 	hand.Check = func() error {
-		_, err := config.LoadExecutor(args, environ, io.Discard, version)
-		return err
+		next, err := config.LoadExecutor(args, environ, io.Discard, version)
+		if err != nil {
+			return err
+		}
+		return executor.SameForHandover(&settings, &next)
 	}
 	log := settings.Logger(stderr)
 	if settings.Manager == "" {

@@ -75,6 +75,10 @@ func (a *app) runWith(ctx context.Context, f *runFlags, args []string) error {
 		}
 		return cannotExecute
 	}
+	// From here to the end, also while the daemons stop, no signal ends this process.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
 	say := io.Discard
 	if f.verbose {
 		say = a.Stderr
@@ -86,14 +90,14 @@ func (a *app) runWith(ctx context.Context, f *runFlags, args []string) error {
 		if err := a.awaitExecutor(ctx, say); err != nil {
 			return err
 		}
-		return a.runProgram(ctx, path, args, nil, nil)
+		return a.runProgram(signals, path, args, nil, nil)
 	}
 	own, err := a.startOwn(ctx, f, say)
 	if err != nil {
 		return err
 	}
 	defer own.stop()
-	return a.runProgram(ctx, path, args, own.environment(), own.lost)
+	return a.runProgram(signals, path, args, own.environment(), own.lost)
 }
 
 // awaitExecutor waits until there is an executor where the environment says.
@@ -258,14 +262,14 @@ func (o *ownDaemons) stop() {
 	fmt.Fprintln(o.say, "rfaas run: stopped the daemons")
 }
 
-// runProgram runs the program and returns how it ended, as an exit status. Signals to this process are passed to the program.
-func (a *app) runProgram(ctx context.Context, path string, args, env []string, lost <-chan string) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
+// runProgram runs the program and returns how it ended, as an exit status. Signals to this process are passed to the program. After a
+// signal that came before, the program is not run.
+func (a *app) runProgram(signals <-chan os.Signal, path string, args, env []string, lost <-chan string) error {
+	select {
+	case s := <-signals:
+		return command.ExitStatus(128 + int(s.(syscall.Signal)))
+	default:
 	}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
 	cmd := &exec.Cmd{Path: path, Args: args, Env: append(os.Environ(), env...), Stdin: os.Stdin, Stdout: a.Stdout, Stderr: a.Stderr}
 	if err := cmd.Start(); err != nil {
 		fmt.Fprintf(a.Stderr, "rfaas run: %v\n", err)

@@ -18,7 +18,7 @@ const module = "github.com/rfaas-go/rfaas"
 // Dependencies point down: programs, then the packages behind them, then the public packages, then the base.
 var layers = map[string][]string{
 	// Programs. Thin: the layers below do the work.
-	"cmd/executor":         {"internal/executor", "internal/config", "internal/cli", "internal/handover"},
+	"cmd/executor":         {"internal/executor", "internal/config", "internal/cli", "internal/handover", "internal/privilege", "internal/spawner/wire"},
 	"cmd/resource-manager": {"internal/manager", "internal/config", "internal/cli"},
 	"cmd/rfaas":            {"internal/cli", "internal/config"},
 	"cmd/rfaas-bench":      {"benchmarks", "internal/cli/command"},

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/handover"
@@ -44,8 +45,27 @@ type handing struct {
 	port *control.Port
 	web  *observe.Server
 	own  *rights
+	open identity.Opener // of identity-dir
 	ctx  context.Context // ends with a request to drain
 	stop func()          // ends the goroutines that talk to the resource manager, without signing off
+}
+
+// SameForHandover returns an error if settings that the program keeps, or that its leases depend on, differ between the settings of a
+// running executor and those of the program that would continue.
+func SameForHandover(now, next *config.Executor) error {
+	for _, s := range []struct {
+		name      string
+		now, next any
+	}{
+		{"share-cores", now.ShareCores, next.ShareCores}, {"identity-dir", now.IdentityDir, next.IdentityDir},
+		{"audit-file", now.AuditFile, next.AuditFile}, {"state-dir", now.StateDir, next.StateDir}, {"manager", now.Manager, next.Manager},
+		{"data-encryption", now.DataEncryption, next.DataEncryption}, {"secret-file", now.SecretFile, next.SecretFile},
+	} {
+		if s.now != s.next {
+			return fmt.Errorf("%s was %v and is %v now: restart the executor with a drain to change it", s.name, s.now, s.next)
+		}
+	}
+	return nil
 }
 
 // possible returns why the new program could not take over. Nothing has changed then.
@@ -59,6 +79,12 @@ func (h *handing) possible() error {
 	if h.Check != nil {
 		if err := h.Check(); err != nil {
 			return fmt.Errorf("settings: %w", err)
+		}
+	}
+	// A daemon goes on with an identity that has become invalid, but does not start with one.
+	if s := &h.e.cfg.Settings; s.IdentityDir != "" {
+		if _, err := identity.OpenNode(s.IdentityDir, h.open, nil, time.Now()); err != nil {
+			return fmt.Errorf("identity-dir: %w", err)
 		}
 	}
 	_, err := h.z.CannotStart()
@@ -76,7 +102,11 @@ func (h *handing) run() error {
 		return err
 	}
 	h.e.dropAllCached()
-	if err := h.e.savable(); err != nil {
+	err := h.e.savable()
+	if len(h.e.asked) > 0 {
+		err = errors.New("the executor was asked to drain")
+	}
+	if err != nil {
 		h.e.turns.open()
 		return err
 	}

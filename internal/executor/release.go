@@ -155,6 +155,7 @@ func (e *Executor) Drain(_ context.Context, req *control.DrainRequest) (*control
 		}
 		grace = time.Duration(ms) * time.Millisecond
 	}
+	defer e.turns.enter()() // a handover that has begun would forget the request
 	select {
 	case e.asked <- drainRequest{grace, reason}:
 	default: // a drain was already requested

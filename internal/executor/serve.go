@@ -211,7 +211,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	e.ready(web)
 	log.Info("ready", "address", port.Address, "cores", len(cfg.Cores), "cpus", config.Cores{List: cfg.cpus()}.String(),
 		"memory", config.Bytes(cfg.Memory).String(), "providers", cfg.Providers)
-	h := handing{Handover: &hand, e: e, port: port, web: web, own: &own, ctx: ctx, stop: func() {}}
+	h := handing{Handover: &hand, e: e, port: port, web: web, own: &own, open: own.opener(spawner), ctx: ctx, stop: func() {}}
 	if z, ok := spawner.(zygoteSpawner); ok {
 		h.z = z.Zygote
 	}
