@@ -77,7 +77,7 @@ bench: build test-programs ## everything that is claimed, measured: build/bench/
 soak: build test-programs ## bench, and longer tests: a thousand kills, 100 kills each of agents and clients, 100 link outages, a real Slurm (as root); 25 minutes more
 	$(Q)scripts/bench --soak $(BENCH_ARGS)
 
-# CHAOS_* are variables of the environment too. A seed of 0 is a new one, which is printed.
+# The CHAOS_* variables can also be set in the environment. Seed 0 chooses a new seed and prints it.
 CHAOS_SEED ?= 0
 CHAOS_DURATION ?= 5m
 CHAOS_KILLS ?= 150
