@@ -321,7 +321,7 @@ static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, co
 }
 
 /* Reports whether the workers of a grant cannot be reached, so that another executor is asked: they do not answer, they answer with
- * something else than a greeting, or the settings of data encryption contradict each other. */
+ * something other than a greeting, or the settings of data encryption contradict each other. */
 static bool unreachable(const rfaas_acquisition *a) {
     int st = a->unreached;
     return (dp_status_class(st) == RFAAS_CLASS_CONNECTION || st == DP_BAD_BLOB || st == DP_UNSUPPORTED) && behind_network(a->grant) &&

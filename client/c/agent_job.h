@@ -8,13 +8,13 @@
 #include <string.h>
 
 #define RFAAS_AGENT_JOB 48    /* bytes of a job's text, with its NUL */
-#define RFAAS_AGENT_JOB_ID 32 /* of them at most for the scheduler's identifier */
+#define RFAAS_AGENT_JOB_ID 32 /* at most so many of them for the scheduler's identifier */
 
 /* Environment variables of a batch system. Names other than `id` may be NULL. */
 typedef struct rfaas_agent_batch {
     const char *id;    /* the identifier of the job */
     const char *index; /* the number of an element of an array whose elements have the same identifier */
-    const char *mark;  /* is also set in jobs of this batch system, because programs other than it may set `id` */
+    const char *mark;  /* a variable that must be set too, because other programs may also set `id` */
 } rfaas_agent_batch;
 
 /* The first batch system whose variables are set names the job. Flux is first because it also runs inside jobs of the others. */

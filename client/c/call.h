@@ -188,8 +188,8 @@ __attribute__((cold)) int rfaas_api_result_too_large(const rfaas_lease *l, const
 __attribute__((cold)) void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker,
                                                   const void *text, uint32_t size);
 
-/* rfaas_invoke for checked arguments and a thread that is inside. The error's text is set, but for DP_RESULT_TOO_LARGE unless *here: the
- * function has run in this process. */
+/* rfaas_invoke for checked arguments and a thread that is inside. *here: the function has run in this process. The error's text is set,
+ * except for DP_RESULT_TOO_LARGE without *here. */
 int rfaas_api_invoke(rfaas_lease *l, const call_args *a, uint32_t *got, bool *here);
 
 /* ---- shared.c: for threads inside a shared lease ---- */

@@ -22,8 +22,9 @@ void rfaas_local_close(rfaas_local *l);
 rfaas_local_fn *rfaas_local_find(const rfaas_local *l, const char *name);
 
 /* rfaas_local_call calls f. It copies payload and result through memory of the library, with `limit` bytes for each, because functions may
- * write to their arguments, and may write a larger result than is wanted. `limit` is the same in every call. *got is the result's size. The pieces have
- * in_size and capacity bytes. One thread at a time. DP_TOO_LARGE: the payload, and f was not called; DP_RESULT_TOO_LARGE: it was; DP_FATAL: no memory. */
+ * write to their arguments, and may write a result larger than the capacity. `limit` is the same in every call. *got is the result's size.
+ * The pieces have in_size and capacity bytes. One thread at a time. DP_TOO_LARGE: the payload is too large, and f was not called.
+ * DP_RESULT_TOO_LARGE: f was called, and its result does not fit. DP_FATAL: no memory. */
 int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, uint64_t limit, const dp_pieces *in, uint32_t in_size,
                      const dp_pieces *out, uint32_t capacity, uint32_t *got);
 

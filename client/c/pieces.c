@@ -1,5 +1,5 @@
-/* Calls whose payload and result are in several pieces of memory. The dataplane gathers the payload where it is sent from, and scatters
- * the result when the call ends. */
+/* Calls whose payload and result are in several pieces of memory. The dataplane gathers the payload into the memory from
+ * which it is sent, and scatters the result when the call ends. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 _Static_assert(sizeof(rfaas_piece) == sizeof(dp_piece) && offsetof(rfaas_piece, base) == offsetof(dp_piece, base) &&
                    offsetof(rfaas_piece, size) == offsetof(dp_piece, size) && offsetof(rfaas_piece, count) == offsetof(dp_piece, count) &&
                    offsetof(rfaas_piece, stride) == offsetof(dp_piece, stride),
-               "dp_piece is rfaas_piece");
+               "dp_piece and rfaas_piece have the same layout");
 
 /* Checks an array of pieces and adds up its bytes. */
 static int check(const rfaas_lease *l, const char *op, rfaas_function fn, const char *name, const dp_pieces *p, size_t *size) {

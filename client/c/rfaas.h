@@ -197,8 +197,8 @@ typedef struct rfaas_session_options {
     /* "shm", "verbs", "tcp", "ofi" or "auto". NULL or "": environment variable RFAAS_PROVIDER, else
      * "auto", which is shm on the executor's own node, elsewhere verbs if the executor and this node
      * have a device, ofi if the executor offers it and RFAAS_OFI_PROVIDER names a provider of
-     * libfabric (tcp, cxi, efa, opx or psm3), else tcp. RFAAS_OFI_DEVICE chooses the device of
-     * libfabric, for its tcp the IP address of this node. Without it: the first device, for tcp
+     * libfabric (tcp, cxi, efa, opx or psm3), else tcp. RFAAS_OFI_DEVICE chooses libfabric's device;
+     * for libfabric's tcp it is an IP address of this node. Default: the first device, for tcp
      * 127.0.0.1. */
     const char *provider;
     const char *tenant;    /* account to charge; NULL or "": the user's name */
@@ -709,11 +709,11 @@ RFAAS_API int rfaas_invoke(rfaas_lease *lease, rfaas_function function, const vo
  * example a column of a matrix, as MPI_Type_vector describes it. A piece with count 0 or size 0 has no
  * bytes, and its base may be NULL. */
 typedef struct rfaas_piece {
-    void *base;   /* the first element. Only read in a payload */
+    void *base;   /* the first element. Calls only read a payload */
     size_t size;  /* bytes of an element */
     size_t count; /* elements; 1 for contiguous bytes */
-    /* bytes from the beginning of an element to the beginning of the next, at least `size`; negative:
-     * the next one is before it. Ignored with one element */
+    /* bytes from the beginning of an element to the beginning of the next, which is before it if this
+     * is negative. The absolute value is at least `size`. Ignored if count is 1 */
     ptrdiff_t stride;
 } rfaas_piece;
 
@@ -728,21 +728,21 @@ typedef struct rfaas_piece {
  *   out_size: bytes of the result; may be NULL. Also set with RFAAS_RESULT_TOO_LARGE.
  *   options: NULL means any worker and no time limit.
  *
- * As rfaas_invoke. The function gets one contiguous payload, the pieces of `in` one after the other,
- * and gives one contiguous result. The result is stored to the pieces of `out` one after the other.
- * The capacity is the sum of the sizes of `out`. A result smaller than that leaves the remaining bytes
- * as they are. Pieces of `in` may overlap. If pieces of `out` overlap, it is undefined which of them
- * the common bytes belong to. Elements of one piece must not overlap.
+ * Works like rfaas_invoke. The function gets one contiguous payload, the pieces of `in` one after the
+ * other, and returns one contiguous result. The result is stored to the pieces of `out` one after the
+ * other. The capacity is the sum of the sizes of `out`. A result smaller than that leaves the
+ * remaining bytes as they are. Pieces of `in` may overlap. If pieces of `out` overlap, it is undefined
+ * which of them the common bytes belong to. Elements of one piece must not overlap.
  *
- * The payload is gathered directly where it is sent from: on shm into the memory of the worker, on
- * verbs into registered memory, as rfaas_invoke copies a payload there. On tcp, gathering is one copy
+ * The payload is gathered directly into the memory from which it is sent: on shm the worker's memory,
+ * on verbs registered memory. rfaas_invoke copies a payload there too. On tcp, gathering is one copy
  * more than rfaas_invoke makes. Memory of rfaas_alloc has no advantage here. When the function
  * returns, the caller may reuse all pieces. Until then they must not change, because a repeated call
  * (rfaas_call_options.repeats) reads them again.
  *
  * Errors:
- *   RFAAS_INVALID: an array is NULL, a piece has bytes at NULL, or a stride is smaller than the
- *     element. The text names the piece.
+ *   RFAAS_INVALID: an array is NULL and its count is not 0, a piece has bytes at NULL, or a stride
+ *     is smaller than the element. The text names the piece.
  *   RFAAS_TOO_LARGE: the payload exceeds the lease's limits, also if its size overflows size_t.
  *   RFAAS_RESULT_TOO_LARGE: the result does not fit into the pieces of `out`. None of it is stored. */
 RFAAS_API int rfaas_invokev(rfaas_lease *lease, rfaas_function function, const rfaas_piece in[], size_t in_count,
@@ -775,9 +775,10 @@ RFAAS_API int rfaas_iinvoke(rfaas_lease *lease, rfaas_function function, const v
 
 /* rfaas_iinvokev starts a call with payload and result in several pieces of memory.
  *
- *   in: may be reused at once, with the memory that it names, unless the call has repeats.
- *   out: may be reused at once. The memory that it names must stay valid until the request ends.
- *     Only rfaas calls on this lease write to it.
+ *   in: the array may be reused at once. The memory that it names may be reused at once too, unless
+ *     the call has repeats.
+ *   out: the array may be reused at once. The memory that it names must stay valid until the request
+ *     ends. Only rfaas calls on this lease write to it.
  *
  * Pieces are as for rfaas_invokev, everything else as for rfaas_iinvoke. The library copies both
  * arrays, and not the memory that they name. With rfaas_call_options.repeats the memory of the payload

@@ -97,7 +97,7 @@ static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, co
     return rfaas_shim_wait_first(status, r, patience_ns);
 }
 
-/* The arrays have in_count and out_count pieces, one behind the other. */
+/* The array has in_count pieces of the payload, and out_count pieces of the result behind them. */
 static inline rfaas_shim_started rfaas_shim_start_pieces(rfaas_lease *l, uint32_t f, const rfaas_piece *pieces, size_t in_count,
                                                          size_t out_count, int32_t worker, uint32_t repeats, int64_t timeout_ns,
                                                          int64_t attempt_ns, int64_t wait_ns, int64_t patience_ns) {

@@ -289,13 +289,13 @@ template <class T>
 std::conditional_t<std::is_const<T>::value, const_piece, piece> strided(T *first, std::size_t count, std::ptrdiff_t stride,
                                                                         std::size_t block = 1) {
     rfaas_piece p = RFAAS_PIECE(first, block * sizeof(T));
-    static_assert(std::is_trivially_copyable<T>::value, "a payload's and a result's elements are sent as their bytes");
+    static_assert(std::is_trivially_copyable<T>::value, "elements are sent as bytes, so their type must be trivially copyable");
     p.count = count;
     p.stride = stride * static_cast<std::ptrdiff_t>(sizeof(T));
     return std::conditional_t<std::is_const<T>::value, const_piece, piece>(p);
 }
 
-/* Several pieces: a list in braces, or a container of them. Only valid while those are. */
+/* Several pieces: a list in braces, or a container of pieces. It is valid only as long as that list or container. */
 template <class P> class pieces {
   public:
     pieces(std::initializer_list<P> list) noexcept : size_(list.size()) { data_ = list.begin(); }
@@ -305,7 +305,7 @@ template <class P> class pieces {
     std::size_t size() const noexcept { return size_; }
 
   private:
-    static_assert(sizeof(P) == sizeof(rfaas_piece), "an array of pieces is one of C");
+    static_assert(sizeof(P) == sizeof(rfaas_piece), "an array of P must have the layout of an array of rfaas_piece");
     const P *data_;
     std::size_t size_;
 };

@@ -726,7 +726,7 @@ contains
    !>
    !>     type(rfaas_pieces) :: in, out
    !>     call rfaas_add_piece(in, header)
-   !>     call rfaas_add_piece(in, a(2, :))                        ! a row, by its stride and not by a copy
+   !>     call rfaas_add_piece(in, a(2, :))                        ! a row: strided, not copied
    !>     call rfaas_add_piece(out, b(1:n:2))
    !>     call rfaas_invokev(lease, f, in, out)
    subroutine rfaas_invokev(lease, f, in, out, out_size, worker, timeout, ierror, repeats, attempt)

@@ -1,11 +1,11 @@
-/* Describes arrays of Fortran by pieces. ISO_Fortran_binding.h is the Fortran compiler's, so compile this file with the C compiler that
- * goes with it. */
+/* Describes arrays of Fortran by pieces. ISO_Fortran_binding.h belongs to the Fortran compiler, so compile this file with the C compiler of
+ * the same vendor and version. */
 #include <ISO_Fortran_binding.h>
 #include <rfaas.h>
 
 size_t rfaas_fortran_pieces(const CFI_cdesc_t *array, rfaas_piece pieces[], size_t room);
 
-/* The leading dimensions without gaps are one element, the next dimension is a stride, and every index of the further dimensions is a piece.
+/* The leading dimensions without gaps are one element, the next dimension has the stride, and each index of the others is a piece.
  * Stores the first `room` pieces and returns how many there are. */
 size_t rfaas_fortran_pieces(const CFI_cdesc_t *array, rfaas_piece pieces[], size_t room) {
     int rank = array->rank, d = 0, next;
@@ -14,7 +14,7 @@ size_t rfaas_fortran_pieces(const CFI_cdesc_t *array, rfaas_piece pieces[], size
     for (int i = 0; i < rank; i++) {
         if (array->dim[i].extent == 0)
             return 0;
-        if (array->dim[i].extent < 0) /* assumed-size: refused by the call, as bytes at NULL */
+        if (array->dim[i].extent < 0) /* assumed-size: the call refuses it, as bytes at NULL */
             p.base = NULL, rank = 0;
     }
     for (; d < rank && (array->dim[d].extent == 1 || array->dim[d].sm == (CFI_index_t)p.size); d++)

@@ -25,8 +25,8 @@ module rfaas_piece_lists
 contains
 
    !> Appends an array of any type and rank, or a section of one, which is not copied: a(:, 2), a(1:n:2), a(n:1:-1, 3:5). The array must
-   !> exist until the calls with the list have ended, so an expression or a section by a vector subscript is no good: their value is a
-   !> temporary copy. The array needs the asynchronous (or target) attribute in the caller.
+   !> exist until the calls with the list have ended, so do not pass an expression or a section with a vector subscript, which are
+   !> temporary copies. The array needs the asynchronous (or target) attribute in the caller.
    subroutine rfaas_add_piece(list, array)
       type(rfaas_pieces), intent(inout) :: list
       type(*), dimension(..), asynchronous :: array

@@ -67,7 +67,7 @@ static void pairs(rfaas_lease *l, bool in_step, series *to, int from) {
     for (int pair = -2; pair < PAIRS; pair++) { /* the first two warm up */
         double mean[2];
         for (int k = 0; k < 2; k++) {
-            int bare = (k + pair) & 1; /* which comes first takes turns */
+            int bare = (k + pair) & 1; /* the two kinds take turns to be first */
             double start = now();
             for (int i = 0; i < batch; i++, in++) {
                 uint32_t size = 0;
@@ -119,7 +119,7 @@ static double pieces(rfaas_lease *l, const rfaas_piece *in, const rfaas_piece *o
     for (int pair = -2; pair < ALL; pair++) { /* the first two warm up */
         double took[2];
         for (int k = 0; k < 2; k++) {
-            int whole = (k + pair) & 1; /* which comes first takes turns */
+            int whole = (k + pair) & 1; /* the two kinds take turns to be first */
             double start = now();
             size_t n = 0;
             for (int i = 0; i < CALLS; i++) {

@@ -112,7 +112,7 @@ static void refused(rfaas_lease *l, rfaas_function echo) {
     OK(rfaas_wait(&r, &n));
     CHECK(n == 0);
 
-    /* Overlapping pieces of the payload; of the result, each common byte is one of those that go there. */
+    /* Pieces of the payload overlap. So do pieces of the result: each common byte has the value that one of them gives it. */
     rfaas_piece twice[2] = {RFAAS_PIECE("abcdefgh", 8), RFAAS_PIECE("ABCDEFGH", 8)}, over_out[2] = {RFAAS_PIECE(out, 8), RFAAS_PIECE(out + 4, 8)};
     OK(rfaas_invokev(l, echo, twice, 2, over_out, 2, &n, NULL));
     CHECK(n == 16 && !memcmp(out, "abcd", 4) && !memcmp(out + 8, "EFGH", 4));
@@ -120,7 +120,7 @@ static void refused(rfaas_lease *l, rfaas_function echo) {
         CHECK(out[4 + i] == "efgh"[i] || out[4 + i] == "ABCD"[i]);
 }
 
-/* A piece for every byte: there is no limit of their number. */
+/* A piece for every byte: the number of pieces has no limit. */
 static void many(rfaas_lease *l, rfaas_function echo) {
     enum { N = 1 << 20 };
     rfaas_piece *in = malloc(N * sizeof *in), *out = malloc(N * sizeof *out);
