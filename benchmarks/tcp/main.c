@@ -1,6 +1,7 @@
 /* Compares round trips of the tcp provider with those of a bare pair of TCP sockets, encrypted ones with unencrypted ones, and those of ofi over
- * libfabric's tcp with bare ones, on loopback. To be met: ofi/bare at most 1.45. Without libfabric, that column has a dash. Both sides spin, each on its own processor if there are two. Each round measures all kinds, and the result is the median of the rounds'
- * ratios, because a time depends as much on the machine and its load as on the program.
+ * libfabric's tcp with bare ones, on loopback. Target: ofi/bare at most 1.45. Without libfabric, that column has a dash. Both sides spin,
+ * each on its own processor if there are two. Each round measures all kinds, and the result is the median of the rounds' ratios,
+ * because a time depends as much on the machine and its load as on the program.
  *
  *   build/bench-tcp/pingpong [ROUNDS [MILLISECONDS]]     default: 15 rounds of about 60 ms for each kind and size
  */

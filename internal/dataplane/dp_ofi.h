@@ -1,7 +1,7 @@
 /* Inside the ofi provider (libfabric). Nothing outside dp_ofi*.c includes this.
  *
  *   dp_ofi_load.c  libfabric, loaded on demand
- *   dp_ofi_dev.c   what is known of each libfabric provider; devices, domains, memory
+ *   dp_ofi_dev.c   the properties of each libfabric provider; devices, domains, memory
  *   dp_ofi_qp.c    life of a queue pair, and its blob
  *   dp_ofi_post.c  the send queue: which post may be issued, and in which form
  *   dp_ofi_cq.c    completions, waiting, probing
@@ -83,7 +83,7 @@ enum {
 typedef struct ofi_dev {
     dp_dev d;
     const ofi_kind *kind; /* the rules */
-    const ofi_kind *fi;   /* whom to ask libfabric for: differs from kind in tests only */
+    const ofi_kind *fi;   /* the provider to request from libfabric: differs from kind in tests only */
     struct fi_info *info;
     struct fid_fabric *fabric;
     bool active_only; /* dp_dev_options.active_side_only */
@@ -141,7 +141,7 @@ typedef struct ofi_op {
     uint8_t op;
     bool with_imm, done;
     uint8_t n_pieces;
-    uint8_t steps, issued, completed; /* libfabric operations: in all, issued, completed */
+    uint8_t steps, issued, completed; /* numbers of libfabric operations: all, issued, completed */
     int32_t status;
 } ofi_op;
 
@@ -165,15 +165,15 @@ struct ofi_qp {
     uint8_t *copies; /* OFI_SLOT bytes for each entry */
     struct fid_mr *copies_mr;
     uint32_t op_mask, head, next, tail, shown; /* [shown, tail) are done and not yet delivered */
-    uint32_t flight; /* operations at libfabric, */
-    uint32_t returning; /* those of them that return data: reads and atomics */
+    uint32_t flight; /* operations that libfabric has */
+    uint32_t returning; /* the reads and atomics among them, which return data */
     bool atomic;     /* one of them is an atomic */
     bool asking;     /* a keepalive is outstanding */
     bool gone;       /* the endpoint failed */
     int64_t connected_at;
     int64_t heard_at;
     uint32_t heard_tail, heard_recv;
-    struct fi_context2 bye; /* of the receive for the peer's bye, unless immediate values are messages too */
+    struct fi_context2 bye; /* of the receive for the peer's bye; not used if immediate values are messages too */
     /* Receives. */
     uint64_t *recvs;
     struct ofi_arrival {
@@ -205,8 +205,8 @@ int ofi_qp_export(dp_qp *qp, void *blob, uint32_t *len, dp_error *err);
 int ofi_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
 int ofi_qp_reset(dp_qp *qp, dp_error *err);
 void ofi_qp_destroy(dp_qp *qp);
-/* Closes the endpoint: nothing that was posted touches local memory any more. Outstanding posts complete with DP_CONNECTION, but
- * `op`, or the oldest if that is NULL, with `status`. */
+/* Closes the endpoint. Afterwards no post touches local memory. `op`, or the oldest post if `op` is NULL, completes with `status`. The
+ * other outstanding posts complete with DP_CONNECTION. */
 void ofi_qp_fail(ofi_qp *q, ofi_op *op, int status);
 
 /* dp_ofi_post.c */
@@ -221,7 +221,7 @@ int ofi_post_recv(dp_qp *qp, uint64_t wr_id);
 /* A write of no bytes. */
 int ofi_post_keepalive(ofi_qp *q);
 void ofi_post_bye(ofi_qp *q);
-/* Issues what may be issued. */
+/* Issues all posts that may be issued now. */
 void ofi_issue(ofi_qp *q);
 
 /* dp_ofi_cq.c */
@@ -235,11 +235,11 @@ void ofi_cq_disarm(dp_cq *cq);
 int ofi_cq_wait(dp_cq *cq, int64_t timeout_ns);
 void ofi_cq_wake(dp_cq *cq);
 int ofi_qp_probe(dp_qp *qp);
-/* Takes completions of own posts off libfabric's queue and issues what may be issued then. */
+/* Takes completions of own posts off libfabric's queue and issues the posts that may be issued then. */
 void ofi_take_sent(ofi_qp *q);
 /* Takes arrivals off libfabric's queue for later polls. */
 void ofi_save_arrivals(ofi_qp *q);
-/* Gives back the room of posts that are done and whose completion is not shown. */
+/* Frees the ring entries of posts that are done and whose completions are not shown to the caller. */
 void ofi_skip_hidden(ofi_qp *q);
 /* The status of a failed operation: e is libfabric's error, positive. */
 int ofi_status_of(int e);

@@ -180,7 +180,7 @@ static int deliver_arrived(ofi_qp *q, dp_wc *wc, int n) {
 int ofi_cq_poll(dp_cq *c, dp_wc *wc, int n) {
     ofi_cq *cq = ofi_cq_of(c);
     int got = 0;
-    if (n && cq->n_qps) /* polls that take nothing do not use up a turn */
+    if (n && cq->n_qps) /* a poll for no completions does not move the turn on */
         cq->next = (cq->next + 1) % cq->n_qps;
     for (uint32_t i = 0; i < cq->n_qps; i++) {
         ofi_qp *q = cq->qps[(cq->next + i) % cq->n_qps];
@@ -213,7 +213,7 @@ void ofi_cq_wake(dp_cq *c) {
     errno = saved;
 }
 
-/* Adds what to wait for. False: there is something to do at once. *blind is set where polling alone finds out. */
+/* Adds the descriptors to wait for. Returns false if there is something to do at once. Sets *blind if only polling finds what happens. */
 static bool prepare(ofi_cq *cq, ofi_qp *q, nfds_t *n, bool *blind) {
     ofi_skip_hidden(q);
     if (q->shown != q->tail || q->saved_at < q->n_saved)
@@ -262,7 +262,7 @@ int ofi_cq_wait(dp_cq *c, int64_t timeout_ns) {
 
 /* ---- probing ---- */
 
-/* Writes no bytes to the peer when nothing was heard of it for a while. libfabric reports a peer that has gone only to an operation. */
+/* Posts a write of no bytes if nothing has come from the peer for a while: libfabric reports a dead peer only through an operation. */
 static void keepalive(ofi_qp *q) {
     int64_t now = dp_now_ns();
     if (q->asking)
@@ -276,7 +276,8 @@ static void keepalive(ofi_qp *q) {
     }
 }
 
-/* ofi_rxm tries to connect without end, for example to a port that a firewall blocks. A worker does not judge: its client need not poll. */
+/* ofi_rxm tries to connect without end, for example to a port that a firewall blocks. So a client gives up after some time. A worker does
+ * not, because its client need not poll. */
 static bool unreachable(const ofi_qp *q) {
     return q->tail == 0 && q->head != 0 && q->rdone == 0 && !dev_of(q)->active_only &&
            dp_now_ns() - q->connected_at > OFI_REACH_KEEPALIVES * dev_of(q)->keepalive_ns;
@@ -286,7 +287,7 @@ int ofi_qp_probe(dp_qp *qp) {
     ofi_qp *q = ofi_qp_of(qp);
     if (q->ep)
         ofi_take_sent(q);
-    if (!(qp->domain->dev->caps & DP_CAP_POLLED_TARGET)) { /* else a post that waits says nothing about the peer's device */
+    if (!(qp->domain->dev->caps & DP_CAP_POLLED_TARGET)) { /* otherwise a waiting post does not show that the peer's device is silent */
         qp->posted = q->head;
         qp->arrived = q->tail;
     }

@@ -1,4 +1,4 @@
-/* The ofi provider: what is known of each libfabric provider; devices, domains, memory. */
+/* The ofi provider: the properties of each libfabric provider; devices, domains, memory. */
 #include "dp_ofi.h"
 
 #include <string.h>
@@ -56,7 +56,7 @@ void ofi_close(struct fid *f) {
 
 /* ---- devices ---- */
 
-/* "tcp:NAME" is tcp under the rules of NAME, for tests without that hardware. *fi is the line that libfabric is asked for. */
+/* "tcp:NAME" is tcp under the rules of NAME, for tests without that hardware. *fi is the line of the provider to request from libfabric. */
 static int find_kind(const char *name, const ofi_kind **out, const ofi_kind **fi, dp_error *err) {
     *fi = &kinds[0];
     bool simulated = !strncmp(name, "tcp:", 4);
@@ -97,7 +97,7 @@ static int ask(ofi_dev *dev, const dp_dev_options *o, const char *fi_name, bool 
     if (e)
         return e;
     const struct fi_info *i = list;
-    while (i && o->device && *o->device && strcmp(i->domain_attr->name, o->device)) /* ofi_rxm ignores the wish */
+    while (i && o->device && *o->device && strcmp(i->domain_attr->name, o->device)) /* ofi_rxm ignores the domain in the hints */
         i = i->next;
     dev->info = i ? ofi_lib.dupinfo(i) : NULL;
     ofi_lib.freeinfo(list);
@@ -126,7 +126,7 @@ static int check_info(ofi_dev *dev, dp_error *err) {
     return DP_OK;
 }
 
-/* Sets what the table and fi_info together say. */
+/* Sets the device's properties from the table and fi_info. */
 static void choose_paths(ofi_dev *dev) {
     const struct fi_info *i = dev->info;
     uint64_t mode = (uint64_t)i->domain_attr->mr_mode;
@@ -326,7 +326,7 @@ static int ofi_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **
     return DP_OK;
 }
 
-/* Closing libfabric's region would be no fence: a transfer that has begun still writes. So memory that a queue pair exposes
+/* Closing libfabric's region is no fence: a transfer that has begun still writes. So memory that a queue pair exposes
  * stays mapped until that queue pair is destroyed. */
 void ofi_mem_unref(ofi_dev *dev, ofi_mem *m) {
     pthread_mutex_lock(&dev->lock);
@@ -352,7 +352,7 @@ static void ofi_mem_free(dp_mem *mem) {
     ofi_mem_unref(dev, m);
 }
 
-/* ---- what libfabric has no counterpart of ---- */
+/* ---- operations without a counterpart in libfabric ---- */
 
 static void ofi_cq_promise_hot(dp_cq *cq, bool hot) { (void)cq, (void)hot; }
 

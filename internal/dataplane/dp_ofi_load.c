@@ -31,7 +31,7 @@ static void restore_handlers(const handlers *h) {
     }
 }
 
-/* Read by libfabric or a library of a provider when it is loaded. What the user has set stays. */
+/* Sets variables that libfabric or a provider's library reads when it is loaded. Values that the user has set stay. */
 static void set_environment(void) {
     static const char *const settings[][2] = {
         {"IPATH_NO_BACKTRACE", "1"}, /* psm: no signal handlers */
@@ -43,7 +43,7 @@ static void set_environment(void) {
         setenv(settings[i][0], settings[i][1], 0);
 }
 
-/* The function whose structures are those of the header files that this file is compiled with. */
+/* Returns the version of an exported function that uses the structures of this build's header files. */
 static void *find(void *lib, const char *name, const char *version) {
     bool known = FI_MAJOR_VERSION == 1 && FI_MINOR_VERSION < 20;
     return known ? dlvsym(lib, name, version) : dlsym(lib, name);

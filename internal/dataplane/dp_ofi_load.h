@@ -1,5 +1,5 @@
-/* libfabric, loaded when the first ofi device is opened. No program links it. Inline functions of <rdma/...> that only go through an
- * object (fi_write, fi_cq_read) are called by their own names; the few exported functions are members of ofi_lib.
+/* libfabric, loaded when the first ofi device is opened. No program links it. Inline functions of <rdma/...> that only use an
+ * object's function table (fi_write, fi_cq_read) are called by their own names. The few exported functions are members of ofi_lib.
  *
  * The header files are optional: without them at build time, dp_ofi_open returns DP_UNSUPPORTED.
  */
@@ -27,7 +27,7 @@ typedef struct ofi_functions {
 /* Filled by the first ofi_load that succeeds, and constant from then on. */
 extern ofi_functions ofi_lib;
 
-/* Loads libfabric unless that has been done; it stays loaded. RFAAS_LIBFABRIC names another file. The signal handlers of the process stay
+/* Loads libfabric unless it is loaded already. It stays loaded. RFAAS_LIBFABRIC names another file. The signal handlers of the process stay
  * as they were. Thread safe. DP_UNSUPPORTED: the library is missing or too old. */
 int ofi_load(dp_error *err);
 /* Calls fi_getinfo, which initialises the libfabric providers the first time, and restores the signal handlers that they replace. */

@@ -33,12 +33,13 @@ int ofi_status_of(int e) {
 
 /* ---- issuing ---- */
 
-/* Whether the next operation of op may be issued while others are outstanding. A message and everything on a provider without order
- * waits for all of them. Otherwise only reads and atomics need waiting: their target executes them later than a write behind them. */
+/* Reports whether the next operation of op may be issued while others are outstanding. A message, an atomic, and any operation on a
+ * provider without order wait for all of them. A write waits for reads, because the target may execute a read later than a write behind
+ * it. All wait for an atomic. */
 static bool may_issue(const ofi_qp *q, const ofi_op *op, bool message) {
     if (q->flight == 0)
         return true;
-    if (q->tail == 0) /* the peer's first answer tells that it can be reached: see ofi_qp_probe */
+    if (q->tail == 0) /* the first completion shows that the peer can be reached: see ofi_qp_probe */
         return false;
     if (!dev_of(q)->kind->ordered || (message && op->op != OFI_OP_BYE) || ofi_is_atomic(op) || q->atomic)
         return false;
@@ -136,7 +137,7 @@ static const ofi_region *any_writable(const ofi_qp *q) {
     return NULL;
 }
 
-/* Finds room for a post: DP_OK, DP_BUSY or DP_CONNECTION. The provider's own posts have two places more. */
+/* Finds room for a post: DP_OK, DP_BUSY or DP_CONNECTION. The provider's own posts may use two more entries. */
 static int room(ofi_qp *q, uint32_t flags) {
     uint32_t places = q->q.max_send + (flags & OFI_INTERNAL ? 2 : q->asking);
     if (q->q.state != DP_QP_CONNECTED || dp_qp_broken(&q->q))
@@ -161,7 +162,7 @@ static void aim(const ofi_qp *q, ofi_op *op, const ofi_region *r, uint64_t raddr
     op->raddr = q->peer_virt ? raddr : raddr - r->base;
 }
 
-/* Sets a piece of local memory. False: the lkey is of no registered memory. */
+/* Appends a piece of local memory to the post. Returns false if the lkey belongs to no registered memory. */
 static bool set_piece(ofi_qp *q, ofi_op *op, const dp_sge *s) {
     ofi_domain *d = ofi_domain_of(q->q.domain);
     op->from[op->n_pieces] = s->addr;
@@ -178,7 +179,7 @@ static bool set_piece(ofi_qp *q, ofi_op *op, const dp_sge *s) {
     return true;
 }
 
-/* Takes the source of a write: few bytes are copied, which leaves the caller free to reuse them. */
+/* Takes the source of a write. It copies up to OFI_INLINE_MAX bytes, which the caller may then reuse at once. */
 static bool set_source(ofi_qp *q, ofi_op *op, const dp_sge *sge, int n) {
     if (op->total > OFI_INLINE_MAX) {
         for (int i = 0; i < n; i++)
@@ -307,7 +308,7 @@ int ofi_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t
 
 int ofi_post_recv(dp_qp *qp, uint64_t wr_id) {
     ofi_qp *q = ofi_qp_of(qp);
-    if (q->gone && q->rposted - q->rdone < qp->max_recv) { /* for an arrival of before the failure, which the caller still handles */
+    if (q->gone && q->rposted - q->rdone < qp->max_recv) { /* for an arrival from before the failure, which the caller still handles */
         q->rposted++;
         return DP_OK;
     }

@@ -57,7 +57,7 @@ static int open_endpoint(ofi_qp *q, dp_error *err) {
     struct fi_info *i = ofi_lib.dupinfo(dev->info);
     if (!i)
         return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
-    /* Each entry has buffers of its own in some providers. */
+    /* In some providers each entry has its own buffers. */
     if (i->tx_attr->size > 64)
         i->tx_attr->size = q->q.max_send < 64 ? 64 : q->q.max_send;
     if (i->rx_attr->size > 64)
@@ -133,7 +133,7 @@ void ofi_qp_fail(ofi_qp *q, ofi_op *failed, int status) {
     if (q->gone)
         return;
     q->gone = true;
-    ofi_save_arrivals(q); /* what arrived before counts */
+    ofi_save_arrivals(q); /* arrivals from before the end are still reported */
     q->q.state = DP_QP_ERROR;
     end_life(q);
     for (uint32_t i = q->tail; i != q->head; i++) {
@@ -219,8 +219,8 @@ int ofi_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, 
     return DP_OK;
 }
 
-/* Sends the last posts and a bye. The peer must have been heard of: a bye to nobody would only wait. Without unfinished posts this
- * also lets ofi_rxm end an attempt to connect, whose socket it would leak. */
+/* Sends the last posts, and a bye if the peer has been heard of: a bye to a peer that cannot be reached would only wait. Without unfinished
+ * posts this also lets ofi_rxm end an attempt to connect, whose socket it would leak. */
 static void leave(ofi_qp *q) {
     if (!q->ep || q->q.state != DP_QP_CONNECTED)
         return;
@@ -342,8 +342,8 @@ static int decode(const ofi_dev *dev, const void *blob, uint32_t len, ofi_blob *
     return st;
 }
 
-/* Writes no bytes, so that libfabric's connection is there before the first post: until then a post leaves only while its side polls. A
- * client waits a little for that. A worker does not, because the client polls only when it has the worker's blob. */
+/* Posts a write of no bytes, so that libfabric connects before the caller's first post: until then a post leaves only while its side
+ * polls. A client waits a little for the connection. A worker does not, because the client polls only when it has the worker's blob. */
 static void warm_up(ofi_qp *q) {
     if (ofi_post_keepalive(q) != DP_OK || dev_of(q)->active_only)
         return;

@@ -13,7 +13,7 @@
 /* Memory: DP_RAW_CHUNK for operations that are waited for, then a place for each write that is not. */
 #define SCRATCH_SIZE (DP_RAW_CHUNK + DP_RAW_BATCH * DP_RAW_POSTED_MAX)
 
-/* All buffers of the queue pair. Those for sending grow once at most: answers may fill them, and then all posts wait behind the answers. */
+/* All buffers of the queue pair. Those for sending grow at most once: when answers fill them, all posts wait behind the answers. */
 _Static_assert(TCP_ONE_SEND >= DP_RAW_ANSWERS && TCP_ONE_SEND >= DP_RAW_BATCH * (DP_RAW_POSTED_MAX + sizeof(tcp_frame)) + 4 * TCP_RECORD_EXTRA &&
                    DP_RAW_TCP_BYTES >= TCP_STAGE + 2 * (TCP_ONE_SEND + 2 * sizeof(tcp_frame)) + sizeof(tcp_seal) + sizeof(tcp_qp) + SCRATCH_SIZE +
                                            sizeof(dp_raw) + 4096,

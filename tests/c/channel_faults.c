@@ -144,7 +144,7 @@ static void death(dp_wait_mode mode, bool crash) {
     if (!crash)
         t_peer_kill(&s.peer);
     if (s.dev->caps & DP_CAP_SILENT_DEATH)
-        dp_channel_fail(s.ch, DP_PEER_GONE); /* as the agent does, which the executor tells */
+        dp_channel_fail(s.ch, DP_PEER_GONE); /* as the agent does when the executor reports the death */
     CHECK_OK(dp_channel_wait(s.ch, slot[0], t0 + 5000000000));
     CHECKF(dp_now_ns() - t0 < 1000000000, "noticed after %lld ms", (long long)(dp_now_ns() - t0) / 1000000);
     CHECK_STATUS(dp_channel_finish(s.ch, slot[0], NULL, &size, &started), DP_PEER_GONE);

@@ -12,7 +12,7 @@ typedef struct atomic {
     uint64_t old, now;         /* the word before and afterwards */
 } atomic;
 
-/* Executes an atomic. Returns the old value, which is written where it belongs and not beside it. */
+/* Executes an atomic. Returns the old value, and checks that nothing is written beside it. */
 static uint64_t execute(duo *d, uint64_t off, const atomic *a) {
     end *e = &d->e;
     uint64_t *old = (uint64_t *)(local_bytes(e) + 64);
@@ -201,7 +201,7 @@ static const contest sums = {add_up, judge_sum};
 T_CASE(contention_threads, "atomic/contention@two-devices", .seconds = 20, .verbs_seconds = 60) { hold(&sums, false); }
 T_CASE(contention_processes, "atomic/contention@processes", .seconds = 20, .verbs_seconds = 60) { hold(&sums, true); }
 
-/* Counting by compare-and-swap loses nothing, also to a peer that uses fetch-and-add on the same word. */
+/* Counting by compare-and-swap loses nothing, even if a peer uses fetch-and-add on the same word. */
 static void count_up(duo *d, int index) {
     for (long i = 0, n = t_pick(50000, 150); i < n; i++) {
         if (index == 0) {
@@ -222,7 +222,7 @@ static const contest counts = {count_up, judge_count};
 T_CASE(counter_threads, "atomic/compare-swap-counter@two-devices", .seconds = 20, .verbs_seconds = 60) { hold(&counts, false); }
 T_CASE(counter_processes, "atomic/compare-swap-counter@processes", .seconds = 20, .verbs_seconds = 60) { hold(&counts, true); }
 
-/* Each word is claimed by exactly one contender, and all of them see the same one. They write what they have seen behind the words. */
+/* Exactly one contender claims each word, and all contenders see the same winner. They write the winners that they saw behind the words. */
 enum { CLAIMS = 4096, SEEN = 8 * CLAIMS };
 
 static void claim(duo *d, int index) {
@@ -252,7 +252,7 @@ T_CASE(claims_processes, "atomic/one-winner@processes", .seconds = 20, .verbs_se
 
 /* ---- a reset while atomics are in flight ---- */
 
-/* Each atomic has taken effect or not, once. What is not known when the queue pair is reset never comes: neither completions nor old values.
+/* Each atomic takes effect once or not at all. Completions and old values that have not come when the queue pair is reset never come.
  * The new connection works. */
 enum { IN_FLIGHT = 8 };
 

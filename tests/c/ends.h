@@ -105,9 +105,10 @@ bool end_poll(end *e, dp_wc *wc, int64_t ns);
 bool end_poll_sent(end *e, dp_wc *wc, int64_t ns);
 /* Completion of a receive (operation of the peer), whatever its status. */
 bool end_poll_recv(end *e, dp_wc *wc, int64_t ns);
-/* On a device with DP_CAP_SILENT_DEATH: marks the queue pair as the control plane does that reports the peer's end. On other devices it does nothing and returns false. */
+/* On a device with DP_CAP_SILENT_DEATH: breaks the queue pair, as the control plane does when it reports the peer's end. On other devices
+ * it does nothing and returns false. */
 bool end_report_death(end *e);
-/* Completion of a post to a peer that is gone. False, after a shorter time, where DP_CAP_SILENT_DEATH permits that none comes. */
+/* Completion of a post to a peer that is gone. Where DP_CAP_SILENT_DEATH permits that none comes, it returns false after a shorter time. */
 bool end_poll_lost(end *e, dp_wc *wc);
 /* The next own completion: good, and with this wr_id and op. */
 void end_sent(end *e, uint64_t wr_id, dp_op op);

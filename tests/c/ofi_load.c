@@ -1,4 +1,4 @@
-/* Loading libfabric: what is said when it is missing, and what it leaves in the process. Bad options, forged blobs and keys. */
+/* Loading libfabric: the errors when it is missing, and its effects on the process. Bad options, forged blobs and keys. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
