@@ -21,7 +21,7 @@ const (
 	AuditRelease  = "release"  // a lease is released by its client
 	AuditKill     = "kill"     // a lease expired, was revoked or lost its client, or one worker is killed
 	AuditDrain    = "drain"    // a node drains, or the drain ends a lease
-	AuditHandover = "handover" // another program takes the daemon's place, and its leases
+	AuditHandover = "handover" // the daemon hands its process and its leases over to another program
 	AuditRefused  = "refused"  // a call or connection is refused
 	AuditOperator = "operator" // an operator makes a call
 	AuditJoin     = "join"     // an executor registers at the resource manager

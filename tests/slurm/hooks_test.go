@@ -89,13 +89,13 @@ func TestHooksLendTheRestExactly(t *testing.T) {
 	lends("all of it again", whole.Cores, 2048)
 }
 
-// A node daemon that hangs is killed by the prolog, a node without one runs jobs as ever.
+// The prolog kills a node daemon that hangs. A node without a node daemon runs jobs as usual.
 func TestHooksWithoutAgent(t *testing.T) {
 	c := hooked(t, 1)
 	daemons := processes(strings.Join([]string{"slurm", "node", "--name", "n1"}, "\x00"))
 	stopped := 0
 	for _, pid := range daemons {
-		// The node daemon itself, not what carried it into the node.
+		// The node daemon itself, not the program that started it on the node.
 		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); filepath.Base(exe) == "rfaas" && signal(pid, "STOP") == nil {
 			stopped++
 		}

@@ -75,7 +75,7 @@ func TestMPIJobs(t *testing.T) {
 }
 
 // An MPI job of the batch partition is served by the executor on a node that it does not have, over tcp, or over verbs in a virtual
-// machine with an RDMA device. It takes the others: their executors leave and come back, that one does not notice.
+// machine with an RDMA device. The job takes the other nodes, whose executors drain and start again. The executor in use is not affected.
 func TestMPIJobOnOtherNodes(t *testing.T) {
 	provider := "tcp"
 	var manager []string
@@ -89,7 +89,7 @@ func TestMPIJobOnOtherNodes(t *testing.T) {
 	// What the MPI library does between its ranks is its own; it would try the RDMA device too.
 	t.Setenv("OMPI_MCA_pml", "ob1")
 	t.Setenv("OMPI_MCA_btl", "self,tcp")
-	c := up(t, 3, "--grace", "10") // three nodes on a machine of two CPUs: it is not the place to count seconds
+	c := up(t, 3, "--grace", "10") // three nodes on a machine of two CPUs are too slow for short times
 	c.manage(manager...)
 	c.follow("follow")
 	before := c.awaitAll(3)
