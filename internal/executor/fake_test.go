@@ -31,8 +31,8 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// The zygote's starter thread is there for good: workers die with the thread that made them (internal/zygote/thread.go).
-const starterThread = "github.com/rfaas-go/rfaas/internal/spawner/wire.init.func1.1"
+// The zygote's starter thread is there for good: workers die with the thread that made them (internal/spawner/wire/starter.go).
+const starterThread = "github.com/rfaas-go/rfaas/internal/spawner/wire.takeTasks"
 
 var objects = leakcheck.Objects(dataplane.Live)
 

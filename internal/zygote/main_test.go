@@ -65,7 +65,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	buildDir = dir
-	code := leakcheck.Run(m, []goleak.Option{goleak.IgnoreTopFunction("github.com/rfaas-go/rfaas/internal/spawner/wire.init.func1.1")})
+	code := leakcheck.Run(m, []goleak.Option{goleak.IgnoreTopFunction("github.com/rfaas-go/rfaas/internal/spawner/wire.takeTasks")})
 	os.RemoveAll(dir)
 	os.Exit(code)
 }

@@ -31,16 +31,19 @@ func BeStarter(done <-chan struct{}) {
 	}
 }
 
+// takeTasks takes the tasks for ever.
+func takeTasks() {
+	runtime.LockOSThread()
+	for f := range tasks {
+		f()
+	}
+}
+
 // OnStarterThread runs f on the thread that starts children, and returns after f.
 func OnStarterThread(f func()) {
 	started.Do(func() {
 		if claimed.CompareAndSwap(false, true) {
-			go func() {
-				runtime.LockOSThread()
-				for f := range tasks {
-					f()
-				}
-			}()
+			go takeTasks()
 		}
 	})
 	done := make(chan struct{})
