@@ -21,7 +21,7 @@ func (a *app) checkData(ctx context.Context, executorAddr, manager string) findi
 	const check = "data ports"
 	ports := a.dataPorts(ctx, executorAddr, manager)
 	if len(ports) == 0 {
-		return ok(check, "no executor offers tcp, of those that answer")
+		return ok(check, "none of the executors that answer offers tcp")
 	}
 	addresses := slices.Sorted(maps.Keys(ports))
 	left := max(len(addresses)-maxDataPorts, 0)

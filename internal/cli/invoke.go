@@ -54,11 +54,11 @@ func newInvoke(a *app) *cobra.Command {
 	var f invokeFlags
 	c := &cobra.Command{
 		Use:   "invoke LIBRARY.so FUNCTION",
-		Short: "Lease workers, call one function there and print its result",
+		Short: "Lease workers, call one function on each and print the results",
 		Long: "Lease workers, call one function on each of them and print the results in the order of the workers. The payload is the same\n" +
 			"for all. --args describes it by values: a type, a colon, and values with commas between them, in the byte order of this\n" +
 			"machine. The types are i8, i16, i32, i64, u8, u16, u32, u64, f32 and f64, and str for the rest of the argument as text\n" +
-			"without an end mark. Several --args follow each other without padding.",
+			"without a terminating NUL. Several --args follow each other without padding.",
 		Example: "  rfaas invoke libhypot.so hypotenuse --args f64:3,4 --print f64",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -170,7 +170,7 @@ func (a *app) printResult(f *invokeFlags, r *invoked) error {
 	return err
 }
 
-// invoke leases the workers and calls the function on each. After an error it returns the results that there are.
+// invoke leases the workers and calls the function on each. After an error it returns the results of the calls that succeeded.
 func (a *app) invoke(ctx context.Context, f *invokeFlags, lease client.LeaseOptions, name string, in []byte) (results []*invoked, err error) {
 	o := client.Options{Executor: f.executor, Manager: f.manager, Provider: f.provider, SecretFile: a.secretFile, TokenFile: a.tokenFile,
 		AllowPlaintext: a.allowPlaintext, DataEncryption: a.dataEncryption, Timeout: a.timeout}

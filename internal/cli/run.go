@@ -43,11 +43,12 @@ func newRun(a *app) *cobra.Command {
 		Use:   "run [flags] -- PROGRAM [ARGUMENT...]",
 		Short: "Run a program together with the executor that it needs",
 		Long: "Run a program together with the executor that it needs. The command starts a resource manager and an executor of this node,\n" +
-			"waits until they are ready, runs the program, and stops them when the program has ended. The program and its child processes\n" +
-			"find them by RFAAS_MANAGER and RFAAS_SECRET_FILE. Settings of the executor can be given in the environment: see executor(8).\n" +
+			"waits until they are ready, runs the program, and stops them when the program has ended. RFAAS_MANAGER and\n" +
+			"RFAAS_SECRET_FILE tell the program and its child processes where they are. Settings of the executor can be given in the environment:\n" +
+			"see executor(8).\n" +
 			"If RFAAS_MANAGER or RFAAS_EXECUTOR is set, the command starts nothing. It waits until the resource manager there lists an\n" +
 			"executor, or until the executor there answers, and runs the program.\n" +
-			"The exit status is the program's, 128 and the number of the signal that ended it, 127 if there is no such program, 126 if it\n" +
+			"The exit status is the program's, 128 plus the number of the signal that ended it, 127 if there is no such program, 126 if it\n" +
 			"cannot be executed, 1 if the daemons do not start, and 2 for a wrong command line. --timeout bounds the wait.",
 		Example: "  rfaas run -- mpirun -n 2 ./a.out\n  rfaas run --cores 2 -- rfaas invoke echo.so echo --hex 0102 --print hex",
 		Args: func(_ *cobra.Command, args []string) error {
@@ -61,11 +62,11 @@ func newRun(a *app) *cobra.Command {
 	c.Flags().SetInterspersed(false) // the flags after the program are the program's
 	c.Flags().StringVar(&f.cores, "cores", "", "cores that the executor lends: a count, or a list of logical CPUs like 2-5,8 (default: see executor(8))")
 	c.Flags().StringVar(&f.logs, "logs", "", "existing directory for the logs of the daemons, manager.log and executor.log (default: the logs are not kept)")
-	c.Flags().BoolVar(&f.verbose, "verbose", false, "say on standard error what is started and stopped")
+	c.Flags().BoolVar(&f.verbose, "verbose", false, "report on standard error what is started and stopped")
 	return c
 }
 
-// runWith runs the program with daemons of its own, or with those that the environment names.
+// runWith runs the program. It starts daemons first, unless the environment names some.
 func (a *app) runWith(ctx context.Context, f *runFlags, args []string) error {
 	path, err := exec.LookPath(args[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {
@@ -100,7 +101,7 @@ func (a *app) runWith(ctx context.Context, f *runFlags, args []string) error {
 	return a.runProgram(signals, path, args, own.environment(), own.lost)
 }
 
-// awaitExecutor waits until there is an executor where the environment says.
+// awaitExecutor waits until the executor that the environment names answers, or the resource manager lists one.
 func (a *app) awaitExecutor(parent context.Context, say io.Writer) error {
 	ctx, cancel := context.WithTimeout(parent, a.timeout)
 	defer cancel()
@@ -142,7 +143,7 @@ func (a *app) awaitExecutor(parent context.Context, say io.Writer) error {
 		case parent.Err() != nil:
 			return parent.Err()
 		case empty:
-			return fmt.Errorf("resource manager at %s ($RFAAS_MANAGER): no executor has registered within %v: start one, or give the wait more time by --timeout", manager, a.timeout)
+			return fmt.Errorf("resource manager at %s ($RFAAS_MANAGER): no executor has registered within %v: start one, or wait longer with --timeout", manager, a.timeout)
 		}
 		return err
 	}

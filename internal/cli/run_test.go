@@ -226,7 +226,7 @@ func TestValues(t *testing.T) {
 			t.Errorf("%s: %v, %v", arg, v, err)
 		}
 	}
-	for arg, want := range map[string]string{"i8:128": `"128" is no i8: value out of range`, "f64": "want TYPE:VALUE", "x:1": "want TYPE:VALUE", "u8:": `"" is no u8: invalid syntax`} {
+	for arg, want := range map[string]string{"i8:128": `"128" is not a valid i8: value out of range`, "f64": "want TYPE:VALUE", "x:1": "want TYPE:VALUE", "u8:": `"" is not a valid u8: invalid syntax`} {
 		if _, err := appendValues(nil, arg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", arg, err)
 		}

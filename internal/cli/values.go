@@ -70,7 +70,7 @@ func appendValues(b []byte, arg string) ([]byte, error) {
 			if errors.As(err, &n) {
 				err = n.Err
 			}
-			return nil, fmt.Errorf("%q is no %s: %w", s, name, err)
+			return nil, fmt.Errorf("%q is not a valid %s: %w", s, name, err)
 		}
 	}
 	return b, nil
@@ -89,7 +89,7 @@ func (n number) MarshalJSON() ([]byte, error) {
 // values returns each value in b.
 func (t *valueType) values(b []byte) ([]number, error) {
 	if len(b)%t.size != 0 {
-		return nil, fmt.Errorf("%d bytes are not a number of values with %d bytes each", len(b), t.size)
+		return nil, fmt.Errorf("%d bytes are not a multiple of the %d bytes of one value", len(b), t.size)
 	}
 	var all []number
 	for chunk := range slices.Chunk(b, t.size) {

@@ -24,7 +24,8 @@ func leaseCores(cores []topology.Core) []lease.Core {
 	return list
 }
 
-// chooseProviders returns what this node offers: what was asked for, or what there is. ofi: the settings ask for it. load loads libibverbs:
+// chooseProviders returns the providers that this node offers: those that the settings name, or with auto those that work. ofi says
+// whether the settings ask for it. load loads libibverbs:
 // without it the worker program finds no devices. openOFI reports why workers could not open the ofi device.
 func chooseProviders(asked []string, ofi bool, verbsDevices int, load, openOFI func() error) ([]string, error) {
 	if ofi {
@@ -55,7 +56,7 @@ func chooseProviders(asked []string, ofi bool, verbsDevices int, load, openOFI f
 func openOFI(s *config.Executor, root bool) error {
 	provider, device := s.OFI()
 	if provider != "tcp" && s.Sandbox.Resolve(root, s.IdentityDir != "") != sandbox.Off {
-		return fmt.Errorf("ofi-provider %s: a worker in a sandbox cannot open its device, only ofi-provider tcp works there (set sandbox to off)", provider)
+		return fmt.Errorf("ofi-provider %s: a worker in a sandbox cannot open the device of this provider; set ofi-provider to tcp, or sandbox to off", provider)
 	}
 	if os.Getenv("FI_PROVIDER") == "" { // initialising all of libfabric's providers takes 0.3 s
 		os.Setenv("FI_PROVIDER", map[bool]string{true: "tcp,ofi_rxm", false: provider}[provider == "tcp"])

@@ -19,8 +19,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
 
-// rootFiles returns the files and sockets that the spawner opens for an executor that has given up root: those that it
-// reads or connects to, and those that it appends to.
+// rootFiles returns what the spawner opens for an executor that has given up root: files that the executor reads, with sockets to which it
+// connects, and files to which it appends.
 func rootFiles(s *config.Executor) (files, appended []string) {
 	for _, path := range []string{s.IdentityDir, strings.TrimPrefix(s.Manager, "unix:")} {
 		if filepath.IsAbs(path) {

@@ -98,7 +98,7 @@ func TestListIsReadUnderTheLock(t *testing.T) {
 	}
 }
 
-// New files have the owner and the mode of those that they replace, but nobody else gets access to a key.
+// Each new file has the owner and the mode of the file that it replaces. A key becomes readable for its owner alone.
 func TestRenewalKeepsOwners(t *testing.T) {
 	c, dir := issued(t)
 	uid, gid := os.Getuid(), os.Getgid()

@@ -90,7 +90,7 @@ func TestHooksLendTheRestExactly(t *testing.T) {
 }
 
 // The prolog kills a node daemon that hangs. A node without a node daemon runs jobs as usual.
-func TestHooksWithoutAgent(t *testing.T) {
+func TestHooksWithoutNodeDaemon(t *testing.T) {
 	c := hooked(t, 1)
 	daemons := processes(strings.Join([]string{"slurm", "node", "--name", "n1"}, "\x00"))
 	stopped := 0
