@@ -57,12 +57,15 @@ func untilRefused(n int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// noteRenewal records whether the executor refused the credential when a lease was renewed.
+// noteRenewal records whether the executor refused the credential when a lease was renewed. An attempt that failed for another
+// reason, as the last one before the lease's end may, says nothing about the credential: the earlier refusal still counts.
 func (h *Held) noteRenewal(err error) {
 	var e *dataplane.Error
 	refusal := ""
 	if errors.Is(err, dataplane.ErrCredential) && errors.As(err, &e) {
 		refusal = e.Detail
+	} else if err != nil {
+		return
 	}
 	h.mu.Lock()
 	h.refusal = refusal

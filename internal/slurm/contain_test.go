@@ -54,6 +54,7 @@ func TestMain(m *testing.M) {
 		for err == nil {
 			_, err = c.Write(make([]byte, 1<<16))
 		}
+		l.Accept() // it ends only when it is killed
 	case "container":
 		os.Setenv("RFAAS_TEST_AS", "init")
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
