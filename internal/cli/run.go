@@ -189,7 +189,8 @@ func (a *app) startOwn(parent context.Context, f *runFlags, say io.Writer) (_ *o
 	return o, nil
 }
 
-// start starts one daemon. The end of the context, or the time-out, ends the wait for it and kills it; later both mean nothing to it.
+// start starts one daemon and waits until it is ready. If the context ends or the time-out passes before that, the daemon is killed. Afterwards
+// neither affects it.
 func (o *ownDaemons) start(parent context.Context, f *runFlags, name, program, event string, args ...string) (*daemon.Daemon, error) {
 	path, err := command.Beside(program)
 	if err != nil {
@@ -238,7 +239,7 @@ func (o *ownDaemons) environment() []string {
 	return env
 }
 
-// agentSocket is where the program's agent listens. An agent of other programs keeps nothing of this run.
+// agentSocket is where the program's own agent listens. The user's usual agent is not used, so it keeps no connection to this run's daemons.
 func (o *ownDaemons) agentSocket() string { return filepath.Join(o.dir, "agent.sock") }
 
 // stop stops the agent and the daemons that were started, and removes the directory.
@@ -293,7 +294,7 @@ func (a *app) runProgram(signals <-chan os.Signal, path string, args, env []stri
 	}
 }
 
-// fromTerminal says whether this process is in the foreground of its terminal, whose keys signal the whole process group.
+// fromTerminal reports whether this process is in the foreground of its terminal, whose keys signal the whole process group.
 func fromTerminal() bool {
 	tty, err := os.Open("/dev/tty")
 	if err != nil {
@@ -304,7 +305,7 @@ func fromTerminal() bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// exitOf is the exit status of a program that has ended, as shells tell it.
+// exitOf returns the exit status of a program that has ended, in the form of shells: 128 plus the number of the signal that ended it.
 func exitOf(cmd *exec.Cmd, err error) error {
 	if cmd.ProcessState == nil {
 		return err

@@ -33,12 +33,12 @@ type Daemon struct {
 	stop sync.Once
 }
 
-// Start starts a daemon and waits until it is ready. The daemon is killed when this process dies and when ctx ends.
+// Start starts a daemon and waits until it is ready. The daemon is killed if this process dies or ctx ends.
 func Start(ctx context.Context, program string, args ...string) (*Daemon, error) {
 	return Config{Program: program, Args: args}.Start(ctx)
 }
 
-// Start starts the daemon and waits for its event. The daemon is killed when this process dies and when ctx ends. The error for a daemon
+// Start starts the daemon and waits for its event. The daemon is killed if this process dies or ctx ends. The error for a daemon
 // that ends before the event has the daemon's log.
 func (c Config) Start(ctx context.Context) (*Daemon, error) {
 	if c.Log == nil {

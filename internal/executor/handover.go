@@ -33,8 +33,8 @@ type Handover struct {
 	Version string          // of this program, for the log
 }
 
-// handoverPatience is how long operations on leases may take that run when a handover is requested. It is longer than a start
-// of workers and a release.
+// handoverPatience is how long a handover waits for the operations on leases that are running when it is requested. A start of workers
+// and a release take less.
 const handoverPatience = 15 * time.Second
 
 // handing is a handover in progress.
@@ -119,7 +119,7 @@ func (h *handing) run() error {
 		h.e.log.Error("cannot execute the new program; the old one continues", "program", h.Program, "error", err)
 		err = handover.Exec("/proc/self/exe", h.Args, h.Environ, state)
 	}
-	// This program has stopped to serve. Its end ends the spawner, and with it all workers.
+	// This program serves no longer. When it ends, the spawner and all workers end too.
 	h.e.log.Error("handover failed: all leases end", "error", err)
 	os.Exit(1)
 	return nil

@@ -22,8 +22,8 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// restore takes over the leases of a state, with their workers. z must be adopted, and the executor new. After an error all
-// workers must be ended. begin must follow once the executor is complete.
+// restore takes over the leases of a state, with their workers. The zygotes z must have been adopted, and e must be a new executor. After an
+// error the caller must end all workers. After success it must call begin when the executor is complete.
 func (e *Executor) restore(s *handover.State, z *zygote.Zygote) error {
 	if len(s.GetIncarnation()) != len(e.incarnation) {
 		return fmt.Errorf("take over: an incarnation of %d bytes", len(s.GetIncarnation()))
@@ -190,7 +190,7 @@ func (e *Executor) restoreAccounts(s *handover.State) error {
 	return nil
 }
 
-// restoreOwed adds an entry that the ledger may not have. That of a lease that goes on is replaced by its next measurement.
+// restoreOwed adds a charge that may not have reached the ledger. If its lease goes on, the next measurement replaces it.
 func (a *accounts) restoreOwed(m *control.AccountEntry) error {
 	e := accounting.Entry{Key: accounting.Key{Lease: m.GetLease(), Part: m.GetPart()}, Tenant: m.GetTenant(), Node: m.GetNode(),
 		Began: time.Unix(0, m.GetBeganNs()), AsOf: time.Unix(0, m.GetAsOfNs()), Final: m.GetFinal()}
@@ -236,7 +236,7 @@ func restoreReport(r *handover.Report) accounting.Report {
 		BytesOut: r.GetBytesOut(), Failures: r.GetFailures()}
 }
 
-// takeOver is Serve after another program in this process.
+// takeOver is Serve for a program that takes over from an earlier one in the same process.
 func takeOver(ctx, now context.Context, s config.Executor, hand Handover, log *slog.Logger) error {
 	path, err := workerPath(&s)
 	if err == nil {
@@ -328,7 +328,7 @@ func (l *limiter) take(name string, cores int) (release func()) {
 	return func() { l.release(name, cores) }
 }
 
-// restoredNode sets what the executor lends as the earlier program did. Memory in use is not available any more, so it cannot be
+// restoredNode sets what the executor lends to what the earlier program lent. Memory in use is not available any more, so it cannot be
 // determined again.
 func (c *Config) restoredNode(s *handover.Node) error {
 	c.Cores, c.Memory, c.Providers = nil, s.GetMemory(), s.GetProviders()

@@ -44,12 +44,12 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("the state has version %d, this program reads version %d", e.Got, Version)
 }
 
-// Program returns the path of the program that takes this one's place: that of this program when it was started. It must be
-// called before the program changes its working directory.
+// Program returns the path that this program was started with. An update puts the program that takes over there. Program must be
+// called before the working directory changes.
 func Program() string {
 	if path := os.Args[0]; strings.Contains(path, "/") {
 		if abs, err := filepath.Abs(path); err == nil {
-			return abs // and not where a link leads, which an update may change
+			return abs // not resolved: an update may make a symbolic link point to the new program
 		}
 	}
 	path, err := os.Executable()
@@ -87,7 +87,7 @@ func Readable(path string) error {
 // contains reports whether a file contains some bytes.
 func contains(f io.Reader, what []byte) (bool, error) {
 	buf := make([]byte, 1<<20)
-	kept := 0
+	kept := 0 // bytes from the end of the last block, since what may begin there
 	for {
 		n, err := io.ReadFull(f, buf[kept:])
 		if bytes.Contains(buf[:kept+n], what) {

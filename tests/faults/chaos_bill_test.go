@@ -24,10 +24,11 @@ const chargeInterval = time.Second
 // slackOfLease is how far apart an audit line and the charge that belongs to it may be.
 const slackOfLease = 250 * time.Millisecond
 
-// reapedWithin is how long after its last audit line a lease may be charged on a busy machine: until its workers are reaped.
+// reapedWithin bounds the time between a lease's last audit line and the end of its charges. It is charged until its workers have been
+// reaped, which takes longer on a busy machine.
 const reapedWithin = 2 * time.Second
 
-// span is a time.
+// span is an interval of time.
 type span struct{ from, to time.Time }
 
 // death is the end of an executor by SIGKILL, which is somewhere in the span.
@@ -36,7 +37,7 @@ type death struct {
 	journal bool // the journal was damaged
 }
 
-// books are what happened to each executor, in order.
+// books record what happened to each executor, in order.
 type books struct {
 	names  []string
 	deaths map[string][]death
@@ -167,7 +168,7 @@ func (b *books) addCut(c *chaos, all map[string]*due, executor string, l auditLi
 	d.low += workers * max(0, end.from.Sub(l.Time)-chargeInterval-slackOfLease-b.near(executor, end.from))
 }
 
-// near is how long an executor was stopped around a time: then an audit line and its charge may be apart by that.
+// near returns how long an executor was stopped around a time. An audit line and its charge may be that far apart.
 func (b *books) near(executor string, t time.Time) (d time.Duration) {
 	for _, s := range b.stops[executor] {
 		if t.After(s.from.Add(-slackOfLease)) && t.Before(s.to.Add(chargeInterval)) {

@@ -74,7 +74,7 @@ type kindOfFault struct {
 	longest time.Duration // until every client was served again, or until the fault's own check held
 }
 
-// wait is for all clients to be served after a fault.
+// wait ends when all clients have been served after a fault.
 type wait struct {
 	kind  string
 	from  time.Time
@@ -255,7 +255,7 @@ type victim struct {
 	process  *process
 }
 
-// find chooses a process; ok is false while there is none that was not hit already.
+// find chooses a running process at random. ok is false if there is none, or if the chosen one is stopped or was asked to end.
 func (c *chaos) find(who string, r *rand.Rand) (v victim, ok bool) {
 	d := c.executors[r.IntN(len(c.executors))]
 	v.client = -1
@@ -286,7 +286,7 @@ func (c *chaos) find(who string, r *rand.Rand) (v victim, ok bool) {
 	return v, ok
 }
 
-// isHit says whether a process is stopped or was asked to end.
+// isHit reports whether a process is stopped or was asked to end.
 func (c *chaos) isHit(pid int) bool {
 	return slices.ContainsFunc(c.stopped, func(s stopped) bool { return s.pid == pid }) ||
 		slices.ContainsFunc(c.ending, func(e *ending) bool { return e.process.pid() == pid })
