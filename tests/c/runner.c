@@ -86,7 +86,31 @@ static bool wait_pidfd(int pidfd, int64_t until) {
     }
 }
 
-/* Sends SIGQUIT to every thread of every process of the group, so that each prints its stack. */
+static bool read_task_file(pid_t pid, pid_t tid, const char *name, char *text, size_t len) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/%s", pid, tid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, len - 1);
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = 0;
+    return n > 0;
+}
+
+/* Prints whether a thread runs or sleeps, and how long it waited for a CPU: a lost wake-up leaves it asleep, a busy machine waiting. */
+static void print_thread_state(pid_t pid, pid_t tid) {
+    char stat[512], sched[96];
+    unsigned long long ran = 0, waited = 0;
+    if (!read_task_file(pid, tid, "stat", stat, sizeof stat))
+        return;
+    const char *end = strrchr(stat, ')'); /* of the name, which may contain anything */
+    if (read_task_file(pid, tid, "schedstat", sched, sizeof sched))
+        sscanf(sched, "%llu %llu", &ran, &waited);
+    printf("    process %d thread %d: state %c, ran for %llu ms, waited %llu ms for a CPU\n", pid, tid, end && end[1] ? end[2] : '?',
+           ran / 1000000, waited / 1000000);
+}
+
+/* Sends SIGQUIT to every thread of every process of the group, so that each prints its stack. Prints the state that the thread had. */
 static void ask_for_stacks(pid_t group) {
     DIR *proc = opendir("/proc");
     for (struct dirent *e; proc && (e = readdir(proc));) {
@@ -98,6 +122,7 @@ static void ask_for_stacks(pid_t group) {
         DIR *tasks = opendir(path);
         for (struct dirent *t; tasks && (t = readdir(tasks));)
             if (t->d_name[0] != '.') {
+                print_thread_state(pid, atoi(t->d_name));
                 syscall(SYS_tgkill, pid, atoi(t->d_name), SIGQUIT);
                 t_sleep_ms(20); /* keeps the stacks apart */
             }
