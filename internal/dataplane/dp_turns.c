@@ -122,10 +122,12 @@ static void strike_out(dp_turns *t, dp_turn_waiter *w) {
     count(t, w, UINT32_MAX);
 }
 
-static void wake(dp_turn_waiter *w, uint32_t what) {
-    __atomic_store_n(&w->word, what, __ATOMIC_RELEASE);
-    /* The waiter may have returned by now. The address is only a name for the kernel. */
-    syscall(SYS_futex, &w->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+/* Wakes a thread whose word has changed. It may have returned by now. The address is only a name for the kernel. */
+static void wake_futex(dp_turn_waiter *w) { syscall(SYS_futex, &w->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0); }
+
+static void wake_to_try(dp_turn_waiter *w) {
+    __atomic_store_n(&w->word, TRY, __ATOMIC_RELEASE);
+    wake_futex(w);
 }
 
 /* Returns the first thread, from w on, that may take a unit in this state. Under mu. */
@@ -141,13 +143,21 @@ static void wake_for(dp_turns *t, uint32_t unit, uint32_t state) {
     while (w && __atomic_load_n(&w->word, __ATOMIC_RELAXED) != ASLEEP)
         w = next_for(w->next, unit, state);
     if (w)
-        wake(w, TRY);
+        wake_to_try(w);
+}
+
+/* Passes on the wake of a thread that leaves the list without having tried: it may be the only thread that was woken for a unit. Under mu. */
+static void wake_others(dp_turns *t) {
+    for (uint32_t i = 0; t->first && i < t->n; i++)
+        wake_for(t, i, __atomic_load_n(&t->units[i].state, __ATOMIC_SEQ_CST));
 }
 
 static void hand_over(dp_turns *t, dp_turn_waiter *w, uint32_t unit) {
     strike_out(t, w);
     w->unit = unit;
-    wake(w, GIVEN);
+    if (__atomic_exchange_n(&w->word, GIVEN, __ATOMIC_ACQ_REL) == TRY)
+        wake_others(t);
+    wake_futex(w);
 }
 
 /* Releases a unit while threads wait. With `at_once` it hands the unit to the first thread that may take it. Without, a thread that waits
@@ -200,8 +210,8 @@ static bool give_up(dp_turns *t, dp_turn_waiter *w) {
     uint32_t word = __atomic_load_n(&w->word, __ATOMIC_ACQUIRE);
     if (word != GIVEN)
         strike_out(t, w);
-    for (uint32_t i = 0; word == TRY && t->first && i < t->n; i++)
-        wake_for(t, i, __atomic_load_n(&t->units[i].state, __ATOMIC_SEQ_CST));
+    if (word == TRY)
+        wake_others(t);
     pthread_mutex_unlock(&t->mu);
     return word == GIVEN;
 }
@@ -280,7 +290,7 @@ void dp_turns_close(dp_turns *t) {
     pthread_mutex_lock(&t->mu);
     for (dp_turn_waiter *w = t->first; w; w = w->next)
         if (__atomic_load_n(&w->word, __ATOMIC_RELAXED) == ASLEEP)
-            wake(w, TRY);
+            wake_to_try(w);
     pthread_mutex_unlock(&t->mu);
     for (uint32_t i = 0; i < t->n; i++)
         t->ask(t->arg, i);

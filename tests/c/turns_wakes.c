@@ -72,6 +72,57 @@ T_CASE(turns_two, "turns/two-units-wake-two-threads", .providers = T_SHM, .secon
     free(s.t);
 }
 
+static _Thread_local bool held_back;
+
+/* Like set_asked, but a thread that is held back does not return before flag 1 is set. */
+static void ask_or_stay(void *arg, uint32_t unit) {
+    turns_and_flags *s = arg;
+    if (!held_back) {
+        __atomic_add_fetch(&s->asked[0], unit == 1, __ATOMIC_SEQ_CST);
+        return;
+    }
+    while (!__atomic_load_n(&s->asked[1], __ATOMIC_ACQUIRE))
+        sched_yield();
+}
+
+static void *take_any_held_back(void *arg) {
+    held_back = true;
+    return take_any(arg);
+}
+
+/* The first thread is woken for one unit. Before it runs it has waited for so long that it is handed the other one. The second thread must
+ * learn of the unit that the first was woken for. */
+T_CASE(turns_handed, "turns/a-handed-unit-passes-the-wake-on", .providers = T_SHM, .seconds = 20) {
+    turns_and_flags s;
+    thread_of_turns w[2];
+    uint32_t unit;
+    for (uint64_t round = t_pick(40, 10); round; round--) {
+        make(&s, 2);
+        s.t->ask = ask_or_stay;
+        for (uint32_t i = 0; i < 2; i++) /* without a claim: a thread with one is not asked */
+            CHECK_STATUS(dp_turns_take(s.t, DP_TURN_BRIEF, i, false, 0, &unit), DP_OK);
+        int64_t began = dp_now_ns();
+        w[0] = (thread_of_turns){.s = &s};
+        CHECK(!pthread_create(&w[0].thread, NULL, take_any_held_back, &w[0]));
+        while (__atomic_load_n(&s.t->waiting, __ATOMIC_SEQ_CST) < 1)
+            sched_yield();
+        begin_take(&w[1], &s, 0, 2, &w[0]);
+        while (!__atomic_load_n(&s.asked[0], __ATOMIC_SEQ_CST)) /* then it goes to sleep */
+            sched_yield();
+        dp_turns_give(s.t, 0);
+        while (dp_now_ns() < began + 2 * DP_TURN_PATIENCE_NS)
+            dp_cpu_pause();
+        dp_turns_give(s.t, 1);
+        __atomic_store_n(&s.asked[1], 1, __ATOMIC_RELEASE);
+        for (int i = 0; i < 2; i++) {
+            CHECK(!pthread_join(w[i].thread, NULL));
+            CHECK_STATUS(w[i].status, DP_OK);
+        }
+        CHECK_NE(w[0].unit, w[1].unit);
+        free(s.t);
+    }
+}
+
 /* A unit becomes free when the deadline of the thread that is woken for it passes. That thread takes it, or wakes the next one. */
 T_CASE(turns_late, "turns/a-late-thread-wakes-the-next", .providers = T_SHM, .seconds = 20) {
     turns_and_flags s;
