@@ -329,13 +329,12 @@ static bool unreachable(const rfaas_acquisition *a) {
 }
 
 /* Asks for another executor than that of the grant. The last error of this thread is that of connecting to its workers. */
-static bool go_on(rfaas_acquisition *a, uint32_t granted_by) {
+static bool go_on(rfaas_acquisition *a) {
     snprintf(a->text, sizeof a->text, "%s", rfaas_last_error());
     uint64_t old = change_key(a->lease, a->grant);
     drop_channels(a->grant);
     memset(a->grant->starts, 0, sizeof a->grant->starts);
     a->cached = 0;
-    a->from = granted_by;
     bool done = send_step(a, true, old);
     rfaas_api_release_workers(a->lease, old, false);
     return done;
@@ -352,6 +351,7 @@ static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
         return done;
     }
     memcpy(&c, r->data, sizeof c);
+    a->from = r->generation;
     c.executor[sizeof c.executor - 1] = c.node[sizeof c.node - 1] = c.provider[sizeof c.provider - 1] = 0;
     memcpy(h->executor, c.executor, sizeof h->executor);
     memcpy(h->node, c.node, sizeof h->node);
@@ -364,7 +364,7 @@ static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
         h->held_by = c.handed ? r->generation : 0;
         a->unreached = 0;
         int status = take_grant(a, &c, r->data + sizeof c, r->size - sizeof c);
-        done = unreachable(a) ? go_on(a, r->generation) : finished(a, status);
+        done = unreachable(a) ? go_on(a) : finished(a, status);
     }
     rfaas_reply_free(r);
     return done;

@@ -174,7 +174,7 @@ typedef struct rfaas_acquisition {
     bool done;
     int64_t starved; /* since when rfaas_api_starved has been true; 0: it is not */
     uint32_t lost;  /* agents that ended during it */
-    uint32_t from;  /* generation of the agent whose search is to continue after unreachable workers; 0: none */
+    uint32_t from;  /* generation of the agent that named the last candidate, whose search the next step continues; 0: none */
     int status;     /* once it is done */
     int unreached;  /* status of the failed connection to the workers of the last grant; 0: none failed */
     char text[512]; /* of its error */

@@ -79,14 +79,15 @@ func (c *client) closeSession(r *request) error {
 	if err != nil {
 		return err
 	}
-	s, err := c.session("close session", m.Session)
-	if err != nil {
-		return err
-	}
 	c.mu.Lock()
-	delete(c.sessions, m.Session)
+	s := c.sessions[m.Session]
+	if s != nil {
+		delete(c.sessions, m.Session)
+	}
 	c.mu.Unlock()
-	s.control.Close()
+	if s != nil { // else an earlier agent opened it, and it ended with that one
+		s.control.Close()
+	}
 	return nil
 }
 
