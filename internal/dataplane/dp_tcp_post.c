@@ -1,8 +1,8 @@
 /* Posts of the tcp provider. A post has consumed its source when it returns: bytes that the socket does not take are copied.
  *
- * Frames with up to 64 KB of payload are copied behind their header and sent by one call, together with earlier frames that a post with DP_MORE has left for the next one. For
- * larger frames, the header is sent with MSG_MORE and the payload without a copy, because a second call costs less than the copy. sendmsg
- * would need neither the copy nor the second call, but a sealed worker may not use it. */
+ * A frame with up to 64 KB of payload is copied behind its header and sent by one call, together with earlier frames whose posts had
+ * DP_MORE. For a larger frame, the header is sent with MSG_MORE and the payload without a copy, because a second call costs less than the
+ * copy. sendmsg would need neither the copy nor the second call, but a sealed worker may not use it. */
 #include "dp_tcp_impl.h"
 
 #include <errno.h>

@@ -24,9 +24,9 @@ func leaseCores(cores []topology.Core) []lease.Core {
 	return list
 }
 
-// chooseProviders returns the providers that this node offers: those that the settings name, or with auto those that work. ofi says
-// whether the settings ask for it. load loads libibverbs:
-// without it the worker program finds no devices. openOFI reports why workers could not open the ofi device.
+// chooseProviders returns the providers that this node offers: those in asked or, if asked is nil (auto), those that work here. ofi tells
+// whether the settings ask for provider ofi. load loads libibverbs, without which the worker program finds no devices. openOFI
+// returns an error if workers could not open the device of ofi.
 func chooseProviders(asked []string, ofi bool, verbsDevices int, load, openOFI func() error) ([]string, error) {
 	if ofi {
 		if err := openOFI(); err != nil {
