@@ -1,7 +1,7 @@
-/* Compares round trips of the tcp provider with those of a bare pair of TCP sockets, encrypted ones with unencrypted ones, and those of ofi over
- * libfabric's tcp with bare ones, on loopback. Target: ofi/bare at most 1.45. Without libfabric, that column has a dash. Both sides spin,
- * each on its own processor if there are two. Each round measures all kinds, and the result is the median of the rounds' ratios,
- * because a time depends as much on the machine and its load as on the program.
+/* Compares the tcp provider with a bare pair of TCP sockets, encrypted connections with unencrypted ones, and ofi over libfabric's tcp with
+ * bare sockets, on loopback: round trips of four sizes, then the rate of 8-byte round trips with 64 in flight. Without libfabric, the
+ * column ofi has a dash. Both sides spin, each on its own processor if there are two. Each round measures all kinds, and the result is the
+ * median of the rounds' ratios, because a time depends as much on the machine and its load as on the program.
  *
  *   build/bench-tcp/pingpong [ROUNDS [MILLISECONDS]]     default: 15 rounds of about 60 ms for each kind and size
  */
@@ -20,7 +20,7 @@
 
 #include "dp_tcp.h"
 
-enum { LARGEST = 1 << 20, ROUNDS_MAX = 1000 };
+enum { LARGEST = 1 << 20, ROUNDS_MAX = 1000, IN_FLIGHT = 64 };
 static const uint32_t sizes[] = {8, 4 << 10, 64 << 10, 1 << 20};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
@@ -68,20 +68,26 @@ static void move(int fd, void *data, size_t len, bool out) {
     }
 }
 
-static void post(wire *s, uint32_t size) {
+/* flags: 0 or DP_MORE. */
+static void post(wire *s, uint32_t size, uint32_t flags) {
     dp_sge sge = {s->local->addr, size, s->local->lkey};
     int st;
-    while ((st = dp_post_write_imm(s->qp, &sge, 1, s->peer_addr, s->peer_key, 1, 0, 0)) == DP_BUSY)
+    while ((st = dp_post_write_imm(s->qp, &sge, 1, s->peer_addr, s->peer_key, 1, 0, flags)) == DP_BUSY)
         dp_cpu_pause();
     must(st, &(dp_error){.msg = "a post failed"});
 }
 
-static void take(wire *s) {
-    dp_wc wc;
-    while (dp_cq_poll(s->cq, &wc, 1) == 0)
+/* Waits for arrivals, takes at most `most` of them and returns how many. */
+static int take(wire *s, int most) {
+    dp_wc wc[IN_FLIGHT];
+    int n;
+    while ((n = dp_cq_poll(s->cq, wc, most)) == 0)
         need(!dp_qp_broken(s->qp), "the connection broke");
-    must(wc.status, &(dp_error){.msg = "a completion failed"});
-    must(dp_post_recv(s->qp, 0), &(dp_error){.msg = "a receive could not be posted"});
+    for (int i = 0; i < n; i++) {
+        must(wc[i].status, &(dp_error){.msg = "a completion failed"});
+        must(dp_post_recv(s->qp, 0), &(dp_error){.msg = "a receive could not be posted"});
+    }
+    return n;
 }
 
 /* n round trips. Returns ns for one of them. */
@@ -94,10 +100,42 @@ static double run(side *s, int kind, uint32_t size, int n) {
             if (kind == BARE)
                 move(s->bare, out ? l->local->addr : l->mem->addr, size, out);
             else if (out)
-                post(l, size);
+                post(l, size, 0);
             else
-                take(l);
+                take(l, 1);
         }
+    return (double)(dp_now_ns() - start) / n;
+}
+
+/* One message for each `size` bytes. Waits for a message and returns how many came with it, at most `most`. */
+static int take_bare(side *s, uint32_t size, int most) {
+    uint8_t all[IN_FLIGHT * 8];
+    ssize_t n;
+    while ((n = recv(s->bare, all, size * (uint32_t)most, MSG_DONTWAIT)) < 0 && errno == EAGAIN)
+        dp_cpu_pause();
+    need(n > 0, "the other side has ended");
+    int part = (int)(n % size);
+    if (part)
+        move(s->bare, all, size - (uint32_t)part, false);
+    return (int)(n / size) + (part != 0);
+}
+
+/* n round trips of 8 bytes with IN_FLIGHT under way. With `batched`, posts that follow one another are sent together. Returns ns for one. */
+static double run_in_flight(side *s, int kind, bool batched, int n) {
+    enum { SIZE = 8 };
+    wire *l = &s->links[kind == BARE ? PLAIN : kind];
+    int64_t start = dp_now_ns();
+    int ready = s->asks ? IN_FLIGHT : 0;
+    for (int sent = 0, got = 0; sent < n || got < n;) {
+        for (int burst = ready < n - sent ? ready : n - sent; burst > 0; burst--, sent++)
+            if (kind == BARE)
+                move(s->bare, l->local->addr, SIZE, true);
+            else
+                post(l, SIZE, batched && burst > 1 ? DP_MORE : 0);
+        int most = n - got < IN_FLIGHT ? n - got : IN_FLIGHT;
+        ready = most == 0 ? 0 : kind == BARE ? take_bare(s, SIZE, most) : take(l, most);
+        got += ready;
+    }
     return (double)(dp_now_ns() - start) / n;
 }
 
@@ -148,10 +186,10 @@ static wire open_link(int kind, int ctl) {
     must(dp_domain_create(s.dev, &s.domain, &err), &err);
     must(dp_mem_alloc(s.domain, LARGEST, DP_REMOTE_WRITE, &s.mem, &err), &err);
     must(dp_mem_alloc(s.domain, LARGEST, 0, &s.local, &err), &err);
-    must(dp_cq_create(s.dev, 64, &s.cq, &err), &err);
-    dp_qp_attr attr = {.max_send = 16, .max_recv = 16, .expose = {s.mem}, .n_expose = 1};
+    must(dp_cq_create(s.dev, 4 * IN_FLIGHT, &s.cq, &err), &err);
+    dp_qp_attr attr = {.max_send = IN_FLIGHT, .max_recv = IN_FLIGHT, .expose = {s.mem}, .n_expose = 1};
     must(dp_qp_create(s.domain, s.cq, &attr, &s.qp, &err), &err);
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < IN_FLIGHT; i++)
         must(dp_post_recv(s.qp, 0), &(dp_error){.msg = "a receive could not be posted"});
     must(dp_qp_export(s.qp, mine.blob, &mine.len, &err), &err);
     mine.addr = (uint64_t)(uintptr_t)s.mem->addr;
@@ -216,6 +254,35 @@ static void measure(side *s, int ctl, uint32_t size, int rounds, int ms) {
         printf("  %8s\n", "-");
 }
 
+static void measure_in_flight(side *s, int ctl, int rounds, int ms) {
+    enum { COLUMNS = 4 };
+    const struct {
+        int kind;
+        bool batched;
+    } columns[COLUMNS] = {{BARE, false}, {PLAIN, false}, {PLAIN, true}, {ENCRYPTED, true}};
+    double ns[COLUMNS][ROUNDS_MAX], ratio[ROUNDS_MAX];
+    int n = 2000;
+    for (int i = 0; i < COLUMNS; i++)
+        run_in_flight(s, columns[i].kind, columns[i].batched, n);
+    double warm = run_in_flight(s, PLAIN, false, n);
+    if (s->asks) {
+        n = (int)(ms * 1e6 / warm) + 1;
+        move(ctl, &n, sizeof n, true);
+    } else {
+        move(ctl, &n, sizeof n, false);
+    }
+    for (int r = 0; r < rounds; r++) {
+        for (int i = 0; i < COLUMNS; i++)
+            ns[i][r] = run_in_flight(s, columns[i].kind, columns[i].batched, n);
+        ratio[r] = ns[0][r] / ns[1][r];
+    }
+    if (!s->asks)
+        return;
+    printf("\n8 bytes, %d in flight, thousands a second: bare %.0f, tcp %.0f (%.3f of bare), tcp batched %.0f, encrypted batched %.0f\n", IN_FLIGHT,
+           1e6 / median(ns[0], rounds), 1e6 / median(ns[1], rounds), median(ratio, rounds), 1e6 / median(ns[2], rounds),
+           1e6 / median(ns[3], rounds));
+}
+
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 15, ms = argc > 2 ? atoi(argv[2]) : 60, ctl[2];
     if (rounds < 1 || rounds > ROUNDS_MAX || ms < 1 || argc > 3) {
@@ -234,6 +301,7 @@ int main(int argc, char **argv) {
         printf("%8s  %10s  %10s  %8s  %12s  %14s  %8s\n", "bytes", "bare us", "tcp us", "tcp/bare", "encrypted us", "encrypted/tcp", "ofi/bare");
     for (int i = 0; i < SIZES; i++)
         measure(&s, ctl[asks], sizes[i], rounds, ms);
+    measure_in_flight(&s, ctl[asks], rounds, ms);
     int status = 0;
     if (asks)
         waitpid(child, &status, 0);
