@@ -191,6 +191,14 @@ int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, u
     return made_region(d->dev->ops->mem_window(d, whole, offset, size, access, out, err), out);
 }
 
+int dp_mem_file(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err) {
+    if (!d->dev->ops->mem_file)
+        return dp_mem_register(d, map, size, DP_REMOTE_READ, out, err);
+    if (!map || size == 0 || size > (1ull << 40))
+        return dp_fail(err, DP_INVALID, 0, "register file: address %p size %llu", map, (unsigned long long)size);
+    return made_region(d->dev->ops->mem_file(d, fd, map, size, out, err), out);
+}
+
 void dp_mem_free(dp_mem *m) {
     if (!m)
         return;

@@ -227,6 +227,7 @@ struct dp_ops {
     int (*mem_alloc)(dp_domain *, uint64_t size, uint32_t access, dp_mem **, dp_error *);
     int (*mem_register)(dp_domain *, void *, uint64_t size, uint32_t access, dp_mem **, dp_error *);
     int (*mem_window)(dp_domain *, dp_mem *, uint64_t offset, uint64_t size, uint32_t access, dp_mem **, dp_error *);
+    int (*mem_file)(dp_domain *, int fd, void *map, uint64_t size, dp_mem **, dp_error *); /* NULL: mem_register does as well */
     void (*mem_free)(dp_mem *);
     int (*cq_create)(dp_dev *, uint32_t capacity, dp_cq **, dp_error *);
     int (*cq_create_beside)(dp_cq *, uint32_t capacity, dp_cq **, dp_error *); /* NULL: cq_create does as well */
@@ -324,6 +325,9 @@ int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp
  * that may not write cannot map them writable; its queue pair checks the exact bounds. */
 int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
                   dp_error *err);
+/* dp_mem_file registers a memory file that the caller has mapped whole at `map` and keeps mapped, for remote reading. The file is sealed
+ * against shrinking and growing: shm gives peers a descriptor that is opened for reading. The caller keeps fd. */
+int dp_mem_file(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err);
 void dp_mem_free(dp_mem *m);
 
 /* ---- completion queues ---- */

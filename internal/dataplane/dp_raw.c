@@ -10,8 +10,9 @@
 #define SPIN_NS 50000           /* then block */
 #define BLOCK_MAX_NS 100000000  /* and look after the peer this often */
 
-/* Memory: DP_RAW_CHUNK for operations that are waited for, then a place for each write that is not. */
+/* Memory: `pieces` pieces for operations that are waited for, then a place for each write that is not. */
 #define SCRATCH_SIZE (DP_RAW_CHUNK + DP_RAW_BATCH * DP_RAW_POSTED_MAX)
+#define BULK_ANSWERS (2u * DP_RAW_PIECES * DP_RAW_PIECE) /* tcp: the answers of DP_RAW_PIECES reads, with their frames and records */
 
 /* All buffers of the queue pair. Those for sending grow at most once: when answers fill them, all posts wait behind the answers. */
 _Static_assert(TCP_ONE_SEND >= DP_RAW_ANSWERS && TCP_ONE_SEND >= DP_RAW_BATCH * (DP_RAW_POSTED_MAX + sizeof(tcp_frame)) + 4 * TCP_RECORD_EXTRA &&
@@ -19,17 +20,19 @@ _Static_assert(TCP_ONE_SEND >= DP_RAW_ANSWERS && TCP_ONE_SEND >= DP_RAW_BATCH * 
                                            sizeof(dp_raw) + 4096,
                "memory of a connection on tcp");
 
-int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err) {
+static int create(dp_domain *d, dp_mem *const *expose, uint32_t n, bool bulk, dp_raw **out, dp_error *err) {
     if (n > DP_EXPOSE_MAX)
         return dp_fail(err, DP_INVALID, 0, "create queue pair: %u exposed regions, at most %d", n, DP_EXPOSE_MAX);
     dp_raw *r = calloc(1, sizeof *r);
     if (!r)
         return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
     pthread_mutex_init(&r->lock, NULL);
-    dp_qp_attr attr = {.max_send = 2 * DP_RAW_BATCH, .max_recv = 1, .n_expose = n, .max_answers = DP_RAW_ANSWERS};
+    r->piece = bulk ? DP_RAW_PIECE : DP_RAW_CHUNK;
+    r->pieces = bulk ? DP_RAW_PIECES : 1;
+    dp_qp_attr attr = {.max_send = 2 * DP_RAW_BATCH, .max_recv = 1, .n_expose = n, .max_answers = bulk ? BULK_ANSWERS : DP_RAW_ANSWERS};
     for (uint32_t i = 0; i < n; i++)
         attr.expose[i] = expose[i];
-    int st = dp_mem_alloc(d, SCRATCH_SIZE, 0, &r->scratch, err);
+    int st = dp_mem_alloc(d, (uint64_t)r->pieces * r->piece + SCRATCH_SIZE - DP_RAW_CHUNK, 0, &r->scratch, err);
     if (!st)
         st = dp_cq_create(d->dev, attr.max_send + attr.max_recv, &r->cq, err);
     if (!st)
@@ -40,6 +43,14 @@ int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out,
     }
     *out = r;
     return DP_OK;
+}
+
+int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err) {
+    return create(d, expose, n, false, out, err);
+}
+
+int dp_raw_create_bulk(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err) {
+    return create(d, expose, n, true, out, err);
 }
 
 void dp_raw_destroy(dp_raw *r) {
@@ -150,13 +161,17 @@ static uint64_t even_id(dp_raw *r) { return (r->next_id += 2) & ~1ull; }
 
 int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
     int st = may_wait(r);
-    for (uint64_t at = 0; !st && at < len;) {
-        uint32_t n = len - at < DP_RAW_CHUNK ? (uint32_t)(len - at) : DP_RAW_CHUNK, done = 0;
-        dp_sge s = scratch_at(r, 0, n);
-        st = posted(r, dp_post_read(r->qp, &s, raddr + at, rkey, even_id(r), DP_SIGNALED));
-        if (!st && !(st = await(r, 1, &done, deadline)))
-            memcpy((uint8_t *)dst + at, s.addr, n);
-        at += n;
+    const uint64_t most = (uint64_t)r->pieces * r->piece;
+    for (uint64_t at = 0, n; !st && at < len; at += n) {
+        n = len - at < most ? len - at : most;
+        uint32_t posts = 0, done = 0;
+        for (uint64_t from = 0; !st && from < n; from += r->piece, posts++) {
+            dp_sge s = scratch_at(r, (uint32_t)from, n - from < r->piece ? (uint32_t)(n - from) : r->piece);
+            uint32_t more = from + s.len < n ? DP_MORE : 0;
+            st = posted(r, dp_post_read(r->qp, &s, raddr + at + from, rkey, even_id(r), DP_SIGNALED | more));
+        }
+        if (!st && !(st = await(r, posts, &done, deadline)))
+            memcpy((uint8_t *)dst + at, r->scratch->addr, n);
     }
     return st;
 }
@@ -203,7 +218,7 @@ static int post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32
         return DP_INVALID;
     if (r->posted - r->reaped >= DP_RAW_BATCH)
         return DP_BUSY;
-    uint32_t at = DP_RAW_CHUNK + r->posted % DP_RAW_BATCH * DP_RAW_POSTED_MAX;
+    uint32_t at = r->pieces * r->piece + r->posted % DP_RAW_BATCH * DP_RAW_POSTED_MAX;
     dp_sge s = scratch_at(r, at, len);
     memcpy((uint8_t *)r->scratch->addr + at, src, len);
     st = posted(r, dp_post_write(r->qp, &s, 1, raddr, rkey, even_id(r) | 1, DP_SIGNALED));

@@ -13,6 +13,8 @@
 #define DP_RAW_BATCH 16                /* atomics of one call, and writes that are not waited for */
 #define DP_RAW_POSTED_MAX 256          /* bytes of such a write */
 #define DP_RAW_CHUNK 4096u              /* larger reads and writes are made in pieces */
+#define DP_RAW_PIECE (128u << 10)       /* bulk reads are made in pieces of this size, */
+#define DP_RAW_PIECES 8                 /* so many at a time */
 #define DP_RAW_ANSWERS (64u << 10)      /* tcp: bytes of answers that a peer may leave unreceived beyond the socket's buffer */
 /* Most memory of a connection on tcp: its buffers, encrypted or not. The kernel's socket buffers come on top of it. */
 #define DP_RAW_TCP_BYTES (288u << 10)
@@ -21,6 +23,9 @@ typedef struct dp_raw dp_raw;
 
 /* The peer may reach the n regions of `expose`, all of domain d, and on verbs all of d. */
 int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err);
+/* dp_raw_create for connections by which a peer reads much: both sides use it. dp_raw_read then has DP_RAW_PIECES reads of DP_RAW_PIECE bytes
+ * under way at a time, so that it does not wait for a round trip after each. The connection uses about 4 MiB. */
+int dp_raw_create_bulk(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err);
 void dp_raw_destroy(dp_raw *r);
 int dp_raw_export(dp_raw *r, void *blob, uint32_t *len, dp_error *err);
 int dp_raw_connect(dp_raw *r, const void *blob, uint32_t len, dp_error *err);

@@ -10,6 +10,7 @@ struct dp_raw {
     dp_cq *cq;
     dp_qp *qp;
     dp_mem *scratch;
+    uint32_t piece, pieces; /* reads and writes that are waited for: bytes of one, and reads at a time */
     pthread_mutex_t lock; /* with a server: everything below, and all use of cq and qp */
     uint64_t next_id;     /* of the next post; odd ones are not waited for */
     uint32_t posted;      /* writes that were posted, */

@@ -146,6 +146,25 @@ static int shm_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t
     return DP_OK;
 }
 
+static int shm_mem_file(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err) {
+    shm_mem *m = calloc(1, sizeof *m);
+    if (!m)
+        return dp_fail(err, DP_FATAL, ENOMEM, "register file");
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    m->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (m->fd < 0) {
+        int e = errno;
+        free(m);
+        return dp_fail(err, DP_FATAL, e, "register file: descriptor");
+    }
+    m->window = true;
+    m->m = (dp_mem){.domain = d, .addr = map, .size = size, .access = DP_REMOTE_READ};
+    new_rkey(m);
+    *out = &m->m;
+    return DP_OK;
+}
+
 static void shm_mem_free(dp_mem *mem) {
     shm_mem *m = (shm_mem *)mem;
     if (m->fd >= 0) {
@@ -518,6 +537,7 @@ static const dp_ops shm_ops = {
     .mem_alloc = shm_mem_alloc,
     .mem_register = shm_mem_register,
     .mem_window = shm_mem_window,
+    .mem_file = shm_mem_file,
     .mem_free = shm_mem_free,
     .cq_create = shm_cq_create,
     .cq_create_beside = shm_cq_create_beside,

@@ -79,7 +79,7 @@ typedef struct shm_qp shm_qp;
 typedef struct shm_mem {
     dp_mem m;
     int fd;           /* -1: the caller's memory */
-    bool window;      /* the mapping is another region's */
+    bool window;      /* the mapping is another region's, or the caller's */
     uint64_t offset;  /* in fd */
     bool lost;        /* its mapping is gone, and other memory may be mapped at its address */
     uint32_t exposed; /* queue pairs that expose it */

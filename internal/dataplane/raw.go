@@ -8,9 +8,13 @@ import "C"
 import (
 	"context"
 	"fmt"
+	"math"
+	"os"
 	"sync"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Access is what a peer may do with memory.
@@ -51,7 +55,10 @@ func (d *Domain) Close() {
 }
 
 // Memory is registered memory outside the Go heap that peers may reach.
-type Memory struct{ c *C.dp_mem }
+type Memory struct {
+	c   *C.dp_mem
+	own []byte // mapping of a file, or nil
+}
 
 // Ref is what a peer needs to reach memory.
 type Ref struct {
@@ -81,6 +88,36 @@ func (d *Domain) Window(whole *Memory, offset, size uint64, access Access) (*Mem
 	return &m, nil
 }
 
+// File makes a memory file of size bytes readable by peers, without a copy. It must be sealed against shrinking and growing. The caller may
+// close f.
+func (d *Domain) File(f *os.File, size uint64) (*Memory, error) {
+	if size == 0 || size > math.MaxInt {
+		return nil, &Error{Op: "register file", Status: StatusInvalid, Detail: fmt.Sprintf("%d bytes", size)}
+	}
+	var m Memory
+	var e C.dp_error
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	failed := false
+	if cerr := raw.Control(func(fd uintptr) {
+		if m.own, err = unix.Mmap(int(fd), 0, int(size), unix.PROT_READ, unix.MAP_SHARED); err == nil {
+			failed = C.dp_mem_file(d.c, C.int(fd), unsafe.Pointer(&m.own[0]), C.uint64_t(size), &m.c, &e) != 0
+		}
+	}); cerr != nil {
+		return nil, cerr
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("map a file of %d bytes: %w", size, err)
+	case failed:
+		_ = unix.Munmap(m.own)
+		return nil, cError("register file", &e)
+	}
+	return &m, nil
+}
+
 // Bytes is the memory, valid until Free. Peers change it as they may.
 func (m *Memory) Bytes() []byte { return unsafe.Slice((*byte)(m.c.addr), int(m.c.size)) }
 
@@ -93,6 +130,10 @@ func (m *Memory) Ref() Ref {
 func (m *Memory) Free() {
 	C.dp_mem_free(m.c)
 	m.c = nil
+	if m.own != nil {
+		_ = unix.Munmap(m.own)
+		m.own = nil
+	}
 }
 
 // Conn is a connection for control: remote operations that are waited for one by one. After an error it is of no use any more.
@@ -107,7 +148,12 @@ type Conn struct {
 const ConnTCPBytes = C.DP_RAW_TCP_BYTES
 
 // NewConn makes a connection that is not connected yet. The peer may reach the exposed memory, which is of this domain.
-func (d *Domain) NewConn(expose ...*Memory) (*Conn, error) {
+func (d *Domain) NewConn(expose ...*Memory) (*Conn, error) { return d.newConn(false, expose) }
+
+// NewBulkConn is NewConn for connections by which a peer reads much. Both sides use it.
+func (d *Domain) NewBulkConn(expose ...*Memory) (*Conn, error) { return d.newConn(true, expose) }
+
+func (d *Domain) newConn(bulk bool, expose []*Memory) (*Conn, error) {
 	if len(expose) > MaxExposed {
 		return nil, &Error{Op: "create connection", Status: StatusInvalid, Detail: fmt.Sprintf("%d exposed regions, at most %d", len(expose), MaxExposed)}
 	}
@@ -117,7 +163,13 @@ func (d *Domain) NewConn(expose ...*Memory) (*Conn, error) {
 	}
 	var c Conn
 	var e C.dp_error
-	if C.dp_raw_create(d.c, &regions[0], C.uint32_t(len(expose)), &c.c, &e) != 0 {
+	var st C.int
+	if bulk {
+		st = C.dp_raw_create_bulk(d.c, &regions[0], C.uint32_t(len(expose)), &c.c, &e)
+	} else {
+		st = C.dp_raw_create(d.c, &regions[0], C.uint32_t(len(expose)), &c.c, &e)
+	}
+	if st != 0 {
 		return nil, cError("create connection", &e)
 	}
 	return &c, nil

@@ -87,11 +87,18 @@ func connect(t *testing.T, a, b *Domain, expose ...*Memory) (mine, peers *Conn) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(mine.Close)
 	peers, err = b.NewConn()
 	if err != nil {
 		t.Fatal(err)
 	}
+	join(t, mine, peers)
+	return mine, peers
+}
+
+// join connects two connections, and closes them at the end of the test. On tcp a server serves the first one.
+func join(t *testing.T, mine, peers *Conn) {
+	t.Helper()
+	t.Cleanup(mine.Close)
 	t.Cleanup(peers.Close)
 	x, err := mine.Blob()
 	if err != nil {
@@ -111,7 +118,6 @@ func connect(t *testing.T, a, b *Domain, expose ...*Memory) (mine, peers *Conn) 
 			t.Fatal(err)
 		}
 	}
-	return mine, peers
 }
 
 func TestRawProviderOperations(t *testing.T) {
