@@ -92,6 +92,15 @@ func (f *Function) collect(in, out []Piece) (*c.Pieces, error) {
 	return p, err
 }
 
+// collectParts returns the pieces of a table as C takes them.
+func collectParts(op string, parts []Piece) (*c.Pieces, error) {
+	p := freePieces.Get().(*c.Pieces)
+	if bad := addPieces(p, parts); bad >= 0 {
+		return p, badPiece(op, "parts", bad, parts)
+	}
+	return p, nil
+}
+
 func dropPieces(p *c.Pieces) {
 	p.Clear()
 	freePieces.Put(p)
@@ -99,15 +108,27 @@ func dropPieces(p *c.Pieces) {
 
 // add appends the pieces of a payload or result.
 func (f *Function) add(p *c.Pieces, name string, pieces []Piece) error {
+	if bad := addPieces(p, pieces); bad >= 0 {
+		return badPiece(f.op(), name, bad, pieces)
+	}
+	return nil
+}
+
+// addPieces appends pieces. It returns the index of the first malformed one, -1 if there is none.
+func addPieces(p *c.Pieces, pieces []Piece) (bad int) {
 	for i, e := range pieces {
 		switch {
 		case e.Size == 0:
 			p.Add(e.Bytes, len(e.Bytes), 1, 0)
 		case e.Size < 0 || e.Stride < e.Size:
-			return fail(f.op(), dataplane.StatusInvalid, "%s[%d] has Size %d and Stride %d, want a Stride of at least Size", name, i, e.Size, e.Stride)
+			return i
 		case len(e.Bytes) >= e.Size:
 			p.Add(e.Bytes, e.Size, (len(e.Bytes)-e.Size)/e.Stride+1, e.Stride)
 		}
 	}
-	return nil
+	return -1
+}
+
+func badPiece(op, name string, i int, pieces []Piece) error {
+	return fail(op, dataplane.StatusInvalid, "%s[%d] has Size %d and Stride %d, want a Stride of at least Size", name, i, pieces[i].Size, pieces[i].Stride)
 }

@@ -70,6 +70,11 @@ type Terms struct {
 	Fingerprint [32]byte
 }
 
+// sameRequest reports whether terms come from the same request. The defaults that its receiver fills in may have changed since.
+func (t Terms) sameRequest(again *Terms) bool {
+	return t == *again || t.Fingerprint != [32]byte{} && t.Fingerprint == again.Fingerprint && t.Tenant == again.Tenant
+}
+
 // memory is what all workers get together.
 func (t Terms) memory() uint64 { return uint64(t.Workers) * t.MemoryPerWorker }
 

@@ -40,6 +40,7 @@ type Capacity struct {
 	Memory, FreeMemory uint64
 	Leases             int // leases that hold resources, without cached ones
 	Cached             int
+	SetAside           uint64 // bytes of Memory that SetAside has taken
 }
 
 // Table keeps the leases. All methods may be called from any goroutine; only Wait blocks.
@@ -51,6 +52,7 @@ type Table struct {
 	cores        *cores
 	memory       uint64 // free, without cachedMemory
 	cachedMemory uint64
+	setAside     uint64
 	draining     bool
 	leases       map[ID]*record
 	requests     map[RequestID]*record
@@ -95,7 +97,7 @@ func (t *Table) Request(rid RequestID, terms Terms, reuse ID) (l Lease, first bo
 	defer t.mu.Unlock()
 	if r := t.requests[rid]; r != nil {
 		switch {
-		case r.Terms != terms || r.Reuses != reuse:
+		case !r.Terms.sameRequest(&terms) || r.Reuses != reuse:
 			return Lease{}, false, fmt.Errorf("request id %x was used with other terms: %w", rid[:], ErrInvalid)
 		case r.State.Ended():
 			return Lease{}, false, r.ended()
@@ -246,6 +248,27 @@ func (t *Table) releaseResources(r *record) {
 	t.holding--
 }
 
+// SetAside takes bytes away from what leases may have, for data that several leases share. ErrBusy: so much is not free; the memory of cached
+// leases is not.
+func (t *Table) SetAside(bytes uint64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if bytes > t.memory {
+		return fmt.Errorf("%d bytes wanted, %d of %d are free: %w", bytes, t.memory, t.cfg.Memory, ErrBusy)
+	}
+	t.memory -= bytes
+	t.setAside += bytes
+	return nil
+}
+
+// GiveBack returns bytes that SetAside has taken.
+func (t *Table) GiveBack(bytes uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.memory += bytes
+	t.setAside -= bytes
+}
+
 // Grant turns a requested lease into a granted one; its time runs from now on.
 func (t *Table) Grant(id ID) (Lease, error) {
 	t.mu.Lock()
@@ -343,7 +366,7 @@ func (t *Table) Capacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return Capacity{Cores: t.cores.total(), FreeCores: t.cores.free(), Memory: t.cfg.Memory,
-		FreeMemory: t.memory + t.cachedMemory, Leases: t.holding, Cached: len(t.cached)}
+		FreeMemory: t.memory + t.cachedMemory, Leases: t.holding, Cached: len(t.cached), SetAside: t.setAside}
 }
 
 // Changed receives when a deadline may have become earlier than the last Due said. One owner reads it.

@@ -3,6 +3,7 @@ package lease
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -136,6 +137,39 @@ func TestMemoryIsCounted(t *testing.T) {
 	_, _, err := tab.Request(rid(2), Terms{Workers: 1, CoresPerWorker: 1, MemoryPerWorker: 500, Duration: time.Minute}, 0)
 	if !errors.Is(err, ErrBusy) {
 		t.Fatalf("500 of 400 free bytes: %v, want ErrBusy", err)
+	}
+}
+
+// Memory that is set aside is neither free nor leased, and a repeated request gets its lease although defaults have changed.
+func TestSetAside(t *testing.T) {
+	tab := newTable(t, Config{})
+	tm := Terms{Workers: 1, CoresPerWorker: 1, MemoryPerWorker: 600, Duration: time.Minute, Fingerprint: [32]byte{1}}
+	l := granted(t, tab, 1, tm)
+	if err := tab.SetAside(401); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "401 bytes wanted, 400 of 1000 are free") {
+		t.Fatalf("401 of 400 free bytes: %v", err)
+	}
+	if err := tab.SetAside(300); err != nil {
+		t.Fatal(err)
+	}
+	if c := tab.Capacity(); c.FreeMemory != 100 || c.SetAside != 300 || c.Memory != 1000 {
+		t.Errorf("%+v", c)
+	}
+	_, _, err := tab.Request(rid(2), Terms{Workers: 1, CoresPerWorker: 1, MemoryPerWorker: 101, Duration: time.Minute}, 0)
+	if !errors.Is(err, ErrBusy) {
+		t.Errorf("101 of 100 free bytes: %v, want ErrBusy", err)
+	}
+	again := tm
+	again.MemoryPerWorker = 500
+	if same, first, err := tab.Request(rid(1), again, 0); err != nil || first || same.ID != l.ID {
+		t.Errorf("the same request: %v, %t, %v", same.ID, first, err)
+	}
+	again.Fingerprint[0]++
+	if _, _, err := tab.Request(rid(1), again, 0); !errors.Is(err, ErrInvalid) {
+		t.Errorf("another request: %v, want ErrInvalid", err)
+	}
+	tab.GiveBack(300)
+	if c := tab.Capacity(); c.FreeMemory != 400 || c.SetAside != 0 {
+		t.Errorf("%+v", c)
 	}
 }
 

@@ -15,6 +15,7 @@
 #include "dp_tcp.h"
 #include "message.h"
 #include "startup/startup.h"
+#include "table.h"
 
 /* Tells the executor that the serving thread has suspended. */
 static void tell_suspended(void *arg) {
@@ -32,6 +33,20 @@ static void resume(const dp_listener *w, const uint8_t *blob, uint32_t len) {
     fflush(stdout);
     fflush(stderr);
     _exit(DP_EXIT_FAILED);
+}
+
+/* Maps a table and tells the executor. */
+static void take_table(const dp_listener *w, const uint8_t *body, uint32_t len, int fd) {
+    dp_msg_table t;
+    dp_error err = {0};
+    int st = len == sizeof t ? DP_OK : dp_fail(&err, DP_PROTOCOL, 0, "table: a message of %u bytes, want %zu", len, sizeof t);
+    memcpy(&t, body, sizeof t);
+    if (st == DP_OK)
+        st = dp_table_map(&t, fd, &err);
+    if (st == DP_OK)
+        dp_msg_send(w->sock, DP_MSG_TABLED, w->id, NULL, 0, -1);
+    else
+        dp_msg_send_failure(w->sock, DP_MSG_FAILED, w->id, st, err.msg);
 }
 
 enum { EXECUTOR, CLIENT }; /* source of an event in await_executor */
@@ -69,7 +84,7 @@ static void await_executor(const dp_listener *w, int ep, int client) {
     }
 }
 
-_Static_assert(DP_TCP_HELLO_SIZE <= DP_CHANNEL_BLOB_MAX, "room of a message to a worker that serves");
+_Static_assert(DP_TCP_HELLO_SIZE <= DP_CHANNEL_BLOB_MAX && sizeof(dp_msg_table) <= DP_CHANNEL_BLOB_MAX, "room of a message to a worker that serves");
 
 /* A message from the executor to a serving worker. */
 typedef struct said {
@@ -120,6 +135,8 @@ static void *listen_to_executor(void *arg) {
             dp_tcp_hand(w->dev, s.fd, s.m.rest, NULL);
             s.fd = -1;
         }
+        if (type == DP_MSG_TABLE)
+            take_table(w, s.m.rest, s.m.head.len, s.fd);
         if (s.fd >= 0)
             close(s.fd);
         if (type == DP_MSG_FINISH)

@@ -25,6 +25,8 @@
  *   executor ── worker socket ──▶ worker      SUSPEND                   the lease has ended: run nothing, block
  *   executor ◀─ worker socket ─── worker      SUSPENDED
  *   executor ── worker socket ──▶ worker      RESUME {client's blob}    serve a new lease of the same client; FAILED if the blob is not its client's
+ *   executor ── worker socket ──▶ worker      TABLE {size, address, name} + fd {file}  after LOADED, before the client may call
+ *   executor ◀─ worker socket ─── worker      TABLED                    the table is mapped; or FAILED {status, text}
  *   executor ── worker socket ──▶ worker      SOCKET {hello} + fd {connection}  only on provider tcp, after LOADED: the client's
  *                                             connection, which the executor has accepted
  *
@@ -70,6 +72,8 @@ enum {
     DP_MSG_INSPECT = 18, /* body: dp_msg_inspect without offsets */
     DP_MSG_SYMBOLS = 19, /* body: dp_msg_inspect with at least one */
     DP_MSG_INSPECTED = 20, /* body {u32 names or lines, u32 bytes of them in the output} */
+    DP_MSG_TABLE = 22,     /* body: dp_msg_table */
+    DP_MSG_TABLED = 23,
     DP_MSG_SOCKET = 21,    /* body: the hello that was read from the connection (dp_tcp.h) */
 };
 
@@ -96,6 +100,16 @@ typedef struct dp_msg_head {
 _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 
 #define DP_CPUS_MAX 1024
+
+#define DP_TABLE_NAME 64   /* bytes of a table's name, with its NUL */
+#define DP_TABLES_MAX 64u  /* tables of a worker */
+
+/* Body of TABLE. The descriptor is that of a sealed memory file of `size` bytes, opened for reading. */
+typedef struct dp_msg_table {
+    uint64_t size;
+    uint64_t address; /* where to map it, whole pages; 0: anywhere */
+    char name[DP_TABLE_NAME];
+} dp_msg_table;
 
 #define DP_FUNCTIONS_MAX 65536     /* a request's function index has 16 bits */
 #define DP_NAMES_MAX (4u << 20)    /* bytes of the names memfd */

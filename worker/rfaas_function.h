@@ -55,11 +55,34 @@ RFAAS_FUNCTION_EXTRA void *rfaas_state(size_t size, int *fresh);
 /* Cores that this worker is pinned to, at least 1: how many threads make sense. Elsewhere 1. */
 RFAAS_FUNCTION_EXTRA uint32_t rfaas_worker_cores(void);
 
+/* The bytes that the caller's program has published by rfaas_table_put under this name, read-only and aligned to a page, and in *size (if
+ * size is not NULL) their number. The workers of a node map one copy. Valid as long as the worker. NULL and size 0: the program has
+ * published no such table. May be called from the first call on, but not in constructors of the library. With RFAAS_LEASE_LOCAL, in the
+ * program, only on the thread that runs the function. Elsewhere NULL. */
+RFAAS_FUNCTION_EXTRA const void *rfaas_table(const char *name, size_t *size);
+
 #ifdef __cplusplus
 }
 #endif
 
 #ifndef RFAAS_FUNCTION_IMPLEMENTATION
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* Set by the client library when it loads the functions into its own process (RFAAS_LEASE_LOCAL). */
+__attribute__((weak, visibility("default"))) const void *(*rfaas_table_elsewhere)(const char *name, size_t *size);
+#ifdef __cplusplus
+}
+#endif
+
+__attribute__((unused)) static inline const void *rfaas_table_of_program(const char *name, size_t *size) {
+    if (rfaas_table_elsewhere)
+        return rfaas_table_elsewhere(name, size);
+    if (size)
+        *size = 0;
+    return NULL;
+}
 
 __attribute__((unused)) static inline void *rfaas_state_elsewhere(size_t size, int *fresh) {
     static void *block;
@@ -82,6 +105,7 @@ __attribute__((unused)) static inline void *rfaas_state_elsewhere(size_t size, i
 #define rfaas_result_capacity() (rfaas_result_capacity ? rfaas_result_capacity() : UINT32_MAX)
 #define rfaas_fail(...) (rfaas_fail ? rfaas_fail(__VA_ARGS__) : (uint32_t)(0 * fprintf(stderr, __VA_ARGS__)))
 #define rfaas_state(size, fresh) (rfaas_state ? rfaas_state(size, fresh) : rfaas_state_elsewhere(size, fresh))
+#define rfaas_table(name, size) (rfaas_table ? rfaas_table(name, size) : rfaas_table_of_program(name, size))
 #define rfaas_worker_cores() (rfaas_worker_cores ? rfaas_worker_cores() : (uint32_t)1)
 
 #endif

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 5u       /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 6u       /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -27,6 +27,9 @@
 #define RFAAS_AGENT_LEASES 4096            /* leases of one process */
 #define RFAAS_AGENT_WORKERS 1024           /* workers of one lease */
 #define RFAAS_AGENT_FDS 253                /* descriptors of a message, as many as the kernel passes at once */
+#define RFAAS_AGENT_TABLES 64              /* tables of one session */
+#define RFAAS_AGENT_TABLE_NAME 64          /* bytes of a table's name, with its NUL */
+#define RFAAS_AGENT_TABLE_RATE (16u << 20) /* bytes per second: the slowest reading of a table for which requests wait, beyond the time-out */
 
 enum {
     /* request -> reply; "-": only the header */
@@ -49,6 +52,8 @@ enum {
     RFAAS_AGENT_EVENT = 16,   /* from the agent: rfaas_agent_event, details */
     RFAAS_AGENT_HAND = 17,    /* rfaas_agent_hand, channels, their descriptors, no reply: before a RELEASE that caches the lease.
                                  From the agent, with the id of an ACQUIRE, before the reply whose `handed` is set */
+    RFAAS_AGENT_TABLE = 18,      /* rfaas_agent_table, descriptor -> -. Leases that are acquired from now on have the table */
+    RFAAS_AGENT_TABLE_DROP = 19, /* rfaas_agent_table -> -. Its name counts */
 };
 
 typedef struct rfaas_agent_header {
@@ -123,6 +128,14 @@ typedef struct rfaas_agent_session_name {
     uint64_t session;
     uint64_t count; /* CHANGES: largest number of changes in the reply */
 } rfaas_agent_session_name;
+
+/* A table of a session. The descriptor is that of a sealed memory file, opened for reading. */
+typedef struct rfaas_agent_table {
+    uint64_t session;
+    uint64_t size;    /* bytes of the file */
+    uint64_t address; /* at which workers map it, or 0 */
+    char name[RFAAS_AGENT_TABLE_NAME];
+} rfaas_agent_table;
 
 typedef struct rfaas_agent_blob {
     uint32_t size; /* 1 .. RFAAS_AGENT_BLOB */

@@ -137,6 +137,20 @@ func SessionOpen(o *SessionOptions) (*Session, error) {
 // Close closes the session and releases its leases.
 func (s *Session) Close() error { return errorOf(C.rfaas_shim_session_close(s.c())) }
 
+// TablePut publishes the pieces as a table. Address 0: any.
+func (s *Session) TablePut(name string, p *Pieces, address uint64) error {
+	var texts strings
+	defer texts.free()
+	return errorOf(C.rfaas_shim_table_put(s.c(), texts.c(name), p.at(), C.size_t(len(p.all)), C.uint64_t(address)))
+}
+
+// TableDrop withdraws a table.
+func (s *Session) TableDrop(name string) error {
+	var texts strings
+	defer texts.free()
+	return errorOf(C.rfaas_shim_table_drop(s.c(), texts.c(name)))
+}
+
 // Cached returns how many released leases the session caches; 0 for a closed session.
 func (s *Session) Cached() int { return max(int(C.rfaas_session_cached(s.c())), 0) }
 

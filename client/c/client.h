@@ -13,6 +13,7 @@
  *                          failover.c                   moving a lease to another executor
  *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
+ *                          table.c                      read-only data for workers
  *                          local.c                      running functions in this process
  *                               │  ▲
  *                      requests ▼  │ replies, events     agent.c, agent_pass.c; the messages: agent_protocol.h
@@ -253,6 +254,7 @@ struct rfaas_session {
     bool shm; /* uses the shm device, of which the process has one */
     dp_dev *verbs, *tcp, *ofi; /* NULL: not opened */
     uint32_t opening; /* leases that are being opened or are open; under rfaas_api_mu */
+    struct rfaas_table *tables; /* under mu */
 };
 
 /* Request handle: sequence(32) | request index(20) | lease index(12), never 0 since the sequence is not. */
@@ -446,6 +448,21 @@ int rfaas_api_local_function(rfaas_lease *l, const char *name);
 struct rfaas_call_args;
 /* Runs a function on this thread, in this process. *got is the size of its result, also when that is too large. */
 int rfaas_api_here(rfaas_lease *l, const char *op, const struct rfaas_call_args *a, uint32_t *got);
+
+/* ---- table.c ---- */
+
+typedef struct rfaas_table rfaas_table;
+/* Returns how much longer than the time-out a lease of the session may take, because executors read its tables first. */
+int64_t rfaas_api_tables_ns(rfaas_session *s);
+/* Publishes the session's tables to another agent. */
+void rfaas_api_tables_publish(rfaas_session *s);
+void rfaas_api_tables_free(rfaas_session *s);
+/* In the child of fork(): closes the descriptors. */
+void rfaas_api_tables_forget(rfaas_session *s);
+/* Makes the session's tables those that rfaas_api_table_here finds on this thread. Returns the session before. NULL: none. */
+rfaas_session *rfaas_api_tables_of(rfaas_session *s);
+/* rfaas_table of rfaas_function.h, for functions in this process. */
+const void *rfaas_api_table_here(const char *name, size_t *size);
 
 /* ---- buffer.c ---- */
 

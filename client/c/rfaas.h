@@ -859,6 +859,71 @@ RFAAS_API int rfaas_waitany(size_t count, rfaas_request requests[], size_t *inde
 RFAAS_API int rfaas_waitany_for(size_t count, rfaas_request requests[], int64_t timeout_ns, size_t *index,
                                 size_t *out_size);
 
+/* ---- tables ---- */
+
+/* A table is read-only data that is larger than a payload and that many calls need, such as cross
+ * sections. Each node has one copy, which its workers map. A function finds it by rfaas_table
+ * (rfaas_function.h). */
+
+/* RFAAS_TABLES_MAX: number of tables of a session. */
+#define RFAAS_TABLES_MAX 64
+
+/* rfaas_table_put publishes a table, which functions find by its name.
+ *
+ *   name: 1 to 63 bytes; no other table of the session has it.
+ *   parts: the pieces of the table, which functions see one after the other.
+ *   count: number of pieces.
+ *
+ * Leases that are opened in the session from now on have the table. Their functions call rfaas_table
+ * with its name, and get its address and size. The bytes are those at the time of this call: the
+ * library copies them once, into memory of this node that it shares with the agent, so the caller may
+ * change or free its own. Pages of zeros take no memory in the copy. A table may be larger than 4 GiB.
+ *
+ * The first lease on a node waits until its executor has read the table from this node's memory: over
+ * shared memory, verbs or tcp, as the lease's calls. The executor checks the hash of what it has read,
+ * and keeps the table for all workers of the tenant on its node. Later leases, also of other programs
+ * that publish the same bytes, transfer nothing. A lease that is opened while the transfer runs may
+ * take longer than the session's timeout_ns, by the time for the table at 16 MiB/s. A table that no
+ * lease uses may be evicted. A lease that moves brings its tables to the new executor. Workers that
+ * are replaced map them again.
+ *
+ * With RFAAS_LEASE_LOCAL, functions in this process map the library's copy.
+ *
+ * A table counts for the executor's memory, once per node, and for the tenant's table-limit there; see
+ * executor(1). It is not charged beyond that.
+ *
+ * Errors:
+ *   RFAAS_INVALID: the name is empty, too long or taken, the parts have no bytes, a part is
+ *     malformed, or the session has RFAAS_TABLES_MAX tables. rfaas_lease_open has it if the table
+ *     exceeds the tenant's limit on the executor.
+ *   RFAAS_FATAL: this node has no memory for the copy.
+ *   RFAAS_BUSY: never here; rfaas_lease_open has it if the executor has no memory for the table now. */
+RFAAS_API int rfaas_table_put(rfaas_session *session, const char *name, const rfaas_piece parts[], size_t count);
+
+/* rfaas_table_put_at publishes a table that all workers map at the same address.
+ *
+ *   address: a multiple of the page size; 0: any address. Take one from 0x100000000000 to
+ *     0x500000000000, where Linux maps nothing by itself.
+ *
+ * Works like rfaas_table_put. With an address, the table may contain pointers into itself: compute
+ * them for that address. In this process the table is mapped there only for functions of
+ * RFAAS_LEASE_LOCAL.
+ *
+ * Errors:
+ *   RFAAS_INVALID: as for rfaas_table_put; also if the address is not a multiple of the page size.
+ *     rfaas_lease_open has it if other memory of a worker lies there. */
+RFAAS_API int rfaas_table_put_at(rfaas_session *session, const char *name, const rfaas_piece parts[], size_t count,
+                                 uint64_t address);
+
+/* rfaas_table_drop withdraws a table, and frees this node's copy.
+ *
+ * rfaas_session_close withdraws all tables of its session. Executors keep a withdrawn table until they
+ * need its memory.
+ *
+ * Errors:
+ *   RFAAS_INVALID: the session has no such table, or has a lease, which may use it. */
+RFAAS_API int rfaas_table_drop(rfaas_session *session, const char *name);
+
 /* ---- map ---- */
 
 typedef struct rfaas_map_options {

@@ -44,8 +44,10 @@ static void after_fork_child(void) {
     rfaas_api_forget_leases();
     forget_devices();
     for (uint32_t i = 0; i < RFAAS_SESSIONS_MAX; i++) {
-        if (sessions[i])
+        if (sessions[i]) {
             sessions[i]->magic = 0;
+            rfaas_api_tables_forget(sessions[i]);
+        }
         sessions[i] = NULL;
         session_taken[i] = false;
     }
@@ -246,6 +248,7 @@ int rfaas_session_close(rfaas_session *s) {
     rfaas_agent_session_name req = {.session = s->open.session};
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
+    rfaas_api_tables_free(s);
     rfaas_api_drop_all_cached(s); /* events have done so already if the request succeeded */
     close_devices(s);
     give_session(s);
@@ -414,6 +417,7 @@ void rfaas_api_reopen(void) {
             continue;
         rfaas_request_parts parts = {.body = &s->open, .body_size = sizeof s->open, .fd = -1};
         rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, 0, NULL); /* if it fails, operations that need the session report it */
+        rfaas_api_tables_publish(s);
     }
     rfaas_api_each_lease(hand_over);
 }

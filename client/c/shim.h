@@ -151,6 +151,10 @@ static inline rfaas_shim_error *rfaas_shim_finalize(void) { return rfaas_shim_ch
 static inline rfaas_shim_error *rfaas_shim_session_open(const rfaas_session_options *o, rfaas_session **s) {
     return rfaas_shim_check(rfaas_session_open(o, s));
 }
+static inline rfaas_shim_error *rfaas_shim_table_put(rfaas_session *s, const char *name, const rfaas_piece *parts, size_t count, uint64_t address) {
+    return rfaas_shim_check(rfaas_table_put_at(s, name, parts, count, address));
+}
+static inline rfaas_shim_error *rfaas_shim_table_drop(rfaas_session *s, const char *name) { return rfaas_shim_check(rfaas_table_drop(s, name)); }
 static inline rfaas_shim_error *rfaas_shim_session_close(rfaas_session *s) { return rfaas_shim_check(rfaas_session_close(s)); }
 static inline rfaas_shim_error *rfaas_shim_session_changes(rfaas_session *s, rfaas_change *to, size_t capacity, size_t *count) {
     return rfaas_shim_check(rfaas_session_changes(s, to, capacity, count));

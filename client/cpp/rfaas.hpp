@@ -155,6 +155,9 @@ struct session_options : rfaas_session_options {
     session_options &with(session_flags more) { return flags |= static_cast<std::uint32_t>(more), *this; }
 };
 
+struct const_piece;
+template <class P> class pieces;
+
 class session {
   public:
     explicit session(const session_options &options = {}) { check(rfaas_session_open(&options, &handle_)); }
@@ -192,6 +195,12 @@ class session {
         found.resize(count);
         return found;
     }
+    /* Publishes a table, such as put_table("energies", {grid, levels}): leases that are opened from now on have it, and functions find it
+     * by rfaas_table. With an address, all workers map it there. */
+    inline void put_table(const std::string &name, pieces<const_piece> parts);
+    inline void put_table(const std::string &name, pieces<const_piece> parts, std::uint64_t address);
+    void drop_table(const std::string &name) { check(rfaas_table_drop(handle_, name.c_str())); }
+
     /* Calls f(change) with every change, on this thread, until f returns true or throws. Returns false after the
      * timeout; 0 means no limit. */
     template <class F> bool watch(F f, std::chrono::nanoseconds timeout = {}) const {
@@ -309,6 +318,13 @@ template <class P> class pieces {
     const P *data_;
     std::size_t size_;
 };
+
+inline void session::put_table(const std::string &name, pieces<const_piece> parts) {
+    check(rfaas_table_put(handle_, name.c_str(), parts.data(), parts.size()));
+}
+inline void session::put_table(const std::string &name, pieces<const_piece> parts, std::uint64_t address) {
+    check(rfaas_table_put_at(handle_, name.c_str(), parts.data(), parts.size(), address));
+}
 
 /* A call in flight, which can be moved and not copied. The destructor cancels a call that nobody has waited for. */
 class request {

@@ -197,7 +197,8 @@ module rfaas
       RFAAS_DATA_ENCRYPTION_ON, RFAAS_DATA_ENCRYPTION_REQUIRE, RFAAS_EXECUTOR_OPEN, RFAAS_EXECUTOR_DRAINING, &
       RFAAS_EXECUTOR_SILENT, RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_LEASES_MAX, &
       RFAAS_NO_BULK, RFAAS_EVENT_NONE, RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, &
-      RFAAS_EVENT_MOVED, RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_ANY_WORKER
+      RFAAS_EVENT_MOVED, RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_ANY_WORKER, &
+      RFAAS_TABLES_MAX
    ! end of what is generated
    integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany if all requests are null
 
@@ -261,6 +262,7 @@ module rfaas
    public :: rfaas_session_cached, rfaas_lease_status, rfaas_worker_origin, rfaas_lease_function_name
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
    public :: rfaas_pieces, rfaas_add_piece, rfaas_invokev, rfaas_iinvokev
+   public :: rfaas_table_put, rfaas_table_put_at, rfaas_table_drop
    public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, &
       rfaas_waitany_for, rfaas_map
    public :: c_sizeof, c_size_t, c_int64_t, c_ptr, c_null_ptr, c_f_pointer
@@ -744,6 +746,34 @@ contains
                                call_options_of(worker, timeout, repeats, attempt))
       if (present(out_size)) out_size = got
       call finish(status, ierror)
+   end subroutine
+
+   !> Publishes a table: leases that are opened from now on have it, and functions find it by rfaas_table. The pieces are copied:
+   !>     call rfaas_add_piece(parts, energies)
+   !>     call rfaas_table_put(session, 'cross sections', parts)
+   subroutine rfaas_table_put(session, name, parts, ierror)
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: name
+      type(rfaas_pieces), intent(in) :: parts
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_table_put_c(session%handle, name//c_null_char, parts%pieces, parts%count), ierror)
+   end subroutine
+
+   !> The same. All workers map the table at `address`.
+   subroutine rfaas_table_put_at(session, name, parts, address, ierror)
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: name
+      type(rfaas_pieces), intent(in) :: parts
+      integer(c_int64_t), intent(in) :: address
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_table_put_at_c(session%handle, name//c_null_char, parts%pieces, parts%count, address), ierror)
+   end subroutine
+
+   subroutine rfaas_table_drop(session, name, ierror)
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: name
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_table_drop_c(session%handle, name//c_null_char), ierror)
    end subroutine
 
    !> Starts such a call. The lists may be reused at once. With repeats, the arrays of `in` must not change until the request ends.

@@ -85,6 +85,8 @@ module rfaas_c
 
    integer, parameter :: RFAAS_ANY_WORKER = -1
 
+   integer, parameter :: RFAAS_TABLES_MAX = 64
+
    !> A call in flight. A new one is the null request.
    type, bind(c) :: rfaas_request
       integer(c_int64_t) :: handle = 0
@@ -549,6 +551,32 @@ module rfaas_c
          integer(c_int64_t), value :: timeout_ns
          integer(c_size_t), intent(inout) :: index
          integer(c_size_t), intent(inout), optional :: out_size
+      end function
+
+      !> rfaas_table_put publishes a table, which functions find by its name.
+      integer(c_int) function rfaas_table_put_c(session, name, parts, count) bind(c, name='rfaas_table_put')
+         import
+         type(c_ptr), value :: session
+         character(kind=c_char), intent(in) :: name(*)
+         type(rfaas_piece_c), intent(in) :: parts(*)
+         integer(c_size_t), value :: count
+      end function
+
+      !> rfaas_table_put_at publishes a table that all workers map at the same address.
+      integer(c_int) function rfaas_table_put_at_c(session, name, parts, count, address) bind(c, name='rfaas_table_put_at')
+         import
+         type(c_ptr), value :: session
+         character(kind=c_char), intent(in) :: name(*)
+         type(rfaas_piece_c), intent(in) :: parts(*)
+         integer(c_size_t), value :: count
+         integer(c_int64_t), value :: address
+      end function
+
+      !> rfaas_table_drop withdraws a table, and frees this node's copy.
+      integer(c_int) function rfaas_table_drop_c(session, name) bind(c, name='rfaas_table_drop')
+         import
+         type(c_ptr), value :: session
+         character(kind=c_char), intent(in) :: name(*)
       end function
 
       !> rfaas_map applies a function to every item of an array, on all workers of a lease.

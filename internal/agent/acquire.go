@@ -147,7 +147,7 @@ func (l *lease) done(held *grant.Held, err error) bool {
 func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*grant.Held, *grant.Candidate, error) {
 	control := l.session.control
 	until := time.Now().Add(time.Duration(max(m.WaitNs, 0)))
-	ctx, stop := context.WithDeadline(ctx, until.Add(control.Timeout()))
+	ctx, stop := context.WithDeadline(ctx, until.Add(control.Timeout()+grant.TransferTime(l.session.tables.current())))
 	defer stop()
 	offers := m.Offers
 	if m.First {
@@ -211,6 +211,7 @@ func (l *lease) plan(m *protocol.Acquire, r *request) error {
 	}
 	spec := l.c.spec(&m.Spec)
 	spec.At = l.c.env.address(m.At)
+	spec.Tables = l.session.tables.current()
 	l.pending, err = l.session.control.Plan(lib, spec)
 	return err
 }

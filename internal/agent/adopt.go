@@ -39,7 +39,9 @@ func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*gran
 	for _, pid := range m.PIDs {
 		a.PIDs = append(a.PIDs, int(pid))
 	}
-	pending, held, err := l.session.control.Adopt(ctx, lib, l.c.spec(&m.Spec), a)
+	spec := l.c.spec(&m.Spec)
+	spec.Tables = l.session.tables.current() // the client publishes them again before it hands its leases over
+	pending, held, err := l.session.control.Adopt(ctx, lib, spec, a)
 	l.pending = pending
 	return held, err
 }

@@ -401,6 +401,10 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 		reply, err = c.openSession(r)
 	case protocol.OpClose:
 		err = c.closeSession(r)
+	case protocol.OpTable:
+		err = c.publish(r)
+	case protocol.OpTableDrop:
+		err = c.dropTable(r)
 	case protocol.OpReplace:
 		reply, err = c.replace(r)
 	case protocol.OpRelease:
@@ -485,6 +489,9 @@ func (c *client) cleanUp() {
 	}
 	wg.Wait()
 	for _, s := range sessions {
+		if s != nil {
+			s.tables.close()
+		}
 		if s != nil && !stopping {
 			wg.Go(s.control.Close)
 		}

@@ -15,6 +15,8 @@ import (
 type session struct {
 	control *grant.Control
 
+	tables tables
+
 	mu      sync.Mutex // held while CHANGES runs
 	changes *grant.Changes
 	left    []grant.Change // changes for which the last reply had no room
@@ -86,6 +88,7 @@ func (c *client) closeSession(r *request) error {
 	}
 	c.mu.Unlock()
 	if s != nil { // else an earlier agent opened it, and it ended with that one
+		s.tables.close()
 		s.control.Close()
 	}
 	return nil

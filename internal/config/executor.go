@@ -65,10 +65,11 @@ type Executor struct {
 	VerbsServiceLevel int    `mapstructure:"verbs-service-level"`
 	VerbsMTU          int    `mapstructure:"verbs-mtu"` // 0: the port's
 
-	Worker    string `mapstructure:"worker"` // empty: ../libexec/rfaas-worker from the executable
-	CodeLimit Bytes  `mapstructure:"code-limit"`
-	CodeCache Bytes  `mapstructure:"code-cache"`
-	MaxBulk   Bytes  `mapstructure:"max-bulk"`
+	Worker     string `mapstructure:"worker"` // empty: ../libexec/rfaas-worker from the executable
+	CodeLimit  Bytes  `mapstructure:"code-limit"`
+	CodeCache  Bytes  `mapstructure:"code-cache"`
+	TableLimit Bytes  `mapstructure:"table-limit"`
+	MaxBulk    Bytes  `mapstructure:"max-bulk"`
 
 	Pool           int           `mapstructure:"pool"`        // pooled workers for each provider
 	CacheTime      time.Duration `mapstructure:"cache-time"`  // how long released workers are cached; 0: not cached
@@ -140,6 +141,7 @@ var executorOptions = slices.Concat([]option{
 	{"worker", "", "path of rfaas-worker (default: ../libexec/rfaas-worker beside this program)"},
 	{"code-limit", "256MiB", "largest library that may be uploaded"},
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
+	{"table-limit", "auto", "memory, of that which the executor lends, for the tables of one tenant (auto: three quarters)"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"pool", "2", "pooled workers for each fabric: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
 	{"cache-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; they are ended if other leases need their cores; 0s for no cache"},

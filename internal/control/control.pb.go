@@ -184,7 +184,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{27, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30, 0}
 }
 
 type InfoRequest struct {
@@ -478,6 +478,7 @@ type LeaseRequest struct {
 	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
 	WaitMs          uint64                 `protobuf:"varint,13,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                  // on a Leasing stream: how long the caller waits for the answer, 0: for ever. Lease has the call's deadline
+	Tables          []*Table               `protobuf:"bytes,14,rep,name=tables,proto3" json:"tables,omitempty"`                                 // that its workers map
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only the client knows, or none: its workers are not cached
 	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs
 	unknownFields   protoimpl.UnknownFields
@@ -605,6 +606,13 @@ func (x *LeaseRequest) GetWaitMs() uint64 {
 	return 0
 }
 
+func (x *LeaseRequest) GetTables() []*Table {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 func (x *LeaseRequest) GetClientId() []byte {
 	if x != nil {
 		return x.ClientId
@@ -620,14 +628,17 @@ func (x *LeaseRequest) GetReuse() uint64 {
 }
 
 type LeaseReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	CodeUnknown   bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
-	LeaseId       uint64                 `protobuf:"varint,2,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	Workers       []*WorkerGrant         `protobuf:"bytes,3,rep,name=workers,proto3" json:"workers,omitempty"`
-	Functions     []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"`                      // by index
-	DurationMs    uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // by the executor's clock, from the grant
-	ClientMs      uint64                 `protobuf:"varint,6,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"`       // the client stops after this time, counted from before it asked
-	NotCached     bool                   `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"`   // the workers of `reuse` have ended. Nothing is leased: ask for new workers
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	CodeUnknown bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
+	LeaseId     uint64                 `protobuf:"varint,2,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Workers     []*WorkerGrant         `protobuf:"bytes,3,rep,name=workers,proto3" json:"workers,omitempty"`
+	Functions   []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"`                      // by index
+	DurationMs  uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // by the executor's clock, from the grant
+	ClientMs    uint64                 `protobuf:"varint,6,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"`       // the client stops after this time, counted from before it asked
+	// Positions of tables that the node does not have. Nothing is leased: Fetch them and ask again.
+	TablesUnknown []uint32 `protobuf:"varint,7,rep,packed,name=tables_unknown,json=tablesUnknown,proto3" json:"tables_unknown,omitempty"`
+	Tables        uint32   `protobuf:"varint,8,opt,name=tables,proto3" json:"tables,omitempty"`                         // that the workers map; fewer than were asked for: the executor does not know tables
+	NotCached     bool     `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"` // the workers of `reuse` have ended. Nothing is leased: ask for new workers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -704,11 +715,94 @@ func (x *LeaseReply) GetClientMs() uint64 {
 	return 0
 }
 
+func (x *LeaseReply) GetTablesUnknown() []uint32 {
+	if x != nil {
+		return x.TablesUnknown
+	}
+	return nil
+}
+
+func (x *LeaseReply) GetTables() uint32 {
+	if x != nil {
+		return x.Tables
+	}
+	return 0
+}
+
 func (x *LeaseReply) GetNotCached() bool {
 	if x != nil {
 		return x.NotCached
 	}
 	return false
+}
+
+// Table is read-only data of the client.
+type Table struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Sha256        []byte                 `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`    // 32 bytes
+	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`       // bytes, 1 or more
+	Address       uint64                 `protobuf:"varint,4,opt,name=address,proto3" json:"address,omitempty"` // at which workers map it, 0: anywhere
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Table) Reset() {
+	*x = Table{}
+	mi := &file_internal_control_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Table) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Table) ProtoMessage() {}
+
+func (x *Table) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Table.ProtoReflect.Descriptor instead.
+func (*Table) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Table) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Table) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *Table) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Table) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
 }
 
 type WorkerGrant struct {
@@ -724,7 +818,7 @@ type WorkerGrant struct {
 
 func (x *WorkerGrant) Reset() {
 	*x = WorkerGrant{}
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +830,7 @@ func (x *WorkerGrant) String() string {
 func (*WorkerGrant) ProtoMessage() {}
 
 func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +843,7 @@ func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerGrant.ProtoReflect.Descriptor instead.
 func (*WorkerGrant) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *WorkerGrant) GetBlob() []byte {
@@ -800,7 +894,7 @@ type StartSteps struct {
 
 func (x *StartSteps) Reset() {
 	*x = StartSteps{}
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +906,7 @@ func (x *StartSteps) String() string {
 func (*StartSteps) ProtoMessage() {}
 
 func (x *StartSteps) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +919,7 @@ func (x *StartSteps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartSteps.ProtoReflect.Descriptor instead.
 func (*StartSteps) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StartSteps) GetFork() uint64 {
@@ -868,7 +962,7 @@ type UploadChunk struct {
 
 func (x *UploadChunk) Reset() {
 	*x = UploadChunk{}
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +974,7 @@ func (x *UploadChunk) String() string {
 func (*UploadChunk) ProtoMessage() {}
 
 func (x *UploadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +987,7 @@ func (x *UploadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadChunk.ProtoReflect.Descriptor instead.
 func (*UploadChunk) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UploadChunk) GetSha256() []byte {
@@ -934,7 +1028,7 @@ type UploadReply struct {
 
 func (x *UploadReply) Reset() {
 	*x = UploadReply{}
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1040,7 @@ func (x *UploadReply) String() string {
 func (*UploadReply) ProtoMessage() {}
 
 func (x *UploadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1053,7 @@ func (x *UploadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadReply.ProtoReflect.Descriptor instead.
 func (*UploadReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UploadReply) GetFunctions() []string {
@@ -976,6 +1070,134 @@ func (x *UploadReply) GetWasKnown() bool {
 	return false
 }
 
+type FetchRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sha256        []byte                 `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Provider      string                 `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
+	Blob          []byte                 `protobuf:"bytes,4,opt,name=blob,proto3" json:"blob,omitempty"`     // of the caller's queue pair
+	Memory        *MemoryRef             `protobuf:"bytes,5,opt,name=memory,proto3" json:"memory,omitempty"` // the table's bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchRequest) Reset() {
+	*x = FetchRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchRequest) ProtoMessage() {}
+
+func (x *FetchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
+func (*FetchRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *FetchRequest) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *FetchRequest) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FetchRequest) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *FetchRequest) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *FetchRequest) GetMemory() *MemoryRef {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+type FetchReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`  // of the executor's queue pair
+	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"` // the node has the table
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchReply) Reset() {
+	*x = FetchReply{}
+	mi := &file_internal_control_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchReply) ProtoMessage() {}
+
+func (x *FetchReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchReply.ProtoReflect.Descriptor instead.
+func (*FetchReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *FetchReply) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *FetchReply) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
 type ReplaceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
@@ -987,7 +1209,7 @@ type ReplaceRequest struct {
 
 func (x *ReplaceRequest) Reset() {
 	*x = ReplaceRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1221,7 @@ func (x *ReplaceRequest) String() string {
 func (*ReplaceRequest) ProtoMessage() {}
 
 func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1234,7 @@ func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReplaceRequest) GetLeaseId() uint64 {
@@ -1045,7 +1267,7 @@ type ReplaceReply struct {
 
 func (x *ReplaceReply) Reset() {
 	*x = ReplaceReply{}
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1279,7 @@ func (x *ReplaceReply) String() string {
 func (*ReplaceReply) ProtoMessage() {}
 
 func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1292,7 @@ func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceReply.ProtoReflect.Descriptor instead.
 func (*ReplaceReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReplaceReply) GetWorker() *WorkerGrant {
@@ -1091,7 +1313,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1325,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1338,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReleaseRequest) GetLeaseId() uint64 {
@@ -1150,7 +1372,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1384,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1397,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReleaseReply) GetCached() bool {
@@ -1202,7 +1424,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1214,7 +1436,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1227,7 +1449,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RenewRequest) GetLeaseId() uint64 {
@@ -1254,7 +1476,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1488,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1501,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RenewReply) GetDurationMs() uint64 {
@@ -1304,7 +1526,7 @@ type LeasesRequest struct {
 
 func (x *LeasesRequest) Reset() {
 	*x = LeasesRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1538,7 @@ func (x *LeasesRequest) String() string {
 func (*LeasesRequest) ProtoMessage() {}
 
 func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1551,7 @@ func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesRequest.ProtoReflect.Descriptor instead.
 func (*LeasesRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 type LeasesReply struct {
@@ -1341,7 +1563,7 @@ type LeasesReply struct {
 
 func (x *LeasesReply) Reset() {
 	*x = LeasesReply{}
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1575,7 @@ func (x *LeasesReply) String() string {
 func (*LeasesReply) ProtoMessage() {}
 
 func (x *LeasesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1588,7 @@ func (x *LeasesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesReply.ProtoReflect.Descriptor instead.
 func (*LeasesReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LeasesReply) GetLeases() []*LeaseEntry {
@@ -1393,7 +1615,7 @@ type LeaseEntry struct {
 
 func (x *LeaseEntry) Reset() {
 	*x = LeaseEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1627,7 @@ func (x *LeaseEntry) String() string {
 func (*LeaseEntry) ProtoMessage() {}
 
 func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1640,7 @@ func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseEntry.ProtoReflect.Descriptor instead.
 func (*LeaseEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LeaseEntry) GetLeaseId() uint64 {
@@ -1494,7 +1716,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +1728,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +1741,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RevokeRequest) GetLeaseId() uint64 {
@@ -1544,7 +1766,7 @@ type RevokeReply struct {
 
 func (x *RevokeReply) Reset() {
 	*x = RevokeReply{}
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1778,7 @@ func (x *RevokeReply) String() string {
 func (*RevokeReply) ProtoMessage() {}
 
 func (x *RevokeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1791,7 @@ func (x *RevokeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeReply.ProtoReflect.Descriptor instead.
 func (*RevokeReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 type DrainRequest struct {
@@ -1582,7 +1804,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1816,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1829,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainRequest) GetGraceMs() uint64 {
@@ -1632,7 +1854,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1866,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1879,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 type UntilRequest struct {
@@ -1669,7 +1891,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1903,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1916,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UntilRequest) GetUntil() uint64 {
@@ -1712,7 +1934,7 @@ type UntilReply struct {
 
 func (x *UntilReply) Reset() {
 	*x = UntilReply{}
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1946,7 @@ func (x *UntilReply) String() string {
 func (*UntilReply) ProtoMessage() {}
 
 func (x *UntilReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1959,7 @@ func (x *UntilReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
 func (*UntilReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 type InspectRequest struct {
@@ -1753,7 +1975,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1987,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +2000,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -1822,7 +2044,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +2056,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +2069,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -1929,7 +2151,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2163,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2176,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -1981,7 +2203,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2215,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2228,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -2083,7 +2305,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2317,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2330,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -2143,7 +2365,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2377,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2390,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -2202,7 +2424,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2436,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2449,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -2253,7 +2475,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2487,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2500,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -2297,7 +2519,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2309,7 +2531,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2322,7 +2544,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -2340,7 +2562,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2352,7 +2574,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2365,7 +2587,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 type ListRequest struct {
@@ -2376,7 +2598,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2388,7 +2610,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2401,7 +2623,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 type ListReply struct {
@@ -2414,7 +2636,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2648,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2661,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -2469,7 +2691,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2703,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2716,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -2544,7 +2766,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2556,7 +2778,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2569,7 +2791,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -2602,7 +2824,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2836,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2849,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -2650,7 +2872,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +2884,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +2897,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -2725,7 +2947,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2959,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +2972,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -2795,7 +3017,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2807,7 +3029,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2820,7 +3042,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -2874,7 +3096,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +3108,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +3121,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -2920,7 +3142,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2932,7 +3154,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2945,7 +3167,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -2981,7 +3203,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2993,7 +3215,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3006,7 +3228,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -3048,7 +3270,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3282,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3295,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -3108,7 +3330,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +3342,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3133,7 +3355,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -3167,7 +3389,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3179,7 +3401,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3192,7 +3414,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -3227,7 +3449,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3239,7 +3461,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3252,7 +3474,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -3327,7 +3549,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3339,7 +3561,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3352,7 +3574,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -3370,7 +3592,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3604,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3617,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 type BillRequest struct {
@@ -3408,7 +3630,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3420,7 +3642,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3433,7 +3655,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -3461,7 +3683,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +3695,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +3708,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -3521,7 +3743,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3533,7 +3755,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3546,7 +3768,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -3583,7 +3805,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3595,7 +3817,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3608,7 +3830,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *BillLine) GetItem() string {
@@ -3678,7 +3900,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\x9f\x04\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xd0\x04\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -3696,10 +3918,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"durationMs\x88\x01\x01\x12\x16\n" +
 	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\"\n" +
 	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\x12\x17\n" +
-	"\await_ms\x18\r \x01(\x04R\x06waitMs\x12\x1b\n" +
+	"\await_ms\x18\r \x01(\x04R\x06waitMs\x12/\n" +
+	"\x06tables\x18\x0e \x03(\v2\x17.rfaas.control.v1.TableR\x06tables\x12\x1b\n" +
 	"\tclient_id\x18\x14 \x01(\fR\bclientId\x12\x14\n" +
 	"\x05reuse\x18\x15 \x01(\x04R\x05reuseB\x0e\n" +
-	"\f_duration_ms\"\xfe\x01\n" +
+	"\f_duration_ms\"\xbd\x02\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -3708,9 +3931,16 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tfunctions\x18\x04 \x03(\tR\tfunctions\x12\x1f\n" +
 	"\vduration_ms\x18\x05 \x01(\x04R\n" +
 	"durationMs\x12\x1b\n" +
-	"\tclient_ms\x18\x06 \x01(\x04R\bclientMs\x12\x1d\n" +
+	"\tclient_ms\x18\x06 \x01(\x04R\bclientMs\x12%\n" +
+	"\x0etables_unknown\x18\a \x03(\rR\rtablesUnknown\x12\x16\n" +
+	"\x06tables\x18\b \x01(\rR\x06tables\x12\x1d\n" +
 	"\n" +
-	"not_cached\x18\x14 \x01(\bR\tnotCached\"\xae\x01\n" +
+	"not_cached\x18\x14 \x01(\bR\tnotCached\"a\n" +
+	"\x05Table\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\x04R\aaddress\"\xae\x01\n" +
 	"\vWorkerGrant\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
@@ -3730,7 +3960,17 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\"H\n" +
 	"\vUploadReply\x12\x1c\n" +
 	"\tfunctions\x18\x01 \x03(\tR\tfunctions\x12\x1b\n" +
-	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"d\n" +
+	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\x9f\x01\n" +
+	"\fFetchRequest\x12\x16\n" +
+	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1a\n" +
+	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x12\n" +
+	"\x04blob\x18\x04 \x01(\fR\x04blob\x123\n" +
+	"\x06memory\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\"4\n" +
+	"\n" +
+	"FetchReply\x12\x12\n" +
+	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\bR\x04done\"d\n" +
 	"\x0eReplaceRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\rR\x06worker\x12\x1f\n" +
@@ -3938,12 +4178,13 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x12START_PATH_UNKNOWN\x10\x00\x12\x13\n" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
 	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
-	"\x11START_PATH_CACHED\x10\x032\xc2\a\n" +
+	"\x11START_PATH_CACHED\x10\x032\x8b\b\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
 	"\aLeasing\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply(\x010\x01\x12H\n" +
-	"\x06Upload\x12\x1d.rfaas.control.v1.UploadChunk\x1a\x1d.rfaas.control.v1.UploadReply(\x01\x12K\n" +
+	"\x06Upload\x12\x1d.rfaas.control.v1.UploadChunk\x1a\x1d.rfaas.control.v1.UploadReply(\x01\x12G\n" +
+	"\x05Fetch\x12\x1e.rfaas.control.v1.FetchRequest\x1a\x1c.rfaas.control.v1.FetchReply0\x01\x12K\n" +
 	"\aReplace\x12 .rfaas.control.v1.ReplaceRequest\x1a\x1e.rfaas.control.v1.ReplaceReply\x12K\n" +
 	"\aRelease\x12 .rfaas.control.v1.ReleaseRequest\x1a\x1e.rfaas.control.v1.ReleaseReply\x12E\n" +
 	"\x05Renew\x12\x1e.rfaas.control.v1.RenewRequest\x1a\x1c.rfaas.control.v1.RenewReply\x12H\n" +
@@ -3980,7 +4221,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -3990,133 +4231,140 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*FabricAddress)(nil),         // 5: rfaas.control.v1.FabricAddress
 	(*LeaseRequest)(nil),          // 6: rfaas.control.v1.LeaseRequest
 	(*LeaseReply)(nil),            // 7: rfaas.control.v1.LeaseReply
-	(*WorkerGrant)(nil),           // 8: rfaas.control.v1.WorkerGrant
-	(*StartSteps)(nil),            // 9: rfaas.control.v1.StartSteps
-	(*UploadChunk)(nil),           // 10: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),           // 11: rfaas.control.v1.UploadReply
-	(*ReplaceRequest)(nil),        // 12: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),          // 13: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),        // 14: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 15: rfaas.control.v1.ReleaseReply
-	(*RenewRequest)(nil),          // 16: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 17: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 18: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 19: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 20: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 21: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 22: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 23: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 24: rfaas.control.v1.DrainReply
-	(*UntilRequest)(nil),          // 25: rfaas.control.v1.UntilRequest
-	(*UntilReply)(nil),            // 26: rfaas.control.v1.UntilReply
-	(*InspectRequest)(nil),        // 27: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 28: rfaas.control.v1.InspectReply
-	(*EventsRequest)(nil),         // 29: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 30: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 31: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 32: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 33: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 34: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 35: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 36: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 37: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 38: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 39: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 40: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 41: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 42: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 43: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 44: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 45: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 46: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 47: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 48: rfaas.control.v1.ReserveReply
-	(*AttachClientRequest)(nil),   // 49: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 50: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 51: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 52: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 53: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 54: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 55: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 56: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 57: rfaas.control.v1.BillLine
+	(*Table)(nil),                 // 8: rfaas.control.v1.Table
+	(*WorkerGrant)(nil),           // 9: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),            // 10: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),           // 11: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),           // 12: rfaas.control.v1.UploadReply
+	(*FetchRequest)(nil),          // 13: rfaas.control.v1.FetchRequest
+	(*FetchReply)(nil),            // 14: rfaas.control.v1.FetchReply
+	(*ReplaceRequest)(nil),        // 15: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),          // 16: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),        // 17: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 18: rfaas.control.v1.ReleaseReply
+	(*RenewRequest)(nil),          // 19: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 20: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 21: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 22: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 23: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 24: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 25: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 26: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 27: rfaas.control.v1.DrainReply
+	(*UntilRequest)(nil),          // 28: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 29: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 30: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 31: rfaas.control.v1.InspectReply
+	(*EventsRequest)(nil),         // 32: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 33: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 34: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 35: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 36: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 37: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 38: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 39: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 40: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 41: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 42: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 43: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 44: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 45: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 46: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 47: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 48: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 49: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 50: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 51: rfaas.control.v1.ReserveReply
+	(*AttachClientRequest)(nil),   // 52: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 53: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 54: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 55: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 56: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 57: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 58: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 59: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 60: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
 	0,  // 1: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
-	8,  // 2: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	9,  // 3: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	1,  // 4: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	8,  // 5: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	20, // 6: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 7: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 8: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	42, // 9: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 10: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	39, // 11: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 12: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	40, // 13: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	40, // 14: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	40, // 15: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	40, // 16: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	40, // 17: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	40, // 18: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	51, // 19: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	56, // 20: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	57, // 21: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 22: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 23: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 24: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	10, // 25: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	12, // 26: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	14, // 27: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	16, // 28: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	18, // 29: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	21, // 30: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	23, // 31: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	25, // 32: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	27, // 33: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	29, // 34: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	31, // 35: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	33, // 36: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	35, // 37: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	37, // 38: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	41, // 39: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	43, // 40: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	49, // 41: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	52, // 42: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	54, // 43: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	45, // 44: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	47, // 45: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 46: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	7,  // 47: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	7,  // 48: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	11, // 49: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	13, // 50: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	15, // 51: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	17, // 52: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	19, // 53: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	22, // 54: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	24, // 55: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	26, // 56: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	28, // 57: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	30, // 58: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	32, // 59: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	34, // 60: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	36, // 61: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	38, // 62: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	42, // 63: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	44, // 64: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	50, // 65: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	53, // 66: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	55, // 67: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	46, // 68: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	48, // 69: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	46, // [46:70] is the sub-list for method output_type
-	22, // [22:46] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	8,  // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
+	9,  // 3: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	10, // 4: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	1,  // 5: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
+	43, // 6: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	9,  // 7: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	23, // 8: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 9: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 10: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	45, // 11: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 12: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	42, // 13: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 14: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	43, // 15: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	43, // 16: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	43, // 17: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	43, // 18: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	43, // 19: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	43, // 20: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	54, // 21: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	59, // 22: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	60, // 23: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 24: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 25: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 26: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	11, // 27: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	13, // 28: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	15, // 29: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	17, // 30: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	19, // 31: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	21, // 32: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	24, // 33: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	26, // 34: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	28, // 35: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	30, // 36: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	32, // 37: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	34, // 38: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	36, // 39: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	38, // 40: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	40, // 41: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	44, // 42: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	46, // 43: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	52, // 44: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	55, // 45: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	57, // 46: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	48, // 47: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	50, // 48: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 49: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	7,  // 50: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	7,  // 51: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	12, // 52: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	14, // 53: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	16, // 54: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	18, // 55: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	20, // 56: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	22, // 57: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	25, // 58: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	27, // 59: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	29, // 60: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	31, // 61: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	33, // 62: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	35, // 63: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	37, // 64: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	39, // 65: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	41, // 66: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	45, // 67: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	47, // 68: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	53, // 69: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	56, // 70: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	58, // 71: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	49, // 72: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	51, // 73: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	49, // [49:74] is the sub-list for method output_type
+	24, // [24:49] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -4125,14 +4373,14 @@ func file_internal_control_control_proto_init() {
 		return
 	}
 	file_internal_control_control_proto_msgTypes[3].OneofWrappers = []any{}
-	file_internal_control_control_proto_msgTypes[13].OneofWrappers = []any{}
+	file_internal_control_control_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   55,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -26,6 +26,7 @@ const (
 	Executor_Lease_FullMethodName   = "/rfaas.control.v1.Executor/Lease"
 	Executor_Leasing_FullMethodName = "/rfaas.control.v1.Executor/Leasing"
 	Executor_Upload_FullMethodName  = "/rfaas.control.v1.Executor/Upload"
+	Executor_Fetch_FullMethodName   = "/rfaas.control.v1.Executor/Fetch"
 	Executor_Replace_FullMethodName = "/rfaas.control.v1.Executor/Replace"
 	Executor_Release_FullMethodName = "/rfaas.control.v1.Executor/Release"
 	Executor_Renew_FullMethodName   = "/rfaas.control.v1.Executor/Renew"
@@ -52,6 +53,9 @@ type ExecutorClient interface {
 	Leasing(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaseRequest, LeaseReply], error)
 	// Upload stores a library on the node under its SHA-256. The first chunk names it.
 	Upload(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[UploadChunk, UploadReply], error)
+	// Fetch copies a table to the node: the executor reads it from the caller's memory over a queue pair. The first reply has the
+	// executor's side of the queue pair, to which the caller connects; the last one says that the node has the table.
+	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchReply], error)
 	// Replace starts a new worker in the place of one that died, or kills one that its client cannot reach. Repeating a
 	// client blob returns the worker made for it.
 	Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error)
@@ -124,6 +128,25 @@ func (c *executorClient) Upload(ctx context.Context, opts ...grpc.CallOption) (g
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Executor_UploadClient = grpc.ClientStreamingClient[UploadChunk, UploadReply]
+
+func (c *executorClient) Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[2], Executor_Fetch_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FetchRequest, FetchReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executor_FetchClient = grpc.ServerStreamingClient[FetchReply]
 
 func (c *executorClient) Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -207,7 +230,7 @@ func (c *executorClient) Inspect(ctx context.Context, in *InspectRequest, opts .
 
 func (c *executorClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[2], Executor_Events_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[3], Executor_Events_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -239,6 +262,9 @@ type ExecutorServer interface {
 	Leasing(grpc.BidiStreamingServer[LeaseRequest, LeaseReply]) error
 	// Upload stores a library on the node under its SHA-256. The first chunk names it.
 	Upload(grpc.ClientStreamingServer[UploadChunk, UploadReply]) error
+	// Fetch copies a table to the node: the executor reads it from the caller's memory over a queue pair. The first reply has the
+	// executor's side of the queue pair, to which the caller connects; the last one says that the node has the table.
+	Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchReply]) error
 	// Replace starts a new worker in the place of one that died, or kills one that its client cannot reach. Repeating a
 	// client blob returns the worker made for it.
 	Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error)
@@ -277,6 +303,9 @@ func (UnimplementedExecutorServer) Leasing(grpc.BidiStreamingServer[LeaseRequest
 }
 func (UnimplementedExecutorServer) Upload(grpc.ClientStreamingServer[UploadChunk, UploadReply]) error {
 	return status.Errorf(codes.Unimplemented, "method Upload not implemented")
+}
+func (UnimplementedExecutorServer) Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchReply]) error {
+	return status.Errorf(codes.Unimplemented, "method Fetch not implemented")
 }
 func (UnimplementedExecutorServer) Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Replace not implemented")
@@ -375,6 +404,17 @@ func _Executor_Upload_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Executor_UploadServer = grpc.ClientStreamingServer[UploadChunk, UploadReply]
+
+func _Executor_Fetch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(FetchRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ExecutorServer).Fetch(m, &grpc.GenericServerStream[FetchRequest, FetchReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executor_FetchServer = grpc.ServerStreamingServer[FetchReply]
 
 func _Executor_Replace_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReplaceRequest)
@@ -590,6 +630,11 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Upload",
 			Handler:       _Executor_Upload_Handler,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Fetch",
+			Handler:       _Executor_Fetch_Handler,
+			ServerStreams: true,
 		},
 		{
 			StreamName:    "Events",

@@ -247,6 +247,7 @@ var roles = map[string]identity.Role{
 	service + "Executor/Lease":   identity.RoleTenant,
 	service + "Executor/Leasing": identity.RoleTenant,
 	service + "Executor/Upload":  identity.RoleTenant,
+	service + "Executor/Fetch":   identity.RoleTenant,
 	service + "Executor/Replace": identity.RoleTenant,
 	service + "Executor/Release": identity.RoleTenant,
 	service + "Executor/Renew":   identity.RoleTenant,

@@ -18,7 +18,8 @@ const suspendPatience = 500 * time.Millisecond
 // the workers.
 type cached struct {
 	id      lease.ID
-	code    *code // with a reference
+	code    *code    // with a reference
+	tables  []*table // likewise
 	workers []Worker
 	taken   chan struct{} // closed when a lease takes the workers, or they are ended
 	unwatch func() bool   // stops watching the connection
@@ -43,7 +44,7 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 		return false
 	}
 	e.accounts.end(h.id)
-	k := &cached{id: h.id, code: h.code, workers: workers, taken: make(chan struct{})}
+	k := &cached{id: h.id, code: h.code, tables: h.tables, workers: workers, taken: make(chan struct{})}
 	k.unwatch = context.AfterFunc(conn, func() {
 		defer e.turns.enter()()
 		e.dropCached(k.id)
@@ -214,6 +215,7 @@ func (e *Executor) end(k *cached) {
 	e.release(k)
 	stopAll(context.Background(), k.workers, killed)
 	e.codes.release(k.code)
+	e.tables.release(k.tables)
 }
 
 // release stops watching the connection of cached workers.
@@ -245,6 +247,7 @@ func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.D
 	defer cancel()
 	err := each(k.workers, func(i int, w Worker) error { return w.Resume(blobs[i]) })
 	e.codes.release(k.code) // the lease has its own reference
+	e.tables.release(k.tables)
 	if err == nil {
 		return k.workers, nil
 	}

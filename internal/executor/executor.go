@@ -44,6 +44,8 @@ type Executor struct {
 	log         *slog.Logger
 	table       *lease.Table
 	codes       *codeStore
+	tables      *tableStore
+	fabric      fetchDevices
 	incarnation [16]byte
 	maxWorkers  int
 	work        sync.WaitGroup // goroutines that start and end leases
@@ -78,6 +80,7 @@ func New(cfg Config) (*Executor, error) {
 	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{}, cached: map[lease.ID]*cached{},
 		asked: make(chan drainRequest, 1), report: func() {}, metrics: newMetrics(), back: newWantedBack(s.Until.Time(), s.Grace),
 		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)}
+	e.tables = newTableStore(tableLimit(s, cfg.Memory), e.setAside, table.GiveBack, e.dropCachedWithTables)
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends
 	}
@@ -100,10 +103,11 @@ func (e *Executor) now() time.Time { return time.Now() }
 // info returns what clients and the manager are told about this executor.
 func (e *Executor) info() *control.InfoReply {
 	c := e.table.Capacity()
+	_, unused := e.tables.bytes()
 	e.mu.Lock()
 	leases := len(e.holdings)
 	c.FreeCores = min(c.FreeCores+e.coming.cores, c.Cores)
-	c.FreeMemory = min(c.FreeMemory+e.coming.memory, c.Memory)
+	c.FreeMemory = min(c.FreeMemory+e.coming.memory+unused, c.Memory)
 	e.mu.Unlock()
 	if _, reason := e.cfg.Spawner.CannotStart(); reason != nil {
 		c.FreeCores, c.FreeMemory = 0, 0 // so that no client is sent here

@@ -107,6 +107,10 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	deepen()
 	defer e.turns.enter()()
 	rid, terms, hash, err := e.terms(ctx, req)
+	var hashes []sum
+	if err == nil {
+		hashes, err = e.tablesOf(req)
+	}
 	if err == nil {
 		err = e.gate.Take(ctx, quota.Leases, 1)
 	}
@@ -120,21 +124,35 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		}
 		return &control.LeaseReply{CodeUnknown: true}, nil
 	}
+	tables, unknown := e.tables.acquire(hashes, codeOwner(ctx))
+	if len(unknown) > 0 {
+		e.codes.release(code)
+		if e.isDraining() {
+			return nil, grpcError(lease.ErrDraining)
+		}
+		return &control.LeaseReply{TablesUnknown: unknown}, nil
+	}
+	giveBack := func() {
+		e.codes.release(code)
+		e.tables.release(tables)
+	}
 	var l lease.Lease
 	var h *holding
 	var k *cached
-	err = e.requestPatiently(ctx, func() (err error) {
-		l, h, k, err = e.request(rid, terms, code, req)
-		return err
+	err = e.requestPatiently(ctx, func() error {
+		return e.requestWithRoom(&terms, func() (err error) {
+			l, h, k, err = e.request(rid, terms, code, tables, req)
+			return err
+		})
 	})
 	if err != nil {
-		e.codes.release(code)
+		giveBack()
 		return leaseFailed(err)
 	}
 	id := l.ID // Wait's l is empty if the caller has gone
 	asked := h
 	if asked == nil {
-		e.codes.release(code)
+		giveBack()
 		asked, _ = e.find(id)
 	}
 	if asked != nil {
@@ -156,7 +174,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return &control.LeaseReply{LeaseId: uint64(l.ID), Workers: h.granted, Functions: h.code.names,
+	return &control.LeaseReply{LeaseId: uint64(l.ID), Workers: h.granted, Functions: h.code.names, Tables: uint32(len(h.tables)),
 		DurationMs: milliseconds(l.Expires.Sub(l.Granted)), ClientMs: milliseconds(l.ClientEnd.Sub(e.now()))}, nil
 }
 
@@ -170,7 +188,7 @@ func leaseFailed(err error) (*control.LeaseReply, error) {
 
 // request reserves the resources. The holding is nil if the request is a repetition. The cached workers are nil unless
 // the request names some. Lease and holding are created together, so that neither is seen without the other.
-func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req *control.LeaseRequest) (lease.Lease, *holding, *cached, error) {
+func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, tables []*table, req *control.LeaseRequest) (lease.Lease, *holding, *cached, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	l, first, err := e.table.Request(rid, terms, lease.ID(req.GetReuse()))
@@ -180,7 +198,8 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 	k := e.cached[l.Reuses] // exists, because the table has assigned it
 	delete(e.cached, l.Reuses)
 	h := newHolding(l.ID, c, e.spec(req, terms, c), l.CPUs)
-	h.tenant = terms.Tenant
+	h.tenant, h.tables = terms.Tenant, tables
+	h.spec.Tables = specTables(req.GetTables(), tables)
 	e.holdings[l.ID] = h
 	return l, h, k, nil
 }

@@ -180,6 +180,7 @@ func (h *handing) save() (*handover.State, error) {
 		s.Leases = append(s.Leases, l)
 	}
 	s.Libraries = e.codes.save()
+	s.Tables = e.tables.save()
 	s.Ending = h.ctx.Err() != nil
 	return s, nil
 }
@@ -229,6 +230,33 @@ func (s *codeStore) save() (all []*handover.Library) {
 	return all
 }
 
+// save returns the stored tables.
+func (s *tableStore) save() (all []*handover.Table) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tables {
+		m := &handover.Table{Sum: t.sum[:], File: int32(t.file.Fd()), Size: t.size, Used: t.used}
+		for owner := range t.owners {
+			m.Owners = append(m.Owners, owner)
+		}
+		slices.Sort(m.Owners)
+		all = append(all, m)
+	}
+	return all
+}
+
+// saveTables returns the tables of a lease.
+func (h *holding) saveTables() (all [][]byte, err error) {
+	for i, t := range h.spec.Tables {
+		b, err := proto.Marshal(&control.Table{Name: t.Name, Sha256: h.tables[i].sum[:], Size: t.Size, Address: t.Address})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, b)
+	}
+	return all, nil
+}
+
 // saveLease returns a lease with its workers and its account.
 func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Lease, error) {
 	h := e.holding(l.ID)
@@ -249,6 +277,10 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s.Library, s.Provider, s.ChannelMemory, s.Flag, s.Expiring = h.code.sum[:], h.spec.Provider, h.spec.ChannelMemory, h.flag, h.notice != nil
+	var err error
+	if s.Tables, err = h.saveTables(); err != nil {
+		return nil, err
+	}
 	for _, g := range h.granted {
 		b, err := proto.Marshal(g)
 		if err != nil {

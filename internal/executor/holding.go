@@ -23,6 +23,7 @@ type holding struct {
 	id     lease.ID
 	tenant string
 	code   *code
+	tables []*table    // with references
 	spec   zygote.Spec // of every worker, without CPUs and blob
 
 	// ctx ends when no more workers may be started.

@@ -98,6 +98,7 @@ func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
 // forget drops a holding whose workers are gone.
 func (e *Executor) forget(h *holding) {
 	e.codes.release(h.code)
+	e.tables.release(h.tables)
 	e.remove(h)
 }
 
@@ -181,6 +182,8 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	e.dropAllCached()
 	e.work.Wait()
 	e.codes.close()
+	e.tables.close()
+	e.fabric.close()
 }
 
 // finishContext returns the context for the end of a lease whose calls may finish: it ends with the current drain, or

@@ -90,6 +90,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("leases", "Leases that have resources.", func() float64 { return float64(e.table.Capacity().Leases) })
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
+	gauge("table_bytes", "Memory that tables take, of that which is lent.", func() float64 { return float64(e.table.Capacity().SetAside) })
 	gauge("draining", "1 while it drains.", func() float64 {
 		if e.isDraining() {
 			return 1

@@ -35,6 +35,9 @@ func (e *Executor) restore(s *handover.State, z *zygote.Zygote) error {
 	if err := e.codes.restore(s.GetLibraries()); err != nil {
 		return err
 	}
+	if err := e.restoreTables(s.GetTables()); err != nil {
+		return err
+	}
 	clock := handover.NewClock()
 	saved := make([]lease.Saved, len(s.GetLeases()))
 	for i, l := range s.GetLeases() {
@@ -74,6 +77,51 @@ func (s *codeStore) restore(all []*handover.Library) error {
 		s.used += c.size
 		s.tick = max(s.tick, c.used)
 	}
+	return nil
+}
+
+// restoreTables takes over tables.
+func (e *Executor) restoreTables(all []*handover.Table) error {
+	s := e.tables
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range all {
+		if len(m.GetSum()) != len(sum{}) || m.GetFile() < 3 {
+			return fmt.Errorf("take over a table: hash of %d bytes, descriptor %d", len(m.GetSum()), m.GetFile())
+		}
+		if err := e.table.SetAside(m.GetSize()); err != nil {
+			return fmt.Errorf("take over a table: %w", err)
+		}
+		t := &table{sum: sum(m.GetSum()), size: m.GetSize(), used: m.GetUsed(), owners: map[string]bool{},
+			file: os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-table")}
+		for _, owner := range m.GetOwners() {
+			t.owners[owner] = true
+		}
+		s.tables[t.sum] = t
+		s.tick = max(s.tick, t.used)
+	}
+	return nil
+}
+
+// restoreTables takes over the tables of a lease.
+func (h *holding) restoreTables(s *tableStore, saved [][]byte) error {
+	var wanted []*control.Table
+	var hashes []sum
+	for _, b := range saved {
+		t := &control.Table{}
+		if err := proto.Unmarshal(b, t); err != nil {
+			return err
+		}
+		if len(t.GetSha256()) != len(sum{}) {
+			return fmt.Errorf("table %q has a hash of %d bytes", t.GetName(), len(t.GetSha256()))
+		}
+		wanted, hashes = append(wanted, t), append(hashes, sum(t.GetSha256()))
+	}
+	tables, unknown := s.acquire(hashes, "")
+	if len(unknown) > 0 {
+		return fmt.Errorf("its table %q is missing", wanted[unknown[0]].GetName())
+	}
+	h.tables, h.spec.Tables = tables, specTables(wanted, tables)
 	return nil
 }
 
@@ -118,6 +166,9 @@ func (e *Executor) restoreHolding(s *handover.Lease, z *zygote.Zygote, clock han
 	}
 	h := newHolding(l.ID, c, e.specFor(s.GetProvider(), s.GetChannelMemory(), l.Terms, c), l.CPUs)
 	h.tenant, h.flag, h.presence = l.Terms.Tenant, s.GetFlag(), s.GetPresence()
+	if err := h.restoreTables(e.tables, s.GetTables()); err != nil {
+		return err
+	}
 	close(h.started)
 	if s.GetExpiring() {
 		h.expiring(l.Expires)

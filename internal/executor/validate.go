@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -25,13 +26,18 @@ const (
 // clientIDSize is the length of a client process's id, in bytes.
 const clientIDSize = 16
 
-// kindOf returns a hash of what a cached worker must share with a new lease besides its terms: client process, code and
-// provider. It is zero, which matches nothing, for a client without an id.
+// kindOf returns a hash of what a cached worker must share with a new lease besides its terms: client process, code,
+// tables and provider. It is zero, which matches nothing, for a client without an id.
 func kindOf(req *control.LeaseRequest) (kind [32]byte) {
 	if len(req.GetClientId()) == 0 {
 		return kind
 	}
-	return sha256.Sum256(slices.Concat(req.GetClientId(), req.GetCodeSha256(), []byte(req.GetProvider())))
+	parts := slices.Concat(req.GetClientId(), req.GetCodeSha256(), []byte(req.GetProvider()))
+	for _, t := range req.GetTables() {
+		parts = binary.LittleEndian.AppendUint64(append(parts, t.GetSha256()...), t.GetAddress())
+		parts = append(append(parts, t.GetName()...), 0)
+	}
+	return sha256.Sum256(parts)
 }
 
 func invalidf(format string, args ...any) error {
@@ -160,7 +166,7 @@ func (e *Executor) fits(m, channel, most uint64, workers int) error {
 // bytes.
 func (e *Executor) defaultMemory(cores int) uint64 {
 	capacity := e.table.Capacity()
-	return capacity.Memory / uint64(capacity.Cores) * uint64(cores)
+	return (capacity.Memory - capacity.SetAside) / uint64(capacity.Cores) * uint64(cores)
 }
 
 // callLimit returns how long one call may run if a lease asks for ms milliseconds; 0: no limit.

@@ -30,11 +30,12 @@ type cachedKey struct {
 	limit          time.Duration
 	depth, eager   int
 	bulk           uint64
+	tables         [sha256.Size]byte
 }
 
 func (p *Pending) key() cachedKey {
 	s := &p.spec
-	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk}
+	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.Tables)}
 }
 
 // Cached is a released lease whose workers the executor caches. The session that released it caches the channels under the same name. If

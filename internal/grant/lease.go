@@ -28,6 +28,9 @@ const (
 	MaxLibrary = 1 << 30
 )
 
+// tableTries is how often an executor may evict a lease's tables before the lease has them.
+const tableTries = 3
+
 // maxDuration is longer than any lease.
 const maxDuration = 100 * 365 * 24 * time.Hour
 
@@ -45,6 +48,7 @@ type Spec struct {
 	At             string        // executor to ask first; a lease that moves is not bound to it
 	Depth, Eager   int           // of the channels that will be offered
 	Bulk           uint64
+	Tables         []*Table // that its workers map
 
 	recheck bool // see Recheck
 }
@@ -246,8 +250,9 @@ func (h *Held) ended(op string) error {
 func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	const op = "lease"
 	cand := p.candidates[p.current]
-	ctx, cancel := p.c.bound(ctx)
-	defer cancel()
+	whole := ctx
+	ctx, cancel := p.c.bound(whole)
+	defer func() { cancel() }()
 	err := p.c.isOpen(op)
 	var conn *grpc.ClientConn
 	if err == nil {
@@ -262,7 +267,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	r, from, err := p.ask(ctx, cl, blobs)
 	switch {
 	case err != nil:
-	case cand.Cached != nil && (r.CodeUnknown || r.NotCached): // the executor was perhaps restarted
+	case cand.Cached != nil && (r.CodeUnknown || r.NotCached || len(r.TablesUnknown) > 0): // the executor was perhaps restarted
 		err = fail(op, dataplane.StatusBusy, "%s has ended the cached workers", cand.Address)
 	case r.CodeUnknown:
 		if err = p.upload(ctx, cl, cand.Address); err == nil {
@@ -271,6 +276,29 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		}
 		if err == nil && r.CodeUnknown {
 			err = fail(op, dataplane.StatusProtocol, "%s does not know the library right after its upload", cand.Address)
+		}
+	}
+	for tries := 0; err == nil && len(r.TablesUnknown) > 0; tries++ {
+		if tries == tableTries {
+			err = fail(op, dataplane.StatusBusy, "%s has evicted a table right after its transfer, %d times", cand.Address, tries)
+			break
+		}
+		for _, i := range r.TablesUnknown {
+			if err == nil && i >= uint32(len(p.spec.Tables)) {
+				err = fail(op, dataplane.StatusProtocol, "%s wants table %d of %d", cand.Address, i, len(p.spec.Tables))
+			}
+			if err == nil {
+				err = p.provide(whole, cl, &cand, p.spec.Tables[i])
+			}
+		}
+		if err == nil {
+			cancel()
+			ctx, cancel = p.c.bound(whole) // the transfer may have taken longer than the time-out
+			asked = time.Now()
+			r, from, err = p.ask(ctx, cl, blobs)
+		}
+		if err == nil && r.CodeUnknown {
+			err = fail(op, dataplane.StatusBusy, "%s has evicted the library while a table was transferred", cand.Address)
 		}
 	}
 	if err != nil {
@@ -286,6 +314,8 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		h.Workers = append(h.Workers, workerOf(w))
 	}
 	switch {
+	case r.Tables != uint32(len(p.spec.Tables)):
+		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers %d of %d tables: it is of an earlier version, upgrade it", cand.Address, r.Tables, len(p.spec.Tables))
 	case len(h.Workers) != len(blobs):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d were asked for", cand.Address, len(h.Workers), len(blobs))
 	case r.DurationMs > uint64(maxDuration/time.Millisecond):
@@ -318,6 +348,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		WaitMode:        p.spec.Mode,
 		ClientBlobs:     blobs,
 		Tenant:          p.c.opts.Tenant,
+		Tables:          p.tables(),
 		ClientId:        p.c.client[:],
 	}
 	if k := p.candidates[p.current].Cached; k != nil {

@@ -43,6 +43,7 @@ type shared struct {
 	reading  sync.Mutex // held while a library is read
 	places   places
 	arrivals arrivals
+	sources  tableDevices
 
 	retain func() func() // keeps the connections open until the function that it returns is called
 
@@ -80,6 +81,7 @@ func (c *shared) close() {
 	for _, conn := range conns {
 		conn.Close()
 	}
+	c.sources.close() // closing the connections has ended the transfers
 }
 
 // dial returns the connection to addr. There is one for each address.

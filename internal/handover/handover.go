@@ -231,6 +231,9 @@ func (s *State) Descriptors() (fds []int) {
 	for _, l := range s.GetLibraries() {
 		add(l.GetFile(), l.GetNamesFile())
 	}
+	for _, t := range s.GetTables() {
+		add(t.GetFile())
+	}
 	for _, l := range s.GetLeases() {
 		for _, seat := range l.GetSeats() {
 			w := seat.GetWorker()

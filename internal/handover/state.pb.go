@@ -41,8 +41,9 @@ type State struct {
 	Leases        []*Lease               `protobuf:"bytes,11,rep,name=leases,proto3" json:"leases,omitempty"`
 	Charges       [][]byte               `protobuf:"bytes,12,rep,name=charges,proto3" json:"charges,omitempty"`                          // AccountEntry of control.proto: not confirmed by the ledger yet
 	WantedBack    uint64                 `protobuf:"varint,13,opt,name=wanted_back,json=wantedBack,proto3" json:"wanted_back,omitempty"` // Unix time in seconds; 0: not known
-	Ending        bool                   `protobuf:"varint,15,opt,name=ending,proto3" json:"ending,omitempty"`                           // a request to drain has come meanwhile
-	Dropped       bool                   `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"`                         // root was given up; the program must forbid tracing again
+	Tables        []*Table               `protobuf:"bytes,16,rep,name=tables,proto3" json:"tables,omitempty"`
+	Ending        bool                   `protobuf:"varint,15,opt,name=ending,proto3" json:"ending,omitempty"`   // a request to drain has come meanwhile
+	Dropped       bool                   `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"` // root was given up; the program must forbid tracing again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -166,6 +167,13 @@ func (x *State) GetWantedBack() uint64 {
 		return x.WantedBack
 	}
 	return 0
+}
+
+func (x *State) GetTables() []*Table {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
 }
 
 func (x *State) GetEnding() bool {
@@ -854,6 +862,82 @@ func (x *Library) GetOwners() []string {
 	return nil
 }
 
+type Table struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sum           []byte                 `protobuf:"bytes,1,opt,name=sum,proto3" json:"sum,omitempty"`
+	File          int32                  `protobuf:"varint,2,opt,name=file,proto3" json:"file,omitempty"`
+	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	Used          uint64                 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"` // rank of its last use
+	Owners        []string               `protobuf:"bytes,5,rep,name=owners,proto3" json:"owners,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Table) Reset() {
+	*x = Table{}
+	mi := &file_internal_handover_state_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Table) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Table) ProtoMessage() {}
+
+func (x *Table) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_handover_state_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Table.ProtoReflect.Descriptor instead.
+func (*Table) Descriptor() ([]byte, []int) {
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Table) GetSum() []byte {
+	if x != nil {
+		return x.Sum
+	}
+	return nil
+}
+
+func (x *Table) GetFile() int32 {
+	if x != nil {
+		return x.File
+	}
+	return 0
+}
+
+func (x *Table) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Table) GetUsed() uint64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *Table) GetOwners() []string {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
 type Lease struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -879,13 +963,14 @@ type Lease struct {
 	Seats          []*Seat  `protobuf:"bytes,20,rep,name=seats,proto3" json:"seats,omitempty"`
 	Expiring       bool     `protobuf:"varint,21,opt,name=expiring,proto3" json:"expiring,omitempty"` // the client is to be told
 	Account        *Account `protobuf:"bytes,22,opt,name=account,proto3" json:"account,omitempty"`
+	Tables         [][]byte `protobuf:"bytes,23,rep,name=tables,proto3" json:"tables,omitempty"` // Table of control.proto
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_internal_handover_state_proto_msgTypes[8]
+	mi := &file_internal_handover_state_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +982,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[8]
+	mi := &file_internal_handover_state_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +995,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{8}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Lease) GetId() uint64 {
@@ -1067,6 +1152,13 @@ func (x *Lease) GetAccount() *Account {
 	return nil
 }
 
+func (x *Lease) GetTables() [][]byte {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 type Terms struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Workers       uint32                 `protobuf:"varint,1,opt,name=workers,proto3" json:"workers,omitempty"`
@@ -1086,7 +1178,7 @@ type Terms struct {
 
 func (x *Terms) Reset() {
 	*x = Terms{}
-	mi := &file_internal_handover_state_proto_msgTypes[9]
+	mi := &file_internal_handover_state_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1190,7 @@ func (x *Terms) String() string {
 func (*Terms) ProtoMessage() {}
 
 func (x *Terms) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[9]
+	mi := &file_internal_handover_state_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1203,7 @@ func (x *Terms) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terms.ProtoReflect.Descriptor instead.
 func (*Terms) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{9}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Terms) GetWorkers() uint32 {
@@ -1201,7 +1293,7 @@ type Places struct {
 
 func (x *Places) Reset() {
 	*x = Places{}
-	mi := &file_internal_handover_state_proto_msgTypes[10]
+	mi := &file_internal_handover_state_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1305,7 @@ func (x *Places) String() string {
 func (*Places) ProtoMessage() {}
 
 func (x *Places) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[10]
+	mi := &file_internal_handover_state_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1318,7 @@ func (x *Places) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Places.ProtoReflect.Descriptor instead.
 func (*Places) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{10}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Places) GetCore() []uint32 {
@@ -1252,7 +1344,7 @@ type Seat struct {
 
 func (x *Seat) Reset() {
 	*x = Seat{}
-	mi := &file_internal_handover_state_proto_msgTypes[11]
+	mi := &file_internal_handover_state_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1356,7 @@ func (x *Seat) String() string {
 func (*Seat) ProtoMessage() {}
 
 func (x *Seat) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[11]
+	mi := &file_internal_handover_state_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1369,7 @@ func (x *Seat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Seat.ProtoReflect.Descriptor instead.
 func (*Seat) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{11}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Seat) GetWorker() *Worker {
@@ -1353,7 +1445,7 @@ type Account struct {
 
 func (x *Account) Reset() {
 	*x = Account{}
-	mi := &file_internal_handover_state_proto_msgTypes[12]
+	mi := &file_internal_handover_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1457,7 @@ func (x *Account) String() string {
 func (*Account) ProtoMessage() {}
 
 func (x *Account) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[12]
+	mi := &file_internal_handover_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1470,7 @@ func (x *Account) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Account.ProtoReflect.Descriptor instead.
 func (*Account) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{12}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Account) GetTenant() string {
@@ -1452,7 +1544,7 @@ type Metered struct {
 
 func (x *Metered) Reset() {
 	*x = Metered{}
-	mi := &file_internal_handover_state_proto_msgTypes[13]
+	mi := &file_internal_handover_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1464,7 +1556,7 @@ func (x *Metered) String() string {
 func (*Metered) ProtoMessage() {}
 
 func (x *Metered) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[13]
+	mi := &file_internal_handover_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1477,7 +1569,7 @@ func (x *Metered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metered.ProtoReflect.Descriptor instead.
 func (*Metered) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{13}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Metered) GetPolls() bool {
@@ -1543,7 +1635,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_internal_handover_state_proto_msgTypes[14]
+	mi := &file_internal_handover_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1647,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[14]
+	mi := &file_internal_handover_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1660,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{14}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Report) GetExec() int64 {
@@ -1617,7 +1709,7 @@ var File_internal_handover_state_proto protoreflect.FileDescriptor
 
 const file_internal_handover_state_proto_rawDesc = "" +
 	"\n" +
-	"\x1dinternal/handover/state.proto\x12\x0erfaas.handover\"\xb6\x04\n" +
+	"\x1dinternal/handover/state.proto\x12\x0erfaas.handover\"\xe5\x04\n" +
 	"\x05State\x12\x18\n" +
 	"\aprogram\x18\x01 \x01(\tR\aprogram\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x16\n" +
@@ -1633,7 +1725,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x06leases\x18\v \x03(\v2\x15.rfaas.handover.LeaseR\x06leases\x12\x18\n" +
 	"\acharges\x18\f \x03(\fR\acharges\x12\x1f\n" +
 	"\vwanted_back\x18\r \x01(\x04R\n" +
-	"wantedBack\x12\x16\n" +
+	"wantedBack\x12-\n" +
+	"\x06tables\x18\x10 \x03(\v2\x15.rfaas.handover.TableR\x06tables\x12\x16\n" +
 	"\x06ending\x18\x0f \x01(\bR\x06ending\x12\x18\n" +
 	"\adropped\x18\x0e \x01(\bR\adropped\"h\n" +
 	"\x04Node\x12*\n" +
@@ -1700,7 +1793,13 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x04size\x18\x04 \x01(\x04R\x04size\x12\x12\n" +
 	"\x04used\x18\x05 \x01(\x04R\x04used\x12\x14\n" +
 	"\x05names\x18\x06 \x03(\tR\x05names\x12\x16\n" +
-	"\x06owners\x18\a \x03(\tR\x06owners\"\x9f\x05\n" +
+	"\x06owners\x18\a \x03(\tR\x06owners\"m\n" +
+	"\x05Table\x12\x10\n" +
+	"\x03sum\x18\x01 \x01(\fR\x03sum\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\x05R\x04file\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x12\n" +
+	"\x04used\x18\x04 \x01(\x04R\x04used\x12\x16\n" +
+	"\x06owners\x18\x05 \x03(\tR\x06owners\"\xb7\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\fR\arequest\x12\x14\n" +
@@ -1725,7 +1824,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x0fgranted_workers\x18\x13 \x03(\fR\x0egrantedWorkers\x12*\n" +
 	"\x05seats\x18\x14 \x03(\v2\x14.rfaas.handover.SeatR\x05seats\x12\x1a\n" +
 	"\bexpiring\x18\x15 \x01(\bR\bexpiring\x121\n" +
-	"\aaccount\x18\x16 \x01(\v2\x17.rfaas.handover.AccountR\aaccount\"\x90\x02\n" +
+	"\aaccount\x18\x16 \x01(\v2\x17.rfaas.handover.AccountR\aaccount\x12\x16\n" +
+	"\x06tables\x18\x17 \x03(\fR\x06tables\"\x90\x02\n" +
 	"\x05Terms\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\rR\aworkers\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\rR\x05cores\x12\x16\n" +
@@ -1788,7 +1888,7 @@ func file_internal_handover_state_proto_rawDescGZIP() []byte {
 	return file_internal_handover_state_proto_rawDescData
 }
 
-var file_internal_handover_state_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_internal_handover_state_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_internal_handover_state_proto_goTypes = []any{
 	(*State)(nil),    // 0: rfaas.handover.State
 	(*Node)(nil),     // 1: rfaas.handover.Node
@@ -1798,13 +1898,14 @@ var file_internal_handover_state_proto_goTypes = []any{
 	(*Worker)(nil),   // 5: rfaas.handover.Worker
 	(*Exit)(nil),     // 6: rfaas.handover.Exit
 	(*Library)(nil),  // 7: rfaas.handover.Library
-	(*Lease)(nil),    // 8: rfaas.handover.Lease
-	(*Terms)(nil),    // 9: rfaas.handover.Terms
-	(*Places)(nil),   // 10: rfaas.handover.Places
-	(*Seat)(nil),     // 11: rfaas.handover.Seat
-	(*Account)(nil),  // 12: rfaas.handover.Account
-	(*Metered)(nil),  // 13: rfaas.handover.Metered
-	(*Report)(nil),   // 14: rfaas.handover.Report
+	(*Table)(nil),    // 8: rfaas.handover.Table
+	(*Lease)(nil),    // 9: rfaas.handover.Lease
+	(*Terms)(nil),    // 10: rfaas.handover.Terms
+	(*Places)(nil),   // 11: rfaas.handover.Places
+	(*Seat)(nil),     // 12: rfaas.handover.Seat
+	(*Account)(nil),  // 13: rfaas.handover.Account
+	(*Metered)(nil),  // 14: rfaas.handover.Metered
+	(*Report)(nil),   // 15: rfaas.handover.Report
 }
 var file_internal_handover_state_proto_depIdxs = []int32{
 	1,  // 0: rfaas.handover.State.node:type_name -> rfaas.handover.Node
@@ -1813,22 +1914,23 @@ var file_internal_handover_state_proto_depIdxs = []int32{
 	3,  // 3: rfaas.handover.State.data:type_name -> rfaas.handover.Listener
 	4,  // 4: rfaas.handover.State.spawner:type_name -> rfaas.handover.Spawner
 	7,  // 5: rfaas.handover.State.libraries:type_name -> rfaas.handover.Library
-	8,  // 6: rfaas.handover.State.leases:type_name -> rfaas.handover.Lease
-	2,  // 7: rfaas.handover.Node.cores:type_name -> rfaas.handover.Core
-	6,  // 8: rfaas.handover.Worker.exit:type_name -> rfaas.handover.Exit
-	9,  // 9: rfaas.handover.Lease.terms:type_name -> rfaas.handover.Terms
-	10, // 10: rfaas.handover.Lease.shares:type_name -> rfaas.handover.Places
-	11, // 11: rfaas.handover.Lease.seats:type_name -> rfaas.handover.Seat
-	12, // 12: rfaas.handover.Lease.account:type_name -> rfaas.handover.Account
-	5,  // 13: rfaas.handover.Seat.worker:type_name -> rfaas.handover.Worker
-	13, // 14: rfaas.handover.Account.workers:type_name -> rfaas.handover.Metered
-	14, // 15: rfaas.handover.Metered.seen:type_name -> rfaas.handover.Report
-	14, // 16: rfaas.handover.Metered.meter:type_name -> rfaas.handover.Report
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	9,  // 6: rfaas.handover.State.leases:type_name -> rfaas.handover.Lease
+	8,  // 7: rfaas.handover.State.tables:type_name -> rfaas.handover.Table
+	2,  // 8: rfaas.handover.Node.cores:type_name -> rfaas.handover.Core
+	6,  // 9: rfaas.handover.Worker.exit:type_name -> rfaas.handover.Exit
+	10, // 10: rfaas.handover.Lease.terms:type_name -> rfaas.handover.Terms
+	11, // 11: rfaas.handover.Lease.shares:type_name -> rfaas.handover.Places
+	12, // 12: rfaas.handover.Lease.seats:type_name -> rfaas.handover.Seat
+	13, // 13: rfaas.handover.Lease.account:type_name -> rfaas.handover.Account
+	5,  // 14: rfaas.handover.Seat.worker:type_name -> rfaas.handover.Worker
+	14, // 15: rfaas.handover.Account.workers:type_name -> rfaas.handover.Metered
+	15, // 16: rfaas.handover.Metered.seen:type_name -> rfaas.handover.Report
+	15, // 17: rfaas.handover.Metered.meter:type_name -> rfaas.handover.Report
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_internal_handover_state_proto_init() }
@@ -1842,7 +1944,7 @@ func file_internal_handover_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_handover_state_proto_rawDesc), len(file_internal_handover_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -26,6 +26,23 @@ func SealedMemfd(name string, r io.Reader, limit int64) (*os.File, error) {
 	return f, nil
 }
 
+// SealedFile is SealedMemfd for content that fill writes.
+func SealedFile(name string, fill func(io.Writer) error) (*os.File, error) {
+	fd, err := memfdCreate(name)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create %q: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd:"+name)
+	if err = fill(f); err == nil {
+		err = seal(f)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
 // NamesMemfd returns the names of a library's functions, in index order, in the form in which workers get them. The
 // caller closes the file, and may give it to several workers. A *WorkerError says what is wrong with the names.
 func NamesMemfd(names []string) (*os.File, error) {
@@ -56,6 +73,10 @@ func fillAndSeal(f *os.File, r io.Reader, limit int64) error {
 			return fmt.Errorf("more than %d bytes", limit)
 		}
 	}
+	return seal(f)
+}
+
+func seal(f *os.File) error {
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
 	return wire.Control(f, func(fd int) error {
 		_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)

@@ -65,6 +65,7 @@ type Spec struct {
 	Names      []string // functions, in index order
 	NamesFile  *os.File // the result of NamesMemfd, which the caller keeps; nil: made anew for each worker
 	ClientBlob []byte   // the client's channel blob
+	Tables     []Table  // which the worker maps before Spawn returns
 	Channel    Channel  // sizes in that blob, as read by the caller; zero: unknown
 
 	// Limits for the client's channel; 0: the protocol's limit.
@@ -417,7 +418,13 @@ func (w *Worker) abort(err error) error {
 
 // begin completes the start of a worker that has its lease.
 func (w *Worker) begin(ctx context.Context, spec *Spec) (*Worker, error) {
-	if err := w.start(ctx); err != nil {
+	err := w.start(ctx)
+	for i := range spec.Tables {
+		if err == nil {
+			err = w.mapTable(ctx, &spec.Tables[i])
+		}
+	}
+	if err != nil {
 		return nil, w.abort(err)
 	}
 	w.started()

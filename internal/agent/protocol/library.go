@@ -56,6 +56,13 @@ func (s *SessionName) Encode(b []byte) []byte {
 }
 
 // Encode appends the body of the message.
+func (t *Table) Encode(b []byte) []byte {
+	c := C.rfaas_agent_table{session: C.uint64_t(t.Session), size: C.uint64_t(t.Size), address: C.uint64_t(t.Address)}
+	set(c.name[:], t.Name)
+	return put(b, &c)
+}
+
+// Encode appends the body of the message.
 func (s *Spread) Encode(b []byte) []byte {
 	c := C.rfaas_agent_spread{session: C.uint64_t(s.Session), workers: C.uint64_t(s.Workers),
 		cores_per_worker: C.uint64_t(s.CoresPerWorker), memory: C.uint64_t(s.Memory), duration_ns: C.int64_t(s.DurationNs),

@@ -36,7 +36,10 @@ const (
 	MaxBlob    = C.RFAAS_AGENT_BLOB        // bytes
 	MaxFiles   = C.RFAAS_AGENT_FDS         // descriptors of one message
 	MaxText    = C.RFAAS_AGENT_TEXT - 1    // bytes, without the NUL
+	MaxTables  = C.RFAAS_AGENT_TABLES      // of one session
 	HeaderSize = C.sizeof_rfaas_agent_header
+
+	TableRate = C.RFAAS_AGENT_TABLE_RATE // bytes per second
 )
 
 // Op is an operation.
@@ -61,12 +64,15 @@ const (
 	OpSilent  Op = C.RFAAS_AGENT_SILENT
 	OpEvent   Op = C.RFAAS_AGENT_EVENT
 	OpHand    Op = C.RFAAS_AGENT_HAND
+
+	OpTable     Op = C.RFAAS_AGENT_TABLE
+	OpTableDrop Op = C.RFAAS_AGENT_TABLE_DROP
 )
 
 // String is the operation's name in the header, in lower case.
 func (o Op) String() string {
 	names := [...]string{"?", "hello", "status", "stop", "open", "close", "acquire", "adopt", "replace", "release", "inspect",
-		"renew", "finish", "spread", "changes", "silent", "event", "hand"}
+		"renew", "finish", "spread", "changes", "silent", "event", "hand", "table", "table-drop"}
 	if int64(o) < int64(len(names)) {
 		return names[o]
 	}

@@ -127,3 +127,23 @@ func EncodeChanges(b []byte, changes []Change) []byte {
 	}
 	return b
 }
+
+// Table publishes a table, or names the one to drop. The descriptor of TABLE is its file.
+type Table struct {
+	Session, Size, Address uint64
+	Name                   string
+}
+
+// DecodeTable decodes the body of the message.
+func DecodeTable(op Op, b []byte) (Table, error) {
+	var c C.rfaas_agent_table
+	t := texts{op: op, err: exactly(op, b, &c)}
+	if t.err != nil {
+		return Table{}, t.err
+	}
+	m := Table{uint64(c.session), uint64(c.size), uint64(c.address), t.of("name", c.name[:])}
+	if t.err == nil && m.Name == "" {
+		t.err = malformed(op, "a table without a name")
+	}
+	return m, t.err
+}

@@ -45,6 +45,8 @@ const (
 	Symbols     Type = 19
 	Inspected   Type = 20
 	Socket      Type = 21
+	Table       Type = 22
+	Tabled      Type = 23
 )
 
 // Messages between an executor and its spawner only. The executor also sends Spawn and Prepare, with a SpawnRequest as

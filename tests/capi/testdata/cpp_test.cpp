@@ -59,6 +59,16 @@ int main(int, char **argv) {
     CHECK(rfaas::version() == RFAAS_VERSION_MAJOR * 1000 + RFAAS_VERSION_MINOR);
     rfaas::session session;
     THROWS(rfaas::unsupported_error, "resource manager", session.changes());
+    { // tables, of which the leases below get the first one
+        const std::vector<double> energies(1000, 0.5);
+        const std::array<float, 3> levels{1, 2, 3};
+        session.put_table("energies", {energies, levels});
+        session.put_table("levels", {levels}, 0x300000000000);
+        THROWS(rfaas::invalid_error, "has a table \"levels\" already", session.put_table("levels", {energies}));
+        THROWS(rfaas::invalid_error, "address 0x3 is not a multiple of the page size", session.put_table("odd", {energies}, 3));
+        session.drop_table("levels");
+        THROWS(rfaas::invalid_error, "no table \"levels\"", session.drop_table("levels"));
+    }
     rfaas::session_options nowhere;
     nowhere.executor = "127.0.0.1:1";
     THROWS(rfaas::connection_error, "127.0.0.1:1", rfaas::session s(nowhere));

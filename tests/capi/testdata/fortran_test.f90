@@ -39,6 +39,7 @@ program fortran_test
    call fails(RFAAS_UNSUPPORTED, 'resource manager', 'changes without a manager')
    call rfaas_lease_open(session, '/nothing.so', lease, ierror=ierror)
    call check(ierror == RFAAS_BAD_LIBRARY, 'no library')
+   call tables()
    call get_command_argument(1, text)
    call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE)
    call rfaas_lease_workers(lease, workers)
@@ -237,6 +238,22 @@ contains
          end do
       end do
       call check(bad%count == 501, 'count of many')
+   end subroutine
+
+   subroutine tables() ! the leases below get the first one
+      real(c_double), target, asynchronous :: energies(10, 20)
+      type(rfaas_pieces) :: parts
+      energies = 0.5_c_double
+      call rfaas_add_piece(parts, energies(:, 2:20:2))
+      call rfaas_table_put(session, 'energies', parts)
+      call rfaas_table_put_at(session, 'levels', parts, int(z'300000000000', c_int64_t))
+      call rfaas_table_put(session, 'levels', parts, ierror)
+      call fails(RFAAS_INVALID, 'has a table "levels" already', 'a name that is taken')
+      call rfaas_table_put_at(session, 'odd', parts, 3_c_int64_t, ierror)
+      call fails(RFAAS_INVALID, 'address 0x3 is not a multiple of the page size', 'an address')
+      call rfaas_table_drop(session, 'levels')
+      call rfaas_table_drop(session, 'levels', ierror)
+      call fails(RFAAS_INVALID, 'no table "levels"', 'a table that was dropped')
    end subroutine
 
    subroutine assumed(list, array)

@@ -1,0 +1,231 @@
+package executor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/quota"
+)
+
+const (
+	// fetchConnect is how long the client may take to connect.
+	fetchConnect = 10 * time.Second
+	// fetchChunk is how much one remote read asks for, in bytes.
+	fetchChunk = 1 << 20
+)
+
+// Fetch copies a table from the memory of its client, over a queue pair of the provider that the client names. Nothing parses the bytes.
+func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
+	defer e.turns.enter()()
+	ctx := stream.Context()
+	h, err := checkSum("sha256", req.GetSha256())
+	if err != nil {
+		return err
+	}
+	size, from := req.GetSize(), req.GetMemory()
+	if from.GetSize() < size {
+		return invalidf("table of %d bytes in %d bytes of memory", size, from.GetSize())
+	}
+	if err := e.checkProvider(req.GetProvider()); err != nil {
+		return err
+	}
+	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, uploadPause+time.Duration(float64(size)/slowestUpload*float64(time.Second)),
+		errors.New("the transfer took too long"))
+	defer cancel()
+	began := time.Now()
+	var source *fetchSource
+	known, err := e.tables.add(ctx, h, codeOwner(ctx), size, func() (io.Reader, error) {
+		var err error
+		if source, err = e.connectSource(ctx, req, stream.Send); err != nil {
+			return nil, err
+		}
+		return bufio.NewReaderSize(source, fetchChunk), nil
+	})
+	source.close()
+	e.report()
+	if err != nil {
+		return err
+	}
+	e.log.Debug("table stored", "sha256", fmt.Sprintf("%x", h[:6]), "bytes", size, "known", known, "provider", req.GetProvider(), "took", time.Since(began))
+	return stream.Send(&control.FetchReply{Done: true})
+}
+
+// fetchDevices are the devices by which tables are read. Each is opened when it is first needed. Safe for concurrent use.
+type fetchDevices struct {
+	mu   sync.Mutex
+	open map[string]*dataplane.Device
+}
+
+func (d *fetchDevices) get(provider string, open func() (*dataplane.Device, error)) (*dataplane.Device, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if dev := d.open[provider]; dev != nil {
+		return dev, nil
+	}
+	dev, err := open()
+	if err != nil {
+		return nil, err
+	}
+	if d.open == nil {
+		d.open = map[string]*dataplane.Device{}
+	}
+	d.open[provider] = dev
+	return dev, nil
+}
+
+// close closes the devices. No table may be arriving.
+func (d *fetchDevices) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, dev := range d.open {
+		dev.Close()
+	}
+	d.open = nil
+}
+
+func (e *Executor) fetchDevice(provider string) (*dataplane.Device, error) {
+	s := &e.cfg.Settings
+	switch provider {
+	case dataplane.SHM:
+		return dataplane.Open(provider, dataplane.Options{GIDIndex: -1, ActiveOnly: true})
+	case dataplane.Verbs:
+		return dataplane.Open(provider, dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
+			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
+	case dataplane.TCP:
+		return dataplane.Open(provider, dataplane.Options{GIDIndex: -1, Handed: true, Advertise: e.cfg.Data.Address, Encrypt: encryption(s)})
+	}
+	return nil, control.Errorf(control.ClassUnsupported, "tables cannot be read over provider %s: offer tcp besides it (providers)", provider)
+}
+
+// fetchSource is a connection to the memory of a client. It reads a table from its beginning.
+type fetchSource struct {
+	ctx    context.Context
+	domain *dataplane.Domain
+	conn   *dataplane.Conn
+	from   *control.MemoryRef
+	at     uint64 // bytes that were read
+}
+
+// connectSource connects to the client's memory. It sends this side's blob by send.
+func (e *Executor) connectSource(ctx context.Context, req *control.FetchRequest, send func(*control.FetchReply) error) (*fetchSource, error) {
+	dev, err := e.fabric.get(req.GetProvider(), func() (*dataplane.Device, error) { return e.fetchDevice(req.GetProvider()) })
+	if err != nil {
+		return nil, err
+	}
+	s := &fetchSource{ctx: ctx, from: req.GetMemory()}
+	if s.domain, err = dev.NewDomain(); err == nil {
+		s.conn, err = s.domain.NewBulkConn()
+	}
+	var blob []byte
+	if err == nil {
+		blob, err = s.conn.Blob()
+	}
+	if err == nil {
+		connect, cancel := context.WithTimeoutCause(ctx, fetchConnect, fmt.Errorf("the client has not connected within %v", fetchConnect))
+		err = e.meet(connect, dev, s.conn, blob, req.GetBlob(), send)
+		cancel()
+	}
+	if err != nil {
+		s.close()
+		return nil, fetchError(err)
+	}
+	return s, nil
+}
+
+// fetchError classes an error of the connection to a client's memory: the client can ask again.
+func fetchError(err error) error {
+	if control.IsClassed(err) {
+		return err
+	}
+	var typed *dataplane.Error
+	if errors.As(err, &typed) && typed.Status == dataplane.StatusBadBlob {
+		return control.StatusError(statusBadBlob, "table: "+err.Error())
+	}
+	return control.Errorf(control.ClassConnection, "table: cannot read the client's memory: %v", err)
+}
+
+// meet sends this side's blob and connects to the client. On tcp the client connects to the data address.
+func (e *Executor) meet(ctx context.Context, dev *dataplane.Device, conn *dataplane.Conn, mine, theirs []byte, send func(*control.FetchReply) error) error {
+	var guest *fetchGuest
+	if token, ok := dataplane.BlobToken(mine); ok {
+		guest = &fetchGuest{dev: dev, come: make(chan struct{}), left: make(chan struct{})}
+		defer close(guest.left)
+		if err := e.cfg.Data.Expect(token, "reading a table", guest); err != nil {
+			return err
+		}
+	}
+	if err := send(&control.FetchReply{Blob: mine}); err != nil {
+		return err
+	}
+	if guest != nil {
+		select {
+		case <-guest.come:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return conn.Connect(ctx, theirs)
+}
+
+// fetchGuest waits for a client's connection on tcp. It implements datalisten.Receiver.
+type fetchGuest struct {
+	dev  *dataplane.Device
+	once sync.Once
+	come chan struct{} // closed when the connection was handed to the device
+	left chan struct{} // closed when nobody waits any more
+}
+
+// Done implements datalisten.Receiver.
+func (g *fetchGuest) Done() <-chan struct{} { return g.left }
+
+// Connect implements datalisten.Receiver.
+func (g *fetchGuest) Connect(c *net.TCPConn, hello []byte) error {
+	err := g.dev.Hand(c, hello)
+	if err == nil {
+		g.once.Do(func() { close(g.come) })
+	}
+	return err
+}
+
+// Read reads the next bytes. io.EOF: the memory ends.
+func (s *fetchSource) Read(b []byte) (int, error) {
+	left := s.from.GetSize() - s.at
+	if left == 0 {
+		return 0, io.EOF
+	}
+	if err := s.ctx.Err(); err != nil {
+		return 0, fetchError(context.Cause(s.ctx))
+	}
+	b = b[:min(uint64(len(b)), left)]
+	if err := s.conn.Read(b, s.from.GetAddr()+s.at, s.from.GetKey(), uploadPause); err != nil {
+		return 0, fetchError(err)
+	}
+	s.at += uint64(len(b))
+	return len(b), nil
+}
+
+// close ends the connection. Nil: there is none.
+func (s *fetchSource) close() {
+	if s == nil {
+		return
+	}
+	if s.conn != nil {
+		s.conn.Close()
+	}
+	if s.domain != nil {
+		s.domain.Close()
+	}
+}

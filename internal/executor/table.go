@@ -1,0 +1,396 @@
+package executor
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// table is a client's table in a sealed memory file. Its fields do not change after it is in the store, except refs, used and owners,
+// which the store's lock guards.
+type table struct {
+	sum  sum
+	size uint64
+	file *os.File // opened for reading
+
+	refs   int
+	used   uint64          // the store's tick at the last release
+	owners map[string]bool // owners that have sent the table
+}
+
+// usable is code.usable.
+func (t *table) usable(owner string) bool { return owner == "" || t.owners[owner] }
+
+// tableStore has the node's tables by hash. The node has one copy of each. Unused tables are evicted for new ones and for leases, the longest
+// unused first.
+type tableStore struct {
+	limit uint64 // bytes of one owner's tables
+	most  int    // number of tables: each uses a descriptor
+	// reserve takes memory from what leases may have, and giveBack returns it.
+	reserve  func(bytes uint64) error
+	giveBack func(bytes uint64)
+	// dropCached ends the cached workers of a lease with tables, the oldest first. It returns false if there are none.
+	dropCached func() bool
+
+	mu       sync.Mutex
+	tick     uint64
+	tables   map[sum]*table
+	arriving map[sending]*arrivingTable
+}
+
+// arrivingTable is a table that an owner is sending.
+type arrivingTable struct {
+	size uint64
+	over chan struct{} // closed when it has come, or will not come
+}
+
+func newTableStore(limit uint64, reserve func(uint64) error, giveBack func(uint64), dropCached func() bool) *tableStore {
+	return &tableStore{limit: limit, most: mostLibraries(), reserve: reserve, giveBack: giveBack, dropCached: dropCached, tables: map[sum]*table{},
+		arriving: map[sending]*arrivingTable{}}
+}
+
+// acquire returns the tables with new references, or the positions of those that the owner has not sent to this node.
+func (s *tableStore) acquire(hashes []sum, owner string) (got []*table, unknown []uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, h := range hashes {
+		if t := s.tables[h]; t != nil && t.usable(owner) {
+			got = append(got, t)
+		} else {
+			unknown = append(unknown, uint32(i))
+		}
+	}
+	if len(unknown) > 0 {
+		return nil, unknown
+	}
+	for _, t := range got {
+		t.refs++
+	}
+	return got, nil
+}
+
+// release drops references.
+func (s *tableStore) release(tables []*table) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range tables {
+		t.refs--
+		s.tick++
+		t.used = s.tick
+	}
+}
+
+// add stores a table of an owner, whose bytes fetch copies. If an owner adds the same hash several times at once, one call fetches it and the
+// others wait. known means that nothing was fetched. If other owners have sent the table, its bytes are fetched and compared, since the hash
+// alone does not prove that this owner has the table.
+func (s *tableStore) add(ctx context.Context, h sum, owner string, size uint64, fetch func() (io.Reader, error)) (known bool, err error) {
+	if size == 0 || size > s.limit {
+		return false, invalidf("table of %d bytes: this executor keeps 1 to %d bytes of tables for a tenant (table-limit)", size, s.limit)
+	}
+	u := sending{h, owner}
+	for {
+		has, over, err := s.claim(u, size)
+		if err != nil && s.dropCached() {
+			continue
+		}
+		if has || err != nil {
+			return has, err
+		}
+		if over == nil {
+			break
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
+			return false, control.Errorf(control.ClassConnection, "table: %v", context.Cause(ctx))
+		}
+	}
+	err = s.receive(u, size, fetch)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.arriving[u].over)
+	delete(s.arriving, u)
+	return false, err
+}
+
+// claim reports whether the owner has sent the table, or returns the end of another transfer to wait for. If it does neither, the caller
+// must fetch the table.
+func (s *tableStore) claim(u sending, size uint64) (has bool, over chan struct{}, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t := s.tables[u.sum]; t != nil && t.usable(u.owner) {
+		return true, nil, nil
+	}
+	if a := s.arriving[u]; a != nil {
+		return false, a.over, nil
+	}
+	for used := s.bytesOf(u.owner); used > s.limit-size; used = s.bytesOf(u.owner) {
+		if !s.evict(func(t *table) bool { return t.owners[u.owner] }) {
+			return false, nil, control.Errorf(control.ClassBusy, "table of %d bytes: leases of this tenant use tables of %d bytes here, and it may have %d (table-limit). "+
+				"Release leases, or ask the administrator for more", size, used, s.limit)
+		}
+	}
+	for len(s.tables)+len(s.arriving) >= s.most {
+		if !s.evict(anyTable) {
+			return false, nil, control.Errorf(control.ClassBusy, "table of %d bytes: leases use %d tables here, the most that this executor keeps", size, s.most)
+		}
+	}
+	s.arriving[u] = &arrivingTable{size, make(chan struct{})}
+	return false, nil, nil
+}
+
+// bytesOf returns what an owner's tables take. The caller holds mu.
+func (s *tableStore) bytesOf(owner string) (bytes uint64) {
+	for _, t := range s.tables {
+		if t.owners[owner] {
+			bytes += t.size
+		}
+	}
+	for u, a := range s.arriving {
+		if u.owner == owner {
+			bytes += a.size
+		}
+	}
+	return bytes
+}
+
+func anyTable(*table) bool { return true }
+
+// evict drops the table that has been unused for the longest time, of those that may be dropped. It returns false if all are in use. The
+// caller holds mu.
+func (s *tableStore) evict(may func(*table) bool) bool {
+	var oldest *table
+	for _, t := range s.tables {
+		if t.refs == 0 && may(t) && (oldest == nil || t.used < oldest.used) {
+			oldest = t
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	delete(s.tables, oldest.sum)
+	oldest.file.Close()
+	s.giveBack(oldest.size)
+	return true
+}
+
+// evictOne is evict for a lease that needs memory.
+func (s *tableStore) evictOne() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.evict(anyTable)
+}
+
+// receive stores a table, or, if the store has it from another owner, compares it. Then the owner may use it.
+func (s *tableStore) receive(u sending, size uint64, fetch func() (io.Reader, error)) error {
+	s.mu.Lock()
+	t := s.tables[u.sum]
+	if t != nil {
+		t.refs++
+	}
+	s.mu.Unlock()
+	if t == nil {
+		var err error
+		if t, err = s.store(u.sum, size, fetch); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		if other := s.tables[u.sum]; other != nil { // another owner has sent it in the meantime
+			t.file.Close()
+			s.giveBack(size)
+			other.refs++
+			t = other
+		} else {
+			s.tables[u.sum] = t
+		}
+		s.mu.Unlock()
+	} else if _, err := s.copy(io.Discard, u.sum, size, fetch); err != nil {
+		s.release([]*table{t})
+		return err
+	}
+	s.mu.Lock()
+	t.owners[u.owner] = true
+	s.mu.Unlock()
+	s.release([]*table{t})
+	return nil
+}
+
+// store copies a table into a sealed file. It returns the table with a reference, not in the store yet.
+func (s *tableStore) store(h sum, size uint64, fetch func() (io.Reader, error)) (*table, error) {
+	for err := s.reserve(size); err != nil; err = s.reserve(size) {
+		if !s.evictOne() && !s.dropCached() {
+			return nil, control.Errorf(control.ClassBusy, "table of %d bytes: no memory: %v", size, err)
+		}
+	}
+	t := &table{sum: h, size: size, refs: 1, owners: map[string]bool{}}
+	file, err := zygote.SealedFile("rfaas-table", func(f io.Writer) error {
+		_, err := s.copy(f, h, size, fetch)
+		return err
+	})
+	if err == nil {
+		t.file, err = reopen(file)
+		file.Close()
+	}
+	if err != nil {
+		s.giveBack(size)
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM) {
+			return nil, control.Errorf(control.ClassBusy, "table of %d bytes: the node has no memory: %v", size, err)
+		}
+		return nil, grpcError(err)
+	}
+	return t, nil
+}
+
+// reopen opens a memory file for reading only. Before Linux 6.7 a sealed file can be shared only by a mapping of such a descriptor.
+func reopen(f *os.File) (*os.File, error) { return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) }
+
+// copy copies what fetch reads, and checks its hash. The bytes are hashed as they were copied, so a client that changes them meanwhile is
+// refused.
+func (s *tableStore) copy(to io.Writer, announced sum, size uint64, fetch func() (io.Reader, error)) (int64, error) {
+	from, err := fetch()
+	if err != nil {
+		return 0, err
+	}
+	hash := sha256.New()
+	n, err := io.CopyN(io.MultiWriter(to, hash), from, int64(size))
+	if got := sum(hash.Sum(nil)); err == nil && got != announced {
+		err = invalidf("table: announced as SHA-256 %x, but the bytes have %x: they must not change while the table is published", announced[:], got[:])
+	}
+	return n, err
+}
+
+// bytes returns what all tables take, and what of it no lease uses.
+func (s *tableStore) bytes() (all, unused uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tables {
+		all += t.size
+		if t.refs == 0 {
+			unused += t.size
+		}
+	}
+	return all, unused
+}
+
+// close drops all tables. None may be in use.
+func (s *tableStore) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for h, t := range s.tables {
+		t.file.Close()
+		s.giveBack(t.size)
+		delete(s.tables, h)
+	}
+}
+
+// ---- tables of leases ----
+
+// tablesOf checks the tables of a request.
+func (e *Executor) tablesOf(req *control.LeaseRequest) (hashes []sum, err error) {
+	if n := len(req.GetTables()); n > zygote.MaxTables {
+		return nil, invalidf("%d tables, want at most %d", n, zygote.MaxTables)
+	}
+	names := map[string]bool{}
+	left := e.tables.limit
+	for i, t := range req.GetTables() {
+		h, err := checkSum(fmt.Sprintf("sha256 of table %d", i), t.GetSha256())
+		if err != nil {
+			return nil, err
+		}
+		switch name := t.GetName(); {
+		case len(name) < 1 || len(name) > zygote.TableName || !utf8.ValidString(name) || containsNUL(name):
+			return nil, invalidf("name of table %d: %q, want 1 to %d bytes of UTF-8 without NUL", i, name, zygote.TableName)
+		case names[name]:
+			return nil, invalidf("two tables have the name %q", name)
+		case t.GetSize() == 0:
+			return nil, invalidf("table %q has no bytes", name)
+		case t.GetAddress()%uint64(os.Getpagesize()) != 0:
+			return nil, invalidf("table %q: address %#x is not a multiple of the page size, %d", name, t.GetAddress(), os.Getpagesize())
+		case t.GetSize() > left:
+			return nil, invalidf("table %q of %d bytes, after others of %d bytes: this executor keeps at most %d bytes of tables for a tenant (table-limit). "+
+				"Publish fewer or smaller tables, or ask the administrator for more", name, t.GetSize(), e.tables.limit-left, e.tables.limit)
+		default:
+			names[name] = true
+			left -= t.GetSize()
+		}
+		hashes = append(hashes, h)
+	}
+	return hashes, nil
+}
+
+func containsNUL(s string) bool {
+	for i := range len(s) {
+		if s[i] == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// specTables returns the tables of a request as workers get them.
+func specTables(wanted []*control.Table, tables []*table) (list []zygote.Table) {
+	for i, t := range wanted {
+		list = append(list, zygote.Table{Name: t.GetName(), File: tables[i].file, Size: tables[i].size, Address: t.GetAddress()})
+	}
+	return list
+}
+
+// setAside takes memory from what leases may have. If too little is free, it ends cached workers, the oldest first.
+func (e *Executor) setAside(bytes uint64) error {
+	for {
+		err := e.table.SetAside(bytes)
+		if err == nil || e.table.Capacity().FreeMemory < bytes {
+			return err
+		}
+		cached := e.table.Cached()
+		if len(cached) == 0 {
+			return err
+		}
+		e.dropCached(cached[0])
+	}
+}
+
+// dropCachedWithTables is tableStore.dropCached.
+func (e *Executor) dropCachedWithTables() bool {
+	for _, id := range e.table.Cached() {
+		e.mu.Lock()
+		k := e.cached[id]
+		has := k != nil && len(k.tables) > 0
+		e.mu.Unlock()
+		if has && e.dropCached(id) {
+			return true
+		}
+	}
+	return false
+}
+
+// requestWithRoom is request. It evicts unused tables if their memory is what the lease lacks.
+func (e *Executor) requestWithRoom(terms *lease.Terms, try func() error) error {
+	for {
+		err := try()
+		short := e.table.Capacity().FreeMemory < uint64(terms.Workers)*terms.MemoryPerWorker
+		if !errors.Is(err, lease.ErrBusy) || !short || !e.tables.evictOne() {
+			return err
+		}
+	}
+}
+
+// tableLimit returns how many bytes of tables a tenant may have on a node that lends so much memory.
+func tableLimit(s *config.Executor, memory uint64) uint64 {
+	if s.TableLimit == 0 {
+		return memory / 4 * 3
+	}
+	return uint64(s.TableLimit)
+}
