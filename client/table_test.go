@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -171,6 +172,44 @@ func TestTableLimits(t *testing.T) {
 func library(t *testing.T, name string) string {
 	t.Helper()
 	return compile(t, name+".so", "", "testdata/"+name+".c", "-I../worker", "-O1")
+}
+
+// TestTableMoves moves a lease with a table to another executor, which gets the table too. The workers of the new executor have it after a handover
+// of their executor to another program, and so do those that are started afterwards.
+func TestTableMoves(t *testing.T) {
+	g := newGrid(t)
+	first := g.more()
+	s := g.manager.session(t, g.secret)
+	data, want := randomTable(1 << 20)
+	publish(t, s, "table", 0x200000000000, client.Piece{Bytes: data})
+	m := &moves{t: t, to: make(chan string, 16)}
+	l, err := s.Lease(t.Context(), client.LeaseOptions{Library: library(t, "table"), Failover: true, OnEvent: m.on})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.echo = function(t, l, "table_at")
+	lookAt(t, l, 0, "table").check(t, "the first executor", want)
+	second := g.more()
+	first.signal(syscall.SIGKILL)
+	within(t, 20*time.Second, "the lease has moved", func() bool {
+		_, err := l.Worker(0).Invoke(t.Context(), function(t, l, "table_look"), []byte("table\x00"), make([]byte, 24))
+		return err == nil
+	})
+	m.want(second.Address)
+	lookAt(t, l, 0, "table").check(t, "the second executor", want)
+	second.handOver(t)
+	lookAt(t, l, 0, "table").check(t, "after a handover", want)
+	if _, err := l.Worker(0).Invoke(t.Context(), function(t, l, "table_write"), []byte("table\x00"), nil); err == nil {
+		t.Error("a function has written to a table")
+	}
+	lookAt(t, l, 0, "table").check(t, "a worker of the program that has taken over", want)
+	other, err := s.Lease(t.Context(), client.LeaseOptions{Library: library(t, "table")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := lookAt(t, other, 0, "table"); got.address != 0x200000000000 || got.sum != want.sum {
+		t.Errorf("a new lease after the handover: %+v", got)
+	}
 }
 
 // freeMemory returns bytes of memory that nothing uses.

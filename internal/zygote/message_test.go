@@ -65,7 +65,7 @@ int main(void) {
     dump(&m, sizeof m);
     int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_LOADED, DP_MSG_FAILED,
         DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_SUSPEND, DP_MSG_SUSPENDED, DP_MSG_RESUME, DP_MSG_INSPECT, DP_MSG_SYMBOLS,
-        DP_MSG_INSPECTED, DP_ELF_NAME_MAX, DP_ELF_NAMES_MAX, DP_ELF_FUNCTIONS_MAX, DP_ELF_OFFSETS_MAX, DP_ELF_LINE_MAX, DP_PREPARE_FDS, DP_LEASE_FDS,
+        DP_MSG_INSPECTED, DP_MSG_SOCKET, DP_MSG_TABLE, DP_MSG_TABLED, DP_TABLE_NAME - 1, DP_TABLES_MAX, DP_ELF_NAME_MAX, DP_ELF_NAMES_MAX, DP_ELF_FUNCTIONS_MAX, DP_ELF_OFFSETS_MAX, DP_ELF_LINE_MAX, DP_PREPARE_FDS, DP_LEASE_FDS,
         DP_SANDBOX_UID, DP_SANDBOX_PIDS,
         DP_SANDBOX_FILES, DP_SANDBOX_IPC, DP_SANDBOX_NET, DP_SANDBOX_PRIVS, DP_SANDBOX_SECCOMP, DP_SANDBOX_LANDLOCK, DP_SANDBOX_PATHS_MAX,
         DP_DEATH_BY_ITSELF, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
@@ -81,6 +81,8 @@ int main(void) {
     printf("\n");
     dp_msg_inspect inspect = {.memory_limit = 16 << 20, .cpu_seconds = 2, .n_offsets = 2, .offsets = {0x1122334455667788, 3}};
     dump(&inspect, offsetof(dp_msg_inspect, offsets) + 2 * sizeof *inspect.offsets);
+    dp_msg_table table = {.size = 0x1122334455667788, .address = 0x200000001000, .name = "cross sections"};
+    dump(&table, sizeof table);
     return 0;
 }
 `
@@ -118,6 +120,10 @@ func TestMessagesMatchC(t *testing.T) {
 	}
 	c, numbers, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	numbers, inspect, _ := strings.Cut(numbers, "\n")
+	inspect, table, _ := strings.Cut(inspect, "\n")
+	if got := hex.EncodeToString((&Table{Name: "cross sections", Size: 0x1122334455667788, Address: 0x200000001000}).tableBody()); table != got {
+		t.Errorf("TABLE: C  %s\nGo %s", table, got)
+	}
 	if got := hex.EncodeToString(inspectBody([]uint64{0x1122334455667788, 3})); inspect != got {
 		t.Errorf("INSPECT: C  %s\nGo %s", inspect, got)
 	}
@@ -126,7 +132,7 @@ func TestMessagesMatchC(t *testing.T) {
 	}
 	want := []int{int(wire.Spawn), int(wire.Spawned), int(wire.SpawnFailed), int(wire.Loaded), int(wire.Failed),
 		int(wire.Stop), int(wire.Hello), int(wire.Started), int(wire.Finish), int(wire.Prepare), int(wire.Prepared), int(wire.Suspend), int(wire.Suspended),
-		int(wire.Resume), int(wire.Inspect), int(wire.Symbols), int(wire.Inspected), inspectedNameMax, inspectedMax, functionsMax, offsetsMax, symbolLineMax, 3, 2,
+		int(wire.Resume), int(wire.Inspect), int(wire.Symbols), int(wire.Inspected), int(wire.Socket), int(wire.Table), int(wire.Tabled), TableName, MaxTables, inspectedNameMax, inspectedMax, functionsMax, offsetsMax, symbolLineMax, 3, 2,
 		wire.PartUID, wire.PartPIDs, wire.PartFiles, wire.PartIPC, wire.PartNet,
 		wire.PartPrivs, wire.PartSeccomp, wire.PartLandlock, maxSandboxPaths, byItself, wire.Max, wire.Version, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, wire.SpawnFDs, 0, 1, 2, int(wire.StatusInvalid), int(wire.StatusBadBlob), int(wire.StatusBadLibrary), int(wire.StatusWorkerDied),

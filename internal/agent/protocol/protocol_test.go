@@ -37,6 +37,8 @@ func kinds() []kind {
 			(*Session).Encode, DecodeSession),
 		of("session name", SessionName{1, 2}, (*SessionName).Encode,
 			func(b []byte) (SessionName, error) { return DecodeSessionName(OpChanges, b) }),
+		of("table", Table{Session: 1, Size: 5 << 30, Address: 4096, Name: "cross sections"}, (*Table).Encode,
+			func(b []byte) (Table, error) { return DecodeTable(OpTable, b) }),
 		of("first acquire", Acquire{Key: 1, Session: 2, Cached: 4, WaitNs: 5, First: true, At: "a:1", Provider: "verbs", Spec: spec,
 			Offers: [][]byte{blob, {1}}}, (*Acquire).Encode, DecodeAcquire),
 		of("acquire from", Acquire{Key: 1, Session: 2, From: 3, First: true, Status: -300, Reason: "refused"}, (*Acquire).Encode, DecodeAcquire),

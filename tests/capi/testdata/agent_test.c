@@ -4,6 +4,8 @@
  *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
  *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
  *   fork          a child of this process opens and uses a lease of its own
+ *   table | drop  publishes and withdraws a table (table.c)
+ *   look          a call that checks the table
  *   self          "THREADS HANDLERS RSS_KIB" of this process
  * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most. */
 #include <poll.h>
@@ -49,6 +51,25 @@ static int one_call(void) {
     if (!status && (n != sizeof in || memcmp(in, out, sizeof in)))
         status = 1; /* a wrong result */
     return status;
+}
+
+enum { SEVENS = (1 << 20) + 1 };
+
+static int publish(void) {
+    static char bytes[SEVENS];
+    const rfaas_piece parts[] = {RFAAS_PIECE(bytes, 1000), {bytes + 1000, 1, SEVENS - 1000, 1}};
+    memset(bytes, 7, sizeof bytes);
+    int status = rfaas_table_put(session, "sevens", parts, 2);
+    memset(bytes, 0, sizeof bytes);
+    return status;
+}
+
+static int look(void) {
+    uint64_t out[2] = {0, 0};
+    rfaas_function f;
+    int status = rfaas_lease_function(lease, "sevens", &f);
+    status = status ? status : rfaas_invoke(lease, f, NULL, 0, out, sizeof out, NULL, NULL);
+    return status ? status : out[0] != SEVENS || out[1] != SEVENS;
 }
 
 static int a_line_waits(void) {
@@ -118,6 +139,12 @@ int main(int argc, char **argv) {
             status = rfaas_session_close(session);
         else if (!strcmp(line, "finalize"))
             status = rfaas_finalize();
+        else if (!strcmp(line, "table"))
+            status = publish();
+        else if (!strcmp(line, "drop"))
+            status = rfaas_table_drop(session, "sevens");
+        else if (!strcmp(line, "look"))
+            status = look();
         else if (!strcmp(line, "fork"))
             status = forked(argv);
         else if (!strcmp(line, "who"))
