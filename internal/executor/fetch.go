@@ -15,13 +15,15 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/quota"
+	"github.com/rfaas-go/rfaas/lease"
 )
 
 const (
 	// fetchConnect is how long the client may take to connect.
 	fetchConnect = 10 * time.Second
-	// fetchChunk is how much one remote read asks for, in bytes.
+	// fetchChunk is how much one remote read asks for, in bytes. fetchStall is how long it may take.
 	fetchChunk = 1 << 20
+	fetchStall = 5 * time.Second
 )
 
 // Fetch copies a table from the memory of its client, over a queue pair of the provider that the client names. Nothing parses the bytes.
@@ -42,7 +44,7 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, uploadPause+time.Duration(float64(size)/slowestUpload*float64(time.Second)),
+	ctx, cancel := context.WithTimeoutCause(ctx, fetchStall+time.Duration(float64(size)/slowestUpload*float64(time.Second)),
 		errors.New("the transfer took too long"))
 	defer cancel()
 	began := time.Now()
@@ -65,8 +67,36 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 
 // fetchDevices are the devices by which tables are read. Each is opened when it is first needed. Safe for concurrent use.
 type fetchDevices struct {
-	mu   sync.Mutex
-	open map[string]*dataplane.Device
+	mu      sync.Mutex
+	open    map[string]*dataplane.Device
+	sources map[*fetchSource]context.CancelFunc
+	used    sync.WaitGroup // sources
+	closed  bool
+}
+
+// add lets a source use the devices. remove must follow.
+func (d *fetchDevices) add(s *fetchSource) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return grpcError(lease.ErrDraining)
+	}
+	if d.sources == nil {
+		d.sources = map[*fetchSource]context.CancelFunc{}
+	}
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	s.ctx = ctx
+	d.sources[s] = func() { cancel(errors.New("the node is draining")) }
+	d.used.Add(1)
+	return nil
+}
+
+func (d *fetchDevices) remove(s *fetchSource) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sources[s]()
+	delete(d.sources, s)
+	d.used.Done()
 }
 
 func (d *fetchDevices) get(provider string, open func() (*dataplane.Device, error)) (*dataplane.Device, error) {
@@ -86,8 +116,15 @@ func (d *fetchDevices) get(provider string, open func() (*dataplane.Device, erro
 	return dev, nil
 }
 
-// close closes the devices. No table may be arriving.
+// close ends the transfers, of which none can begin from now on, and closes the devices.
 func (d *fetchDevices) close() {
+	d.mu.Lock()
+	d.closed = true
+	for _, end := range d.sources {
+		end()
+	}
+	d.mu.Unlock()
+	d.used.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, dev := range d.open {
@@ -112,6 +149,7 @@ func (e *Executor) fetchDevice(provider string) (*dataplane.Device, error) {
 
 // fetchSource is a connection to the memory of a client. It reads a table from its beginning.
 type fetchSource struct {
+	e      *Executor
 	ctx    context.Context
 	domain *dataplane.Domain
 	conn   *dataplane.Conn
@@ -121,12 +159,15 @@ type fetchSource struct {
 
 // connectSource connects to the client's memory. It sends this side's blob by send.
 func (e *Executor) connectSource(ctx context.Context, req *control.FetchRequest, send func(*control.FetchReply) error) (*fetchSource, error) {
-	dev, err := e.fabric.get(req.GetProvider(), func() (*dataplane.Device, error) { return e.fetchDevice(req.GetProvider()) })
-	if err != nil {
+	s := &fetchSource{e: e, ctx: ctx, from: req.GetMemory()}
+	if err := e.fabric.add(s); err != nil {
 		return nil, err
 	}
-	s := &fetchSource{ctx: ctx, from: req.GetMemory()}
-	if s.domain, err = dev.NewDomain(); err == nil {
+	dev, err := e.fabric.get(req.GetProvider(), func() (*dataplane.Device, error) { return e.fetchDevice(req.GetProvider()) })
+	if err == nil {
+		s.domain, err = dev.NewDomain()
+	}
+	if err == nil {
 		s.conn, err = s.domain.NewBulkConn()
 	}
 	var blob []byte
@@ -134,7 +175,7 @@ func (e *Executor) connectSource(ctx context.Context, req *control.FetchRequest,
 		blob, err = s.conn.Blob()
 	}
 	if err == nil {
-		connect, cancel := context.WithTimeoutCause(ctx, fetchConnect, fmt.Errorf("the client has not connected within %v", fetchConnect))
+		connect, cancel := context.WithTimeoutCause(s.ctx, fetchConnect, fmt.Errorf("the client has not connected within %v", fetchConnect))
 		err = e.meet(connect, dev, s.conn, blob, req.GetBlob(), send)
 		cancel()
 	}
@@ -210,7 +251,7 @@ func (s *fetchSource) Read(b []byte) (int, error) {
 		return 0, fetchError(context.Cause(s.ctx))
 	}
 	b = b[:min(uint64(len(b)), left)]
-	if err := s.conn.Read(b, s.from.GetAddr()+s.at, s.from.GetKey(), uploadPause); err != nil {
+	if err := s.conn.Read(b, s.from.GetAddr()+s.at, s.from.GetKey(), fetchStall); err != nil {
 		return 0, fetchError(err)
 	}
 	s.at += uint64(len(b))
@@ -228,4 +269,5 @@ func (s *fetchSource) close() {
 	if s.domain != nil {
 		s.domain.Close()
 	}
+	s.e.fabric.remove(s)
 }

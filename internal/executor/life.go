@@ -182,8 +182,8 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	e.dropAllCached()
 	e.work.Wait()
 	e.codes.close()
+	e.fabric.close() // first: it ends the transfers
 	e.tables.close()
-	e.fabric.close()
 }
 
 // finishContext returns the context for the end of a lease whose calls may finish: it ends with the current drain, or

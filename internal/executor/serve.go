@@ -365,8 +365,8 @@ func (e *Executor) shutdown(port *control.Port) {
 		e.log.Warn("refused calls or connections while running", "refused", n)
 	}
 	e.codes.close()
+	e.fabric.close() // first: it ends the transfers
 	e.tables.close()
-	e.fabric.close()
 }
 
 // cpus returns the lent logical CPUs in ascending order.

@@ -46,6 +46,7 @@ type tableStore struct {
 
 	mu       sync.Mutex
 	tick     uint64
+	closed   bool
 	tables   map[sum]*table
 	arriving map[sending]*arrivingTable
 }
@@ -130,6 +131,9 @@ func (s *tableStore) add(ctx context.Context, h sum, owner string, size uint64, 
 func (s *tableStore) claim(u sending, size uint64) (has bool, over chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return false, nil, grpcError(lease.ErrDraining)
+	}
 	if t := s.tables[u.sum]; t != nil && t.usable(u.owner) {
 		return true, nil, nil
 	}
@@ -284,10 +288,11 @@ func (s *tableStore) bytes() (all, unused uint64) {
 	return all, unused
 }
 
-// close drops all tables. None may be in use.
+// close drops all tables, of which none may be in use, and takes no others.
 func (s *tableStore) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closed = true
 	for h, t := range s.tables {
 		t.file.Close()
 		s.giveBack(t.size)

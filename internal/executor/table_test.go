@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -371,5 +372,29 @@ func TestFetch(t *testing.T) {
 	}
 	if err := n.provide(newSource(t, b), h, false, nil); err != nil { // nothing is read
 		t.Errorf("again: %v", err)
+	}
+}
+
+// A drain ends a transfer, and nothing is left of it.
+func TestDrainDuringFetch(t *testing.T) {
+	for range 5 {
+		t.Run("", func(t *testing.T) {
+			n := newNode(t)
+			b, h := library(48 << 20)
+			s := newSource(t, b)
+			over := make(chan error, 1)
+			go func() { over <- n.provide(s, h, true, nil) }()
+			eventually(t, "the transfer begins", func() bool { return n.e.table.Capacity().SetAside > 0 })
+			ctx, cancel := context.WithTimeout(t.Context(), testBound)
+			defer cancel()
+			n.e.DrainUntil(ctx, drainReason)
+			if err := <-over; err != nil && control.ClassOf(err) != control.ClassConnection && control.ClassOf(err) != control.ClassBusy {
+				t.Errorf("the transfer ended with %v", err)
+			}
+			if aside := n.e.table.Capacity().SetAside; aside != 0 {
+				t.Errorf("%d bytes set aside after the drain", aside)
+			}
+			refuses(t, "after the drain", n.provide(newSource(t, b[:10]), sum(b[:32]), true, nil), control.ClassBusy, "draining")
+		})
 	}
 }
