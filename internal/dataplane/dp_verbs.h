@@ -178,6 +178,7 @@ int dpv_domain_create(dp_dev *dev, dp_domain **out, dp_error *err);
 void dpv_domain_destroy(dp_domain *d);
 int dpv_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
 int dpv_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
+int dpv_mem_file(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err);
 void dpv_mem_free(dp_mem *m);
 uint32_t dpv_access_flags(uint32_t access);
 

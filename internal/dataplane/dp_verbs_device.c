@@ -20,6 +20,7 @@ static const dp_ops dpv_ops = {
     .domain_destroy = dpv_domain_destroy,
     .mem_alloc = dpv_mem_alloc,
     .mem_register = dpv_mem_register,
+    .mem_file = dpv_mem_file,
     .mem_free = dpv_mem_free,
     .cq_create = dpv_cq_create,
     .cq_destroy = dpv_cq_destroy,

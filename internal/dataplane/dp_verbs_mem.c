@@ -41,8 +41,8 @@ uint32_t dpv_access_flags(uint32_t access) {
            (access & DP_REMOTE_ATOMIC ? IBV_ACCESS_REMOTE_ATOMIC : 0u);
 }
 
-int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access, dp_mem **out,
-                     dp_error *err) {
+/* local: IBV_ACCESS_LOCAL_WRITE, or 0 for memory that is mapped for reading. */
+static int register_memory(dp_domain *base, void *addr, uint64_t size, uint32_t access, unsigned local, dp_mem **out, dp_error *err) {
     dpv_domain *d = dpv_domain_of(base);
     dpv_dev *dev = dpv_dev_of(base->dev);
     if (access & DP_REMOTE_ATOMIC && !dev->atomics)
@@ -50,7 +50,7 @@ int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access
     dpv_mem *m = calloc(1, sizeof *m);
     if (!m)
         return dp_fail(err, DP_FATAL, ENOMEM, "register region of %llu bytes", (unsigned long long)size);
-    m->mr = dpv_ibv_reg_mr(d->pd, addr, size, IBV_ACCESS_LOCAL_WRITE | dpv_access_flags(access));
+    m->mr = dpv_ibv_reg_mr(d->pd, addr, size, local | dpv_access_flags(access));
     if (!m->mr) {
         int e = errno;
         free(m);
@@ -70,6 +70,15 @@ int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access
                        .access = access};
     *out = &m->base;
     return DP_OK;
+}
+
+int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
+    return register_memory(base, addr, size, access, IBV_ACCESS_LOCAL_WRITE, out, err);
+}
+
+int dpv_mem_file(dp_domain *base, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err) {
+    (void)fd;
+    return register_memory(base, map, size, DP_REMOTE_READ, 0, out, err);
 }
 
 char *dp_region_map(uint64_t size, int filled, uint64_t *len) {
