@@ -57,7 +57,8 @@ func TestProgramsAcrossMachines(t *testing.T) {
 		examples []program
 	}{
 		{here, []string{"api_test", "event_test"}, []program{blackscholes, {"build/examples/montecarlo", []string{"-points", "400000"}, []string{"0 counts wrong"}},
-			{"build/examples/mandelbrot", []string{"120", "2"}, []string{"0 counts wrong"}}}},
+			{"build/examples/mandelbrot", []string{"120", "2"}, []string{"0 counts wrong"}},
+			{"build/examples/crosssections", []string{"1", "2000"}, []string{"checked: 0 of"}}}},
 		{there, []string{"api_test", "cpp_test", "fortran_test"}, []program{blackscholes, {"build/examples/matmul", []string{"96"}, []string{"0 numbers wrong"}},
 			{"build/examples/heat", []string{"64", "50"}, []string{"0 temperatures wrong"}}}},
 	} {

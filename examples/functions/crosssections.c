@@ -1,0 +1,21 @@
+/* Lookups in the table "cross sections", which the program publishes by rfaas_table_put. All workers of a node share one copy of it. */
+#include <string.h>
+
+#include "rfaas_function.h"
+
+#include "crosssections.h"
+
+/* cross_lookups in; double out. */
+__attribute__((visibility("default"))) uint32_t lookups(void *args, uint32_t size, void *res) {
+    cross_lookups l;
+    size_t bytes;
+    const cross_row *row = rfaas_table("cross sections", &bytes);
+    if (size != sizeof l)
+        return rfaas_fail("%u bytes, want the %zu of which lookups to make", size, sizeof l);
+    if (bytes < 2 * sizeof *row)
+        return rfaas_fail("the table \"cross sections\" has %zu bytes: publish it by rfaas_table_put before the lease is opened", bytes);
+    memcpy(&l, args, sizeof l);
+    double sum = cross_sum(row, bytes / sizeof *row, &l);
+    memcpy(res, &sum, sizeof sum);
+    return sizeof sum;
+}
