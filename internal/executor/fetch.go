@@ -24,6 +24,8 @@ const (
 	// fetchChunk is how much one remote read asks for, in bytes. fetchStall is how long it may take.
 	fetchChunk = 1 << 20
 	fetchStall = 5 * time.Second
+	// fetchRate is the lowest rate of a transfer beyond fetchConnect, in bytes per second. The table's memory is taken from leases meanwhile.
+	fetchRate = 16 << 20
 )
 
 // Fetch copies a table from the memory of its client, over a queue pair of the provider that the client names. Nothing parses the bytes.
@@ -44,7 +46,7 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, fetchStall+time.Duration(float64(size)/slowestUpload*float64(time.Second)),
+	ctx, cancel := context.WithTimeoutCause(ctx, fetchConnect+time.Duration(float64(size)/fetchRate*float64(time.Second)),
 		errors.New("the transfer took too long"))
 	defer cancel()
 	began := time.Now()
