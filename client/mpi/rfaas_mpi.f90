@@ -20,7 +20,7 @@ module rfaas_mpi
    use rfaas, only: rfaas_session, rfaas_lease, RFAAS_OK, RFAAS_MPI_ERROR_MAX
    implicit none
    private
-   public :: rfaas_mpi_lease_open, RFAAS_MPI_ERROR_MAX
+   public :: rfaas_mpi_lease_open, rfaas_mpi_lease_open_in, RFAAS_MPI_ERROR_MAX
 
    !> Opens a session and a lease on every rank of a communicator of mpi_f08, or of an older module of MPI.
    interface rfaas_mpi_lease_open
@@ -38,6 +38,21 @@ module rfaas_mpi
          type(c_ptr), intent(inout) :: session, lease
          character(kind=c_char), intent(inout) :: why(*)
       end function
+
+      integer(c_int) function open_in_c(comm, session, options, lease, why) bind(c, name='rfaas_mpi_lease_open_in_fortran')
+         import
+         integer(c_int), value :: comm
+         type(c_ptr), value :: session
+         type(rfaas_lease_options_c), intent(in) :: options
+         type(c_ptr), intent(inout) :: lease
+         character(kind=c_char), intent(inout) :: why(*)
+      end function
+   end interface
+
+   !> Opens a lease on every rank of a communicator, in the session that each rank has opened, for example to publish tables.
+   interface rfaas_mpi_lease_open_in
+      module procedure open_in_f08
+      module procedure open_in_integer
    end interface
 
 contains
@@ -82,6 +97,56 @@ contains
          write (error_unit, '(2a)') 'rfaas: ', text_in(text)
          call MPI_Abort(comm, 1)
       end if
+   end subroutine
+
+   !> Collective: see rfaas_mpi_lease_open_in(3). `why` and ierror are as above.
+   subroutine open_in_f08(comm, session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
+                          duration, call_limit, ierror, renew, failover, local, why, library_data, library_size)
+      type(MPI_Comm), intent(in) :: comm
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: library
+      type(rfaas_lease), intent(inout) :: lease
+      integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
+      integer(c_int64_t), intent(in), optional :: bulk, memory
+      real(c_double), intent(in), optional :: duration, call_limit
+      integer, intent(out), optional :: ierror
+      logical, intent(in), optional :: renew, failover, local
+      character(len=*), intent(out), optional :: why
+      type(c_ptr), intent(in), optional :: library_data
+      integer(c_size_t), intent(in), optional :: library_size
+      type(lease_arguments), target :: what
+      character(kind=c_char) :: text(RFAAS_MPI_ERROR_MAX)
+      integer(c_int) :: status
+      call set_lease(what, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
+                     wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
+                     failover=failover, local=local, library_data=library_data, library_size=library_size)
+      text = c_null_char
+      status = open_in_c(int(comm%mpi_val, c_int), session%handle, what%options, lease%handle, text)
+      if (present(why)) why = text_in(text)
+      if (present(ierror)) then
+         ierror = int(status)
+      else if (status /= RFAAS_OK) then
+         write (error_unit, '(2a)') 'rfaas: ', text_in(text)
+         call MPI_Abort(comm, 1)
+      end if
+   end subroutine
+
+   subroutine open_in_integer(comm, session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
+                              duration, call_limit, ierror, renew, failover, local, why, library_data, library_size)
+      integer, intent(in) :: comm
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: library
+      type(rfaas_lease), intent(inout) :: lease
+      integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
+      integer(c_int64_t), intent(in), optional :: bulk, memory
+      real(c_double), intent(in), optional :: duration, call_limit
+      integer, intent(out), optional :: ierror
+      logical, intent(in), optional :: renew, failover, local
+      character(len=*), intent(out), optional :: why
+      type(c_ptr), intent(in), optional :: library_data
+      integer(c_size_t), intent(in), optional :: library_size
+      call open_in_f08(MPI_Comm(comm), session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
+                       duration, call_limit, ierror, renew, failover, local, why, library_data, library_size)
    end subroutine
 
    subroutine open_integer(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &

@@ -111,16 +111,33 @@ static inline int rfaas_mpi_take(const rfaas_session_options *session_options, c
 static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_options *session_options,
                                        const rfaas_lease_options *options, rfaas_session **session,
                                        rfaas_lease **lease, char *why);
+/* rfaas_mpi_lease_open_in opens a lease on every rank of a communicator, in sessions that are open, or
+ * on none.
+ *
+ *   session: of this rank; all ranks name the same resource manager or executor.
+ *   options: options->workers workers for each rank.
+ *   lease: NULL after an error.
+ *   why: room for RFAAS_MPI_ERROR_MAX bytes, or NULL; the text of the error.
+ *
+ * Works like rfaas_mpi_lease_open, in a session that each rank has opened, for example to publish
+ * tables by rfaas_table_put before the lease is opened. The sessions stay open, also after an error.
+ *
+ * Errors:
+ *   RFAAS_BUSY: there is no room for all ranks now. With RFAAS_LEASE_LOCAL this is no error: each
+ *     rank takes what it finds or computes locally.
+ *   RFAAS_FATAL: MPI failed. */
+static inline int rfaas_mpi_lease_open_in(MPI_Comm comm, rfaas_session *session, const rfaas_lease_options *options,
+                                          rfaas_lease **lease, char *why);
 /* end of what is generated */
 
-static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_options *session_options,
-                                       const rfaas_lease_options *options, rfaas_session **session, rfaas_lease **lease,
-                                       char *why) {
+/* Opens the leases, and the sessions too unless `given`: then each rank has opened its own. */
+static inline int rfaas_mpi_open(MPI_Comm comm, const rfaas_session_options *session_options, const rfaas_lease_options *options,
+                                 rfaas_session **session, int given, rfaas_lease **lease, char *why) {
     char text[RFAAS_MPI_ERROR_MAX] = "";
     rfaas_place place, *places = NULL;
     int rank, ranks, status = RFAAS_OK;
     memset(&place, 0, sizeof place);
-    if (session)
+    if (session && !given)
         *session = NULL;
     if (lease)
         *lease = NULL;
@@ -128,17 +145,18 @@ static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_option
         status = rfaas_mpi_failed("lease for a communicator: MPI_Comm_rank failed", text);
         goto end;
     }
-    if (!session || !lease || !options) {
+    if (!session || (given && !*session) || !lease || !options) {
         snprintf(text, sizeof text, "lease for a communicator: %s is NULL on rank %d",
-                 !session ? "session" : !lease ? "lease" : "options", rank);
+                 !session || (given && !*session) ? "session" : !lease ? "lease" : "options", rank);
         status = RFAAS_INVALID;
     }
     if ((status = rfaas_mpi_agree(comm, rank, status, text)) != RFAAS_OK)
         goto end;
     if (rank == 0) {
         places = (rfaas_place *)calloc((size_t)ranks, sizeof *places);
-        status = places ? rfaas_mpi_keep(rfaas_session_open(session_options, session), text)
-                        : rfaas_mpi_failed("lease for a communicator: out of memory", text);
+        status = !places ? rfaas_mpi_failed("lease for a communicator: out of memory", text)
+                 : given ? RFAAS_OK
+                         : rfaas_mpi_keep(rfaas_session_open(session_options, session), text);
         if (status == RFAAS_OK)
             status = rfaas_mpi_keep(rfaas_places(*session, options, (size_t)ranks, places), text);
         if (status != RFAAS_OK && *session && options->flags & RFAAS_LEASE_LOCAL)
@@ -153,15 +171,28 @@ static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_option
     status = rfaas_mpi_agree(comm, rank, status, text);
 end:
     free(places);
-    if (status != RFAAS_OK && session && *session) {
+    if (status != RFAAS_OK && lease && *lease && given)
+        rfaas_lease_release(*lease);
+    if (status != RFAAS_OK && session && *session && !given) {
         rfaas_session_close(*session);
         *session = NULL;
-        if (lease)
-            *lease = NULL;
     }
+    if (status != RFAAS_OK && lease)
+        *lease = NULL;
     if (why && status != RFAAS_OK)
         memcpy(why, text, sizeof text);
     return status;
+}
+
+static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_options *session_options,
+                                       const rfaas_lease_options *options, rfaas_session **session, rfaas_lease **lease,
+                                       char *why) {
+    return rfaas_mpi_open(comm, session_options, options, session, 0, lease, why);
+}
+
+static inline int rfaas_mpi_lease_open_in(MPI_Comm comm, rfaas_session *session, const rfaas_lease_options *options,
+                                          rfaas_lease **lease, char *why) {
+    return rfaas_mpi_open(comm, NULL, options, &session, 1, lease, why);
 }
 
 #ifdef __cplusplus

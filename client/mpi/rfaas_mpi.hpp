@@ -31,6 +31,17 @@ inline connection open(MPI_Comm comm, const lease_options &options, const sessio
     return connection{rfaas::session::adopt(session), rfaas::lease::adopt(lease)};
 }
 
+/* Opens a lease on every rank of comm, in the session that each rank has opened, for example to publish tables. */
+inline rfaas::lease open(MPI_Comm comm, const rfaas::session &session, const lease_options &options) {
+    rfaas_lease *lease = nullptr;
+    char why[RFAAS_MPI_ERROR_MAX] = "";
+    rfaas_lease_options o = options.plain();
+    int status = rfaas_mpi_lease_open_in(comm, session.get(), &o, &lease, why);
+    if (status != RFAAS_OK)
+        raise(status, false, why);
+    return rfaas::lease::adopt(lease);
+}
+
 } // namespace mpi
 } // namespace rfaas
 

@@ -4,7 +4,7 @@
  *     mpirun -n 2 build/examples/crosssections [MB of the table, 16 if not given] [lookups of a rank, 400000]
  */
 #include <mpi.h>
-#include <rfaas.h>
+#include <rfaas_mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +78,7 @@ int main(int argc, char **argv) {
     rfaas_session *session;
     rfaas_lease *lease;
     rfaas_function f;
+    char why[RFAAS_MPI_ERROR_MAX] = "";
     rfaas_lease_options options = RFAAS_LEASE_OPTIONS_INIT;
     const rfaas_piece whole = RFAAS_PIECE(row, rows * sizeof *row);
     options.library = library(argv[0]);
@@ -88,7 +89,8 @@ int main(int argc, char **argv) {
     must(rfaas_table_put(session, "cross sections", &whole, 1), "publish the table");
     times[0] += MPI_Wtime();
     times[1] = -MPI_Wtime();
-    must(rfaas_lease_open(session, &options, &lease), "lease a worker");
+    if (rfaas_mpi_lease_open_in(MPI_COMM_WORLD, session, &options, &lease, why))
+        die("lease a worker", why);
     times[1] += MPI_Wtime();
     must(rfaas_lease_function(lease, "lookups", &f), "find function");
 

@@ -79,6 +79,27 @@ int main(int argc, char **argv) {
         status = rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, rank == 1 ? NULL : &o, &t, &m, why);
         CHECK(status == RFAAS_INVALID && strstr(why, "options is NULL on rank 1"));
         same(__LINE__, status, why);
+        /* In the sessions that are open, which stay open after an error. */
+        status = rfaas_mpi_lease_open_in(MPI_COMM_WORLD, s, &o, &m, why);
+        CHECK(status == RFAAS_BUSY && !m && strstr(why, "room"));
+        same(__LINE__, status, why);
+        status = rfaas_mpi_lease_open_in(MPI_COMM_WORLD, rank == 1 ? NULL : s, &o, &m, why);
+        CHECK(status == RFAAS_INVALID && !m && strstr(why, "session is NULL on rank 1"));
+        same(__LINE__, status, why);
+        CHECK(rfaas_lease_release(l) == RFAAS_OK);
+        const rfaas_piece table = RFAAS_PIECE("table", 6);
+        CHECK(rfaas_table_put(s, "t", &table, 1) == RFAAS_OK);
+        status = RFAAS_BUSY;
+        for (double end = MPI_Wtime() + 20; status == RFAAS_BUSY;) {
+            int over = MPI_Wtime() > end;
+            MPI_Bcast(&over, 1, MPI_INT, 0, MPI_COMM_WORLD);
+            if (over)
+                break;
+            status = rfaas_mpi_lease_open_in(MPI_COMM_WORLD, s, &o, &l, why);
+        }
+        CHECK(status == RFAAS_OK);
+        int in = rank, out = -1;
+        CHECK(!status && rfaas_invoke(l, echo, &in, sizeof in, &out, sizeof out, NULL, NULL) == RFAAS_OK && out == in);
         CHECK(rfaas_session_close(s) == RFAAS_OK);
     }
     rfaas_finalize();

@@ -68,6 +68,9 @@ static void work(const char *path) {
         rfaas::mpi::connection here =
             rfaas::mpi::open(MPI_COMM_WORLD, rfaas::lease_options(path).with(flags).with_local());
         CHECK(std::string(here.lease.info().provider) == "local");
+        throws<rfaas::busy_error>(__LINE__, "room", [&] { rfaas::mpi::open(MPI_COMM_WORLD, mine.session, options); });
+        rfaas::lease too = rfaas::mpi::open(MPI_COMM_WORLD, mine.session, rfaas::lease_options(path).with(flags).with_local());
+        CHECK(std::string(too.info().provider) == "local");
         rfaas::lease_options missing(rank == 1 ? "/nothing.so" : path); /* one rank's mistake is an error of all */
         missing.with_local();
         throws<rfaas::invalid_error>(__LINE__, "nothing.so", [&] { rfaas::mpi::open(MPI_COMM_WORLD, missing); });

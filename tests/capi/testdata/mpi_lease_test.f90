@@ -72,6 +72,16 @@ program mpi_lease_test
          call check(details%provider == 'local', 'local provider')
          call rfaas_session_close(other_session)
       end if
+      ! In the sessions that are open.
+      call rfaas_mpi_lease_open_in(MPI_COMM_WORLD, session, library, other, ierror=ierror, failover=moves, why=why)
+      call fails(RFAAS_BUSY, 'room', 'as many again in the session')
+      call rfaas_mpi_lease_open_in(MPI_COMM_WORLD%mpi_val, session, library, other, ierror=ierror, failover=moves, local=.true.)
+      call check(ierror == RFAAS_OK, 'local in the session')
+      if (ierror == RFAAS_OK) then
+         call rfaas_lease_info(other, details)
+         call check(details%provider == 'local', 'local provider in the session')
+         call rfaas_lease_release(other)
+      end if
       ! A mistake of one rank is an error of all.
       call rfaas_mpi_lease_open(MPI_COMM_WORLD, merge('/nothing.so', library(:11), rank == 1)//library(12:), other_session, other, &
                                 ierror=ierror, local=.true., why=why)
