@@ -889,15 +889,15 @@ RFAAS_API int rfaas_waitany_for(size_t count, rfaas_request requests[], int64_t 
  *
  * With RFAAS_LEASE_LOCAL, functions in this process map the library's copy.
  *
- * A table counts for the executor's memory, once per node, and for the tenant's table-limit there; see
- * executor(1). It is not charged beyond that.
+ * A table counts once per node for the memory that the executor lends, and for the tenant's
+ * table-limit there. It is not charged. If it exceeds that limit, rfaas_lease_open fails with
+ * RFAAS_INVALID. If the executor has no memory for it now, another executor is asked; without one,
+ * rfaas_lease_open fails with RFAAS_BUSY. The text has the sizes.
  *
  * Errors:
  *   RFAAS_INVALID: the name is empty, too long or taken, the parts have no bytes, a part is
- *     malformed, or the session has RFAAS_TABLES_MAX tables. rfaas_lease_open has it if the table
- *     exceeds the tenant's limit on the executor.
- *   RFAAS_FATAL: this node has no memory for the copy.
- *   RFAAS_BUSY: never here; rfaas_lease_open has it if the executor has no memory for the table now. */
+ *     malformed, or the session has RFAAS_TABLES_MAX tables.
+ *   RFAAS_FATAL: this node has no memory for the copy. */
 RFAAS_API int rfaas_table_put(rfaas_session *session, const char *name, const rfaas_piece parts[], size_t count);
 
 /* rfaas_table_put_at publishes a table that all workers map at the same address.
