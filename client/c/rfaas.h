@@ -890,9 +890,10 @@ RFAAS_API int rfaas_waitany_for(size_t count, rfaas_request requests[], int64_t 
  * With RFAAS_LEASE_LOCAL, functions in this process map the library's copy.
  *
  * A table counts once per node for the memory that the executor lends, and for the tenant's
- * table-limit there. It is not charged. If it exceeds that limit, rfaas_lease_open fails with
- * RFAAS_INVALID. If the executor has no memory for it now, another executor is asked; without one,
- * rfaas_lease_open fails with RFAAS_BUSY. The text has the sizes.
+ * table-limit there. Its memory is charged once per node and tenant, while leases use it. If it
+ * exceeds that limit, rfaas_lease_open fails with RFAAS_INVALID. If the executor has no memory for it
+ * now, another executor is asked; without one, rfaas_lease_open fails with RFAAS_BUSY. The text has
+ * the sizes.
  *
  * Errors:
  *   RFAAS_INVALID: the name is empty, too long or taken, the parts have no bytes, a part is

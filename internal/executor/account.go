@@ -27,6 +27,8 @@ type accounts struct {
 
 	mu      sync.Mutex
 	leases  map[lease.ID]*account
+	tables  map[tableKey]*tableUse
+	using   map[lease.ID][]tableKey // tables of leases
 	ended   []*account
 	trouble map[string]bool // errors that were logged
 
@@ -38,7 +40,19 @@ type accounts struct {
 	cells    []*owed        // by cell of that connection; nil: free
 }
 
-// account is one lease.
+// tableKey is a table that leases of a tenant use.
+type tableKey struct {
+	tenant string
+	sum    sum
+}
+
+// tableUse is its charge: an account of its own, from the first lease that uses it to the end of the last one.
+type tableUse struct {
+	id     lease.ID // of the account
+	leases int
+}
+
+// account is one lease, or a table.
 type account struct {
 	id      lease.ID
 	tenant  string
@@ -72,7 +86,7 @@ type owed struct {
 
 func newAccounts(node string, incarnation [16]byte, now func() time.Time, journal *accounting.Journal, log *slog.Logger) *accounts {
 	a := &accounts{node: node, incarnation: incarnation, now: now, log: log, poke: make(chan struct{}, 1), journal: journal,
-		leases: map[lease.ID]*account{}, owed: map[accounting.Key]*owed{}, trouble: map[string]bool{}}
+		leases: map[lease.ID]*account{}, tables: map[tableKey]*tableUse{}, using: map[lease.ID][]tableKey{}, owed: map[accounting.Key]*owed{}, trouble: map[string]bool{}}
 	if journal != nil {
 		for _, e := range journal.Live() {
 			e.Final = true // the executor that wrote it has ended
@@ -89,7 +103,7 @@ func newAccounts(node string, incarnation [16]byte, now func() time.Time, journa
 }
 
 // begin starts charging a lease. All methods may be called on a nil accounts, which counts nothing.
-func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time.Time) {
+func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time.Time, tables ...*table) {
 	if a == nil {
 		return
 	}
@@ -106,6 +120,34 @@ func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.leases[l.ID] = acc
+	a.use(acc, tables)
+}
+
+// use charges the tables of a lease that no other lease of its tenant uses. The caller holds mu.
+func (a *accounts) use(acc *account, tables []*table) {
+	for _, t := range tables {
+		key := tableKey{acc.tenant, t.sum}
+		u := a.tables[key]
+		if u == nil {
+			u = &tableUse{id: randomID()}
+			now := a.now()
+			a.leases[u.id] = &account{id: u.id, tenant: acc.tenant, began: now, meter: accounting.NewMeter(0, 0, t.size, now)}
+			a.tables[key] = u
+		}
+		u.leases++
+		a.using[acc.id] = append(a.using[acc.id], key)
+	}
+}
+
+// endTables stops charging tables, for a program that takes over and charges them anew.
+func (a *accounts) endTables() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for key, u := range a.tables {
+		a.stop(u.id)
+		delete(a.tables, key)
+	}
+	clear(a.using)
 }
 
 // tenantOf returns the tenant that pays for a lease: "unknown" without a name, and the beginning of a name that is too
@@ -151,6 +193,19 @@ func (a *accounts) end(id lease.ID) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.stop(id)
+	for _, key := range a.using[id] {
+		u := a.tables[key]
+		if u.leases--; u.leases == 0 {
+			a.stop(u.id)
+			delete(a.tables, key)
+		}
+	}
+	delete(a.using, id)
+}
+
+// stop ends an account. The caller holds mu.
+func (a *accounts) stop(id lease.ID) {
 	acc := a.leases[id]
 	if acc == nil {
 		return // it never began

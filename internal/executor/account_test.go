@@ -379,3 +379,55 @@ func TestJournalAfterAPrune(t *testing.T) {
 		}
 	}
 }
+
+// A table is charged once for each tenant, from its first lease to the end of the last one, and across a handover.
+func TestTablesAreChargedOnce(t *testing.T) {
+	clock := time.Unix(1000, 0)
+	a := newAccounts("n", [16]byte{9}, func() time.Time { return clock }, nil, slog.New(slog.DiscardHandler))
+	m := newLedgerStub()
+	shared, own := &table{sum: sum{1}, size: 1 << 30}, &table{sum: sum{2}, size: 1 << 20}
+	begin := func(id lease.ID, tenant string, tables ...*table) {
+		l := lease.Lease{ID: id, Terms: lease.Terms{Tenant: tenant, Workers: 1, CoresPerWorker: 1}}
+		a.begin(l, []Worker{newCountingWorker()}, false, clock, tables...)
+	}
+	second := func() { clock = clock.Add(time.Second) }
+	begin(7, "ann", shared)
+	begin(9, "bob", shared, own)
+	second()
+	begin(8, "ann", shared, shared) // by two names
+	second()
+	a.end(7)
+	second()
+	a.endTables()
+	second() // between two programs
+	a.mu.Lock()
+	a.use(a.leases[8], []*table{shared, shared})
+	a.use(a.leases[9], []*table{shared, own})
+	a.mu.Unlock()
+	second()
+	a.end(8)
+	a.end(8)
+	second()
+	a.end(9)
+	second()
+	begin(10, "ann", shared)
+	second()
+	a.end(10)
+	a.step(t.Context(), m)
+	memory := map[string]uint64{}
+	for key, u := range m.use {
+		memory[m.last[key].GetTenant()] += u[accounting.MemoryMiBMillis]
+		if !m.last[key].GetFinal() {
+			t.Errorf("account %d is not final", key.Lease)
+		}
+	}
+	if want := uint64(1024 * (3000 + 1000 + 1000)); memory["ann"] != want {
+		t.Errorf("ann pays for %d MiB ms, want %d", memory["ann"], want)
+	}
+	if want := uint64((1024 + 1) * (3000 + 2000)); memory["bob"] != want {
+		t.Errorf("bob pays for %d MiB ms, want %d", memory["bob"], want)
+	}
+	if len(a.leases)+len(a.tables)+len(a.using) > 0 {
+		t.Errorf("%d accounts, %d tables, %d leases with tables are left", len(a.leases), len(a.tables), len(a.using))
+	}
+}

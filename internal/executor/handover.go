@@ -353,6 +353,7 @@ func (a *accounts) saveOwed() (all [][]byte, err error) {
 	if a == nil {
 		return nil, nil
 	}
+	a.endTables()
 	a.step(context.Background(), nil)
 	a.settling.Lock()
 	defer a.settling.Unlock()

@@ -279,6 +279,7 @@ func (a *accounts) restoreLease(h *holding, s *handover.Account, clock handover.
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.leases[h.id] = acc
+	a.use(acc, h.tables)
 	return nil
 }
 
