@@ -38,13 +38,13 @@ type accounts struct {
 	pruned     time.Time  // last pruning of ended leases, under harvesting
 
 	mu       sync.Mutex
-	fenced   []*attachment   // attachments of executors that have gone, until the ledger has their cells
-	trouble  [ways]error     // why the last charges by cells, charges by message, and claims failed
-	failed   time.Time       // last failure of charges by message
-	refused  map[string]bool // reasons for which the last harvest refused charges
-	refusals uint64          // refused charges; one that is found in several harvests counts once
-	untold   int             // refused charges since the last log line about them
-	lines    *rate.Limiter   // limits the log lines about refused charges; nil before the first one
+	fenced   []*attachment      // attachments of executors that have gone, until the ledger has their cells
+	failures [updateKinds]error // of the last ledger update of each kind; nil: it succeeded
+	failed   time.Time          // last failure of charges by message
+	refused  map[string]bool    // reasons for which the last harvest refused charges
+	refusals uint64             // refused charges; each counts once, even if several harvests find it
+	unlogged int                // refused charges since the last log line about them
+	lines    *rate.Limiter      // limits the log lines about refused charges; nil before the first one
 
 	unsettled atomic.Uint64 // refused messages with charges
 
@@ -93,7 +93,7 @@ func (x *attachment) entries(now time.Time) (all []accounting.Entry) {
 	return all
 }
 
-// heard stores entries that came by message.
+// heard records entries that came by message.
 func (a *accounts) heard(entries []accounting.Entry) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -107,23 +107,23 @@ func (a *accounts) heard(entries []accounting.Entry) {
 	}
 }
 
-// Kinds of ledger updates: indexes of accounts.trouble.
+// Kinds of ledger updates: indices of accounts.failures.
 const (
 	ofCells = iota
 	ofMessages
 	ofClaims // of registrations
-	ways
+	updateKinds
 )
 
 // failing returns why the ledger does not accept charges, or nil.
 func (a *accounts) failing() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.wrong()
+	return a.failingLocked()
 }
 
-// wrong is failing for a caller that holds the lock.
-func (a *accounts) wrong() error { return cmp.Or(a.trouble[:]...) }
+// failingLocked is failing for a caller that holds the lock.
+func (a *accounts) failingLocked() error { return cmp.Or(a.failures[:]...) }
 
 // openAccounts opens the ledger in a directory. Without a directory the ledger is temporary and ends with the manager.
 func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
@@ -169,7 +169,7 @@ func (a *accounts) harvest(live []*attachment) {
 	var cells []cell
 	now := a.now()
 	a.forget(now)
-	a.forgive(now, forgetMessage)
+	a.clearMessageFailure(now, forgetMessage)
 	for _, x := range live {
 		cells = append(cells, x.read(now)...)
 	}
@@ -249,8 +249,8 @@ func (a *accounts) mayUse(o *owner, incarnation [16]byte) error {
 	return nil
 }
 
-// merge merges cells into the ledger and writes the receipts. It returns false if nothing is on disk. foreign has the
-// reasons of charges that claimed refused.
+// merge merges cells into the ledger and writes the receipts. It returns false if nothing is on disk. foreign lists why
+// claimed refused charges.
 func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
 	if len(cells) == 0 {
 		a.refuse(foreign)
@@ -261,13 +261,13 @@ func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
 		entries[i] = cells[i].entry
 	}
 	err := a.ledger.Merge(now, entries...)
-	refused, trouble := sift(err)
-	a.note(ofCells, trouble)
-	if trouble != nil && !errors.Is(trouble, accounting.ErrLedger) {
+	refused, ledgerErr := splitErrors(err)
+	a.note(ofCells, ledgerErr)
+	if ledgerErr != nil && !errors.Is(ledgerErr, accounting.ErrLedger) {
 		return false
 	}
-	if trouble == nil {
-		a.forgive(now, forgiveMerged)
+	if ledgerErr == nil {
+		a.clearMessageFailure(now, clearAfterMerge)
 	}
 	partial := err != nil
 	a.refuse(append(refused, foreign...))
@@ -283,9 +283,9 @@ func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
 	return true
 }
 
-// sift separates the errors of Merge: refused has the reasons for single charges, which are the executor's fault;
-// trouble is an error of the ledger.
-func sift(err error) (refused []string, trouble error) {
+// splitErrors separates the errors of Merge: refused has the reasons for which single charges were refused; ledgerErr is an
+// error of the ledger itself.
+func splitErrors(err error) (refused []string, ledgerErr error) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return nil, err // no error, or nothing is on disk
@@ -319,7 +319,7 @@ func (a *accounts) refuse(texts []string) {
 		return
 	}
 	a.refusals += uint64(len(fresh))
-	a.untold += len(fresh)
+	a.unlogged += len(fresh)
 	if a.lines == nil {
 		a.lines = rate.NewLimiter(rate.Every(refusedLineEvery), refusedLines)
 	}
@@ -328,16 +328,15 @@ func (a *accounts) refuse(texts []string) {
 	}
 	slices.Sort(fresh)
 	fresh = fresh[:min(len(fresh), refusedTexts)]
-	a.log.Warn("refused some charges; all others are in the ledger", "error", strings.Join(fresh, "\n"), "more", a.untold-len(fresh))
-	a.untold = 0
+	a.log.Warn("refused some charges; all others are in the ledger", "error", strings.Join(fresh, "\n"), "more", a.unlogged-len(fresh))
+	a.unlogged = 0
 }
 
-// An executor can have new charges refused at each harvest. These bound the log lines about them: how many may come at
-// once, how often one may come after that, and how many reasons each line lists.
+// Limits of the log lines about refused charges. An executor can have new charges refused at each harvest.
 const (
-	refusedLines     = 10
-	refusedLineEvery = time.Minute
-	refusedTexts     = 16
+	refusedLines     = 10          // burst
+	refusedLineEvery = time.Minute // after a burst
+	refusedTexts     = 16          // reasons in a line
 )
 
 // refusedCharges returns how many charges were refused so far.
@@ -347,39 +346,39 @@ func (a *accounts) refusedCharges() uint64 {
 	return a.refusals
 }
 
-// note records whether an update of the ledger succeeded, and logs the beginning and the end of trouble.
-func (a *accounts) note(way int, err error) {
+// note records whether an update of the ledger succeeded, and logs when updates begin to fail and when they succeed again.
+func (a *accounts) note(kind int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	had := a.wrong() != nil
-	a.trouble[way] = err
+	had := a.failingLocked() != nil
+	a.failures[kind] = err
 	switch {
 	case err != nil && !had:
 		a.log.Error("the ledger does not accept charges; keeping them in memory and at the executors, and trying again", "error", err)
-	case had && a.wrong() == nil:
+	case had && a.failingLocked() == nil:
 		a.log.Info("the ledger accepts charges again")
 	}
-	if way == ofMessages && err != nil {
+	if kind == ofMessages && err != nil {
 		a.failed = a.now()
 	}
 }
 
-// forgiveMerged is how long after the last failed message the trouble of messages ends if the ledger accepts charges of
-// cells. It is several charge intervals, so that the trouble does not end between two messages that fail.
-const forgiveMerged = 5 * time.Second
+// clearAfterMerge is how long after the last failed message that failure is cleared if the ledger accepts charges from cells.
+// It is several charge intervals long, so that the failure is not cleared between two messages that fail.
+const clearAfterMerge = 5 * time.Second
 
-// forgive clears the trouble of messages if none has failed for some time: their executors have stopped, or use cells
-// now.
-func (a *accounts) forgive(now time.Time, after time.Duration) {
+// clearMessageFailure clears the failure of messages if none has failed for some time: their executors have stopped, or use
+// cells now.
+func (a *accounts) clearMessageFailure(now time.Time, after time.Duration) {
 	a.mu.Lock()
-	over := a.trouble[ofMessages] != nil && now.Sub(a.failed) > after
+	over := a.failures[ofMessages] != nil && now.Sub(a.failed) > after
 	a.mu.Unlock()
 	if over {
 		a.note(ofMessages, nil)
 	}
 }
 
-// read returns the cells with more than the ledger has.
+// read returns the cells whose charges are not yet in the ledger.
 func (x *attachment) read(now time.Time) []cell {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -401,7 +400,7 @@ func (x *attachment) read(now time.Time) []cell {
 	return cells
 }
 
-// receipt writes the receipt that an entry is on disk, for the executor.
+// receipt tells the executor that an entry is on disk.
 func (x *attachment) receipt(i int, e *accounting.Entry) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -415,13 +414,13 @@ func (x *attachment) receipt(i int, e *accounting.Entry) {
 	copy(x.cells.Bytes()[i*accounting.CellSize+accounting.ReceiptOffset:], b[:])
 }
 
-// state returns what is wrong with the accounts, or "".
+// state returns why charges fail or may be lost, or "".
 func (a *accounts) state() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case a.wrong() != nil:
-		return a.wrong().Error()
+	case a.failingLocked() != nil:
+		return a.failingLocked().Error()
 	case a.temporary:
 		return "the accounts are in memory only and will be lost when the resource manager ends (use --state-dir to keep them)"
 	}
@@ -429,15 +428,15 @@ func (a *accounts) state() string {
 }
 
 // Settle merges sums that come by message. The caller must own their incarnations: it has registered them, or was the
-// first to charge under them. An executor that ends leaves its journal to the next executor on its node, whose resource
-// manager may have lost its memory.
+// first to charge under them. The second case is needed because an executor leaves its journal to the next one on its node,
+// and the resource manager may have lost its registrations meanwhile.
 func (m *Manager) Settle(ctx context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
 	entries, err := entriesOf(req)
 	if err == nil && len(entries) > 0 {
 		if err = m.settleFor(ctx, entries); err == nil {
 			err = m.accounts.ledger.Merge(m.accounts.now(), entries...)
-			_, trouble := sift(err)
-			m.accounts.note(ofMessages, trouble)
+			_, ledgerErr := splitErrors(err)
+			m.accounts.note(ofMessages, ledgerErr)
 			err = settleError(err)
 		}
 	}
@@ -479,11 +478,11 @@ func (m *Manager) settleFor(ctx context.Context, entries []accounting.Entry) err
 // settleError classes the errors of Merge for an executor: it gives up refused charges (class invalid), and keeps
 // charges that the ledger cannot store now (class busy).
 func settleError(err error) error {
-	refused, trouble := sift(err)
+	refused, ledgerErr := splitErrors(err)
 	switch {
 	case len(refused) > 0:
 		return control.Errorf(control.ClassInvalid, "%v", err)
-	case trouble != nil:
+	case ledgerErr != nil:
 		return control.Errorf(control.ClassBusy, "%v", err)
 	}
 	return nil

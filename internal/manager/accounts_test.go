@@ -58,7 +58,7 @@ func TestRefusedChargesAreNobodyElses(t *testing.T) {
 		w.harvest()
 	}
 	for tenant, want := range map[string]string{"ann": "10", "bob": "", "cat": "30"} {
-		if got := w.charged(tenant); got != want { // and no trouble on the bill
+		if got := w.charged(tenant); got != want { // and the bill reports no failure
 			t.Errorf("%s is charged %q, want %q", tenant, got, want)
 		}
 	}
@@ -73,7 +73,7 @@ func TestRefusedChargesAreNobodyElses(t *testing.T) {
 	}
 }
 
-// Each refused charge is logged and counted once, whatever else is refused with it and in which order the cells are met.
+// Each refused charge is logged and counted once, in whatever order the cells are read.
 func TestRefusedChargesAreLoggedOnce(t *testing.T) {
 	w := newWorld(t, dataplane.SHM, 8)
 	var log bytes.Buffer
@@ -86,7 +86,7 @@ func TestRefusedChargesAreLoggedOnce(t *testing.T) {
 	w.harvest()
 	harvested := func(what string, lines int, charges float64) {
 		t.Helper()
-		for range 20 { // in as many orders as the table's map has
+		for range 20 { // the order of the table's map varies
 			w.harvest()
 		}
 		if got := strings.Count(log.String(), "refused some charges"); got != lines {
@@ -118,15 +118,15 @@ func TestRefusedChargesAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// Refusals are told from the ledger's trouble, also where both come at once: a damaged record may be an invalid entry, too. An executor
-// that settles by message gives up what is invalid only, not what meets a damaged record.
-func TestRefusalsBesideTrouble(t *testing.T) {
+// Refused charges are separated from errors of the ledger, also if both occur at once. A damaged record may also be an invalid entry. An
+// executor that settles by message gives up only invalid charges, and keeps those whose record in the ledger is damaged.
+func TestRefusalsAreSeparatedFromLedgerErrors(t *testing.T) {
 	refusal := fmt.Errorf("%w: not of ann", accounting.ErrConflict)
 	damage, full := fmt.Errorf("%w: %w", accounting.ErrLedger, accounting.ErrInvalid), errors.New("disk full")
 	for name, c := range map[string]struct {
 		err     error
 		refused []string
-		trouble error
+		ledger  error
 		class   control.Class
 	}{
 		"nothing":      {nil, nil, nil, 0},
@@ -136,16 +136,16 @@ func TestRefusalsBesideTrouble(t *testing.T) {
 		"both at once": {errors.Join(damage, refusal), []string{refusal.Error()}, damage, control.ClassInvalid},
 	} {
 		if err := settleError(c.err); (err == nil) != (c.err == nil) || control.ClassOf(err) != c.class {
-			t.Errorf("%s: an executor is told %v", name, err)
+			t.Errorf("%s: the executor receives %v", name, err)
 		}
-		if refused, trouble := sift(c.err); !slices.Equal(refused, c.refused) || !errors.Is(trouble, c.trouble) || (c.trouble == nil) != (trouble == nil) {
-			t.Errorf("%s: %q, %v", name, refused, trouble)
+		if refused, err := splitErrors(c.err); !slices.Equal(refused, c.refused) || !errors.Is(err, c.ledger) || (c.ledger == nil) != (err == nil) {
+			t.Errorf("%s: %q, %v", name, refused, err)
 		}
 	}
 }
 
 // An executor whose charges are refused for new reasons at each harvest does not fill the log.
-func TestRefusedChargesFillNoLog(t *testing.T) {
+func TestRefusedChargesDoNotFillTheLog(t *testing.T) {
 	c := &clock{time.Unix(1e9, 0)}
 	var log bytes.Buffer
 	a := &accounts{log: slog.New(slog.NewTextHandler(&log, nil)), now: c.Now}
@@ -165,26 +165,26 @@ func TestRefusedChargesFillNoLog(t *testing.T) {
 		t.Errorf("%d charges are counted", n)
 	}
 	if !strings.Contains(log.String(), fmt.Sprintf("more=%d", 60*charges-refusedTexts)) {
-		t.Errorf("no line says how many had none: %s", log.String())
+		t.Errorf("no line counts the charges that were not listed: %s", log.String())
 	}
 }
 
-// An executor whose message failed uses cells afterwards, as after a restart of the manager. When the ledger accepts these, the trouble
-// of the message ends within seconds, but not as soon as between two messages.
-func TestTroubleOfAMessageEndsWithCells(t *testing.T) {
+// An executor whose message failed uses cells afterwards, for example after a restart of the manager. When the ledger accepts charges from
+// cells, the failure of the message is cleared after clearAfterMerge, and not earlier.
+func TestMessageFailureIsClearedByCells(t *testing.T) {
 	w := newWorld(t, dataplane.SHM, 8)
 	x, y := w.executor(1), w.executor(2)
 	w.accounts.note(ofMessages, errors.New("no space"))
-	w.clock.now = w.clock.now.Add(forgiveMerged)
+	w.clock.now = w.clock.now.Add(clearAfterMerge)
 	x.charge(0, "ann", 1)
 	w.harvest()
 	if w.accounts.failing() == nil {
-		t.Errorf("the trouble is over after %v", forgiveMerged)
+		t.Errorf("the failure is cleared after %v", clearAfterMerge)
 	}
 	w.clock.now = w.clock.now.Add(time.Second)
 	w.harvest()
 	if w.accounts.failing() == nil {
-		t.Error("the trouble is over although no cell was merged")
+		t.Error("the failure is cleared although no cell was merged")
 	}
 	y.charge(0, "ann", 1)
 	w.harvest()
