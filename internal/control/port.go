@@ -125,7 +125,8 @@ func (c *PortConfig) listen(tls bool) (net.Listener, error) {
 	return Listen(c.Listen, c.AllowPlaintext || tls)
 }
 
-// Leave is Leave of the port's listener. It also writes the audit lines that wait. Calls that run go on.
+// Leave stops accepting connections and returns the listener's descriptor (see the function Leave). It writes the queued
+// audit lines. Calls in progress continue.
 func (p *Port) Leave() (fd int, err error) {
 	fd, err = Leave(p.listener.Listener)
 	p.audit.Flush()

@@ -85,7 +85,7 @@ func Adopt(cfg Config, s *handover.Spawner) (*Zygote, error) {
 		return nil, fmt.Errorf("adopt the spawner: %w", err)
 	}
 	c.output = os.NewFile(uintptr(s.GetOutput()), "spawner output")
-	c.attend()
+	c.watch()
 	z := newZygote(cfg, c)
 	z.nextID.Store(s.GetNextWorker())
 	z.nextOpen = s.GetNextOpen()
@@ -172,7 +172,7 @@ func (z *Zygote) Restore(s *handover.Worker, spec *Spec) (*Worker, error) {
 	if w.verdict.Load() != nil || w.killed.Load() { // the command may not have been sent
 		w.command(wire.Kill)
 	}
-	w.guard(spec)
+	w.startWatchdogs(spec)
 	return w, nil
 }
 

@@ -70,15 +70,15 @@ func startSpawner(cfg *Config) (*connection, error) {
 		return nil, fmt.Errorf("start spawner: %w", err)
 	}
 	c.process = cmd.Process
-	c.attend()
+	c.watch()
 	return c, nil
 }
 
-// lastLines is how long the spawner's last lines may take after its end. A process that it left behind may hold the pipe.
-const lastLines = time.Second
+// lastOutput is how long to read the output of a spawner that has ended. A process that outlives it may keep the pipe open.
+const lastOutput = time.Second
 
-// attend logs the spawner's output and reaps it.
-func (c *connection) attend() {
+// watch starts to log the spawner's output, and reaps the spawner when it ends.
+func (c *connection) watch() {
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -94,7 +94,7 @@ func (c *connection) attend() {
 		}
 		select {
 		case <-read:
-		case <-time.After(lastLines):
+		case <-time.After(lastOutput):
 		}
 		c.output.Close()
 		close(c.reaped)
@@ -129,8 +129,8 @@ func (c *connection) close() {
 	}
 }
 
-// first reads the spawner's first message: a zygote runs, or why none does.
-func (c *connection) first(ctx context.Context) (*wire.Message, error) {
+// readHello reads the spawner's first message, which says that a zygote runs, or why none could start.
+func (c *connection) readHello(ctx context.Context) (*wire.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
@@ -162,7 +162,7 @@ func (z *Zygote) receive() {
 	for {
 		m, fds, err := wire.Receive(z.spawner.conn, buf, wire.MaxFDs)
 		if errors.Is(err, wire.ErrDescriptors) {
-			err = z.noRoom(&m)
+			err = z.lostDescriptors(&m)
 		}
 		if err == nil {
 			err = z.handle(&m, fds)
@@ -177,9 +177,9 @@ func (z *Zygote) receive() {
 	}
 }
 
-// noRoom replaces a message whose descriptors are lost by one without descriptors, so that other workers live on. It
-// kills a worker whose control group this process cannot reach, because the worker could not be bound to its lease.
-func (z *Zygote) noRoom(m *wire.Message) error {
+// lostDescriptors handles a message whose descriptors could not be received, so that other workers live on. If they belonged
+// to a new worker's control group, it kills the worker, whose limits could not be set.
+func (z *Zygote) lostDescriptors(m *wire.Message) error {
 	if m.Type != wire.Spawned || len(m.Body) != wire.SpawnedSize {
 		return nil
 	}
@@ -193,10 +193,10 @@ func (z *Zygote) handle(m *wire.Message, fds []int) error {
 	switch m.Type {
 	case wire.Hello:
 		wire.CloseAll(fds)
-		return z.up(m)
+		return z.zygoteStarted(m)
 	case wire.ZygoteEnded:
 		wire.CloseAll(fds)
-		z.down(m.Failure())
+		z.zygoteEnded(m.Failure())
 		return nil
 	case wire.Opened, wire.OpenFailed:
 		z.opened(m, fds)
@@ -267,8 +267,8 @@ func (z *Zygote) forget(w *Worker) {
 	delete(z.workers, w.id)
 }
 
-// up records that a zygote runs.
-func (z *Zygote) up(m *wire.Message) error {
+// zygoteStarted records that a zygote runs.
+func (z *Zygote) zygoteStarted(m *wire.Message) error {
 	if len(m.Body) < wire.HelloText || m.U32(0) != wire.Version {
 		return fmt.Errorf("greeting of %d bytes, wire version %d; this executor speaks version %d", len(m.Body), m.U32(0), wire.Version)
 	}
@@ -289,8 +289,8 @@ func (z *Zygote) up(m *wire.Message) error {
 	return nil
 }
 
-// down records that no zygote runs, and why.
-func (z *Zygote) down(err *wire.Error) {
+// zygoteEnded records that no zygote runs, and why.
+func (z *Zygote) zygoteEnded(err *wire.Error) {
 	z.cfg.Log.Error("the zygote is gone; starting another one", "reason", err)
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -302,8 +302,7 @@ func (z *Zygote) down(err *wire.Error) {
 	z.changed = make(chan struct{})
 }
 
-// spawnerEnded ends everything: without the spawner no worker lives, and an unprivileged executor cannot start another
-// spawner.
+// spawnerEnded closes z: all workers end with the spawner, and an unprivileged executor cannot start another spawner.
 func (z *Zygote) spawnerEnded(err error) {
 	z.spawner.conn.Close()
 	z.mu.Lock()
@@ -326,7 +325,7 @@ func (z *Zygote) spawnerEnded(err error) {
 		z.failed <- err
 	}
 	for _, w := range workers {
-		// The worker waits for one of the two.
+		// The worker waits for its answer or its exit.
 		select {
 		case w.answer <- answer{err: errClosed}:
 		default:
@@ -465,7 +464,7 @@ func (z *Zygote) opened(m *wire.Message, fds []int) {
 // lineLimit is the length, in bytes, at which lineLogger breaks lines.
 const lineLimit = 1024
 
-// lineLogger logs the output of the spawner and the zygote, line by line. It breaks longer lines and loses nothing but spaces there.
+// lineLogger logs the output of the spawner and the zygote, line by line. Longer lines are broken at lineLimit.
 type lineLogger struct {
 	log  *slog.Logger
 	mu   sync.Mutex

@@ -22,7 +22,7 @@ const spawnTries = 3 // with different zygotes
 var (
 	errSpawnTimeout = fmt.Errorf("not done within %v", SpawnTimeout)
 	errClosed       = errors.New("zygote supervisor is closed")
-	// errZygoteDied means that the zygote ended before it answered. Nothing was started, or it was killed again.
+	// errZygoteDied means that the zygote ended before it answered. Nothing of the worker is left.
 	errZygoteDied = errors.New("zygote ended")
 )
 
@@ -47,9 +47,9 @@ type Config struct {
 // Spec describes a worker.
 type Spec struct {
 	Provider string // "shm", "verbs", "tcp" or "ofi"
-	// For verbs, as in dp_dev_options: zero values mean automatic, except GIDIndex, where -1 does. For tcp, Device is the IP address and
-	// port to which the worker's client connects. For ofi, it is
-	// libfabric's provider, a comma, and its device.
+	// For verbs, as in dp_dev_options: zero values mean automatic, except GIDIndex, where -1 means automatic. For tcp,
+	// Device is the IP address and port to which the worker's client connects. For ofi, it is libfabric's provider, a
+	// comma, and its device.
 	Device       string
 	Encrypt      int // for tcp and ofi: dataplane.EncryptOff to EncryptRequire
 	Port         int
@@ -63,7 +63,7 @@ type Spec struct {
 	CPUs       []int    // to pin to; none: not pinned
 	Code       *os.File // the user's library in a sealed memfd (SealedMemfd); the caller keeps it
 	Names      []string // functions, in index order
-	NamesFile  *os.File // the result of NamesMemfd, which the caller keeps; nil: made anew for each worker
+	NamesFile  *os.File // the result of NamesMemfd, which the caller keeps; nil: created for each worker
 	ClientBlob []byte   // the client's channel blob
 	Tables     []Table  // which the worker maps before Spawn returns
 	Channel    Channel  // sizes in that blob, as read by the caller; zero: unknown
@@ -112,7 +112,7 @@ type Zygote struct {
 	pid      int           // of the zygote process, 0 while none runs
 	noStart  error         // why none runs
 	unable   error         // why a restart has failed; nil while a zygote runs or the first restart is in progress
-	changed  chan struct{} // closed and replaced when these three change
+	changed  chan struct{} // closed and replaced when pid, noStart or unable changes
 	devices  int
 	parts    uint32 // of the sandbox
 	missing  string // missing parts of the sandbox, and why; "" if none
@@ -130,9 +130,9 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		return nil, err
 	}
 	z := newZygote(cfg, c)
-	m, err := c.first(ctx)
+	m, err := c.readHello(ctx)
 	if err == nil {
-		err = z.up(m)
+		err = z.zygoteStarted(m)
 	}
 	if err != nil {
 		c.close()
@@ -261,7 +261,7 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
 		defer cancel()
 	}
-	defer z.pool.wake()                   // at the end, since its clones would take processor time from this start
+	defer z.pool.wake()                   // deferred, since its clones would take processor time from this start
 	if spec.UID == 0 || !z.canGiveUID() { // pooled workers already run under a fixed UID
 		if w, err := z.lend(ctx, &spec, body, names); !errors.Is(err, errNoneReady) {
 			return w, err
@@ -373,13 +373,13 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 	}
 	p.closeTheirs()
 	if err != nil {
-		z.spawner.conn.Close() // receive ends everything
+		z.spawner.conn.Close() // receive then closes z
 	}
 	var a answer
 	select {
 	case a = <-w.answer:
 	case <-ctx.Done():
-		// The worker may exist in a moment, on cores that the caller considers free when this returns, so wait for the
+		// The caller considers the worker's cores free when this returns, but the worker may be about to start, so wait for the
 		// answer. The spawner kills a zygote that hangs, and then answers.
 		w.Kill()
 		a = <-w.answer
@@ -428,12 +428,12 @@ func (w *Worker) begin(ctx context.Context, spec *Spec) (*Worker, error) {
 		return nil, w.abort(err)
 	}
 	w.started()
-	w.guard(spec)
+	w.startWatchdogs(spec)
 	return w, nil
 }
 
-// guard starts what ends a worker that breaks the rules of its lease.
-func (w *Worker) guard(spec *Spec) {
+// startWatchdogs starts the watchdogs that kill a worker whose call takes too long or whose RDMA device is closed.
+func (w *Worker) startWatchdogs(spec *Spec) {
 	if spec.CallLimit > 0 {
 		go w.limitCalls(spec.CallLimit)
 	}
