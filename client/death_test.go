@@ -14,7 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// deaths is the library of functions that end their worker.
+// deaths compiles the library of functions that end their worker and returns its path.
 func deaths(t *testing.T) string {
 	t.Helper()
 	source, err := os.ReadFile(filepath.Join(root, "internal/zygote/testdata/deaths.c"))
@@ -28,8 +28,8 @@ func deaths(t *testing.T) string {
 	return compile(t, "deaths.so", string(source), "-O1", "-D_GNU_SOURCE", "-pthread", "-I"+headers)
 }
 
-// neighbour makes hot calls on a worker until stop is called, which says how many and how long the longest took.
-func neighbour(t *testing.T, w *client.Worker, echo *client.Function) (stop func() (int, time.Duration)) {
+// startCalls makes hot calls on a worker until stop is called, which returns their number and the longest duration.
+func startCalls(t *testing.T, w *client.Worker, echo *client.Function) (stop func() (int, time.Duration)) {
 	t.Helper()
 	over := make(chan struct{})
 	var wg sync.WaitGroup
@@ -47,7 +47,7 @@ func neighbour(t *testing.T, w *client.Worker, echo *client.Function) (stop func
 			begin := time.Now()
 			n, err := w.Invoke(context.Background(), echo, []byte("hot"), out)
 			if err != nil || string(out[:n]) != "hot" {
-				t.Errorf("call %d of the neighbour: %q, %v", calls, out[:n], err)
+				t.Errorf("call %d of the other worker: %q, %v", calls, out[:n], err)
 				return
 			}
 			longest = max(longest, time.Since(begin))
@@ -58,13 +58,13 @@ func neighbour(t *testing.T, w *client.Worker, echo *client.Function) (stop func
 		close(over)
 		wg.Wait()
 		if w.PID() != pid {
-			t.Error("the neighbour was replaced")
+			t.Error("the other worker was replaced")
 		}
 		return calls, longest
 	}
 }
 
-// death is a function that ends its worker, and what its caller must learn.
+// death is a function that ends its worker, and what the error of the call must say.
 type death struct {
 	function      string
 	in            []byte
@@ -73,9 +73,9 @@ type death struct {
 	output        string
 }
 
-// check calls the function on worker 0. The lease reports the reason as an event. The error of the call has the status, the reason, the
-// stack and the last output too, unless the machine was so slow that the client gave up waiting for the event (0.9 s): then the error only
-// says that the worker is gone, and the call is repeated. Afterwards a new worker serves calls.
+// check calls the function on worker 0. An event of the lease must report the reason, and the error of the call must have the status, the
+// reason, the stack and the last output. A client that waited 0.9 s for the event in vain only says that the worker is gone; check then
+// repeats the call. Afterwards a new worker must serve calls.
 func (d *death) check(t *testing.T, l *client.Lease, died *recorder) {
 	t.Helper()
 	echo, ends := function(t, l, "echo"), function(t, l, d.function)
@@ -105,7 +105,7 @@ func (d *death) check(t *testing.T, l *client.Lease, died *recorder) {
 		if !gaveUp || attempt == 3 {
 			return
 		}
-		t.Logf("%s: the reason came too late for the call's error", d.function)
+		t.Logf("%s: the event arrived too late for the call's error", d.function)
 	}
 }
 
@@ -129,13 +129,13 @@ func (d *death) checkError(t *testing.T, e *client.Error) {
 	}
 }
 
-// However a function ends its worker: its caller gets a sentence, the stack and the last words; the worker is replaced;
-// a hot neighbour in the same lease notices nothing.
-func TestDeathsAreTold(t *testing.T) {
+// However a function ends its worker, the caller's error has the reason, the stack and the last output, and the worker is replaced. Another
+// worker of the lease serves hot calls all the time.
+func TestDeathsAreReported(t *testing.T) {
 	w := newWorld(t)
 	died := newRecorder()
 	l := w.lease(t, client.LeaseOptions{Library: deaths(t), Workers: 2, WaitMode: client.Hot, Memory: 64 << 20, OnEvent: died.only(client.EventWorkerDied)})
-	stop := neighbour(t, l.Worker(1), function(t, l, "echo"))
+	stop := startCalls(t, l.Worker(1), function(t, l, "echo"))
 	for _, d := range []death{
 		{"segv", nil, client.StatusWorkerDied, "SIGSEGV at address 0x8", "hidden_inner+0x visible_middle+0x segv+0x", "about to crash"},
 		{"bus", nil, client.StatusWorkerDied, "SIGBUS at address 0x", "bus+0x", ""},
@@ -152,15 +152,15 @@ func TestDeathsAreTold(t *testing.T) {
 		d.check(t, l, died)
 	}
 	calls, longest := stop()
-	t.Logf("%d calls of the neighbour meanwhile, the longest took %v", calls, longest.Round(time.Microsecond))
+	t.Logf("%d calls of the other worker meanwhile, the longest took %v", calls, longest.Round(time.Microsecond))
 	if calls < 20 {
-		t.Errorf("only %d calls of the neighbour", calls)
+		t.Errorf("only %d calls of the other worker", calls)
 	}
 	if err := l.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// The limit is of a lease of its own, because it would also hold for the worker that stops itself, which is killed only after a second,
-	// and for the calls of the neighbour.
+	// A separate lease, because the call limit would also apply to the worker that stops itself, which is killed only after a second, and
+	// to the calls of the other worker.
 	l = w.lease(t, client.LeaseOptions{Library: deaths(t), WaitMode: client.Hot, CallLimit: 2 * time.Second, OnEvent: died.only(client.EventWorkerDied)})
 	loops := death{"loops", nil, client.StatusTimeLimit, "exceeded its time limit of 2s", "spin_here+0x loops+0x", ""}
 	loops.check(t, l, died)
@@ -169,17 +169,17 @@ func TestDeathsAreTold(t *testing.T) {
 	}
 }
 
-// A function that overwrites all it can, slots, rings, the mailbox, the library's own data, in a sandbox its device's queues too: its
-// call ends, the client lives on, and so does the neighbour.
+// A function overwrites all memory that it can: slots, rings, the mailbox, the library's own data, and in a sandbox also its device's
+// queues. Its call ends. The client and the other worker are not affected.
 func TestScribblingFunction(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Library: deaths(t), Workers: 2, WaitMode: client.Hot})
 	echo, scribbles := function(t, l, "echo"), function(t, l, "scribbles")
-	stop := neighbour(t, l.Worker(1), echo)
+	stop := startCalls(t, l.Worker(1), echo)
 	for _, what := range []uint32{0, 0xff, 1, 0x100, 0x1ff, 0x101} {
-		for _, size := range []int{4, 1 << 10, 64 << 10} { // by the mailbox, a slot, the bulk area
+		for _, size := range []int{4, 1 << 10, 64 << 10} { // in the mailbox, a slot, the bulk area
 			if far != "" && size != 1<<10 {
-				continue // for the time that it takes
+				continue // to save time
 			}
 			in := make([]byte, size)
 			binary.LittleEndian.PutUint32(in, what)
@@ -209,14 +209,14 @@ func TestScribblingFunction(t *testing.T) {
 		}
 	}
 	calls, longest := stop()
-	t.Logf("%d calls of the neighbour meanwhile, the longest took %v", calls, longest.Round(time.Microsecond))
+	t.Logf("%d calls of the other worker meanwhile, the longest took %v", calls, longest.Round(time.Microsecond))
 	if err := l.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
-// A worker that lives and will never answer is replaced, whether its callers have patience or have given up all its slots. One that runs
-// a long function is not, nor one that has nothing to do.
+// A worker that is alive but never answers is replaced, whether its callers still wait or have given up all its slots. A worker that runs a
+// long function is not replaced, nor is an idle one.
 func TestWorkerThatNeverAnswers(t *testing.T) {
 	w := newWorld(t, "--share-cores", "2")
 	l := w.lease(t, client.LeaseOptions{Library: deaths(t), Workers: 3, Depth: 2})
@@ -232,17 +232,17 @@ func TestWorkerThatNeverAnswers(t *testing.T) {
 	dead := func(what string, began time.Time, err error) {
 		t.Helper()
 		var e *client.Error
-		if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !e.Started || !strings.Contains(e.Text, "lives and runs nothing") {
+		if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !e.Started || !strings.Contains(e.Text, "alive but runs no function") {
 			t.Fatalf("%s: %v", what, err)
 		}
 		t.Logf("%s: %v after %v", what, err, time.Since(began).Round(time.Millisecond))
 	}
-	waited := make(chan error, 1) // the long call is waited for as well: its silence is looked into
+	waited := make(chan error, 1) // the client also probes the worker of the long call while a caller waits for it
 	go func() { waited <- sleeping.Wait(ctx) }()
 
 	victim, began := l.Worker(0).PID(), time.Now()
 	_, err = l.Worker(0).Invoke(context.Background(), silent, nil, make([]byte, 8))
-	dead("a call without an end", began, err)
+	dead("a call that never ends", began, err)
 	out := make([]byte, 8)
 	if n, err := l.Worker(0).Invoke(ctx, echo, []byte("again"), out); err != nil || string(out[:n]) != "again" {
 		t.Fatalf("the next call: %q, %v", out[:n], err)
@@ -254,7 +254,7 @@ func TestWorkerThatNeverAnswers(t *testing.T) {
 	victim, began = l.Worker(0).PID(), time.Now()
 	for _, f := range []*client.Function{silent, echo} {
 		var e *client.Error
-		for e == nil || !e.Started { // a deadline that is over too soon takes no slot
+		for e == nil || !e.Started { // a call whose deadline passes too early takes no slot
 			short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 			_, err := l.Worker(0).Invoke(short, f, nil, out)
 			cancel()
@@ -290,7 +290,7 @@ func TestWorkerThatNeverAnswers(t *testing.T) {
 	<-waited
 }
 
-// What a worker does can be asked while it does it.
+// Inspect reports the output of a worker, the function that it runs, and its counters.
 func TestInspect(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{})
@@ -298,7 +298,7 @@ func TestInspect(t *testing.T) {
 	if _, err := worker.Invoke(t.Context(), function(t, l, "print"), []byte("some words"), nil); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 5*time.Second, "the words are there", func() bool {
+	within(t, 5*time.Second, "the output arrives", func() bool {
 		i, err := worker.Inspect(t.Context())
 		return err == nil && string(i.Output) == "some words\n"
 	})

@@ -118,6 +118,6 @@ func (k *suspicion) take(i *Inspection, err error, now int64) {
 
 func (k *suspicion) verdict(s *Unanswered) Event {
 	return Event{Kind: WorkerDied, Worker: s.Worker, PID: k.saw.PID, Status: dataplane.StatusWorkerDied, Output: k.saw.Output,
-		Reason: fmt.Sprintf("it lives and runs nothing, and has not answered for %v: a function has perhaps overwritten its memory",
+		Reason: fmt.Sprintf("it is alive but runs no function, and has not answered for %v: a function may have overwritten its memory",
 			time.Duration(s.At-s.Since).Round(100*time.Millisecond))}
 }

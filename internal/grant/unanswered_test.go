@@ -17,7 +17,7 @@ func TestSuspicion(t *testing.T) {
 		dies  int           // after so many looks; 0: never
 		looks int           // within a minute
 	}{
-		{"runs nothing", []*Inspection{idle(4)}, 2, 2},
+		{"runs no function", []*Inspection{idle(4)}, 2, 2},
 		{"has just begun", []*Inspection{idle(4), runs}, 0, 7},
 		{"runs a long function", []*Inspection{runs}, 0, 6},
 		{"ends one, with its answer on its way", []*Inspection{runs, idle(5)}, 3, 3},
@@ -48,7 +48,7 @@ func TestSuspicion(t *testing.T) {
 					t.Errorf("%s: replaced twice", c.name)
 				}
 				died = looks
-				if e := k.verdict(&Unanswered{3, 1, at}); e.Worker != 3 || e.PID != 7 || !strings.Contains(e.Reason, "runs nothing") {
+				if e := k.verdict(&Unanswered{3, 1, at}); e.Worker != 3 || e.PID != 7 || !strings.Contains(e.Reason, "runs no function") {
 					t.Errorf("%s: %+v", c.name, e)
 				}
 			}
