@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// bench is a node daemon with a Slurm and executors that are not there.
-type bench struct {
+// fixture runs a node daemon with a simulated Slurm and simulated executors.
+type fixture struct {
 	t      *testing.T
 	daemon *Daemon
 
@@ -26,29 +26,29 @@ type bench struct {
 	err     error
 	asked   int
 	leased  bool
-	delay   time.Duration // of an executor that shall end
+	delay   time.Duration // how long an executor takes to end
 	offers  []Offer       // of the executors so far
 	alive   int
 	crash   chan error    // ends the executor
 	changed chan struct{} // capacity 1
 }
 
-func newBench(t *testing.T, change func(*DaemonConfig, *bench)) *bench {
-	b := &bench{t: t, usage: Usage{CPUs: 4, Memory: 8 << 30, Usable: true}, crash: make(chan error), changed: make(chan struct{}, 1)}
-	cfg := DaemonConfig{Usage: b.ask, Launch: b.launch, Leased: func(context.Context) (bool, error) {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return b.leased, nil
+func newFixture(t *testing.T, change func(*DaemonConfig, *fixture)) *fixture {
+	f := &fixture{t: t, usage: Usage{CPUs: 4, Memory: 8 << 30, Usable: true}, crash: make(chan error), changed: make(chan struct{}, 1)}
+	cfg := DaemonConfig{Usage: f.ask, Launch: f.launch, Leased: func(context.Context) (bool, error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.leased, nil
 	}, Order: []int{0, 2, 1, 3}, Spare: true, Resync: time.Hour, GrowWithin: time.Hour, Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
-		change(&cfg, b)
+		change(&cfg, f)
 	}
-	b.daemon = NewDaemon(cfg)
+	f.daemon = NewDaemon(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b.daemon.Run(ctx)
+		f.daemon.Run(ctx)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -57,212 +57,212 @@ func newBench(t *testing.T, change func(*DaemonConfig, *bench)) *bench {
 		case <-time.After(bound):
 			t.Error("the node daemon does not end")
 		}
-		if b.alive != 0 {
-			t.Errorf("%d executors outlive their node daemon", b.alive)
+		if f.alive != 0 {
+			t.Errorf("%d executors outlive their node daemon", f.alive)
 		}
 	})
-	return b
+	return f
 }
 
-func (b *bench) ask(context.Context) (Usage, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.asked++
-	return b.usage, b.err
+func (f *fixture) ask(context.Context) (Usage, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked++
+	return f.usage, f.err
 }
 
-func (b *bench) launch(ctx context.Context, o Offer) error {
-	b.mu.Lock()
-	b.offers = append(b.offers, o)
-	if b.alive++; b.alive > 1 {
-		b.t.Error("two executors at once")
+func (f *fixture) launch(ctx context.Context, o Offer) error {
+	f.mu.Lock()
+	f.offers = append(f.offers, o)
+	if f.alive++; f.alive > 1 {
+		f.t.Error("two executors run at once")
 	}
-	delay := b.delay
-	b.mu.Unlock()
-	b.tell()
+	delay := f.delay
+	f.mu.Unlock()
+	f.notify()
 	var err error
 	select {
 	case <-ctx.Done():
 		time.Sleep(delay)
-	case err = <-b.crash:
+	case err = <-f.crash:
 	}
-	b.mu.Lock()
-	b.alive--
-	b.mu.Unlock()
-	b.tell()
+	f.mu.Lock()
+	f.alive--
+	f.mu.Unlock()
+	f.notify()
 	return err
 }
 
-func (b *bench) tell() {
+func (f *fixture) notify() {
 	select {
-	case b.changed <- struct{}{}:
+	case f.changed <- struct{}{}:
 	default:
 	}
 }
 
-// set changes what Slurm says.
-func (b *bench) set(holds ...Hold) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.usage.Holds = holds
+// set changes which jobs Slurm reports.
+func (f *fixture) set(holds ...Hold) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.usage.Holds = holds
 }
 
-// lends waits until an executor lends exactly these.
-func (b *bench) lends(want string) {
-	b.t.Helper()
+// lends waits until an executor lends exactly these CPUs and this memory in MiB, as in "[0 1] 8192".
+func (f *fixture) lends(want string) {
+	f.t.Helper()
 	got := ""
 	for end := time.Now().Add(bound); time.Now().Before(end); {
-		b.mu.Lock()
+		f.mu.Lock()
 		got = ""
-		if b.alive > 0 {
-			o := b.offers[len(b.offers)-1]
+		if f.alive > 0 {
+			o := f.offers[len(f.offers)-1]
 			got = fmt.Sprintf("%v %d", o.CPUs, o.Memory>>20)
 		}
-		b.mu.Unlock()
+		f.mu.Unlock()
 		if got == want {
 			return
 		}
 		select {
-		case <-b.changed:
+		case <-f.changed:
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	b.t.Fatalf("lends %q, want %q", got, want)
+	f.t.Fatalf("lends %q, want %q", got, want)
 }
 
-func (b *bench) prolog(job int64) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), bound)
+func (f *fixture) prolog(job int64) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), bound)
 	defer cancel()
-	if err := b.daemon.Prolog(ctx, job); err != nil {
-		b.t.Fatal(err)
+	if err := f.daemon.Prolog(ctx, job); err != nil {
+		f.t.Fatal(err)
 	}
 }
 
-func (b *bench) epilog(job int64) {
-	b.t.Helper()
-	if err := b.daemon.Epilog(b.t.Context(), job); err != nil {
-		b.t.Fatal(err)
+func (f *fixture) epilog(job int64) {
+	f.t.Helper()
+	if err := f.daemon.Epilog(f.t.Context(), job); err != nil {
+		f.t.Fatal(err)
 	}
 }
 
-func (b *bench) count() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.alive
+func (f *fixture) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.alive
 }
 
-// A job's whole life: its prolog returns when the executor is gone, the rest of the node is lent meanwhile, all of it again
-// after its epilog, even while Slurm still counts it.
-func TestAgent(t *testing.T) {
-	b := newBench(t, func(_ *DaemonConfig, b *bench) { b.delay = 30 * time.Millisecond })
-	b.lends("[0 1 2 3] 8192")
+// The prolog of a job returns when the executor has ended. During the job the rest of the node is lent. After its epilog the whole node is
+// lent again, even while Slurm still lists the job.
+func TestDaemonFollowsJobs(t *testing.T) {
+	f := newFixture(t, func(_ *DaemonConfig, f *fixture) { f.delay = 30 * time.Millisecond })
+	f.lends("[0 1 2 3] 8192")
 	job := Hold{Job: 7, CPUs: []int{0, 1}, Memory: 1 << 30}
-	b.set(job)
-	b.prolog(7)
-	b.lends("[1 3] 7168") // Slurm's 0 and 1 are the kernel's 0 and 2
-	b.epilog(7)
-	b.lends("[0 1 2 3] 8192")
+	f.set(job)
+	f.prolog(7)
+	f.lends("[1 3] 7168") // Slurm's 0 and 1 are the kernel's 0 and 2
+	f.epilog(7)
+	f.lends("[0 1 2 3] 8192")
 	whole := Hold{Job: 8, CPUs: []int{0, 1, 2, 3}, Memory: 1 << 30}
-	b.set(job, whole)
-	b.prolog(8)
-	if n := b.count(); n != 0 {
+	f.set(job, whole)
+	f.prolog(8)
+	if n := f.count(); n != 0 {
 		t.Errorf("%d executors after the prolog of a job that has the node", n)
 	}
-	b.set(whole)
-	b.epilog(8)
-	b.lends("[0 1 2 3] 8192")
-	b.set()
-	b.prolog(9) // and cancelled
-	b.lends("[0 1 2 3] 8192")
+	f.set(whole)
+	f.epilog(8)
+	f.lends("[0 1 2 3] 8192")
+	f.set()
+	f.prolog(9) // a cancelled job: Slurm does not list it
+	f.lends("[0 1 2 3] 8192")
 }
 
-// When the prolog returns there is no executor, whatever happens at the same time.
-func TestAgentPrologMeansNoExecutor(t *testing.T) {
-	b := newBench(t, func(_ *DaemonConfig, b *bench) { b.delay = time.Millisecond })
+// No executor runs when a prolog returns, even if the daemon was about to start one.
+func TestDaemonPrologEndsExecutor(t *testing.T) {
+	f := newFixture(t, func(_ *DaemonConfig, f *fixture) { f.delay = time.Millisecond })
 	r := rand.New(rand.NewPCG(1, 2))
 	for job := int64(1); job < 200; job++ {
 		whole := Hold{Job: job, CPUs: []int{0, 1, 2, 3}, Memory: 1 << 30}
-		b.set(whole)
+		f.set(whole)
 		time.Sleep(time.Duration(r.IntN(3000)) * time.Microsecond)
-		b.prolog(job)
-		if n := b.count(); n != 0 {
+		f.prolog(job)
+		if n := f.count(); n != 0 {
 			t.Fatalf("job %d: %d executors after its prolog", job, n)
 		}
 		if r.IntN(2) == 0 {
-			b.set()
+			f.set()
 		}
-		b.epilog(job)
+		f.epilog(job)
 	}
-	b.set()
-	b.lends("[0 1 2 3] 8192")
+	f.set()
+	f.lends("[0 1 2 3] 8192")
 }
 
-func TestAgentWholeNodesOnly(t *testing.T) {
-	b := newBench(t, func(c *DaemonConfig, _ *bench) { c.Spare, c.KeepCPUs, c.KeepMemory = false, 1, 1<<30 })
-	b.lends("[1 2 3] 7168")
-	b.set(Hold{Job: 1, CPUs: []int{3}, Memory: 1 << 20})
-	b.prolog(1)
-	if s, err := b.daemon.Status(t.Context()); err != nil || s.Running {
+func TestDaemonLendsWholeNodesOnly(t *testing.T) {
+	f := newFixture(t, func(c *DaemonConfig, _ *fixture) { c.Spare, c.KeepCPUs, c.KeepMemory = false, 1, 1<<30 })
+	f.lends("[1 2 3] 7168")
+	f.set(Hold{Job: 1, CPUs: []int{3}, Memory: 1 << 20})
+	f.prolog(1)
+	if s, err := f.daemon.Status(t.Context()); err != nil || s.Running {
 		t.Errorf("%+v, %v", s, err)
 	}
-	b.epilog(1)
-	b.lends("[1 2 3] 7168")
+	f.epilog(1)
+	f.lends("[1 2 3] 7168")
 }
 
-// Hooks that are lost are made up for when Slurm is asked.
-func TestAgentLostHooks(t *testing.T) {
-	b := newBench(t, func(c *DaemonConfig, _ *bench) { c.Resync = 10 * time.Millisecond })
-	b.lends("[0 1 2 3] 8192")
-	b.set(Hold{Job: 1, CPUs: []int{2}, Memory: 1 << 30})
-	b.lends("[0 2 3] 7168")
-	b.set()
-	b.lends("[0 1 2 3] 8192")
+// A regular query of Slurm replaces hooks that were lost.
+func TestDaemonRecoversLostHooks(t *testing.T) {
+	f := newFixture(t, func(c *DaemonConfig, _ *fixture) { c.Resync = 10 * time.Millisecond })
+	f.lends("[0 1 2 3] 8192")
+	f.set(Hold{Job: 1, CPUs: []int{2}, Memory: 1 << 30})
+	f.lends("[0 2 3] 7168")
+	f.set()
+	f.lends("[0 1 2 3] 8192")
 }
 
-// An executor whose cores are leased is not replaced by a larger one, for a while.
-func TestAgentGrows(t *testing.T) {
-	b := newBench(t, func(c *DaemonConfig, b *bench) { c.GrowWithin, b.leased = 300*time.Millisecond, true })
-	b.set(Hold{Job: 1, CPUs: []int{0}, Memory: 1 << 30})
-	b.prolog(1)
-	b.lends("[1 2 3] 7168")
+// An executor whose cores are leased is replaced by a larger one only after GrowWithin.
+func TestDaemonDelaysGrowth(t *testing.T) {
+	f := newFixture(t, func(c *DaemonConfig, f *fixture) { c.GrowWithin, f.leased = 300*time.Millisecond, true })
+	f.set(Hold{Job: 1, CPUs: []int{0}, Memory: 1 << 30})
+	f.prolog(1)
+	f.lends("[1 2 3] 7168")
 	begin := time.Now()
-	b.epilog(1)
-	b.lends("[0 1 2 3] 8192")
+	f.epilog(1)
+	f.lends("[0 1 2 3] 8192")
 	if d := time.Since(begin); d < 250*time.Millisecond {
 		t.Errorf("an executor in use was replaced after %v", d)
 	}
 }
 
-// A node that may not be used is looked at again without a hook.
-func TestAgentNodeComesBack(t *testing.T) {
-	b := newBench(t, func(c *DaemonConfig, b *bench) { b.usage.Usable = false })
-	eventually(t, "Slurm was asked", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.asked > 0 })
-	b.mu.Lock()
-	b.usage.Usable = true
-	b.mu.Unlock()
-	b.lends("[0 1 2 3] 8192")
+// The daemon lends a node as soon as Slurm says that it is usable, without a hook.
+func TestDaemonNodeBecomesUsable(t *testing.T) {
+	f := newFixture(t, func(c *DaemonConfig, f *fixture) { f.usage.Usable = false })
+	eventually(t, "Slurm was asked", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.asked > 0 })
+	f.mu.Lock()
+	f.usage.Usable = true
+	f.mu.Unlock()
+	f.lends("[0 1 2 3] 8192")
 }
 
-func TestAgentFailures(t *testing.T) {
-	b := newBench(t, func(_ *DaemonConfig, b *bench) { b.err = errors.New("no route to the controller") })
-	eventually(t, "Slurm was asked", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.asked > 0 })
-	if n := b.count(); n != 0 {
-		t.Errorf("%d executors without knowing what jobs have", n)
+func TestDaemonFailures(t *testing.T) {
+	f := newFixture(t, func(_ *DaemonConfig, f *fixture) { f.err = errors.New("no route to the controller") })
+	eventually(t, "Slurm was asked", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.asked > 0 })
+	if n := f.count(); n != 0 {
+		t.Errorf("%d executors although Slurm did not answer", n)
 	}
-	b.mu.Lock()
-	b.err = nil
-	b.mu.Unlock()
-	b.lends("[0 1 2 3] 8192")
-	b.crash <- errors.New("exit status 1")
+	f.mu.Lock()
+	f.err = nil
+	f.mu.Unlock()
+	f.lends("[0 1 2 3] 8192")
+	f.crash <- errors.New("exit status 1")
 	begin := time.Now()
-	eventually(t, "another executor", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return len(b.offers) == 2 })
+	eventually(t, "another executor", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.offers) == 2 })
 	if d := time.Since(begin); d < restartLeast-100*time.Millisecond {
 		t.Errorf("started again after %v", d)
 	}
 }
 
-// Slurm counts socket by socket, core by core; the kernel as the firmware pleases.
+// Slurm numbers CPUs by socket, then by core. The kernel's order depends on the firmware.
 func TestCPUOrder(t *testing.T) {
 	root := t.TempDir()
 	write := func(path, text string) {
@@ -350,8 +350,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// A job never counts with less than Slurm says, whatever its user has written into its name, comment or account.
-func TestJobsTextHidesNothing(t *testing.T) {
+// Text that a user writes into the name, comment or account of a job cannot reduce the CPUs or memory that the job counts with.
+func TestJobTextHidesNothing(t *testing.T) {
 	const slurms = " JOB_GRES=(null) Nodes=n2 CPU_IDs=1-3 Mem=300 GRES= MinCPUsNode=1 "
 	for name, c := range map[string]struct {
 		before, after string
@@ -401,14 +401,14 @@ func TestHooks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBench(t, nil)
+	f := newFixture(t, nil)
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- b.daemon.ServeHooks(ctx, l, slog.New(slog.DiscardHandler)) }()
-	b.lends("[0 1 2 3] 8192")
-	b.set(Hold{Job: 5, CPUs: []int{0, 1, 2, 3}, Memory: 1})
-	if answer, err := TellDaemon(t.Context(), path, "prolog 5", false); err != nil || !strings.HasSuffix(answer, "ms") || b.count() != 0 {
-		t.Errorf("%q, %v, %d executors", answer, err, b.count())
+	go func() { served <- f.daemon.ServeHooks(ctx, l, slog.New(slog.DiscardHandler)) }()
+	f.lends("[0 1 2 3] 8192")
+	f.set(Hold{Job: 5, CPUs: []int{0, 1, 2, 3}, Memory: 1})
+	if answer, err := TellDaemon(t.Context(), path, "prolog 5", false); err != nil || !strings.HasSuffix(answer, "ms") || f.count() != 0 {
+		t.Errorf("%q, %v, %d executors", answer, err, f.count())
 	}
 	if answer, err := TellDaemon(t.Context(), path, "status", false); err != nil || !strings.Contains(answer, `"running":false`) {
 		t.Errorf("%q, %v", answer, err)
@@ -416,7 +416,7 @@ func TestHooks(t *testing.T) {
 	if _, err := TellDaemon(t.Context(), path, "epilog 5", false); err != nil {
 		t.Error(err)
 	}
-	b.lends("[0 1 2 3] 8192")
+	f.lends("[0 1 2 3] 8192")
 	for _, bad := range []string{"", "prolog", "prolog x", "prolog -1", "epilog 0", "stop 1", "status 1", strings.Repeat("x", 2*lineMax)} {
 		if answer, err := TellDaemon(t.Context(), path, bad, false); err == nil {
 			t.Errorf("%.20q: %q", bad, answer)
@@ -429,7 +429,7 @@ func TestHooks(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
-	// What is left of one that was killed does not stop the next.
+	// The socket of a killed daemon does not prevent the start of the next one.
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
