@@ -16,13 +16,13 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// What TestChaos knows of leases apart from the ledger, and how the bills compare to it.
+// TestChaos compares the bills with the audit lines and the faults that it caused.
 
 // chargeInterval is the executors' default: what a killed executor may leave uncharged of each lease.
 const chargeInterval = time.Second
 
-// slackOfLease is how far apart an audit line and the charge that belongs to it may be.
-const slackOfLease = 250 * time.Millisecond
+// auditSlack is how far apart an audit line and the charge that belongs to it may be.
+const auditSlack = 250 * time.Millisecond
 
 // reapedWithin bounds the time between a lease's last audit line and the end of its charges. It is charged until its workers have been
 // reaped, which takes longer on a busy machine.
@@ -31,40 +31,40 @@ const reapedWithin = 2 * time.Second
 // span is an interval of time.
 type span struct{ from, to time.Time }
 
-// death is the end of an executor by SIGKILL, which is somewhere in the span.
+// death is the end of an executor by SIGKILL, at some time within the span.
 type death struct {
 	span
 	journal bool // the journal was damaged
 }
 
-// books record what happened to each executor, in order.
-type books struct {
+// executorEvents records what happened to each executor, in order.
+type executorEvents struct {
 	names  []string
 	deaths map[string][]death
 	stops  map[string][]span
-	harmed map[string]time.Time // executors whose journal was damaged for the next death
+	damage map[string]time.Time // executors whose journal has been damaged since their last death
 	calls  uint64               // of the tenant of crowd
 	result string
 }
 
-func (b *books) open(executor string) {
+func (b *executorEvents) open(executor string) {
 	if b.deaths == nil {
-		b.deaths, b.stops, b.harmed = map[string][]death{}, map[string][]span{}, map[string]time.Time{}
+		b.deaths, b.stops, b.damage = map[string][]death{}, map[string][]span{}, map[string]time.Time{}
 	}
 	b.names = append(b.names, executor)
 }
 
-func (b *books) stopped(executor string, from, to time.Time) {
+func (b *executorEvents) stopped(executor string, from, to time.Time) {
 	b.stops[executor] = append(b.stops[executor], span{from, to})
 }
 
-func (b *books) damaged(executor string, from time.Time) { b.harmed[executor] = from }
+func (b *executorEvents) damaged(executor string, from time.Time) { b.damage[executor] = from }
 
-func (b *books) killed(executor string, from, to time.Time) {
-	harmed, ok := b.harmed[executor]
+func (b *executorEvents) killed(executor string, from, to time.Time) {
+	damaged, ok := b.damage[executor]
 	if ok {
-		from = harmed
-		delete(b.harmed, executor)
+		from = damaged
+		delete(b.damage, executor)
 	}
 	b.deaths[executor] = append(b.deaths[executor], death{span{from, to}, ok})
 }
@@ -82,16 +82,18 @@ type auditLine struct {
 	Reason  string    `json:"reason"`
 }
 
-// due is the core time that a tenant's leases must be charged, by the audit lines.
-type due struct {
-	leases, cut, harmed int
-	low, high           time.Duration
+// expected is the core time that a tenant's leases must be charged, computed from the audit lines.
+type expected struct {
+	leases    int
+	killed    int // leases that ended with a killed executor
+	damaged   int // those of them whose executor's journal was damaged
+	low, high time.Duration
 }
 
-// dues reads the audit files. Each line of a lease must name lease, tenant and node, and each end must say why.
-func (b *books) dues(c *chaos) map[string]*due {
+// expectedCharges reads the audit files. Each line of a lease must name the lease, tenant and node, and each end must give a reason.
+func (b *executorEvents) expectedCharges(c *chaos) map[string]*expected {
 	c.Helper()
-	all := map[string]*due{}
+	all := map[string]*expected{}
 	for _, name := range b.names {
 		f, err := os.Open(filepath.Join(c.dir, name+".audit"))
 		if err != nil {
@@ -118,67 +120,67 @@ func (b *books) dues(c *chaos) map[string]*due {
 				c.Errorf("%s: a lease ends that was not granted: %s", name, s.Text())
 			case l.Event != "grant":
 				b.add(all, name, old, l.Time)
-			case open: // of an executor that was killed
-				b.addCut(c, all, name, old)
+			case open: // its executor was killed before it ended
+				b.addKilled(c, all, name, old)
 				fallthrough
 			default:
 				running[l.Lease] = l
 			}
 		}
 		for _, l := range running {
-			b.addCut(c, all, name, l)
+			b.addKilled(c, all, name, l)
 		}
 	}
 	return all
 }
 
-func dueOf(all map[string]*due, tenant string) *due {
+func expectedOf(all map[string]*expected, tenant string) *expected {
 	if all[tenant] == nil {
-		all[tenant] = &due{}
+		all[tenant] = &expected{}
 	}
 	all[tenant].leases++
 	return all[tenant]
 }
 
-// add adds a lease that has ended in order.
-func (b *books) add(all map[string]*due, executor string, l auditLine, end time.Time) {
-	d := dueOf(all, l.Tenant)
+// add adds a lease whose executor was alive at its end.
+func (b *executorEvents) add(all map[string]*expected, executor string, l auditLine, end time.Time) {
+	d := expectedOf(all, l.Tenant)
 	took := end.Sub(l.Time) * time.Duration(l.Workers)
 	d.low += took
-	d.high += took + time.Duration(l.Workers)*(reapedWithin+b.near(executor, l.Time)+b.near(executor, end))
+	d.high += took + time.Duration(l.Workers)*(reapedWithin+b.stoppedNear(executor, l.Time)+b.stoppedNear(executor, end))
 }
 
-// addCut adds a lease that ended with its executor.
-func (b *books) addCut(c *chaos, all map[string]*due, executor string, l auditLine) {
+// addKilled adds a lease that ended when its executor was killed.
+func (b *executorEvents) addKilled(c *chaos, all map[string]*expected, executor string, l auditLine) {
 	c.Helper()
-	d := dueOf(all, l.Tenant)
+	d := expectedOf(all, l.Tenant)
 	i := slices.IndexFunc(b.deaths[executor], func(d death) bool { return d.to.After(l.Time) })
 	if i < 0 {
 		c.Errorf("%s: the lease %s of %q, granted at %v, has no end", executor, l.Lease, l.Tenant, l.Time)
 		return
 	}
 	end := b.deaths[executor][i]
-	d.cut++
+	d.killed++
 	workers := time.Duration(l.Workers)
-	d.high += workers * (end.to.Sub(l.Time) + slackOfLease + b.near(executor, l.Time))
+	d.high += workers * (end.to.Sub(l.Time) + auditSlack + b.stoppedNear(executor, l.Time))
 	if end.journal {
-		d.harmed++ // its record may be the damaged one, whose charges may be lost
+		d.damaged++ // the charges of this lease may be in the damaged record
 		return
 	}
-	d.low += workers * max(0, end.from.Sub(l.Time)-chargeInterval-slackOfLease-b.near(executor, end.from))
+	d.low += workers * max(0, end.from.Sub(l.Time)-chargeInterval-auditSlack-b.stoppedNear(executor, end.from))
 }
 
-// near returns how long an executor was stopped around a time. An audit line and its charge may be that far apart.
-func (b *books) near(executor string, t time.Time) (d time.Duration) {
+// stoppedNear returns how long an executor was stopped around a time. An audit line and its charge may be that far apart.
+func (b *executorEvents) stoppedNear(executor string, t time.Time) (d time.Duration) {
 	for _, s := range b.stops[executor] {
-		if t.After(s.from.Add(-slackOfLease)) && t.Before(s.to.Add(chargeInterval)) {
+		if t.After(s.from.Add(-auditSlack)) && t.Before(s.to.Add(chargeInterval)) {
 			d += s.to.Sub(s.from)
 		}
 	}
 	return d
 }
 
-// billed is what a tenant's bill says.
+// billed is a tenant's bill.
 type billed struct {
 	cores time.Duration
 	calls uint64
@@ -219,17 +221,17 @@ func (c *chaos) bills() (map[string]billed, error) {
 
 // compare checks the bills when all executors have ended: each tenant's core time agrees with the audit lines, and the tenant whose
 // executor was never killed is billed exactly the calls that it made.
-func (b *books) compare(c *chaos) {
+func (b *executorEvents) compare(c *chaos) {
 	c.Helper()
-	dues := b.dues(c)
+	want := b.expectedCharges(c)
 	var text []string
 	c.noticed("bills", "the bills agree with the audit lines", func() bool {
 		text = nil
 		others := 0
 		bills, err := c.bills()
 		c.lastly = fmt.Sprint(bills, err)
-		good := err == nil && len(bills) == len(dues)
-		for tenant, d := range dues {
+		good := err == nil && len(bills) == len(want)
+		for tenant, d := range want {
 			got := bills[tenant]
 			ok := got.cores >= d.low && got.cores <= d.high && (tenant != crowdTenant || got.calls == b.calls)
 			good = good && ok
@@ -241,7 +243,7 @@ func (b *books) compare(c *chaos) {
 			}
 			text = append(text, fmt.Sprintf("tenant %s: %d leases, billed %.1f s of core time and %d calls; by the audit lines %.1f to %.1f s. "+
 				"%d leases ended with a killed executor, each may lack %v; of %d the journal was damaged too.", tenant, d.leases, got.cores.Seconds(),
-				got.calls, d.low.Seconds(), d.high.Seconds(), d.cut, chargeInterval, d.harmed))
+				got.calls, d.low.Seconds(), d.high.Seconds(), d.killed, chargeInterval, d.damaged))
 		}
 		text = append(text, fmt.Sprintf("%d further tenants with a lease each: as the audit lines say", others))
 		slices.Sort(text)
@@ -257,7 +259,7 @@ const crowdTenant = "crowd"
 func (c *chaos) crowd() {
 	c.Helper()
 	k := c.kind(underLeases)
-	d := c.newExecutorWithBooks("executor-crowd", "--share-cores", fmt.Sprint((*chaosLeases+1)/2), "--max-bulk", "1MiB")
+	d := c.newAuditedExecutor("executor-crowd", "--share-cores", fmt.Sprint((*chaosLeases+1)/2), "--max-bulk", "1MiB")
 	s, err := client.Connect(c.t.Context(), client.Options{Executor: d.address, SecretFile: c.secret, Provider: provider(), Tenant: crowdTenant})
 	if err != nil {
 		c.Fatal(err)
@@ -273,13 +275,13 @@ func (c *chaos) crowd() {
 		out := make([]byte, 8)
 		for i, f := range functions {
 			began := time.Now()
-			in := fmt.Sprintf("%08d", c.books.calls)
+			in := fmt.Sprintf("%08d", c.events.calls)
 			n, err := f.Invoke(c.t.Context(), []byte(in), out)
 			c.longCall = max(c.longCall, time.Since(began))
 			if err != nil || string(out[:n]) != in {
 				c.Fatalf("lease %d of %d: %q, %v", i, len(leases), out[:n], err)
 			}
-			c.books.calls++
+			c.events.calls++
 			c.right++
 		}
 	}

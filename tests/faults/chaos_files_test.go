@@ -81,7 +81,7 @@ func (c *chaos) fillLedger(r *rand.Rand) {
 	f.Close()
 	text := syscall.ENOSPC.Error()
 	// The ledger reuses the pages that it has. It grows with new tenants.
-	d := c.newExecutorWithBooks(fmt.Sprintf("executor-disk-%d", c.kind(ledgerFull).count), "--share-cores", "16")
+	d := c.newAuditedExecutor(fmt.Sprintf("executor-disk-%d", c.kind(ledgerFull).count), "--share-cores", "16")
 	tenants := 0
 	var leaseErr error
 	c.noticed(ledgerFull, "health, metric, log and bill report it", func() bool {
@@ -270,7 +270,7 @@ func (c *chaos) damageJournal(r *rand.Rand) {
 		}
 		f.Close()
 	}
-	c.books.damaged(v.executor.name, from)
+	c.events.damaged(v.executor.name, from)
 	c.kill(v)
 	v.close()
 	c.await(damagedJournal)

@@ -26,7 +26,7 @@ var (
 	chaosDuration = flag.Duration("chaos-duration", 15*time.Second, "about how long the kills and damages of TestChaos take")
 )
 
-// The kills and stops of 150, by kind. The other kinds are counted by -chaos-damages.
+// Kills and stops of each kind, out of 150. The flag -chaos-damages sets the number of the other faults.
 var chaosMix = []struct {
 	kind string
 	of   int
@@ -50,7 +50,7 @@ const (
 
 var signals = map[string]unix.Signal{"SIGKILL": unix.SIGKILL, "SIGSTOP": unix.SIGSTOP, "SIGTERM": unix.SIGTERM}
 
-// chaos is a storm with faults of more kinds, whose kinds and order follow from the seed alone.
+// chaos is a storm with more kinds of faults. The seed alone determines their kinds and order.
 type chaos struct {
 	*storm
 	t        *testing.T
@@ -63,12 +63,12 @@ type chaos struct {
 	waiting  []*wait
 	ending   []*ending
 	groups   []string // prefixes of the names of control groups that the executors may have made
-	books    books
+	events   executorEvents
 	history  lines
 	began    time.Time
 }
 
-// kindOfFault is a line of the table.
+// kindOfFault is a line of the final table.
 type kindOfFault struct {
 	count   int
 	longest time.Duration // until every client was served again, or until the fault's own check held
@@ -79,7 +79,7 @@ type wait struct {
 	kind  string
 	from  time.Time
 	base  map[*caller]int64 // right results of each client a moment after the fault; nil before that
-	shown bool              // in the history, as one that takes long
+	shown bool              // listed in the history because it takes long
 }
 
 // ending is a process that was asked to end.
@@ -93,12 +93,12 @@ type ending struct {
 // settleTime is how long after a fault right results are counted as answers to earlier calls.
 const settleTime = 100 * time.Millisecond
 
-// TestChaos hits a whole system with faults of all kinds at random while four clients call: kills and stops of every process, a full
-// disk, damaged files, and a resource manager that is killed while many leases are called. No result is wrong, nothing hangs, the bills
-// agree with the audit lines, and nothing is left. A table at the end has each kind of fault. The clock is not set: see README.md.
+// TestChaos causes random faults of all kinds in a whole system while four clients call: kills and stops of every process, a full disk,
+// damaged files, and kills of the resource manager while many leases are in use. No result is wrong, nothing hangs, the bills agree with
+// the audit lines, and no resource is left behind. A table at the end lists each kind of fault. The clock is not set: see README.md.
 func TestChaos(t *testing.T) {
 	if testing.Short() {
-		t.Skip("breaks things for a while")
+		t.Skip("injects faults for a long time")
 	}
 	if provider() != "shm" || other != "" {
 		t.Skip("provider shm on one machine only: the virtual machines have TestRandomKills")
@@ -116,7 +116,7 @@ func TestChaos(t *testing.T) {
 		c.noteGroups(d)
 		d.stop()
 	}
-	c.books.compare(c)
+	c.events.compare(c)
 	c.manager.stop()
 	c.agentEnds()
 	c.noGroupsLeft()
@@ -142,7 +142,7 @@ func newChaos(t *testing.T) *chaos {
 	w.env = append(w.env, "RFAAS_AGENT_SOCKET="+c.agent, "RFAAS_AGENT_LINGER=3s")
 	w.newManagerOn(here, "--state-dir", c.state, "--identity-dir", c.identity, "--http-listen", "unix:"+c.http)
 	for i := range 2 {
-		c.executors = append(c.executors, c.newExecutorWithBooks(fmt.Sprintf("executor-%d", i)))
+		c.executors = append(c.executors, c.newAuditedExecutor(fmt.Sprintf("executor-%d", i)))
 	}
 	c.tick = c.look
 	t.Cleanup(func() {
@@ -153,11 +153,11 @@ func newChaos(t *testing.T) *chaos {
 	return c
 }
 
-// newExecutorWithBooks starts an executor with a journal and an audit file.
-func (c *chaos) newExecutorWithBooks(name string, args ...string) *daemon {
+// newAuditedExecutor starts an executor with a journal and an audit file.
+func (c *chaos) newAuditedExecutor(name string, args ...string) *daemon {
 	d := c.newExecutor(name, append([]string{"--sandbox", "on", "--identity-dir", c.identity, "--state-dir", c.journals(name),
 		"--audit-file", filepath.Join(c.dir, name+".audit")}, args...)...)
-	c.books.open(d.name)
+	c.events.open(d.name)
 	c.noteGroups(d)
 	return d
 }
@@ -171,7 +171,7 @@ func (c *chaos) rfaas(args ...string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// plan is all faults in the order that follows from the seed.
+// plan returns all faults, in an order that depends only on the seed.
 func (c *chaos) plan() (kinds []string) {
 	all := 0
 	for _, m := range chaosMix {
@@ -196,7 +196,7 @@ func (c *chaos) plan() (kinds []string) {
 	return kinds
 }
 
-// run has the faults happen one after the other. Their effects overlap, except that every tenth waits until all is well.
+// run causes the faults one after the other. Their effects overlap, but after every tenth fault run waits until all clients are served.
 func (c *chaos) run(plan []string) {
 	c.Helper()
 	c.began = time.Now()
@@ -227,7 +227,7 @@ func (c *chaos) quiet() {
 	c.calm()
 }
 
-// do has one fault happen.
+// do causes one fault.
 func (c *chaos) do(kind string, r *rand.Rand) {
 	c.Helper()
 	switch kind {
@@ -247,11 +247,11 @@ func (c *chaos) do(kind string, r *rand.Rand) {
 	}
 }
 
-// victim is a process that is to be hit.
+// victim is the target of a fault.
 type victim struct {
 	handle
-	executor *daemon // nil: it is none
-	client   int     // -1: it is none
+	executor *daemon // nil: not an executor
+	client   int     // index of the client; -1: not a client
 	process  *process
 }
 
@@ -296,7 +296,7 @@ func (c *chaos) isHit(pid int) bool {
 func (c *chaos) findAgent() (victim, bool) {
 	v := victim{client: -1}
 	if slices.ContainsFunc(c.stopped, func(s stopped) bool { return strings.HasPrefix(s.what, "agent") }) {
-		return v, false // it would not answer
+		return v, false // a stopped agent does not answer
 	}
 	var status struct {
 		PID int `json:"pid"`
@@ -324,7 +324,7 @@ func (c *chaos) hitProcess(kind, who string, how unix.Signal, r *rand.Rand) {
 	v, ok := c.find(who, r)
 	for end := time.Now().Add(recoverBound); !ok; v, ok = c.find(who, r) {
 		if time.Now().After(end) {
-			c.Fatalf("no %s to hit within %v", who, recoverBound)
+			c.Fatalf("no %s found within %v", who, recoverBound)
 		}
 		c.pass(20 * time.Millisecond)
 	}
@@ -372,7 +372,7 @@ func (c *chaos) stop(kind string, v victim, d time.Duration) {
 	v.signal(unix.SIGSTOP)
 	c.stopped = append(c.stopped, stopped{handle: v.handle, what: kind, until: from.Add(d), then: unix.SIGCONT, after: func() {
 		if v.executor != nil {
-			c.books.stopped(v.executor.name, from, time.Now())
+			c.events.stopped(v.executor.name, from, time.Now())
 		}
 		c.await(kind)
 	}})
@@ -389,7 +389,7 @@ func (c *chaos) kill(v victim) {
 		<-v.process.done
 	}
 	if v.executor != nil {
-		c.books.killed(v.executor.name, from, time.Now())
+		c.events.killed(v.executor.name, from, time.Now())
 	}
 	if v.client >= 0 {
 		k := c.callers[v.client]
@@ -422,7 +422,7 @@ func (c *chaos) terminate(who string, v victim) {
 	c.ending = append(c.ending, e)
 }
 
-// look sees which clients have been served and which processes have ended, whenever time passes.
+// look checks which clients have been served and which processes have ended. It runs whenever time passes.
 func (c *chaos) look() {
 	for _, k := range c.callers {
 		k.check()
@@ -442,7 +442,7 @@ func (c *chaos) look() {
 	c.waiting = slices.DeleteFunc(c.waiting, c.isServed)
 }
 
-// isServed says whether every client has had a right result since a fault. A client that was started since counts from its start.
+// isServed reports whether every client has had a right result since a fault, or since its start if that was later.
 func (c *chaos) isServed(w *wait) bool {
 	took := time.Since(w.from)
 	if took < settleTime {
@@ -507,7 +507,7 @@ func (c *chaos) noGroupsLeft() {
 			if err == nil && e.IsDir() && slices.ContainsFunc(c.groups, func(prefix string) bool { return strings.HasPrefix(e.Name(), prefix) }) {
 				left = append(left, path)
 			}
-			return nil // groups of others come and go
+			return nil // other control groups may vanish during the walk
 		})
 		c.lastly = fmt.Sprint(left, err)
 		return len(left) == 0
@@ -518,7 +518,7 @@ func (c *chaos) noGroupsLeft() {
 func (c *chaos) agentEnds() {
 	c.Helper()
 	took := c.eventually(recoverBound, "the agent ends", func() bool {
-		strays() // reaps
+		strays() // reaps them
 		for _, pid := range children(os.Getpid()) {
 			started.Lock()
 			known := started.pids[pid]
@@ -533,7 +533,7 @@ func (c *chaos) agentEnds() {
 	c.history.add(fmt.Sprintf("the agent ended after %v", took.Round(time.Millisecond)))
 }
 
-// table prints what happened.
+// table prints the counts of each kind of fault and the results.
 func (c *chaos) table() {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n%-32s %6s %8s\n", "fault", "count", "longest wait")
@@ -555,7 +555,7 @@ or its repair had an effect. The clock is set in TestClockJumps only, in a virtu
 Results: %d right, 0 wrong. Hung: 0. Longest call %.1f s, longest control operation %.1f s (bound %v).
 Bills: %s
 Left: no process, no file in /dev/shm, no temporary file, no control group; descriptors and mappings as at the start.`, settleTime.Seconds(),
-		c.right, c.longCall.Seconds(), c.longControl.Seconds(), waitBound, c.books.result)
+		c.right, c.longCall.Seconds(), c.longControl.Seconds(), waitBound, c.events.result)
 	if c.longCall > waitBound || c.longControl > waitBound {
 		c.Errorf("a caller waited longer than %v", waitBound)
 	}
