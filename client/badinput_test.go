@@ -20,7 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// compile makes a shared library of C source, once for each source and flags, and returns its path.
+// compile makes a shared library from C source, once for each source and flags, and returns its path.
 func compile(t *testing.T, name, source string, flags ...string) string {
 	t.Helper()
 	all, err := compiled()
@@ -43,7 +43,7 @@ func compile(t *testing.T, name, source string, flags ...string) string {
 	return out
 }
 
-// newerGlibc makes a library that needs a C library of the future.
+// newerGlibc makes a library that needs a newer C library than any that exists.
 func newerGlibc(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -58,7 +58,7 @@ uint32_t f(void *a, uint32_t n, void *r) { (void)a; (void)n; (void)r; return of_
 `, "-nostdlib", stub)
 }
 
-// otherVersion is an executor of another protocol version.
+// otherVersion is an executor with another protocol version.
 type otherVersion struct {
 	control.UnimplementedExecutorServer
 }
@@ -94,7 +94,7 @@ func (l *liar) Release(_ context.Context, r *control.ReleaseRequest) (*control.R
 	return &control.ReleaseReply{}, nil
 }
 
-// A grant that is no good is an error that says why, and it is given back.
+// An invalid grant is an error that says why, and the client releases the lease.
 func TestBadGrant(t *testing.T) {
 	for name, c := range map[string]struct {
 		workers []*control.WorkerGrant
@@ -125,7 +125,7 @@ func TestBadGrant(t *testing.T) {
 	}
 }
 
-// serve serves an executor of the tests and returns its address.
+// serve serves a test's executor and returns its address.
 func serve(t *testing.T, secret string, e control.ExecutorServer) string {
 	t.Helper()
 	checkLeaks(t)
@@ -154,7 +154,8 @@ func write(t *testing.T, name string, content []byte) string {
 	return p
 }
 
-// Each is a clear error of its class that names the value, nothing stays leased, and the executor stays up.
+// Each invalid lease is an error of the right class that names the value. Nothing stays leased, and the executor stays
+// up.
 func TestBadLease(t *testing.T) {
 	w := newWorld(t)
 	good := built(t, "build/functions/echo.so")
@@ -313,7 +314,7 @@ func TestBadConnect(t *testing.T) {
 	})
 }
 
-// A client that comes and goes leaves no goroutine and no descriptor, also after deaths and errors.
+// A client that opens and closes sessions leaves no goroutine and no descriptor, also after deaths and errors.
 func TestNothingLeaks(t *testing.T) {
 	w := newWorld(t)
 	round := func() {

@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// use makes a small and a large call.
+// use makes a small call and a large call.
 func use(t *testing.T, l *client.Lease) {
 	t.Helper()
 	echo := function(t, l, "echo")
@@ -30,7 +30,7 @@ func release(t *testing.T, l *client.Lease) {
 	}
 }
 
-// A lease with other terms gets another worker. So does one with the same terms while the first lease is held.
+// A lease with different terms gets another worker. So does a lease with the same terms while the first one is held.
 func TestCachedWorkersFitTheirKindOnly(t *testing.T) {
 	w := newWorld(t, "--share-cores", "8", "--memory", "1600MiB")
 	l := w.lease(t, client.LeaseOptions{})
@@ -67,7 +67,7 @@ func TestCachedWorkersFitTheirKindOnly(t *testing.T) {
 	}
 }
 
-// Whatever happens to cached workers, the next lease works.
+// If cached workers die, end or are evicted, the next lease works.
 func TestCachedWorkersAreGone(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	next := func(what string) {

@@ -12,7 +12,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// cancelled runs a call with a context that is cancelled a little later, and has no deadline. It fails if the call does not end then.
+// cancelled makes a call whose context has no deadline and is cancelled soon. It fails if the call does not end then.
 func cancelled(t *testing.T, what string, started bool, call func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -31,7 +31,7 @@ func cancelled(t *testing.T, what string, started bool, call func(context.Contex
 		if !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Started != started {
 			t.Errorf("%s: %v", what, err)
 		}
-	case <-time.After(5 * time.Second): // the session's time-out is 10 s, functions run for a minute
+	case <-time.After(5 * time.Second): // shorter than the session's time-out of 10 s and the functions, which run for a minute
 		t.Errorf("%s: goes on after it was cancelled", what)
 		<-done
 	}
@@ -73,7 +73,7 @@ func TestCancelEndsAWaitForAWorker(t *testing.T) {
 	}
 }
 
-// A map that finds every request of a shared lease taken ends with its context.
+// A map that waits because all requests of a shared lease are in use ends with its context.
 func TestMapWithoutRequestsIsCancelled(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Workers: 1})
@@ -94,7 +94,7 @@ func TestMapWithoutRequestsIsCancelled(t *testing.T) {
 	defer close(other)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	for range 12 { // two threads that call in turns share the lease
+	for range 12 { // both threads share the lease once they have called in turns
 		call()
 		other <- call
 		<-done
@@ -103,7 +103,7 @@ func TestMapWithoutRequestsIsCancelled(t *testing.T) {
 	for {
 		c, err := l.Worker(0).Submit(t.Context(), sleep, u64(uint64(20*time.Second)), 8)
 		if err != nil {
-			break // all requests are taken
+			break // all requests are in use
 		}
 		calls = append(calls, c)
 	}

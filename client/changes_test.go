@@ -10,7 +10,8 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// Coming, draining, leaving, dying, and a manager that dies itself: a subscriber hears of all of it.
+// A subscriber receives every change: executors that register, drain, leave and die, also across a restart of the
+// manager.
 func TestChanges(t *testing.T) {
 	secret, address := secretFile(t), fixedManager(t)
 	manager := func() *daemon {
@@ -25,7 +26,7 @@ func TestChanges(t *testing.T) {
 	ctx, stop := context.WithTimeout(context.Background(), 60*time.Second)
 	defer stop()
 	changes := s.Changes().Channel(ctx)
-	states := map[string]string{} // a machine that is held up may have an executor silent that is not
+	states := map[string]string{} // last state of each executor; a slow machine may make a live executor silent for a while
 	want := func(x *daemon, state string) {
 		t.Helper()
 		for states[x.Address] != state {
@@ -50,7 +51,8 @@ func TestChanges(t *testing.T) {
 	c := executor()
 	want(c, "open")
 
-	// A session that is opened later is first told of the registered executors, each once. Polled, and called back.
+	// A session that is opened later first receives each registered executor once. Its changes are polled and then
+	// called back.
 	late := w.connect(t, client.Options{Manager: address}).Changes()
 	poll := func(last string) string {
 		t.Helper()

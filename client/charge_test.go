@@ -13,8 +13,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// Charging costs the call path nothing: the same calls to an executor that charges ten times as often as it does by default and to one
-// that nobody asks to, in turns.
+// Charging does not slow down calls. The test compares an executor that charges ten times as often as by default with
+// one that does not charge, in turns.
 func TestChargingCostsCallsNothing(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	m := start(t, "bin/resource-manager", secret, "--executors", "64")
@@ -28,10 +28,10 @@ func TestChargingCostsCallsNothing(t *testing.T) {
 	in, out := make([]byte, 8), make([]byte, 8)
 	block := 500
 	if provider() == "verbs" {
-		block = 50 // calls take a hundred times as long in the emulated machine, and a block is still longer than natively
+		block = 50 // calls take about a hundred times as long in the emulated machine, so a block still takes longer than natively
 	}
 	best := 1e9
-	for try := 0; try < 5 && best > 1.1; try++ { // what else the machine does makes it worse
+	for try := 0; try < 5 && best > 1.1; try++ { // other load of the machine only raises the ratio
 		var took [2][]time.Duration
 		for range 400 {
 			for i, f := range functions {
@@ -56,7 +56,7 @@ func TestChargingCostsCallsNothing(t *testing.T) {
 	}
 }
 
-// The second SIGTERM ends an executor at once although a call runs and its grace is long, and what was used until then is charged.
+// A second SIGTERM ends an executor at once, even during a call and with a long grace. Its use until then is charged.
 func TestSecondSignalChargesWhatWasUsed(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	m := start(t, "bin/resource-manager", secret, "--executors", "8")
@@ -70,7 +70,7 @@ func TestSecondSignalChargesWhatWasUsed(t *testing.T) {
 	}
 	untilRuns(t, l.Worker(0), "sleep_ns")
 	d.signal(syscall.SIGTERM)
-	again := time.NewTicker(100 * time.Millisecond) // those of the first second are the same one (cmd/executor)
+	again := time.NewTicker(100 * time.Millisecond) // signals within the first second count as one (cmd/executor)
 	defer again.Stop()
 	bound := time.After(30 * time.Second)
 	for ended := false; !ended; {

@@ -70,7 +70,8 @@ func TestInvokeMakesNoAllocation(t *testing.T) {
 	defer cancel()
 	most := 0.0
 	for name, ctx := range map[string]context.Context{"background": background, "cancellable": cancellable} {
-		// What other goroutines allocate meanwhile counts too, such as those of the lease's event stream. A call's own allocations are there each time.
+		// AllocsPerRun also counts other goroutines, such as the lease's event stream, so take the least of several
+		// tries.
 		least := math.Inf(1)
 		for try := 0; try < 5 && least > 0; try++ {
 			least = min(least, testing.AllocsPerRun(200, func() {
@@ -87,7 +88,7 @@ func TestInvokeMakesNoAllocation(t *testing.T) {
 	t.Logf("figure: go.call.allocations = %g", most)
 }
 
-// A worker that dies ends its call with a named error within a second, and the next call finds a new one.
+// A worker that dies ends its call with a specific error within a second, and the next call gets a new worker.
 func TestDeadWorkerIsNamedAndReplaced(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{})
@@ -199,7 +200,7 @@ func TestSubmit(t *testing.T) {
 	if _, err := worker.Submit(t.Context(), echo, nil, 8); !errors.Is(err, client.ErrBusy) {
 		t.Errorf("a call more than the depth: %v, want busy", err)
 	}
-	for i := range calls { // the last one first
+	for i := range calls { // in reverse order
 		i := len(calls) - 1 - i
 		if err := calls[i].Wait(t.Context()); err != nil {
 			t.Fatal(err)
@@ -213,10 +214,10 @@ func TestSubmit(t *testing.T) {
 		if _, err := calls[i].Result(out); !errors.Is(err, client.ErrInvalid) {
 			t.Errorf("asked twice: %v, want invalid", err)
 		}
-		calls[i].Cancel() // nothing happens
+		calls[i].Cancel() // no effect on a completed call
 	}
 
-	c, err := worker.Submit(t.Context(), sleep, u64(1e9), 8) // longer than this test can be held up until it has looked at it
+	c, err := worker.Submit(t.Context(), sleep, u64(1e9), 8) // long enough for the checks below on a slow machine
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +229,7 @@ func TestSubmit(t *testing.T) {
 	if err := c.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, client.ErrFunction) {
 		t.Errorf("wait with deadline: %v", err)
 	}
-	if err := c.Wait(t.Context()); err != nil { // it went on
+	if err := c.Wait(t.Context()); err != nil { // the call was not affected
 		t.Error(err)
 	}
 	if _, err := c.Result(out); err != nil {
@@ -257,7 +258,7 @@ func TestDeadlineAndCancel(t *testing.T) {
 	out := make([]byte, 8)
 	const long = 1500 * time.Millisecond
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // enough to begin
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // long enough for the call to start
 	defer cancel()
 	_, err := l.Worker(0).Invoke(ctx, sleep, u64(uint64(long)), out)
 	var e *client.Error
@@ -278,7 +279,7 @@ func TestDeadlineAndCancel(t *testing.T) {
 	if err := ends(t, "the cancelled call", cancelled); !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Status != client.StatusCancelled || !e.Started {
 		t.Errorf("cancel: %v", err)
 	}
-	// The late replies belong to nobody.
+	// Late replies are dropped.
 	for i := range uint64(40) {
 		if _, err := l.Worker(int(i%2)).Invoke(t.Context(), echo, u64(i), out); err != nil || !bytes.Equal(out, u64(i)) {
 			t.Fatalf("call %d after the given up ones: %x, %v", i, out, err)
@@ -424,7 +425,7 @@ func TestExecutorKilled(t *testing.T) {
 	if d := time.Since(start); d > 12*time.Second {
 		t.Errorf("the next call ended after %v", d)
 	}
-	// What is to be released is gone: that is no error.
+	// Releasing a lease that has ended is no error.
 	if err := l.Release(t.Context()); err != nil {
 		t.Errorf("release: %v", err)
 	}

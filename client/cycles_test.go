@@ -15,17 +15,16 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// Leases of real workers come and go from eight clients at once. Each makes a call with its right result, none fails for
-// another reason than that no core is free, and in the end the executor has all of its capacity, no worker and no more
-// open files than before.
+// Eight clients take and release leases of real workers. Each call has its right result, and the only error is that no
+// core is free. Afterwards the executor has all of its capacity, no worker, and no more open files than before.
 func TestLeaseCycles(t *testing.T) {
 	for name, c := range map[string]struct {
 		cycles int64
 		args   []string
 	}{
 		"new workers":    {400, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "0s"}},
-		"cached workers": {10_000, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave them when they are closed
-		"too few cores":  {1000, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}},   // for all: cached workers are evicted all the time
+		"cached workers": {10_000, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave cached workers behind when they close
+		"too few cores":  {1000, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}},   // for eight clients: cached workers are evicted all the time
 	} {
 		if provider() == "verbs" {
 			c.cycles /= 20 // a lease takes up to fifty times as long in the virtual machine
@@ -65,7 +64,7 @@ func leaseCycles(t *testing.T, cycles int64, args []string) {
 		}
 		done.Add(1)
 	}
-	cycle(w.session, 0) // what is made once is there now
+	cycle(w.session, 0) // creates what is created only once
 	sessions := make([]*client.Session, clients)
 	for i := range sessions {
 		sessions[i] = w.connect(t, client.Options{Executor: w.Address})
@@ -103,13 +102,13 @@ func leaseCycles(t *testing.T, cycles int64, args []string) {
 		i, err = control.NewExecutorClient(conn).Info(t.Context(), &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
 		return err == nil && i.GetFreeCores() == i.GetCores() && i.GetFreeMemoryBytes() == i.GetMemoryBytes()
 	})
-	// Connections of the clients were counted before, the pool may not have been full.
+	// The count before included the clients' connections, and the pool may not have been full.
 	within(t, 20*time.Second, "the descriptors are back", func() bool { return files() <= before+1+4*4 })
 	within(t, 20*time.Second, "no worker has a lease", func() bool { return working(t, w.pid()) == 0 })
 	t.Logf("%d cycles from %d clients in %v, %d times busy; started cached: %d", done.Load(), clients, took.Round(time.Millisecond), busy.Load(), cached.Load())
 }
 
-// working is how many children of a process are workers that do not wait for a lease.
+// working returns how many children of a process are workers with a lease.
 func working(t *testing.T, pid int) (n int) {
 	for _, c := range children(t, pid) {
 		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c))

@@ -15,7 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// recorder keeps the events of a lease.
+// recorder records the events of a lease.
 type recorder struct {
 	mu   sync.Mutex
 	list []client.Event
@@ -31,7 +31,7 @@ func (r *recorder) on(e client.Event) {
 	r.more <- struct{}{}
 }
 
-// only returns on for events of one kind. Others are dropped.
+// only returns a callback that records events of one kind.
 func (r *recorder) only(kind client.EventKind) func(client.Event) {
 	return func(e client.Event) {
 		if e.Kind == kind {
@@ -40,14 +40,14 @@ func (r *recorder) only(kind client.EventKind) func(client.Event) {
 	}
 }
 
-// count returns the number of events so far.
+// count returns the number of recorded events.
 func (r *recorder) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.list)
 }
 
-// want waits for the n-th event, from 0, and checks its kind.
+// want waits for the n-th event, counted from 0, and checks its kind.
 func (r *recorder) want(t *testing.T, n int, kind client.EventKind) client.Event {
 	t.Helper()
 	for {
@@ -68,10 +68,10 @@ func (r *recorder) want(t *testing.T, n int, kind client.EventKind) client.Event
 	}
 }
 
-// A lease without a duration lasts as long as it is held, and one with Renew too; one with a duration ends by itself, for
+// A lease without a duration, or with Renew, lasts as long as it is held. A lease with a duration ends by itself, for
 // its client before its executor.
 func TestRenewal(t *testing.T) {
-	// Half of each is longer than this test or the executor can be held up.
+	// Half of each duration is longer than a slow machine may delay this test or the executor.
 	const byDefault, first, renewed, margin = 1500 * time.Millisecond, 1400 * time.Millisecond, 2 * time.Second, 100 * time.Millisecond
 	w := newWorld(t, "--lease-default", byDefault.String(), "--lease-margin", margin.String())
 	kept, short := newRecorder(), newRecorder()
@@ -128,7 +128,7 @@ func TestRenewal(t *testing.T) {
 	}
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
-	for _, e := range kept.list { // a renewal that is late is warned of
+	for _, e := range kept.list { // a late renewal causes a warning
 		if e.Kind != client.EventExpiring {
 			t.Errorf("events of a lease that is renewed: %v", kept.list)
 		}
@@ -176,8 +176,8 @@ func TestEventOfADeath(t *testing.T) {
 	}
 }
 
-// drainLoad calls from many sides, synchronously and not, until the lease refuses. Every call must have its right result
-// or not have been started.
+// drainLoad makes synchronous and asynchronous calls until the lease refuses them. Every call must have its right
+// result, or must not have started.
 type drainLoad struct {
 	l              *client.Lease
 	calls, refused atomic.Int64
@@ -210,7 +210,7 @@ func (d *drainLoad) sync(t *testing.T, f *client.Function, size int) {
 	}
 }
 
-// async keeps several calls in flight on one worker and looks for their results later.
+// async keeps several calls in flight on one worker and collects their results later.
 func (d *drainLoad) async(t *testing.T, w *client.Worker, f *client.Function) {
 	var flying []client.Call
 	end := func(c client.Call) {
@@ -245,7 +245,7 @@ func (d *drainLoad) async(t *testing.T, w *client.Worker, f *client.Function) {
 	}
 }
 
-// SIGTERM under load: no call is lost, and the executor ends with 0 long before the grace is over.
+// After SIGTERM under load no call is lost, and the executor exits with 0 long before the grace ends.
 func TestDrainUnderLoad(t *testing.T) {
 	for _, mode := range []client.WaitMode{client.Hot, client.Warm} {
 		w := newWorld(t, "--grace", "10s")

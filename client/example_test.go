@@ -16,7 +16,8 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// cores starts an executor for an example, of which the environment tells, and returns what stops it.
+// cores starts an executor for an example and sets the environment so that the example finds it. It returns a function
+// that stops the executor.
 func cores() (stop func()) {
 	dir, err := os.MkdirTemp("", "example")
 	if err != nil {
@@ -63,7 +64,7 @@ func cores() (stop func()) {
 	}
 }
 
-// montecarlo.so has circle: {seed, n} to how many of n random points lie in a circle.
+// montecarlo.so has the function circle: given {seed, n}, it returns how many of n random points lie in a circle.
 const montecarlo = root + "/build/functions/montecarlo.so"
 
 // A session, a lease of two workers, and calls with slices of numbers.
@@ -103,7 +104,7 @@ func ExampleFunction_Invoke() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	sleep, err := lease.Function("sleep_ns") // for as many nanoseconds as an u64 says
+	sleep, err := lease.Function("sleep_ns") // its argument is a duration in nanoseconds
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -115,7 +116,7 @@ func ExampleFunction_Invoke() {
 	// Output: true true
 }
 
-// Slices of any numbers travel as they are in memory.
+// Numeric slices are sent as they are in memory.
 func ExampleInvoke() {
 	defer cores()()
 	ctx := context.Background()
@@ -138,8 +139,8 @@ func ExampleInvoke() {
 	// Output: [1 2.5 4] <nil>
 }
 
-// A call of a function that may run more than once survives its worker, and with Failover its executor: such a lease goes on at another
-// executor. Here the worker dies by the call itself, each time.
+// A call that may run more than once survives the death of its worker and, with Failover, of its executor: the lease
+// moves to another executor. Here the call itself kills the worker each time.
 func ExampleIdempotent() {
 	defer cores()()
 	ctx := context.Background()
@@ -161,7 +162,7 @@ func ExampleIdempotent() {
 	// Output: true 2
 }
 
-// With Local, functions run in this process when no executor has room.
+// With Local, functions run in this process if no executor has a free core.
 func ExampleLeaseOptions_local() {
 	defer cores()()
 	ctx := context.Background()

@@ -14,7 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// grid is a manager with executors that come and go.
+// grid is a manager with a changing set of executors.
 type grid struct {
 	t       *testing.T
 	secret  string
@@ -29,7 +29,7 @@ func newGrid(t *testing.T) *grid {
 	return g
 }
 
-// more starts an executor of two cores and returns when it has registered.
+// more starts an executor of two cores and waits until it has registered.
 func (g *grid) more() *daemon {
 	g.t.Helper()
 	d := start(g.t, "bin/executor", g.secret, "--cores", "2", "--providers", provider(), "--grace", "5s", "--manager", g.manager.Address).joined(g.t)
@@ -50,7 +50,7 @@ func (g *grid) lease(o client.LeaseOptions) (*client.Lease, *moves) {
 	return l, m
 }
 
-// moves hears where a lease goes.
+// moves records the executors to which a lease moves.
 type moves struct {
 	t    *testing.T
 	to   chan string
@@ -72,7 +72,7 @@ func (m *moves) want(address string) {
 				m.t.Errorf("the lease went to %s, want %s", at, address)
 			}
 			return
-		case <-time.After(20 * time.Millisecond): // calls look for another executor
+		case <-time.After(20 * time.Millisecond): // a call makes the lease look for another executor
 			_, _ = m.echo.Invoke(client.Idempotent(context.Background(), 3), nil, nil)
 		}
 		if time.Now().After(end) {
@@ -81,11 +81,11 @@ func (m *moves) want(address string) {
 	}
 }
 
-// flood is idempotent calls from several goroutines while executors go.
+// flood makes idempotent calls from several goroutines while executors end.
 type flood struct {
 	t       *testing.T
 	calls   atomic.Int64
-	longest atomic.Int64  // ns without a call completed on one goroutine
+	longest atomic.Int64  // longest time in ns without a completed call on one goroutine
 	enough  chan struct{} // closed at `until` calls
 	until   int64
 	stop    atomic.Bool
@@ -121,7 +121,8 @@ func (f *flood) invoke(echo *client.Function, id uint64) {
 	}
 }
 
-// submit keeps calls in flight on one worker. With lossy, those of them that are not idempotent may be lost, and say so.
+// submit keeps calls in flight on one worker. If lossy is set, calls that are not idempotent may be lost, with an
+// error.
 func (f *flood) submit(l *client.Lease, echo *client.Function, lossy bool) {
 	ctx, out := context.Background(), make([]byte, 8)
 	for i := uint64(1); !f.stop.Load(); i++ {
@@ -155,8 +156,8 @@ func (f *flood) submit(l *client.Lease, echo *client.Function, lossy bool) {
 	}
 }
 
-// Executors are killed or drained under idempotent calls, one of two each time: all results are right, and new executors take the
-// place of old ones. With nobody left a call says so, and an executor that comes is found.
+// One of two executors is killed or drained at a time, under idempotent calls, and new executors replace them. All
+// results are right. Without any executor a call fails with an error, and a new executor is found afterwards.
 func TestFailover(t *testing.T) {
 	rounds, calls := 5, int64(20_000)
 	switch {
@@ -198,10 +199,10 @@ func TestFailover(t *testing.T) {
 			}
 
 			g.nodes[l.Executor()].signal(syscall.SIGKILL)
-			ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond) // of which finding out takes a moment
+			ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond) // part of it passes until the client notices the loss
 			defer cancel()
 			var err error
-			for err == nil { // until the loss is known
+			for err == nil { // until the client notices the loss
 				_, err = echo.Invoke(client.Idempotent(ctx, 3), u64(1), make([]byte, 8))
 			}
 			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no other executor until the deadline") {
@@ -224,8 +225,9 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// A call that is not idempotent ends with an error that says that it may have been executed; the next one has not started anywhere and
-// goes to the next executor by itself. What was asked for before the move is there after it, and buffers stay.
+// A call that is not idempotent ends with an error that says that it may have been executed. The next call has not
+// started anywhere and moves to the next executor by itself. Results of calls that ended before the move can still be
+// read, and buffers stay valid.
 func TestFailoverOfOtherCalls(t *testing.T) {
 	g := newGrid(t)
 	g.more()
@@ -303,7 +305,7 @@ func deadWorker(t *testing.T) (*world, *client.Lease, client.Call) {
 	return w, l, call
 }
 
-// A worker is not waited for longer than the call's context says, and comes nevertheless.
+// A call waits for a new worker no longer than its context allows. The worker is started nevertheless.
 func TestReplacementWithinTheContext(t *testing.T) {
 	if provider() == "verbs" {
 		t.Skip("only shared memory tells of a worker's death at once, and the replacing is the same")

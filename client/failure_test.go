@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// within fails unless cond holds soon enough, and returns how long it took.
+// within waits until cond holds, fails after d, and returns how long it took.
 func within(t *testing.T, d time.Duration, what string, cond func() bool) time.Duration {
 	t.Helper()
 	start := time.Now()
 	for {
-		late := time.Since(start) > d // before it looks: what held this process up held up nothing else
+		late := time.Since(start) > d // before cond: a delay of this process does not count
 		if cond() {
 			break
 		}
@@ -35,13 +35,13 @@ func within(t *testing.T, d time.Duration, what string, cond func() bool) time.D
 	return time.Since(start)
 }
 
-// watched opens processes for their ends, of which the kernel tells; gone waits for all of them.
+// watched holds pidfds of processes. gone waits until all of them have ended.
 func watched(t *testing.T, pids ...int) (gone func(d time.Duration, what string) time.Duration) {
 	t.Helper()
-	if far != "" { // no descriptor reaches there
+	if far != "" { // pidfds do not work for another machine
 		return func(d time.Duration, what string) time.Duration {
 			t.Helper()
-			const asking = 5 * time.Second // takes up to half a second for each of them
+			const asking = 5 * time.Second // each query takes up to half a second
 			return within(t, d+asking, what, func() bool { return !slices.ContainsFunc(pids, running) })
 		}
 	}
@@ -76,7 +76,7 @@ func watched(t *testing.T, pids ...int) (gone func(d time.Duration, what string)
 	}
 }
 
-// zygote returns the executor's zygote: its only child that is no worker of the lease.
+// zygote returns the executor's zygote: its only child that is not a worker of the lease.
 func zygote(t *testing.T, w *world, l *client.Lease) int {
 	t.Helper()
 	for _, pid := range withoutGuards(children(t, w.pid())) {
@@ -92,8 +92,8 @@ func zygote(t *testing.T, w *world, l *client.Lease) int {
 	return 0
 }
 
-// When an executor is killed, its zygote and workers end too. Running calls end with a named error within a second, and the lease has
-// ended: its event says that it was lost, and later calls fail with an error that asks for a new lease.
+// When an executor is killed, its zygote and workers end too. Running calls end with a specific error within a second.
+// The lease ends: its event says that it was lost, and later calls fail with an error that asks for a new lease.
 func TestExecutorKilledLeavesNothing(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	events := newRecorder()
@@ -142,8 +142,8 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 	}
 }
 
-// SIGTERM lets running calls finish, ends those that do not with a lease error after the grace, and the executor
-// exits with 0.
+// After SIGTERM running calls may finish. Calls that outlast the grace end with a lease error, and the executor exits
+// with 0.
 func TestExecutorStopsWithCallsInFlight(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
@@ -189,7 +189,7 @@ func TestExecutorStopsWithCallsInFlight(t *testing.T) {
 	}
 }
 
-// Workers live on when the zygote dies, and dead workers are replaced by another zygote.
+// Workers survive the death of the zygote, and dead workers are replaced through another zygote.
 func TestZygoteKilled(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{})
@@ -214,15 +214,15 @@ func TestZygoteKilled(t *testing.T) {
 	}
 }
 
-// A worker whose connection broke while it lives is killed and replaced: user code has closed its sockets, or the
-// descriptors of its device. On shared memory the client sees it, on verbs the executor, by looking.
+// A live worker whose connection broke is killed and replaced: user code has closed its sockets or the descriptors of
+// its device. On shared memory the client notices, on verbs the executor does.
 func TestUnreachableWorkerIsReplaced(t *testing.T) {
 	soon := time.Second
 	if provider() == "verbs" {
 		soon = 5 * time.Second // about 1 s; the machine is emulated
 	}
 	w := newWorld(t, "--pool", "0")
-	// Not descriptor 3, by which the executor would end the worker itself.
+	// Descriptor 3 stays open, because the executor would end the worker without it.
 	library := compile(t, "closes.so", `#include <stdint.h>
 #include <unistd.h>
 uint32_t closes(void *a, uint32_t n, void *r) { (void)a; (void)n; (void)r; for (int fd = 4; fd < 256; fd++) close(fd); for (;;) pause(); }
@@ -231,7 +231,7 @@ uint32_t fine(void *a, uint32_t n, void *r) { (void)a; (void)n; *(char *)r = 1; 
 	l := w.lease(t, client.LeaseOptions{Library: library})
 	closes, fine := function(t, l, "closes"), function(t, l, "fine")
 	took, next := time.Hour, time.Hour
-	for try := 0; try < 3 && (took > soon || next > 2*soon); try++ { // what else the machine does makes it longer
+	for try := 0; try < 3 && (took > soon || next > 2*soon); try++ { // other load of the machine only makes it longer
 		first := l.Worker(0).PID()
 		start := time.Now()
 		_, err := closes.Invoke(context.Background(), nil, nil)
@@ -255,7 +255,7 @@ uint32_t fine(void *a, uint32_t n, void *r) { (void)a; (void)n; *(char *)r = 1; 
 	}
 }
 
-// TestClientProcess is not a test: TestClientKilled runs it as a process of its own.
+// TestClientProcess is not a test: TestClientKilled runs it as a separate process.
 func TestClientProcess(t *testing.T) {
 	address, secret := os.Getenv("TEST_CLIENT_OF"), os.Getenv("TEST_CLIENT_SECRET")
 	if address == "" {
@@ -270,7 +270,7 @@ func TestClientProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A death that was told proves that the event stream is in place; before that a lease waits longer for its client.
+	// The event of a death shows that the event stream is open. Before that, a lease waits longer for its client.
 	victim := l.Worker(1).PID()
 	kill(t, victim, syscall.SIGKILL)
 	echo, err := l.Function("echo")
@@ -292,7 +292,7 @@ func TestClientProcess(t *testing.T) {
 	select {}
 }
 
-// A killed client's lease ends, its workers are reaped, also one in the middle of a call, and the cores are free.
+// When a client is killed, its lease ends, its workers are reaped, even during a call, and the cores are free.
 func TestClientKilled(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	cmd := exec.Command(os.Args[0], "-test.run=^TestClientProcess$")
@@ -339,7 +339,7 @@ func TestClientKilled(t *testing.T) {
 	}
 }
 
-// What was closed stays closed and says so.
+// A closed session or lease stays closed, and calls on it fail with an error that says so.
 func TestUseAfterClose(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{})

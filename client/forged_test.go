@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// forgesSource has functions that spin for ever and write to the page that the worker shares with its executor.
+// forgesSource has functions that run for ever and write to the page that the worker shares with its executor.
 const forgesSource = `
 #include <stdint.h>
 #include <stdio.h>
@@ -47,15 +47,15 @@ uint32_t idles(void *args, uint32_t size, void *res) {
 }
 `
 
-// A function that runs for ever and forges its worker's page is still ended by the call limit, because its client
-// reports that it has no answer.
+// The call limit also ends a function that runs for ever and forges its worker's page, because its client reports that
+// it has no answer.
 func TestForgedPage(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Library: compile(t, "forges.so", forgesSource, "-std=gnu11", "-O1"), CallLimit: 500 * time.Millisecond, Workers: 2})
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	var calls sync.WaitGroup
-	for i, name := range []string{"counts", "idles"} { // at once: each takes seconds
+	for i, name := range []string{"counts", "idles"} { // concurrently, because each takes seconds
 		f := function(t, l, name)
 		calls.Go(func() {
 			_, err := l.Worker(i).Invoke(ctx, f, nil, make([]byte, 8))

@@ -15,7 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// acrossSoon leases across executors, when they have registered.
+// acrossSoon leases across executors as soon as enough have registered.
 func acrossSoon(t *testing.T, s *client.Session, workers int) *client.Group {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -31,8 +31,8 @@ func acrossSoon(t *testing.T, s *client.Session, workers int) *client.Group {
 	}
 }
 
-// workerDiesBesideBusyOnes kills a worker in a call while the other executors have no free one: the call goes on at the same executor, which
-// is well, and waits for nobody.
+// workerDiesBesideBusyOnes kills a worker in a call while the other executors have no free core. The call is repeated
+// at the same executor and does not wait for the others.
 func workerDiesBesideBusyOnes(t *testing.T, g *client.Group, sleep *client.GroupFunction) {
 	t.Helper()
 	const long, less = 5 * time.Second, 4 * time.Second
@@ -74,9 +74,9 @@ func workerDiesBesideBusyOnes(t *testing.T, g *client.Group, sleep *client.Group
 	}
 }
 
-// Workers wherever they fit, as one call: all of them or none, whichever executors it takes, with the manager stopped too.
+// A lease across executors gets workers wherever they fit, all or none, also while the manager is stopped.
 func TestLeaseAcrossExecutors(t *testing.T) {
-	m, nodes, secret := cluster(t, 3) // of two cores
+	m, nodes, secret := cluster(t, 3) // each with two cores
 	s := m.session(t, secret)
 	g := acrossSoon(t, s, 5)
 	parts := g.Leases()
@@ -102,16 +102,16 @@ func TestLeaseAcrossExecutors(t *testing.T) {
 		}
 		seen[binary.LittleEndian.Uint64(out)] = true
 	}
-	if len(seen) != len(parts) { // the lowest free worker of each
+	if len(seen) != len(parts) { // a call takes the lowest free worker of each executor
 		t.Errorf("workers of %d executors were called, want %d", len(seen), len(parts))
 	}
-	// One core is left: two more workers do not fit, and nothing stays taken.
+	// One core is left. A lease of two more workers fails, and the core stays free.
 	_, err = s.LeaseAcross(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})
 	if !errors.Is(err, client.ErrBusy) || !strings.Contains(err.Error(), "2 workers") {
 		t.Errorf("more than there is: %v", err)
 	}
 	within(t, 20*time.Second, "one core is free", func() bool { return m.freeCores(t, secret) == 1 })
-	// An executor dies: the other parts go on.
+	// When an executor dies, the other parts of the lease go on.
 	lost := -1
 	for i, n := range nodes {
 		if n.Address == parts[0].Executor() {
@@ -125,7 +125,7 @@ func TestLeaseAcrossExecutors(t *testing.T) {
 	workerDiesBesideBusyOnes(t, g, sleep)
 	flying := make(chan error, g.Workers())
 	var killed atomic.Bool
-	for range cap(flying) { // one call after the other, so that there is one whenever the executor dies
+	for range cap(flying) { // back to back, so that a call is in progress when the executor dies
 		go func() {
 			out := make([]byte, 8)
 			var err error

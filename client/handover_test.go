@@ -18,7 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// handOver makes an executor continue as the program that is installed, and waits until that one is ready.
+// handOver makes an executor continue as the installed program, and waits until that program is ready.
 func (d *daemon) handOver(t testing.TB) {
 	t.Helper()
 	for len(d.readied) > 0 {
@@ -36,7 +36,8 @@ func (d *daemon) handOver(t testing.TB) {
 	}
 }
 
-// callAlways calls echo on a worker until stop is called, which returns the number of calls. A failed call fails the test.
+// callAlways calls echo on a worker until stop is called, which returns the number of calls. A failed call fails the
+// test.
 func callAlways(t testing.TB, w *client.Worker, f *client.Function) (stop func() uint64) {
 	var calls atomic.Uint64
 	ctx, cancel := context.WithCancel(context.Background())
@@ -149,7 +150,8 @@ func TestHandoverKeepsLeases(t *testing.T) {
 	}
 }
 
-// TestHandoverNoticesDeaths kills a worker around the time of a handover. Its client learns it, and gets another worker.
+// TestHandoverNoticesDeaths kills a worker around the time of a handover. Its client is notified and gets another
+// worker.
 func TestHandoverNoticesDeaths(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Duration: 10 * time.Minute})

@@ -23,7 +23,7 @@ import (
 
 var objects = leakcheck.Objects(dataplane.Live)
 
-// compiled makes the directory of the programs and libraries that tests compile.
+// compiled creates the directory for programs and libraries that tests compile.
 var compiled = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "rfaas-client-test") })
 
 func TestMain(m *testing.M) {
@@ -59,16 +59,16 @@ const managerProgram = "bin/resource-manager"
 type daemon struct {
 	t          testing.TB
 	cmd        *exec.Cmd
-	far        int // its process on the other machine, 0: it is on this one
+	far        int // its process on the other machine; 0: it runs on this one
 	Address    string
 	done       chan struct{} // closed when it has ended
 	registered chan struct{} // closed when an executor has registered
-	readied    chan string   // receives the line of each program that is ready in the process, the first included
+	readied    chan string   // receives the line of each program that becomes ready in the process, including the first
 	refused    chan string   // receives the line of each refused handover
 }
 
-// daemonCommand runs a daemon on a free loopback port, or on one of two machines: where tests/remote serves, at
-// RFAAS_TEST_REMOTE. A resource manager runs there if RFAAS_TEST_MANAGER says so, else here.
+// daemonCommand returns a command that runs a daemon on a free port: on loopback or, with RFAAS_TEST_REMOTE, on the
+// machine where tests/remote serves. A resource manager runs there only if RFAAS_TEST_MANAGER is "there".
 func daemonCommand(t testing.TB, program, secret string, args []string) *exec.Cmd {
 	line := append([]string{built(t, program), "--listen", "127.0.0.1:0", "--secret-file", secret}, args...)
 	switch {
@@ -88,10 +88,10 @@ func daemonCommand(t testing.TB, program, secret string, args []string) *exec.Cm
 	return exec.Command(line[0], line[1:]...)
 }
 
-// checked are the tests at whose end leaks are looked for.
+// checked has the tests that check for leaks at their end.
 var checked sync.Map
 
-// checkLeaks has the test fail if at its end there is more of anything than now, the first time that it is called.
+// checkLeaks makes a test fail if more resources are in use at its end than at the first call.
 func checkLeaks(t testing.TB) {
 	t.Helper()
 	if _, again := checked.LoadOrStore(t.Name(), true); !again {
@@ -100,7 +100,7 @@ func checkLeaks(t testing.TB) {
 	}
 }
 
-// start runs a daemon and returns when it is ready. It is stopped with the test.
+// start runs a daemon and waits until it is ready. The daemon ends with the test.
 func start(t testing.TB, program, secret string, args ...string) *daemon {
 	t.Helper()
 	checkLeaks(t)
@@ -174,7 +174,7 @@ func (d *daemon) joined(t testing.TB) *daemon {
 	return d
 }
 
-// provider is what these tests run on: RFAAS_TEST_PROVIDER, else shm.
+// provider returns the provider of these tests: RFAAS_TEST_PROVIDER, else shm.
 func provider() string {
 	if p := os.Getenv("RFAAS_TEST_PROVIDER"); p != "" {
 		return p
@@ -192,13 +192,13 @@ type world struct {
 	session *client.Session
 }
 
-// secretFile is a secret of the test's own, or the one that both machines have.
+// secretFile returns the path of a new secret, or of the secret that both machines share.
 func secretFile(t testing.TB) string {
 	return cmp.Or(os.Getenv("RFAAS_TEST_SECRET"), filepath.Join(t.TempDir(), "secret"))
 }
 
-// newWorld starts an executor that lends two cores. With RFAAS_TEST_MANAGER ("here", "there") the session finds it by a
-// resource manager.
+// newWorld starts an executor that lends two cores. If RFAAS_TEST_MANAGER is "here" or "there", the session finds it
+// through a resource manager.
 func newWorld(t testing.TB, args ...string) *world {
 	t.Helper()
 	checkLeaks(t)
@@ -234,7 +234,7 @@ func (w *world) connect(t testing.TB, o client.Options) *client.Session {
 	return s
 }
 
-// lease takes a lease of the test functions; Adaptive unless the options say otherwise.
+// lease takes a lease of the test functions, in mode Adaptive unless the options set another.
 func (w *world) lease(t testing.TB, o client.LeaseOptions) *client.Lease {
 	t.Helper()
 	if o.Library == "" {
@@ -247,7 +247,7 @@ func (w *world) lease(t testing.TB, o client.LeaseOptions) *client.Lease {
 	return l
 }
 
-// ends waits for the end of something that has been brought about: no longer than a while.
+// ends returns the next value from c and fails if none comes within 20 s.
 func ends[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
 	select {

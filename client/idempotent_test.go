@@ -12,7 +12,8 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// An idempotent call survives the death of its worker, and one that always kills its worker is made as often as permitted.
+// An idempotent call survives the death of its worker. A call that always kills its worker is repeated as often as
+// permitted.
 func TestIdempotent(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
@@ -43,7 +44,7 @@ func TestIdempotent(t *testing.T) {
 		t.Errorf("the same, made again twice, killed %d", n)
 	}
 
-	// Two attempts go to the two workers, since the first one is still asleep, and the context's own deadline ends the third.
+	// The first worker is still busy, so two attempts go to the two workers. The context's deadline ends the third.
 	const whole, attempt, long = 1200 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond
 	before, began := l.Statistics().Repeated, time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), whole)
@@ -58,13 +59,13 @@ func TestIdempotent(t *testing.T) {
 	}
 	release(t, l)
 
-	l = w.lease(t, client.LeaseOptions{Workers: 2}) // of which nobody is still asleep
+	l = w.lease(t, client.LeaseOptions{Workers: 2}) // both workers are idle
 	sleep = function(t, l, "sleep_ns")
 	victims := [2]int{l.Worker(0).PID(), l.Worker(1).PID()}
 	ended := make(chan error, 1)
 	out := make([]byte, 8)
 	var killed atomic.Bool
-	go func() { // one call after the other, so that there is one when the worker dies
+	go func() { // back to back, so that a call is in progress when the worker dies
 		var err error
 		for err == nil && !killed.Load() {
 			clear(out)
@@ -88,7 +89,7 @@ func TestIdempotent(t *testing.T) {
 	}
 }
 
-// An attempt of a submitted call that takes too long counts as ended and is made again, also where it had the only slot.
+// An attempt of a submitted call that takes too long counts as ended and is repeated, even if it had the only slot.
 func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 	const attempt, long = 100 * time.Millisecond, 2 * time.Second
 	w := newWorld(t)
@@ -104,7 +105,8 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 				}
 				return c
 			}
-			// Enough attempts to outlast the call that keeps the worker busy, and a short one that comes back in time.
+			// There are enough attempts to outlast the call that keeps the worker busy. The repeated call is short and
+			// is answered in time.
 			ctx, cancel := context.WithTimeout(client.IdempotentWithin(t.Context(), 100, attempt), 20*time.Second)
 			defer cancel()
 			quick := submit(ctx, time.Microsecond)
@@ -123,7 +125,7 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 			if err := slow.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			// The call is made again as soon as there is a slot.
+			// The call is repeated as soon as a slot is free.
 			if took := time.Since(began); took < 2*attempt || depth > 1 && took >= long {
 				t.Errorf("two attempts that may take %v were waited for %v", attempt, took)
 			}
@@ -140,11 +142,12 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 			if _, err := slow.Result(out); !errors.Is(err, client.ErrInvalid) {
 				t.Errorf("asked for twice: %v", err)
 			}
-			// Behind what the worker still does: attempts that are given up in its queue, and then one that is answered.
+			// Some attempts are given up while they are queued behind the worker's current call. A later one is
+			// answered.
 			if n, err := l.Worker(0).Invoke(ctx, sleep, u64(uint64(time.Millisecond)), out); err != nil || n != 8 || binary.LittleEndian.Uint64(out) != uint64(time.Millisecond) {
 				t.Errorf("behind a slow call: %d, %x, %v", n, out, err)
 			}
-			// Without a bound Wait waits.
+			// Wait has no bound if the context has none.
 			c := submit(client.Idempotent(t.Context(), 1), long)
 			if ended, err := c.Test(); ended || err != nil {
 				t.Errorf("%v, %v", ended, err)
@@ -154,7 +157,7 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 	}
 }
 
-// alive says whether a call on worker i ends well.
+// alive reports whether a call on worker i succeeds.
 func alive(l *client.Lease, i int) bool {
 	echo, err := l.Function("echo")
 	if err != nil {

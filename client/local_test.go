@@ -31,7 +31,7 @@ func TestLocal(t *testing.T) {
 	if _, err := pid.Invoke(t.Context(), nil, out); err != nil || binary.LittleEndian.Uint64(out) != uint64(os.Getpid()) {
 		t.Errorf("it ran in process %x, %v", out[:8], err)
 	}
-	// One at a time: the counter is not protected.
+	// Functions run one at a time, else the unprotected counter would be wrong.
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
@@ -55,7 +55,7 @@ func TestLocal(t *testing.T) {
 	if _, err := echo.Invoke(t.Context(), make([]byte, 2<<20+1), out); !errors.As(err, &e) || e.Status != client.StatusTooLarge || e.Started {
 		t.Errorf("too large a payload: %v", err)
 	}
-	if n, err := function(t, l, "fail").Invoke(t.Context(), nil, out); err != nil || n != 0 { // prints, here
+	if n, err := function(t, l, "fail").Invoke(t.Context(), nil, out); err != nil || n != 0 { // prints to this process's output
 		t.Errorf("fail: %d, %v", n, err)
 	}
 	if _, err := l.Function("ecko"); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), `"ecko"`) {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// far is where tests/remote serves on the machine of the executors, empty where there is one machine.
+// far is the address of tests/remote on the machine of the executors, empty if there is only one machine.
 var far = os.Getenv("RFAAS_TEST_REMOTE")
 
 const remoteProgram = "build/twovm/remote"
@@ -32,7 +32,7 @@ func farShell(script string) ([]byte, error) {
 	return out, err
 }
 
-// readProc reads a file of /proc of the machine of the executors; an error is as if the file were not there.
+// readProc reads a file in /proc on the machine of the executors. An error counts as a missing file.
 func readProc(pid int, file string) ([]byte, error) {
 	path := fmt.Sprintf("/proc/%d/%s", pid, file)
 	if far != "" {
@@ -57,7 +57,7 @@ func kill(t testing.TB, pid int, s syscall.Signal) {
 	}
 }
 
-// children returns the living processes that an executor's spawner has started: zygote, workers and their guards.
+// children returns the live processes that an executor's spawner has started: zygote, workers and their guards.
 func children(t *testing.T, executor int) []int {
 	t.Helper()
 	for _, pid := range childrenOf(t, executor) {
@@ -107,14 +107,15 @@ func withoutGuards(pids []int) (list []int) {
 	return list
 }
 
-// running says whether a process runs; a zombie does not.
+// running reports whether a process runs. A zombie does not.
 func running(pid int) bool {
 	b, err := readProc(pid, "stat")
 	_, rest, ok := strings.Cut(string(b), ") ")
 	return err == nil && ok && rest[0] != 'Z' && rest[0] != 'X'
 }
 
-// fixedManager is an address at which one resource manager after the other may listen, on the machine where managers run.
+// fixedManager is an address, on the managers' machine, at which several resource managers can listen one after the
+// other.
 func fixedManager(t testing.TB) string {
 	t.Helper()
 	if far == "" {
@@ -127,10 +128,10 @@ func fixedManager(t testing.TB) string {
 			t.Fatal(err)
 		}
 	}
-	return net.JoinHostPort(host, "7464") // nobody else is on these machines
+	return net.JoinHostPort(host, "7464") // nothing else listens on these machines
 }
 
-// pid is the daemon's process on its machine.
+// pid returns the daemon's process id on its machine.
 func (d *daemon) pid() int {
 	if d.far != 0 {
 		return d.far
@@ -138,7 +139,8 @@ func (d *daemon) pid() int {
 	return d.cmd.Process.Pid
 }
 
-// signal sends a signal to the daemon, and not to what runs it on another machine. One that has ended is left alone.
+// signal sends a signal to the daemon itself, not to the program that runs it on another machine. It ignores a daemon
+// that has ended.
 func (d *daemon) signal(s syscall.Signal) {
 	d.t.Helper()
 	var err error

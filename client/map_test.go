@@ -57,7 +57,7 @@ func TestWaitAny(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
 	sleep, echo := function(t, l, "sleep_ns"), function(t, l, "echo")
-	calls := make([]client.Call, 3) // the zero Call is passed over
+	calls := make([]client.Call, 3) // a zero Call is ignored
 	for i, d := range []time.Duration{time.Second, time.Microsecond} {
 		var err error
 		if calls[i], err = l.Worker(i).Submit(t.Context(), sleep, u64(uint64(d)), 8); err != nil {
@@ -65,7 +65,7 @@ func TestWaitAny(t *testing.T) {
 		}
 	}
 	out := make([]byte, 8)
-	for range 2 { // the second time it is known
+	for range 2 { // the second time the executor knows the library
 		if i, err := client.WaitAny(t.Context(), calls); i != 1 || err != nil {
 			t.Fatal(i, err)
 		}
@@ -89,7 +89,7 @@ func TestWaitAny(t *testing.T) {
 	if i, err := client.WaitAny(t.Context(), make([]client.Call, 2)); i != -1 || err != nil {
 		t.Errorf("none: %d, %v", i, err)
 	}
-	// The deadline of the context is the call's.
+	// The context's deadline applies to the call.
 	short, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
 	c, err := l.Worker(0).Submit(short, sleep, u64(uint64(time.Second)), 8)
@@ -107,7 +107,7 @@ func TestWaitAny(t *testing.T) {
 	}
 }
 
-// Goroutines that wait for a worker take no threads, and leave when their contexts or the lease end.
+// Goroutines that wait for a worker occupy no threads, and stop waiting when their contexts or the lease end.
 func TestManyGoroutinesFewThreads(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{WaitMode: client.Warm})
@@ -187,10 +187,10 @@ func TestLeaseAtAPlace(t *testing.T) {
 	}
 }
 
-// An operation returns with its context, and what it was about is given back in the background.
+// An operation returns when its context ends. Its resources are released in the background.
 func TestOperationsEndWithTheirContexts(t *testing.T) {
 	w := newWorld(t)
-	release(t, w.lease(t, client.LeaseOptions{})) // the executor has the library
+	release(t, w.lease(t, client.LeaseOptions{})) // now the executor has the library
 	w.signal(syscall.SIGSTOP)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -23,7 +23,7 @@ func ofiWorld(t *testing.T, args ...string) *world {
 	return w
 }
 
-// Calls of all sizes, a worker that dies and the next one, on libfabric's tcp.
+// Calls of all sizes and the replacement of a dead worker work over libfabric's tcp.
 func TestOFI(t *testing.T) {
 	w := ofiWorld(t)
 	w.session = w.connect(t, client.Options{Executor: w.Address, Provider: "ofi"})
@@ -56,7 +56,7 @@ func TestOFI(t *testing.T) {
 	}
 }
 
-// A worker on ofi over tcp has what libfabric needs, sendmsg and accept on sockets that are open, and no more.
+// A worker on ofi over tcp may use what libfabric needs, which is sendmsg and accept on open sockets, and no more.
 func TestOFISandbox(t *testing.T) {
 	w := ofiWorld(t, "--sandbox", "on")
 	w.session = w.connect(t, client.Options{Executor: w.Address, Provider: "ofi"})
@@ -79,7 +79,7 @@ func TestOFISandbox(t *testing.T) {
 func TestOFIByAuto(t *testing.T) {
 	w := ofiWorld(t)
 	for _, c := range []struct{ ofi, encryption, want string }{{"", "on", "tcp"}, {"tcp", "on", "ofi"}, {"tcp", "require", "tcp"}} {
-		// A process of its own, since the agent reads the environment once.
+		// In a separate process, because the agent reads the environment only once.
 		cmd := exec.CommandContext(t.Context(), built(t, "bin/rfaas"), "invoke", built(t, "build/functions/echo.so"), "echo", "--json")
 		cmd.Env = append(os.Environ(), "RFAAS_SECRET_FILE="+w.secret, "RFAAS_EXECUTOR="+w.Address, "RFAAS_MANAGER=", "RFAAS_PROVIDER=auto",
 			"RFAAS_OFI_PROVIDER="+c.ofi, "RFAAS_DATA_ENCRYPTION="+c.encryption)
@@ -97,7 +97,7 @@ func TestOFIByAuto(t *testing.T) {
 	}
 }
 
-// What a client or an executor that cannot use ofi says.
+// Errors of a client or an executor that cannot use ofi.
 func TestOFIMissing(t *testing.T) {
 	w := ofiWorld(t)
 	const library = "RFAAS_LIBFABRIC=libfabric-that-is-not-there.so.1"

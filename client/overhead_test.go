@@ -12,8 +12,9 @@ import (
 	"github.com/rfaas-go/rfaas/tests/ccalls"
 )
 
-// A call from Go takes little longer than rfaas_invoke from C, on the same lease and thread. The figure is the median of
-// interleaved pairs. With far processors it is smaller, because the worker's line is on its way meanwhile.
+// A call from Go takes little longer than rfaas_invoke from C on the same lease and thread. The figure is the median of
+// interleaved pairs. It is smaller between distant processors, because the transfer of the worker's cache line overlaps
+// with the work in Go.
 func TestGoAddsLittle(t *testing.T) {
 	const calls = 5000
 	pairs := 11

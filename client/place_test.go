@@ -16,14 +16,14 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// cluster is a manager and executors of two cores.
+// cluster starts a manager and executors of two cores each.
 func cluster(t *testing.T, executors int) (manager *daemon, nodes []*daemon, secret string) {
 	t.Helper()
 	secret = secretFile(t)
 	manager = start(t, "bin/resource-manager", secret, "--heartbeat", "250ms", "--executors", "64")
 	for range executors {
 		nodes = append(nodes, start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", manager.Address,
-			"--sandbox", "off")) // workers are told apart by the process that they say they are
+			"--sandbox", "off")) // the tests tell workers apart by the process ids that they report
 	}
 	return manager, nodes, secret
 }
@@ -34,7 +34,7 @@ func (d *daemon) session(t *testing.T, secret string) *client.Session {
 	return w.connect(t, client.Options{Manager: d.Address})
 }
 
-// freeCores is what the manager's memory says of all executors.
+// freeCores returns the free cores of all executors, as read from the manager's memory.
 func (d *daemon) freeCores(t *testing.T, secret string) (free int) {
 	t.Helper()
 	out, err := exec.Command(built(t, "bin/rfaas"), "executors", "--json", "--manager", d.Address, "--secret-file", secret).Output()
@@ -69,14 +69,15 @@ func leaseSoon(t *testing.T, s *client.Session, workers int) *client.Lease {
 	}
 }
 
-// Executors are found in the manager's memory: also while it is stopped. One that is full refuses, and the next is asked.
+// Clients find executors in the manager's memory, also while the manager is stopped. If an executor is full, the client
+// asks the next one.
 func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
 	m, nodes, secret := cluster(t, 2)
 	s := m.session(t, secret)
 	used := map[string]bool{}
 	first := leaseSoon(t, s, 1) // now the board can be read
 	used[first.Executor()] = true
-	second := leaseSoon(t, m.session(t, secret), 2) // both executors are there
+	second := leaseSoon(t, m.session(t, secret), 2) // now both executors have registered
 	used[second.Executor()] = true
 	if len(used) != 2 {
 		t.Errorf("executors used: %v", used)
@@ -84,13 +85,14 @@ func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
 	if err := errors.Join(first.Release(context.Background()), second.Release(context.Background())); err != nil {
 		t.Fatal(err)
 	}
-	// The executors' lines say so a little later; without a free core in the board the client would ask the manager.
+	// The executors' board lines follow a little later. If the board shows no free core, the client would ask the
+	// manager.
 	within(t, 20*time.Second, "every core is free in the board", func() bool { return m.freeCores(t, secret) == 2*len(nodes) })
 	m.signal(syscall.SIGSTOP)
 	defer m.signal(syscall.SIGCONT)
 	clear(used)
 	var leases []*client.Lease
-	for range 4 { // all that there is
+	for range 4 { // all cores
 		l := leaseSoon(t, s, 1)
 		used[l.Executor()] = true
 		leases = append(leases, l)
@@ -110,8 +112,9 @@ func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
 	}
 }
 
-// Over tcp the manager's process serves its memory. While it is stopped, reads fail within a bound, a request for a lease ends in an error
-// that names the manager, and existing leases go on. When it continues, executors are found again.
+// Over tcp the manager's process serves its memory. While it is stopped, reads fail within a bound, and a request for a
+// lease fails with an error that names the manager. Existing leases continue. When the manager continues, clients find
+// executors again.
 func TestPlacementByTCP(t *testing.T) {
 	secret := secretFile(t)
 	m := start(t, managerProgram, secret, "--providers", "tcp", "--heartbeat", "250ms", "--executors", "64")
@@ -144,7 +147,7 @@ func TestPlacementByTCP(t *testing.T) {
 	}
 }
 
-// allStopped reports whether all threads of a process are stopped. A signal reaches them one after the other.
+// allStopped reports whether all threads of a process are stopped. A signal stops them one after the other.
 func allStopped(pid int) bool {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, task := range tasks {
@@ -156,7 +159,7 @@ func allStopped(pid int) bool {
 	return len(tasks) > 0
 }
 
-// A manager that was killed and started anew is found again.
+// Clients find a manager again that was killed and restarted.
 func TestPlacementAfterAManagerRestart(t *testing.T) {
 	secret, address := secretFile(t), fixedManager(t)
 	manager := func() *daemon {
@@ -170,7 +173,7 @@ func TestPlacementAfterAManagerRestart(t *testing.T) {
 	m.signal(syscall.SIGKILL)
 	<-m.done
 	manager()
-	f := function(t, l, "echo") // the lease goes on
+	f := function(t, l, "echo") // the lease continues
 	if _, err := f.Invoke(context.Background(), []byte("x"), make([]byte, 1)); err != nil {
 		t.Error(err)
 	}

@@ -24,7 +24,7 @@ func hostile(t *testing.T) string {
 	return compile(t, "hostile.so", "", "testdata/hostile.c", "testdata/hostile_limits.c", "-std=gnu11", "-D_GNU_SOURCE", "-O1")
 }
 
-// try calls a hostile function with a text and returns what it says: nothing, if all that it tried was refused.
+// try calls a hostile function with a text and returns which attempts succeeded, "" if none did.
 func try(t *testing.T, l *client.Lease, name, arg string) string {
 	t.Helper()
 	out := make([]byte, 4096)
@@ -35,10 +35,10 @@ func try(t *testing.T, l *client.Lease, name, arg string) string {
 	return string(out[:n])
 }
 
-// pooled takes a lease whose worker waited for it, if the executor's pool is of one worker.
+// pooled takes a lease with a pooled start from an executor whose pool has one worker.
 func pooled(t *testing.T, w *world, pool string, o client.LeaseOptions) *client.Lease {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // the pool has just been told to fill
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // the pool fills in the background
 		late := time.Now().After(end)
 		l := w.lease(t, o)
 		if pool == "0" || l.Start() == client.StartPooled {
@@ -50,7 +50,7 @@ func pooled(t *testing.T, w *world, pool string, o client.LeaseOptions) *client.
 	}
 }
 
-// processNamed finds a process by its name; 0 if there is none.
+// processNamed returns the id of a process with a name, 0 if there is none.
 func processNamed(name string) int {
 	comms, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, file := range comms {
@@ -62,7 +62,7 @@ func processNamed(name string) int {
 	return 0
 }
 
-// segment makes a System V segment in this process's namespace.
+// segment creates a System V segment in this process's namespace.
 func segment(t *testing.T) int {
 	t.Helper()
 	id, err := unix.SysvShmGet(unix.IPC_PRIVATE, 4096, unix.IPC_CREAT|0o666)
@@ -73,8 +73,8 @@ func segment(t *testing.T) int {
 	return id
 }
 
-// Every restriction of the sandbox, and a function that tries to break it, on a worker that is cloned for its lease and on one
-// that waited for it.
+// For every restriction of the sandbox a function tries to break it, on a worker that is cloned for its lease and on a
+// pooled one.
 func TestSandbox(t *testing.T) {
 	library := hostile(t)
 	secretFile := filepath.Join(t.TempDir(), "of-the-executor")
@@ -82,7 +82,7 @@ func TestSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	ids := fmt.Sprint(segment(t))
-	const variable = "CLOUD_ACCESS_KEY" // of the executor's environment
+	const variable = "CLOUD_ACCESS_KEY" // in the executor's environment
 	t.Setenv(variable, "x")
 	// Where a test runs as another user than root it is the namespace of that user: ids are its own.
 	for _, pool := range []string{"0", "1"} {
@@ -116,9 +116,9 @@ func TestSandbox(t *testing.T) {
 	}
 }
 
-// Nothing that a function starts outlives its worker, however it hides.
+// No process that a function starts outlives its worker, however it hides.
 func TestLeftBehindEndsWithWorker(t *testing.T) {
-	w := newWorld(t, "--sandbox", "on", "--cache-time", "0s") // one that is cached is frozen with all that it has started
+	w := newWorld(t, "--sandbox", "on", "--cache-time", "0s") // a cached worker would be frozen with all its processes
 	l := w.lease(t, client.LeaseOptions{Library: hostile(t)})
 	const name = "rfaas-leftover"
 	if got := try(t, l, "leaves_behind", name); got != "" {
@@ -131,20 +131,20 @@ func TestLeftBehindEndsWithWorker(t *testing.T) {
 	if err := l.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The answer to a release comes when nothing is left.
+	// The release is answered when no process is left.
 	if running(pid) {
 		t.Errorf("process %d outlives its worker", pid)
 	}
 }
 
-// Two leases do not see each other: neither files nor users.
+// Two leases share neither files nor users.
 func TestSandboxesAreApart(t *testing.T) {
 	w := newWorld(t, "--sandbox", "on")
 	library := hostile(t)
 	first := w.lease(t, client.LeaseOptions{Library: library})
 	second := w.lease(t, client.LeaseOptions{Library: library})
 	for _, l := range []*client.Lease{first, second} {
-		if got := try(t, l, "has_tmp", ""); got != "" { // each finds it empty
+		if got := try(t, l, "has_tmp", ""); got != "" { // each lease has an empty /tmp
 			t.Error(got)
 		}
 	}
@@ -156,7 +156,7 @@ func TestSandboxesAreApart(t *testing.T) {
 	}
 }
 
-// uidOf is the real user id of a process.
+// uidOf returns the real user id of a process.
 func uidOf(t *testing.T, pid int) string {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -167,9 +167,9 @@ func uidOf(t *testing.T, pid int) string {
 	return strings.Fields(string(rest))[0]
 }
 
-// Paths of the settings are seen, read-only, and no others.
+// Only the configured paths are visible, and read-only.
 func TestSandboxPaths(t *testing.T) {
-	dir, err := os.MkdirTemp("/var/tmp", "rfaas-sandbox") // /tmp is every worker's own
+	dir, err := os.MkdirTemp("/var/tmp", "rfaas-sandbox") // not in /tmp, which is private to each worker
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,13 +193,13 @@ func TestSandboxPaths(t *testing.T) {
 	}
 }
 
-// Without a sandbox the same functions get through: what the tests above look at is there.
+// Without a sandbox the same functions succeed, so they do try what the tests above check.
 func TestHostileWithoutSandbox(t *testing.T) {
 	const variable = "CLOUD_ACCESS_KEY"
 	t.Setenv(variable, "x")
 	w := newWorld(t, "--sandbox", "off", "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{Library: hostile(t)})
-	for name, arg := range map[string]string{"network": "", "descriptors": "3", "environment": variable} { // what does no damage
+	for name, arg := range map[string]string{"network": "", "descriptors": "3", "environment": variable} { // only harmless ones
 		if got := try(t, l, name, arg); got == "" {
 			t.Errorf("%s finds nothing to do", name)
 		}
@@ -210,9 +210,9 @@ func TestHostileWithoutSandbox(t *testing.T) {
 	}
 }
 
-// Memory counts for the worker whoever of its processes uses it, and shared memory too, where the node has control groups: of a
-// worker that is cloned for its lease, of one whose group was limited for a lease of the default memory before there was one, and of
-// one whose limit the lease changes.
+// Where the node has control groups, the memory limit counts all processes of a worker and its shared memory. It holds
+// for a worker that is cloned for its lease, for a pooled one that was limited to the default memory before its lease,
+// and for one whose limit the lease changes.
 func TestSandboxMemory(t *testing.T) {
 	_, v1 := os.Stat("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 	v2, _ := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
