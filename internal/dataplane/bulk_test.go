@@ -30,8 +30,8 @@ func memoryFile(t *testing.T, size, at int64, data []byte) *os.File {
 	return f
 }
 
-// TestFile reads a memory file through a bulk connection: ranges that end inside a piece, one beyond 4 GiB, and one beyond the file.
-func TestFile(t *testing.T) {
+// TestFileOfProvider reads a memory file through a bulk connection: ranges that end inside a piece, one beyond 4 GiB, and one beyond the file.
+func TestFileOfProvider(t *testing.T) {
 	providers(t, func(t *testing.T, provider string) {
 		size, at := int64(5<<30), int64(9<<29)
 		if provider == Verbs { // its driver pins all pages

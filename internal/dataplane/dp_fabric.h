@@ -326,7 +326,8 @@ int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp
 int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
                   dp_error *err);
 /* dp_mem_file registers a memory file that the caller has mapped whole at `map` and keeps mapped, for remote reading. The file is sealed
- * against shrinking and growing: shm gives peers a descriptor that is opened for reading. The caller keeps fd. */
+ * against shrinking and growing: shm gives peers a descriptor that is opened for reading. On verbs before Linux 6.2, the region is a copy of
+ * the file. The caller keeps fd. */
 int dp_mem_file(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err);
 void dp_mem_free(dp_mem *m);
 

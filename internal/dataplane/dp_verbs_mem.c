@@ -10,8 +10,8 @@
 typedef struct dpv_mem {
     dp_mem base;
     struct ibv_mr *mr;
-    void *map;      /* NULL for the caller's memory */
-    size_t map_len; /* guard page included */
+    void *map;      /* what dpv_mem_free unmaps; NULL for the caller's memory */
+    size_t map_len; /* of an allocation: guard page included */
 } dpv_mem;
 
 int dpv_domain_create(dp_dev *dev, dp_domain **out, dp_error *err) {
@@ -76,9 +76,31 @@ int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access
     return register_memory(base, addr, size, access, IBV_ACCESS_LOCAL_WRITE, out, err);
 }
 
+/* Linux before 6.2 asks for the right to write to the pages that it pins, also for a region that peers only read. It refuses a shared mapping
+ * of a sealed file with EFAULT. There, a private mapping is registered instead: the kernel copies the file's pages when it pins them, so the
+ * file's memory is used twice until the region is freed. */
 int dpv_mem_file(dp_domain *base, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err) {
-    (void)fd;
-    return register_memory(base, map, size, DP_REMOTE_READ, 0, out, err);
+    dp_error first = {0};
+    int st = register_memory(base, map, size, DP_REMOTE_READ, 0, out, &first);
+    if (st != DP_OK && first.sys_errno != EFAULT && err)
+        *err = first;
+    if (st == DP_OK || first.sys_errno != EFAULT)
+        return st;
+    if (size / (uint64_t)sysconf(_SC_PAGESIZE) > (uint64_t)sysconf(_SC_AVPHYS_PAGES))
+        return dp_fail(err, DP_FATAL, ENOMEM, "register file: %llu bytes exceed this machine's free memory, and before Linux 6.2 verbs needs a copy",
+                       (unsigned long long)size);
+    void *private = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    if (private == MAP_FAILED)
+        return dp_fail(err, DP_FATAL, errno, "register file: mmap of %llu bytes", (unsigned long long)size);
+    st = register_memory(base, private, size, DP_REMOTE_READ, 0, out, err);
+    if (st != DP_OK) {
+        munmap(private, size);
+        return st;
+    }
+    dpv_mem *m = (dpv_mem *)*out;
+    m->map = private;
+    m->map_len = size;
+    return DP_OK;
 }
 
 char *dp_region_map(uint64_t size, int filled, uint64_t *len) {

@@ -88,8 +88,8 @@ func (d *Domain) Window(whole *Memory, offset, size uint64, access Access) (*Mem
 	return &m, nil
 }
 
-// File makes a memory file of size bytes readable by peers, without a copy. It must be sealed against shrinking and growing. The caller may
-// close f.
+// File makes a memory file of size bytes readable by peers, without a copy, except on verbs before Linux 6.2. It must be sealed against
+// shrinking and growing. The caller may close f.
 func (d *Domain) File(f *os.File, size uint64) (*Memory, error) {
 	if size == 0 || size > math.MaxInt {
 		return nil, &Error{Op: "register file", Status: StatusInvalid, Detail: fmt.Sprintf("%d bytes", size)}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -49,6 +50,10 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchConnect+time.Duration(float64(size)/fetchRate*float64(time.Second)),
 		errors.New("the transfer took too long"))
 	defer cancel()
+	if req.GetProvider() == dataplane.Verbs {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+	}
 	began := time.Now()
 	var source *fetchSource
 	known, err := e.tables.add(ctx, h, codeOwner(ctx), size, func() (io.Reader, error) {
@@ -67,7 +72,11 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 	return stream.Send(&control.FetchReply{Done: true})
 }
 
-// fetchDevices are the devices by which tables are read. Each is opened when it is first needed. Safe for concurrent use.
+// fetchDevices are the devices of shm and tcp by which tables are read. Each is opened when it is first needed. Safe for concurrent use.
+//
+// On verbs each transfer opens a device of its own, on the thread that uses it: soft-RoCE posts by a system call, which the kernel refuses to a
+// thread with other credentials than the one that opened the device. Threads of an executor that has given up root have equal credentials, but
+// not the same.
 type fetchDevices struct {
 	mu      sync.Mutex
 	open    map[string]*dataplane.Device
@@ -102,6 +111,9 @@ func (d *fetchDevices) remove(s *fetchSource) {
 }
 
 func (d *fetchDevices) get(provider string, open func() (*dataplane.Device, error)) (*dataplane.Device, error) {
+	if provider == dataplane.Verbs {
+		return open()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if dev := d.open[provider]; dev != nil {
@@ -153,6 +165,7 @@ func (e *Executor) fetchDevice(provider string) (*dataplane.Device, error) {
 type fetchSource struct {
 	e      *Executor
 	ctx    context.Context
+	device *dataplane.Device // nil, or the transfer's own
 	domain *dataplane.Domain
 	conn   *dataplane.Conn
 	from   *control.MemoryRef
@@ -167,6 +180,9 @@ func (e *Executor) connectSource(ctx context.Context, req *control.FetchRequest,
 	}
 	dev, err := e.fabric.get(req.GetProvider(), func() (*dataplane.Device, error) { return e.fetchDevice(req.GetProvider()) })
 	if err == nil {
+		if req.GetProvider() == dataplane.Verbs {
+			s.device = dev
+		}
 		s.domain, err = dev.NewDomain()
 	}
 	if err == nil {
@@ -270,6 +286,9 @@ func (s *fetchSource) close() {
 	}
 	if s.domain != nil {
 		s.domain.Close()
+	}
+	if s.device != nil {
+		s.device.Close()
 	}
 	s.e.fabric.remove(s)
 }
