@@ -97,7 +97,7 @@ headline-table: programs # README's table and plot from benchmarks/headline as i
 # ---------------------------------------------------------------------------------------------- building
 
 .PHONY: build programs spawner agent worker library headers examples
-build: programs worker library headers man fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
+build: programs bin/rfaas-cc worker library headers man fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
 
 PROGRAMS := executor resource-manager rfaas rfaas-bench
 
@@ -115,6 +115,11 @@ programs: worker spawner agent
 	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o bin/ $(PROGRAMS:%=./cmd/%)
 bin/rfaas bin/rfaas-bench: programs
 	@:
+
+bin/rfaas-cc: scripts/rfaas-cc build/version
+	$(call say,COPY,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)sed 's|@VERSION@|$(VERSION)|' $< >$@ && chmod 755 $@
 
 # The part of an executor that stays root. It is built without cgo, so that no C library is loaded into it.
 spawner: # libexec/rfaas-spawner
@@ -576,7 +581,7 @@ BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 # Fortran sources, and those that a program compiles with its own MPI.
 FORTRAN_INSTALLED := $(notdir $(FORTRAN_SOURCES)) rfaas_mpi.f90 rfaas_mpi_fortran.c
-INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
+INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) lib/pkgconfig/rfaas-fortran.pc \
 	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION) \
@@ -592,7 +597,7 @@ DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md) benchmarks/README.m
 install: build ## into PREFIX, below DESTDIR
 	$(call say,INSTALL,$(DESTDIR)$(PREFIX))
 	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas,share/rfaas/slurm/examples}
-	$(Q)install -m 755 $(addprefix bin/,$(PROGRAMS)) $(BINDIR)
+	$(Q)install -m 755 $(addprefix bin/,$(PROGRAMS) rfaas-cc) $(BINDIR)
 	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
 	$(Q)install -m 755 lib/$(SONAME) $(LIBDIR)
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so

@@ -9,7 +9,7 @@
  *   return bytes of the result. More than the capacity: the caller gets "result larger than the capacity" and the
  *          size that it should offer, but no bytes.
  *
- * Compile with -shared -fPIC. Nothing but the above is needed; a function that uses no extras need not include this
+ * Compile with rfaas-cc, or with -O3 -shared -fPIC. Nothing but the above is needed; a function that uses no extras need not include this
  * header. One worker calls one function at a time, always on the same thread, pinned to the worker's cores; it may use
  * threads of its own. Static variables live as long as the worker, which is the lease. What a function prints goes
  * to a bounded log that comes back with an error. A crash ends the worker and this call, nobody else's.

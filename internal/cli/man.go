@@ -17,7 +17,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 )
 
-// newMan writes manual pages: section 1 for rfaas and its commands, section 8 for the daemons. `make man` then
+// newMan writes manual pages: section 1 for rfaas, its commands and rfaas-cc, section 8 for the daemons. `make man` then
 // runs rfaas-bench, which writes rfaas-bench.1 and the pages of its commands into the same directory.
 func newMan(a *app) *cobra.Command {
 	return &cobra.Command{
@@ -38,6 +38,9 @@ func newMan(a *app) *cobra.Command {
 			about, flags := agent.Usage()
 			name, about, _ := strings.Cut(about, ": ")
 			short, _, _ := strings.Cut(about, ".")
+			if err := os.WriteFile(filepath.Join(args[0], "rfaas-cc.1"), md2man.Render([]byte(compilerPage)), 0o644); err != nil {
+				return fmt.Errorf("write manual pages: %w", err)
+			}
 			return a.writeDaemon(args[0], name, short, about, flags, agentSections)
 		},
 	}
@@ -47,6 +50,11 @@ func newMan(a *app) *cobra.Command {
 //
 //go:embed manual/rfaas-agent.md
 var agentSections string
+
+// compilerPage is rfaas-cc.1. rfaas-cc is a script (scripts/rfaas-cc).
+//
+//go:embed manual/rfaas-cc.md
+var compilerPage string
 
 // writeDaemon writes a daemon's page: what it is in a line and at length, its flags, and the sections of a Markdown text.
 func (a *app) writeDaemon(dir, name, short, long string, flags *pflag.FlagSet, sections string) error {

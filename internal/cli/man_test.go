@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -64,6 +65,13 @@ func TestManualPages(t *testing.T) {
 	}
 	if n := strings.Count(string(page), ".TH "); n != 1 {
 		t.Errorf("rfaas-agent.8 has %d titles", n)
+	}
+	options, _ := os.ReadFile("../../scripts/rfaas-cc")
+	page, _ = os.ReadFile(filepath.Join(dir, "rfaas-cc.1"))
+	for _, m := range regexp.MustCompile(`(?m)^  (--?[a-z]+)`).FindAllStringSubmatch(string(options), -1) {
+		if !strings.Contains(strings.ReplaceAll(string(page), `\-`, "-"), m[1]) {
+			t.Errorf("rfaas-cc.1 does not name %s", m[1])
+		}
 	}
 	if made, _ := filepath.Glob(filepath.Join(dir, "*")); len(made) < pages || pages < 20 {
 		t.Errorf("%d files for %d pages", len(made), pages)
