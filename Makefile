@@ -489,9 +489,9 @@ test-demo: $(if $(BUILT),,build)
 
 # On two ranks, and on four with two executors; and one whose executor is killed in the middle, with another one to go to and without.
 run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
-	PROGRAM=$$program RANKS=$$ranks EXECUTORS=$$((ranks / 2)) scripts/demo; done; done; \
+	PROGRAM=$$program RANKS=$$ranks EXECUTORS=$$((ranks / 2)) CORES=2 scripts/demo; done; done; \
 	for executors in 2 1; do \
-	PROGRAM=build/examples/montecarlo EXECUTORS=$$executors KILL='rank 0 calls on' scripts/demo -mourn -points 300000000; done
+	PROGRAM=build/examples/montecarlo RANKS=2 EXECUTORS=$$executors KILL='rank 0 calls on' scripts/demo -mourn -points 300000000; done
 
 test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real verbs device in a virtual machine
 	$(Q)$(try_build)

@@ -49,7 +49,7 @@ func TestTwoMachines(t *testing.T) {
 func TestProgramsAcrossMachines(t *testing.T) {
 	twoMachines(t)
 	echo, none := "build/functions/echo.so", "0 wrong"
-	blackscholes := program{"build/examples/blackscholes", []string{"--n", "20000", "--samples", "200"},
+	blackscholes := program{"build/examples/blackscholes", []string{"--n", "20000", "--samples", "200", "--remote-share", "0.5"},
 		[]string{"remotely (50 %)", "against the local ones: " + none, "against published ones: " + none}}
 	for _, c := range []struct {
 		manager  machine

@@ -59,7 +59,7 @@ func TestMPIJobs(t *testing.T) {
 	if c.awaitAll(2)["n1"].Cores < 2 {
 		t.Fatal("nodes of one CPU have nothing to spare for a job: TestMPIJobs needs two")
 	}
-	arguments := []string{"--n", "20000", "--samples", "0", "--options", c.root + "/examples/mpi/blackscholes/options.txt",
+	arguments := []string{"--n", "20000", "--samples", "0", "--remote-share", "0.5", "--options", c.root + "/examples/mpi/blackscholes/options.txt",
 		"--library", c.root + "/build/functions/blackscholes.so"}
 	run := func(script, program string, options ...string) {
 		t.Helper()
@@ -94,7 +94,7 @@ func TestMPIJobOnOtherNodes(t *testing.T) {
 	c.follow("follow")
 	before := c.awaitAll(3)
 	out := c.submit("--nodelist=n1,n2", "--exclusive", c.root+"/scripts/slurm/examples/openmpi.sbatch", c.root+"/build/examples/blackscholes",
-		"--n", "20000", "--samples", "100", "--options", c.root+"/examples/mpi/blackscholes/options.txt",
+		"--n", "20000", "--samples", "100", "--remote-share", "0.5", "--options", c.root+"/examples/mpi/blackscholes/options.txt",
 		"--library", c.root+"/build/functions/blackscholes.so")
 	t.Logf("the job said:\n%s", out)
 	priced(t, out)

@@ -13,9 +13,9 @@ static const char help[] =
     "\n"
     "  --options FILE       option file (default: options.txt of this example)\n"
     "  --library FILE       functions to lease (default: build/functions/blackscholes.so)\n"
-    "  --n N                options to price, all ranks together; the file repeats (default 400000)\n"
+    "  --n N                options to price, all ranks together; the file repeats (default 4000000)\n"
     "  --workers N          workers that each rank leases (default 1)\n"
-    "  --remote-share X     part of each rank's options that workers price, 0 to 1 (default 0.5)\n"
+    "  --remote-share X     part of each rank's options that workers price, 0 to 1 (default: as many as they can)\n"
     "  --batch N            options per call (default 256)\n"
     "  --samples N          latency calls per size and rank, 0 for none (default 5000)\n"
     "  --executor ADDRESS   executor to use (default: $RFAAS_EXECUTOR)\n"
@@ -59,7 +59,7 @@ int arguments_parse(arguments *a, int argc, char **argv, bool talk) {
         {"json", no_argument, 0, 'j'},           {"help", no_argument, 0, 'h'},
         {0, 0, 0, 0},
     };
-    *a = (arguments){.n = 400000, .share = 0.5, .workers = 1, .batch = 256, .samples = 5000};
+    *a = (arguments){.n = 4000000, .share = -1, .workers = 1, .batch = 256, .samples = 5000};
     beside_program(a->options, sizeof a->options, "../../examples/mpi/blackscholes/options.txt");
     beside_program(a->library, sizeof a->library, "../functions/blackscholes.so");
     opterr = talk;

@@ -15,7 +15,7 @@ typedef struct arguments {
     char options[4096]; /* file */
     char library[4096];
     long n;            /* options to price, all ranks together */
-    double share;      /* part of each rank's options that is priced remotely, 0..1 */
+    double share;      /* part of each rank's options that is priced remotely, 0..1; below 0: as many as the workers can */
     int workers;       /* per rank */
     int batch;         /* options per call */
     int samples;       /* of the latency, per size and rank; 0: no latency phase */

@@ -47,19 +47,20 @@ static void flight_wait(flight *f) {
     f->count--;
 }
 
-/* Prices options[0..n): the first `remote` of them on the workers, the others here meanwhile. */
-static void price(rfaas_lease *lease, rfaas_function fn, const bs_option *options, double *prices, long n, long remote,
-                  int batch) {
+/* Prices options[0..n) and returns how many of them the workers priced. Calls take the options from the front, this rank takes them from
+ * the back, until both meet. With a share, the workers get exactly that part. */
+static long price(rfaas_lease *lease, rfaas_function fn, const bs_option *options, double *prices, long n, double share, int batch) {
     rfaas_lease_details d = {.struct_size = sizeof d};
     must(rfaas_lease_info(lease, &d), "lease info");
     flight f = {.room = (int)(d.workers * d.depth)};
     f.requests = calloc((size_t)f.room, sizeof *f.requests);
     if (!f.requests)
         die("out of memory");
-    long sent = 0, here = remote;
-    while (sent < remote || f.count || here < n) {
-        while (sent < remote && f.count < f.room) {
-            long part = remote - sent < batch ? remote - sent : batch;
+    const long most = share < 0 ? n : (long)((double)n * share), least = share < 0 ? 0 : most; /* of the workers */
+    long sent = 0, here = n;
+    while (sent < here || f.count) {
+        while (sent < most && sent < here && f.count < f.room) {
+            long left = (most < here ? most : here) - sent, part = left < batch ? left : batch;
             rfaas_request *r = &f.requests[(f.first + f.count) % f.room];
             int status = rfaas_iinvoke(lease, fn, options + sent, (size_t)part * sizeof *options, prices + sent,
                                        (size_t)part * sizeof *prices, NULL, r);
@@ -76,33 +77,49 @@ static void price(rfaas_lease *lease, rfaas_function fn, const bs_option *option
                 f.count--;
             }
         }
-        if (here < n) {
-            long end = here + batch < n ? here + batch : n;
-            for (; here < end; here++)
+        long end = sent > least ? sent : least;
+        if (here > end) {
+            for (long stop = here - batch > end ? here - batch : end; here > stop;) {
+                here--;
                 prices[here] = bs_price(&options[here]);
+            }
         } else if (f.count) {
             flight_wait(&f);
         }
     }
     free(f.requests);
+    return sent;
 }
 
 /* What a rank found. All doubles, so that one reduction and one gather do. */
 typedef struct result {
     double seconds, local_seconds, lease_seconds;
+    double idle_cores; /* of this rank's node, while the ranks computed alone */
     double priced, remote, wrong, references, wrong_references;
     double p50[SIZES], p99[SIZES];
 } result;
 
+/* Seconds for which cores of this node have been idle, all cores together. */
+static double idle_seconds(void) {
+    double ticks = 0;
+    FILE *f = fopen("/proc/stat", "r");
+    if (!f || fscanf(f, "cpu %*f %*f %*f %lf", &ticks) != 1)
+        ticks = 0;
+    if (f)
+        fclose(f);
+    return ticks / (double)sysconf(_SC_CLK_TCK);
+}
+
 static void check(result *r, const entry *entries, int n_entries, long lo, const bs_option *options, const double *prices,
                   long n) {
-    double start = now_s();
+    double start = now_s(), idle = idle_seconds();
     double *own = malloc((size_t)(n ? n : 1) * sizeof *own);
     if (!own)
         die("out of memory");
     for (long i = 0; i < n; i++)
         own[i] = bs_price(&options[i]);
     r->local_seconds = now_s() - start;
+    r->idle_cores = (idle_seconds() - idle) / r->local_seconds;
     for (long i = 0; i < n; i++) {
         if (!(fabs(prices[i] - own[i]) <= 1e-12 * fmax(1, fabs(own[i]))) && r->wrong++ < 3)
             fprintf(stderr, "blackscholes: rank %d: option %ld: remote price %.17g, local %.17g\n", rank, lo + i, prices[i],
@@ -152,9 +169,9 @@ static void print_json(const arguments *a, const result *sum, const result *all,
                        const rfaas_lease_details *d) {
     printf("{\"name\":\"blackscholes\",\"ranks\":%d,\"workers\":%d,\"provider\":\"%s\",\"node\":\"%s\",\"options\":%.0f,"
            "\"remote\":%.0f,\"remote_share\":%.4f,\"wrong\":%.0f,\"references\":%.0f,\"wrong_references\":%.0f,"
-           "\"seconds\":%.6f,\"local_only_seconds\":%.6f,\"speed_up\":%.4f,\"lease_seconds\":%.6f,\"latency\":[",
+           "\"seconds\":%.6f,\"local_only_seconds\":%.6f,\"speed_up\":%.4f,\"idle_cores\":%.2f,\"lease_seconds\":%.6f,\"latency\":[",
            ranks, ranks * a->workers, d->provider, d->node, sum->priced, sum->remote, sum->remote / sum->priced,
-           sum->wrong, sum->references, sum->wrong_references, seconds, local, local / seconds, sum->lease_seconds / ranks);
+           sum->wrong, sum->references, sum->wrong_references, seconds, local, local / seconds, all[0].idle_cores, sum->lease_seconds / ranks);
     const char *comma = "";
     for (int i = 0; a->samples && i < ranks; i++)
         for (int k = 0; k < SIZES; k++, comma = ",")
@@ -165,15 +182,18 @@ static void print_json(const arguments *a, const result *sum, const result *all,
 
 static void print_text(const arguments *a, const result *sum, const result *all, double seconds, double local,
                        const rfaas_lease_details *d) {
-    printf("%.0f options on %d rank%s with %d worker%s each (%s, executor %s on %s)\n", sum->priced, ranks,
-           ranks == 1 ? "" : "s", a->workers, a->workers == 1 ? "" : "s", d->provider, d->executor, d->node);
+    const char *s = ranks == 1 ? "" : "s";
+    printf("%.0f options on %d rank%s with %d worker%s%s (%s, executor %s on %s)\n", sum->priced, ranks, s, a->workers,
+           a->workers == 1 ? "" : "s", ranks == 1 ? "" : " each", d->provider, d->executor, d->node);
     printf("  lease of the workers    %9.2f ms\n", sum->lease_seconds / ranks * 1e3);
-    printf("  priced in               %9.2f ms   %.0f remotely (%.0f %%), %.0f locally\n", seconds * 1e3, sum->remote,
+    printf("  %d rank%s without rfaas   %9.2f ms   all options priced locally\n", ranks, s, local * 1e3);
+    printf("  %d rank%s with workers    %9.2f ms   %.0f remotely (%.0f %%), %.0f locally\n", ranks, s, seconds * 1e3, sum->remote,
            100 * sum->remote / sum->priced, sum->priced - sum->remote);
-    printf("  the same without rfaas  %9.2f ms   speed-up %.2f\n", local * 1e3, local / seconds);
-    if (local < seconds && !strcmp(d->provider, "shm"))
-        printf("    no gain: the workers share this machine's %ld cores with the ranks; cores of other nodes bring a gain\n",
-               sysconf(_SC_NPROCESSORS_ONLN));
+    printf("  speed-up                %9.2f      same ranks, same options, same code\n", local / seconds);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (!strcmp(d->provider, "shm") && local >= 0.1 && all[0].idle_cores < 0.75 * ranks * a->workers)
+        printf("    the %d worker%s had too few idle cores: while the ranks computed alone, %.1f of this machine's %ld cores were idle\n",
+               ranks * a->workers, ranks * a->workers == 1 ? "" : "s", all[0].idle_cores, cores);
     printf("  checked                 %9.0f prices against the local ones: %.0f wrong\n", sum->priced, sum->wrong);
     printf("                          %9.0f against published ones: %.0f wrong\n", sum->references, sum->wrong_references);
     for (int i = 0; a->samples && i < ranks; i++)
@@ -216,7 +236,7 @@ static int run(const arguments *a) {
     must(rfaas_init(NULL), "init");
     must(rfaas_session_open(&so, &session), "open session");
 
-    result r = {.priced = (double)n, .remote = (double)(long)((double)n * a->share)};
+    result r = {.priced = (double)n};
     double start = now_s();
     rfaas_lease *lease = take_lease(session, a, a->workers, RFAAS_WAIT_ADAPTIVE);
     r.lease_seconds = now_s() - start;
@@ -227,7 +247,7 @@ static int run(const arguments *a) {
 
     quiet_barrier(q);
     start = now_s();
-    price(lease, fn, options, prices, n, (long)r.remote, a->batch);
+    r.remote = (double)price(lease, fn, options, prices, n, a->share, a->batch);
     r.seconds = now_s() - start;
     must(rfaas_lease_release(lease), "release");
     quiet_barrier(q);
