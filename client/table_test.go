@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/topology"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // look is what a worker sees of a table.
@@ -212,14 +214,14 @@ func TestTableMoves(t *testing.T) {
 	}
 }
 
-// freeMemory returns bytes of memory that nothing uses.
-func freeMemory(t *testing.T) uint64 {
+// available returns bytes of memory that this process can have.
+func available(t *testing.T) uint64 {
 	t.Helper()
-	var i unix.Sysinfo_t
-	if err := unix.Sysinfo(&i); err != nil {
+	m, err := topology.AvailableMemory("/")
+	if err != nil {
 		t.Fatal(err)
 	}
-	return i.Freeram * uint64(i.Unit)
+	return m
 }
 
 // pss returns the memory of processes, in which memory that several processes share counts once, in bytes.
@@ -228,7 +230,7 @@ func pss(t *testing.T, pids []int) (sum uint64) {
 	for _, pid := range pids {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 		if err != nil {
-			t.Skip("needs the right to look at workers: ", err)
+			testkit.Lacks(t, "the right to look at workers: %v", err)
 		}
 		var kib uint64
 		_, text, _ := strings.Cut(string(b), "\nPss:")
@@ -243,8 +245,8 @@ func pss(t *testing.T, pids []int) (sum uint64) {
 // TestTableOfManyWorkers has eight workers of one node read a table of 240 MB. They have one copy of it, and only the first lease waits for its
 // transfer: neither a second lease does, nor a second session that publishes the same bytes.
 func TestTableOfManyWorkers(t *testing.T) {
-	if freeMemory(t) < 2<<30 {
-		t.Skip("needs 2 GiB")
+	if available(t) < 2<<30 {
+		testkit.Lacks(t, "2 GiB of memory")
 	}
 	const size, workers = 240_000_000, 8
 	w := newWorld(t, "--share-cores", "4", "--pool", "1")
@@ -293,8 +295,11 @@ var largeTable = flag.Bool("large-table", false, "run TestTableBeyondFourGiB, wh
 // TestTableBeyondFourGiB publishes memory that nobody has written to, except for some bytes beyond 4 GiB.
 func TestTableBeyondFourGiB(t *testing.T) {
 	const size, at = 6 << 30, 5<<30 + 4096
-	if !*largeTable || freeMemory(t) < 2*size+4<<30 {
-		t.Skip("needs -large-table and 16 GiB")
+	if !*largeTable {
+		t.Skip("only with -large-table: scripts/bench --only soak-table")
+	}
+	if available(t) < 2*size+4<<30 {
+		t.Fatal("needs 16 GiB of memory")
 	}
 	data, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
