@@ -236,7 +236,7 @@ func (c *call) run(ctx context.Context, w *client.Worker, fn *client.Function, i
 	out := make([]byte, capacity)
 	began := time.Now()
 	n, err := w.Invoke(ctx, fn, in, out)
-	c.out, c.time, c.err = out[:n], time.Since(began), err
+	c.out, c.time, c.err = out[:min(n, capacity)], time.Since(began), err // n is beyond the capacity if the result was too large
 }
 
 // lastError takes a single error out of a list.
