@@ -29,7 +29,9 @@ func (s *Session) LeaseAcross(ctx context.Context, o LeaseOptions) (*Group, erro
 		return nil, err
 	}
 	return during(ctx, s, "lease across executors", func() (*Group, error) {
-		handles, err := s.c.LeaseOpenAcross(options, min(cmp.Or(o.Workers, 1), api.LeasesMax))
+		handles, err := waiting(ctx, options, func() ([]*c.Lease, error) {
+			return s.c.LeaseOpenAcross(options, min(cmp.Or(o.Workers, 1), api.LeasesMax))
+		})
 		if err != nil {
 			return nil, err
 		}

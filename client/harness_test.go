@@ -189,6 +189,7 @@ func provider() string {
 type world struct {
 	*daemon
 	secret  string
+	manager string // its address; "": the session has no manager
 	session *client.Session
 }
 
@@ -206,14 +207,22 @@ func newWorld(t testing.TB, args ...string) *world {
 	args = append([]string{"--cores", "2", "--providers", provider(), "--grace", "2s"}, args...)
 	if os.Getenv("RFAAS_TEST_MANAGER") == "" {
 		w.daemon = start(t, "bin/executor", w.secret, args...)
-		w.session = w.connect(t, client.Options{Executor: w.Address})
+		w.session = w.connect(t, w.options())
 		return w
 	}
-	manager := start(t, managerProgram, w.secret)
-	w.daemon = start(t, "bin/executor", w.secret, append(args, "--manager", manager.Address)...)
+	w.manager = start(t, managerProgram, w.secret).Address
+	w.daemon = start(t, "bin/executor", w.secret, append(args, "--manager", w.manager)...)
 	w.joined(t)
-	w.session = w.connect(t, client.Options{Manager: manager.Address})
+	w.session = w.connect(t, w.options())
 	return w
+}
+
+// options returns the address for more sessions of the world.
+func (w *world) options() client.Options {
+	if w.manager != "" {
+		return client.Options{Manager: w.manager}
+	}
+	return client.Options{Executor: w.Address}
 }
 
 func (w *world) connect(t testing.TB, o client.Options) *client.Session {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -47,7 +48,10 @@ type LeaseOptions struct {
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
 	// StatusTimeLimit. 0: the executor's own limit, if it has one.
 	CallLimit time.Duration
-	Executor  string // address: this executor and no other; empty: the session's choice
+	// Wait is how long Session.Lease, LeaseAcross and Places wait for room if there is none. They go on when an executor reports room or
+	// a new one registers. Leases that wait have no order. 0: they return ErrBusy at once.
+	Wait     time.Duration
+	Executor string // address: this executor and no other; empty: the session's choice
 	// OnEvent is called with each event of the lease, one at a time, on a goroutine of the lease, which polls for events every
 	// 10 ms. It must not block for long and must not call Release.
 	OnEvent func(Event)
@@ -64,12 +68,12 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 			return nil, fail(op, dataplane.StatusInvalid, "%s %d is negative or too large", x.name, x.value)
 		}
 	}
-	if o.Duration < 0 || o.CallLimit < 0 {
-		return nil, fail(op, dataplane.StatusInvalid, "duration %v, call limit %v: negative", o.Duration, o.CallLimit)
+	if o.Duration < 0 || o.CallLimit < 0 || o.Wait < 0 {
+		return nil, fail(op, dataplane.StatusInvalid, "duration %v, call limit %v, wait %v: negative", o.Duration, o.CallLimit, o.Wait)
 	}
 	return &c.LeaseOptions{Workers: uint32(o.Workers), CoresPerWorker: uint32(o.CoresPerWorker), Depth: uint32(o.Depth),
 		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, Memory: o.Memory, Duration: o.Duration,
-		CallLimit: o.CallLimit, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
+		CallLimit: o.CallLimit, Wait: o.Wait, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
 		Failover: o.Failover, Local: o.Local}, nil
 }
 
@@ -116,7 +120,9 @@ func (s *Session) Places(ctx context.Context, o LeaseOptions, count int) ([]Plac
 		return nil, fail("places", dataplane.StatusInvalid, "count %d, want at least 1", count)
 	}
 	return during(ctx, s, "places", func() ([]Place, error) {
-		found, err := s.c.Places(options, count)
+		found, err := waiting(ctx, options, func() ([]string, error) {
+			return s.c.Places(options, count)
+		})
 		places := make([]Place, len(found))
 		for i, p := range found {
 			places[i] = Place(p)
@@ -132,12 +138,32 @@ func (s *Session) LeaseAt(ctx context.Context, o LeaseOptions, at Place) (*Lease
 		return nil, err
 	}
 	return during(ctx, s, "lease", func() (*Lease, error) {
-		l, err := s.c.LeaseOpen(options, string(at))
+		l, err := waiting(ctx, options, func() (*c.Lease, error) { return s.c.LeaseOpen(options, string(at)) })
 		if err != nil {
 			return nil, err
 		}
 		return s.newLease(l, &o)
 	}, func(l *Lease) { _ = l.Release(context.Background()) })
+}
+
+// waitSlice is how long an operation that waits for room stays in C before it looks whether its context has ended.
+const waitSlice = 500 * time.Millisecond
+
+// waiting calls open until it has room, o.Wait has passed, or ctx has ended.
+func waiting[T any](ctx context.Context, o *c.LeaseOptions, open func() (T, error)) (T, error) {
+	if ctx.Done() == nil {
+		return open()
+	}
+	until, local := time.Now().Add(o.Wait), o.Local
+	for {
+		left := time.Until(until)
+		o.Wait = min(max(left, 0), waitSlice)
+		o.Local = local && left <= 0 // it begins in this process only after the wait
+		v, err := open()
+		if err == nil || left <= 0 || ctx.Err() != nil || !errors.Is(err, ErrBusy) && !errors.Is(err, ErrConnection) {
+			return v, err
+		}
+	}
 }
 
 // newLease returns the lease of a handle. After an error the handle is released.

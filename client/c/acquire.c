@@ -161,7 +161,9 @@ static bool finished(rfaas_acquisition *a, int status) {
 static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
     rfaas_lease *l = a->lease;
     rfaas_grant *h = a->grant;
-    rfaas_agent_acquire req = {.key = h->key, .session = l->session->open.session, .cached = a->cached, .wait_ns = a->wait_ns, .first = first};
+    rfaas_agent_acquire req = {.key = h->key, .session = l->session->open.session, .cached = a->cached, .first = first};
+    int64_t left = a->wait_until - dp_now_ns();
+    req.wait_ns = left > 0 ? left : 0;
     rfaas_agent_blob *offers = NULL;
     int status = RFAAS_OK;
     if (from) {
@@ -179,7 +181,7 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
         for (; req.offers < h->n_workers && !status; req.offers++)
             status = rfaas_api_offer(&h->workers[req.offers], &offers[req.offers]);
     }
-    a->until = dp_now_ns() + l->session->timeout_ns + a->wait_ns + STEP_GRACE_NS + rfaas_api_tables_ns(l->session);
+    a->until = dp_now_ns() + l->session->timeout_ns + req.wait_ns + STEP_GRACE_NS + rfaas_api_tables_ns(l->session);
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = offers, .tail_size = req.offers * sizeof *offers, .fd = first && !from ? l->library_fd : -1};
     if (!status && !(a->ticket = rfaas_agent_send("lease", RFAAS_AGENT_ACQUIRE, &parts, a->until)))
         status = rfaas_api_last_status();
@@ -203,7 +205,8 @@ static bool start(rfaas_acquisition *a) {
 }
 
 void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns) {
-    *a = (rfaas_acquisition){.lease = l, .grant = h, .at = at, .wait_ns = wait_ns, .patience = dp_now_ns() + l->session->timeout_ns + wait_ns};
+    int64_t wait_until = dp_now_ns() + wait_ns;
+    *a = (rfaas_acquisition){.lease = l, .grant = h, .at = at, .wait_until = wait_until, .patience = wait_until + l->session->timeout_ns};
     start(a);
 }
 

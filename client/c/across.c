@@ -62,13 +62,14 @@ typedef struct across {
     uint32_t left;                     /* workers */
     char (*tried)[RFAAS_AGENT_ADDRESS]; /* executors */
     uint32_t n_tried;
+    int64_t wait_until;
 } across;
 
 /* Asks the agent which executors have room. */
 static int ask_shares(rfaas_session *s, const char *what, rfaas_agent_spread *req, const void *avoid, rfaas_reply *reply, uint64_t *n) {
     req->session = s->open.session;
     rfaas_request_parts parts = {.body = req, .body_size = sizeof *req, .tail = avoid, .tail_size = (size_t)req->avoid * RFAAS_AGENT_ADDRESS, .fd = -1};
-    int status = rfaas_agent_ask(what, RFAAS_AGENT_SPREAD, &parts, s->timeout_ns, sizeof(rfaas_agent_count), reply);
+    int status = rfaas_agent_ask(what, RFAAS_AGENT_SPREAD, &parts, s->timeout_ns + req->wait_ns, sizeof(rfaas_agent_count), reply);
     if (status)
         return status;
     memcpy(n, reply->data, sizeof *n);
@@ -129,13 +130,20 @@ static int open_some(across *a, const rfaas_reply *plan, uint64_t first, uint32_
     return status;
 }
 
-/* One round: finds executors with room and opens leases there. The rounds end, because no executor is asked twice. */
+/* One round: finds executors with room and opens leases there. Without waiting the rounds end, because no executor is asked twice. */
 static int round_of(across *a) {
     rfaas_agent_spread req = {.workers = a->left, .cores_per_worker = a->options->cores_per_worker, .memory = a->options->memory,
                               .duration_ns = a->options->duration_ns, .avoid = a->n_tried};
     rfaas_reply plan;
     uint64_t n;
+    int64_t left = a->wait_until - dp_now_ns();
+    if (!a->n_tried && left > 0)
+        req.wait_ns = left;
     int status = ask_shares(a->session, op, &req, a->tried, &plan, &n);
+    if (status == RFAAS_BUSY && a->n_tried && left > 0) { /* next round: wait, also for executors that have refused */
+        a->n_tried = 0;
+        return RFAAS_OK;
+    }
     if (status)
         return status;
     for (uint64_t i = 0; i < n && !status; i += AT_ONCE)
@@ -157,7 +165,8 @@ int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options
     if (o.executor && *o.executor)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: executor %s is given", op, o.executor);
     o.executor = NULL;
-    across a = {.session = s, .options = &o, .leases = leases, .capacity = capacity, .left = o.workers};
+    across a = {.session = s, .options = &o, .leases = leases, .capacity = capacity, .left = o.workers, .wait_until = dp_now_ns() + o.wait_ns};
+    o.wait_ns = 0; /* the parts do not wait */
     while (a.left && !status)
         status = round_of(&a);
     free(a.tried);
@@ -184,7 +193,7 @@ int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t co
         return rfaas_api_fail(RFAAS_INVALID, 0, places ? "%s: count %zu, want 1..%d" : "%s: places is NULL", what, count, ACROSS_MAX);
     /* A whole lease counts as one worker of so many cores. */
     rfaas_agent_spread req = {.workers = count, .cores_per_worker = (uint64_t)o.cores_per_worker * o.workers, .one = 1,
-                              .memory = o.memory > UINT64_MAX / o.workers ? UINT64_MAX : o.memory * o.workers, .duration_ns = o.duration_ns};
+                              .memory = o.memory > UINT64_MAX / o.workers ? UINT64_MAX : o.memory * o.workers, .duration_ns = o.duration_ns, .wait_ns = o.wait_ns};
     if (o.executor && (size_t)snprintf(req.executor, sizeof req.executor, "%s", o.executor) >= sizeof req.executor)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: the executor's address has %zu bytes: %s", what, strlen(o.executor), o.executor);
     rfaas_reply plan;

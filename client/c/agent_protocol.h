@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 6u       /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 7u       /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -261,7 +261,7 @@ typedef struct rfaas_agent_renewal {
 /* Followed by `avoid` addresses of RFAAS_AGENT_ADDRESS bytes. */
 typedef struct rfaas_agent_spread {
     uint64_t session, workers, cores_per_worker, memory;
-    int64_t duration_ns;
+    int64_t duration_ns, wait_ns; /* wait_ns: how long to wait for room */
     uint32_t one;   /* not 0: every share is for leases of one worker each, even if the session or `executor` names the executor */
     uint32_t avoid;
     char executor[RFAAS_AGENT_ADDRESS];

@@ -166,7 +166,7 @@ typedef struct rfaas_acquisition {
     rfaas_lease *lease;
     rfaas_grant *grant;
     const char *at;      /* executor to ask first, or NULL */
-    int64_t wait_ns;     /* how long the agent waits for an executor that has room */
+    int64_t wait_until;  /* until when the agent waits for an executor that has room */
     int64_t until;       /* deadline of the present step */
     int64_t patience;    /* time (ns) from which no other executor is asked if workers cannot be reached */
     rfaas_ticket ticket; /* of the present step */
@@ -334,7 +334,7 @@ rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l);
 void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h);
 /* Frees a grant that no lease and no event can find, with its channels. */
 void rfaas_api_grant_destroy(rfaas_grant *h);
-/* Starts to get workers for a grant of the lease. `at` and wait_ns are those of rfaas_acquisition. */
+/* Starts to get workers for a grant of the lease. `at` is that of rfaas_acquisition. wait_ns: how long the agent waits for room. */
 void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns);
 /* Continues as far as is possible without waiting. Returns true when it is done; a->status and a->text are then set. After an
  * error the caller releases the grant's key. */

@@ -154,6 +154,10 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)o->duration_ns);
     if (o->call_limit_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: call_limit_ns %lld is negative", op, (long long)o->call_limit_ns);
+    if (o->wait_ns < 0)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: wait_ns %lld is negative", op, (long long)o->wait_ns);
+    if (o->wait_ns > RFAAS_TIMEOUT_MAX_NS)
+        o->wait_ns = RFAAS_TIMEOUT_MAX_NS;
     if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL) || o->reserved)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: flags %#x, reserved %#x: unknown bits", op, o->flags, o->reserved);
     if (!o->library && !o->library_data)
@@ -273,7 +277,7 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
         destroy_lease(l);
         return status;
     }
-    rfaas_api_acquire_begin(a, l, h, at, 0);
+    rfaas_api_acquire_begin(a, l, h, at, o.wait_ns);
     *lease = l;
     return RFAAS_OK;
 }

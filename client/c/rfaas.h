@@ -358,10 +358,15 @@ typedef struct rfaas_lease_options {
     int64_t call_limit_ns;
     uint32_t flags;            /* RFAAS_LEASE_* or 0 */
     uint32_t reserved;         /* 0 */
+    /* How long rfaas_lease_open waits for room if there is none: for free cores or memory, and for an
+     * executor that can be reached. It goes on when an executor reports room or a new executor
+     * registers. Leases that wait have no order: a lease that asks for less may be granted first. 0:
+     * rfaas_lease_open does not wait. */
+    int64_t wait_ns;
 } rfaas_lease_options;
 
 #define RFAAS_LEASE_OPTIONS_INIT \
-    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0 }
+    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0 }
 
 /* RFAAS_LEASE_RENEW: The agent renews the lease until it is released. A lease without duration_ns is
  * always renewed. */
@@ -392,10 +397,11 @@ typedef struct rfaas_lease_options {
  *   options: everything in it is copied.
  *
  * Connects to the workers and loads the library there. The library is sent only if the node does not
- * have it yet. Blocks for at most the session's timeout_ns. Nothing stays leased after an error.
+ * have it yet. Blocks for at most the session's timeout_ns, and options->wait_ns. Nothing stays leased
+ * after an error.
  *
  * Errors:
- *   RFAAS_BUSY: not enough free cores.
+ *   RFAAS_BUSY: not enough free cores or memory, after options->wait_ns.
  *   RFAAS_INVALID: an option is wrong.
  *   RFAAS_BAD_LIBRARY: the library cannot be read or loaded.
  *   RFAAS_UNSUPPORTED: the provider or the executor does not support an option.
@@ -431,12 +437,12 @@ RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
  * up to 1024 workers, is a lease of its own, which the caller uses and releases like any other.
  * Requests of all of them may be passed to one rfaas_waitall or rfaas_waitany. With
  * RFAAS_LEASE_FAILOVER each part moves separately. Needs a resource manager. Each round of requests to
- * executors blocks for at most the session's timeout_ns. Nothing stays leased after an error. Other
- * errors are those of rfaas_lease_open.
+ * executors blocks for at most the session's timeout_ns. With options->wait_ns it waits for room for
+ * all workers. Nothing stays leased after an error. Other errors are those of rfaas_lease_open.
  *
  * Errors:
- *   RFAAS_BUSY: there is room for fewer workers now, or `capacity` is too small; the error text says
- *     which.
+ *   RFAAS_BUSY: there is room for fewer workers after options->wait_ns, or `capacity` is too small;
+ *     the error text says which.
  *   RFAAS_INVALID: an option is wrong, or no executor lends enough for one worker. */
 RFAAS_API int rfaas_lease_open_across(rfaas_session *session, const rfaas_lease_options *options, size_t capacity,
                                       rfaas_lease *leases[], size_t *count);
@@ -456,10 +462,10 @@ typedef struct rfaas_place {
  *
  * Nothing is reserved, so the executors may still refuse. This is for programs in which one process
  * chooses for all (rfaas_mpi.h). If the session was opened with an executor, every place is that
- * executor.
+ * executor. With options->wait_ns it waits for room for all leases.
  *
  * Errors:
- *   RFAAS_BUSY: there is room for fewer leases now.
+ *   RFAAS_BUSY: there is room for fewer leases, after options->wait_ns.
  *   RFAAS_INVALID: an option is wrong, or no executor lends enough for one of the leases.
  *   class CONNECTION: the manager cannot be reached. */
 RFAAS_API int rfaas_places(rfaas_session *session, const rfaas_lease_options *options, size_t count,

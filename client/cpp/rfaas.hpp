@@ -218,6 +218,7 @@ struct lease_options : rfaas_lease_options {
     lease_options &with_depth(std::uint32_t n) { return depth = n, *this; }
     lease_options &with_wait_mode(rfaas::wait_mode mode) { return wait_mode = static_cast<std::uint32_t>(mode), *this; }
     lease_options &lasting(std::chrono::nanoseconds t) { return duration_ns = t.count(), *this; }
+    lease_options &waiting(std::chrono::nanoseconds t) { return wait_ns = t.count(), *this; } /* for room */
     lease_options &with(lease_flags more) { return flags |= static_cast<std::uint32_t>(more), *this; }
     lease_options &with_renewal() { return with(lease_flags::renew); }
     lease_options &with_failover() { return with(lease_flags::failover); }

@@ -80,7 +80,7 @@ contains
    end subroutine
 
    subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                        call_limit, renew, failover, local, library_data, library_size)
+                        call_limit, renew, failover, local, library_data, library_size, wait)
       type(lease_arguments), intent(inout), target :: a
       character(len=*), intent(in) :: library
       character(len=*), intent(in), optional :: executor
@@ -90,6 +90,7 @@ contains
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      real(c_double), intent(in), optional :: wait
       a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
       if (.not. present(library_data)) a%options%library = string(library, a%library)
       a%options%executor = string(executor, a%executor)
@@ -107,6 +108,7 @@ contains
       if (given(local)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_LOCAL)
       if (present(library_data)) a%options%library_data = library_data
       if (present(library_size)) a%options%library_size = library_size
+      if (present(wait)) a%options%wait_ns = nanoseconds(wait)
    end subroutine
 
    function call_options_of(worker, timeout, repeats, attempt) result(o)
@@ -412,9 +414,10 @@ contains
    end function
 
    !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk and memory are in bytes. renew, failover and
-   !> local set the flags RFAAS_LEASE_*. With library_data, the address of the library in memory, `library` is not used.
+   !> local set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds. With library_data, the address of the library in memory,
+   !> `library` is not used.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
-                               duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size)
+                               duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size, wait)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
@@ -426,15 +429,16 @@ contains
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      real(c_double), intent(in), optional :: wait
       type(lease_arguments), target :: a
       call set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                     call_limit, renew, failover, local, library_data, library_size)
+                     call_limit, renew, failover, local, library_data, library_size, wait)
       call finish(rfaas_lease_open_c(session%handle, a%options, lease%handle), ierror)
    end subroutine
 
    !> As rfaas_lease_open, at the executor of `place` only.
    subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
-                                  memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size)
+                                  memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, wait)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(in) :: place
@@ -446,12 +450,13 @@ contains
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      real(c_double), intent(in), optional :: wait
       type(lease_arguments), target :: a
       type(rfaas_place_c) :: raw
       integer :: i
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
-                     failover=failover, local=local, library_data=library_data, library_size=library_size)
+                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait)
       do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
          raw%executor(i) = place%executor(i:i)
       end do
@@ -460,7 +465,8 @@ contains
 
    !> Leases `workers` workers on as few executors as possible. The leases are leases(1:count).
    subroutine rfaas_lease_open_across(session, library, leases, count, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
-                                      memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size)
+                                      memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, &
+                                      wait)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: leases(:)
@@ -472,6 +478,7 @@ contains
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      real(c_double), intent(in), optional :: wait
       type(lease_arguments), target :: a
       type(c_ptr), allocatable :: handles(:)
       integer(c_size_t) :: n
@@ -479,7 +486,7 @@ contains
       allocate (handles(size(leases)))
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
-                     failover=failover, local=local, library_data=library_data, library_size=library_size)
+                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait)
       n = 0
       status = rfaas_lease_open_across_c(session%handle, a%options, size(leases, kind=c_size_t), handles, n)
       count = merge(int(n), 0, status >= 0)
@@ -488,13 +495,13 @@ contains
    end subroutine
 
    !> Finds an executor for each of size(places) leases with these options, and leases nothing.
-   subroutine rfaas_places(session, library, places, workers, cores_per_worker, memory, duration, executor, ierror)
+   subroutine rfaas_places(session, library, places, workers, cores_per_worker, memory, duration, executor, ierror, wait)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(inout) :: places(:)
       integer, intent(in), optional :: workers, cores_per_worker
       integer(c_int64_t), intent(in), optional :: memory
-      real(c_double), intent(in), optional :: duration
+      real(c_double), intent(in), optional :: duration, wait
       character(len=*), intent(in), optional :: executor
       integer, intent(out), optional :: ierror
       type(lease_arguments), target :: a
@@ -502,7 +509,7 @@ contains
       integer(c_int) :: status
       integer :: i
       allocate (raw(size(places)))
-      call set_lease(a, library, executor, workers, cores_per_worker, memory=memory, duration=duration)
+      call set_lease(a, library, executor, workers, cores_per_worker, memory=memory, duration=duration, wait=wait)
       status = rfaas_places_c(session%handle, a%options, size(places, kind=c_size_t), raw)
       do i = 1, merge(size(places), 0, status >= 0)
          places(i)%executor = text_in(raw(i)%executor)

@@ -137,6 +137,7 @@ module rfaas_c
       integer(c_int64_t) :: call_limit_ns = 0
       integer(c_int32_t) :: flags = 0
       integer(c_int32_t) :: reserved = 0
+      integer(c_int64_t) :: wait_ns = 0
    end type
 
    type, bind(c) :: rfaas_place_c

@@ -11,10 +11,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
-// Pauses between two attempts to find an executor. Each is twice the one before. A new executor ends a pause.
+// Shortest times between two attempts to find an executor with room. Each is twice the one before, up to roomPause after an attempt that
+// an executor's report of room has caused, and up to pauseMax after others. A new executor ends a pause.
 const (
-	pauseMin = 5 * time.Millisecond
-	pauseMax = 500 * time.Millisecond
+	pauseMin  = 5 * time.Millisecond
+	roomPause = 40 * time.Millisecond
+	pauseMax  = 500 * time.Millisecond
 )
 
 // admit does the part of a request that must happen in the order of the requests, so that a release finds the lease of an
@@ -178,22 +180,54 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		}
 		offers = nil
 	}
+	var w waiter
+	defer w.close()
 	for {
 		seen := control.Arrivals()
 		held, cand, err := l.try(ctx, look, &offers, m.Provider)
 		if err == nil {
 			return held, cand, nil
 		}
-		left := time.Until(until)
-		if left <= 0 || ctx.Err() != nil || final(err) {
+		if final(err) || l.pending.Impossible(err) || !w.await(ctx, l.pending, until, seen, &l.pause) {
 			return nil, nil, err
 		}
-		pause, stop := context.WithTimeout(ctx, min(l.pause, left))
-		control.AwaitArrival(pause, seen)
-		stop()
-		l.pause = min(2*l.pause, pauseMax)
 		look = true
 		l.pending.Recheck() // so that the client does not make channels for an unusable executor
+	}
+}
+
+// seeker looks for executors.
+type seeker interface {
+	Rooms(ctx context.Context) *grant.Rooms
+	Follow(ctx context.Context, r *grant.Rooms) bool
+}
+
+// waiter waits between attempts to find room. The zero value is ready.
+type waiter struct{ rooms *grant.Rooms }
+
+// await returns true when it is worth trying again, and false when `until` has passed or ctx has ended. seen is from before the last
+// attempt.
+func (w *waiter) await(ctx context.Context, s seeker, until time.Time, seen uint64, pause *time.Duration) bool {
+	if time.Until(until) <= 0 || ctx.Err() != nil {
+		return false
+	}
+	if w.rooms == nil {
+		w.rooms = s.Rooms(ctx)
+	}
+	all := s.Follow(ctx, w.rooms)
+	bounded, stop := context.WithDeadline(ctx, until)
+	defer stop()
+	most := pauseMax
+	if w.rooms.Await(bounded, seen, *pause, all) {
+		most = roomPause
+	}
+	*pause = min(2**pause, most)
+	return ctx.Err() == nil
+}
+
+func (w *waiter) close() {
+	if w.rooms != nil {
+		w.rooms.Close()
 	}
 }
 

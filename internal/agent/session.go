@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -123,8 +124,8 @@ func (c *client) spread(r *request) (body, error) {
 			return protocol.EncodeShares(b, []protocol.Share{{Workers: m.Workers, Executor: at}})
 		}, nil
 	}
-	found, err := s.control.Spread(c.ctx, grant.Spec{Workers: int(min(m.Workers, 1<<32)), CoresPerWorker: int(min(m.CoresPerWorker, 1<<32)),
-		Memory: m.Memory, Duration: time.Duration(m.DurationNs), Executor: executor}, m.Avoid)
+	found, err := c.waitForShares(s.control, &m, grant.Spec{Workers: int(min(m.Workers, 1<<32)), CoresPerWorker: int(min(m.CoresPerWorker, 1<<32)),
+		Memory: m.Memory, Duration: time.Duration(m.DurationNs), Executor: executor})
 	if err != nil {
 		return nil, err
 	}
@@ -136,6 +137,21 @@ func (c *client) spread(r *request) (body, error) {
 		shares = append(shares, protocol.Share{Workers: uint64(x.Workers), Executor: x.Address})
 	}
 	return func(b []byte) []byte { return protocol.EncodeShares(b, shares) }, nil
+}
+
+// waitForShares finds room, and waits for it as long as the request permits.
+func (c *client) waitForShares(control *grant.Control, m *protocol.Spread, spec grant.Spec) ([]grant.Share, error) {
+	until, pause := time.Now().Add(time.Duration(max(m.WaitNs, 0))), pauseMin
+	var w waiter
+	defer w.close()
+	for {
+		seen := control.Arrivals()
+		found, err := control.Spread(c.ctx, spec, m.Avoid)
+		later := errors.Is(err, dataplane.ErrBusy) || errors.Is(err, dataplane.ErrConnection)
+		if !later || !w.await(c.ctx, control.Spreading(spec), until, seen, &pause) {
+			return found, err
+		}
+	}
 }
 
 // fits returns an error for an address that a message has no room for.

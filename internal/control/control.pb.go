@@ -184,7 +184,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32, 0}
 }
 
 type InfoRequest struct {
@@ -2142,6 +2142,102 @@ func (x *InspectReply) GetRunnable() bool {
 	return false
 }
 
+type RoomRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cores         uint32                 `protobuf:"varint,1,opt,name=cores,proto3" json:"cores,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoomRequest) Reset() {
+	*x = RoomRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoomRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoomRequest) ProtoMessage() {}
+
+func (x *RoomRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoomRequest.ProtoReflect.Descriptor instead.
+func (*RoomRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RoomRequest) GetCores() uint32 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *RoomRequest) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+type RoomReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Room          bool                   `protobuf:"varint,1,opt,name=room,proto3" json:"room,omitempty"` // false only in the first reply
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoomReply) Reset() {
+	*x = RoomReply{}
+	mi := &file_internal_control_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoomReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoomReply) ProtoMessage() {}
+
+func (x *RoomReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoomReply.ProtoReflect.Descriptor instead.
+func (*RoomReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RoomReply) GetRoom() bool {
+	if x != nil {
+		return x.Room
+	}
+	return false
+}
+
 type EventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
@@ -2151,7 +2247,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2259,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2272,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -2203,7 +2299,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2311,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2324,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -2305,7 +2401,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2413,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2426,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -2365,7 +2461,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2473,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2486,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -2424,7 +2520,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2532,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2545,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -2475,7 +2571,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2583,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2596,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -2519,7 +2615,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2627,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2640,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -2562,7 +2658,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2670,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2683,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 type ListRequest struct {
@@ -2598,7 +2694,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +2706,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +2719,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 type ListReply struct {
@@ -2636,7 +2732,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2648,7 +2744,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2661,7 +2757,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -2691,7 +2787,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2799,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2812,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -2766,7 +2862,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +2874,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +2887,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -2824,7 +2920,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2836,7 +2932,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2849,7 +2945,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -2872,7 +2968,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +2980,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +2993,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -2947,7 +3043,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3055,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3068,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -3017,7 +3113,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3125,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3138,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -3096,7 +3192,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3204,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3217,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -3142,7 +3238,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3154,7 +3250,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3167,7 +3263,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -3203,7 +3299,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3311,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3324,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -3270,7 +3366,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3378,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3391,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -3330,7 +3426,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3342,7 +3438,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3355,7 +3451,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -3389,7 +3485,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3497,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3510,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -3449,7 +3545,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3461,7 +3557,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3570,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -3549,7 +3645,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3561,7 +3657,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3574,7 +3670,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -3592,7 +3688,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3604,7 +3700,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3617,7 +3713,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 type BillRequest struct {
@@ -3630,7 +3726,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3642,7 +3738,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3655,7 +3751,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -3683,7 +3779,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3695,7 +3791,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3708,7 +3804,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -3743,7 +3839,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3755,7 +3851,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3768,7 +3864,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -3805,7 +3901,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3817,7 +3913,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3830,7 +3926,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *BillLine) GetItem() string {
@@ -4038,7 +4134,12 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tbytes_out\x18\b \x01(\x04R\bbytesOut\x12\x15\n" +
 	"\x06cpu_ns\x18\t \x01(\x04R\x05cpuNs\x12\x1a\n" +
 	"\brunnable\x18\n" +
-	" \x01(\bR\brunnable\"*\n" +
+	" \x01(\bR\brunnable\"F\n" +
+	"\vRoomRequest\x12\x14\n" +
+	"\x05cores\x18\x01 \x01(\rR\x05cores\x12!\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\x1f\n" +
+	"\tRoomReply\x12\x12\n" +
+	"\x04room\x18\x01 \x01(\bR\x04room\"*\n" +
 	"\rEventsRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\"\x93\x03\n" +
 	"\x05Event\x120\n" +
@@ -4178,7 +4279,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x12START_PATH_UNKNOWN\x10\x00\x12\x13\n" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
 	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
-	"\x11START_PATH_CACHED\x10\x032\x8b\b\n" +
+	"\x11START_PATH_CACHED\x10\x032\xd1\b\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
@@ -4193,6 +4294,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12E\n" +
 	"\x05Until\x12\x1e.rfaas.control.v1.UntilRequest\x1a\x1c.rfaas.control.v1.UntilReply\x12K\n" +
 	"\aInspect\x12 .rfaas.control.v1.InspectRequest\x1a\x1e.rfaas.control.v1.InspectReply\x12D\n" +
+	"\x04Room\x12\x1d.rfaas.control.v1.RoomRequest\x1a\x1b.rfaas.control.v1.RoomReply0\x01\x12D\n" +
 	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xfb\x06\n" +
 	"\aManager\x12N\n" +
 	"\bRegister\x12!.rfaas.control.v1.RegisterRequest\x1a\x1f.rfaas.control.v1.RegisterReply\x12Q\n" +
@@ -4221,7 +4323,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -4255,35 +4357,37 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*UntilReply)(nil),            // 29: rfaas.control.v1.UntilReply
 	(*InspectRequest)(nil),        // 30: rfaas.control.v1.InspectRequest
 	(*InspectReply)(nil),          // 31: rfaas.control.v1.InspectReply
-	(*EventsRequest)(nil),         // 32: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 33: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 34: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 35: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 36: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 37: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 38: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 39: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 40: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 41: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 42: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 43: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 44: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 45: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 46: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 47: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 48: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 49: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 50: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 51: rfaas.control.v1.ReserveReply
-	(*AttachClientRequest)(nil),   // 52: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 53: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 54: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 55: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 56: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 57: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 58: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 59: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 60: rfaas.control.v1.BillLine
+	(*RoomRequest)(nil),           // 32: rfaas.control.v1.RoomRequest
+	(*RoomReply)(nil),             // 33: rfaas.control.v1.RoomReply
+	(*EventsRequest)(nil),         // 34: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 35: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 36: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 37: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 38: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 39: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 40: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 41: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 42: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 43: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 44: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 45: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 46: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 47: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 48: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 49: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 50: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 51: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 52: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 53: rfaas.control.v1.ReserveReply
+	(*AttachClientRequest)(nil),   // 54: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 55: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 56: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 57: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 58: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 59: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 60: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 61: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 62: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
@@ -4292,24 +4396,24 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	9,  // 3: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
 	10, // 4: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
 	1,  // 5: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	43, // 6: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	45, // 6: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
 	9,  // 7: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
 	23, // 8: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
 	2,  // 9: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
 	4,  // 10: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	45, // 11: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	47, // 11: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
 	4,  // 12: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	42, // 13: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	44, // 13: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
 	4,  // 14: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	43, // 15: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	43, // 16: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	43, // 17: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	43, // 18: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	43, // 19: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	43, // 20: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	54, // 21: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	59, // 22: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	60, // 23: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	45, // 15: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	45, // 16: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	45, // 17: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	45, // 18: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	45, // 19: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	45, // 20: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	56, // 21: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	61, // 22: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	62, // 23: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
 	3,  // 24: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
 	6,  // 25: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
 	6,  // 26: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
@@ -4323,45 +4427,47 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	26, // 34: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
 	28, // 35: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
 	30, // 36: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	32, // 37: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	34, // 38: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	36, // 39: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	38, // 40: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	40, // 41: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	44, // 42: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	46, // 43: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	52, // 44: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	55, // 45: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	57, // 46: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	48, // 47: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	50, // 48: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 49: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	7,  // 50: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	7,  // 51: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	12, // 52: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	14, // 53: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	16, // 54: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	18, // 55: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	20, // 56: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	22, // 57: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	25, // 58: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	27, // 59: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	29, // 60: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	31, // 61: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	33, // 62: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	35, // 63: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	37, // 64: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	39, // 65: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	41, // 66: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	45, // 67: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	47, // 68: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	53, // 69: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	56, // 70: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	58, // 71: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	49, // 72: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	51, // 73: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	49, // [49:74] is the sub-list for method output_type
-	24, // [24:49] is the sub-list for method input_type
+	32, // 37: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	34, // 38: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	36, // 39: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	38, // 40: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	40, // 41: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	42, // 42: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	46, // 43: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	48, // 44: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	54, // 45: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	57, // 46: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	59, // 47: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	50, // 48: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	52, // 49: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 50: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	7,  // 51: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	7,  // 52: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	12, // 53: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	14, // 54: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	16, // 55: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	18, // 56: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	20, // 57: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	22, // 58: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	25, // 59: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	27, // 60: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	29, // 61: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	31, // 62: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	33, // 63: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	35, // 64: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	37, // 65: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	39, // 66: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	41, // 67: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	43, // 68: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	47, // 69: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	49, // 70: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	55, // 71: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	58, // 72: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	60, // 73: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	51, // 74: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	53, // 75: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	50, // [50:76] is the sub-list for method output_type
+	24, // [24:50] is the sub-list for method input_type
 	24, // [24:24] is the sub-list for extension type_name
 	24, // [24:24] is the sub-list for extension extendee
 	0,  // [0:24] is the sub-list for field type_name
@@ -4380,7 +4486,7 @@ func file_internal_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   58,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

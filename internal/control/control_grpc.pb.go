@@ -35,6 +35,7 @@ const (
 	Executor_Drain_FullMethodName   = "/rfaas.control.v1.Executor/Drain"
 	Executor_Until_FullMethodName   = "/rfaas.control.v1.Executor/Until"
 	Executor_Inspect_FullMethodName = "/rfaas.control.v1.Executor/Inspect"
+	Executor_Room_FullMethodName    = "/rfaas.control.v1.Executor/Room"
 	Executor_Events_FullMethodName  = "/rfaas.control.v1.Executor/Events"
 )
 
@@ -71,6 +72,9 @@ type ExecutorClient interface {
 	Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error)
+	// Room tells a client whose request was refused when the executor may have room for it: once at the beginning, and then each time
+	// that resources have become free and there is room. Nothing is reserved.
+	Room(ctx context.Context, in *RoomRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RoomReply], error)
 	// Events lasts as long as the lease. The lease ends when the client closes it or disappears.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 }
@@ -228,9 +232,28 @@ func (c *executorClient) Inspect(ctx context.Context, in *InspectRequest, opts .
 	return out, nil
 }
 
+func (c *executorClient) Room(ctx context.Context, in *RoomRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RoomReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[3], Executor_Room_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RoomRequest, RoomReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executor_RoomClient = grpc.ServerStreamingClient[RoomReply]
+
 func (c *executorClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[3], Executor_Events_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[4], Executor_Events_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -280,6 +303,9 @@ type ExecutorServer interface {
 	Until(context.Context, *UntilRequest) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
 	Inspect(context.Context, *InspectRequest) (*InspectReply, error)
+	// Room tells a client whose request was refused when the executor may have room for it: once at the beginning, and then each time
+	// that resources have become free and there is room. Nothing is reserved.
+	Room(*RoomRequest, grpc.ServerStreamingServer[RoomReply]) error
 	// Events lasts as long as the lease. The lease ends when the client closes it or disappears.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	mustEmbedUnimplementedExecutorServer()
@@ -330,6 +356,9 @@ func (UnimplementedExecutorServer) Until(context.Context, *UntilRequest) (*Until
 }
 func (UnimplementedExecutorServer) Inspect(context.Context, *InspectRequest) (*InspectReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Inspect not implemented")
+}
+func (UnimplementedExecutorServer) Room(*RoomRequest, grpc.ServerStreamingServer[RoomReply]) error {
+	return status.Errorf(codes.Unimplemented, "method Room not implemented")
 }
 func (UnimplementedExecutorServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Errorf(codes.Unimplemented, "method Events not implemented")
@@ -560,6 +589,17 @@ func _Executor_Inspect_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Executor_Room_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RoomRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ExecutorServer).Room(m, &grpc.GenericServerStream[RoomRequest, RoomReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executor_RoomServer = grpc.ServerStreamingServer[RoomReply]
+
 func _Executor_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -634,6 +674,11 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Fetch",
 			Handler:       _Executor_Fetch_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Room",
+			Handler:       _Executor_Room_Handler,
 			ServerStreams: true,
 		},
 		{

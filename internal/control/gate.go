@@ -254,6 +254,7 @@ var roles = map[string]identity.Role{
 	service + "Executor/Leases":  identity.RoleTenant,
 	service + "Executor/Inspect": identity.RoleTenant,
 	service + "Executor/Events":  identity.RoleTenant,
+	service + "Executor/Room":    identity.RoleTenant,
 	service + "Executor/Revoke":  identity.RoleOperator,
 	service + "Executor/Drain":   identity.RoleOperator,
 	service + "Executor/Until":   identity.RoleOperator,

@@ -80,7 +80,7 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 		}
 		e.dropCached(oldest)
 	}
-	e.report()
+	e.changed()
 	return true
 }
 
@@ -207,7 +207,7 @@ func (e *Executor) reapCached(id lease.ID) {
 	if err := e.table.Reaped(id); err != nil {
 		e.log.Error("cannot return the cores of cached workers", "lease", uint64(id), "error", err)
 	}
-	e.report()
+	e.changed()
 }
 
 // end ends and reaps workers that were cached.

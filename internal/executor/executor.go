@@ -51,7 +51,8 @@ type Executor struct {
 	work        sync.WaitGroup // goroutines that start and end leases
 	accounts    *accounts      // nil: nothing is charged
 	limits      *limiter       // nil: no tenant has a limit
-	report      func()         // notifies the manager of changed capacity; does not block
+	report      func()         // notifies the manager of changed capacity; does not block. Called by changed
+	room        room           // notifies clients that wait for room
 	metrics     *metrics
 	gate        *control.Gate // counts refusals; may be nil
 

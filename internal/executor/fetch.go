@@ -64,7 +64,7 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 		return bufio.NewReaderSize(source, fetchChunk), nil
 	})
 	source.close()
-	e.report()
+	e.changed()
 	if err != nil {
 		return err
 	}

@@ -254,6 +254,7 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 			e.log.Error("cannot return the cores of a failed lease", "lease", uint64(h.id), "error", ferr)
 		}
 		e.forget(h)
+		e.changed()
 		return
 	}
 	l, err := e.table.Get(h.id)
@@ -275,7 +276,7 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 	}
 	e.audit(caller, identity.AuditGrant, h, l.Terms.Tenant, "", func(line *identity.AuditEntry) { line.Start = startOf(granted) })
 	close(h.started)
-	e.report()
+	e.changed()
 }
 
 // tell logs an event that a lease's tenant has caused. Lines beyond the tenant's limit are counted and dropped.

@@ -92,7 +92,7 @@ func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
 	}
 	e.accounts.end(h.id)
 	e.forget(h)
-	e.report()
+	e.changed()
 }
 
 // forget drops a holding whose workers are gone.

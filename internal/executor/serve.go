@@ -284,7 +284,7 @@ func (e *Executor) reportAbility(ctx context.Context) {
 			e.log.Info("workers can be started again")
 		}
 		able = reason == nil
-		e.report()
+		e.changed()
 		select {
 		case <-changed:
 		case <-ctx.Done():

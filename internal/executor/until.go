@@ -96,7 +96,7 @@ func (e *Executor) Until(_ context.Context, req *control.UntilRequest) (*control
 	if e.back.unix() != s {
 		e.back.set(at)
 		e.log.Info("wanted back at another time", "until", s)
-		e.report()
+		e.changed()
 	}
 	return &control.UntilReply{}, nil
 }

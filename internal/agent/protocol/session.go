@@ -61,7 +61,7 @@ func DecodeSessionName(op Op, b []byte) (SessionName, error) {
 // Spread asks for executors with room.
 type Spread struct {
 	Session, Workers, CoresPerWorker, Memory uint64
-	DurationNs                               int64
+	DurationNs, WaitNs                       int64
 	One                                      bool // every share is for leases of one worker each
 	Executor                                 string
 	Avoid                                    []string
@@ -78,7 +78,7 @@ func DecodeSpread(b []byte) (Spread, error) {
 	}
 	t := texts{op: OpSpread, err: err}
 	s := Spread{Session: uint64(c.session), Workers: uint64(c.workers), CoresPerWorker: uint64(c.cores_per_worker),
-		Memory: uint64(c.memory), DurationNs: int64(c.duration_ns), One: c.one != 0, Executor: t.of("executor", c.executor[:])}
+		Memory: uint64(c.memory), DurationNs: int64(c.duration_ns), WaitNs: int64(c.wait_ns), One: c.one != 0, Executor: t.of("executor", c.executor[:])}
 	for err == nil && len(rest) > 0 {
 		var a address
 		rest, _ = take(OpSpread, rest, &a)

@@ -1,0 +1,186 @@
+package grant
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// roomMost is how many executors a waiting lease follows.
+const roomMost = 16
+
+// roomLook is how often a waiting lease looks for room although every executor that it could use is followed: nobody announces that a
+// limit of the tenant is no longer reached.
+const roomLook = 2 * time.Second
+
+// Rooms follows executors for a request that waits for room. One goroutine uses it.
+type Rooms struct {
+	c      *shared
+	need   control.RoomRequest
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+	news   chan struct{} // capacity 1: room or lost has changed
+
+	mu       sync.Mutex
+	followed map[string]bool
+	room     bool // an executor has reported room since the last Await
+	lost     bool // a stream has ended since then
+}
+
+func (c *shared) rooms(ctx context.Context, cores, memory uint64) *Rooms {
+	r := &Rooms{c: c, need: control.RoomRequest{Cores: uint32(min(cores, 1<<32-1)), MemoryBytes: memory}, news: make(chan struct{}, 1),
+		followed: map[string]bool{}}
+	r.ctx, r.cancel = context.WithCancel(ctx)
+	return r
+}
+
+// Rooms returns what a pending lease follows while it waits. The caller closes it.
+func (p *Pending) Rooms(ctx context.Context) *Rooms {
+	return p.c.rooms(ctx, uint64(p.spec.Workers)*uint64(p.spec.CoresPerWorker), uint64(p.spec.Workers)*p.spec.Memory)
+}
+
+// Impossible reports whether err, of Look, says that the only executor that may be asked could never grant the lease.
+func (p *Pending) Impossible(err error) bool {
+	return cmp.Or(p.spec.Executor, p.c.opts.Executor) != "" && errors.Is(err, dataplane.ErrInvalid)
+}
+
+// Follow makes r follow the executors that the lease could have. It returns false if there are others.
+func (p *Pending) Follow(_ context.Context, r *Rooms) bool {
+	if at := cmp.Or(p.spec.Executor, p.spec.At, p.c.opts.Executor); at != "" {
+		return r.follow(at)
+	}
+	return r.followAll(p.candidates)
+}
+
+// Spreading is a search for room for several leases (Spread).
+type Spreading struct {
+	c    *Control
+	spec Spec // of one worker
+}
+
+// Spreading returns what a search with the terms s follows while it waits.
+func (c *Control) Spreading(s Spec) *Spreading {
+	s.Workers, s.CoresPerWorker = 1, max(s.CoresPerWorker, 1)
+	return &Spreading{c, s}
+}
+
+// Rooms is like Pending.Rooms.
+func (s *Spreading) Rooms(ctx context.Context) *Rooms {
+	return s.c.rooms(ctx, uint64(s.spec.CoresPerWorker), s.spec.Memory)
+}
+
+// Follow is like Pending.Follow. It asks the manager for its list.
+func (s *Spreading) Follow(ctx context.Context, r *Rooms) bool {
+	ctx, cancel := s.c.bound(ctx)
+	defer cancel()
+	found, _, err := s.c.candidates(ctx, &s.spec)
+	return err == nil && r.followAll(found)
+}
+
+// followAll follows the executors that lend enough cores.
+func (r *Rooms) followAll(candidates []Candidate) bool {
+	all := len(candidates) > 0
+	for _, cand := range candidates {
+		if cand.info.GetCores() >= r.need.Cores {
+			all = r.follow(cand.Address) && all
+		}
+	}
+	return all
+}
+
+// follow returns false if r follows as many executors as it may.
+func (r *Rooms) follow(address string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.followed[address] {
+		return true
+	}
+	if len(r.followed) == roomMost {
+		return false
+	}
+	r.followed[address] = true
+	r.done.Go(func() {
+		r.listen(address)
+		r.mu.Lock()
+		delete(r.followed, address)
+		r.lost = true
+		r.mu.Unlock()
+		r.wake()
+	})
+	return true
+}
+
+// listen passes on what an executor reports until its stream ends.
+func (r *Rooms) listen(address string) {
+	conn, err := r.c.dial("wait for room", address)
+	if err != nil {
+		return
+	}
+	stream, err := control.NewExecutorClient(conn).Room(r.ctx, &r.need)
+	for err == nil {
+		var reply *control.RoomReply
+		if reply, err = stream.Recv(); err == nil && reply.GetRoom() {
+			r.mu.Lock()
+			r.room = true
+			r.mu.Unlock()
+			r.wake()
+		}
+	}
+}
+
+func (r *Rooms) wake() {
+	select {
+	case r.news <- struct{}{}:
+	default:
+	}
+}
+
+// Await returns when it is worth asking again: a followed executor has room, a stream has ended, a new executor has registered since
+// Arrivals returned seen, or ctx ends. Without any of these it returns after roomLook, or after `pause` if not all executors are followed. It
+// returns no sooner than after `pause`, unless for a new executor. room reports whether a followed executor has room.
+func (r *Rooms) Await(ctx context.Context, seen uint64, pause time.Duration, all bool) (room bool) {
+	arrival, stop := context.WithCancel(ctx)
+	defer stop()
+	arrived := make(chan struct{})
+	go func() {
+		r.c.AwaitArrival(arrival, seen)
+		close(arrived)
+	}()
+	soonest, latest := time.NewTimer(pause), time.NewTimer(max(pause, roomLook))
+	defer soonest.Stop()
+	defer latest.Stop()
+	for early := true; ; {
+		r.mu.Lock()
+		room = r.room
+		again := room || r.lost || !all
+		if again && !early {
+			r.room, r.lost = false, false
+			r.mu.Unlock()
+			return room
+		}
+		r.mu.Unlock()
+		select {
+		case <-r.news:
+		case <-soonest.C:
+			early = false
+		case <-latest.C:
+			return false
+		case <-arrived:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// Close ends the streams.
+func (r *Rooms) Close() {
+	r.cancel()
+	r.done.Wait()
+}
