@@ -4,6 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -284,6 +288,32 @@ func TestFailoverOfOtherCalls(t *testing.T) {
 	}
 }
 
+// untilHandedOver waits until the executor has closed its own descriptors of its workers' TCP connections. A worker can answer before
+// that. If the executor is stopped with such a descriptor open, the connection stays open when the worker dies.
+func untilHandedOver(t *testing.T, w *world) {
+	t.Helper()
+	grpc := fmt.Sprintf(":%04X", netip.MustParseAddrPort(w.Address).Port())
+	within(t, 10*time.Second, "the executor has closed its descriptors of connections", func() bool {
+		held := map[string]bool{}
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", w.pid()))
+		for _, f := range files {
+			link, _ := os.Readlink(f)
+			held[strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")] = true
+		}
+		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", w.pid()))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%d descriptors of the executor, %v", len(files), err)
+		}
+		for line := range strings.Lines(string(table)) {
+			const local, state, inode = 1, 3, 9
+			if f := strings.Fields(line); len(f) > inode && f[state] == "01" && held[f[inode]] && !strings.HasSuffix(f[local], grpc) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // deadWorker returns a lease whose only worker was killed during a call, which has ended. The executor is stopped, so that it neither
 // reports the death nor starts another worker.
 func deadWorker(t *testing.T) (*world, *client.Lease, client.Call) {
@@ -295,7 +325,9 @@ func deadWorker(t *testing.T) (*world, *client.Lease, client.Call) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	untilHandedOver(t, w)
 	w.signal(syscall.SIGSTOP)
+	t.Cleanup(func() { w.signal(syscall.SIGCONT) })
 	kill(t, victim, syscall.SIGKILL)
 	bound, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
