@@ -1,23 +1,24 @@
-/* For functions that rfaas executes. C and C++; from Fortran bind the functions below by ISO_C_BINDING.
+/* What functions that rfaas executes may use, in C and C++. rfaas_function.hpp adds typed parameters and exceptions for C++.
+ * rfaas_function(3) has this text too.
  *
  * A function has C linkage and this type:
  *
  *     uint32_t f(void *args, uint32_t size, void *res);
  *
- *   args   `size` bytes of input, aligned to 64. The function may overwrite them; they are gone when it returns.
- *   res    where the result goes, aligned to 64. There is room for rfaas_result_capacity() bytes, not more.
- *   return bytes of the result. More than the capacity: the caller gets "result larger than the capacity" and the
- *          size that it should offer, but no bytes.
+ *   args    `size` bytes of input, aligned to 64. The function may overwrite them. They are gone when it returns.
+ *   res     where the result goes, aligned to 64. It has room for rfaas_result_capacity() bytes, not more.
+ *   return  bytes of the result. If that is more than the capacity, the caller gets the error RFAAS_RESULT_TOO_LARGE,
+ *           and the size that it should offer, but no bytes.
  *
- * Compile with rfaas-cc, or with -O3 -shared -fPIC. Nothing but the above is needed; a function that uses no extras need not include this
- * header. One worker calls one function at a time, always on the same thread, pinned to the worker's cores; it may use
- * threads of its own. Static variables live as long as the worker, which is the lease. What a function prints goes
- * to a bounded log that comes back with an error. A crash ends the worker and this call, nobody else's.
+ * Compile with rfaas-cc, or with -O3 -shared -fPIC. A function that uses none of the extras below need not include this
+ * header. A worker calls one function at a time, always on the same thread, pinned to the worker's cores. A function
+ * may start threads of its own. Static variables live as long as the worker. What a function prints goes to a bounded
+ * log that comes back with an error. A crash ends the worker and the call, and no other worker.
  *
- * The extras are weak references: a library that uses them loads and runs in any program, for tests or as local
- * fallback, where they do what is said under "elsewhere". They act on the call that runs on the calling thread. On
- * other threads of a worker (OpenMP regions) rfaas_result_capacity and rfaas_fail do as elsewhere, rfaas_state returns
- * NULL, and rfaas_worker_cores is the same.
+ * The extras are weak references: a library that uses them can be loaded into any program, for tests or as local
+ * fallback. There the extras do what their descriptions say under "elsewhere". They act on the call that runs on the
+ * calling thread. On other threads of a worker, such as those of OpenMP, rfaas_result_capacity and rfaas_fail do as
+ * elsewhere, rfaas_state returns NULL, and rfaas_worker_cores is the same.
  */
 #ifndef RFAAS_FUNCTION_H
 #define RFAAS_FUNCTION_H

@@ -76,3 +76,33 @@ func TestFortranNeedsATypeForEveryField(t *testing.T) {
 		t.Error("a field without a Fortran type was accepted")
 	}
 }
+
+// The pages about functions have what the comments of the headers say, and a function without a comment is a mistake.
+func TestPagesAboutFunctions(t *testing.T) {
+	root := t.TempDir()
+	header := "/* Overview.\n *\n *     code();\n */\n\n/* Bytes of it, in all. Elsewhere 0. */\n" +
+		"RFAAS_FUNCTION_EXTRA uint32_t rfaas_size(int a,\n    int b) __attribute__((pure));\n"
+	write := func(file, text string) {
+		path := filepath.Join(root, filepath.FromSlash(file))
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(FunctionCxx, "/* For C++. */\n")
+	write(FunctionHeader, header)
+	got, err := readExtras(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := extra{"rfaas_size", "bytes of it", "uint32_t rfaas_size(int a, int b)", "Bytes of it, in all. Elsewhere 0."}
+	if got.Overview != "Overview.\n\n    code();" || got.Cpp != "For C++." || !slices.Equal(got.Extras, []extra{want}) {
+		t.Errorf("got %+v", got)
+	}
+	write(FunctionHeader, header+"\nRFAAS_FUNCTION_EXTRA void rfaas_bare(void);\n")
+	if _, err := readExtras(root); err == nil || !strings.Contains(err.Error(), "1 of 2 functions have a comment") {
+		t.Errorf("a function without a comment: %v", err)
+	}
+}

@@ -80,6 +80,15 @@ func Files(root string) (map[string][]byte, error) {
 		file := Manual + "/" + f.Function + ".3"
 		files[file] = render(file, "function.3.tmpl", f)
 	}
+	written, e := readExtras(root)
+	if e != nil {
+		return nil, errors.Join(err, e)
+	}
+	for _, x := range written.Extras {
+		file := Manual + "/" + x.Name + ".3"
+		files[file] = render(file, "extra.3.tmpl", x)
+	}
+	files[Manual+"/rfaas_function.3"] = render("rfaas_function.3", "rfaas_function.3.tmpl", written)
 	files[Manual+"/rfaas.3"] = render("rfaas.3", "rfaas.3.tmpl", d)
 	for file, name := range map[string]string{MPIHeader: "rfaas_mpi.h.tmpl", Fortran: "rfaas.f90.tmpl"} {
 		whole, e := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
