@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -25,7 +26,7 @@ func deaths(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return compile(t, "deaths.so", string(source), "-O1", "-D_GNU_SOURCE", "-pthread", "-I"+headers)
+	return compile(t, "deaths.so", string(source), "-O1", "-g1", "-D_GNU_SOURCE", "-pthread", "-I"+headers)
 }
 
 // startCalls makes hot calls on a worker until stop is called, which returns their number and the longest duration.
@@ -136,8 +137,19 @@ func TestDeathsAreReported(t *testing.T) {
 	died := newRecorder()
 	l := w.lease(t, client.LeaseOptions{Library: deaths(t), Workers: 2, WaitMode: client.Hot, Memory: 64 << 20, OnEvent: died.only(client.EventWorkerDied)})
 	stop := startCalls(t, l.Worker(1), function(t, l, "echo"))
+	source, err := os.ReadFile(filepath.Join(root, "internal/zygote/testdata/deaths.c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := func(code string) string { // its number in the source
+		before, _, ok := strings.Cut(string(source), code)
+		if !ok {
+			t.Fatalf("deaths.c does not have %q", code)
+		}
+		return strconv.Itoa(1 + strings.Count(before, "\n"))
+	}
 	for _, d := range []death{
-		{"segv", nil, client.StatusWorkerDied, "SIGSEGV at address 0x8", "hidden_inner+0x visible_middle+0x segv+0x", "about to crash"},
+		{"segv", nil, client.StatusWorkerDied, "SIGSEGV at address 0x8", "hidden_inner+0x x.c:" + line("*p = 1;") + " visible_middle+0x x.c:" + line("hidden_inner(p);") + " segv+0x x.c:" + line("visible_middle((int *)8)"), "about to crash"},
 		{"bus", nil, client.StatusWorkerDied, "SIGBUS at address 0x", "bus+0x", ""},
 		{"fpe", u64(5), client.StatusWorkerDied, "SIGFPE at address 0x", "fpe+0x", ""},
 		{"ill", nil, client.StatusWorkerDied, "SIGILL at address 0x", "ill+0x", ""},

@@ -13,7 +13,8 @@
  * Compile with rfaas-cc, or with -O3 -shared -fPIC. A function that uses none of the extras below need not include this
  * header. A worker calls one function at a time, always on the same thread, pinned to the worker's cores. A function
  * may start threads of its own. Static variables live as long as the worker. What a function prints goes to a bounded
- * log that comes back with an error. A crash ends the worker and the call, and no other worker.
+ * log that comes back with an error. A crash ends the worker and the call, and no other worker. The caller's error
+ * then has the functions on the stack, and their lines in the source if the library was compiled with -g1, as by rfaas-cc.
  *
  * The extras are weak references: a library that uses them can be loaded into any program, for tests or as local
  * fallback. There the extras do what their descriptions say under "elsewhere". They act on the call that runs on the

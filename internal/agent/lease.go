@@ -87,6 +87,7 @@ func (c *client) background(f func()) {
 func (l *lease) tell(e grant.Event) {
 	m := protocol.Event{Key: l.key, Kind: uint32(e.Kind), InNs: int64(e.In), Status: int32(e.Status), Text: e.Reason}
 	if e.Kind == grant.WorkerDied {
+		e.Backtrace = l.pending.WithLines(e.Backtrace)
 		m.Text, m.Worker, m.PID, m.Details = e.Death(), uint32(e.Worker), uint64(e.PID), details(&e)
 	}
 	drains := false

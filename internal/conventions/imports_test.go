@@ -47,7 +47,8 @@ var layers = map[string][]string{
 	"mpi":        {},
 
 	// The base.
-	"internal/grant":        {"internal/api", "internal/board", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
+	"internal/backtrace":    {},
+	"internal/grant":        {"internal/api", "internal/backtrace", "internal/board", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/zygote":       {"internal/api", "internal/dataplane", "internal/handover", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
 	"internal/handover":     {"internal/spawner/wire"},
 	"internal/spawner":      {"internal/sandbox", "internal/spawner/wire"},

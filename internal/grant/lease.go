@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/rfaas-go/rfaas/internal/backtrace"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
@@ -192,6 +193,14 @@ func (p *Pending) Workers() int { return p.spec.Workers }
 
 // Granted reports whether a Grant succeeded. The caller then owns the lease, even if Grant returned an error afterwards.
 func (p *Pending) Granted() bool { return p.granted }
+
+// WithLines returns the backtrace of a worker with lines of the source. See backtrace.WithLines.
+func (p *Pending) WithLines(trace string) string {
+	if p.lib == nil {
+		return trace
+	}
+	return backtrace.WithLines(trace, p.lib.code)
+}
 
 // Library returns the hash of the lease's library.
 func (h *Held) Library() [sha256.Size]byte { return h.sha }
