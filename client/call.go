@@ -518,8 +518,16 @@ func (f *Function) Map(ctx context.Context, in []byte, inItem int, out []byte, o
 		return fail(op, dataplane.StatusInvalid, "%d bytes are no number of items of %d bytes", len(in), inItem)
 	case outItem > 0 && count > len(out)/outItem:
 		return fail(op, dataplane.StatusInvalid, "room for %d results of %d bytes, want %d", len(out)/outItem, outItem, count)
-	case f.lease.released.Load():
-		return fail(op, StatusLeaseEnded, "the lease was released")
+	}
+	return f.runOnItems(ctx, func(options c.CallOptions, cancelled *atomic.Uint32) error {
+		return f.lease.c.Map(f.index, in, inItem, out, outItem, count, o.Chunk, options.Timeout, options.Repeats, cancelled)
+	})
+}
+
+// runOnItems runs a map or a reduction, which ends when the context does.
+func (f *Function) runOnItems(ctx context.Context, run func(c.CallOptions, *atomic.Uint32) error) error {
+	if f.lease.released.Load() {
+		return fail("map", StatusLeaseEnded, "the lease was released")
 	}
 	options := repeatsOf(ctx).options(c.AnyWorker)
 	if options.Timeout = timeout(ctx); options.Timeout < 0 {
@@ -540,7 +548,7 @@ func (f *Function) Map(ctx context.Context, in []byte, inItem int, out []byte, o
 			}
 		}()
 	}
-	err := f.lease.c.Map(f.index, in, inItem, out, outItem, count, o.Chunk, options.Timeout, options.Repeats, cancelled)
+	err := run(options, cancelled)
 	var e *Error
 	if errors.As(err, &e) && e.Status == StatusCancelled {
 		return f.ended(ctx, "given up", true)

@@ -41,3 +41,13 @@ const (
 	StartPooled  Start = 2 // a process of the executor's pool
 	StartCached  Start = 3 // a worker that served an earlier lease and was still connected. The lease was of this process or, on shm, of another process of the user
 )
+
+// Operation says how [Reduce] combines results.
+type Operation int
+
+// The values of Operation; the numbers are those of rfaas.h.
+const (
+	Sum Operation = 1 // the sum; integers wrap around
+	Min Operation = 2 // the smaller one. A result that is NaN is ignored
+	Max Operation = 3 // the larger one. A result that is NaN is ignored
+)

@@ -53,6 +53,45 @@ func TestMap(t *testing.T) {
 	}
 }
 
+func TestReduce(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	echo := function(t, l, "echo")
+	in := make([]float64, 10_001)
+	want := 0.5
+	for i := range in {
+		in[i] = 1 / float64(i+3)
+		want += in[i]
+	}
+	sum := []float64{0.5}
+	if err := client.Reduce(client.Idempotent(t.Context(), 1), echo, in, sum, client.Sum); err != nil || sum[0] != want {
+		t.Errorf("sum %v, want %v: %v", sum[0], want, err)
+	}
+	type pair = complex64 // of which each has two float32
+	least := []float32{9, 9}
+	if err := client.Reduce(t.Context(), echo, []pair{complex(3, 4), complex(5, -6)}, least, client.Min); err != nil || least[0] != 3 || least[1] != -6 {
+		t.Errorf("minimum %v: %v", least, err)
+	}
+	most, few := []int32{0, 5}, []int64{-9}
+	if err := client.Reduce(t.Context(), echo, []uint64{7, 1 << 32}, most, client.Max); err != nil || most[0] != 7 || most[1] != 5 {
+		t.Errorf("maximum %v: %v", most, err)
+	}
+	if err := client.Reduce(t.Context(), echo, []int64{-3, 4}, few, client.Sum); err != nil || few[0] != -8 {
+		t.Errorf("sum %v: %v", few, err)
+	}
+	if err := client.Reduce(t.Context(), echo, in, sum, client.Operation(4)); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("operation 4: %v", err)
+	}
+	if err := client.Reduce(t.Context(), echo, in, []int64{}, client.Sum); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("no accumulator: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := client.Reduce(ctx, echo, in, sum, client.Sum); !errors.Is(err, context.Canceled) {
+		t.Errorf("a context that had ended: %v", err)
+	}
+}
+
 func TestWaitAny(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Workers: 2})

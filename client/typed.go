@@ -2,7 +2,10 @@ package client
 
 import (
 	"context"
+	"sync/atomic"
 	"unsafe"
+
+	"github.com/rfaas-go/rfaas/client/c"
 )
 
 // Number is what elements of typed payloads and results may be. They travel as the bytes that they have in memory.
@@ -36,4 +39,30 @@ func Map[In, Out Number](ctx context.Context, f *Function, in []In, out []Out) e
 	var from In
 	var to Out
 	return f.Map(ctx, Bytes(in), int(unsafe.Sizeof(from)), Bytes(out), int(unsafe.Sizeof(to)), MapOptions{})
+}
+
+// Reducible is what elements of results may be that [Reduce] combines.
+type Reducible interface {
+	~int32 | ~int64 | ~float32 | ~float64
+}
+
+// Reduce calls f on the elements of in, each an item, on all workers of its lease. Each result has as many elements as accumulator, and is
+// combined with it element by element. Before the call, accumulator holds the values to begin with. Results are combined in the order of the items,
+// so that the same input gives the same bits. After an error the contents of accumulator are undefined. The rest is as with [Function.Map].
+func Reduce[In Number, Out Reducible](ctx context.Context, f *Function, in []In, accumulator []Out, operation Operation) error {
+	var from In
+	var to Out
+	kind, fractions := c.Int32, Out(1)/2 != 0
+	switch {
+	case fractions && unsafe.Sizeof(to) == 4:
+		kind = c.Float
+	case fractions:
+		kind = c.Double
+	case unsafe.Sizeof(to) == 8:
+		kind = c.Int64
+	}
+	return f.runOnItems(ctx, func(o c.CallOptions, cancelled *atomic.Uint32) error {
+		return f.lease.c.Reduce(f.index, Bytes(in), int(unsafe.Sizeof(from)), Bytes(accumulator), len(in), int(operation), kind, o.Timeout, o.Repeats,
+			cancelled)
+	})
 }

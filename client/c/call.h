@@ -236,9 +236,19 @@ uint64_t rfaas_api_grant_key(rfaas_lease *l);
 
 /* ---- map.c ---- */
 
-/* rfaas_map that another thread can cancel by setting *cancelled and calling rfaas_api_interrupt. It then returns RFAAS_CANCELLED. */
+/* How rfaas_reduce combines the results of a map. */
+typedef struct rfaas_fold {
+    rfaas_combine_fn combine;
+    void *arg;
+} rfaas_fold;
+
+/* rfaas_map that another thread can cancel by setting *cancelled and calling rfaas_api_interrupt. It then returns RFAAS_CANCELLED.
+ * With a fold, `out` is the accumulator. */
 int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
-                  const rfaas_map_options *options, const uint32_t *cancelled);
+                  const rfaas_map_options *options, const rfaas_fold *fold, const uint32_t *cancelled);
+/* rfaas_reduce, cancelled in the same way. */
+int rfaas_api_reduce(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *accumulator, size_t out_item,
+                     size_t count, int operation, int type, const rfaas_map_options *options, const uint32_t *cancelled);
 
 /* ---- request_start.c ---- */
 

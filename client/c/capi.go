@@ -481,6 +481,22 @@ func (l *Lease) Map(f uint32, in []byte, inItem int, out []byte, outItem, count,
 		at(out), C.size_t(outItem), C.size_t(count), &c, (*C.uint32_t)(unsafe.Pointer(cancelled))))
 }
 
+// Reduce calls a function on the items of an array, and combines the results with the accumulator, which is the result of one item.
+func (l *Lease) Reduce(f uint32, in []byte, inItem int, accumulator []byte, count, operation, kind int, timeout time.Duration, repeats uint32,
+	cancelled *atomic.Uint32) error {
+	c := C.rfaas_map_options{struct_size: C.sizeof_rfaas_map_options, timeout_ns: C.int64_t(timeout), repeats: C.uint32_t(repeats)}
+	return errorOf(C.rfaas_shim_reduce(l.c(), C.rfaas_function(f), at(in), C.size_t(inItem), at(accumulator), C.size_t(len(accumulator)),
+		C.size_t(count), C.int(operation), C.int(kind), &c, (*C.uint32_t)(unsafe.Pointer(cancelled))))
+}
+
+// Types of the elements that Reduce combines.
+const (
+	Int32  = C.RFAAS_INT32
+	Int64  = C.RFAAS_INT64
+	Float  = C.RFAAS_FLOAT32
+	Double = C.RFAAS_FLOAT64
+)
+
 // ---- pieces ----
 
 // pinnerRoom is how many objects a runtime.Pinner pins without an allocation.

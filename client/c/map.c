@@ -1,4 +1,5 @@
-/* rfaas_map: requests in a window, each a chunk of items, until all have ended. */
+/* rfaas_map: requests in a window, each a chunk of items, until all have ended. With a fold (reduce.c), each chunk's results go to a place of a
+ * ring, and are combined when all earlier chunks have been. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,18 @@
 typedef struct part {
     rfaas_request_slot *r;
     size_t first, items;
+    uint8_t *out; /* where its results go */
 } part;
+
+/* Results of chunks that wait for earlier ones. The chunks are numbered, and chunk n has the place n % size. */
+typedef struct ring {
+    size_t size;
+    size_t bytes;  /* of a place */
+    size_t begun;  /* chunks that have a call */
+    size_t folded; /* chunks whose results are combined */
+    size_t *items; /* results in each place, 0 while its call is in flight */
+    uint8_t *results;
+} ring;
 
 typedef struct map {
     rfaas_lease *l;
@@ -22,11 +34,12 @@ typedef struct map {
     call_plan plan;
     part *parts;
     size_t n_parts;
+    const char *op;            /* in error texts */
+    const rfaas_fold *fold;    /* NULL: rfaas_map */
+    ring ring;
     const uint32_t *cancelled; /* atomic, set by another thread; NULL: cannot be cancelled */
     uint32_t turn; /* of a shared lease: selects the call or lane to wait for next */
 } map;
-
-static const char op[] = "map";
 
 /* Returns how many items make one call. Every worker gets twice `depth` calls out of the remaining items, so the calls queued at a
  * slow worker are at most half of its work. */
@@ -42,22 +55,46 @@ static size_t next_chunk(const map *m) {
     return n < left ? n : left;
 }
 
-/* Starts calls until the workers accept no more. RFAAS_OK: every item has a call. */
+/* Starts calls until the workers accept no more, or the ring is full. RFAAS_OK: every item has a call. */
 static int fill(map *m) {
+    ring *k = &m->ring;
     while (m->next < m->count) {
-        if (m->n_parts == (size_t)m->l->n_workers * m->l->cfg.depth)
+        if (m->n_parts == (size_t)m->l->n_workers * m->l->cfg.depth || (m->fold && k->begun - k->folded == k->size))
             return RFAAS_BUSY;
         part *p = &m->parts[m->n_parts];
         p->first = m->next;
         p->items = next_chunk(m);
-        int status = rfaas_api_start(m->l, op, &m->plan, m->fn, m->in + p->first * m->in_item,
-                                     (uint32_t)(p->items * m->in_item), m->out + p->first * m->out_item,
-                                     p->items * m->out_item, &p->r);
+        p->out = m->fold ? k->results + k->begun % k->size * k->bytes : m->out + p->first * m->out_item;
+        int status = rfaas_api_start(m->l, m->op, &m->plan, m->fn, m->in + p->first * m->in_item,
+                                     (uint32_t)(p->items * m->in_item), p->out, p->items * m->out_item, &p->r);
         if (status)
             return status;
+        k->begun++;
         m->next += p->items;
         m->n_parts++;
     }
+    return RFAAS_OK;
+}
+
+/* Combines the results of a chunk that has ended, and those that have waited for it. */
+static void fold(map *m, const part *p) {
+    ring *k = &m->ring;
+    k->items[(size_t)(p->out - k->results) / k->bytes] = p->items;
+    for (size_t at; k->folded < k->begun && k->items[at = k->folded % k->size]; k->folded++) {
+        for (size_t i = 0; i < k->items[at]; i++)
+            m->fold->combine(m->out, k->results + at * k->bytes + i * m->out_item, m->out_item, m->fold->arg);
+        k->items[at] = 0;
+    }
+}
+
+/* Makes the ring. It has twice as many places as there are calls in flight, so that a slow call does not stop the others at once. */
+static int make_ring(map *m) {
+    ring *k = &m->ring;
+    size_t items = next_chunk(m), all; /* no later chunk is larger */
+    k->size = 2 * (size_t)m->l->n_workers * m->l->cfg.depth;
+    k->bytes = items * m->out_item;
+    if (!(k->items = calloc(k->size, sizeof *k->items)) || __builtin_mul_overflow(k->size, k->bytes, &all) || !(k->results = malloc(all)))
+        return rfaas_api_fail(RFAAS_FATAL, 0, "%s: no memory for %zu results of %zu items", m->op, k->size, items);
     return RFAAS_OK;
 }
 
@@ -87,15 +124,17 @@ static int take_ended(map *m, size_t *taken) {
         ++*taken;
         size_t size = 0, want = p.items * m->out_item;
         uint32_t worker = p.r->worker;
-        int status = rfaas_api_report(m->l, p.r, op, &size);
+        int status = rfaas_api_report(m->l, p.r, m->op, &size);
         if (UNLIKELY(status == RFAAS_OK && size != want) || status == RFAAS_RESULT_TOO_LARGE)
             return rfaas_api_fail(RFAAS_FUNCTION_FAILED, RFAAS_MAYBE_EXECUTED,
-                                  "%s: %s on worker %u returned %zu bytes for the items %zu..%zu, want %zu of %zu bytes each", op,
+                                  "%s: %s on worker %u returned %zu bytes for the items %zu..%zu, want %zu of %zu bytes each", m->op,
                                   function_name(m->l, m->fn), worker, size, p.first, p.first + p.items - 1, p.items,
                                   m->out_item);
         if (UNLIKELY(status))
             return rfaas_api_fail(status, rfaas_started(), "items %zu..%zu: %s", p.first, p.first + p.items - 1,
                                   rfaas_last_error());
+        if (m->fold)
+            fold(m, &p);
     }
     return RFAAS_OK;
 }
@@ -121,7 +160,7 @@ static int fill_or_cancel(map *m, int64_t busy_since) {
         return fill(m);
     int64_t now = dp_now_ns();
     m->plan.wait_until = now + START_NS;
-    int status = cancelled(m) ? rfaas_api_fail(RFAAS_CANCELLED, RFAAS_MAYBE_EXECUTED, "%s: cancelled", op) : fill(m);
+    int status = cancelled(m) ? rfaas_api_fail(RFAAS_CANCELLED, RFAAS_MAYBE_EXECUTED, "%s: cancelled", m->op) : fill(m);
     bool late = (m->plan.deadline && now >= m->plan.deadline) || (busy_since && now - busy_since > m->l->session->timeout_ns);
     return status == RFAAS_DEADLINE && !late ? RFAAS_BUSY : status;
 }
@@ -148,7 +187,7 @@ static int run(map *m) {
             if (!slots_come(m->l) || (shared(m->l) && now - busy_since > m->l->session->timeout_ns))
                 return rfaas_api_fail_const(RFAAS_BUSY, "no free slot on any worker; finish a request and try again");
             if (deadline && now >= deadline)
-                return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: items from %zu: no worker was free", op, m->next);
+                return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: items from %zu: no worker was free", m->op, m->next);
             if (shared(m->l))
                 deadline = rfaas_api_sooner(deadline, busy_since, m->l->session->timeout_ns);
             if (shared(m->l) && m->cancelled)
@@ -202,6 +241,7 @@ static void give_up(map *m, int status) {
 
 static int check(map *m, size_t chunk) {
     rfaas_lease *l = m->l;
+    const char *op = m->op;
     uint64_t large = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
     size_t item = m->in_item > m->out_item ? m->in_item : m->out_item;
     if (large > UINT32_MAX)
@@ -213,8 +253,11 @@ static int check(map *m, size_t chunk) {
     }
     if (m->in_item == 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: in_item is 0, want at least 1 byte", op);
+    if (m->fold && m->out_item == 0)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: out_item is 0, want at least 1 byte", op);
     if (m->count && (!m->in || (!m->out && m->out_item)))
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s is NULL with %zu items", op, m->in ? "out" : "in", m->count);
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s is NULL with %zu items", op,
+                              !m->in ? "in" : m->fold ? "accumulator" : "out", m->count);
     if (m->count > SIZE_MAX / item)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %zu items of %zu bytes are more than memory can hold", op, m->count, item);
     if (item > large || chunk > large / item)
@@ -225,11 +268,12 @@ static int check(map *m, size_t chunk) {
 
 int rfaas_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
               const rfaas_map_options *options) {
-    return rfaas_api_map(l, function, in, in_item, out, out_item, count, options, NULL);
+    return rfaas_api_map(l, function, in, in_item, out, out_item, count, options, NULL, NULL);
 }
 
 int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
-                  const rfaas_map_options *options, const uint32_t *cancelled) {
+                  const rfaas_map_options *options, const rfaas_fold *fold, const uint32_t *cancelled) {
+    const char *op = fold ? "reduce" : "map";
     int status = rfaas_api_enter(l, op);
     if (status)
         return status;
@@ -243,7 +287,7 @@ int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_
     if (o.timeout_ns < 0)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: timeout_ns %lld is negative", op, (long long)o.timeout_ns));
     map m = {.l = l, .fn = function, .in = in, .out = out, .in_item = in_item, .out_item = out_item, .count = count,
-             .chunk = o.chunk, .cancelled = cancelled, .plan = {.worker = RFAAS_ANY_WORKER, .repeats = o.repeats, .full_is_busy = true}};
+             .chunk = o.chunk, .op = op, .fold = fold, .cancelled = cancelled, .plan = {.worker = RFAAS_ANY_WORKER, .repeats = o.repeats, .full_is_busy = true}};
     if ((status = check(&m, o.chunk)) || count == 0)
         return leave(l, status);
     if (o.timeout_ns) {
@@ -252,9 +296,11 @@ int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_
     }
     if (!(m.parts = malloc((size_t)l->n_workers * l->cfg.depth * sizeof *m.parts)))
         return leave(l, rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op));
-    status = run(&m);
-    if (status)
+    status = fold ? make_ring(&m) : RFAAS_OK;
+    if (!status && (status = run(&m)))
         give_up(&m, status);
     free(m.parts);
+    free(m.ring.items);
+    free(m.ring.results);
     return leave(l, status);
 }

@@ -968,6 +968,68 @@ typedef struct rfaas_map_options {
 RFAAS_API int rfaas_map(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_item, void *out,
                         size_t out_item, size_t count, const rfaas_map_options *options);
 
+/* ---- reduction ---- */
+
+#define RFAAS_SUM 1 /* the sum; integers wrap around */
+#define RFAAS_MIN 2 /* the smaller one. A result that is NaN is ignored */
+#define RFAAS_MAX 3 /* the larger one. A result that is NaN is ignored */
+
+#define RFAAS_INT32 1   /* int32_t */
+#define RFAAS_INT64 2   /* int64_t */
+#define RFAAS_FLOAT32 3 /* float */
+#define RFAAS_FLOAT64 4 /* double */
+
+/* rfaas_combine_fn combines the result of one item, of `size` bytes, with the accumulator. It runs on
+ * the thread that called rfaas_reduce_with, and must not use the lease. */
+typedef void (*rfaas_combine_fn)(void *accumulator, const void *result, size_t size, void *arg);
+
+/* rfaas_reduce applies a function to every item of an array, on all workers of a lease, and combines
+ * the results.
+ *
+ *   in: count * in_item bytes.
+ *   in_item: bytes of one item, at least 1.
+ *   accumulator: out_item bytes: the value to begin with, for example zeros for RFAAS_SUM; receives
+ *     the combination.
+ *   out_item: bytes of the result of one item, a multiple of an element's size.
+ *   count: number of items. If it is 0, nothing is done.
+ *   operation: RFAAS_SUM, RFAAS_MIN or RFAAS_MAX, applied to each element of the accumulator and the
+ *     element of the result in the same place.
+ *   type: of the elements: RFAAS_INT32, RFAAS_INT64, RFAAS_FLOAT32 or RFAAS_FLOAT64.
+ *
+ * Calls the function as rfaas_map does, and works with the same functions: one call gets k >= 1
+ * consecutive items, and returns k results.
+ *
+ * Results are combined in the order of the items, whichever worker answers first and however items are
+ * divided among calls. So the same input gives the same bits, also with floating-point numbers. At
+ * most 2 * workers * depth results of calls are kept in memory. Then a call whose turn has not come
+ * waits for the slowest one.
+ *
+ * Errors are those of rfaas_map. After an error, the contents of `accumulator` are undefined.
+ *
+ * Errors:
+ *   RFAAS_INVALID: an argument is wrong, for example the operation or the type.
+ *   RFAAS_FATAL: there is no memory for results that wait. */
+RFAAS_API int rfaas_reduce(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_item,
+                           void *accumulator, size_t out_item, size_t count, int operation, int type,
+                           const rfaas_map_options *options);
+
+/* rfaas_reduce_with works like rfaas_reduce, with a function of the program that combines.
+ *
+ *   in: count * in_item bytes.
+ *   in_item: bytes of one item, at least 1.
+ *   accumulator: any memory; only `combine` uses it.
+ *   out_item: bytes of the result of one item, at least 1.
+ *   count: number of items.
+ *   combine: called once for each item, in the order of the items.
+ *   arg: passed to combine.
+ *
+ * Errors:
+ *   RFAAS_INVALID: an argument is wrong.
+ *   RFAAS_FATAL: there is no memory for results that wait. */
+RFAAS_API int rfaas_reduce_with(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_item,
+                                void *accumulator, size_t out_item, size_t count, rfaas_combine_fn combine,
+                                void *arg, const rfaas_map_options *options);
+
 /* ---- statistics ---- */
 
 typedef struct rfaas_statistics {

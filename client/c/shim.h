@@ -67,8 +67,11 @@ int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, siz
                           const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
 int rfaas_api_iinvokev_for(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size_t in_count, const rfaas_piece *out,
                            size_t out_count, const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
+struct rfaas_fold;
 int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
-                  const rfaas_map_options *options, const uint32_t *cancelled);
+                  const rfaas_map_options *options, const struct rfaas_fold *fold, const uint32_t *cancelled);
+int rfaas_api_reduce(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *accumulator, size_t out_item,
+                     size_t count, int operation, int type, const rfaas_map_options *options, const uint32_t *cancelled);
 void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until);
 void rfaas_api_interrupt(rfaas_lease *l);
 
@@ -138,10 +141,16 @@ static inline rfaas_shim_ended rfaas_shim_waitany(size_t count, rfaas_request *r
 
 static inline rfaas_shim_error *rfaas_shim_cancel(rfaas_request *r) { return rfaas_shim_check(rfaas_cancel(r)); }
 
+static inline rfaas_shim_error *rfaas_shim_reduce(rfaas_lease *l, rfaas_function f, const uint8_t *in, size_t in_item, uint8_t *accumulator,
+                                                  size_t out_item, size_t count, int operation, int type, const rfaas_map_options *o,
+                                                  const uint32_t *cancelled) {
+    return rfaas_shim_check(rfaas_api_reduce(l, f, in, in_item, accumulator, out_item, count, operation, type, o, cancelled));
+}
+
 static inline rfaas_shim_error *rfaas_shim_map(rfaas_lease *l, rfaas_function f, const uint8_t *in, size_t in_item, uint8_t *out,
                                                size_t out_item, size_t count, const rfaas_map_options *o,
                                                const uint32_t *cancelled) {
-    return rfaas_shim_check(rfaas_api_map(l, f, in, in_item, out, out_item, count, o, cancelled));
+    return rfaas_shim_check(rfaas_api_map(l, f, in, in_item, out, out_item, count, o, NULL, cancelled));
 }
 
 /* ---- everything else ---- */

@@ -26,6 +26,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <initializer_list>
 #include <iterator>
@@ -528,8 +529,52 @@ class lease {
                                                           std::to_string(to.size()) + " out");
         check(rfaas_map(handle_, f, from.data(), sizeof(*from.data()), to.data(), sizeof(*to.data()), from.size(), &options));
     }
+    /* Applies f to all elements of in, on all workers, and combines the results with the accumulator, which holds the values to begin with. The
+     * result of one element of `in` has as many elements as the accumulator. Results are combined in the order of the elements of `in`. */
+    template <class In, class Out>
+    void reduce(rfaas::function f, const In &in, Out &&accumulator, operation how, const map_options &options = {}) {
+        auto from = payload(in);
+        auto to = room(accumulator);
+        check(rfaas_reduce(handle_, f, from.data(), sizeof(*from.data()), to.data(), to.size() * sizeof(*to.data()), from.size(), int(how),
+                           element_type<std::remove_reference_t<decltype(*to.data())>>(), &options));
+    }
+    /* The same with a function that combines: combine(accumulator, result), where `result` is a Result, the result of one element of `in`. After an
+     * exception of `combine`, it is not called again, and reduce throws that exception when the calls have ended. */
+    template <class Result, class In, class Accumulator, class Combine,
+              class = std::enable_if_t<std::is_invocable_v<Combine &, Accumulator &, const Result &>>>
+    void reduce(rfaas::function f, const In &in, Accumulator &accumulator, Combine combine, const map_options &options = {}) {
+        static_assert(std::is_trivially_copyable<Result>::value, "results travel as bytes");
+        struct state {
+            Combine &combine;
+            std::exception_ptr thrown;
+        } s{combine, nullptr};
+        auto from = payload(in);
+        check(rfaas_reduce_with(
+            handle_, f, from.data(), sizeof(*from.data()), &accumulator, sizeof(Result), from.size(),
+            [](void *to, const void *result, std::size_t, void *arg) {
+                state &s = *static_cast<state *>(arg);
+                Result r;
+                std::memcpy(&r, result, sizeof r);
+                if (!s.thrown) {
+                    try {
+                        s.combine(*static_cast<Accumulator *>(to), r);
+                    } catch (...) {
+                        s.thrown = std::current_exception();
+                    }
+                }
+            },
+            &s, &options));
+        if (s.thrown)
+            std::rethrow_exception(s.thrown);
+    }
 
   private:
+    template <class T> static constexpr int element_type() {
+        static_assert((std::is_integral<T>::value && std::is_signed<T>::value && (sizeof(T) == 4 || sizeof(T) == 8)) || std::is_same<T, float>::value ||
+                          std::is_same<T, double>::value,
+                      "reduce combines int32_t, int64_t, float and double; for others pass a function that combines");
+        return std::is_integral<T>::value ? (sizeof(T) == 4 ? RFAAS_INT32 : RFAAS_INT64) : sizeof(T) == 4 ? RFAAS_FLOAT32 : RFAAS_FLOAT64;
+    }
     explicit lease(rfaas_lease *handle) noexcept : handle_(handle) {}
     rfaas_lease *handle_ = nullptr;
 };

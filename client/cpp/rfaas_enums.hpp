@@ -163,6 +163,27 @@ constexpr int any_worker = RFAAS_ANY_WORKER;
 /* index of rfaas_waitany if no request has ended. It is 0 in Fortran, where indices begin with 1. */
 constexpr std::size_t undefined = RFAAS_UNDEFINED;
 
+enum class operation : int {
+    sum = RFAAS_SUM, /* the sum; integers wrap around */
+    min = RFAAS_MIN, /* the smaller one. A result that is NaN is ignored */
+    max = RFAAS_MAX, /* the larger one. A result that is NaN is ignored */
+};
+constexpr bool operator==(operation a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
+constexpr bool operator==(std::int64_t a, operation b) noexcept { return b == a; }
+constexpr bool operator!=(operation a, std::int64_t b) noexcept { return !(a == b); }
+constexpr bool operator!=(std::int64_t a, operation b) noexcept { return !(b == a); }
+
+enum class element : int {
+    int32 = RFAAS_INT32, /* int32_t */
+    int64 = RFAAS_INT64, /* int64_t */
+    float32 = RFAAS_FLOAT32, /* float */
+    float64 = RFAAS_FLOAT64, /* double */
+};
+constexpr bool operator==(element a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
+constexpr bool operator==(std::int64_t a, element b) noexcept { return b == a; }
+constexpr bool operator!=(element a, std::int64_t b) noexcept { return !(a == b); }
+constexpr bool operator!=(std::int64_t a, element b) noexcept { return !(b == a); }
+
 } // namespace rfaas
 
 #endif

@@ -200,7 +200,7 @@ module rfaas
       RFAAS_EXECUTOR_SILENT, RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_LEASES_MAX, &
       RFAAS_NO_BULK, RFAAS_EVENT_NONE, RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, &
       RFAAS_EVENT_MOVED, RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_ANY_WORKER, &
-      RFAAS_TABLES_MAX
+      RFAAS_TABLES_MAX, RFAAS_SUM, RFAAS_MIN, RFAAS_MAX, RFAAS_INT32, RFAAS_INT64, RFAAS_FLOAT32, RFAAS_FLOAT64
    ! end of what is generated
    integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany if all requests are null
 
@@ -254,8 +254,13 @@ module rfaas
       logical function rfaas_change_function(change)
          import; type(rfaas_change), intent(in) :: change
       end function
+      !> Gets the result of one item, `size` bytes at `result`, and combines it with the program's data.
+      subroutine rfaas_combine_function(result, size)
+         import; type(c_ptr), intent(in) :: result
+         integer(c_size_t), intent(in) :: size
+      end subroutine
    end interface
-   public :: rfaas_change_function
+   public :: rfaas_change_function, rfaas_combine_function
 
    public :: rfaas_init, rfaas_finalize, rfaas_version, rfaas_class, rfaas_strerror, rfaas_last_error, rfaas_started
    public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
@@ -266,12 +271,17 @@ module rfaas
    public :: rfaas_pieces, rfaas_add_piece, rfaas_invokev, rfaas_iinvokev
    public :: rfaas_table_put, rfaas_table_put_at, rfaas_table_drop
    public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, &
-      rfaas_waitany_for, rfaas_map
+      rfaas_waitany_for, rfaas_map, rfaas_reduce, rfaas_reduce_with
    public :: c_sizeof, c_size_t, c_int64_t, c_ptr, c_null_ptr, c_f_pointer
 
    !> The function that rfaas_session_watch calls.
    type :: watcher
       procedure(rfaas_change_function), pointer, nopass :: f => null()
+   end type
+
+   !> The function that rfaas_reduce_with calls.
+   type :: combiner
+      procedure(rfaas_combine_function), pointer, nopass :: f => null()
    end type
 
 contains
@@ -892,11 +902,61 @@ contains
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
       integer, intent(in), optional :: repeats
+      call finish(rfaas_map_c(lease%handle, f, in, in_item, out, out_item, n, map_options(chunk, timeout, repeats)), ierror)
+   end subroutine
+
+   !> Calls f on n items of in_item bytes, and combines the results, each of out_item bytes, with the accumulator. `operation` is RFAAS_SUM, RFAAS_MIN
+   !> or RFAAS_MAX, and `kind` is RFAAS_INT32, RFAAS_INT64, RFAAS_FLOAT32 or RFAAS_FLOAT64. Results are combined in the order of the items.
+   subroutine rfaas_reduce(lease, f, in, in_item, accumulator, out_item, n, operation, kind, chunk, timeout, ierror, repeats)
+      type(rfaas_lease), intent(in) :: lease
+      integer(rfaas_function), intent(in) :: f
+      type(*), dimension(*), intent(in) :: in
+      type(*), dimension(*) :: accumulator
+      integer(c_size_t), intent(in) :: in_item, out_item, n
+      integer, intent(in) :: operation, kind
+      integer(c_size_t), intent(in), optional :: chunk
+      real(c_double), intent(in), optional :: timeout
+      integer, intent(out), optional :: ierror
+      integer, intent(in), optional :: repeats
+      call finish(rfaas_reduce_c(lease%handle, f, in, in_item, accumulator, out_item, n, operation, kind, &
+         map_options(chunk, timeout, repeats)), ierror)
+   end subroutine
+
+   !> rfaas_reduce with a function that gets the results one after the other, in the order of the items.
+   subroutine rfaas_reduce_with(lease, f, in, in_item, out_item, n, combine, chunk, timeout, ierror, repeats)
+      type(rfaas_lease), intent(in) :: lease
+      integer(rfaas_function), intent(in) :: f
+      type(*), dimension(*), intent(in) :: in
+      integer(c_size_t), intent(in) :: in_item, out_item, n
+      procedure(rfaas_combine_function) :: combine
+      integer(c_size_t), intent(in), optional :: chunk
+      real(c_double), intent(in), optional :: timeout
+      integer, intent(out), optional :: ierror
+      integer, intent(in), optional :: repeats
+      type(combiner), target :: c
+      integer :: unused(1)
+      c%f => combine
+      call finish(rfaas_reduce_with_c(lease%handle, f, in, in_item, unused, out_item, n, c_funloc(combine_one), c_loc(c), &
+         map_options(chunk, timeout, repeats)), ierror)
+   end subroutine
+
+   subroutine combine_one(accumulator, result, size, arg) bind(c)
+      type(c_ptr), value :: accumulator, result, arg
+      integer(c_size_t), value :: size
+      type(combiner), pointer :: c
+      if (.not. c_associated(accumulator)) return ! it is not used: the function has the program's variables
+      call c_f_pointer(arg, c)
+      call c%f(result, size)
+   end subroutine
+
+   function map_options(chunk, timeout, repeats) result(o)
+      integer(c_size_t), intent(in), optional :: chunk
+      real(c_double), intent(in), optional :: timeout
+      integer, intent(in), optional :: repeats
       type(rfaas_map_options_c) :: o
       o%struct_size = int(c_sizeof(o), c_int32_t)
       if (present(chunk)) o%chunk = chunk
       if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
       if (present(repeats)) o%repeats = repeats
-      call finish(rfaas_map_c(lease%handle, f, in, in_item, out, out_item, n, o), ierror)
-   end subroutine
+   end function
 end module

@@ -87,6 +87,15 @@ module rfaas_c
 
    integer, parameter :: RFAAS_TABLES_MAX = 64
 
+   integer, parameter :: RFAAS_SUM = 1 !< the sum; integers wrap around
+   integer, parameter :: RFAAS_MIN = 2 !< the smaller one. A result that is NaN is ignored
+   integer, parameter :: RFAAS_MAX = 3 !< the larger one. A result that is NaN is ignored
+
+   integer, parameter :: RFAAS_INT32 = 1 !< int32_t
+   integer, parameter :: RFAAS_INT64 = 2 !< int64_t
+   integer, parameter :: RFAAS_FLOAT32 = 3 !< float
+   integer, parameter :: RFAAS_FLOAT64 = 4 !< double
+
    !> A call in flight. A new one is the null request.
    type, bind(c) :: rfaas_request
       integer(c_int64_t) :: handle = 0
@@ -590,6 +599,38 @@ module rfaas_c
          type(*), dimension(*), asynchronous, optional :: out
          integer(c_size_t), value :: out_item
          integer(c_size_t), value :: count
+         type(rfaas_map_options_c), intent(in), optional :: options
+      end function
+
+      !> rfaas_reduce applies a function to every item of an array, on all workers of a lease, and combines the results.
+      integer(c_int) function rfaas_reduce_c(lease, function, in, in_item, accumulator, out_item, count, operation, type, &
+         options) bind(c, name='rfaas_reduce')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int32_t), value :: function
+         type(*), dimension(*), intent(in), asynchronous, optional :: in
+         integer(c_size_t), value :: in_item
+         type(*), dimension(*), asynchronous, optional :: accumulator
+         integer(c_size_t), value :: out_item
+         integer(c_size_t), value :: count
+         integer(c_int), value :: operation
+         integer(c_int), value :: type
+         type(rfaas_map_options_c), intent(in), optional :: options
+      end function
+
+      !> rfaas_reduce_with works like rfaas_reduce, with a function of the program that combines.
+      integer(c_int) function rfaas_reduce_with_c(lease, function, in, in_item, accumulator, out_item, count, combine, arg, &
+         options) bind(c, name='rfaas_reduce_with')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int32_t), value :: function
+         type(*), dimension(*), intent(in), asynchronous, optional :: in
+         integer(c_size_t), value :: in_item
+         type(*), dimension(*), asynchronous, optional :: accumulator
+         integer(c_size_t), value :: out_item
+         integer(c_size_t), value :: count
+         type(c_funptr), value :: combine
+         type(c_ptr), value :: arg
          type(rfaas_map_options_c), intent(in), optional :: options
       end function
 

@@ -83,7 +83,7 @@ func fortranScalar(ctype string) string {
 		return "integer(c_intptr_t)" // c_ptrdiff_t came with Fortran 2018
 	case "rfaas_request":
 		return "type(rfaas_request)"
-	case "rfaas_change_fn":
+	case "rfaas_change_fn", "rfaas_combine_fn":
 		return "type(c_funptr)"
 	}
 	if strings.HasSuffix(ctype, "*") {

@@ -2,6 +2,8 @@
  * api_test.c needs. Exit status 0: all good. */
 #include "check.h"
 
+#include <math.h>
+
 /* The u64s 1..n come back doubled, by a library of this program's own directory: argv[2]. */
 static rfaas_lease *doubling(uint32_t workers, uint32_t depth, uint32_t eager) {
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
@@ -241,6 +243,90 @@ static void maps(void) {
     OK(rfaas_lease_release(l));
 }
 
+static void subtract(void *accumulator, const void *result, size_t size, void *arg) {
+    double *a = accumulator;
+    const double *r = result;
+    CHECK(size == 16);
+    CHECK(r[1] == (double)(*(uint64_t *)arg)++); /* in the order of the items */
+    *a = *a / 2 - r[0];
+}
+
+/* Results are combined in the order of the items, however the calls are divided and whichever is answered first. */
+static void reductions(void) {
+    rfaas_lease *l = doubling(2, 8, 4096);
+    rfaas_function fractions = find(l, "fractions"), twice = find(l, "twice"), picky = find(l, "picky"), odd = find(l, "odd");
+    enum { N = 20000 };
+    static uint64_t in[N];
+    double sum[2] = {0.1, 0}, folded = 1;
+    for (uint64_t i = 0; i < N; i++) {
+        in[i] = i;
+        sum[0] += 1 / ((double)i + 3);
+        sum[1] += (double)i;
+        folded = folded / 2 - 1 / ((double)i + 3);
+    }
+    static const size_t chunks[] = {0, 1, 7, 512, 20000};
+    for (size_t k = 0; k < sizeof chunks / sizeof *chunks; k++) {
+        rfaas_map_options o = RFAAS_MAP_OPTIONS_INIT;
+        double got[2] = {0.1, 0}, other = 1;
+        uint64_t next = 0;
+        o.chunk = chunks[k];
+        OK(rfaas_reduce(l, fractions, in, 8, got, 16, N, RFAAS_SUM, RFAAS_FLOAT64, &o));
+        CHECK(!memcmp(got, sum, sizeof sum));
+        OK(rfaas_reduce_with(l, fractions, in, 8, &other, 16, N, subtract, &next, &o));
+        CHECK(other == folded && next == N);
+    }
+    double most[2] = {-1, -1}, least[2] = {9, 9};
+    OK(rfaas_reduce(l, fractions, in, 8, most, 16, N, RFAAS_MAX, RFAAS_FLOAT64, NULL));
+    CHECK(most[0] == 1.0 / 3 && most[1] == N - 1);
+    OK(rfaas_reduce(l, fractions, in, 8, least, 16, N, RFAAS_MIN, RFAAS_FLOAT64, NULL));
+    CHECK(least[0] == 1 / (N + 2.0) && least[1] == 0);
+
+    /* Elements of each type. The function doubles the bits, and the accumulator need not be aligned. */
+    union {
+        int64_t i64[2];
+        int32_t i32[4];
+        float f[4];
+        char bytes[17];
+    } a;
+    int64_t pairs[][2] = {{5, INT64_MAX / 4}, {-7, INT64_MAX / 4}, {3, INT64_MAX / 4}};
+    memset(&a, 0, sizeof a);
+    OK(rfaas_reduce(l, twice, pairs, 16, a.bytes + 1, 16, 3, RFAAS_SUM, RFAAS_INT64, NULL));
+    memmove(a.bytes, a.bytes + 1, 16);
+    CHECK(a.i64[0] == 2 && a.i64[1] == (int64_t)(6 * (uint64_t)(INT64_MAX / 4))); /* which has wrapped around */
+    a.i64[0] = a.i64[1] = 0;
+    OK(rfaas_reduce(l, twice, pairs, 16, a.i64, 16, 3, RFAAS_MIN, RFAAS_INT64, NULL));
+    CHECK(a.i64[0] == -14 && a.i64[1] == 0);
+    int32_t quads[][4] = {{1, -2, 3, -4}, {-1, -1, 5, -5}};
+    memset(&a, 0, sizeof a);
+    OK(rfaas_reduce(l, twice, quads[0], 16, a.i32, 16, 0, RFAAS_SUM, RFAAS_INT32, NULL)); /* no items */
+    CHECK(a.i64[0] == 0 && a.i64[1] == 0);
+    a.i32[2] = 4;
+    OK(rfaas_reduce(l, find(l, "same"), quads, 16, a.i32, 16, 2, RFAAS_MAX, RFAAS_INT32, NULL));
+    CHECK(a.i32[0] == 1 && a.i32[1] == 0 && a.i32[2] == 5 && a.i32[3] == 0);
+    float rows[][4] = {{1.5f, 0.25f, -1, NAN}, {2, 0.5f, -3, 4}};
+    memset(&a, 0, sizeof a);
+    OK(rfaas_reduce(l, find(l, "same"), rows, 16, a.f, 16, 2, RFAAS_SUM, RFAAS_FLOAT32, NULL));
+    CHECK(a.f[0] == 3.5f && a.f[1] == 0.75f && a.f[2] == -4 && isnan(a.f[3]));
+    memset(&a, 0, sizeof a);
+    OK(rfaas_reduce(l, find(l, "same"), rows, 16, a.f, 16, 2, RFAAS_MIN, RFAAS_FLOAT32, NULL));
+    CHECK(a.f[2] == -3 && a.f[3] == 0); /* NaN is ignored */
+
+    double d[2] = {0, 0};
+    FAILS(rfaas_reduce(l, twice, in, 8, d, 8, 5, 4, RFAAS_FLOAT64, NULL), RFAAS_INVALID, "operation is 4");
+    FAILS(rfaas_reduce(l, twice, in, 8, d, 8, 5, RFAAS_SUM, 0, NULL), RFAAS_INVALID, "type is 0");
+    FAILS(rfaas_reduce(l, twice, in, 8, d, 12, 5, RFAAS_SUM, RFAAS_FLOAT64, NULL), RFAAS_INVALID, "12 bytes");
+    FAILS(rfaas_reduce(l, twice, in, 8, d, 0, 5, RFAAS_SUM, RFAAS_FLOAT64, NULL), RFAAS_INVALID, "out_item is 0");
+    FAILS(rfaas_reduce(l, twice, in, 8, NULL, 8, 5, RFAAS_SUM, RFAAS_FLOAT64, NULL), RFAAS_INVALID, "accumulator is NULL");
+    FAILS(rfaas_reduce_with(l, twice, in, 8, d, 8, 5, NULL, NULL, NULL), RFAAS_INVALID, "combine is NULL");
+    FAILS(rfaas_reduce(NULL, twice, in, 8, d, 8, 5, RFAAS_SUM, RFAAS_FLOAT64, NULL), RFAAS_INVALID, "NULL");
+    FAILS(rfaas_reduce(l, odd, in, 8, d, 8, 1000, RFAAS_SUM, RFAAS_INT64, NULL), RFAAS_FUNCTION_FAILED, "reduce: odd");
+    rfaas_map_options single = RFAAS_MAP_OPTIONS_INIT;
+    single.chunk = 1;
+    FAILS(rfaas_reduce(l, picky, in, 8, d, 8, 1000, RFAAS_SUM, RFAAS_INT64, &single), RFAAS_FUNCTION_FAILED, "items 700..700");
+    map_n(l, twice, 1000, 0); /* the lease is good */
+    OK(rfaas_lease_release(l));
+}
+
 static void registered(void) {
     rfaas_lease *l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
     rfaas_function sum = find(l, "sum"), sleep_ns = find(l, "sleep_ns");
@@ -315,6 +401,7 @@ void everything(void) {
     all();
     any_is_fair();
     maps();
+    reductions();
     registered();
     statistics();
     OK(rfaas_finalize());

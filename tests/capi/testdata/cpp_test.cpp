@@ -212,6 +212,20 @@ int main(int, char **argv) {
     rfaas::session other_session;
     other_session.close();
     THROWS(rfaas::invalid_error, "NULL", other_session.close());
+    std::int64_t total = 7;
+    lease.reduce(lease.function("twice"), in, rfaas::span<std::int64_t>(&total, 1), rfaas::operation::sum);
+    CHECK(total == 7 + 10000 * std::int64_t(10001));
+    std::vector<double> largest(2, -1.0);
+    lease.reduce(lease.function("fractions"), in, largest, rfaas::operation::max, rfaas::map_options().by(100));
+    CHECK(largest[0] == 1.0 / 3 && largest[1] == 10000);
+    std::vector<std::uint64_t> collected;
+    lease.reduce<std::uint64_t>(lease.function("twice"), in, collected, [](auto &to, const std::uint64_t &result) { to.push_back(result); });
+    CHECK(collected == out);
+    THROWS(std::runtime_error, "enough", lease.reduce<std::uint64_t>(lease.function("twice"), in, total, [](std::int64_t &, const std::uint64_t &r) {
+        if (r == 20)
+            throw std::runtime_error("enough");
+    }));
+    THROWS(rfaas::invalid_error, "operation is 9", lease.reduce(lease.function("twice"), in, largest, rfaas::operation(9)));
     out.pop_back();
     THROWS(rfaas::invalid_error, "10001 elements in, room for 10000", lease.map(lease.function("twice"), in, out));
     return failures != 0;

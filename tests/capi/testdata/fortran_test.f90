@@ -18,7 +18,7 @@ program fortran_test
    integer(rfaas_function) :: echo, fail, sleep_ns, twice
    real(c_double), target, asynchronous :: in(10, 5), out(10, 5), many(50, 4)
    real(c_double), pointer :: big(:)
-   integer(c_int64_t) :: numbers(10001), doubled(10001), ns
+   integer(c_int64_t) :: numbers(10001), doubled(10001), ns, total(1)
    integer(c_size_t) :: n, sizes(4)
    integer :: statuses(4)
    type(c_ptr) :: memory
@@ -172,6 +172,15 @@ program fortran_test
    call check(all(doubled == 2*numbers), 'map')
    call rfaas_map(lease, twice, numbers, 0_c_size_t, doubled, 8_c_size_t, 5_c_size_t, ierror=ierror)
    call fails(RFAAS_INVALID, 'in_item', 'map of nothing')
+   total = 5
+   call rfaas_reduce(lease, twice, numbers, 8_c_size_t, total, 8_c_size_t, 10001_c_size_t, RFAAS_SUM, RFAAS_INT64, &
+      chunk=100_c_size_t)
+   call check(total(1) == 5 + 2*sum(numbers), 'reduce')
+   total = 1
+   call rfaas_reduce_with(lease, twice, numbers(1:20), 8_c_size_t, 8_c_size_t, 20_c_size_t, in_order, timeout=30.0_c_double)
+   call check(total(1) == 21, 'reduce with a function')
+   call rfaas_reduce(lease, twice, numbers, 8_c_size_t, total, 8_c_size_t, 5_c_size_t, 9, RFAAS_INT64, ierror=ierror)
+   call fails(RFAAS_INVALID, 'operation is 9', 'reduce by nothing')
    ! No core is left: the function runs here.
    call rfaas_lease_open(session, text, there, local=.true., failover=.true., renew=.true.)
    call rfaas_lease_function(there, 'twice', twice)
@@ -185,6 +194,15 @@ program fortran_test
    if (failures > 0) error stop 1
 
 contains
+
+   !> Counts results that come in order.
+   subroutine in_order(result, size)
+      type(c_ptr), intent(in) :: result
+      integer(c_size_t), intent(in) :: size
+      integer(c_int64_t), pointer :: value
+      call c_f_pointer(result, value)
+      if (size == 8 .and. value == 2*numbers(total(1))) total = total + 1
+   end subroutine
 
    !> A lease whose library is in memory, in a session with the options of a device, and a payload limit of `eager`.
    !> Rows, columns, reversed and three-dimensional sections go, and come back elsewhere.

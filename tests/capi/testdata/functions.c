@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,6 +14,12 @@ uint32_t twice(void *args, uint32_t size, void *res) {
     uint64_t *out = res;
     for (uint32_t i = 0; i < size / 8; i++)
         out[i] = 2 * in[i];
+    return size;
+}
+
+/* What it got. */
+uint32_t same(void *args, uint32_t size, void *res) {
+    memcpy(res, args, size);
     return size;
 }
 
@@ -70,4 +77,18 @@ uint32_t busy(void *args, uint32_t size, void *res) {
         out[i] = in[i];
     }
     return size;
+}
+
+/* Of each u64 i, the doubles 1 / (i + 3) and i. Item 0 takes 30 ms, so that later ones are ready before it. */
+uint32_t fractions(void *args, uint32_t size, void *res) {
+    const uint64_t *in = args;
+    double *out = res;
+    struct timespec t = {0, 30000000};
+    while (in[0] == 0 && nanosleep(&t, &t) && errno == EINTR) {
+    }
+    for (uint32_t i = 0; i < size / 8; i++) {
+        out[2 * i] = 1 / ((double)in[i] + 3);
+        out[2 * i + 1] = (double)in[i];
+    }
+    return 2 * size;
 }
