@@ -242,7 +242,8 @@ lib/librfaas_fortran.a: $(FORTRAN_SOURCES)
 
 # ---------------------------------------------------------------------------------------------- examples
 
-FUNCTIONS := $(patsubst examples/functions/%.c,build/functions/%.so,$(wildcard examples/functions/*.c))
+FUNCTIONS := $(patsubst examples/functions/%.c,build/functions/%.so,$(wildcard examples/functions/*.c)) \
+	$(if $(FORTRAN),$(patsubst examples/functions/%.f90,build/functions/%.so,$(wildcard examples/functions/*.f90)))
 mpi_programs = $(patsubst examples/mpi/%/,build/examples/%,$(sort $(dir $(wildcard examples/mpi/*/$(1)))))
 MPI_PROGRAMS := $(call mpi_programs,*.c)
 MPICC ?= $(firstword $(shell command -v mpicc.$(strip $(MPI)) mpicc))
@@ -258,6 +259,11 @@ examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(ALL_MPI_PROGRAMS)) # build/
 
 .PHONY: run-parts
 run-parts: programs library headers $(FUNCTIONS) $(or $(PROGRAM),build/examples/blackscholes) # what scripts/demo uses
+
+build/functions/%.so: examples/functions/%.f90 $(wildcard $(WORKER)/fortran/*) bin/rfaas-cc | headers
+	$(call say,FC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)CC='$(CC)' FC='$(FC)' bin/rfaas-cc -std=f2018 -Wall -Wno-unused-dummy-argument -o $@ $<
 
 build/functions/%.so: examples/functions/%.c | headers
 	$(call say,CC,$@)
@@ -558,7 +564,7 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/tcp/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c $(WORKER)/fortran/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/tcp/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -I$(WORKER) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h $(WORKER)/startup/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
@@ -580,7 +586,7 @@ lint-readme:
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 # Fortran sources, and those that a program compiles with its own MPI.
-FORTRAN_INSTALLED := $(notdir $(FORTRAN_SOURCES)) rfaas_mpi.f90 rfaas_mpi_fortran.c
+FORTRAN_INSTALLED := $(notdir $(FORTRAN_SOURCES) $(wildcard $(WORKER)/fortran/*)) rfaas_mpi.f90 rfaas_mpi_fortran.c
 INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) lib/pkgconfig/rfaas-fortran.pc \
@@ -603,7 +609,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
 	$(Q)for f in $(DOCS); do install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/doc/rfaas/$$f; done
-	$(Q)install -m 644 $(FORTRAN_SOURCES) client/mpi/rfaas_mpi.f90 client/mpi/rfaas_mpi_fortran.c $(DESTDIR)$(PREFIX)/share/rfaas
+	$(Q)install -m 644 $(FORTRAN_SOURCES) $(wildcard $(WORKER)/fortran/*) client/mpi/rfaas_mpi.f90 client/mpi/rfaas_mpi_fortran.c $(DESTDIR)$(PREFIX)/share/rfaas
 	$(Q)umask 022; [[ -z '$(FORTRAN)' ]] || { \
 		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 $(FORTRAN_MODULES:%=include/%.mod) $(DESTDIR)$(PREFIX)/include && \
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \

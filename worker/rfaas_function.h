@@ -1,5 +1,5 @@
 /* What functions that rfaas executes may use, in C and C++. rfaas_function.hpp adds typed parameters and exceptions for C++.
- * rfaas_function(3) has this text too.
+ * The module rfaas_function is for Fortran. rfaas_function(3) has this text too.
  *
  * A function has C linkage and this type:
  *

@@ -92,13 +92,14 @@ func TestPagesAboutFunctions(t *testing.T) {
 		}
 	}
 	write(FunctionCxx, "/* For C++. */\n")
+	write(FunctionFortran, "!> For Fortran.\n!>     use it\nmodule it\n!> not this\n")
 	write(FunctionHeader, header)
 	got, err := readExtras(root)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := extra{"rfaas_size", "bytes of it", "uint32_t rfaas_size(int a, int b)", "Bytes of it, in all. Elsewhere 0."}
-	if got.Overview != "Overview.\n\n    code();" || got.Cpp != "For C++." || !slices.Equal(got.Extras, []extra{want}) {
+	if got.Overview != "Overview.\n\n    code();" || got.Cpp != "For C++." || got.Fortran != "For Fortran.\n    use it" || !slices.Equal(got.Extras, []extra{want}) {
 		t.Errorf("got %+v", got)
 	}
 	write(FunctionHeader, header+"\nRFAAS_FUNCTION_EXTRA void rfaas_bare(void);\n")

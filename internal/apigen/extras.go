@@ -11,14 +11,16 @@ import (
 
 // What functions include is written by hand. The manual pages of section 3 about it are made of its comments.
 const (
-	FunctionHeader = "worker/rfaas_function.h"
-	FunctionCxx    = "worker/rfaas_function.hpp"
+	FunctionHeader  = "worker/rfaas_function.h"
+	FunctionCxx     = "worker/rfaas_function.hpp"
+	FunctionFortran = "worker/fortran/rfaas_function.f90"
 )
 
 // extras is what pages about functions consist of.
 type extras struct {
 	Overview string
 	Cpp      string
+	Fortran  string
 	Extras   []extra
 }
 
@@ -38,10 +40,11 @@ var (
 func readExtras(root string) (*extras, error) {
 	c, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(FunctionHeader)))
 	cpp, err2 := os.ReadFile(filepath.Join(root, filepath.FromSlash(FunctionCxx)))
-	if err := errors.Join(err, err2); err != nil {
+	fortran, err3 := os.ReadFile(filepath.Join(root, filepath.FromSlash(FunctionFortran)))
+	if err := errors.Join(err, err2, err3); err != nil {
 		return nil, err
 	}
-	e := &extras{}
+	e := &extras{Fortran: firstFortranComment(fortran)}
 	if e.Overview, err = firstComment(c); err != nil {
 		return nil, fmt.Errorf("%s: %w", FunctionHeader, err)
 	}
@@ -69,6 +72,19 @@ func firstComment(file []byte) (string, error) {
 		return "", errors.New("it does not begin with a comment")
 	}
 	return commentText(string(m[1])), nil
+}
+
+// firstFortranComment is the text of the lines with !> at the beginning of a file.
+func firstFortranComment(file []byte) string {
+	var lines []string
+	for line := range strings.Lines(string(file)) {
+		text, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "!>")
+		if !ok {
+			break
+		}
+		lines = append(lines, strings.TrimPrefix(text, " "))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // commentText is the text of a block comment, without the asterisks at the beginning of its lines.

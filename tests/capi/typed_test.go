@@ -87,3 +87,58 @@ func TestTypedSignatures(t *testing.T) {
 		})
 	}
 }
+
+// TestFortranFunctions calls functions that use the module rfaas_function, which rfaas-cc compiles, directly or by objects.
+func TestFortranFunctions(t *testing.T) {
+	cc, dir := compiler(t, nil)
+	source, _ := filepath.Abs("testdata/extras.f90")
+	for _, line := range []string{"-std=f2018 -o libextras.so " + source, "-std=f2018 -c -o extras.o " + source, "--lang fortran -o libobjects.so extras.o"} {
+		if out, exit := runIn(t, dir, nil, cc, strings.Fields(line)...); exit != 0 || out != "" {
+			t.Fatalf("%s: exit status %d\n%s", line, exit, out)
+		}
+	}
+	for _, library := range []string{"libextras.so", "libobjects.so"} {
+		t.Run(library, func(t *testing.T) {
+			run(t, build(t, "gcc", "testdata/fortran_functions.c", c11...), filepath.Join(dir, library), built(t, "build/functions/polynomial.so"))
+		})
+	}
+}
+
+// TestFortranFunctionsElsewhere calls them in a program that knows nothing of rfaas.
+func TestFortranFunctionsElsewhere(t *testing.T) {
+	cc, dir := compiler(t, map[string]string{"main.f90": `program main
+   use iso_c_binding
+   implicit none
+   interface
+      function look(args, size, res) bind(c) result(bytes)
+         import
+         type(c_ptr), value :: args, res
+         integer(c_int32_t), value :: size
+         integer(c_int32_t) :: bytes
+      end function
+      function complain(args, size, res) bind(c) result(bytes)
+         import
+         type(c_ptr), value :: args, res
+         integer(c_int32_t), value :: size
+         integer(c_int32_t) :: bytes
+      end function
+   end interface
+   character(len=7), target :: name = 'squares'
+   integer(c_int64_t), target :: out(5)
+   if (look(c_loc(name), 7, c_loc(out)) /= 40) error stop 1
+   if (look(c_loc(name), 7, c_loc(out)) /= 40) error stop 2
+   if (any(out /= [4294967295_c_int64_t, 1_c_int64_t, 2_c_int64_t, 0_c_int64_t, 0_c_int64_t])) error stop 3
+   if (complain(c_loc(name), 7, c_loc(out)) /= 0) error stop 4
+end program
+`})
+	source, _ := filepath.Abs("testdata/extras.f90")
+	if out, exit := runIn(t, dir, nil, cc, "-o", "libextras.so", source); exit != 0 || out != "" {
+		t.Fatalf("exit status %d\n%s", exit, out)
+	}
+	if out, exit := runIn(t, dir, nil, "gfortran", "-o", "main", "main.f90", "./libextras.so"); exit != 0 {
+		t.Fatalf("exit status %d\n%s", exit, out)
+	}
+	if out, exit := runIn(t, dir, nil, "./main"); exit != 0 || out != "squares" {
+		t.Errorf("exit status %d, it says %q", exit, out)
+	}
+}

@@ -1,0 +1,24 @@
+/* The C side of the Fortran module rfaas_function: Fortran knows neither weak references nor printf's arguments. */
+#include <rfaas_function.h>
+
+#include <limits.h>
+
+#define FOR_FORTRAN __attribute__((visibility("hidden")))
+
+FOR_FORTRAN uint32_t rfaas_fortran_result_capacity(void);
+FOR_FORTRAN uint32_t rfaas_fortran_fail(const char *text, size_t length);
+FOR_FORTRAN void *rfaas_fortran_state(size_t bytes, int *fresh);
+FOR_FORTRAN const void *rfaas_fortran_table(const char *name, size_t *bytes);
+FOR_FORTRAN uint32_t rfaas_fortran_worker_cores(void);
+
+static int precision(size_t length) { return length < INT_MAX ? (int)length : INT_MAX; }
+
+uint32_t rfaas_fortran_result_capacity(void) { return rfaas_result_capacity(); }
+
+uint32_t rfaas_fortran_fail(const char *text, size_t length) { return rfaas_fail("%.*s", precision(length), text); }
+
+void *rfaas_fortran_state(size_t bytes, int *fresh) { return rfaas_state(bytes, fresh); }
+
+const void *rfaas_fortran_table(const char *name, size_t *bytes) { return rfaas_table(name, bytes); }
+
+uint32_t rfaas_fortran_worker_cores(void) { return rfaas_worker_cores(); }
