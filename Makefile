@@ -191,7 +191,7 @@ build/librfaas.map: $(CLIENT)/rfaas.h
 	$(Q)mkdir -p $(@D)
 	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
 
-HEADERS := rfaas.h rfaas_function.h rfaas_function.hpp rfaas.hpp rfaas_span.hpp rfaas_enums.hpp rfaas_mpi.h rfaas_mpi.hpp
+HEADERS := rfaas.h rfaas_function.h rfaas_function.hpp rfaas.hpp rfaas_async.hpp rfaas_span.hpp rfaas_enums.hpp rfaas_mpi.h rfaas_mpi.hpp
 headers: $(HEADERS:%=include/%) # include/rfaas*.h, rfaas*.hpp
 include/rfaas_mpi.%: client/mpi/rfaas_mpi.%
 	$(call say,COPY,$@)

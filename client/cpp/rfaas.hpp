@@ -391,6 +391,8 @@ inline std::vector<rfaas_place> places(const session &s, const lease_options &op
     return found;
 }
 
+template <class T> class future;
+
 class lease {
   public:
     lease(const session &s, const lease_options &options) {
@@ -505,6 +507,9 @@ class lease {
         check(rfaas_iinvoke(handle_, f, from.data(), from.bytes(), to.data(), to.bytes(), &options, &r));
         return request(r);
     }
+    /* Starts a call without waiting for a free slot, and returns its result, of at most `most` elements, as a future (rfaas_async.hpp). */
+    template <class Out, class In> rfaas::future<Out> async(rfaas::function f, const In &in, std::size_t most, const call_options &options = {});
+    template <class Out, class In> rfaas::future<Out> async(rfaas::function f, const In &in) { return async<Out>(f, in, std::size(in)); }
     /* The same with payload and result in several pieces, such as invokev(f, {a, strided(&m[0][2], rows, columns)}, {b, c}). invokev
      * returns the bytes of the result. */
     std::size_t invokev(rfaas::function f, pieces<const_piece> in, pieces<piece> out, const call_options &options = {}) {
@@ -626,5 +631,7 @@ class registration {
 };
 
 } // namespace rfaas
+
+#include <rfaas_async.hpp>
 
 #endif

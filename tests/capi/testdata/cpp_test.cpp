@@ -53,6 +53,92 @@ static void adoption(const rfaas::session &session, const char *path) {
     CHECK(adopted.detach() == opened && !adopted.get() && rfaas_session_close(opened) == RFAAS_OK);
 }
 
+/* Futures of two workers with 8 slots each, which are fewer than there are calls. */
+static void futures(rfaas::lease &lease) {
+    const rfaas::function twice = lease.function("twice"), picky = lease.function("picky"), slow = lease.function("slow");
+    std::vector<rfaas::future<std::uint64_t>> all;
+    for (std::uint64_t i = 0; i < 100; i++) {
+        std::vector<std::uint64_t> in(5, i); /* gone before the call starts */
+        all.push_back(lease.async<std::uint64_t>(twice, in));
+    }
+    for (std::uint64_t i = 0; i < 100; i++)
+        CHECK(all[i].get() == std::vector<std::uint64_t>(5, 2 * i) && all[i].ready());
+    std::array<std::uint64_t, 1> bad = {700}, good = {4};
+    rfaas::future<std::uint64_t> fails = lease.async<std::uint64_t>(picky, bad);
+    THROWS(rfaas::function_error, "item 700", fails.get());
+    THROWS(rfaas::function_error, "item 700", fails.get());
+    fails = lease.async<std::uint64_t>(twice, good);
+    while (!fails.ready()) {
+    }
+    CHECK(fails.get() == std::vector<std::uint64_t>{8});
+    THROWS(rfaas::function_error, "capacity", lease.async<std::uint64_t>(twice, std::array<std::uint64_t, 2>(), 1).get());
+    THROWS(rfaas::invalid_error, "function 999", lease.async<std::uint64_t>(rfaas::function(999), good));
+    /* Other requests have all slots. */
+    std::vector<rfaas::request> others;
+    std::vector<std::array<std::uint64_t, 1>> results(16);
+    for (auto &r : results)
+        others.push_back(lease.iinvoke(slow, good, r));
+    rfaas::future<std::uint64_t> later = lease.async<std::uint64_t>(twice, good);
+    if (!later.ready())
+        rfaas::wait_all(others);
+    CHECK(later.get()[0] == 8);
+    others.clear();
+    lease.async<std::uint64_t>(slow, good); /* cancelled at once */
+}
+
+#if defined(__cpp_impl_coroutine)
+static rfaas::task<std::uint64_t> four_times(rfaas::lease &lease, rfaas::function twice, std::uint64_t x) {
+    std::array<std::uint64_t, 1> in = {x};
+    in[0] = (co_await lease.async<std::uint64_t>(twice, in))[0];
+    in[0] = (co_await lease.async<std::uint64_t>(twice, in))[0];
+    co_return in[0];
+}
+
+static rfaas::task<> nothing() { co_return; }
+
+static rfaas::task<std::uint64_t> both(rfaas::lease &lease, rfaas::function twice) {
+    std::array<std::uint64_t, 1> one = {1}, two = {2};
+    auto a = lease.async<std::uint64_t>(twice, one), b = lease.async<std::uint64_t>(twice, two); /* at the same time */
+    co_await nothing();
+    std::uint64_t sum = (co_await b)[0] + (co_await a)[0];
+    co_return sum + co_await four_times(lease, twice, 10);
+}
+
+static rfaas::task<> counted(rfaas::lease &lease, rfaas::function f, std::uint64_t x, int &ended) {
+    std::array<std::uint64_t, 1> in = {x};
+    co_await lease.async<std::uint64_t>(f, in);
+    ended++;
+}
+
+static void coroutines(rfaas::lease &lease) {
+    const rfaas::function twice = lease.function("twice"), picky = lease.function("picky"), slow = lease.function("slow");
+    CHECK(rfaas::run(both(lease, twice)) == 46);
+    std::vector<rfaas::task<std::uint64_t>> many;
+    for (std::uint64_t i = 0; i < 300; i++)
+        many.push_back(four_times(lease, twice, i));
+    std::vector<std::uint64_t> results = rfaas::run(rfaas::when_all(std::move(many)));
+    for (std::uint64_t i = 0; i < 300; i++)
+        CHECK(results[i] == 4 * i);
+    CHECK(rfaas::run(rfaas::when_all(std::vector<rfaas::task<std::uint64_t>>())).empty());
+    /* One that fails does not stop the others, which wait for calls when it does. */
+    int ended = 0;
+    std::vector<rfaas::task<>> some;
+    for (std::uint64_t i = 0; i < 20; i++)
+        some.push_back(counted(lease, i == 7 ? picky : slow, i == 7 ? 700 : i, ended));
+    THROWS(rfaas::function_error, "item 700", rfaas::run(rfaas::when_all(std::move(some))));
+    CHECK(ended == 19);
+    /* Other requests of the program have all slots. */
+    std::array<std::uint64_t, 1> in = {1}, out[16];
+    std::vector<rfaas::request> others;
+    const rfaas::function never = lease.function("never");
+    for (auto &o : out)
+        others.push_back(lease.iinvoke(never, in, o));
+    THROWS(rfaas::busy_error, "every worker has", rfaas::run(four_times(lease, twice, 1)));
+    { rfaas::task<std::uint64_t> never_begun = four_times(lease, twice, 1); }
+    lease.release();
+}
+#endif
+
 int main(int, char **argv) {
     THROWS(rfaas::invalid_error, "not initialised", rfaas::session());
     rfaas::library library;
@@ -226,7 +312,11 @@ int main(int, char **argv) {
             throw std::runtime_error("enough");
     }));
     THROWS(rfaas::invalid_error, "operation is 9", lease.reduce(lease.function("twice"), in, largest, rfaas::operation(9)));
+    futures(lease);
     out.pop_back();
     THROWS(rfaas::invalid_error, "10001 elements in, room for 10000", lease.map(lease.function("twice"), in, out));
+#if defined(__cpp_impl_coroutine)
+    coroutines(lease);
+#endif
     return failures != 0;
 }
