@@ -122,6 +122,7 @@ typedef struct call_plan {
     int64_t attempt; /* longest time of one attempt, ns; 0: no limit */
     int64_t wait_until; /* when a call that has not started returns RFAAS_DEADLINE, after which the caller tries again. 0: never */
     bool full_is_busy; /* return RFAAS_BUSY if a living worker is full, and do not wait for replacements of other workers */
+    bool batch; /* dp_channel_batch; the caller owns the lease */
 } call_plan;
 
 /* Returns the deadline of an attempt that begins now. */

@@ -65,6 +65,7 @@ static int fill(map *m) {
         p->first = m->next;
         p->items = next_chunk(m);
         p->out = m->fold ? k->results + k->begun % k->size * k->bytes : m->out + p->first * m->out_item;
+        m->plan.batch = !shared(m->l); /* else the next submit may wait for another thread */
         int status = rfaas_api_start(m->l, m->op, &m->plan, m->fn, m->in + p->first * m->in_item,
                                      (uint32_t)(p->items * m->in_item), p->out, p->items * m->out_item, &p->r);
         if (status)
@@ -165,10 +166,17 @@ static int fill_or_cancel(map *m, int64_t busy_since) {
     return status == RFAAS_DEADLINE && !late ? RFAAS_BUSY : status;
 }
 
+/* Reports whether to start calls now. While the workers still have enough, the map waits until several calls have ended, so that the next
+ * ones are sent together. */
+static bool worth_filling(const map *m) {
+    uint32_t depth = m->l->cfg.depth, together = shared(m->l) || depth < 4 ? 1 : depth / 4;
+    return m->n_parts + together <= (size_t)m->l->n_workers * depth || cancelled(m);
+}
+
 static int run(map *m) {
     int64_t busy_since = 0;
     for (;;) {
-        int status = fill_or_cancel(m, busy_since);
+        int status = worth_filling(m) ? fill_or_cancel(m, busy_since) : RFAAS_BUSY;
         if (status && status != RFAAS_BUSY)
             return status;
         if (!status && !m->n_parts)

@@ -52,11 +52,16 @@ static ALWAYS_INLINE void note_flying(rfaas_lease *l, rfaas_request_slot *r, con
 }
 
 static ALWAYS_INLINE int submit_to(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t w) {
+    dp_channel *ch = l->workers[w].ch;
     r->deadline = attempt_deadline(a->p);
     if (UNLIKELY(a->pieces != NULL))
-        return dp_channel_submit_pieces(l->workers[w].ch, a->fn, &a->pieces->in, a->in_size, a->room, r->deadline, &r->slot);
-    return dp_channel_submit_until(l->workers[w].ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->room, r->deadline,
-                                   &r->slot);
+        return dp_channel_submit_pieces(ch, a->fn, &a->pieces->in, a->in_size, a->room, r->deadline, &r->slot);
+    if (UNLIKELY(a->p->batch))
+        dp_channel_batch(ch, true);
+    int status = dp_channel_submit_until(ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->room, r->deadline, &r->slot);
+    if (UNLIKELY(a->p->batch))
+        dp_channel_batch(ch, false);
+    return status;
 }
 
 /* One worker's turn in submit(): begins to replace a dead one, or with `last` waits for the new one. Its error's text is set if

@@ -106,6 +106,10 @@ int dp_channel_broken(const dp_channel *ch);
  * Errors are all NOT_STARTED: DP_BUSY, DP_DEADLINE, DP_TOO_LARGE, DP_INVALID, connection class. */
 int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
                             uint32_t capacity, int64_t deadline_ns, uint32_t *slot);
+/* dp_channel_batch says whether the next submits belong to a batch: the caller submits them one after the other, and then waits for all
+ * of them. On tcp they are sent together when the channel's lane next looks or waits. The worker may send the reply of a brief call
+ * together with the next one. If it dies before that, the call fails, although it was executed. */
+void dp_channel_batch(dp_channel *ch, bool batch);
 /* dp_channel_submit is dp_channel_submit_until without a deadline. */
 static inline int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
                                     uint32_t capacity, uint32_t *slot) {

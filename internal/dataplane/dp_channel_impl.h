@@ -93,6 +93,7 @@ struct dp_channel {
     int failed; /* status that ended it, 0 while it works */
     bool held;  /* dp_channel_hold, and not connected since */
     bool submitting; /* dp_channel_submit_until waits for room */
+    bool batch;      /* dp_channel_batch */
     dp_channel_stats stats;
     quiet quiet;
     uint32_t message_len; /* of the last DP_FUNCTION_FAILED */

@@ -8,6 +8,7 @@
  * writes to lines which the client's core holds. */
 #define IN_PLACE_MIN 256
 #define POST_PATIENCE_NS 2000000000 /* a client that gives no credit for so long broke the protocol */
+#define BRIEF_NS 10000              /* replies of longer calls do not wait for others */
 #define POLLED_STEP_NS 1000000      /* step of waits for room, if room depends on the peer's polling */
 
 static __thread dp_invocation *current_invocation;
@@ -64,7 +65,7 @@ static int post_write(dp_server *s, const void *data, uint64_t size, uint64_t ra
 static int post_last(dp_server *s, const dp_sge *sge, int n, uint64_t at, uint32_t imm) {
     int64_t since = 0;
     for (;;) {
-        int st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at, s->client.rkey, imm, 0, 0);
+        int st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at, s->client.rkey, imm, 0, s->more);
         if (st != DP_BUSY)
             return st;
         if ((st = make_room(s, &since)))
@@ -125,7 +126,7 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
     }
     /* Where no header has come, generation is 0, which no channel has. */
     if (h->generation != s->client.generation || (h->call_id & 0xffff) != dp_imm_tag(wc->imm) || h->reserved ||
-        (h->flags & ~(DP_REQ_BULK_IN | DP_REQ_BULK_OUT | DP_REQ_EXCLUSIVE)))
+        (h->flags & ~(DP_REQ_BULK_IN | DP_REQ_BULK_OUT | DP_REQ_EXCLUSIVE | DP_REQ_BATCH)))
         return DP_BAD_REQUEST;
     if (bulk & DP_REQ_BULK_IN) {
         uint64_t at = (uint64_t)h->in_offset * DP_BULK_UNIT;
@@ -282,7 +283,18 @@ static int answer_mailbox(dp_server *s, uint64_t word) {
 
 /* ---- the queue pair ---- */
 
-static int handle(dp_server *s, const dp_wc *wc) {
+/* Reports whether the reply of a call that has just ended may wait for the next one. The clock decides, because the next function may take
+ * as long as this one did. */
+static bool brief(dp_server *s, const dp_request *h) {
+    if (__builtin_expect(!(h->flags & DP_REQ_BATCH), 1))
+        return false;
+    int64_t now = dp_now_ns(), took = now - s->served_at;
+    s->served_at = now;
+    return took < BRIEF_NS;
+}
+
+/* others: more requests have arrived. */
+static int handle(dp_server *s, const dp_wc *wc, bool others) {
     if (wc->status)
         return wc->status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION;
     if (wc->op != DP_OP_RECV_IMM)
@@ -306,7 +318,10 @@ static int handle(dp_server *s, const dp_wc *wc) {
     dp_invocation inv;
     outcome o;
     execute(s, slot, &h, args, &inv, &o);
-    return reply(s, slot, &h, &inv, &o);
+    s->more = brief(s, &h) && others ? DP_MORE : 0;
+    st = reply(s, slot, &h, &inv, &o);
+    s->more = 0;
+    return st;
 }
 
 /* ---- the loop ---- */
@@ -314,14 +329,14 @@ static int handle(dp_server *s, const dp_wc *wc) {
 /* Handles what was polled; 0 or the status that ends the server. */
 static int handle_all(dp_server *s, const dp_wc *wc, int n) {
     for (int i = 0; i < n; i++) {
-        int st = handle(s, &wc[i]);
+        int st = handle(s, &wc[i], i + 1 < n);
         if (st)
             return st;
     }
     while (s->n_pending) { /* arrived while a reply waited for room; handling may add more behind it */
         dp_wc next = s->pending[0];
         memmove(s->pending, s->pending + 1, --s->n_pending * sizeof next);
-        int st = handle(s, &next);
+        int st = handle(s, &next, s->n_pending > 0);
         if (st)
             return st;
     }

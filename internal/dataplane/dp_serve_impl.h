@@ -32,6 +32,8 @@ struct dp_server {
     _Alignas(DP_CACHE_LINE) uint64_t mailbox_args[8]; /* its payload, if short: copied once */
     dp_waiter waiter;
     dp_server_stats own, *stats;
+    uint32_t more;     /* DP_MORE while the reply of a batch may wait for the next reply, else 0 */
+    int64_t served_at; /* when the last call of a batch ended */
     dp_wc *pending; /* completions found while a post waited for room */
     uint32_t n_pending, cap_pending;
     int32_t stop;      /* atomic, futex: 0 or STOP_* */

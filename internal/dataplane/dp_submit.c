@@ -73,7 +73,7 @@ static ALWAYS_INLINE int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id,
         memcpy((uint8_t *)ch->staging->addr + at, in, size);
     }
     return dp_post_write_imm(ch->qp, &sge, size != 0, ch->peer.addr + at, ch->peer.rkey,
-                             DP_IMM_BARE | dp_imm(i, call_id), i, 0);
+                             DP_IMM_BARE | dp_imm(i, call_id), i, ch->batch ? DP_MORE : 0);
 }
 
 /* Posts a request with its header. Header and payload are copied to staging first if the device reads its source after the post. */
@@ -112,7 +112,7 @@ static ALWAYS_INLINE int post_request(dp_channel *ch, uint32_t i, const dp_reque
     }
     uint64_t raddr = ch->peer.addr + dp_slot_payload(&ch->layout, i) - head;
     for (;;) {
-        int st = dp_post_write_imm(ch->qp, sge, n, raddr, ch->peer.rkey, dp_imm(i, h->call_id), i, 0);
+        int st = dp_post_write_imm(ch->qp, sge, n, raddr, ch->peer.rkey, dp_imm(i, h->call_id), i, ch->batch ? DP_MORE : 0);
         if (__builtin_expect(st != DP_BUSY || s->in_at == DP_NOTHING, 1))
             return st;
         if ((st = make_room(ch, r)) != DP_BUSY)
@@ -256,7 +256,7 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         .capacity = capacity,
         .function = (uint16_t)function,
         .flags = (uint16_t)((s->in_at != DP_NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != DP_NOTHING ? DP_REQ_BULK_OUT : 0) |
-                            (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0)),
+                            (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0) | (ch->batch ? DP_REQ_BATCH : 0)),
     };
     bool bare = dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
     room r = {.deadline_ns = deadline_ns};
@@ -292,6 +292,8 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
     *out = i;
     return DP_OK;
 }
+
+void dp_channel_batch(dp_channel *ch, bool batch) { ch->batch = batch; }
 
 int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
                             uint32_t capacity, int64_t deadline_ns, uint32_t *out) {

@@ -47,6 +47,7 @@ enum {
     DP_REQ_BULK_IN = 1,    /* the payload is in the worker's bulk area at in_offset, not in the slot */
     DP_REQ_BULK_OUT = 2,   /* the result goes to the client's bulk area at out_offset, not into the slot */
     DP_REQ_EXCLUSIVE = 4,  /* no other call of this channel is outstanding or unread */
+    DP_REQ_BATCH = 8,      /* the client waits for this call and others together: the reply may leave with the next one */
 };
 
 /* Request header. The first 8 bytes travel only when a bulk flag is set (32-byte form); otherwise the

@@ -57,6 +57,7 @@ static void shuffle(dp_wait_mode mode, long rounds, uint32_t depth) {
             p[k].size = (uint32_t)(t_random() % (t_random() % 4 ? 600 : 16384));
             p[k].seed = (uint32_t)t_random();
             fill_pattern(buf, p[k].size, p[k].seed);
+            dp_channel_batch(s.ch, t_random() % 4);
             int st = dp_channel_submit(s.ch, FN_ECHO, buf, p[k].size, NULL, p[k].size, &p[k].slot);
             if (st == DP_BUSY) /* bulk area or send queue: an ended call makes room */
                 continue;

@@ -324,6 +324,55 @@ T_CASE(flood, "channel/deadline-in-a-flood", .providers = T_SHM | T_TCP, .second
         }
 }
 
+/* ---- batches ---- */
+
+static bool answered;   /* the client has the reply of the first call */
+static uint32_t joined; /* posts that waited for the next one */
+
+static int counted_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id, uint32_t flags) {
+    joined += !!(flags & DP_MORE);
+    return real->post_write_imm(q, sge, n, raddr, rkey, imm, wr_id, flags);
+}
+
+/* Takes longer than a call whose reply may wait. */
+static uint32_t f_long(void *args, uint32_t n, void *res) {
+    for (int64_t until = dp_now_ns() + 200000; dp_now_ns() < until;)
+        dp_cpu_pause();
+    return f_echo(args, n, res);
+}
+
+static uint32_t f_until_answered(void *args, uint32_t n, void *res) {
+    for (int64_t until = dp_now_ns() + poll_ns(); !__atomic_load_n(&answered, __ATOMIC_ACQUIRE) && dp_now_ns() < until;)
+        t_sleep_ms(1);
+    return f_echo(args, n, res);
+}
+
+/* The reply of a long call leaves before the next function of its batch runs. */
+T_CASE(long_call_in_batch, "channel/batch-long-call") {
+    static const dp_function table[] = {f_long, f_until_answered};
+    local l = {.table = table, .n = 2, .s.mode = DP_WAIT_ADAPTIVE};
+    uint8_t in[400], out[400];
+    uint32_t slot[2], size;
+    local_client(&l, NULL, true, (dp_channel_config){4, 1024, 0});
+    local_connect(&l);
+    hooked.post_write_imm = counted_write_imm;
+    fill_pattern(in, sizeof in, 3);
+    __atomic_store_n(&answered, false, __ATOMIC_RELEASE);
+    dp_channel_batch(l.s.ch, true);
+    for (uint32_t i = 0; i < 2; i++)
+        CHECK_OK(dp_channel_submit(l.s.ch, i, in, sizeof in, NULL, sizeof in, &slot[i]));
+    CHECK_EQ(joined, 2);
+    CHECK_OK(dp_channel_wait(l.s.ch, slot[0], 0));
+    CHECK_EQ(dp_channel_test(l.s.ch, slot[1]), 0); /* its function waits for us */
+    __atomic_store_n(&answered, true, __ATOMIC_RELEASE);
+    CHECK_OK(dp_channel_wait(l.s.ch, slot[1], 0));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dp_channel_finish(l.s.ch, slot[i], out, &size, NULL));
+        CHECK_PATTERN(out, size, 3);
+    }
+    local_close(&l);
+}
+
 /* ---- limits ---- */
 
 /* What a channel carries does not depend on which way a call takes. */
