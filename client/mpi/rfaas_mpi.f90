@@ -63,7 +63,7 @@ contains
    subroutine open_f08(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                        duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, local, &
                        allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, pkey_index, &
-                       traffic_class, service_level, mtu, data_encryption)
+                       traffic_class, service_level, mtu, data_encryption, wait)
       type(MPI_Comm), intent(in) :: comm
       character(len=*), intent(in) :: library
       type(rfaas_session), intent(inout) :: session
@@ -155,7 +155,7 @@ contains
    subroutine open_integer(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                            duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, &
                            local, allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, &
-                           pkey_index, traffic_class, service_level, mtu, data_encryption)
+                           pkey_index, traffic_class, service_level, mtu, data_encryption, wait)
       integer, intent(in) :: comm
       character(len=*), intent(in) :: library
       type(rfaas_session), intent(inout) :: session
@@ -175,6 +175,6 @@ contains
       call open_f08(MPI_Comm(comm), library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                     memory, duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, &
                     local, allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, &
-                    pkey_index, traffic_class, service_level, mtu, data_encryption)
+                    pkey_index, traffic_class, service_level, mtu, data_encryption, wait)
    end subroutine
 end module
