@@ -63,7 +63,7 @@ func newDoctor(a *app) *cobra.Command {
 				checkDeviceFiles("/dev/infiniband"),
 				checkMemlock(len(devices) > 0),
 				checkCores(),
-				checkCgroups("/"),
+				checkGroups(),
 				checkNamespaces(c.Context()),
 				checkSandbox(c.Context()),
 				a.checkSecret(),

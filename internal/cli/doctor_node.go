@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -105,21 +104,26 @@ func checkDeviceFiles(dir string) finding {
 	return ok(check, "%s", strings.Join(files, ", "))
 }
 
-// checkCgroups says which control groups there are, and whether they can bound memory.
-func checkCgroups(root string) finding {
+// checkGroups lets the spawner's code say which control groups an executor that is started like this command can make: it makes one, and removes it.
+func checkGroups() finding {
+	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{})
+	if err != nil {
+		return groupsFinding(nil, err)
+	}
+	return groupsFinding(groups.Missing(), groups.Close())
+}
+
+// groupsFinding describes control groups that lack the controllers in missing.
+func groupsFinding(missing []string, err error) finding {
 	const check = "control groups"
-	const mend = "systemd.unified_cgroup_hierarchy=1 on the kernel's command line, and Delegate=yes in the unit; without, memory limits are coarser"
-	base := filepath.Join(root, "sys/fs/cgroup")
-	if controllers := read(base, "cgroup.controllers"); controllers != "" {
-		if !slices.Contains(strings.Fields(controllers), "memory") {
-			return note(check, mend, "version 2, controllers %s: none for memory", controllers)
-		}
-		return ok(check, "version 2, controllers %s", controllers)
+	const mend = "run the executor as root, or with Delegate=yes in its unit, and boot with systemd.unified_cgroup_hierarchy=1 where version 2 has more controllers"
+	switch {
+	case err != nil:
+		return note(check, mend, "workers of an executor that is started by this user here have none: %v", err)
+	case len(missing) > 0:
+		return note(check, mend, "those of workers lack a controller: %s", strings.Join(missing, "; "))
 	}
-	if _, err := os.Stat(filepath.Join(base, "memory", "memory.limit_in_bytes")); err == nil {
-		return ok(check, "version 1, with memory")
-	}
-	return note(check, mend, "none that can bound memory in %s", base)
+	return ok(check, "an executor can make them for its workers, with all controllers")
 }
 
 // checkNamespaces starts a program in namespaces of its own, as `rfaas slurm run` does.

@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
 // tree makes files below a new directory.
@@ -47,19 +50,32 @@ func TestCheckGIDs(t *testing.T) {
 	}
 }
 
-func TestCheckCgroups(t *testing.T) {
-	for name, c := range map[string]struct {
-		files map[string]string
-		state string
-	}{
-		"version 2":                {map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpuset cpu memory pids"}, "ok"},
-		"version 2 without memory": {map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpu pids"}, "note"},
-		"version 1":                {map[string]string{"sys/fs/cgroup/memory/memory.limit_in_bytes": "1"}, "ok"},
-		"none":                     {nil, "note"},
-	} {
-		if f := checkCgroups(tree(t, c.files)); f.State != c.state || f.State != "ok" && f.Mend == "" {
-			t.Errorf("%s: %+v", name, f)
+// doctor reports what the spawner of an executor finds in the same place.
+func TestCheckGroups(t *testing.T) {
+	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{})
+	var missing []string
+	if err == nil {
+		missing = groups.Missing()
+		if err := groups.Close(); err != nil {
+			t.Fatal(err)
 		}
+	}
+	f := checkGroups()
+	for _, m := range missing {
+		if !strings.Contains(f.Detail, m) {
+			t.Errorf("doctor does not say that %s: %+v", m, f)
+		}
+	}
+	if want := err == nil && len(missing) == 0; (f.State == "ok") != want {
+		t.Errorf("doctor says %+v, an executor has missing %q, error %v", f, missing, err)
+	}
+	for _, f := range []finding{groupsFinding(nil, errors.New("no hierarchy")), groupsFinding([]string{"rdma: not limited"}, nil)} {
+		if f.State != "note" || f.Mend == "" {
+			t.Errorf("%+v", f)
+		}
+	}
+	if f := groupsFinding(nil, nil); f.State != "ok" {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -1,6 +1,7 @@
 package grant
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,7 +98,17 @@ func (sp *spread) missing(all []Candidate, unusable []error) error {
 	fits := func(cand Candidate) bool { return sp.room(cand.info.GetCores(), cand.info.GetMemoryBytes()) > 0 }
 	later := slices.ContainsFunc(unusable, func(err error) bool { return errors.Is(err, dataplane.ErrBusy) })
 	if !slices.ContainsFunc(all, fits) && !later {
-		err := fail(op, dataplane.StatusInvalid, "no executor lends the %s of one worker. Ask for fewer cores or less memory", text)
+		largest := ""
+		if len(all) > 0 {
+			cand := slices.MaxFunc(all, func(a, b Candidate) int {
+				return cmp.Or(cmp.Compare(a.info.GetMemoryBytes(), b.info.GetMemoryBytes()), cmp.Compare(a.info.GetCores(), b.info.GetCores()))
+			})
+			largest = fmt.Sprintf(": %s lends %d cores and %d bytes", cand.Address, cand.info.GetCores(), cand.info.GetMemoryBytes())
+			if len(all) > 1 {
+				largest += ", and the others have no more memory"
+			}
+		}
+		err := fail(op, dataplane.StatusInvalid, "no executor lends the %s of one worker%s. Ask for fewer cores or less memory", text, largest)
 		return withUnusable(err, unusable)
 	}
 	return fail(op, dataplane.StatusBusy, "%d workers with %s each: there is room for %d", sp.spec.Workers, text, sp.spec.Workers-sp.left)

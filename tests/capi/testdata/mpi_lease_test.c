@@ -66,6 +66,14 @@ int main(int argc, char **argv) {
         status = rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, &o, &t, &m, why);
         CHECK(status == RFAAS_BUSY && !t && !m && strstr(why, "room"));
         same(__LINE__, status, why);
+        /* More memory than any executor lends is the same error as for one process, with the sizes. */
+        rfaas_lease_options large = o;
+        large.memory = 1ull << 50;
+        status = rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, &large, &t, &m, why);
+        CHECK(status == RFAAS_INVALID && strstr(why, "1125899906842624") && strstr(why, " lends "));
+        same(__LINE__, status, why);
+        CHECK(rfaas_lease_open(s, &large, &m) == RFAAS_INVALID && strstr(rfaas_last_error(), "1125899906842624") &&
+              strstr(rfaas_last_error(), " lends "));
         /* Each could compute itself. */
         o.flags |= RFAAS_LEASE_LOCAL;
         status = rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, &o, &t, &m, why);
