@@ -80,7 +80,7 @@ static int arrive(script *s, dp_wc *wc, uint32_t imm, uint32_t len) {
 /* A request that is right but for what `twist` says. */
 static int request(script *s, dp_wc *wc) {
     uint32_t slot = take8(&s->in) % s->l.depth, twist = take8(&s->in) % 16;
-    dp_request h = {.generation = GENERATION, .call_id = take16(&s->in), .flags = take8(&s->in) & 7};
+    dp_request h = {.generation = GENERATION, .call_id = take16(&s->in), .flags = take8(&s->in) & 15};
     h.function = take8(&s->in) % (sizeof functions / sizeof *functions);
     h.size = take16(&s->in) % ((h.flags & DP_REQ_BULK_IN ? s->l.bulk : s->l.eager) + 1);
     h.capacity = take16(&s->in) % ((h.flags & DP_REQ_BULK_OUT ? s->l.bulk : s->l.eager) + 1);
