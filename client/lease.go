@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,6 +53,9 @@ type LeaseOptions struct {
 	// a new one registers. Leases that wait have no order. 0: they return ErrBusy at once.
 	Wait     time.Duration
 	Executor string // address: this executor and no other; empty: the session's choice
+	// Bundle names files and directories of this machine that travel with the library. Functions find each by its last name with
+	// rfaas_bundle_path (rfaas_function.h).
+	Bundle []string
 	// OnEvent is called with each event of the lease, one at a time, on a goroutine of the lease, which polls for events every
 	// 10 ms. It must not block for long and must not call Release.
 	OnEvent func(Event)
@@ -68,13 +72,18 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 			return nil, fail(op, dataplane.StatusInvalid, "%s %d is negative or too large", x.name, x.value)
 		}
 	}
+	for _, p := range o.Bundle {
+		if strings.Contains(p, ":") {
+			return nil, fail(op, dataplane.StatusInvalid, "bundle: %q has a colon, which separates paths: rename it, or name its directory", p)
+		}
+	}
 	if o.Duration < 0 || o.CallLimit < 0 || o.Wait < 0 {
 		return nil, fail(op, dataplane.StatusInvalid, "duration %v, call limit %v, wait %v: negative", o.Duration, o.CallLimit, o.Wait)
 	}
 	return &c.LeaseOptions{Workers: uint32(o.Workers), CoresPerWorker: uint32(o.CoresPerWorker), Depth: uint32(o.Depth),
 		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, Memory: o.Memory, Duration: o.Duration,
 		CallLimit: o.CallLimit, Wait: o.Wait, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
-		Failover: o.Failover, Local: o.Local}, nil
+		Bundle: strings.Join(o.Bundle, ":"), Failover: o.Failover, Local: o.Local}, nil
 }
 
 // Lease is a number of workers on one executor. Safe for concurrent use.

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "bundle.h"
 #include "elf_reader.h"
 #include "message.h"
 
@@ -219,9 +220,12 @@ int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *t
     dp_function *t = calloc(n, sizeof *t);
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", code);
-    void *library = t ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    st = dp_bundle_load(text, room);
+    void *library = t && st == DP_OK ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!t)
         st = refuse_library(&r, DP_FATAL, "no memory for a table of %u functions", n);
+    else if (st != DP_OK)
+        ; /* text says why */
     else if (!library)
         st = refuse_dlerror(&r, path);
     else

@@ -101,6 +101,10 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 
 #define DP_CPUS_MAX 1024
 
+/* A bundle is a directory in that of the executor. Its name is an identifier in hexadecimal digits, which the executor chooses. So nobody who
+ * has more rights than a worker reads anything that a client has written. */
+#define DP_BUNDLE_ID 16
+
 #define DP_TABLE_NAME 64   /* bytes of a table's name, with its NUL */
 #define DP_TABLES_MAX 64u  /* tables of a worker */
 
@@ -154,11 +158,12 @@ typedef struct dp_msg_spawn {
     uint64_t channel_bulk;
     uint32_t channel_eager;
     uint32_t pad1;
+    uint8_t bundle[DP_BUNDLE_ID]; /* identifier of the worker's bundle; all 0: none */
 } dp_msg_spawn;
 _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, cpus) == 56 &&
                    offsetof(dp_msg_spawn, device) == 184 && offsetof(dp_msg_spawn, blob) == 248 &&
                    offsetof(dp_msg_spawn, uid) == 504 && offsetof(dp_msg_spawn, channel_depth) == 516 &&
-                   offsetof(dp_msg_spawn, channel_bulk) == 520 && sizeof(dp_msg_spawn) == 536,
+                   offsetof(dp_msg_spawn, channel_bulk) == 520 && offsetof(dp_msg_spawn, bundle) == 536 && sizeof(dp_msg_spawn) == 552,
                "spawn message layout");
 
 /* Body of INSPECT and SYMBOLS, which a prepared worker gets instead of a SPAWN: n_offsets offsets and no more bytes.

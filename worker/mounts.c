@@ -172,7 +172,7 @@ static int fill_root(const dp_sandbox *s, const wanted *extra, bool verbs, const
     if (e)
         return e;
     *what = "make directories";
-    static const char *const empty[] = {"/proc", "/tmp", "/var"};
+    static const char *const empty[] = {"/proc", "/tmp", "/var", DP_BUNDLE_AT};
     for (size_t i = 0; i < sizeof empty / sizeof *empty; i++)
         if ((e = make_directory(empty[i])))
             return e;
@@ -187,6 +187,15 @@ static int fill_root(const dp_sandbox *s, const wanted *extra, bool verbs, const
             return e;
         *what = "/sys";
         if (mount(OLD "/sys", "/sys", NULL, MS_BIND | MS_REC, NULL))
+            return errno;
+    }
+    if (s->bundles) {
+        char old[PATH_MAX];
+        struct stat st;
+        *what = "the directory of bundles";
+        if (snprintf(old, sizeof old, OLD "%s", s->bundles) >= (int)sizeof old)
+            return ENAMETOOLONG;
+        if (lstat(old, &st) || (!S_ISDIR(st.st_mode) && (errno = ENOTDIR)) || mount(old, "/tmp", NULL, MS_BIND, NULL))
             return errno;
     }
     *what = "make the mounts read-only";
@@ -216,7 +225,27 @@ int dp_sandbox_root(const dp_sandbox *s, bool verbs, const char **what) {
     return e;
 }
 
-int dp_sandbox_own_mounts(const char **what) {
+void dp_bundle_name(const uint8_t id[DP_BUNDLE_ID], char name[2 * DP_BUNDLE_ID + 1]) {
+    for (int i = 0; i < DP_BUNDLE_ID; i++)
+        snprintf(name + 2 * (size_t)i, 3, "%02x", id[i]);
+}
+
+/* The executor's bundles are below /tmp until the worker's own /tmp hides them. */
+static int show_bundle(const uint8_t *id) {
+    static const uint8_t none[DP_BUNDLE_ID];
+    char name[2 * DP_BUNDLE_ID + 1];
+    if (!memcmp(id, none, sizeof none))
+        return 0;
+    dp_bundle_name(id, name);
+    /* The new mount is read-only, as the one that it is a part of. */
+    return chdir("/tmp") || mount(name, DP_BUNDLE_AT, NULL, MS_BIND, NULL) || chdir("/") ? errno : 0;
+}
+
+int dp_sandbox_own_mounts(const uint8_t *bundle, const char **what) {
+    *what = "mount the bundle";
+    int e = show_bundle(bundle);
+    if (e)
+        return e;
     *what = "mount /tmp";
     /* Private to this worker and counted as its memory where a control group counts. */
     if (mount("rfaas-tmp", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m,nr_inodes=16384"))

@@ -63,6 +63,11 @@ RFAAS_FUNCTION_EXTRA uint32_t rfaas_worker_cores(void);
  * program, only on the thread that runs the function. Elsewhere NULL. */
 RFAAS_FUNCTION_EXTRA const void *rfaas_table(const char *name, size_t *size);
 
+/* Path of the file or directory that the lease's option `bundle` names with this last name, or NULL if there is none. It is read-only, and
+ * where RFAAS_LEASE_LOCAL runs functions in the program, the program's own. Valid until the next call on the same thread. May be called in
+ * constructors of the library, but not with RFAAS_LEASE_LOCAL. Elsewhere NULL. */
+RFAAS_FUNCTION_EXTRA const char *rfaas_bundle_path(const char *name);
+
 #ifdef __cplusplus
 }
 #endif
@@ -74,6 +79,7 @@ extern "C" {
 #endif
 /* Set by the client library when it loads the functions into its own process (RFAAS_LEASE_LOCAL). */
 __attribute__((weak, visibility("default"))) const void *(*rfaas_table_elsewhere)(const char *name, size_t *size);
+__attribute__((weak, visibility("default"))) const char *(*rfaas_bundle_path_elsewhere)(const char *name);
 #ifdef __cplusplus
 }
 #endif
@@ -84,6 +90,10 @@ __attribute__((unused)) static inline const void *rfaas_table_of_program(const c
     if (size)
         *size = 0;
     return NULL;
+}
+
+__attribute__((unused)) static inline const char *rfaas_bundle_path_of_program(const char *name) {
+    return rfaas_bundle_path_elsewhere ? rfaas_bundle_path_elsewhere(name) : NULL;
 }
 
 __attribute__((unused)) static inline void *rfaas_state_elsewhere(size_t size, int *fresh) {
@@ -108,6 +118,7 @@ __attribute__((unused)) static inline void *rfaas_state_elsewhere(size_t size, i
 #define rfaas_fail(...) (rfaas_fail ? rfaas_fail(__VA_ARGS__) : (uint32_t)(0 * fprintf(stderr, __VA_ARGS__)))
 #define rfaas_state(size, fresh) (rfaas_state ? rfaas_state(size, fresh) : rfaas_state_elsewhere(size, fresh))
 #define rfaas_table(name, size) (rfaas_table ? rfaas_table(name, size) : rfaas_table_of_program(name, size))
+#define rfaas_bundle_path(name) (rfaas_bundle_path ? rfaas_bundle_path(name) : rfaas_bundle_path_of_program(name))
 #define rfaas_worker_cores() (rfaas_worker_cores ? rfaas_worker_cores() : (uint32_t)1)
 
 #endif

@@ -194,13 +194,13 @@ static bool hung_up(int sock) {
     return poll(&p, 1, 0) == 1 && p.revents & (POLLHUP | POLLERR | POLLNVAL);
 }
 
-static int guard_set_up(const dp_sandbox *s, const char **what) {
+static int guard_set_up(const dp_sandbox *s, const uint8_t *bundle, const char **what) {
     if (s->parts & DP_SANDBOX_NET) {
         *what = "enter the network namespace";
         if (setns(s->net, CLONE_NEWNET))
             return errno;
     }
-    return s->parts & DP_SANDBOX_FILES ? dp_sandbox_own_mounts(what) : 0;
+    return s->parts & DP_SANDBOX_FILES ? dp_sandbox_own_mounts(bundle, what) : 0;
 }
 
 _Noreturn static void guard(const dp_sandbox *s, const dp_guard_files *files, int ctl) {
@@ -212,7 +212,7 @@ _Noreturn static void guard(const dp_sandbox *s, const dp_guard_files *files, in
     setsid();
     close_all_but(ctl, s->net);
     const char *what = "";
-    int e = guard_set_up(s, &what);
+    int e = guard_set_up(s, files->bundle, &what);
     char ask;
     if (recv(ctl, &ask, 1, 0) != 1) /* there will be no worker */
         _exit(0);

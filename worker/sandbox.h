@@ -29,6 +29,7 @@
 #include <sys/types.h>
 
 #include "dp_fabric.h"
+#include "message.h"
 
 /* The parts of a sandbox. HELLO reports those that work. internal/spawner/wire has the same numbers. */
 enum {
@@ -45,6 +46,9 @@ enum {
 };
 
 #define DP_SANDBOX_PATHS_MAX 64
+
+#define DP_BUNDLE_AT "/bundle" /* where a worker in a file system of its own sees it */
+void dp_bundle_name(const uint8_t id[DP_BUNDLE_ID], char name[2 * DP_BUNDLE_ID + 1]);
 #define DP_SANDBOX_TEXT_MAX 1024
 
 typedef struct dp_sandbox {
@@ -55,6 +59,7 @@ typedef struct dp_sandbox {
     uint32_t without; /* parts to leave out, for tests */
     bool fixed_cpus; /* no cpuset keeps workers on their CPUs, so the filter refuses sched_setaffinity */
     uint32_t files;   /* most open descriptors of a worker, 0: as many as the executor */
+    const char *bundles; /* the executor's directory of unpacked bundles, or NULL; owned by the caller */
     /* Private from here on. */
     int landlock; /* version of the kernel's interface, 0: none */
     int net;      /* empty network namespace, or -1 */
@@ -82,6 +87,7 @@ typedef struct dp_guard_files {
     const int *join;
     int n_join;
     struct dp_ahead *memory; /* the worker's, not the guard's; or NULL */
+    const uint8_t *bundle;   /* identifier of the bundle that the worker sees; all 0: none */
 } dp_guard_files;
 
 /* dp_sandbox_open makes a process namespace for later clones of the calling process, and its first process, the
@@ -108,9 +114,9 @@ void dp_sandbox_lacks(dp_sandbox *s, uint32_t part, const char *what, int e);
 /* dp_sandbox_root builds the root of read-only mounts and makes it the caller's root. The caller must have its own
  * mount namespace. Returns 0, or an errno with the step in *what. */
 int dp_sandbox_root(const dp_sandbox *s, bool verbs, const char **what);
-/* dp_sandbox_own_mounts mounts new /proc and /tmp in the guard. Without the right to mount /proc it keeps the
+/* dp_sandbox_own_mounts mounts new /proc and /tmp in the guard, and the bundle, read-only. Without the right to mount /proc it keeps the
  * zygote's. Returns 0 or an errno. */
-int dp_sandbox_own_mounts(const char **what);
+int dp_sandbox_own_mounts(const uint8_t *bundle, const char **what);
 int dp_sandbox_hide_devices(void);
 /* dp_sandbox_landlock restricts the caller for good. If the caller still connects, it leaves out the part that
  * dp_sandbox_landlock_scope adds. Returns 0 or an errno. */

@@ -40,6 +40,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bundle.h"
 #include "crash.h"
 #include "dp_serve.h"
 #include "inspect.h"
@@ -331,6 +332,7 @@ static void load_functions(worker *w) {
     dp_function *table = NULL;
     uint64_t began = now_ns();
     w->page->phase = DP_PHASE_LOADING;
+    dp_bundle_use(w->sandbox, w->m->bundle);
     int st = dp_worker_load(FD_CODE, FD_NAMES, w->m->n_functions, &table, text, sizeof text);
     if (st != DP_OK)
         fail(w, FD_SOCK, st, text);

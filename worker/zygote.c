@@ -83,7 +83,7 @@ static int spawn(zygote *z, dp_packet *p) {
     dp_channel_config sizes;
     dp_ahead *memory = dp_spare_take(&z->spare, dp_msg_pinned_channel(&m, &sizes) ? &sizes : NULL);
     int needed = p->head.type == DP_MSG_PREPARE ? DP_PREPARE_FDS : DP_SPAWN_FDS;
-    dp_guard_files files = {.alive = p->fds[0], .join = p->fds + needed, .n_join = p->n_fds - needed, .memory = memory};
+    dp_guard_files files = {.alive = p->fds[0], .join = p->fds + needed, .n_join = p->n_fds - needed, .memory = memory, .bundle = m.bundle};
     dp_clones c;
     /* No signal may arrive in the child while it still has the zygote's state. The worker unblocks signals. */
     sigset_t all, old;

@@ -181,7 +181,7 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
         for (; req.offers < h->n_workers && !status; req.offers++)
             status = rfaas_api_offer(&h->workers[req.offers], &offers[req.offers]);
     }
-    a->until = dp_now_ns() + l->session->timeout_ns + req.wait_ns + STEP_GRACE_NS + rfaas_api_tables_ns(l->session);
+    a->until = dp_now_ns() + l->session->timeout_ns + req.wait_ns + STEP_GRACE_NS + rfaas_api_tables_ns(l->session) + l->bundle_ns;
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = offers, .tail_size = req.offers * sizeof *offers, .fd = first && !from ? l->library_fd : -1};
     if (!status && !(a->ticket = rfaas_agent_send("lease", RFAAS_AGENT_ACQUIRE, &parts, a->until)))
         status = rfaas_api_last_status();

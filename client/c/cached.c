@@ -26,7 +26,7 @@ static bool alike(const rfaas_grant *h, const rfaas_lease *l, const char *at) {
     const char *executor = at && *at ? at : b->executor;
     return h->cached && h->session == l->session && a->workers == b->workers && a->cores_per_worker == b->cores_per_worker &&
            a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager && a->memory == b->memory && a->bulk == b->bulk &&
-           a->call_limit_ns == b->call_limit_ns && !memcmp(&h->library, &l->library, sizeof h->library) &&
+           a->call_limit_ns == b->call_limit_ns && !strcmp(a->bundle, b->bundle) && !memcmp(&h->library, &l->library, sizeof h->library) &&
            (!*executor || !strcmp(executor, h->executor));
 }
 

@@ -186,7 +186,7 @@ type LeaseOptions struct {
 	Bulk                                            int64
 	Memory                                          uint64
 	Duration, CallLimit, Wait                       time.Duration
-	Library, Executor                               string
+	Library, Executor, Bundle                       string
 	Code                                            []byte
 	Renew, Failover, Local                          bool
 }
@@ -201,7 +201,7 @@ func (o *LeaseOptions) with(f func(*C.rfaas_lease_options) *C.rfaas_shim_error) 
 		cores_per_worker: C.uint32_t(o.CoresPerWorker), depth: C.uint32_t(o.Depth), eager: C.uint32_t(o.Eager),
 		wait_mode: C.uint32_t(o.WaitMode), bulk: C.uint64_t(o.Bulk), memory: C.uint64_t(o.Memory),
 		duration_ns: C.int64_t(o.Duration), library: texts.c(o.Library), executor: texts.c(o.Executor),
-		call_limit_ns: C.int64_t(o.CallLimit), wait_ns: C.int64_t(o.Wait)}
+		call_limit_ns: C.int64_t(o.CallLimit), wait_ns: C.int64_t(o.Wait), bundle: texts.c(o.Bundle)}
 	if o.Bulk < 0 {
 		c.bulk = C.RFAAS_NO_BULK
 	}

@@ -211,6 +211,7 @@ struct rfaas_lease {
     rfaas_local *local;             /* with RFAAS_LEASE_LOCAL */
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are valid only while the lease is opened */
     rfaas_agent_spec spec;       /* the options as the agent gets them */
+    int64_t bundle_ns;           /* how long hashing and sending the files of options.bundle may take */
     int library_fd;              /* the library, to be passed to the agent; -1: none */
     rfaas_library_id library;
     char **functions;
@@ -463,6 +464,15 @@ void rfaas_api_tables_forget(rfaas_session *s);
 rfaas_session *rfaas_api_tables_of(rfaas_session *s);
 /* rfaas_table of rfaas_function.h, for functions in this process. */
 const void *rfaas_api_table_here(const char *name, size_t *size);
+
+/* Writes the paths of options.bundle, made absolute. RFAAS_INVALID: they do not fit. */
+int rfaas_api_bundle_paths(const char *list, char out[RFAAS_AGENT_BUNDLE]);
+/* How long an agent may take for the files of such a list. */
+int64_t rfaas_api_bundle_ns(const char *list);
+/* Makes the list that in which rfaas_api_bundle_here finds paths on this thread. Returns the list before. NULL: none. */
+const char *rfaas_api_bundle_of(const char *list);
+/* rfaas_bundle_path for functions in this process: the path with this last name. */
+const char *rfaas_api_bundle_here(const char *name);
 
 /* ---- buffer.c ---- */
 

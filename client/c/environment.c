@@ -20,7 +20,7 @@ static bool begins_with(const char *variable, const char *const names[]) {
 
 /* The variables that the control plane reads. */
 static bool of_interest(const char *variable) {
-    static const char *const names[] = {"RFAAS_", "HOME=", "XDG_RUNTIME_DIR=", "USER=", "LOGNAME=", NULL};
+    static const char *const names[] = {"RFAAS_", "HOME=", "XDG_RUNTIME_DIR=", "USER=", "LOGNAME=", "LD_LIBRARY_PATH=", NULL};
     return begins_with(variable, names);
 }
 

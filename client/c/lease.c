@@ -238,6 +238,10 @@ static int describe(rfaas_lease *l) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "lease: the executor's address has %zu bytes, want at most %zu: %s", strlen(o->executor),
                               sizeof l->spec.executor - 1, o->executor);
     const char *slash = o->library ? strrchr(o->library, '/') : NULL;
+    int status = rfaas_api_bundle_paths(o->bundle, l->spec.bundle);
+    if (status)
+        return status;
+    l->bundle_ns = *l->spec.bundle ? rfaas_api_bundle_ns(l->spec.bundle) : 0;
     snprintf(l->spec.library, sizeof l->spec.library, "%.255s", !o->library ? "" : slash ? slash + 1 : o->library);
     return open_library(l);
 }

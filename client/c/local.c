@@ -14,7 +14,7 @@ int rfaas_api_local_load(rfaas_lease *l) {
     dp_error e;
     int status = rfaas_local_open(o->library, o->library_data, o->library_size, &l->local, &e);
     if (!status)
-        rfaas_local_tables(l->local, rfaas_api_table_here);
+        rfaas_local_finders(l->local, rfaas_api_table_here, rfaas_api_bundle_here);
     return status ? rfaas_api_fail(status, 0, "lease: it cannot be loaded into this process, as RFAAS_LEASE_LOCAL wants: %s", e.msg)
                   : RFAAS_OK;
 }
@@ -63,7 +63,9 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
     uint64_t limit = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
     pthread_mutex_lock(&l->local_mu); /* one call at a time, as in a worker */
     rfaas_session *before = rfaas_api_tables_of(l->session); /* a function may use a lease of its own */
+    const char *paths = rfaas_api_bundle_of(l->spec.bundle);
     int status = rfaas_local_call(l->local, f, limit, &pieces->in, a->in_size, &pieces->out, a->room, got);
+    rfaas_api_bundle_of(paths);
     rfaas_api_tables_of(before);
     pthread_mutex_unlock(&l->local_mu);
     if (status == RFAAS_TOO_LARGE)

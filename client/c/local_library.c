@@ -64,10 +64,13 @@ int rfaas_local_open(const char *path, const void *data, uint64_t size, rfaas_lo
     return DP_OK;
 }
 
-void rfaas_local_tables(rfaas_local *l, const void *(*f)(const char *name, size_t *size)) {
-    const void *(**of_library)(const char *, size_t *) = dlsym(l->handle, "rfaas_table_elsewhere");
-    if (of_library)
-        *of_library = f;
+void rfaas_local_finders(rfaas_local *l, const void *(*table)(const char *name, size_t *size), const char *(*path)(const char *name)) {
+    const void *(**tables)(const char *, size_t *) = dlsym(l->handle, "rfaas_table_elsewhere");
+    const char *(**paths)(const char *) = dlsym(l->handle, "rfaas_bundle_path_elsewhere");
+    if (tables)
+        *tables = table;
+    if (paths)
+        *paths = path;
 }
 
 void rfaas_local_close(rfaas_local *l) {

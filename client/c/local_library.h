@@ -14,8 +14,9 @@ typedef uint32_t rfaas_local_fn(void *args, uint32_t size, void *res);
  * NULL, by its bytes. Its constructors run. DP_BAD_LIBRARY: err->msg is the dynamic linker's reason. */
 int rfaas_local_open(const char *path, const void *data, uint64_t size, rfaas_local **out, dp_error *err);
 
-/* rfaas_local_tables makes the library's functions find tables by f (rfaas_table of rfaas_function.h). */
-void rfaas_local_tables(rfaas_local *l, const void *(*f)(const char *name, size_t *size));
+/* rfaas_local_finders makes the library's functions find tables and files by these functions (rfaas_table and rfaas_bundle_path of
+ * rfaas_function.h). */
+void rfaas_local_finders(rfaas_local *l, const void *(*table)(const char *name, size_t *size), const char *(*path)(const char *name));
 
 /* rfaas_local_close closes a library that is not in use. NULL does nothing. */
 void rfaas_local_close(rfaas_local *l);

@@ -363,10 +363,16 @@ typedef struct rfaas_lease_options {
      * registers. Leases that wait have no order: a lease that asks for less may be granted first. 0:
      * rfaas_lease_open does not wait. */
     int64_t wait_ns;
+    /* Paths, on this machine, of files and directories that travel with the library, separated by
+     * colons. Functions find each by its last name with rfaas_bundle_path (rfaas_function.h),
+     * read-only; a directory comes with all that is in it. A node that has the same files gets none of
+     * them again. Libraries that the library needs from outside the system's directories travel
+     * without being named. NULL or "": no files. */
+    const char *bundle;
 } rfaas_lease_options;
 
 #define RFAAS_LEASE_OPTIONS_INIT \
-    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0 }
+    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL }
 
 /* RFAAS_LEASE_RENEW: The agent renews the lease until it is released. A lease without duration_ns is
  * always renewed. */

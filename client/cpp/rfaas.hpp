@@ -219,6 +219,8 @@ struct lease_options : rfaas_lease_options {
     lease_options &with_depth(std::uint32_t n) { return depth = n, *this; }
     lease_options &with_wait_mode(rfaas::wait_mode mode) { return wait_mode = static_cast<std::uint32_t>(mode), *this; }
     lease_options &lasting(std::chrono::nanoseconds t) { return duration_ns = t.count(), *this; }
+    /* A file or directory that travels with the library. Each call adds one (rfaas_lease_options.bundle). */
+    lease_options &with_bundle(const std::string &path) { return bundle_ += (bundle_.empty() ? "" : ":") + path, *this; }
     lease_options &waiting(std::chrono::nanoseconds t) { return wait_ns = t.count(), *this; } /* for room */
     lease_options &with(lease_flags more) { return flags |= static_cast<std::uint32_t>(more), *this; }
     lease_options &with_renewal() { return with(lease_flags::renew); }
@@ -228,11 +230,13 @@ struct lease_options : rfaas_lease_options {
         rfaas_lease_options o = *this;
         if (!path_.empty())
             o.library = path_.c_str();
+        if (!bundle_.empty())
+            o.bundle = bundle_.c_str();
         return o;
     }
 
   private:
-    std::string path_;
+    std::string path_, bundle_;
 };
 
 /* rfaas_call_options with its defaults. */

@@ -39,7 +39,7 @@ module rfaas_options
    !> Options of a lease with the strings that they point to.
    type :: lease_arguments
       type(rfaas_lease_options_c) :: options
-      character(len=:, kind=c_char), allocatable :: library, executor
+      character(len=:, kind=c_char), allocatable :: library, executor, bundle
    end type
 
    interface
@@ -80,10 +80,10 @@ contains
    end subroutine
 
    subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                        call_limit, renew, failover, local, library_data, library_size, wait)
+                        call_limit, renew, failover, local, library_data, library_size, wait, bundle)
       type(lease_arguments), intent(inout), target :: a
       character(len=*), intent(in) :: library
-      character(len=*), intent(in), optional :: executor
+      character(len=*), intent(in), optional :: executor, bundle
       integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
       integer(c_int64_t), intent(in), optional :: bulk, memory
       real(c_double), intent(in), optional :: duration, call_limit
@@ -109,6 +109,7 @@ contains
       if (present(library_data)) a%options%library_data = library_data
       if (present(library_size)) a%options%library_size = library_size
       if (present(wait)) a%options%wait_ns = nanoseconds(wait)
+      a%options%bundle = string(bundle, a%bundle)
    end subroutine
 
    function call_options_of(worker, timeout, repeats, attempt) result(o)
@@ -425,9 +426,10 @@ contains
 
    !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk and memory are in bytes. renew, failover and
    !> local set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds. With library_data, the address of the library in memory,
-   !> `library` is not used.
+   !> `library` is not used. `bundle` has paths of files and directories that travel with the library, separated by colons.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
-                               duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size, wait)
+                               duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size, wait, &
+                               bundle)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
@@ -440,15 +442,17 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       real(c_double), intent(in), optional :: wait
+      character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
       call set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                     call_limit, renew, failover, local, library_data, library_size, wait)
+                     call_limit, renew, failover, local, library_data, library_size, wait, bundle)
       call finish(rfaas_lease_open_c(session%handle, a%options, lease%handle), ierror)
    end subroutine
 
    !> As rfaas_lease_open, at the executor of `place` only.
    subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
-                                  memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, wait)
+                                  memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, wait, &
+                                  bundle)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(in) :: place
@@ -461,12 +465,14 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       real(c_double), intent(in), optional :: wait
+      character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
       type(rfaas_place_c) :: raw
       integer :: i
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
-                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait)
+                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
+                     bundle=bundle)
       do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
          raw%executor(i) = place%executor(i:i)
       end do
@@ -476,7 +482,7 @@ contains
    !> Leases `workers` workers on as few executors as possible. The leases are leases(1:count).
    subroutine rfaas_lease_open_across(session, library, leases, count, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                       memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, &
-                                      wait)
+                                      wait, bundle)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: leases(:)
@@ -489,6 +495,7 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       real(c_double), intent(in), optional :: wait
+      character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
       type(c_ptr), allocatable :: handles(:)
       integer(c_size_t) :: n
@@ -496,7 +503,8 @@ contains
       allocate (handles(size(leases)))
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
-                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait)
+                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
+                     bundle=bundle)
       n = 0
       status = rfaas_lease_open_across_c(session%handle, a%options, size(leases, kind=c_size_t), handles, n)
       count = merge(int(n), 0, status >= 0)

@@ -147,6 +147,7 @@ module rfaas_c
       integer(c_int32_t) :: flags = 0
       integer(c_int32_t) :: reserved = 0
       integer(c_int64_t) :: wait_ns = 0
+      type(c_ptr) :: bundle = c_null_ptr
    end type
 
    type, bind(c) :: rfaas_place_c

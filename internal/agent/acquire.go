@@ -148,14 +148,16 @@ func (l *lease) done(held *grant.Held, err error) bool {
 // acquire finds an executor. It returns the lease, or the candidate for which the client must offer channels.
 func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*grant.Held, *grant.Candidate, error) {
 	control := l.session.control
+	if m.First {
+		if err := l.plan(ctx, m, r); err != nil {
+			return nil, nil, err
+		}
+	}
 	until := time.Now().Add(time.Duration(max(m.WaitNs, 0)))
-	ctx, stop := context.WithDeadline(ctx, until.Add(control.Timeout()+grant.TransferTime(l.session.tables.current())))
+	ctx, stop := context.WithDeadline(ctx, until.Add(control.Timeout()+l.pending.TransferTime()))
 	defer stop()
 	offers := m.Offers
 	if m.First {
-		if err := l.plan(m, r); err != nil {
-			return nil, nil, err
-		}
 		if m.Cached != 0 {
 			held, err := l.resume(ctx, m)
 			if held != nil || err != nil {
@@ -232,7 +234,7 @@ func (w *waiter) close() {
 }
 
 // plan prepares a lease in the first step of its acquisition.
-func (l *lease) plan(m *protocol.Acquire, r *request) error {
+func (l *lease) plan(ctx context.Context, m *protocol.Acquire, r *request) error {
 	if r.from != nil {
 		return l.planBeyond(r.from, dataplane.Status(m.Status), m.Reason)
 	}
@@ -246,6 +248,9 @@ func (l *lease) plan(m *protocol.Acquire, r *request) error {
 	spec := l.c.spec(&m.Spec)
 	spec.At = l.c.env.address(m.At)
 	spec.Tables = l.session.tables.current()
+	if spec.Bundle, err = l.bundle(ctx, lib, &m.Spec, r); err != nil {
+		return err
+	}
 	l.pending, err = l.session.control.Plan(lib, spec)
 	return err
 }

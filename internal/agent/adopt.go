@@ -41,6 +41,13 @@ func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*gran
 	}
 	spec := l.c.spec(&m.Spec)
 	spec.Tables = l.session.tables.current() // the client publishes them again before it hands its leases over
+	if lib != nil {
+		var err error
+		if spec.Bundle, err = l.bundle(ctx, lib, &m.Spec, r); err != nil {
+			l.c.log.Debug("the bundle of an adopted lease cannot be made", "library", m.Spec.Library, "error", err)
+			lib = nil
+		}
+	}
 	pending, held, err := l.session.control.Adopt(ctx, lib, spec, a)
 	l.pending = pending
 	return held, err

@@ -9,6 +9,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
+// libraryPathEnv has directories in which the client's dynamic linker looks for libraries.
+const libraryPathEnv = "LD_LIBRARY_PATH"
+
 // environment is the environment of a client process, as its hello had it. It does not change.
 type environment struct {
 	directory string // for relative paths
@@ -19,7 +22,7 @@ func newEnvironment(h *protocol.Hello) *environment {
 	e := &environment{h.Directory, make(map[string]string)}
 	for _, v := range h.Environment {
 		name, value, ok := strings.Cut(v, "=")
-		if ok && (strings.HasPrefix(name, "RFAAS_") || name == "HOME" || name == "XDG_RUNTIME_DIR" || name == "USER" || name == "LOGNAME") {
+		if ok && (strings.HasPrefix(name, "RFAAS_") || name == "HOME" || name == "XDG_RUNTIME_DIR" || name == "USER" || name == "LOGNAME" || name == libraryPathEnv) {
 			e.values[name] = value
 		}
 	}

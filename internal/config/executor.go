@@ -69,6 +69,7 @@ type Executor struct {
 	CodeLimit  Bytes  `mapstructure:"code-limit"`
 	CodeCache  Bytes  `mapstructure:"code-cache"`
 	TableLimit Bytes  `mapstructure:"table-limit"`
+	BundleDir  string `mapstructure:"bundle-dir"`
 	MaxBulk    Bytes  `mapstructure:"max-bulk"`
 
 	Pool           int           `mapstructure:"pool"`        // pooled workers for each provider
@@ -142,6 +143,7 @@ var executorOptions = slices.Concat([]option{
 	{"code-limit", "256MiB", "largest library that may be uploaded"},
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
 	{"table-limit", "auto", "memory, of that which the executor lends, for the tables of one tenant (auto: three quarters)"},
+	{"bundle-dir", "/dev/shm", "directory in which the executor unpacks bundles, in one of its own; their files count as memory (table-limit)"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"pool", "2", "pooled workers for each fabric: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
 	{"cache-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; they are ended if other leases need their cores; 0s for no cache"},

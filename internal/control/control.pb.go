@@ -479,6 +479,7 @@ type LeaseRequest struct {
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
 	WaitMs          uint64                 `protobuf:"varint,13,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                  // on a Leasing stream: how long the caller waits for the answer, 0: for ever. Lease has the call's deadline
 	Tables          []*Table               `protobuf:"bytes,14,rep,name=tables,proto3" json:"tables,omitempty"`                                 // that its workers map
+	Bundle          *Table                 `protobuf:"bytes,16,opt,name=bundle,proto3" json:"bundle,omitempty"`                                 // that its workers see: sha256 and size of the packed bundle (internal/bundle)
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only the client knows, or none: its workers are not cached
 	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs
 	unknownFields   protoimpl.UnknownFields
@@ -613,6 +614,13 @@ func (x *LeaseRequest) GetTables() []*Table {
 	return nil
 }
 
+func (x *LeaseRequest) GetBundle() *Table {
+	if x != nil {
+		return x.Bundle
+	}
+	return nil
+}
+
 func (x *LeaseRequest) GetClientId() []byte {
 	if x != nil {
 		return x.ClientId
@@ -635,9 +643,9 @@ type LeaseReply struct {
 	Functions   []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"`                      // by index
 	DurationMs  uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // by the executor's clock, from the grant
 	ClientMs    uint64                 `protobuf:"varint,6,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"`       // the client stops after this time, counted from before it asked
-	// Positions of tables that the node does not have. Nothing is leased: Fetch them and ask again.
+	// Positions of tables that the node does not have; the bundle comes after the last table. Nothing is leased: Fetch them and ask again.
 	TablesUnknown []uint32 `protobuf:"varint,7,rep,packed,name=tables_unknown,json=tablesUnknown,proto3" json:"tables_unknown,omitempty"`
-	Tables        uint32   `protobuf:"varint,8,opt,name=tables,proto3" json:"tables,omitempty"`                         // that the workers map; fewer than were asked for: the executor does not know tables
+	Tables        uint32   `protobuf:"varint,8,opt,name=tables,proto3" json:"tables,omitempty"`                         // that the workers map, with the bundle; fewer than were asked for: the executor does not know them
 	NotCached     bool     `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"` // the workers of `reuse` have ended. Nothing is leased: ask for new workers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1075,8 +1083,9 @@ type FetchRequest struct {
 	Sha256        []byte                 `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
 	Provider      string                 `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
-	Blob          []byte                 `protobuf:"bytes,4,opt,name=blob,proto3" json:"blob,omitempty"`     // of the caller's queue pair
-	Memory        *MemoryRef             `protobuf:"bytes,5,opt,name=memory,proto3" json:"memory,omitempty"` // the table's bytes
+	Blob          []byte                 `protobuf:"bytes,4,opt,name=blob,proto3" json:"blob,omitempty"`      // of the caller's queue pair
+	Memory        *MemoryRef             `protobuf:"bytes,5,opt,name=memory,proto3" json:"memory,omitempty"`  // the table's bytes
+	Bundle        bool                   `protobuf:"varint,6,opt,name=bundle,proto3" json:"bundle,omitempty"` // it is a bundle
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1144,6 +1153,13 @@ func (x *FetchRequest) GetMemory() *MemoryRef {
 		return x.Memory
 	}
 	return nil
+}
+
+func (x *FetchRequest) GetBundle() bool {
+	if x != nil {
+		return x.Bundle
+	}
+	return false
 }
 
 type FetchReply struct {
@@ -3996,7 +4012,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xd0\x04\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\x81\x05\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -4015,7 +4031,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\"\n" +
 	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\x12\x17\n" +
 	"\await_ms\x18\r \x01(\x04R\x06waitMs\x12/\n" +
-	"\x06tables\x18\x0e \x03(\v2\x17.rfaas.control.v1.TableR\x06tables\x12\x1b\n" +
+	"\x06tables\x18\x0e \x03(\v2\x17.rfaas.control.v1.TableR\x06tables\x12/\n" +
+	"\x06bundle\x18\x10 \x01(\v2\x17.rfaas.control.v1.TableR\x06bundle\x12\x1b\n" +
 	"\tclient_id\x18\x14 \x01(\fR\bclientId\x12\x14\n" +
 	"\x05reuse\x18\x15 \x01(\x04R\x05reuseB\x0e\n" +
 	"\f_duration_ms\"\xbd\x02\n" +
@@ -4056,13 +4073,14 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\"H\n" +
 	"\vUploadReply\x12\x1c\n" +
 	"\tfunctions\x18\x01 \x03(\tR\tfunctions\x12\x1b\n" +
-	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\x9f\x01\n" +
+	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\xb7\x01\n" +
 	"\fFetchRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1a\n" +
 	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04blob\x18\x04 \x01(\fR\x04blob\x123\n" +
-	"\x06memory\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\"4\n" +
+	"\x06memory\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\x12\x16\n" +
+	"\x06bundle\x18\x06 \x01(\bR\x06bundle\"4\n" +
 	"\n" +
 	"FetchReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
@@ -4393,84 +4411,85 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
 	0,  // 1: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
 	8,  // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
-	9,  // 3: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	10, // 4: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	1,  // 5: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	45, // 6: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
-	9,  // 7: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	23, // 8: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 9: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 10: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	47, // 11: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 12: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	44, // 13: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 14: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	45, // 15: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	45, // 16: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	45, // 17: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	45, // 18: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	45, // 19: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	45, // 20: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	56, // 21: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	61, // 22: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	62, // 23: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 24: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 25: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 26: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	11, // 27: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	13, // 28: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
-	15, // 29: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	17, // 30: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	19, // 31: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	21, // 32: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	24, // 33: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	26, // 34: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	28, // 35: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	30, // 36: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	32, // 37: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	34, // 38: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	36, // 39: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	38, // 40: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	40, // 41: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	42, // 42: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	46, // 43: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	48, // 44: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	54, // 45: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	57, // 46: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	59, // 47: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	50, // 48: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	52, // 49: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 50: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	7,  // 51: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	7,  // 52: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	12, // 53: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	14, // 54: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	16, // 55: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	18, // 56: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	20, // 57: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	22, // 58: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	25, // 59: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	27, // 60: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	29, // 61: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	31, // 62: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	33, // 63: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	35, // 64: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	37, // 65: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	39, // 66: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	41, // 67: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	43, // 68: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	47, // 69: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	49, // 70: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	55, // 71: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	58, // 72: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	60, // 73: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	51, // 74: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	53, // 75: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	50, // [50:76] is the sub-list for method output_type
-	24, // [24:50] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	8,  // 3: rfaas.control.v1.LeaseRequest.bundle:type_name -> rfaas.control.v1.Table
+	9,  // 4: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	10, // 5: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	1,  // 6: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
+	45, // 7: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	9,  // 8: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	23, // 9: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 10: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 11: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	47, // 12: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 13: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	44, // 14: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 15: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	45, // 16: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	45, // 17: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	45, // 18: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	45, // 19: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	45, // 20: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	45, // 21: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	56, // 22: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	61, // 23: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	62, // 24: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 25: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 26: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 27: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	11, // 28: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	13, // 29: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	15, // 30: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	17, // 31: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	19, // 32: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	21, // 33: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	24, // 34: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	26, // 35: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	28, // 36: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	30, // 37: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	32, // 38: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	34, // 39: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	36, // 40: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	38, // 41: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	40, // 42: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	42, // 43: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	46, // 44: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	48, // 45: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	54, // 46: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	57, // 47: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	59, // 48: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	50, // 49: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	52, // 50: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 51: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	7,  // 52: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	7,  // 53: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	12, // 54: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	14, // 55: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	16, // 56: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	18, // 57: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	20, // 58: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	22, // 59: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	25, // 60: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	27, // 61: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	29, // 62: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	31, // 63: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	33, // 64: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	35, // 65: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	37, // 66: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	39, // 67: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	41, // 68: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	43, // 69: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	47, // 70: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	49, // 71: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	55, // 72: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	58, // 73: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	60, // 74: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	51, // 75: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	53, // 76: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	51, // [51:77] is the sub-list for method output_type
+	25, // [25:51] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }

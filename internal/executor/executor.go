@@ -34,6 +34,7 @@ type Config struct {
 	Node      string               // host name
 	NodeID    string               // control.NodeID
 	Spawner   Spawner
+	Bundles   *bundles // nil: none are taken
 	Log       *slog.Logger
 }
 
@@ -81,7 +82,7 @@ func New(cfg Config) (*Executor, error) {
 	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{}, cached: map[lease.ID]*cached{},
 		asked: make(chan drainRequest, 1), report: func() {}, metrics: newMetrics(), back: newWantedBack(s.Until.Time(), s.Grace),
 		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)}
-	e.tables = newTableStore(tableLimit(s, cfg.Memory), e.setAside, table.GiveBack, e.dropCachedWithTables)
+	e.tables = newTableStore(tableLimit(s, cfg.Memory), cfg.Bundles, e.setAside, table.GiveBack, e.dropCachedWithTables)
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends
 	}

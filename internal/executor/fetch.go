@@ -56,7 +56,10 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 	}
 	began := time.Now()
 	var source *fetchSource
-	known, err := e.tables.add(ctx, h, codeOwner(ctx), size, func() (io.Reader, error) {
+	if req.GetBundle() && e.cfg.Bundles == nil {
+		return errNoBundles
+	}
+	known, err := e.tables.add(ctx, h, req.GetBundle(), codeOwner(ctx), size, func() (io.Reader, error) {
 		var err error
 		if source, err = e.connectSource(ctx, req, stream.Send); err != nil {
 			return nil, err
@@ -68,7 +71,7 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 	if err != nil {
 		return err
 	}
-	e.log.Debug("table stored", "sha256", fmt.Sprintf("%x", h[:6]), "bytes", size, "known", known, "provider", req.GetProvider(), "took", time.Since(began))
+	e.log.Debug("table stored", "sha256", fmt.Sprintf("%x", h[:6]), "bytes", size, "known", known, "provider", req.GetProvider(), "bundle", req.GetBundle(), "took", time.Since(began))
 	return stream.Send(&control.FetchReply{Done: true})
 }
 

@@ -112,6 +112,11 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		hashes, err = e.tablesOf(req)
 	}
 	if err == nil {
+		var bundle []sum
+		bundle, err = e.bundleOf(req.GetBundle())
+		hashes = append(hashes, bundle...)
+	}
+	if err == nil {
 		err = e.gate.Take(ctx, quota.Leases, 1)
 	}
 	if err != nil {
@@ -199,7 +204,7 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, tabl
 	delete(e.cached, l.Reuses)
 	h := newHolding(l.ID, c, e.spec(req, terms, c), l.CPUs)
 	h.tenant, h.tables = terms.Tenant, tables
-	h.spec.Tables = specTables(req.GetTables(), tables)
+	h.spec.Tables, h.spec.Bundle = specTables(req.GetTables(), tables)
 	e.holdings[l.ID] = h
 	return l, h, k, nil
 }

@@ -60,6 +60,7 @@ func SameForHandover(now, next *config.Executor) error {
 		{"share-cores", now.ShareCores, next.ShareCores}, {"identity-dir", now.IdentityDir, next.IdentityDir},
 		{"audit-file", now.AuditFile, next.AuditFile}, {"state-dir", now.StateDir, next.StateDir}, {"manager", now.Manager, next.Manager},
 		{"data-encryption", now.DataEncryption, next.DataEncryption}, {"secret-file", now.SecretFile, next.SecretFile},
+		{"bundle-dir", now.BundleDir, next.BundleDir},
 	} {
 		if s.now != s.next {
 			return fmt.Errorf("%s was %v and is %v now: restart the executor with a drain to change it", s.name, s.now, s.next)
@@ -181,6 +182,9 @@ func (h *handing) save() (*handover.State, error) {
 	}
 	s.Libraries = e.codes.save()
 	s.Tables = e.tables.save()
+	if b := e.cfg.Bundles; b != nil {
+		s.Bundles, s.BundlesLock = b.path, int32(b.lock.Fd())
+	}
 	s.Ending = h.ctx.Err() != nil
 	return s, nil
 }
@@ -235,7 +239,12 @@ func (s *tableStore) save() (all []*handover.Table) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.tables {
-		m := &handover.Table{Sum: t.sum[:], File: int32(t.file.Fd()), Size: t.size, Used: t.used}
+		m := &handover.Table{Sum: t.sum[:], Size: t.size, Used: t.used}
+		if t.file != nil {
+			m.File = int32(t.file.Fd())
+		} else {
+			m.Bundle = t.bundle.String()
+		}
 		for owner := range t.owners {
 			m.Owners = append(m.Owners, owner)
 		}
@@ -280,6 +289,9 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 	var err error
 	if s.Tables, err = h.saveTables(); err != nil {
 		return nil, err
+	}
+	if n := len(h.spec.Tables); n < len(h.tables) { // the bundle comes last
+		s.Bundle = h.tables[n].sum[:]
 	}
 	for _, g := range h.granted {
 		b, err := proto.Marshal(g)

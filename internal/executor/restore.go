@@ -86,14 +86,21 @@ func (e *Executor) restoreTables(all []*handover.Table) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range all {
-		if len(m.GetSum()) != len(sum{}) || m.GetFile() < 3 {
-			return fmt.Errorf("take over a table: hash of %d bytes, descriptor %d", len(m.GetSum()), m.GetFile())
+		if len(m.GetSum()) != len(sum{}) || m.GetFile() < 3 && (m.GetBundle() == "" || s.bundles == nil) {
+			return fmt.Errorf("take over a table: hash of %d bytes, descriptor %d, bundle %q", len(m.GetSum()), m.GetFile(), m.GetBundle())
 		}
 		if err := e.table.SetAside(m.GetSize()); err != nil {
 			return fmt.Errorf("take over a table: %w", err)
 		}
-		t := &table{sum: sum(m.GetSum()), size: m.GetSize(), used: m.GetUsed(), owners: map[string]bool{},
-			file: os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-table")}
+		t := &table{sum: sum(m.GetSum()), size: m.GetSize(), used: m.GetUsed(), owners: map[string]bool{}}
+		if m.GetBundle() == "" {
+			t.file = os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-table")
+		} else {
+			var err error
+			if t.bundle, err = bundleIDOf(m.GetBundle()); err != nil {
+				return fmt.Errorf("take over a bundle: %w", err)
+			}
+		}
 		for _, owner := range m.GetOwners() {
 			t.owners[owner] = true
 		}
@@ -104,7 +111,7 @@ func (e *Executor) restoreTables(all []*handover.Table) error {
 }
 
 // restoreTables takes over the tables of a lease.
-func (h *holding) restoreTables(s *tableStore, saved [][]byte) error {
+func (h *holding) restoreTables(s *tableStore, saved [][]byte, bundle []byte) error {
 	var wanted []*control.Table
 	var hashes []sum
 	for _, b := range saved {
@@ -117,11 +124,15 @@ func (h *holding) restoreTables(s *tableStore, saved [][]byte) error {
 		}
 		wanted, hashes = append(wanted, t), append(hashes, sum(t.GetSha256()))
 	}
+	if len(bundle) == len(sum{}) {
+		hashes = append(hashes, sum(bundle))
+	}
 	tables, unknown := s.acquire(hashes, "")
 	if len(unknown) > 0 {
-		return fmt.Errorf("its table %q is missing", wanted[unknown[0]].GetName())
+		return fmt.Errorf("its table %d of %d is missing", unknown[0], len(hashes))
 	}
-	h.tables, h.spec.Tables = tables, specTables(wanted, tables)
+	h.tables = tables
+	h.spec.Tables, h.spec.Bundle = specTables(wanted, tables)
 	return nil
 }
 
@@ -166,7 +177,7 @@ func (e *Executor) restoreHolding(s *handover.Lease, z *zygote.Zygote, clock han
 	}
 	h := newHolding(l.ID, c, e.specFor(s.GetProvider(), s.GetChannelMemory(), l.Terms, c), l.CPUs)
 	h.tenant, h.flag, h.presence = l.Terms.Tenant, s.GetFlag(), s.GetPresence()
-	if err := h.restoreTables(e.tables, s.GetTables()); err != nil {
+	if err := h.restoreTables(e.tables, s.GetTables(), s.GetBundle()); err != nil {
 		return err
 	}
 	close(h.started)
@@ -302,7 +313,12 @@ func takeOver(ctx, now context.Context, s config.Executor, hand Handover, log *s
 	defer z.Close()
 	defer z.Resume()
 	log.Info("taking over from the program that ran before", "its-version", hand.State.GetProgram(), "leases", len(hand.State.GetLeases()))
-	err = serveWith(ctx, now, s, zygoteSpawner{z}, hand, log)
+	var unpacked *bundles
+	if b := hand.State; b.GetBundlesLock() > 0 {
+		unpacked = &bundles{path: b.GetBundles(), lock: os.NewFile(uintptr(b.GetBundlesLock()), b.GetBundles())}
+		defer unpacked.close()
+	}
+	err = serveWith(ctx, now, s, zygoteSpawner{z, unpacked}, hand, log)
 	z.RemoveFiles()
 	return err
 }

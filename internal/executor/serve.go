@@ -43,15 +43,20 @@ func Serve(ctx, now context.Context, s config.Executor, hand Handover, log *slog
 	if err != nil {
 		return err
 	}
+	unpacked, err := openBundles(s.BundleDir, own, log)
+	if err != nil {
+		return err
+	}
+	defer unpacked.close()
 	files, appended := rootFiles(&s)
 	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Files: files, Append: appended, UID: own.user.UID, GID: own.user.GID,
-		Remove: socketFiles(&s), Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Environment: s.SandboxEnvList(),
+		Remove: socketFiles(&s), Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Bundles: unpacked.path, Environment: s.SandboxEnvList(),
 			UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
 	if err != nil {
 		return err
 	}
 	defer z.Close()
-	err = serveWith(ctx, now, s, zygoteSpawner{z}, hand, log)
+	err = serveWith(ctx, now, s, zygoteSpawner{z, unpacked}, hand, log)
 	z.RemoveFiles() // files that this process created as root and can no longer remove
 	return err
 }
@@ -92,6 +97,9 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	cfg, err := nodeConfig(s, spawner, hand.State, log)
 	if err != nil {
 		return err
+	}
+	if z, ok := spawner.(zygoteSpawner); ok {
+		cfg.Bundles = z.bundles
 	}
 	if slices.Contains(cfg.Providers, dataplane.TCP) {
 		if cfg.Data, err = openData(&s, hand.State, log); err != nil {

@@ -69,7 +69,10 @@ type Spawner interface {
 }
 
 // zygoteSpawner adapts a zygote to Spawner. Its Spawn is in grant.go.
-type zygoteSpawner struct{ *zygote.Zygote }
+type zygoteSpawner struct {
+	*zygote.Zygote
+	bundles *bundles // from which its workers get theirs
+}
 
 // exitClientGone is the exit status of a worker whose client disconnected (DP_EXIT_CLIENT_GONE of worker/message.h).
 const exitClientGone = 91

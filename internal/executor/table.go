@@ -18,12 +18,14 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// table is a client's table in a sealed memory file. Its fields do not change after it is in the store, except refs, used and owners,
+// table is a client's table in a sealed memory file, or a bundle, unpacked into a directory. Its fields do not change after it is in the store, except refs, used and owners,
 // which the store's lock guards.
 type table struct {
 	sum  sum
 	size uint64
-	file *os.File // opened for reading
+	file *os.File // opened for reading; nil: a bundle
+	// bundle identifies an unpacked bundle.
+	bundle zygote.BundleID
 
 	refs   int
 	used   uint64          // the store's tick at the last release
@@ -38,6 +40,8 @@ func (t *table) usable(owner string) bool { return owner == "" || t.owners[owner
 type tableStore struct {
 	limit uint64 // bytes of one owner's tables
 	most  int    // number of tables: each uses a descriptor
+	// bundles has the directories of bundles; nil: none are taken.
+	bundles *bundles
 	// reserve takes memory from what leases may have, and giveBack returns it.
 	reserve  func(bytes uint64) error
 	giveBack func(bytes uint64)
@@ -57,8 +61,8 @@ type arrivingTable struct {
 	over chan struct{} // closed when it has come, or will not come
 }
 
-func newTableStore(limit uint64, reserve func(uint64) error, giveBack func(uint64), dropCached func() bool) *tableStore {
-	return &tableStore{limit: limit, most: mostLibraries(), reserve: reserve, giveBack: giveBack, dropCached: dropCached, tables: map[sum]*table{},
+func newTableStore(limit uint64, bundles *bundles, reserve func(uint64) error, giveBack func(uint64), dropCached func() bool) *tableStore {
+	return &tableStore{limit: limit, bundles: bundles, most: mostLibraries(), reserve: reserve, giveBack: giveBack, dropCached: dropCached, tables: map[sum]*table{},
 		arriving: map[sending]*arrivingTable{}}
 }
 
@@ -96,9 +100,12 @@ func (s *tableStore) release(tables []*table) {
 // add stores a table of an owner, whose bytes fetch copies. If an owner adds the same hash several times at once, one call fetches it and the
 // others wait. known means that nothing was fetched. If other owners have sent the table, its bytes are fetched and compared, since the hash
 // alone does not prove that this owner has the table.
-func (s *tableStore) add(ctx context.Context, h sum, owner string, size uint64, fetch func() (io.Reader, error)) (known bool, err error) {
+func (s *tableStore) add(ctx context.Context, h sum, bundle bool, owner string, size uint64, fetch func() (io.Reader, error)) (known bool, err error) {
 	if size == 0 || size > s.limit {
 		return false, invalidf("table of %d bytes: this executor keeps 1 to %d bytes of tables for a tenant (table-limit)", size, s.limit)
+	}
+	if bundle {
+		h = bundleKey(h)
 	}
 	u := sending{h, owner}
 	for {
@@ -118,7 +125,7 @@ func (s *tableStore) add(ctx context.Context, h sum, owner string, size uint64, 
 			return false, control.Errorf(control.ClassConnection, "table: %v", context.Cause(ctx))
 		}
 	}
-	err = s.receive(u, size, fetch)
+	err = s.receive(u, bundle, size, fetch)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.arriving[u].over)
@@ -185,9 +192,18 @@ func (s *tableStore) evict(may func(*table) bool) bool {
 		return false
 	}
 	delete(s.tables, oldest.sum)
-	oldest.file.Close()
-	s.giveBack(oldest.size)
+	s.free(oldest)
 	return true
+}
+
+// free frees the memory of a table that is not in the store.
+func (s *tableStore) free(t *table) {
+	if t.file != nil {
+		t.file.Close()
+	} else {
+		s.bundles.remove(t.bundle)
+	}
+	s.giveBack(t.size)
 }
 
 // evictOne is evict for a lease that needs memory.
@@ -198,7 +214,7 @@ func (s *tableStore) evictOne() bool {
 }
 
 // receive stores a table, or, if the store has it from another owner, compares it. Then the owner may use it.
-func (s *tableStore) receive(u sending, size uint64, fetch func() (io.Reader, error)) error {
+func (s *tableStore) receive(u sending, bundle bool, size uint64, fetch func() (io.Reader, error)) error {
 	s.mu.Lock()
 	t := s.tables[u.sum]
 	if t != nil {
@@ -207,20 +223,19 @@ func (s *tableStore) receive(u sending, size uint64, fetch func() (io.Reader, er
 	s.mu.Unlock()
 	if t == nil {
 		var err error
-		if t, err = s.store(u.sum, size, fetch); err != nil {
+		if t, err = s.store(u.sum, bundle, size, fetch); err != nil {
 			return err
 		}
 		s.mu.Lock()
 		if other := s.tables[u.sum]; other != nil { // another owner has sent it in the meantime
-			t.file.Close()
-			s.giveBack(size)
+			s.free(t)
 			other.refs++
 			t = other
 		} else {
 			s.tables[u.sum] = t
 		}
 		s.mu.Unlock()
-	} else if _, err := s.copy(io.Discard, u.sum, size, fetch); err != nil {
+	} else if err := s.compare(u.sum, bundle, size, fetch); err != nil {
 		s.release([]*table{t})
 		return err
 	}
@@ -231,21 +246,28 @@ func (s *tableStore) receive(u sending, size uint64, fetch func() (io.Reader, er
 	return nil
 }
 
-// store copies a table into a sealed file. It returns the table with a reference, not in the store yet.
-func (s *tableStore) store(h sum, size uint64, fetch func() (io.Reader, error)) (*table, error) {
+// compare reads a table or bundle that the store has from another owner.
+func (s *tableStore) compare(h sum, bundle bool, size uint64, fetch func() (io.Reader, error)) error {
+	if bundle {
+		h = bundleKey(h)
+	}
+	_, err := s.copy(io.Discard, h, size, fetch)
+	return err
+}
+
+// store copies a table into a sealed file, or unpacks a bundle. It returns the table with a reference, not in the store yet.
+func (s *tableStore) store(h sum, bundle bool, size uint64, fetch func() (io.Reader, error)) (*table, error) {
 	for err := s.reserve(size); err != nil; err = s.reserve(size) {
 		if !s.evictOne() && !s.dropCached() {
 			return nil, control.Errorf(control.ClassBusy, "table of %d bytes: no memory: %v", size, err)
 		}
 	}
 	t := &table{sum: h, size: size, refs: 1, owners: map[string]bool{}}
-	file, err := zygote.SealedFile("rfaas-table", func(f io.Writer) error {
-		_, err := s.copy(f, h, size, fetch)
-		return err
-	})
-	if err == nil {
-		t.file, err = reopen(file)
-		file.Close()
+	var err error
+	if bundle {
+		err = s.storeBundle(t, fetch)
+	} else {
+		err = s.storeFile(t, fetch)
 	}
 	if err != nil {
 		s.giveBack(size)
@@ -255,6 +277,19 @@ func (s *tableStore) store(h sum, size uint64, fetch func() (io.Reader, error)) 
 		return nil, grpcError(err)
 	}
 	return t, nil
+}
+
+// storeFile copies a table into a sealed file.
+func (s *tableStore) storeFile(t *table, fetch func() (io.Reader, error)) error {
+	file, err := zygote.SealedFile("rfaas-table", func(f io.Writer) error {
+		_, err := s.copy(f, t.sum, t.size, fetch)
+		return err
+	})
+	if err == nil {
+		t.file, err = reopen(file)
+		file.Close()
+	}
+	return err
 }
 
 // reopen opens a memory file for reading only. Before Linux 6.7 a sealed file can be shared only by a mapping of such a descriptor.
@@ -294,8 +329,7 @@ func (s *tableStore) close() {
 	defer s.mu.Unlock()
 	s.closed = true
 	for h, t := range s.tables {
-		t.file.Close()
-		s.giveBack(t.size)
+		s.free(t)
 		delete(s.tables, h)
 	}
 }
@@ -344,12 +378,15 @@ func containsNUL(s string) bool {
 	return false
 }
 
-// specTables returns the tables of a request as workers get them.
-func specTables(wanted []*control.Table, tables []*table) (list []zygote.Table) {
+// specTables returns the tables of a request as workers get them, and the bundle, which comes after them.
+func specTables(wanted []*control.Table, tables []*table) (list []zygote.Table, bundle zygote.BundleID) {
 	for i, t := range wanted {
 		list = append(list, zygote.Table{Name: t.GetName(), File: tables[i].file, Size: tables[i].size, Address: t.GetAddress()})
 	}
-	return list
+	if len(tables) > len(wanted) {
+		bundle = tables[len(wanted)].bundle
+	}
+	return list, bundle
 }
 
 // setAside takes memory from what leases may have. If too little is free, it ends cached workers, the oldest first.

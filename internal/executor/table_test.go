@@ -42,7 +42,7 @@ func TestTableIsFetchedOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if _, err := n.e.tables.add(t.Context(), h, "tenant ann", uint64(len(b)), bytesFrom(b, &calls)); err != nil {
+			if _, err := n.e.tables.add(t.Context(), h, false, "tenant ann", uint64(len(b)), bytesFrom(b, &calls)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -80,7 +80,7 @@ func TestTableOfAnotherTenant(t *testing.T) {
 	b, h := library(5000)
 	var calls atomic.Int32
 	add := func(owner string, b []byte) error {
-		_, err := n.e.tables.add(t.Context(), h, owner, uint64(len(b)), bytesFrom(b, &calls))
+		_, err := n.e.tables.add(t.Context(), h, false, owner, uint64(len(b)), bytesFrom(b, &calls))
 		return err
 	}
 	if err := add("tenant ann", b); err != nil {
@@ -124,7 +124,7 @@ func TestTableThatDoesNotArrive(t *testing.T) {
 		{"empty", 0, bytesFrom(b, &calls), control.ClassInvalid, "table of 0 bytes"},
 		{"beyond the limit", 3<<30 + 1, bytesFrom(b, &calls), control.ClassInvalid, "this executor keeps 1 to 3221225472 bytes of tables for a tenant (table-limit)"},
 	} {
-		_, err := n.e.tables.add(t.Context(), h, "", c.size, c.fetch)
+		_, err := n.e.tables.add(t.Context(), h, false, "", c.size, c.fetch)
 		refuses(t, c.what, err, c.class, c.text)
 		if _, unknown := n.e.tables.acquire([]sum{h}, ""); len(unknown) != 1 || n.e.table.Capacity().SetAside != 0 {
 			t.Errorf("%s: the table is there, or %d bytes are set aside", c.what, n.e.table.Capacity().SetAside)
@@ -144,7 +144,7 @@ func TestTablesMakeRoom(t *testing.T) {
 	var hashes []sum
 	add := func() error {
 		b, h := library(size)
-		_, err := n.e.tables.add(t.Context(), h, "tenant ann", size, bytesFrom(b, &calls))
+		_, err := n.e.tables.add(t.Context(), h, false, "tenant ann", size, bytesFrom(b, &calls))
 		hashes = append(hashes, h)
 		return err
 	}
@@ -196,7 +196,7 @@ func TestTablesOfLeases(t *testing.T) {
 	}
 	var calls atomic.Int32
 	add := func(h sum, b []byte) error {
-		_, err := n.e.tables.add(t.Context(), h, "", uint64(len(b)), bytesFrom(b, &calls))
+		_, err := n.e.tables.add(t.Context(), h, false, "", uint64(len(b)), bytesFrom(b, &calls))
 		return err
 	}
 	if err := add(h, b); err != nil {

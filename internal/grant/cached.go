@@ -35,7 +35,7 @@ type cachedKey struct {
 
 func (p *Pending) key() cachedKey {
 	s := &p.spec
-	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.Tables)}
+	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.all())}
 }
 
 // Cached is a released lease whose workers the executor caches. The session that released it caches the channels under the same name. If

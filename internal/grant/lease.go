@@ -50,6 +50,7 @@ type Spec struct {
 	Depth, Eager   int           // of the channels that will be offered
 	Bulk           uint64
 	Tables         []*Table // that its workers map
+	Bundle         *Table   // that they see (Control.Bundle), or nil
 
 	recheck bool // see Recheck
 }
@@ -287,17 +288,18 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 			err = fail(op, dataplane.StatusProtocol, "%s does not know the library right after its upload", cand.Address)
 		}
 	}
+	wanted := p.spec.all()
 	for tries := 0; err == nil && len(r.TablesUnknown) > 0; tries++ {
 		if tries == tableTries {
 			err = fail(op, dataplane.StatusBusy, "%s has evicted a table right after its transfer, %d times", cand.Address, tries)
 			break
 		}
 		for _, i := range r.TablesUnknown {
-			if err == nil && i >= uint32(len(p.spec.Tables)) {
-				err = fail(op, dataplane.StatusProtocol, "%s wants table %d of %d", cand.Address, i, len(p.spec.Tables))
+			if err == nil && i >= uint32(len(wanted)) {
+				err = fail(op, dataplane.StatusProtocol, "%s wants table %d of %d", cand.Address, i, len(wanted))
 			}
 			if err == nil {
-				err = p.provide(whole, cl, &cand, p.spec.Tables[i])
+				err = p.provide(whole, cl, &cand, wanted[i])
 			}
 		}
 		if err == nil {
@@ -323,8 +325,8 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		h.Workers = append(h.Workers, workerOf(w))
 	}
 	switch {
-	case r.Tables != uint32(len(p.spec.Tables)):
-		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers %d of %d tables: it is of an earlier version, upgrade it", cand.Address, r.Tables, len(p.spec.Tables))
+	case r.Tables != uint32(len(wanted)):
+		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers %d of %d tables and bundles: it is of an earlier version, upgrade it", cand.Address, r.Tables, len(wanted))
 	case len(h.Workers) != len(blobs):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d were asked for", cand.Address, len(h.Workers), len(blobs))
 	case r.DurationMs > uint64(maxDuration/time.Millisecond):
@@ -357,9 +359,9 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		WaitMode:        p.spec.Mode,
 		ClientBlobs:     blobs,
 		Tenant:          p.c.opts.Tenant,
-		Tables:          p.tables(),
 		ClientId:        p.c.client[:],
 	}
+	req.Tables, req.Bundle = p.tables()
 	if k := p.candidates[p.current].Cached; k != nil {
 		req.Reuse = k.id
 	}

@@ -1,6 +1,7 @@
 package grant
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"io"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rfaas-go/rfaas/internal/bundle"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -23,8 +25,9 @@ const settled = time.Second
 
 // Library is the code of a lease.
 type Library struct {
-	code []byte
-	sha  [sha256.Size]byte
+	code  []byte
+	sha   [sha256.Size]byte
+	needs *bundle.Object // nil: it cannot be read, which the executor reports
 }
 
 // fileState identifies a version of a file: it changes when the content does.
@@ -112,7 +115,14 @@ func newLibrary(path string, code []byte) (*Library, error) {
 	if err := checkELF(path, code); err != nil {
 		return nil, err
 	}
-	return &Library{code: code, sha: sha256.Sum256(code)}, nil
+	if path == "" {
+		path = "the library"
+	}
+	needs, err := bundle.ReadObject(path, bytes.NewReader(code), int64(len(code)))
+	if err != nil {
+		needs = nil
+	}
+	return &Library{code: code, sha: sha256.Sum256(code), needs: needs}, nil
 }
 
 // remembered returns the library of a file in that state, nil if it is not known.

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rfaas-go/rfaas/internal/bundle"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
@@ -44,6 +45,7 @@ type shared struct {
 	places   places
 	arrivals arrivals
 	sources  tableDevices
+	bundles  bundle.Finder
 
 	retain func() func() // keeps the connections open until the function that it returns is called
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
 
+	"github.com/rfaas-go/rfaas/internal/bundle"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
@@ -28,8 +30,10 @@ type Table struct {
 	Sum           [sha256.Size]byte
 	Size, Address uint64 // Address: where workers map it, 0: anywhere
 
+	bundle *bundle.Bundle // which is packed when an executor needs it; nil: a table
+
 	mu   sync.Mutex
-	file *os.File // nil after Close
+	file *os.File // nil after Close, and of a bundle
 }
 
 // tableSeals are the seals without which a client could change a table while it is read.
@@ -84,7 +88,10 @@ func (t *Table) Close() {
 }
 
 // expose makes the table readable by peers of a domain.
-func (t *Table) expose(d *dataplane.Domain) (*dataplane.Memory, error) {
+func (t *Table) expose(ctx context.Context, d *dataplane.Domain) (*dataplane.Memory, error) {
+	if t.bundle != nil {
+		return t.exposeBundle(ctx, d)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.file == nil {
@@ -93,8 +100,10 @@ func (t *Table) expose(d *dataplane.Domain) (*dataplane.Memory, error) {
 	return d.File(t.file, t.Size)
 }
 
-// TransferTime returns how long a lease may take longer because its tables are transferred.
-func TransferTime(tables []*Table) (d time.Duration) {
+// TransferTime returns how long the lease may take longer because its tables and its bundle are transferred.
+func (p *Pending) TransferTime() time.Duration { return transferTime(p.spec.all()) }
+
+func transferTime(tables []*Table) (d time.Duration) {
 	for _, t := range tables {
 		d += time.Duration(float64(t.Size) / tableRate * float64(time.Second))
 	}
@@ -116,12 +125,23 @@ func tablesKey(tables []*Table) (key [sha256.Size]byte) {
 	return key
 }
 
-// messages returns the tables as a lease request names them.
-func (p *Pending) tables() (list []*control.Table) {
+// tables returns the tables as a lease request names them, and the bundle, or nil.
+func (p *Pending) tables() (list []*control.Table, bundle *control.Table) {
 	for _, t := range p.spec.Tables {
 		list = append(list, &control.Table{Name: t.Name, Sha256: t.Sum[:], Size: t.Size, Address: t.Address})
 	}
-	return list
+	if b := p.spec.Bundle; b != nil {
+		bundle = &control.Table{Sha256: b.Sum[:], Size: b.Size}
+	}
+	return list, bundle
+}
+
+// all returns the tables and then the bundle, as the executor counts them.
+func (s *Spec) all() []*Table {
+	if s.Bundle == nil {
+		return s.Tables
+	}
+	return append(slices.Clone(s.Tables), s.Bundle)
 }
 
 // tableDevices are the devices by which executors read tables, and the thread that serves those on tcp. They are opened when they are first
@@ -176,8 +196,11 @@ func (d *tableDevices) close() {
 // provide lets an executor read a table, and returns when it has it. If another lease of this tenant is providing the same table to it, the
 // executor answers when that is done.
 func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *Candidate, t *Table) error {
-	const op = "transfer a table"
-	ctx, cancel := context.WithTimeout(ctx, p.c.opts.Timeout+TransferTime([]*Table{t}))
+	op := "transfer a table"
+	if t.bundle != nil {
+		op = "transfer a bundle"
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.c.opts.Timeout+transferTime([]*Table{t}))
 	defer cancel() // ends the stream
 	provider := cand.Provider
 	if provider == dataplane.OFI {
@@ -195,7 +218,7 @@ func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *
 		return err
 	}
 	defer domain.Close()
-	m, err := t.expose(domain)
+	m, err := t.expose(ctx, domain)
 	if err != nil {
 		return err
 	}
@@ -211,7 +234,7 @@ func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *
 	}
 	ref := m.Ref()
 	var from peer.Peer
-	stream, err := cl.Fetch(ctx, &control.FetchRequest{Sha256: t.Sum[:], Size: t.Size, Provider: provider, Blob: blob,
+	stream, err := cl.Fetch(ctx, &control.FetchRequest{Sha256: t.Sum[:], Size: t.Size, Provider: provider, Blob: blob, Bundle: t.bundle != nil,
 		Memory: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}}, grpc.Peer(&from))
 	if err == nil {
 		err = p.c.serveTable(ctx, provider, cand, stream, conn, server)
@@ -222,7 +245,9 @@ func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *
 	err = fromControl(op, cand.Address, err)
 	var typed *dataplane.Error
 	if errors.As(err, &typed) {
-		typed.Detail = fmt.Sprintf("%q: %s", t.Name, typed.Detail)
+		if t.bundle == nil {
+			typed.Detail = fmt.Sprintf("%q: %s", t.Name, typed.Detail)
+		}
 	}
 	return err
 }

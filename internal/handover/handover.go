@@ -226,7 +226,7 @@ func (s *State) Descriptors() (fds []int) {
 			}
 		}
 	}
-	add(s.GetControl().GetSocket(), s.GetWeb().GetSocket(), s.GetData().GetSocket(), s.GetStateDir())
+	add(s.GetControl().GetSocket(), s.GetWeb().GetSocket(), s.GetData().GetSocket(), s.GetStateDir(), s.GetBundlesLock())
 	add(s.GetSpawner().GetSocket(), s.GetSpawner().GetOutput())
 	for _, l := range s.GetLibraries() {
 		add(l.GetFile(), l.GetNamesFile())

@@ -42,6 +42,8 @@ type State struct {
 	Charges       [][]byte               `protobuf:"bytes,12,rep,name=charges,proto3" json:"charges,omitempty"`                          // AccountEntry of control.proto: not confirmed by the ledger yet
 	WantedBack    uint64                 `protobuf:"varint,13,opt,name=wanted_back,json=wantedBack,proto3" json:"wanted_back,omitempty"` // Unix time in seconds; 0: not known
 	Tables        []*Table               `protobuf:"bytes,16,rep,name=tables,proto3" json:"tables,omitempty"`
+	Bundles       string                 `protobuf:"bytes,17,opt,name=bundles,proto3" json:"bundles,omitempty"` // directory of the bundles; "": none
+	BundlesLock   int32                  `protobuf:"varint,18,opt,name=bundles_lock,json=bundlesLock,proto3" json:"bundles_lock,omitempty"`
 	Ending        bool                   `protobuf:"varint,15,opt,name=ending,proto3" json:"ending,omitempty"`   // a request to drain has come meanwhile
 	Dropped       bool                   `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"` // root was given up; the program must forbid tracing again
 	unknownFields protoimpl.UnknownFields
@@ -174,6 +176,20 @@ func (x *State) GetTables() []*Table {
 		return x.Tables
 	}
 	return nil
+}
+
+func (x *State) GetBundles() string {
+	if x != nil {
+		return x.Bundles
+	}
+	return ""
+}
+
+func (x *State) GetBundlesLock() int32 {
+	if x != nil {
+		return x.BundlesLock
+	}
+	return 0
 }
 
 func (x *State) GetEnding() bool {
@@ -869,6 +885,7 @@ type Table struct {
 	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	Used          uint64                 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"` // rank of its last use
 	Owners        []string               `protobuf:"bytes,5,rep,name=owners,proto3" json:"owners,omitempty"`
+	Bundle        string                 `protobuf:"bytes,6,opt,name=bundle,proto3" json:"bundle,omitempty"` // identifier of an unpacked bundle, which has no file
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -938,6 +955,13 @@ func (x *Table) GetOwners() []string {
 	return nil
 }
 
+func (x *Table) GetBundle() string {
+	if x != nil {
+		return x.Bundle
+	}
+	return ""
+}
+
 type Lease struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -964,6 +988,7 @@ type Lease struct {
 	Expiring       bool     `protobuf:"varint,21,opt,name=expiring,proto3" json:"expiring,omitempty"` // the client is to be told
 	Account        *Account `protobuf:"bytes,22,opt,name=account,proto3" json:"account,omitempty"`
 	Tables         [][]byte `protobuf:"bytes,23,rep,name=tables,proto3" json:"tables,omitempty"` // Table of control.proto
+	Bundle         []byte   `protobuf:"bytes,24,opt,name=bundle,proto3" json:"bundle,omitempty"` // its key in State.tables
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1155,6 +1180,13 @@ func (x *Lease) GetAccount() *Account {
 func (x *Lease) GetTables() [][]byte {
 	if x != nil {
 		return x.Tables
+	}
+	return nil
+}
+
+func (x *Lease) GetBundle() []byte {
+	if x != nil {
+		return x.Bundle
 	}
 	return nil
 }
@@ -1709,7 +1741,7 @@ var File_internal_handover_state_proto protoreflect.FileDescriptor
 
 const file_internal_handover_state_proto_rawDesc = "" +
 	"\n" +
-	"\x1dinternal/handover/state.proto\x12\x0erfaas.handover\"\xe5\x04\n" +
+	"\x1dinternal/handover/state.proto\x12\x0erfaas.handover\"\xa2\x05\n" +
 	"\x05State\x12\x18\n" +
 	"\aprogram\x18\x01 \x01(\tR\aprogram\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x16\n" +
@@ -1726,7 +1758,9 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\acharges\x18\f \x03(\fR\acharges\x12\x1f\n" +
 	"\vwanted_back\x18\r \x01(\x04R\n" +
 	"wantedBack\x12-\n" +
-	"\x06tables\x18\x10 \x03(\v2\x15.rfaas.handover.TableR\x06tables\x12\x16\n" +
+	"\x06tables\x18\x10 \x03(\v2\x15.rfaas.handover.TableR\x06tables\x12\x18\n" +
+	"\abundles\x18\x11 \x01(\tR\abundles\x12!\n" +
+	"\fbundles_lock\x18\x12 \x01(\x05R\vbundlesLock\x12\x16\n" +
 	"\x06ending\x18\x0f \x01(\bR\x06ending\x12\x18\n" +
 	"\adropped\x18\x0e \x01(\bR\adropped\"h\n" +
 	"\x04Node\x12*\n" +
@@ -1793,13 +1827,14 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x04size\x18\x04 \x01(\x04R\x04size\x12\x12\n" +
 	"\x04used\x18\x05 \x01(\x04R\x04used\x12\x14\n" +
 	"\x05names\x18\x06 \x03(\tR\x05names\x12\x16\n" +
-	"\x06owners\x18\a \x03(\tR\x06owners\"m\n" +
+	"\x06owners\x18\a \x03(\tR\x06owners\"\x85\x01\n" +
 	"\x05Table\x12\x10\n" +
 	"\x03sum\x18\x01 \x01(\fR\x03sum\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\x05R\x04file\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x12\n" +
 	"\x04used\x18\x04 \x01(\x04R\x04used\x12\x16\n" +
-	"\x06owners\x18\x05 \x03(\tR\x06owners\"\xb7\x05\n" +
+	"\x06owners\x18\x05 \x03(\tR\x06owners\x12\x16\n" +
+	"\x06bundle\x18\x06 \x01(\tR\x06bundle\"\xcf\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\fR\arequest\x12\x14\n" +
@@ -1825,7 +1860,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x05seats\x18\x14 \x03(\v2\x14.rfaas.handover.SeatR\x05seats\x12\x1a\n" +
 	"\bexpiring\x18\x15 \x01(\bR\bexpiring\x121\n" +
 	"\aaccount\x18\x16 \x01(\v2\x17.rfaas.handover.AccountR\aaccount\x12\x16\n" +
-	"\x06tables\x18\x17 \x03(\fR\x06tables\"\x90\x02\n" +
+	"\x06tables\x18\x17 \x03(\fR\x06tables\x12\x16\n" +
+	"\x06bundle\x18\x18 \x01(\fR\x06bundle\"\x90\x02\n" +
 	"\x05Terms\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\rR\aworkers\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\rR\x05cores\x12\x16\n" +

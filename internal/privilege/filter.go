@@ -27,7 +27,7 @@ var allowed = []string{
 	"timer_settime", "timer_gettime", "timer_delete", "timerfd_create", "timerfd_settime", "timerfd_gettime", "signalfd4", "eventfd", "eventfd2",
 	"openat", "openat2", "close", "close_range", "pread64", "pwrite64", "readv", "writev", "preadv", "pwritev", "preadv2", "pwritev2", "lseek", "fstat",
 	"newfstatat", "statx", "faccessat", "faccessat2", "readlinkat", "getdents64", "fstatfs", "statfs", "fcntl", "flock", "fsync", "fdatasync",
-	"sync_file_range", "ftruncate", "truncate", "fallocate", "fadvise64", "readahead", "getcwd", "mkdirat", "unlinkat", "linkat", "renameat",
+	"sync_file_range", "ftruncate", "truncate", "fallocate", "fadvise64", "readahead", "getcwd", "mkdirat", "unlinkat", "linkat", "symlinkat", "renameat",
 	"renameat2", "fchmod", "fchmodat", "utimensat", "dup", "dup2", "dup3", "pipe2", "sendfile", "splice", "tee", "copy_file_range", "pselect6", "select",
 	"epoll_create1", "epoll_ctl", "epoll_wait", "epoll_create", "inotify_init1", "inotify_add_watch", "inotify_rm_watch",
 	"open", "creat", "stat", "lstat", "access", "readlink", "getdents", "mkdir", "rmdir", "unlink", "link", "rename", "chmod", "pipe",

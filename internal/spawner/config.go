@@ -21,6 +21,7 @@ type Config struct {
 	Version   string // required version of the worker program; "": any
 	Mode      sandbox.Mode
 	Paths     []string // what workers see read-only besides the system's directories
+	Bundles   string   // directory with the bundles of leases, of which each worker sees its own; "": none
 	UIDs      sandbox.Range
 	UIDFile   string   // lock file shared by the executors of a node, so that no user id is used twice; "": not shared
 	Processes uint32   // most processes and threads of a worker, 0: no limit
@@ -38,6 +39,9 @@ func (c *Config) Arguments() []string {
 	args := []string{"--worker=" + c.Worker, "--expect=" + c.Version, "--sandbox=" + c.Mode.String(), "--uids=" + c.UIDs.String(), "--uid-file=" + c.UIDFile,
 		fmt.Sprintf("--processes=%d", c.Processes), fmt.Sprintf("--open-files=%d", c.OpenFiles), fmt.Sprintf("--without=%d", c.Without), "--own-groups=" + c.OwnGroups,
 		fmt.Sprintf("--executor-uid=%d", c.UID), fmt.Sprintf("--executor-gid=%d", c.GID)}
+	if c.Bundles != "" {
+		args = append(args, "--bundles="+c.Bundles)
+	}
 	for _, p := range c.Paths {
 		args = append(args, "--path="+p)
 	}
@@ -81,6 +85,7 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	openFiles := f.Uint("open-files", 0, "open files of each process of a worker, 0 for as many as the spawner")
 	without := f.Uint("without", 0, "sandbox parts to leave out, for tests")
 	f.StringVar(&c.OwnGroups, "own-groups", "", "`path` of a file to read instead of /proc/self/cgroup, for tests")
+	f.StringVar(&c.Bundles, "bundles", "", "`directory` of the bundles of leases, of which each worker sees its own")
 	f.Var((*list)(&c.Paths), "path", "`path` that workers see read-only (repeatable)")
 	f.Var((*list)(&c.Files), "file", "`path` of a file, a directory of files, or a socket, that the executor may ask to read or to connect to (repeatable)")
 	f.Var((*list)(&c.Append), "append", "`path` of a file that the executor may ask to append to (repeatable)")
@@ -114,6 +119,9 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 func (s *Spawner) zygoteArguments() []string {
 	c := &s.cfg
 	args := []string{"zygote"}
+	if c.Bundles != "" {
+		args = append(args, "--bundles="+c.Bundles)
+	}
 	if c.Mode == sandbox.Off {
 		return args
 	}

@@ -12,6 +12,7 @@ import (
 // Limits of worker/message.h. TestMessagesMatchC compares the two.
 const (
 	bodyChannel = 516 // offset of depth, bulk size and eager size of the client's channel
+	bodyBundle  = 536 // offset of the bundle's identifier
 
 	cpusMax      = 1024
 	functionsMax = 65536
@@ -152,6 +153,7 @@ func spawnBody(s *Spec) ([]byte, error) {
 		return nil, invalid("channel bulk size %d not in 0..%d", s.Channel.Bulk, uint64(bulkMax))
 	}
 	le.PutUint64(b[bodyChannel+4:], s.Channel.Bulk)
+	copy(b[bodyBundle:], s.Bundle[:])
 	return b, putNumbers(b, []number{
 		{"channel depth", int64(s.Channel.Depth), 0, depthMax, bodyChannel, 4},
 		{"channel eager size", int64(s.Channel.Eager), 0, eagerMax, bodyChannel + 12, 4},

@@ -62,6 +62,7 @@ int main(void) {
     m.body.cpus[127] = 1 << 7;
     strcpy(m.body.device, "mlx5_0");
     memcpy(m.body.blob, "\1\2\3\4\5", 5);
+    memcpy(m.body.bundle, "0123456789abcdef", DP_BUNDLE_ID);
     dump(&m, sizeof m);
     int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_LOADED, DP_MSG_FAILED,
         DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_SUSPEND, DP_MSG_SUSPENDED, DP_MSG_RESUME, DP_MSG_INSPECT, DP_MSG_SYMBOLS,
@@ -92,10 +93,11 @@ var goldenSpec = Spec{
 	MTU: 4096, WaitMode: 2, CPUs: []int{1, 10, 1023}, Names: []string{"f", "g"}, ClientBlob: []byte{1, 2, 3, 4, 5},
 	MaxDepth: 1000, MaxEager: 0x12340, MaxBulk: 0x1020304, MemoryLimit: 0x1122334455667788,
 	Encrypt: 2, Channel: Channel{Depth: 4, Eager: 0x10040, Bulk: 0x21222340},
+	Bundle: BundleID([]byte("0123456789abcdef")),
 }
 
 // goldenBytes is the beginning of that message as it has always been; the rest is blob and zeros.
-const goldenBytes = "5246574b010001000403020118020000" + // head: magic, version, type, id, length
+const goldenBytes = "5246574b010001000403020128020000" + // head: magic, version, type, id, length
 	"02020302ffffffff121100006a000000" + // provider, wait mode, port, encryption; GID index; P_Key index; traffic class
 	"0700000000100000e803000040230100" + // service level; MTU; depth; eager
 	"04030201000000008877665544332211" + // bulk; memory limit
@@ -258,8 +260,8 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"one byte", good[:1], 0, "1 bytes"},
 		{"part of the head", good[:15], wire.SpawnFDs, "15 bytes"},
 		{"head alone", good[:16], wire.SpawnFDs, "0 bytes"},
-		{"truncated", good[:len(good)-1], wire.SpawnFDs, "535 bytes"},
-		{"one byte too many", append(bytes.Clone(good), 0), wire.SpawnFDs, "537 bytes"},
+		{"truncated", good[:len(good)-1], wire.SpawnFDs, "551 bytes"},
+		{"one byte too many", append(bytes.Clone(good), 0), wire.SpawnFDs, "553 bytes"},
 		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), wire.SpawnFDs, "4096 bytes"},
 		{"magic", patch(0, 'X'), wire.SpawnFDs, "0x4b574658"},
 		{"version", patch(4, 2), wire.SpawnFDs, "version 2"},

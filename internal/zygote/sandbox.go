@@ -12,8 +12,9 @@ import (
 
 // Sandbox says how workers are confined. The zero value does not confine them.
 type Sandbox struct {
-	Mode  sandbox.Mode
-	Paths []string // absolute paths that workers can read besides the system's
+	Mode    sandbox.Mode
+	Paths   []string // absolute paths that workers can read besides the system's
+	Bundles string   // absolute path of the directory with the bundles of leases; "": none. Also without confinement
 	// Environment has the executor's variables that workers keep besides those for computing. A name may end in *.
 	Environment []string
 	UIDs        sandbox.Range // for workers whose Spec has no UID; needs root

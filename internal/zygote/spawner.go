@@ -48,7 +48,7 @@ func startSpawner(cfg *Config) (*connection, error) {
 	defer child.Close()
 	c := &connection{conn: ours, lines: &lineLogger{log: cfg.Log}, reaped: make(chan struct{})}
 	box := &cfg.Sandbox
-	args := spawner.Config{Worker: cfg.Path, Version: cfg.Version, Mode: box.Mode, Paths: box.paths(), UIDs: box.UIDs, UIDFile: box.UIDFile,
+	args := spawner.Config{Worker: cfg.Path, Version: cfg.Version, Mode: box.Mode, Paths: box.paths(), Bundles: box.Bundles, UIDs: box.UIDs, UIDFile: box.UIDFile,
 		Processes: box.Processes, OpenFiles: box.Files, Files: cfg.Files, Append: cfg.Append, UID: cfg.UID, GID: cfg.GID, Remove: cfg.Remove,
 		Without: box.without, OwnGroups: box.ownGroups}
 	var output *os.File

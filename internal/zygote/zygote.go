@@ -2,6 +2,7 @@ package zygote
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,6 +29,11 @@ var (
 
 // WorkerError says why a worker could not be started.
 type WorkerError = wire.Error
+
+// BundleID identifies a bundle: the name of its directory in Sandbox.Bundles, in hexadecimal digits.
+type BundleID [16]byte
+
+func (b BundleID) String() string { return hex.EncodeToString(b[:]) }
 
 // Config of a Zygote. Path and Log are mandatory.
 type Config struct {
@@ -66,6 +72,7 @@ type Spec struct {
 	NamesFile  *os.File // the result of NamesMemfd, which the caller keeps; nil: created for each worker
 	ClientBlob []byte   // the client's channel blob
 	Tables     []Table  // which the worker maps before Spawn returns
+	Bundle     BundleID // the bundle that it sees; zero: none
 	Channel    Channel  // sizes in that blob, as read by the caller; zero: unknown
 
 	// Limits for the client's channel; 0: the protocol's limit.
@@ -261,8 +268,8 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
 		defer cancel()
 	}
-	defer z.pool.wake()                   // deferred, since its clones would take processor time from this start
-	if spec.UID == 0 || !z.canGiveUID() { // pooled workers already run under a fixed UID
+	defer z.pool.wake()                                                    // deferred, since its clones would take processor time from this start
+	if spec.Bundle == (BundleID{}) && (spec.UID == 0 || !z.canGiveUID()) { // pooled workers already run under a fixed UID, without a bundle
 		if w, err := z.lend(ctx, &spec, body, names); !errors.Is(err, errNoneReady) {
 			return w, err
 		}

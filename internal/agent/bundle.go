@@ -1,0 +1,36 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// libraryTravelEnv set to "off" keeps libraries from travelling with the libraries of functions that need them.
+const libraryTravelEnv = "RFAAS_BUNDLE_LIBRARIES"
+
+// bundle finds what travels with the library of a lease, whose descriptor came with the request.
+func (l *lease) bundle(ctx context.Context, lib *grant.Library, s *protocol.Spec, r *request) (*grant.Table, error) {
+	env := l.c.env
+	o := grant.BundleOptions{Directory: directoryOf(r.file), LibraryPath: env.values[libraryPathEnv], NoLibraries: env.values[libraryTravelEnv] == "off"}
+	for p := range strings.SplitSeq(s.Bundle, ":") {
+		if p != "" {
+			o.Files = append(o.Files, filepath.Clean(env.path(p)))
+		}
+	}
+	return l.session.control.Bundle(ctx, lib, o)
+}
+
+// directoryOf returns the directory of a file that is open, or "" if it is in none.
+func directoryOf(f *os.File) string {
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil || !filepath.IsAbs(path) || strings.HasPrefix(path, "/memfd:") || strings.HasSuffix(path, " (deleted)") {
+		return ""
+	}
+	return filepath.Dir(path)
+}

@@ -1,0 +1,17 @@
+/* Files that travel with the library of functions: libraries that it needs, and what the client's program has named. */
+#ifndef RFAAS_WORKER_BUNDLE_H
+#define RFAAS_WORKER_BUNDLE_H
+
+#include <stddef.h>
+
+#include "sandbox.h"
+
+/* dp_bundle_use says where this worker sees its bundle: in a sandbox of its own file system at DP_BUNDLE_AT, otherwise in the executor's
+ * directory. `id` has DP_BUNDLE_ID bytes. Without a call, or if all of them are 0, the worker has none. */
+void dp_bundle_use(const dp_sandbox *s, const uint8_t *id);
+
+/* dp_bundle_load loads the libraries of the bundle, so that the linker finds them by their names when it loads the library of functions.
+ * Returns DP_OK, also if there are none, or DP_BAD_LIBRARY with the linker's reason in text. */
+int dp_bundle_load(char *text, size_t room);
+
+#endif
