@@ -114,7 +114,11 @@ typedef struct rfaas_agent_session {
     int32_t keep;     /* most released leases to cache; 0: the default, negative: none */
     int64_t timeout_ns;
     uint32_t data_encryption; /* RFAAS_DATA_ENCRYPTION_*, or 0 */
+    /* The RDMA device for the board and for transfers of tables, as in rfaas_session_options. */
+    int32_t port, pkey_index, traffic_class, service_level, mtu;
+    uint32_t gid; /* gid_index + 1; 0: chosen */
     uint32_t reserved;
+    char device[64];
     char manager[RFAAS_AGENT_ADDRESS], executor[RFAAS_AGENT_ADDRESS], tenant[RFAAS_AGENT_ADDRESS];
     char provider[16];
     char secret_file[RFAAS_AGENT_ADDRESS], token_file[RFAAS_AGENT_ADDRESS]; /* paths, or "" */

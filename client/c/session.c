@@ -188,7 +188,9 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     memset(s->provider, 0, sizeof s->provider);
     pthread_mutex_lock(&rfaas_api_mu);
     s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.cached_leases, .timeout_ns = s->timeout_ns,
-                                    .data_encryption = o.data_encryption};
+                                    .data_encryption = o.data_encryption, .port = o.port, .pkey_index = o.pkey_index,
+                                    .traffic_class = o.traffic_class, .service_level = o.service_level, .mtu = o.mtu,
+                                    .gid = (uint32_t)o.gid_index + 1u};
     pthread_mutex_unlock(&rfaas_api_mu);
     const struct {
         const char *name, *from;
@@ -196,6 +198,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
         size_t room;
     } texts[] = {{"manager", o.manager, s->open.manager, sizeof s->open.manager},
                  {"executor", o.executor, s->open.executor, sizeof s->open.executor},
+                 {"device", o.device, s->open.device, sizeof s->open.device},
                  {"provider", o.provider, s->open.provider, sizeof s->open.provider},
                  {"tenant", o.tenant, s->open.tenant, sizeof s->open.tenant},
                  {"secret_file", o.secret_file, s->open.secret_file, sizeof s->open.secret_file},

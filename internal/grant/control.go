@@ -32,22 +32,31 @@ const DefaultTimeout = 10 * time.Second
 
 // Options says where executors are found. WithEnvironment fills the empty fields.
 type Options struct {
-	Manager        string        // host:port or unix:PATH of a resource manager
-	Executor       string        // host:port or unix:PATH of one executor, instead of a manager
-	Provider       string        // "shm", "verbs", "tcp", "ofi" or "auto"
-	OFI            bool          // the client has a libfabric provider configured, so that "auto" may choose ofi
-	Tenant         string        // account to charge
-	SecretFile     string        // empty: control's default
-	TokenFile      string        // the same
-	AllowPlaintext bool          // see control.DialConfig
-	DataEncryption string        // "off", "on" or "require", for data on tcp; empty: "on"
-	Timeout        time.Duration // 0: DefaultTimeout
+	Manager        string             // host:port or unix:PATH of a resource manager
+	Executor       string             // host:port or unix:PATH of one executor, instead of a manager
+	Provider       string             // "shm", "verbs", "tcp", "ofi" or "auto"
+	OFI            bool               // the client has a libfabric provider configured, so that "auto" may choose ofi
+	Tenant         string             // account to charge
+	SecretFile     string             // empty: control's default
+	TokenFile      string             // the same
+	AllowPlaintext bool               // see control.DialConfig
+	DataEncryption string             // "off", "on" or "require", for data on tcp; empty: "on"
+	Verbs          *dataplane.Options // this node's RDMA device; nil: the first with an active port
+	Timeout        time.Duration      // 0: DefaultTimeout
 	// Getenv looks up the variables that name credentials. nil: os.Getenv, or what WithEnvironment was called with.
 	Getenv func(string) string
 	// Keep is the most released leases to cache; 0: the environment's number or 16, negative: none.
 	Keep int
 	// Dropped is called with the name of a cached lease that was given up, on any goroutine. May be nil.
 	Dropped func(name uint64)
+}
+
+// verbs returns the options of this node's RDMA device.
+func (o *Options) verbs() dataplane.Options {
+	if o.Verbs == nil {
+		return dataplane.Options{GIDIndex: -1}
+	}
+	return *o.Verbs
 }
 
 // WithEnvironment returns o with empty fields taken from the environment. An address in o wins over both

@@ -95,7 +95,7 @@ func (c *shared) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.devices.Options.GIDIndex = -1
+	p.devices.Options = c.opts.verbs()
 	p.devices.Options.Encrypt, _ = dataplane.Encryption(c.opts.DataEncryption, c.opts.AllowPlaintext)
 	provider, err := p.devices.Try(link.Providers(hello, c.nodeID, ""), func(dev *dataplane.Device) (err error) {
 		p.client, err = link.AttachClient(ctx, control.NewManagerClient(conn), dev)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
 // Sessions with the same addresses and credentials share their connections, others do not. The last one's stay for a while.
@@ -39,11 +40,16 @@ func TestPool(t *testing.T) {
 		t.Error("sessions with different encryption share a connection")
 	}
 	plain.Close()
+	device := open(Options{SecretFile: secret, Verbs: &dataplane.Options{Device: "rdma1", GIDIndex: -1}})
+	if device.shared == a.shared {
+		t.Error("sessions with different RDMA devices share one")
+	}
+	device.Close()
 	if _, err := p.Open(t.Context(), Options{Executor: port.Address, DataEncryption: "yes"}); err == nil || !strings.Contains(err.Error(), `"yes"`) {
 		t.Errorf("unknown encryption: %v", err)
 	}
-	if n := p.Connections().Executors; n != 3 {
-		t.Errorf("%d connections, want three", n)
+	if n := p.Connections().Executors; n != 4 {
+		t.Errorf("%d connections, want four", n)
 	}
 	a.Close()
 	a.Close()

@@ -135,6 +135,7 @@ type part struct {
 	manager, executor, provider, tenant, encryption string
 	plaintext, ofi, named                           bool // named: the files are not those at the default paths
 	token, secret, ca                               string
+	verbs                                           dataplane.Options
 	secretState                                     fileState // zero: there is no such file. A token file is read again when it changes.
 }
 
@@ -195,7 +196,7 @@ func partOf(o *Options) part {
 		getenv = os.Getenv
 	}
 	k := part{manager: o.Manager, executor: o.Executor, provider: o.Provider, tenant: o.Tenant, encryption: o.DataEncryption,
-		plaintext: o.AllowPlaintext, ofi: o.OFI, ca: getenv(identity.CAFileEnv)}
+		plaintext: o.AllowPlaintext, ofi: o.OFI, verbs: o.verbs(), ca: getenv(identity.CAFileEnv)}
 	dial := o.dial()
 	k.token, k.secret, k.named = dial.Files()
 	if i, err := os.Stat(k.secret); err == nil {

@@ -206,7 +206,8 @@ func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *
 	if provider == dataplane.OFI {
 		provider = dataplane.TCP
 	}
-	o := dataplane.Options{GIDIndex: -1, ActiveOnly: provider == dataplane.TCP}
+	o := p.c.opts.verbs()
+	o.ActiveOnly = provider == dataplane.TCP
 	o.Encrypt, _ = dataplane.Encryption(p.c.opts.DataEncryption, p.c.opts.AllowPlaintext)
 	dev, server, done, err := p.c.sources.get(provider, o)
 	if err != nil {

@@ -20,6 +20,10 @@ type Session struct {
 	Manager, Executor, Tenant, Provider string
 	SecretFile, TokenFile               string
 	DataEncryption                      string // "off", "on", "require", or "" for the environment's
+	Device                              string // RDMA device, "" chooses
+	// GID is the index of the device's GID, and 1; 0 chooses.
+	Port, PKeyIndex, TrafficClass, ServiceLevel, MTU int32
+	GID                                              uint32
 }
 
 // encryptions are the words for RFAAS_DATA_ENCRYPTION_*.
@@ -38,7 +42,9 @@ func DecodeSession(b []byte) (Session, error) {
 	return Session{Session: uint64(c.session), Flags: uint32(c.flags), Keep: int32(c.keep), TimeoutNs: int64(c.timeout_ns),
 		Manager: t.of("manager", c.manager[:]), Executor: t.of("executor", c.executor[:]), Tenant: t.of("tenant", c.tenant[:]),
 		Provider: t.of("provider", c.provider[:]), SecretFile: t.of("secret file", c.secret_file[:]),
-		TokenFile: t.of("token file", c.token_file[:]), DataEncryption: encryptions[c.data_encryption]}, t.err
+		TokenFile: t.of("token file", c.token_file[:]), DataEncryption: encryptions[c.data_encryption],
+		Device: t.of("device", c.device[:]), Port: int32(c.port), PKeyIndex: int32(c.pkey_index), TrafficClass: int32(c.traffic_class),
+		ServiceLevel: int32(c.service_level), MTU: int32(c.mtu), GID: uint32(c.gid)}, t.err
 }
 
 // EncodeOpened appends the body of a reply to OPEN. encrypt is a dataplane.Encrypt value.
