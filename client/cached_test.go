@@ -33,11 +33,12 @@ func release(t *testing.T, l *client.Lease) {
 // A lease with different terms gets another worker. So does a lease with the same terms while the first one is held.
 func TestCachedWorkersFitTheirKindOnly(t *testing.T) {
 	w := newWorld(t, "--share-cores", "8", "--memory", "1600MiB")
-	l := w.lease(t, client.LeaseOptions{})
+	l := w.lease(t, client.LeaseOptions{Reuse: true})
 	pid := l.Worker(0).PID()
 	release(t, l)
 	for what, o := range map[string]client.LeaseOptions{"depth": {Depth: 3}, "eager": {Eager: 128}, "bulk": {Bulk: -1}, "mode": {WaitMode: client.Warm},
 		"memory": {Memory: 64 << 20}, "limit": {CallLimit: time.Minute}, "workers": {Workers: 2}} {
+		o.Reuse = true
 		other := w.lease(t, o)
 		if other.Start() == client.StartCached || other.Worker(0).PID() == pid {
 			t.Errorf("another %s: the same worker", what)
@@ -48,11 +49,11 @@ func TestCachedWorkersFitTheirKindOnly(t *testing.T) {
 		}
 		defer release(t, other)
 	}
-	mine := w.lease(t, client.LeaseOptions{})
+	mine := w.lease(t, client.LeaseOptions{Reuse: true})
 	if mine.Worker(0).PID() != pid {
 		t.Error("the cached worker is gone")
 	}
-	second := w.lease(t, client.LeaseOptions{})
+	second := w.lease(t, client.LeaseOptions{Reuse: true})
 	if second.Worker(0).PID() == pid || second.Start() == client.StartCached {
 		t.Error("two leases have one worker")
 	}
@@ -61,7 +62,7 @@ func TestCachedWorkersFitTheirKindOnly(t *testing.T) {
 	release(t, second)
 	release(t, mine)
 	s := w.connect(t, client.Options{Executor: w.Address, Tenant: "somebody-else"})
-	other, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+	other, err := s.Lease(context.Background(), client.LeaseOptions{Reuse: true, Library: built(t, "build/functions/echo.so")})
 	if err != nil || other.Start() == client.StartCached || other.Worker(0).PID() == pid {
 		t.Errorf("another session: %v", err)
 	}
@@ -72,7 +73,7 @@ func TestCachedWorkersAreGone(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	next := func(what string) {
 		t.Helper()
-		l := w.lease(t, client.LeaseOptions{Workers: 2})
+		l := w.lease(t, client.LeaseOptions{Reuse: true, Workers: 2})
 		if l.Start() != client.StartCold {
 			t.Errorf("%s: the next lease starts %v", what, l.Start())
 		}
@@ -80,7 +81,7 @@ func TestCachedWorkersAreGone(t *testing.T) {
 		release(t, l)
 	}
 	next("at first")
-	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	l := w.lease(t, client.LeaseOptions{Reuse: true, Workers: 2})
 	pid := l.Worker(1).PID()
 	if l.Start() != client.StartCached {
 		t.Fatalf("the second lease starts %v", l.Start())
@@ -91,11 +92,11 @@ func TestCachedWorkersAreGone(t *testing.T) {
 	next("a cached worker was killed")
 
 	// A worker that is being killed may be granted. The lease then has a cached start, and a call replaces the worker.
-	l = w.lease(t, client.LeaseOptions{Workers: 2})
+	l = w.lease(t, client.LeaseOptions{Reuse: true, Workers: 2})
 	pid = l.Worker(1).PID()
 	release(t, l)
 	kill(t, pid, syscall.SIGKILL)
-	l = w.lease(t, client.LeaseOptions{Workers: 2})
+	l = w.lease(t, client.LeaseOptions{Reuse: true, Workers: 2})
 	_, err := l.Worker(1).Invoke(context.Background(), function(t, l, "echo"), []byte("x"), make([]byte, 8))
 	if err != nil && !errors.Is(err, client.ErrConnection) {
 		t.Error(err)
@@ -104,7 +105,7 @@ func TestCachedWorkersAreGone(t *testing.T) {
 	release(t, l)
 
 	s := w.connect(t, client.Options{Executor: w.Address})
-	other, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+	other, err := s.Lease(context.Background(), client.LeaseOptions{Reuse: true, Library: built(t, "build/functions/echo.so")})
 	if err != nil {
 		t.Fatalf("cached workers are in another lease's way: %v", err)
 	}
@@ -112,10 +113,10 @@ func TestCachedWorkersAreGone(t *testing.T) {
 	next("evicted")
 	s.Close()
 
-	l = w.lease(t, client.LeaseOptions{Workers: 2})
+	l = w.lease(t, client.LeaseOptions{Reuse: true, Workers: 2})
 	l.Worker(0).Invoke(context.Background(), function(t, l, "crash"), nil, nil)
 	release(t, l) // one of them is dead or new
-	l = w.lease(t, client.LeaseOptions{Workers: 2})
+	l = w.lease(t, client.LeaseOptions{Reuse: true, Workers: 2})
 	use(t, l)
 	release(t, l)
 }
@@ -123,10 +124,10 @@ func TestCachedWorkersAreGone(t *testing.T) {
 // Cached workers end with their executor, and the executor that replaces it serves the next lease.
 func TestCachedWorkersOfAnEarlierExecutor(t *testing.T) {
 	w := newWorld(t)
-	release(t, w.lease(t, client.LeaseOptions{}))
+	release(t, w.lease(t, client.LeaseOptions{Reuse: true}))
 	w.signal(syscall.SIGKILL)
 	<-w.done
-	if _, err := w.session.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")}); !errors.Is(err, client.ErrConnection) {
+	if _, err := w.session.Lease(context.Background(), client.LeaseOptions{Reuse: true, Library: built(t, "build/functions/echo.so")}); !errors.Is(err, client.ErrConnection) {
 		t.Errorf("without an executor: %v, want class connection", err)
 	}
 	next := start(t, "bin/executor", w.secret, "--listen", w.Address, "--cores", "2", "--providers", provider(), "--grace", "2s")
@@ -136,12 +137,12 @@ func TestCachedWorkersOfAnEarlierExecutor(t *testing.T) {
 	var l *client.Lease
 	within(t, 10*time.Second, "the session has found the next executor", func() (ok bool) {
 		var err error
-		l, err = w.session.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+		l, err = w.session.Lease(context.Background(), client.LeaseOptions{Reuse: true, Library: built(t, "build/functions/echo.so")})
 		return err == nil
 	})
 	use(t, l)
 	release(t, l)
-	l = w.lease(t, client.LeaseOptions{})
+	l = w.lease(t, client.LeaseOptions{Reuse: true})
 	if l.Start() != client.StartCached {
 		t.Errorf("the next executor keeps nothing: %v", l.Start())
 	}
@@ -154,7 +155,7 @@ func TestCachedWorkersAreLimited(t *testing.T) {
 	w := newWorld(t, "--share-cores", "4", "--cache-time", "2s")
 	s := w.connect(t, client.Options{Executor: w.Address, CachedLeases: 2})
 	lease := func(depth int) *client.Lease {
-		l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Depth: depth})
+		l, err := s.Lease(context.Background(), client.LeaseOptions{Reuse: true, Library: built(t, "build/functions/echo.so"), Depth: depth})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +174,7 @@ func TestCachedWorkersAreLimited(t *testing.T) {
 	release(t, l)
 	within(t, 10*time.Second, "the cached leases end after the cache time", func() bool { return s.Cached() == 0 })
 	none := w.connect(t, client.Options{Executor: w.Address, CachedLeases: -1})
-	l, err := none.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+	l, err := none.Lease(context.Background(), client.LeaseOptions{Reuse: true, Library: built(t, "build/functions/echo.so")})
 	if err != nil {
 		t.Fatal(err)
 	}

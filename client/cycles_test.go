@@ -45,7 +45,7 @@ func leaseCycles(t *testing.T, cycles int64, args []string) {
 	}
 	var done, busy, cached atomic.Int64
 	cycle := func(s *client.Session, i int) {
-		l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Bulk: -1})
+		l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Bulk: -1, Reuse: true})
 		if errors.Is(err, client.ErrBusy) {
 			busy.Add(1)
 			return

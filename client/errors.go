@@ -21,8 +21,8 @@ var (
 	ErrCredential  = dataplane.ErrCredential  // get another token, or set the clock
 )
 
-// Error is the typed detail of every error of this package: Status, Text, and Started, which says of a call that the function may
-// have run; false means that it has not and will not.
+// Error is the typed detail of every error of this package: Status, Text, Started, which says of a call that the function may
+// have run (false means that it has not and will not), and Code, the number that a failed function passed to rfaas_fail_code.
 type Error = c.Error
 
 // Status is the exact reason of an Error; the numbers are those of rfaas.h.

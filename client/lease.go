@@ -44,8 +44,21 @@ type LeaseOptions struct {
 	// Session.Lease succeeds, Provider is "local", and the lease stays local until it is released. With Failover, calls run here
 	// from the loss of the executor until another one is found. A local call runs on the caller's thread, before Invoke or
 	// Submit returns. No deadline, time limit or memory limit ends it, and a crash of the function is a crash of the program.
-	// rfaas_state has a value of its own here, and rfaas_fail only prints (rfaas_function.h).
+	// rfaas_state has a value of its own here (rfaas_function.h).
 	Local bool
+	// InitFunction is the name of a function of the library, the init call. Every worker that the lease gets executes it once with
+	// InitPayload, before any other call: the first workers, replacements of dead ones, those of another executor after a failover, and
+	// workers that served an earlier lease. With Local this process executes it too, before the first local call. So functions
+	// may keep state that the init call makes. Its result is ignored. Session.Lease returns when all workers have executed it, which may
+	// take the session's time-out longer, or CallLimit if that is longer. If it fails, the error is that of a call, and its text names
+	// the init call and the worker. If it fails in a replacement, the call that waited for the replacement gets this error, not
+	// started, and the next call tries again with a new worker. Empty: none.
+	InitFunction string
+	InitPayload  []byte // at most Bulk or Eager bytes, whichever is larger
+	// Reuse permits that this lease gets cached workers that have executed functions of an earlier lease with Reuse, and that its own
+	// workers serve a later one. Such workers keep their static variables, their rfaas_state, their threads and all other state.
+	// Without Reuse, only workers that have executed no function are cached.
+	Reuse bool
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
 	// StatusTimeLimit. 0: the executor's own limit, if it has one.
 	CallLimit time.Duration
@@ -83,7 +96,8 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 	return &c.LeaseOptions{Workers: uint32(o.Workers), CoresPerWorker: uint32(o.CoresPerWorker), Depth: uint32(o.Depth),
 		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, Memory: o.Memory, Duration: o.Duration,
 		CallLimit: o.CallLimit, Wait: o.Wait, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
-		Bundle: strings.Join(o.Bundle, ":"), Failover: o.Failover, Local: o.Local}, nil
+		Bundle: strings.Join(o.Bundle, ":"), Failover: o.Failover, Local: o.Local, Reuse: o.Reuse, InitFunction: o.InitFunction,
+		InitPayload: o.InitPayload}, nil
 }
 
 // Lease is a number of workers on one executor. Safe for concurrent use.

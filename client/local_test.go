@@ -55,8 +55,8 @@ func TestLocal(t *testing.T) {
 	if _, err := echo.Invoke(t.Context(), make([]byte, 2<<20+1), out); !errors.As(err, &e) || e.Status != client.StatusTooLarge || e.Started {
 		t.Errorf("too large a payload: %v", err)
 	}
-	if n, err := function(t, l, "fail").Invoke(t.Context(), nil, out); err != nil || n != 0 { // prints to this process's output
-		t.Errorf("fail: %d, %v", n, err)
+	if _, err := function(t, l, "fail").Invoke(t.Context(), nil, out); !errors.As(err, &e) || e.Status != client.StatusFunctionFailed || !e.Started {
+		t.Errorf("fail: %v", err)
 	}
 	if _, err := l.Function("ecko"); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), `"ecko"`) {
 		t.Errorf("%v", err)

@@ -65,6 +65,8 @@ type Terms struct {
 	// Kind stands for what makes workers fit for another lease: code, provider, client process, sizes. The zero Kind fits
 	// nothing.
 	Kind [32]byte
+	// KeepsState says that workers may be cached although they have executed functions. Its workers fit only leases that say the same.
+	KeepsState bool
 	// Fingerprint stands for everything that was asked (code, blobs, ...). A repeated request id with another
 	// fingerprint is refused instead of being given what somebody else asked for.
 	Fingerprint [32]byte
@@ -82,7 +84,7 @@ func (t Terms) memory() uint64 { return uint64(t.Workers) * t.MemoryPerWorker }
 func (t Terms) fit(old Terms) bool {
 	return t.Kind != [32]byte{} && t.Kind == old.Kind && t.Tenant == old.Tenant && t.UID == old.UID && t.GID == old.GID && t.Workers == old.Workers &&
 		t.CoresPerWorker == old.CoresPerWorker && t.MemoryPerWorker == old.MemoryPerWorker && t.Wait == old.Wait &&
-		t.CallLimit == old.CallLimit
+		t.CallLimit == old.CallLimit && t.KeepsState == old.KeepsState
 }
 
 // Lease is a copy of what the table knows of one lease.

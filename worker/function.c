@@ -13,17 +13,30 @@ uint32_t rfaas_result_capacity(void) {
     return inv ? inv->capacity : UINT32_MAX;
 }
 
-uint32_t rfaas_fail(const char *format, ...) {
+static void fail(int32_t code, const char *format, va_list ap) {
     dp_invocation *inv = dp_current_invocation();
-    va_list ap;
-    va_start(ap, format);
     if (inv) {
-        int n = vsnprintf(inv->message, sizeof inv->message, format, ap);
+        int n = vsnprintf(inv->message, DP_FAILURE_TEXT + 1, format, ap);
         inv->failed = 1;
-        inv->message_len = n < 0 ? 0 : (size_t)n < sizeof inv->message ? (uint32_t)n : sizeof inv->message - 1;
+        inv->code = code;
+        inv->message_len = n < 0 ? 0 : n < DP_FAILURE_TEXT ? (uint32_t)n : DP_FAILURE_TEXT;
     } else {
         vfprintf(stderr, format, ap);
     }
+}
+
+uint32_t rfaas_fail(const char *format, ...) {
+    va_list ap;
+    va_start(ap, format);
+    fail(0, format, ap);
+    va_end(ap);
+    return 0;
+}
+
+uint32_t rfaas_fail_code(int32_t code, const char *format, ...) {
+    va_list ap;
+    va_start(ap, format);
+    fail(code, format, ap);
     va_end(ap);
     return 0;
 }

@@ -12,9 +12,14 @@
  *
  * Compile with rfaas-cc, or with -O3 -shared -fPIC. A function that uses none of the extras below need not include this
  * header. A worker calls one function at a time, always on the same thread, pinned to the worker's cores. A function
- * may start threads of its own. Static variables live as long as the worker. What a function prints goes to a bounded
- * log that comes back with an error. A crash ends the worker and the call, and no other worker. The caller's error
- * then has the functions on the stack, and their lines in the source if the library was compiled with -g1, as by rfaas-cc.
+ * may start threads of its own. What a function prints goes to a bounded log that comes back with an error. A crash ends
+ * the worker and the call, and no other worker. The caller's error then has the functions on the stack, and their lines in
+ * the source if the library was compiled with -g1, as by rfaas-cc.
+ *
+ * Static variables and all other state of a worker end with the lease: no other lease gets the worker, unless both have
+ * the flag RFAAS_LEASE_REUSE. A lease may name a function that each of its workers executes before any other call, also a
+ * worker that replaces a dead one (init_function of rfaas_lease_options). Later calls can rely on the state that it
+ * makes.
  *
  * The extras are weak references: a library that uses them can be loaded into any program, for tests or as local
  * fallback. There the extras do what their descriptions say under "elsewhere". They act on the call that runs on the
@@ -44,13 +49,19 @@ RFAAS_FUNCTION_EXTRA uint32_t rfaas_result_capacity(void);
 
 /* Marks this call as failed with a message (printf's format; at most 511 bytes, the rest is cut). The caller gets an
  * error with the message; the function's return value and result are ignored. The worker goes on. The last message
- * wins. Returns 0, so that a function can end by `return rfaas_fail("negative volatility %g", v);`. Elsewhere prints
- * the message to standard error. */
+ * wins. Returns 0, so that a function can end by `return rfaas_fail("negative volatility %g", v);`. The same with
+ * RFAAS_LEASE_LOCAL, in the program. Elsewhere prints the message to standard error. */
 RFAAS_FUNCTION_EXTRA uint32_t rfaas_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* rfaas_fail with a code, which the caller gets as a number beside the message: from rfaas_function_code in C and
+ * Fortran, error::function_code in C++, Error.Code in Go. The program defines what it means. 0: no code, as with
+ * rfaas_fail. */
+RFAAS_FUNCTION_EXTRA uint32_t rfaas_fail_code(int32_t code, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* A block of memory that this worker keeps between calls, zeroed at first, aligned to 64. *fresh (if fresh is not
  * NULL) becomes 1 when this call made it, else 0. There is one block per worker, of the size asked for first; asking
- * for more, for 0 bytes, or when memory is short returns NULL. It ends with the lease. Elsewhere there is one block
+ * for more, for 0 bytes, or when memory is short returns NULL. It ends with the worker. Elsewhere there is one block
  * per source file. */
 RFAAS_FUNCTION_EXTRA void *rfaas_state(size_t size, int *fresh);
 
@@ -80,6 +91,7 @@ extern "C" {
 /* Set by the client library when it loads the functions into its own process (RFAAS_LEASE_LOCAL). */
 __attribute__((weak, visibility("default"))) const void *(*rfaas_table_elsewhere)(const char *name, size_t *size);
 __attribute__((weak, visibility("default"))) const char *(*rfaas_bundle_path_elsewhere)(const char *name);
+__attribute__((weak, visibility("default"))) uint32_t (*rfaas_fail_elsewhere)(int32_t code, const char *format, ...);
 #ifdef __cplusplus
 }
 #endif
@@ -115,7 +127,11 @@ __attribute__((unused)) static inline void *rfaas_state_elsewhere(size_t size, i
 
 /* A macro's own name is not expanded again: these call the function when there is one. */
 #define rfaas_result_capacity() (rfaas_result_capacity ? rfaas_result_capacity() : UINT32_MAX)
-#define rfaas_fail(...) (rfaas_fail ? rfaas_fail(__VA_ARGS__) : (uint32_t)(0 * fprintf(stderr, __VA_ARGS__)))
+#define rfaas_fail_outside(code, ...) \
+    (rfaas_fail_elsewhere ? rfaas_fail_elsewhere(code, __VA_ARGS__) : (uint32_t)(0 * fprintf(stderr, __VA_ARGS__)))
+#define rfaas_fail(...) (rfaas_fail ? rfaas_fail(__VA_ARGS__) : rfaas_fail_outside(0, __VA_ARGS__))
+#define rfaas_fail_code(code, ...) \
+    (rfaas_fail_code ? rfaas_fail_code(code, __VA_ARGS__) : rfaas_fail_outside(code, __VA_ARGS__))
 #define rfaas_state(size, fresh) (rfaas_state ? rfaas_state(size, fresh) : rfaas_state_elsewhere(size, fresh))
 #define rfaas_table(name, size) (rfaas_table ? rfaas_table(name, size) : rfaas_table_of_program(name, size))
 #define rfaas_bundle_path(name) (rfaas_bundle_path ? rfaas_bundle_path(name) : rfaas_bundle_path_of_program(name))

@@ -21,7 +21,7 @@ func newBenchCold(a *app) *cobra.Command {
 		Use:   "cold",
 		Short: "From asking for a lease to the first result, step by step",
 		Long: `From asking for a lease to the first result, step by step: cold with a new worker for each lease, pooled with a worker of the
-executor's pool, cached with the worker of the lease before, which is still connected. Each mode has an executor of its own, from the programs beside this one.`,
+executor's pool, cached with the worker of the lease before, which is still connected (RFAAS_LEASE_REUSE). Each mode has an executor of its own, from the programs beside this one.`,
 		Example: `  rfaas bench cold --provider shm --json
   rfaas bench cold --provider verbs --library libmine.so --function empty`,
 		Args: cobra.NoArgs,

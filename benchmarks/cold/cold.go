@@ -268,7 +268,7 @@ func rank(sorted []int64, permille int) int64 {
 // lease takes a lease, makes one call, gives it back and notes the times. how is the way in which it started.
 func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how string, err error) {
 	began := time.Now()
-	l, err := s.Lease(ctx, client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk})
+	l, err := s.Lease(ctx, client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached"})
 	if err != nil {
 		return "", err
 	}

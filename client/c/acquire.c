@@ -151,9 +151,39 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 static bool finished(rfaas_acquisition *a, int status) {
     a->done = true;
     a->status = status;
+    a->code = status ? rfaas_function_code() : 0;
     if (status)
         snprintf(a->text, sizeof a->text, "%s", rfaas_last_error());
     return true;
+}
+
+/* Continues the init calls of the granted workers. Returns true if all have returned, or one has failed. */
+static bool init_step(rfaas_acquisition *a) {
+    bool busy = false;
+    for (uint32_t i = 0; i < a->grant->n_workers; i++) {
+        int status = rfaas_api_init_step(a->lease, a->grant, i);
+        if (status && status != RFAAS_BUSY) {
+            a->init_failed = true;
+            return finished(a, status);
+        }
+        busy |= status == RFAAS_BUSY;
+    }
+    return !busy && finished(a, RFAAS_OK);
+}
+
+/* Starts the init calls of all workers that were granted. */
+static bool init_start(rfaas_acquisition *a) {
+    a->initialising = true;
+    for (uint32_t i = 0; i < a->grant->n_workers; i++) {
+        int status = rfaas_api_init_start(a->lease, a->grant, i);
+        if (status) {
+            a->init_failed = true;
+            return finished(a, status);
+        }
+        if (a->grant->workers[i].initialising)
+            a->until = a->grant->workers[i].init_until;
+    }
+    return init_step(a);
 }
 
 /* Sends a step. It offers the grant's channels, if there are any. from: key of a lease whose workers cannot be reached for the reason in a->text,
@@ -367,7 +397,7 @@ static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
         h->held_by = c.handed ? r->generation : 0;
         a->unreached = 0;
         int status = take_grant(a, &c, r->data + sizeof c, r->size - sizeof c);
-        done = unreachable(a) ? go_on(a) : finished(a, status);
+        done = unreachable(a) ? go_on(a) : status ? finished(a, status) : init_start(a);
     }
     rfaas_reply_free(r);
     return done;
@@ -377,6 +407,8 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
     rfaas_reply r;
     if (a->done)
         return true;
+    if (a->initialising)
+        return init_step(a);
     if (!rfaas_agent_take(a->ticket, &r)) {
         int64_t now = dp_now_ns();
         a->starved = !rfaas_api_starved() ? 0 : a->starved ? a->starved : now;
@@ -398,4 +430,13 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
     if ((r.lost || strange) && ++a->lost < RFAAS_AGENT_ATTEMPTS)
         return start(a);
     return finished(a, rfaas_api_fail(r.status, 0, "%s", *r.text ? r.text : rfaas_strerror(r.status)));
+}
+
+void rfaas_api_acquire_wait(const rfaas_acquisition *a, int64_t until) {
+    for (uint32_t i = 0; a->initialising && i < a->grant->n_workers; i++)
+        if (a->grant->workers[i].initialising) {
+            rfaas_api_init_wait(&a->grant->workers[i], until);
+            return;
+        }
+    rfaas_agent_wait(until);
 }

@@ -20,6 +20,8 @@ typedef struct part {
     char text[512];
 } part;
 
+#define PART_NS 2000000 /* longest wait for one part's init call while other parts wait for the agent */
+
 /* Opens the parts, all at the same time. */
 static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
@@ -28,6 +30,8 @@ static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
     }
     for (bool all = false; !all;) {
         int64_t until = INT64_MAX;
+        const rfaas_acquisition *wait = NULL; /* for the init call of one of them, otherwise for the agent */
+        uint32_t waiting = 0;
         all = true;
         for (uint32_t i = 0; i < n; i++) {
             part *p = &parts[i];
@@ -35,9 +39,12 @@ static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
                 continue;
             all = false;
             until = p->acquisition.until < until ? p->acquisition.until : until;
+            waiting++;
+            if (!wait || p->acquisition.initialising)
+                wait = &p->acquisition;
         }
-        if (!all)
-            rfaas_agent_wait(until);
+        if (wait)
+            rfaas_api_acquire_wait(wait, wait->initialising && waiting > 1 ? dp_now_ns() + PART_NS : until);
     }
     for (uint32_t i = 0; i < n; i++) {
         part *p = &parts[i];
@@ -48,10 +55,10 @@ static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
     }
 }
 
-/* Reports whether other executors may be asked after this error. */
-static bool refused(int status) {
-    int class = dp_status_class(status);
-    return class == RFAAS_CLASS_BUSY || class == RFAAS_CLASS_CONNECTION;
+/* Reports whether other executors may be asked after the error of a part. */
+static bool refused(const part *p) {
+    int class = dp_status_class(p->status);
+    return !p->acquisition.init_failed && (class == RFAAS_CLASS_BUSY || class == RFAAS_CLASS_CONNECTION);
 }
 
 typedef struct across {
@@ -122,8 +129,8 @@ static int open_some(across *a, const rfaas_reply *plan, uint64_t first, uint32_
         if (!parts[i].status && parts[i].lease) {
             a->leases[a->count++] = parts[i].lease;
             a->left -= parts[i].options.workers < a->left ? parts[i].options.workers : a->left;
-        } else if (parts[i].status && !refused(parts[i].status) && !status) {
-            status = rfaas_api_fail(parts[i].status, 0, "%s", parts[i].text);
+        } else if (parts[i].status && !refused(&parts[i]) && !status) {
+            status = rfaas_api_fail_code(parts[i].status, 0, parts[i].acquisition.code, "%s", parts[i].text);
         }
     }
     free(parts);
@@ -175,10 +182,11 @@ int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options
         return RFAAS_OK;
     }
     char text[1024];
+    int32_t code = rfaas_function_code();
     snprintf(text, sizeof text, "%s", rfaas_last_error());
     while (a.count)
         rfaas_lease_release(leases[--a.count]);
-    return rfaas_api_fail(status, 0, "%s", text);
+    return rfaas_api_fail_code(status, 0, code, "%s", text);
 }
 
 int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t count, rfaas_place places[]) {

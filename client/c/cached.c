@@ -26,7 +26,8 @@ static bool alike(const rfaas_grant *h, const rfaas_lease *l, const char *at) {
     const char *executor = at && *at ? at : b->executor;
     return h->cached && h->session == l->session && a->workers == b->workers && a->cores_per_worker == b->cores_per_worker &&
            a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager && a->memory == b->memory && a->bulk == b->bulk &&
-           a->call_limit_ns == b->call_limit_ns && !strcmp(a->bundle, b->bundle) && !memcmp(&h->library, &l->library, sizeof h->library) &&
+           a->call_limit_ns == b->call_limit_ns && (a->flags & RFAAS_LEASE_REUSE) == (b->flags & RFAAS_LEASE_REUSE) &&
+           !strcmp(a->bundle, b->bundle) && !memcmp(&h->library, &l->library, sizeof h->library) &&
            (!*executor || !strcmp(executor, h->executor));
 }
 
@@ -79,10 +80,18 @@ void rfaas_api_forget_cached(void) {
     cached = NULL;
 }
 
+/* Reports whether a worker may have executed a function. Its state must not reach another lease, unless both permit it. */
+static bool dirty(const rfaas_grant *h) {
+    dp_channel_stats c = {0};
+    for (uint32_t i = 0; i < h->n_workers && !c.calls; i++)
+        dp_channel_get_stats(h->workers[i].ch, &c);
+    return c.calls;
+}
+
 /* Reports whether the channels can serve another lease: no call is in flight, and no late reply can arrive. */
 static bool at_rest(rfaas_lease *l) {
     const rfaas_grant *h = l->grant;
-    if (!h->ep || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
+    if (!h->ep || (!(h->spec.flags & RFAAS_LEASE_REUSE) && dirty(h)) || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
         return false;
     for (uint32_t i = 0; i < h->n_workers; i++)
         if (h->workers[i].broken || !dp_channel_idle(h->workers[i].ch))

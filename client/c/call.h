@@ -269,6 +269,8 @@ int rfaas_api_start_pieces(rfaas_lease *l, const char *op, const call_args *args
 
 /* ---- request.c ---- */
 
+/* Keeps this thread's error as that of an ended request. */
+void rfaas_api_keep_error(rfaas_request_slot *r);
 /* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);

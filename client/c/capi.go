@@ -39,6 +39,7 @@ type Error struct {
 	Status  dataplane.Status
 	Text    string
 	Started bool  // of an invocation: the function may have run
+	Code    int32 // that the function passed to rfaas_fail_code; 0: none
 	Cause   error // context.DeadlineExceeded or context.Canceled where that is what ended it, or nil
 }
 
@@ -52,7 +53,7 @@ func (e *Error) Unwrap() error { return e.Cause }
 
 // take makes an error of what a shim returned, and frees that.
 func take(f *C.rfaas_shim_error) *Error {
-	e := &Error{Status: dataplane.Status(f.status), Text: C.GoString(f.text), Started: f.started == C.RFAAS_MAYBE_EXECUTED}
+	e := &Error{Status: dataplane.Status(f.status), Text: C.GoString(f.text), Started: f.started == C.RFAAS_MAYBE_EXECUTED, Code: int32(f.code)}
 	C.free(unsafe.Pointer(f))
 	if e.Status == dataplane.StatusDeadline {
 		e.Cause = context.DeadlineExceeded
@@ -188,7 +189,9 @@ type LeaseOptions struct {
 	Duration, CallLimit, Wait                       time.Duration
 	Library, Executor, Bundle                       string
 	Code                                            []byte
-	Renew, Failover, Local                          bool
+	Renew, Failover, Local, Reuse                   bool
+	InitFunction                                    string
+	InitPayload                                     []byte
 }
 
 // with calls f with the options for C.
@@ -201,7 +204,8 @@ func (o *LeaseOptions) with(f func(*C.rfaas_lease_options) *C.rfaas_shim_error) 
 		cores_per_worker: C.uint32_t(o.CoresPerWorker), depth: C.uint32_t(o.Depth), eager: C.uint32_t(o.Eager),
 		wait_mode: C.uint32_t(o.WaitMode), bulk: C.uint64_t(o.Bulk), memory: C.uint64_t(o.Memory),
 		duration_ns: C.int64_t(o.Duration), library: texts.c(o.Library), executor: texts.c(o.Executor),
-		call_limit_ns: C.int64_t(o.CallLimit), wait_ns: C.int64_t(o.Wait), bundle: texts.c(o.Bundle)}
+		call_limit_ns: C.int64_t(o.CallLimit), wait_ns: C.int64_t(o.Wait), bundle: texts.c(o.Bundle),
+		init_function: texts.c(o.InitFunction)}
 	if o.Bulk < 0 {
 		c.bulk = C.RFAAS_NO_BULK
 	}
@@ -209,7 +213,12 @@ func (o *LeaseOptions) with(f func(*C.rfaas_lease_options) *C.rfaas_shim_error) 
 		pin.Pin(unsafe.SliceData(o.Code))
 		c.library_data, c.library_size = unsafe.Pointer(unsafe.SliceData(o.Code)), C.size_t(len(o.Code))
 	}
-	for flag, on := range map[C.uint32_t]bool{C.RFAAS_LEASE_RENEW: o.Renew, C.RFAAS_LEASE_FAILOVER: o.Failover, C.RFAAS_LEASE_LOCAL: o.Local} {
+	if len(o.InitPayload) > 0 {
+		pin.Pin(unsafe.SliceData(o.InitPayload))
+		c.init_payload, c.init_size = unsafe.Pointer(unsafe.SliceData(o.InitPayload)), C.size_t(len(o.InitPayload))
+	}
+	for flag, on := range map[C.uint32_t]bool{C.RFAAS_LEASE_RENEW: o.Renew, C.RFAAS_LEASE_FAILOVER: o.Failover, C.RFAAS_LEASE_LOCAL: o.Local,
+		C.RFAAS_LEASE_REUSE: o.Reuse} {
 		if on {
 			c.flags |= flag
 		}

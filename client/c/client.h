@@ -10,6 +10,7 @@
  *                          acquire.c                    how a lease gets its workers
  *                          reap.c                       destroying channels whose driver is slow
  *                          worker.c, event.c            replacing dead workers; events of a lease
+ *                          init.c                       init calls of new workers
  *                          failover.c                   moving a lease to another executor
  *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
@@ -48,6 +49,13 @@ int rfaas_api_fail_const(int status, const char *text);
 int rfaas_api_last_status(void);
 /* Sets what rfaas_started returns, and leaves the error as it is. */
 void rfaas_api_note_started(int started);
+/* rfaas_api_fail that also sets what rfaas_function_code returns. */
+int rfaas_api_fail_code(int status, int started, int32_t code, const char *fmt, ...) __attribute__((format(printf, 4, 5), cold));
+/* Says that the error is that of an init call, after which the library does not try another worker. */
+void rfaas_api_note_init_failed(void);
+bool rfaas_api_init_failed(void);
+/* Sets the error of a function that failed, from the bytes of its message, which may be anything: "<what> failed: <message>". */
+void rfaas_api_fail_function(const char *what, const void *message, uint32_t size);
 
 /* ---- handles ---- */
 
@@ -88,6 +96,7 @@ typedef struct rfaas_request_slot {
     uint32_t next_free; /* index + 1 */
     uint8_t state;      /* rfaas_request_state */
     uint8_t started;
+    int32_t code; /* rfaas_function_code, with text */
     char *text; /* error text of a call that ended with an error, from malloc; NULL otherwise */
 } rfaas_request_slot;
 
@@ -98,6 +107,9 @@ typedef struct rfaas_worker {
     bool broken;        /* the channel is not connected: a replacement is under way or has failed */
     bool replacing;     /* the agent was asked for a replacement, which will connect to the channel as it was offered */
     bool resumes;       /* the channel comes from a cached grant, so it is resumed and not connected */
+    bool initialising;  /* the init call is in flight, and the channel is reserved (init.c) */
+    uint32_t init_slot; /* of the init call */
+    int64_t init_until; /* its deadline */
     /* Under the lease's mutex: */
     rfaas_worker_start start; /* how the worker came here */
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
@@ -172,11 +184,14 @@ typedef struct rfaas_acquisition {
     rfaas_ticket ticket; /* of the present step */
     uint64_t cached;     /* key of the cached grant whose channels are offered; 0: none */
     bool offered;        /* channels of grant->provider are */
+    bool initialising; /* the workers are granted and execute the init call */
+    bool init_failed;  /* with status: another executor would not help */
     bool done;
     int64_t starved; /* since when rfaas_api_starved has been true; 0: it is not */
     uint32_t lost;  /* agents that ended during it */
     uint32_t from;  /* generation of the agent that named the last candidate, whose search the next step continues; 0: none */
     int status;     /* once it is done */
+    int32_t code;   /* rfaas_function_code of its error */
     int unreached;  /* status of the failed connection to the workers of the last grant; 0: none failed */
     char text[512]; /* of its error */
 } rfaas_acquisition;
@@ -188,6 +203,14 @@ typedef struct rfaas_owner {
     uint32_t busy;    /* the thread is inside the lease; atomic, futex */
 } rfaas_owner;
 #define RFAAS_OWNERS 16
+
+/* The init call of a lease (init.c). */
+typedef struct rfaas_init_call {
+    char *function; /* NULL: none. The strings are from malloc */
+    void *payload;
+    uint32_t size;
+    bool here; /* this process has executed it. Under local_mu in a shared lease */
+} rfaas_init_call;
 
 /* The memory of a handle is never freed, so a stale handle finds a cleared magic. It is reused as late as possible. */
 struct rfaas_lease {
@@ -212,6 +235,7 @@ struct rfaas_lease {
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are valid only while the lease is opened */
     rfaas_agent_spec spec;       /* the options as the agent gets them */
     int64_t bundle_ns;           /* how long hashing and sending the files of options.bundle may take */
+    rfaas_init_call init;
     int library_fd;              /* the library, to be passed to the agent; -1: none */
     rfaas_library_id library;
     char **functions;
@@ -237,6 +261,8 @@ struct rfaas_lease {
     bool seeking, next_ready;
     int64_t seek_again;    /* earliest time of the next search */
     char next_reason[512]; /* why the last search failed */
+    int init_status;       /* of the init call at the last search, if that has failed */
+    int32_t init_code;     /* rfaas_function_code of that */
     rfaas_statistics past; /* sum of earlier grants */
     rfaas_news news[RFAAS_NEWS_KEPT]; /* events that were not taken: a ring */
     uint32_t news_first, news_count, news_lost;
@@ -325,8 +351,8 @@ void rfaas_api_put_all(rfaas_lease *l);
 
 /* ---- names.c ---- */
 
-/* The function whose name differs least from this one; NULL: none is near. */
-const char *rfaas_api_nearest(const rfaas_lease *l, const char *name);
+/* Sets the error for a name that the library does not have, and returns RFAAS_NO_FUNCTION. */
+int rfaas_api_no_function(const rfaas_lease *l, const char *op, const char *name);
 
 /* ---- acquire.c ---- */
 
@@ -340,6 +366,8 @@ void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *
 /* Continues as far as is possible without waiting. Returns true when it is done; a->status and a->text are then set. After an
  * error the caller releases the grant's key. */
 bool rfaas_api_acquire_step(rfaas_acquisition *a);
+/* Waits until the next step may get on, at most until `until` (CLOCK_MONOTONIC ns). */
+void rfaas_api_acquire_wait(const rfaas_acquisition *a, int64_t until);
 /* Gives an acquisition up. The caller releases the grant's key. */
 void rfaas_api_acquire_drop(rfaas_acquisition *a);
 /* Releases what an executor has granted, if anything. The key is invalid then. With `wait`, returns when the executor has released it. */
@@ -393,7 +421,7 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details);
  * the session's time-out). After RFAAS_DEADLINE the replacement continues. The caller owns the lease or holds the worker's
  * unit. */
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline);
-/* rfaas_api_repair without waiting. RFAAS_BUSY: the new worker has not started yet. */
+/* rfaas_api_repair without waiting. RFAAS_BUSY: the new worker has not started yet, or executes the init call. */
 int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
 /* Returns RFAAS_OK while the lease lasts, else RFAAS_LEASE_ENDED with the reason as the error's text. */
 int rfaas_api_fail_ended(rfaas_lease *l, const char *op);
@@ -401,8 +429,28 @@ int rfaas_api_fail_ended(rfaas_lease *l, const char *op);
  * status, or the reason if the event has a more precise one: RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or
  * RFAAS_LEASE_ENDED. A call that was not started because the lease has ended gets RFAAS_LEASE_ENDED, also if its executor is lost. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
+/* Finds out why worker i of a grant ended a call, as rfaas_api_explain does. Writes the reason ("": not known) to why, and what the worker
+ * left behind to *details: memory of malloc, or NULL. Returns the status. */
+int rfaas_api_reason(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status, int started, char *why, size_t size, char **details);
 /* Tells the agent that a worker does not answer. A dp_silence_fn; arg is an rfaas_grant. */
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);
+
+/* ---- init.c ---- */
+
+/* Checks the init call in options whose other fields are valid. */
+int rfaas_api_init_check(const rfaas_lease_options *o);
+/* Copies the init call from the lease's options; frees the copy. */
+int rfaas_api_init_keep(rfaas_lease *l);
+void rfaas_api_init_free(rfaas_lease *l);
+/* Starts the init call on worker i of a grant, which is connected, if the lease has one. The worker takes no other calls until
+ * rfaas_api_init_step returns RFAAS_OK. */
+int rfaas_api_init_start(rfaas_lease *l, rfaas_grant *h, uint32_t i);
+/* Returns RFAAS_BUSY while the init call runs. After an error, which is set, the worker cannot be used. */
+int rfaas_api_init_step(rfaas_lease *l, rfaas_grant *h, uint32_t i);
+/* Waits for the init call that runs on this worker. */
+void rfaas_api_init_wait(rfaas_worker *w, int64_t until);
+/* Executes the init call in this process, unless that was done. */
+int rfaas_api_init_here(rfaas_lease *l);
 
 /* ---- event.c ---- */
 

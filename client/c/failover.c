@@ -66,6 +66,8 @@ static bool search(rfaas_lease *l) {
         return true;
     }
     snprintf(l->next_reason, sizeof l->next_reason, "%s", l->seek.text);
+    l->init_status = l->seek.init_failed ? l->seek.status : RFAAS_OK;
+    l->init_code = l->seek.code;
     drop_next(l);
     l->seek_again = dp_now_ns() + PAUSE_NS;
     return false;
@@ -74,6 +76,7 @@ static bool search(rfaas_lease *l) {
 void rfaas_api_stop_seeking(rfaas_lease *l) {
     drop_next(l);
     l->next_reason[0] = 0;
+    l->init_status = RFAAS_OK;
     l->seek_again = 0;
 }
 
@@ -145,9 +148,23 @@ static void take_next(rfaas_lease *l) {
 }
 
 /* Waits for a message until `until`, at most PAUSE_NS, since a search may also end without one. */
-static void await(int64_t until) {
+static void await(const rfaas_lease *l, int64_t until) {
     int64_t soon = dp_now_ns() + PAUSE_NS;
-    rfaas_agent_wait(until < soon ? until : soon);
+    if (soon < until)
+        until = soon;
+    if (l->seeking)
+        rfaas_api_acquire_wait(&l->seek, until);
+    else
+        rfaas_agent_wait(until);
+}
+
+/* Sets the error of a call that needs the new executor, whose init call has failed. */
+static int fail_init(rfaas_lease *l, const char *op) {
+    int status = l->init_status;
+    l->init_status = RFAAS_OK; /* the next call tries again */
+    rfaas_api_fail_code(status, RFAAS_NOT_STARTED, l->init_code, "%s: no new executor: %s", op, l->next_reason);
+    rfaas_api_note_init_failed();
+    return status;
 }
 
 int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
@@ -167,6 +184,8 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
             }
             continue;
         }
+        if (l->init_status)
+            return fail_init(l, op);
         if (l->local && grant_lost(l))
             break;
         if (shared(l) && dp_turns_closed(l->turns))
@@ -174,7 +193,7 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
         int64_t last = grant_lost(l) || until < news ? until : news;
         if (dp_now_ns() >= last)
             break;
-        await(last);
+        await(l, last);
     }
     if (l->local && grant_lost(l)) {
         stay_here(l);

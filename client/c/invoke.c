@@ -32,6 +32,8 @@ _Static_assert(RFAAS_NOT_STARTED == (int)DP_NOT_STARTED && RFAAS_MAYBE_EXECUTED 
 static _Thread_local struct {
     const char *text; /* constant text, or NULL: buf */
     int started, status;
+    int32_t code; /* of rfaas_fail_code */
+    bool init_failed;
     char *buf; /* TEXT_MAX bytes, allocated by the first error */
 } last;
 
@@ -56,19 +58,33 @@ const char *rfaas_last_error(void) { return last.text ? last.text : last.buf ? l
 
 int rfaas_started(void) { return last.started; }
 
-int rfaas_api_fail(int status, int started, const char *fmt, ...) {
+static void set_error(int status, int started, int32_t code, const char *fmt, va_list ap) {
     /* Arguments may point into buf. */
     char text[TEXT_MAX], *to = text_of_thread();
-    va_list ap;
-    va_start(ap, fmt);
     text[0] = 0;
     int n = vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
     if (to)
         memcpy(to, text, n < 0 ? 1 : n < TEXT_MAX ? (size_t)n + 1 : TEXT_MAX);
     last.text = to ? NULL : "out of memory for the error's text";
     last.started = started;
     last.status = status;
+    last.code = code;
+    last.init_failed = false;
+}
+
+int rfaas_api_fail(int status, int started, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    set_error(status, started, 0, fmt, ap);
+    va_end(ap);
+    return status;
+}
+
+int rfaas_api_fail_code(int status, int started, int32_t code, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    set_error(status, started, code, fmt, ap);
+    va_end(ap);
     return status;
 }
 
@@ -76,12 +92,20 @@ int rfaas_api_fail_const(int status, const char *text) {
     last.text = text;
     last.started = RFAAS_NOT_STARTED;
     last.status = status;
+    last.code = 0;
+    last.init_failed = false;
     return status;
 }
 
 int rfaas_api_last_status(void) { return last.status; }
 
 void rfaas_api_note_started(int started) { last.started = started; }
+
+int32_t rfaas_function_code(void) { return last.code; }
+
+void rfaas_api_note_init_failed(void) { last.init_failed = true; }
+
+bool rfaas_api_init_failed(void) { return last.init_failed; }
 
 /* ---- options of a call ---- */
 
@@ -154,8 +178,15 @@ int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_funct
 /* Keeps what a function said when it failed: the error of this thread. The message is the worker's and may hold
  * anything. */
 void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker, const void *text, uint32_t size) {
-    rfaas_api_fail(RFAAS_FUNCTION_FAILED, RFAAS_MAYBE_EXECUTED, "%s on worker %u failed%s%.*s", function_name(l, fn),
-                   worker, size ? ": " : "", size > 512 ? 512 : (int)size, size ? (const char *)text : "");
+    char what[320];
+    snprintf(what, sizeof what, "%.256s on worker %u", function_name(l, fn), worker);
+    rfaas_api_fail_function(what, text, size);
+}
+
+void rfaas_api_fail_function(const char *what, const void *message, uint32_t size) {
+    int32_t code = dp_failure_code(message, &size);
+    rfaas_api_fail_code(RFAAS_FUNCTION_FAILED, RFAAS_MAYBE_EXECUTED, code, "%s failed%s%.*s", what, size ? ": " : "",
+                        size > 512 ? 512 : (int)size, size ? (const char *)message : "");
 }
 
 static __attribute__((noinline, cold)) void keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t w) {
@@ -276,6 +307,8 @@ static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, 
         int64_t now = dp_now_ns();
         if (status == DP_DEADLINE ? !p->attempt || (p->deadline && now >= p->deadline)
                                   : class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_LEASE && class != RFAAS_CLASS_BUSY)
+            return status;
+        if (last.init_failed)
             return status;
         if (class == RFAAS_CLASS_BUSY) {
             /* All slots are taken by calls of the program. That must not use up the call's repeats. */

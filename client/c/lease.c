@@ -80,6 +80,7 @@ static void destroy_lease(rfaas_lease *l) {
     rfaas_api_free_buffers(l);
     rfaas_api_grant_free(l, l->grant);
     rfaas_api_local_free(l);
+    rfaas_api_init_free(l);
     for (uint32_t i = 0; i < l->requests_used; i++) {
         free(l->requests[i].text);
         free(l->requests[i].pieces);
@@ -158,7 +159,7 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: wait_ns %lld is negative", op, (long long)o->wait_ns);
     if (o->wait_ns > RFAAS_TIMEOUT_MAX_NS)
         o->wait_ns = RFAAS_TIMEOUT_MAX_NS;
-    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL) || o->reserved)
+    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL | RFAAS_LEASE_REUSE) || o->reserved)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: flags %#x, reserved %#x: unknown bits", op, o->flags, o->reserved);
     if (!o->library && !o->library_data)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: neither library nor library_data is set", op);
@@ -166,7 +167,7 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: library_size is 0", op);
     if (!o->library && o->library_size > 1u << 30)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: library_size %zu, want at most %u", op, o->library_size, 1u << 30);
-    return RFAAS_OK;
+    return rfaas_api_init_check(o);
 }
 
 int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out) {
@@ -276,6 +277,8 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
     pthread_mutex_unlock(&l->mu);
     status = o.flags & RFAAS_LEASE_LOCAL ? rfaas_api_local_load(l) : RFAAS_OK;
     if (!status)
+        status = rfaas_api_init_keep(l);
+    if (!status)
         status = describe(l);
     if (status) {
         destroy_lease(l);
@@ -290,12 +293,17 @@ int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a) {
     rfaas_lease *l = *lease;
     if (a->status) {
         int class = dp_status_class(a->status);
-        rfaas_api_release_workers(l, l->grant->key, false);
-        if (!l->local || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_UNSUPPORTED) ||
+        rfaas_api_release_workers(l, l->grant->key, a->init_failed); /* workers that execute something take a while to end */
+        if (!l->local || a->init_failed || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_UNSUPPORTED) ||
             rfaas_api_local_open(l)) {
             destroy_lease(l);
             *lease = NULL;
-            return rfaas_api_fail(a->status, 0, "%s", a->text);
+            return rfaas_api_fail_code(a->status, 0, a->code, "%s", a->text);
+        }
+        if ((a->status = rfaas_api_init_here(l))) {
+            destroy_lease(l);
+            *lease = NULL;
+            return a->status;
         }
     }
     l->workers = l->grant->workers;
@@ -317,7 +325,7 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
     if (status)
         return status;
     while (!rfaas_api_acquire_step(&a))
-        rfaas_agent_wait(a.until);
+        rfaas_api_acquire_wait(&a, a.until);
     status = rfaas_api_lease_finish(&l, &a);
     if (!status)
         *lease = l;
@@ -487,15 +495,7 @@ int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function 
     rfaas_api_put_all(mine);
     if (local)
         return leave(mine, status);
-    char list[512];
-    size_t at = 0;
-    list[0] = 0;
-    for (uint32_t i = 0; i < l->n_functions && at < sizeof list; i++)
-        at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", l->functions[i]);
-    const char *near = rfaas_api_nearest(l, name);
-    return leave(mine, rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: \"%.128s\" is not in the library, which has %u: %s%s%s%s%s", op, name,
-                                      l->n_functions, list, at >= sizeof list ? " ..." : "", near ? "; did you mean \"" : "",
-                                      near ? near : "", near ? "\"?" : ""));
+    return leave(mine, rfaas_api_no_function(l, op, name));
 }
 
 /* ---- statistics ---- */

@@ -64,15 +64,23 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
     pthread_mutex_lock(&l->local_mu); /* one call at a time, as in a worker */
     rfaas_session *before = rfaas_api_tables_of(l->session); /* a function may use a lease of its own */
     const char *paths = rfaas_api_bundle_of(l->spec.bundle);
-    int status = rfaas_local_call(l->local, f, limit, &pieces->in, a->in_size, &pieces->out, a->room, got);
+    rfaas_local_failure failure;
+    int init = rfaas_api_init_here(l), status = init;
+    if (!init)
+        status = rfaas_local_call(l->local, f, limit, &pieces->in, a->in_size, &pieces->out, a->room, got, &failure);
     rfaas_api_bundle_of(paths);
     rfaas_api_tables_of(before);
     pthread_mutex_unlock(&l->local_mu);
+    if (init)
+        return init;
     if (status == RFAAS_TOO_LARGE)
         return rfaas_api_too_large(l, op, fn, a->in_size, a->room);
     if (status == RFAAS_FATAL)
         return rfaas_api_fail(status, 0, "%s: no memory for payload and result of %llu bytes", op, (unsigned long long)limit);
     __atomic_add_fetch(&l->past.local, 1, __ATOMIC_RELAXED);
+    if (status == RFAAS_FUNCTION_FAILED)
+        return rfaas_api_fail_code(status, RFAAS_MAYBE_EXECUTED, failure.code, "%s in this process failed%s%s", l->functions[fn],
+                                   *failure.text ? ": " : "", failure.text);
     if (status)
         return rfaas_api_fail(status, RFAAS_MAYBE_EXECUTED, "%s %s in this process: %s", op, l->functions[fn],
                               rfaas_strerror(status));

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,23 @@ struct rfaas_local {
     uint8_t *in, *out; /* limit each; NULL until the first call */
     uint64_t mapped;
 };
+
+static _Thread_local rfaas_local_failure *failing; /* of the call that runs on this thread */
+
+/* rfaas_fail_code for functions in this process. */
+static uint32_t fail_here(int32_t code, const char *format, ...) {
+    va_list ap;
+    va_start(ap, format);
+    if (failing) {
+        failing->failed = true;
+        failing->code = code;
+        vsnprintf(failing->text, sizeof failing->text, format, ap);
+    } else {
+        vfprintf(stderr, format, ap);
+    }
+    va_end(ap);
+    return 0;
+}
 
 static void *open_path(const char *path) {
     /* Without a slash dlopen would search its own directories. */
@@ -60,6 +78,9 @@ int rfaas_local_open(const char *path, const void *data, uint64_t size, rfaas_lo
         return status;
     }
     l->base = map->l_addr;
+    uint32_t (**fail)(int32_t, const char *, ...) = dlsym(l->handle, "rfaas_fail_elsewhere");
+    if (fail)
+        *fail = fail_here;
     *out = l;
     return DP_OK;
 }
@@ -105,14 +126,20 @@ static bool make_room(rfaas_local *l, uint64_t limit) {
 }
 
 int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, uint64_t limit, const dp_pieces *in, uint32_t in_size,
-                     const dp_pieces *out, uint32_t capacity, uint32_t *got) {
+                     const dp_pieces *out, uint32_t capacity, uint32_t *got, rfaas_local_failure *failure) {
     if (in_size > limit)
         return DP_TOO_LARGE;
     if (!l->in && !make_room(l, limit))
         return DP_FATAL;
     dp_gather(l->in, in, in_size);
+    rfaas_local_failure *before = failing; /* a function may use a lease of its own */
+    failing = failure;
+    failure->failed = false;
     uint32_t size = f(l->in, in_size, l->out);
+    failing = before;
     *got = size;
+    if (failure->failed)
+        return DP_FUNCTION_FAILED;
     if (size > capacity)
         return DP_RESULT_TOO_LARGE;
     dp_scatter(out, l->out, size);

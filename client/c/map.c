@@ -132,8 +132,8 @@ static int take_ended(map *m, size_t *taken) {
                                   function_name(m->l, m->fn), worker, size, p.first, p.first + p.items - 1, p.items,
                                   m->out_item);
         if (UNLIKELY(status))
-            return rfaas_api_fail(status, rfaas_started(), "items %zu..%zu: %s", p.first, p.first + p.items - 1,
-                                  rfaas_last_error());
+            return rfaas_api_fail_code(status, rfaas_started(), rfaas_function_code(), "items %zu..%zu: %s", p.first, p.first + p.items - 1,
+                                       rfaas_last_error());
         if (m->fold)
             fold(m, &p);
     }
@@ -217,6 +217,7 @@ static void give_up(map *m, int status) {
     rfaas_lease *l = m->l;
     int64_t until = dp_now_ns() + QUIET_NS;
     int started = rfaas_started();
+    int32_t code = rfaas_function_code();
     char *why = strdup(rfaas_last_error()); /* collecting other calls sets other errors */
     bool late = status == RFAAS_DEADLINE || status == RFAAS_CANCELLED || status == RFAAS_LEASE_ENDED;
     if (m->plan.deadline && m->plan.deadline < until)
@@ -243,7 +244,7 @@ static void give_up(map *m, int status) {
             dp_turns_give(l->turns, unit_of(w));
     }
     if (why)
-        rfaas_api_fail(status, started, "%s", why);
+        rfaas_api_fail_code(status, started, code, "%s", why);
     free(why);
 }
 

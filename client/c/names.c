@@ -1,5 +1,6 @@
-/* A name that a program may have meant. */
+/* Names of functions that the library does not have, and those that the program may have meant. */
 #include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "client.h"
@@ -25,7 +26,8 @@ static uint32_t edits(const char *a, const char *b) {
     return row[n];
 }
 
-const char *rfaas_api_nearest(const rfaas_lease *l, const char *name) {
+/* Returns the function whose name differs least from this one; NULL: none is near. */
+static const char *nearest(const rfaas_lease *l, const char *name) {
     const char *best = NULL;
     size_t length = strlen(name);
     uint32_t distance = length / 3 > 2 ? (uint32_t)length / 3 : 2; /* the most */
@@ -37,4 +39,16 @@ const char *rfaas_api_nearest(const rfaas_lease *l, const char *name) {
         }
     }
     return best;
+}
+
+int rfaas_api_no_function(const rfaas_lease *l, const char *op, const char *name) {
+    char list[512];
+    size_t at = 0;
+    list[0] = 0;
+    for (uint32_t i = 0; i < l->n_functions && at < sizeof list; i++)
+        at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", l->functions[i]);
+    const char *near = nearest(l, name);
+    return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: \"%.128s\" is not in the library, which has %u: %s%s%s%s%s", op, name,
+                          l->n_functions, list, at >= sizeof list ? " ..." : "", near ? "; did you mean \"" : "", near ? near : "",
+                          near ? "\"?" : "");
 }

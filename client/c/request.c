@@ -23,6 +23,11 @@ int rfaas_api_bad_request(rfaas_request id, const char *op) {
                           (unsigned long long)id);
 }
 
+void rfaas_api_keep_error(rfaas_request_slot *r) {
+    r->text = strdup(rfaas_last_error());
+    r->code = rfaas_function_code();
+}
+
 /* Takes the outcome of an ended call from its channel. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r) {
     dp_started started = DP_NOT_STARTED;
@@ -30,7 +35,7 @@ void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r) {
     const void *res;
     if (UNLIKELY(dp_channel_result(ch, r->slot, &res, &r->size, &started) == DP_FUNCTION_FAILED)) {
         rfaas_api_keep_message(l, r->function, r->worker, res, r->size);
-        r->text = strdup(rfaas_last_error());
+        rfaas_api_keep_error(r);
     }
     r->status = finish_call(ch, r->slot, r->out, r->pieces, &r->size, &started);
     r->started = (uint8_t)started;
@@ -57,7 +62,7 @@ static void settle(rfaas_lease *l, rfaas_request_slot *r, uint32_t worker) {
     if (r->status != DP_OK && r->status != DP_RESULT_TOO_LARGE && !r->text) {
         const char *op = r == l->workers[worker].invoked ? "invoke" : "wait";
         r->status = rfaas_api_explain(l, op, r->function, worker, r->status, r->started);
-        r->text = strdup(rfaas_last_error());
+        rfaas_api_keep_error(r);
     }
 }
 
@@ -115,7 +120,7 @@ void rfaas_api_drain(rfaas_lease *l) {
 static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_request_slot *r, const char *op) {
     int status = r->status;
     if (r->text)
-        rfaas_api_fail(status, r->started, "%s", r->text);
+        rfaas_api_fail_code(status, r->started, r->code, "%s", r->text);
     else if (status == DP_RESULT_TOO_LARGE)
         rfaas_api_result_too_large(l, op, r->function, r->size, r->capacity);
     else
@@ -142,7 +147,7 @@ static __attribute__((noinline)) bool ended_shared(rfaas_lease *l, rfaas_request
     if (!done && rfaas_api_look(l, r, id_of(r), "wait", &done)) {
         r->status = RFAAS_LEASE_ENDED; /* the lease is being released */
         r->started = RFAAS_MAYBE_EXECUTED;
-        r->text = strdup(rfaas_last_error());
+        rfaas_api_keep_error(r);
         return true;
     }
     return done;

@@ -7,6 +7,7 @@ int rfaas_waitall(size_t count, rfaas_request requests[], size_t out_sizes[], in
     if (UNLIKELY(!requests && count))
         return rfaas_api_fail(RFAAS_INVALID, 0, "waitall: requests is NULL with count %zu", count);
     int first = RFAAS_OK, started = 0;
+    int32_t code = 0;
     size_t at = 0;
     char *text = NULL;
     for (size_t i = 0; i < count; i++) {
@@ -20,11 +21,12 @@ int rfaas_waitall(size_t count, rfaas_request requests[], size_t out_sizes[], in
             first = status;
             at = i;
             started = rfaas_started();
+            code = rfaas_function_code();
             text = strdup(rfaas_last_error());
         }
     }
     if (UNLIKELY(first != RFAAS_OK)) {
-        rfaas_api_fail(first, started, "waitall: request %zu of %zu: %s", at, count, text ? text : rfaas_strerror(first));
+        rfaas_api_fail_code(first, started, code, "waitall: request %zu of %zu: %s", at, count, text ? text : rfaas_strerror(first));
         free(text);
     }
     return first;

@@ -182,7 +182,8 @@ static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_reques
     }
     r->status = status;
     r->started = status ? (uint8_t)rfaas_started() : RFAAS_MAYBE_EXECUTED;
-    r->text = status ? strdup(rfaas_last_error()) : NULL;
+    if (status)
+        rfaas_api_keep_error(r);
     set_worker(r, 0);
     r->function = a->fn;
     r->pieces = a->pieces;
@@ -216,7 +217,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
         }
         status = submit(l, r, &a, &w, &told, sharing);
         int class = dp_status_class(status);
-        if (LIKELY(status == DP_OK) || !rfaas_api_fails_over(l) ||
+        if (LIKELY(status == DP_OK) || !rfaas_api_fails_over(l) || rfaas_api_init_failed() ||
             (class != RFAAS_CLASS_LEASE && class != RFAAS_CLASS_CONNECTION))
             break;
     }

@@ -150,6 +150,14 @@ RFAAS_API const char *rfaas_last_error(void);
  * rfaas_iinvoke, rfaas_wait, rfaas_test or rfaas_cancel of this thread. */
 RFAAS_API int rfaas_started(void);
 
+/* rfaas_function_code returns the code with which the function of this thread's last failed call
+ * failed.
+ *
+ * The function has passed it to rfaas_fail_code (rfaas_function.h). It describes the last error of
+ * this thread, if that is RFAAS_FUNCTION_FAILED. Returns 0 after any other error, and if the function
+ * has called rfaas_fail. */
+RFAAS_API int32_t rfaas_function_code(void);
+
 /* ---- library ---- */
 
 /* rfaas_init starts the library.
@@ -369,10 +377,18 @@ typedef struct rfaas_lease_options {
      * them again. Libraries that the library needs from outside the system's directories travel
      * without being named. NULL or "": no files. */
     const char *bundle;
+    /* Name of a function of the library, the init call. Every worker that the lease gets executes it
+     * once, before any other call: the first workers, replacements of dead ones, those of another
+     * executor after a failover, and workers that served an earlier lease. With RFAAS_LEASE_LOCAL this
+     * process executes it too, before the first local call. So functions may keep state that the init
+     * call makes. Its result is ignored. NULL or "": none. */
+    const char *init_function;
+    const void *init_payload;  /* payload of the init call; NULL: none */
+    size_t init_size;          /* bytes of init_payload, at most `bulk` or `eager`, whichever is larger */
 } rfaas_lease_options;
 
 #define RFAAS_LEASE_OPTIONS_INIT \
-    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL }
+    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL, NULL, NULL, 0 }
 
 /* RFAAS_LEASE_RENEW: The agent renews the lease until it is released. A lease without duration_ns is
  * always renewed. */
@@ -395,8 +411,14 @@ typedef struct rfaas_lease_options {
  *
  * A local call runs on the caller's thread, before rfaas_invoke or rfaas_iinvoke returns. No deadline,
  * time limit or memory limit ends it, and a crash of the function is a crash of the program.
- * rfaas_state has a value of its own there, and rfaas_fail only prints (rfaas_function.h). */
+ * rfaas_state has a value of its own there (rfaas_function.h). */
 #define RFAAS_LEASE_LOCAL 4u
+
+/* RFAAS_LEASE_REUSE: Permits that this lease gets cached workers that have executed functions of an
+ * earlier lease with this flag, and that its own workers serve a later one. Such workers keep their
+ * static variables, their rfaas_state, their threads and all other state. Without the flag, only
+ * workers that have executed no function are cached. */
+#define RFAAS_LEASE_REUSE 8u
 
 /* rfaas_lease_open leases workers on one executor.
  *
@@ -406,13 +428,23 @@ typedef struct rfaas_lease_options {
  * have it yet. Blocks for at most the session's timeout_ns, and options->wait_ns. Nothing stays leased
  * after an error.
  *
+ * With an init call, returns when all workers have executed it. That may take the session's timeout_ns
+ * longer, or call_limit_ns if that is longer. If the init call fails, the error is that of a call
+ * (RFAAS_FUNCTION_FAILED, RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT and so on), and its text names the init
+ * call and the worker. If the init call of a replacement fails, the call that waited for the
+ * replacement gets this error, with RFAAS_NOT_STARTED. The next call tries again with a new worker.
+ *
  * Errors:
  *   RFAAS_BUSY: not enough free cores or memory, after options->wait_ns.
  *   RFAAS_INVALID: an option is wrong.
  *   RFAAS_BAD_LIBRARY: the library cannot be read or loaded.
+ *   RFAAS_NO_FUNCTION: the library has no function of the name init_function.
+ *   RFAAS_TOO_LARGE: the payload of the init call is larger than the lease carries.
+ *   RFAAS_FUNCTION_FAILED: the init call has failed.
  *   RFAAS_UNSUPPORTED: the provider or the executor does not support an option.
  *   RFAAS_NO_DEVICE: the device does not exist.
- *   class CONNECTION: the executor or manager cannot be reached. */
+ *   class CONNECTION: the executor or manager cannot be reached, or the init call has ended its
+ *     worker. */
 RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options *options, rfaas_lease **lease);
 
 /* rfaas_lease_release releases a lease and its workers.
@@ -420,15 +452,19 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * Calls in flight are abandoned, and rfaas_wait returns RFAAS_INVALID for their requests. Buffers of
  * rfaas_alloc are freed. The handle is invalid afterwards, whatever is returned.
  *
- * The workers of a lease that is released at rest are cached for the next lease with the same library
- * and sizes: of this session, and in shared memory also of other sessions and processes of the user
- * with the same addresses and credentials, even after this session is closed. At rest means that no
- * call is in flight and that every abandoned call has been answered. Cached workers are frozen, stay
- * connected and keep their code. The next lease gets them without a new process, registration or queue
- * pair (`cached` in rfaas_statistics), and any thread may open it. Whatever functions left in the
- * memory of these workers is still there. A session caches at most cached_leases released leases, the
- * latest ones, for as long as the executor permits. Other tenants can use the cores meanwhile. If the
- * workers were ended for another lease, or with their executor, the next lease gets new workers. */
+ * The state that functions keep in the workers ends with the lease: no other lease gets a worker that
+ * has executed a function, unless both leases have the flag RFAAS_LEASE_REUSE.
+ *
+ * The workers of a lease that is released at rest are cached for the next lease with the same library,
+ * sizes and RFAAS_LEASE_REUSE: of this session, and in shared memory also of other sessions and
+ * processes of the user with the same addresses and credentials, even after this session is closed. At
+ * rest means that no call is in flight, that every abandoned call has been answered and that, without
+ * RFAAS_LEASE_REUSE, no function was executed. Cached workers are frozen, stay connected and keep
+ * their code. The next lease gets them without a new process, registration or queue pair (`cached` in
+ * rfaas_statistics), and any thread may open it. A session caches at most cached_leases released
+ * leases, the latest ones, for as long as the executor permits. Other tenants can use the cores
+ * meanwhile. If the workers were ended for another lease, or with their executor, the next lease gets
+ * new workers. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.

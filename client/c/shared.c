@@ -47,7 +47,7 @@ static void explain(rfaas_lease *l, rfaas_request_slot *r, const char *op) {
         fail_released(op, r->started);
     else
         r->status = rfaas_api_explain(l, op, r->function, r->worker, r->status, r->started);
-    r->text = strdup(rfaas_last_error());
+    rfaas_api_keep_error(r);
 }
 
 /* Collects or gives up a request, if it is time for either, and reports whether it has ended. The thread holds its unit. */
@@ -197,7 +197,7 @@ int rfaas_api_continue(rfaas_lease *l, const call_args *a, uint32_t worker, uint
     *got = r.size;
     int status = r.status;
     if (r.text)
-        status = rfaas_api_fail(status, r.started, "%s", r.text);
+        status = rfaas_api_fail_code(status, r.started, r.code, "%s", r.text);
     free(r.text);
     return status;
 }

@@ -11,6 +11,7 @@
 
 typedef struct rfaas_shim_error {
     int status, started;
+    int32_t code;
     char *text; /* behind it */
 } rfaas_shim_error;
 
@@ -22,6 +23,7 @@ static __attribute__((noinline, cold, unused)) rfaas_shim_error *rfaas_shim_fail
         abort(); /* as Go does without memory */
     e->status = status;
     e->started = rfaas_started();
+    e->code = rfaas_function_code();
     e->text = memcpy(e + 1, text, size);
     return e;
 }

@@ -74,44 +74,47 @@ void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence) {
 }
 
 /* Reports whether waiting for an event about a worker is useless: its death or the lease's end is known, or no event came before. */
-static bool explained(rfaas_lease *l, const rfaas_worker *w) {
+static bool explained(rfaas_lease *l, const rfaas_grant *h, const rfaas_worker *w) {
     pthread_mutex_lock(&l->mu);
-    bool known = l->grant->ended || !w->pid || w->dead_pid == w->pid || w->silent_pid == w->pid;
+    bool known = h->ended || !w->pid || w->dead_pid == w->pid || w->silent_pid == w->pid;
     pthread_mutex_unlock(&l->mu);
     return known;
 }
 
-int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started) {
-    const char *name = fn < l->n_functions ? l->functions[fn] : "?";
-    const char *note = started == RFAAS_MAYBE_EXECUTED ? "" : " (not started)";
-    if (status == RFAAS_FUNCTION_FAILED)
-        return status; /* the text is the function's own */
-    if (dp_status_class(status) != RFAAS_CLASS_CONNECTION && dp_status_class(status) != RFAAS_CLASS_LEASE)
-        return rfaas_api_fail(status, started, "%s %s on worker %u: %s%s", op, name, worker, rfaas_strerror(status), note);
-    char why[sizeof ((rfaas_worker *)0)->reason], *details = NULL;
-    rfaas_worker *w = &l->workers[worker];
+int rfaas_api_reason(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status, int started, char *why, size_t size, char **details) {
+    rfaas_worker *w = &h->workers[i];
     int64_t until = dp_now_ns() + EXPLAIN_NS;
     rfaas_agent_look();
-    while (started == RFAAS_MAYBE_EXECUTED && !explained(l, w) && dp_now_ns() < until)
+    while (started == RFAAS_MAYBE_EXECUTED && !explained(l, h, w) && dp_now_ns() < until)
         rfaas_agent_wait(until);
     pthread_mutex_lock(&l->mu);
     if (started == RFAAS_MAYBE_EXECUTED && w->dead_pid != w->pid)
         w->silent_pid = w->pid; /* later calls do not wait again */
     bool died = w->pid && w->dead_pid == w->pid;
-    int ended = l->grant->ended;
-    snprintf(why, sizeof why, "%s", ended ? l->grant->ended_reason : w->reason);
-    int death = w->death_status;
-    if (died && !ended && w->details)
-        details = strdup(w->details);
+    snprintf(why, size, "%s", h->ended ? h->ended_reason : died ? w->reason : "");
+    if (h->ended) /* a call that was in flight keeps the status of its connection */
+        status = started == RFAAS_MAYBE_EXECUTED ? h->ended : RFAAS_LEASE_ENDED;
+    else if (died)
+        status = w->death_status;
+    *details = died && !h->ended && w->details ? strdup(w->details) : NULL;
     pthread_mutex_unlock(&l->mu);
-    if (ended) /* a call that was in flight keeps the status of its connection */
-        return rfaas_api_fail(started == RFAAS_MAYBE_EXECUTED ? ended : RFAAS_LEASE_ENDED, started, "%s %s: the lease on %s ended: %s%s", op,
-                              name, l->grant->executor, why, note);
-    if (!died)
+    return status;
+}
+
+int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started) {
+    const char *name = function_name(l, fn), *note = started == RFAAS_MAYBE_EXECUTED ? "" : " (not started)";
+    if (status == RFAAS_FUNCTION_FAILED)
+        return status; /* the text is the function's own */
+    char why[sizeof ((rfaas_worker *)0)->reason] = "", *details = NULL;
+    if (dp_status_class(status) == RFAAS_CLASS_CONNECTION || dp_status_class(status) == RFAAS_CLASS_LEASE)
+        status = rfaas_api_reason(l, l->grant, worker, status, started, why, sizeof why, &details);
+    if (!*why)
         return rfaas_api_fail(status, started, "%s %s on worker %u: %s%s", op, name, worker, rfaas_strerror(status), note);
-    rfaas_api_fail(death, started, "%s %s: %s: %s%s%s", op, name, rfaas_strerror(death), why, note, details ? details : "");
+    if (l->grant->ended)
+        return rfaas_api_fail(status, started, "%s %s: the lease on %s ended: %s%s", op, name, l->grant->executor, why, note);
+    rfaas_api_fail(status, started, "%s %s: %s: %s%s%s", op, name, rfaas_strerror(status), why, note, details ? details : "");
     free(details);
-    return death;
+    return status;
 }
 
 int rfaas_api_fail_ended(rfaas_lease *l, const char *op) {
@@ -140,10 +143,26 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     return RFAAS_OK;
 }
 
-/* Asks for a new worker and waits for it at most for `patience`. RFAAS_BUSY: it has not started yet. */
+/* Continues the init call of a new worker, and waits for it at most for `patience`. RFAAS_BUSY: it has not returned yet. */
+static int initialise(rfaas_lease *l, uint32_t i, int64_t patience) {
+    rfaas_worker *w = &l->workers[i];
+    if (patience > 0)
+        rfaas_api_init_wait(w, dp_now_ns() + patience);
+    int status = rfaas_api_init_step(l, l->grant, i);
+    if (status && status != RFAAS_BUSY)
+        dp_channel_fail(w->ch, DP_PEER_GONE); /* so that the next use tries again */
+    if (!status)
+        w->broken = false;
+    return status;
+}
+
+/* Asks for a new worker and waits for it at most for `patience`. RFAAS_BUSY: it has not started yet, or executes the init call. */
 static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
     static const char op[] = "replace worker";
     rfaas_worker *w = &l->workers[i];
+    if (w->initialising)
+        return initialise(l, i, patience);
+    int64_t until = dp_now_ns() + patience;
     int status = w->replacing && !dp_channel_broken(w->ch) ? RFAAS_OK : begin(l, w, i, op);
     if (status)
         return status;
@@ -164,13 +183,17 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
         status = rfaas_api_connect_worker(l, l->grant, i, got);
         free(reply.data);
     }
+    if (!status)
+        status = rfaas_api_init_start(l, l->grant, i);
     if (status) {
         dp_channel_fail(w->ch, DP_PEER_GONE); /* so that the next use tries again */
         int ended = rfaas_api_fail_ended(l, op); /* the event may have come while the executor did not answer */
         return ended ? ended : status;
     }
-    w->broken = false;
     __atomic_add_fetch(&l->replaced, 1, __ATOMIC_RELAXED);
+    if (w->initialising)
+        return initialise(l, i, patience > 0 ? until - dp_now_ns() : 0);
+    w->broken = false;
     return RFAAS_OK;
 }
 
@@ -181,6 +204,9 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline) {
     if (deadline && deadline - start < patience)
         patience = deadline - start;
     int status = repair(l, worker, patience);
+    if (status == RFAAS_BUSY && l->workers[worker].initialising)
+        return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: the init call %s of the new worker still runs after %lld ms", worker,
+                              l->init.function, (long long)(dp_now_ns() - start) / 1000000);
     if (status != RFAAS_BUSY || !l->workers[worker].replacing)
         return status;
     return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: no new worker within %lld ms; the replacement continues", worker,

@@ -43,18 +43,21 @@ namespace rfaas {
 /* A failed operation. what() names the operation and the offending value. */
 class error : public std::runtime_error {
   public:
-    error(int status, bool may_have_run, const std::string &text)
-        : std::runtime_error(text), status_(status), may_have_run_(may_have_run) {}
+    error(int status, bool may_have_run, const std::string &text, std::int32_t function_code = 0)
+        : std::runtime_error(text), status_(status), may_have_run_(may_have_run), function_code_(function_code) {}
     int status() const noexcept { return status_; } /* one of RFAAS_* */
     rfaas::status code() const noexcept { return static_cast<rfaas::status>(status_); }
     /* What the caller can do next. Each class of errors also has an exception of its own. */
     rfaas::error_class kind() const noexcept { return static_cast<rfaas::error_class>(RFAAS_CLASS(status_)); }
     /* Of a call: whether the function may have run. If not, repeating the call is safe. */
     bool may_have_run() const noexcept { return may_have_run_; }
+    /* Of a function that failed: the code that it passed to rfaas_fail_code. 0: none. */
+    std::int32_t function_code() const noexcept { return function_code_; }
 
   private:
     int status_;
     bool may_have_run_;
+    std::int32_t function_code_;
 };
 
 /* An exception for each rfaas::error_class. */
@@ -68,12 +71,12 @@ class fatal_error : public error { using error::error; };       /* stop */
 class credential_error : public error { using error::error; };  /* get another token, or set the clock */
 
 /* Throws an error as the exception of its class. */
-[[noreturn]] inline void raise(int status, bool ran, const std::string &text) {
+[[noreturn]] inline void raise(int status, bool ran, const std::string &text, std::int32_t code = 0) {
     switch (static_cast<error_class>(RFAAS_CLASS(status))) {
     case error_class::busy: throw busy_error(status, ran, text);
     case error_class::invalid: throw invalid_error(status, ran, text);
     case error_class::unsupported: throw unsupported_error(status, ran, text);
-    case error_class::function: throw function_error(status, ran, text);
+    case error_class::function: throw function_error(status, ran, text, code);
     case error_class::connection: throw connection_error(status, ran, text);
     case error_class::lease: throw lease_error(status, ran, text);
     case error_class::credential: throw credential_error(status, ran, text);
@@ -85,7 +88,7 @@ class credential_error : public error { using error::error; };  /* get another t
 /* Throws the last error of this thread. */
 [[noreturn]] inline void raise(int status) {
     const char *text = rfaas_last_error();
-    raise(status, rfaas_started() == RFAAS_MAYBE_EXECUTED, *text ? text : rfaas_strerror(status));
+    raise(status, rfaas_started() == RFAAS_MAYBE_EXECUTED, *text ? text : rfaas_strerror(status), rfaas_function_code());
 }
 
 /* The short English name of a status. */
@@ -211,7 +214,7 @@ class session {
 
 /* ---- leases ---- */
 
-/* rfaas_lease_options with its defaults and a copy of the library's path. */
+/* rfaas_lease_options with its defaults, and copies of the library's path and of the name of the init call. */
 struct lease_options : rfaas_lease_options {
     explicit lease_options(std::string library_path = {})
         : rfaas_lease_options(RFAAS_LEASE_OPTIONS_INIT), path_(std::move(library_path)) {}
@@ -226,17 +229,28 @@ struct lease_options : rfaas_lease_options {
     lease_options &with_renewal() { return with(lease_flags::renew); }
     lease_options &with_failover() { return with(lease_flags::failover); }
     lease_options &with_local() { return with(lease_flags::local); }
+    lease_options &with_reuse() { return with(lease_flags::reuse); }
+    /* Every worker executes this function of the library before any other call. The payload must live until the lease is opened. */
+    lease_options &with_init(std::string function) { return init_ = std::move(function), *this; }
+    template <class C> lease_options &with_init(std::string function, const C &payload) {
+        const auto in = rfaas::payload(payload);
+        init_payload = in.data();
+        init_size = in.bytes();
+        return with_init(std::move(function));
+    }
     rfaas_lease_options plain() const {
         rfaas_lease_options o = *this;
         if (!path_.empty())
             o.library = path_.c_str();
         if (!bundle_.empty())
             o.bundle = bundle_.c_str();
+        if (!init_.empty())
+            o.init_function = init_.c_str();
         return o;
     }
 
   private:
-    std::string path_, bundle_;
+    std::string path_, bundle_, init_;
 };
 
 /* rfaas_call_options with its defaults. */

@@ -121,6 +121,7 @@ enum class lease_flags : std::uint32_t {
     renew = RFAAS_LEASE_RENEW,
     failover = RFAAS_LEASE_FAILOVER,
     local = RFAAS_LEASE_LOCAL,
+    reuse = RFAAS_LEASE_REUSE,
 };
 constexpr bool operator==(lease_flags a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, lease_flags b) noexcept { return b == a; }

@@ -39,7 +39,14 @@ module rfaas_options
    !> Options of a lease with the strings that they point to.
    type :: lease_arguments
       type(rfaas_lease_options_c) :: options
-      character(len=:, kind=c_char), allocatable :: library, executor, bundle
+      character(len=:, kind=c_char), allocatable :: library, executor, bundle, init_function
+   end type
+
+   !> The init call of a lease: a function of the library that each of its workers executes before any other call.
+   type, public :: rfaas_init_call
+      character(len=:), allocatable :: function
+      type(c_ptr) :: payload = c_null_ptr !< c_loc of the payload, which rfaas_lease_open copies
+      integer(c_size_t) :: size = 0 !< bytes of the payload
    end type
 
    interface
@@ -80,7 +87,7 @@ contains
    end subroutine
 
    subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                        call_limit, renew, failover, local, library_data, library_size, wait, bundle)
+                        call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse)
       type(lease_arguments), intent(inout), target :: a
       character(len=*), intent(in) :: library
       character(len=*), intent(in), optional :: executor, bundle
@@ -90,6 +97,8 @@ contains
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      type(rfaas_init_call), intent(in), optional :: init
+      logical, intent(in), optional :: reuse
       real(c_double), intent(in), optional :: wait
       a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
       if (.not. present(library_data)) a%options%library = string(library, a%library)
@@ -108,6 +117,12 @@ contains
       if (given(local)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_LOCAL)
       if (present(library_data)) a%options%library_data = library_data
       if (present(library_size)) a%options%library_size = library_size
+      if (given(reuse)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_REUSE)
+      if (present(init)) then
+         if (allocated(init%function)) a%options%init_function = string(init%function, a%init_function)
+         a%options%init_payload = init%payload
+         a%options%init_size = init%size
+      end if
       if (present(wait)) a%options%wait_ns = nanoseconds(wait)
       a%options%bundle = string(bundle, a%bundle)
    end subroutine
@@ -263,7 +278,8 @@ module rfaas
    end interface
    public :: rfaas_change_function, rfaas_combine_function
 
-   public :: rfaas_init, rfaas_finalize, rfaas_version, rfaas_class, rfaas_strerror, rfaas_last_error, rfaas_started
+   public :: rfaas_init, rfaas_finalize, rfaas_version, rfaas_class, rfaas_strerror, rfaas_last_error, rfaas_started, &
+      rfaas_function_code, rfaas_init_call
    public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
       rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
       rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
@@ -308,6 +324,10 @@ contains
 
    integer function rfaas_started()
       rfaas_started = int(rfaas_started_c())
+   end function
+
+   integer function rfaas_function_code()
+      rfaas_function_code = int(rfaas_function_code_c())
    end function
 
    subroutine finish(status, ierror)
@@ -424,12 +444,12 @@ contains
       change%node = text_in(raw%node)
    end function
 
-   !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk and memory are in bytes. renew, failover and
-   !> local set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds. With library_data, the address of the library in memory,
-   !> `library` is not used. `bundle` has paths of files and directories that travel with the library, separated by colons.
+   !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk and memory are in bytes. renew, failover, local
+   !> and reuse set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds, and `init` the init call. With library_data, the address of
+   !> the library in memory, `library` is not used. `bundle` has paths of files and directories that travel with the library, separated by colons.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                                duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size, wait, &
-                               bundle)
+                               bundle, init, reuse)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
@@ -441,18 +461,20 @@ contains
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      type(rfaas_init_call), intent(in), optional :: init
+      logical, intent(in), optional :: reuse
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
       call set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                     call_limit, renew, failover, local, library_data, library_size, wait, bundle)
+                     call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse)
       call finish(rfaas_lease_open_c(session%handle, a%options, lease%handle), ierror)
    end subroutine
 
    !> As rfaas_lease_open, at the executor of `place` only.
    subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                   memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, wait, &
-                                  bundle)
+                                  bundle, init, reuse)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(in) :: place
@@ -464,6 +486,8 @@ contains
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      type(rfaas_init_call), intent(in), optional :: init
+      logical, intent(in), optional :: reuse
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
@@ -472,7 +496,7 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle)
+                     bundle=bundle, init=init, reuse=reuse)
       do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
          raw%executor(i) = place%executor(i:i)
       end do
@@ -482,7 +506,7 @@ contains
    !> Leases `workers` workers on as few executors as possible. The leases are leases(1:count).
    subroutine rfaas_lease_open_across(session, library, leases, count, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                       memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, &
-                                      wait, bundle)
+                                      wait, bundle, init, reuse)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: leases(:)
@@ -494,6 +518,8 @@ contains
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      type(rfaas_init_call), intent(in), optional :: init
+      logical, intent(in), optional :: reuse
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
@@ -504,7 +530,7 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle)
+                     bundle=bundle, init=init, reuse=reuse)
       n = 0
       status = rfaas_lease_open_across_c(session%handle, a%options, size(leases, kind=c_size_t), handles, n)
       count = merge(int(n), 0, status >= 0)

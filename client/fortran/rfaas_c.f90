@@ -70,6 +70,7 @@ module rfaas_c
    integer(c_int32_t), parameter :: RFAAS_LEASE_RENEW = 1
    integer(c_int32_t), parameter :: RFAAS_LEASE_FAILOVER = 2
    integer(c_int32_t), parameter :: RFAAS_LEASE_LOCAL = 4
+   integer(c_int32_t), parameter :: RFAAS_LEASE_REUSE = 8
 
    integer, parameter :: RFAAS_EVENT_NONE = 0 !< there is no event
    integer, parameter :: RFAAS_EVENT_WORKER_DIED = 1 !< a worker died; the next call gets a new worker in its place
@@ -148,6 +149,9 @@ module rfaas_c
       integer(c_int32_t) :: reserved = 0
       integer(c_int64_t) :: wait_ns = 0
       type(c_ptr) :: bundle = c_null_ptr
+      type(c_ptr) :: init_function = c_null_ptr
+      type(c_ptr) :: init_payload = c_null_ptr
+      integer(c_size_t) :: init_size = 0
    end type
 
    type, bind(c) :: rfaas_place_c
@@ -265,6 +269,11 @@ module rfaas_c
 
       !> rfaas_started says whether the function of this thread's last failed call may have run.
       integer(c_int) function rfaas_started_c() bind(c, name='rfaas_started')
+         import
+      end function
+
+      !> rfaas_function_code returns the code with which the function of this thread's last failed call failed.
+      integer(c_int) function rfaas_function_code_c() bind(c, name='rfaas_function_code')
          import
       end function
 

@@ -63,7 +63,7 @@ contains
    subroutine open_f08(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                        duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, local, &
                        allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, pkey_index, &
-                       traffic_class, service_level, mtu, data_encryption, wait)
+                       traffic_class, service_level, mtu, data_encryption, wait, init, reuse)
       type(MPI_Comm), intent(in) :: comm
       character(len=*), intent(in) :: library
       type(rfaas_session), intent(inout) :: session
@@ -77,6 +77,8 @@ contains
       character(len=*), intent(out), optional :: why
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      type(rfaas_init_call), intent(in), optional :: init
+      logical, intent(in), optional :: reuse
       real(c_double), intent(in), optional :: wait
       integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       integer(c_int32_t), intent(in), optional :: data_encryption !< RFAAS_DATA_ENCRYPTION_*
@@ -88,7 +90,8 @@ contains
                        traffic_class, service_level, mtu, allow_plaintext, data_encryption=data_encryption)
       call set_lease(what, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
-                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait)
+                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
+                     init=init, reuse=reuse)
       text = c_null_char
       status = open_c(int(comm%mpi_val, c_int), where%options, what%options, session%handle, lease%handle, text)
       if (present(why)) why = text_in(text)
@@ -102,7 +105,8 @@ contains
 
    !> Collective: see rfaas_mpi_lease_open_in(3). `why` and ierror are as above.
    subroutine open_in_f08(comm, session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
-                          duration, call_limit, ierror, renew, failover, local, why, library_data, library_size, wait)
+                          duration, call_limit, ierror, renew, failover, local, why, library_data, library_size, wait, &
+                          init, reuse)
       type(MPI_Comm), intent(in) :: comm
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
@@ -115,13 +119,16 @@ contains
       character(len=*), intent(out), optional :: why
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      type(rfaas_init_call), intent(in), optional :: init
+      logical, intent(in), optional :: reuse
       real(c_double), intent(in), optional :: wait
       type(lease_arguments), target :: what
       character(kind=c_char) :: text(RFAAS_MPI_ERROR_MAX)
       integer(c_int) :: status
       call set_lease(what, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
-                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait)
+                     failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
+                     init=init, reuse=reuse)
       text = c_null_char
       status = open_in_c(int(comm%mpi_val, c_int), session%handle, what%options, lease%handle, text)
       if (present(why)) why = text_in(text)
@@ -134,7 +141,8 @@ contains
    end subroutine
 
    subroutine open_in_integer(comm, session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
-                              duration, call_limit, ierror, renew, failover, local, why, library_data, library_size, wait)
+                              duration, call_limit, ierror, renew, failover, local, why, library_data, library_size, wait, &
+                              init, reuse)
       integer, intent(in) :: comm
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
@@ -147,15 +155,18 @@ contains
       character(len=*), intent(out), optional :: why
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      type(rfaas_init_call), intent(in), optional :: init
+      logical, intent(in), optional :: reuse
       real(c_double), intent(in), optional :: wait
       call open_in_f08(MPI_Comm(comm), session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
-                       duration, call_limit, ierror, renew, failover, local, why, library_data, library_size, wait)
+                       duration, call_limit, ierror, renew, failover, local, why, library_data, library_size, wait, &
+                       init, reuse)
    end subroutine
 
    subroutine open_integer(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                            duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, &
                            local, allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, &
-                           pkey_index, traffic_class, service_level, mtu, data_encryption, wait)
+                           pkey_index, traffic_class, service_level, mtu, data_encryption, wait, init, reuse)
       integer, intent(in) :: comm
       character(len=*), intent(in) :: library
       type(rfaas_session), intent(inout) :: session
@@ -169,12 +180,14 @@ contains
       character(len=*), intent(out), optional :: why
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
+      type(rfaas_init_call), intent(in), optional :: init
+      logical, intent(in), optional :: reuse
       real(c_double), intent(in), optional :: wait
       integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       integer(c_int32_t), intent(in), optional :: data_encryption !< RFAAS_DATA_ENCRYPTION_*
       call open_f08(MPI_Comm(comm), library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                     memory, duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, &
                     local, allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, &
-                    pkey_index, traffic_class, service_level, mtu, data_encryption, wait)
+                    pkey_index, traffic_class, service_level, mtu, data_encryption, wait, init, reuse)
    end subroutine
 end module

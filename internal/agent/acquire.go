@@ -270,7 +270,7 @@ func (l *lease) planBeyond(old *lease, st dataplane.Status, reason string) error
 func (c *client) spec(s *protocol.Spec) grant.Spec {
 	return grant.Spec{Library: s.Library, Workers: int(s.Workers), CoresPerWorker: int(s.CoresPerWorker), Memory: s.Memory,
 		Mode: control.WaitMode(s.WaitMode), Duration: time.Duration(s.DurationNs), Renew: s.Flags&protocol.Renew != 0 || s.DurationNs == 0,
-		CallLimit: time.Duration(s.CallLimitNs), Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
+		CallLimit: time.Duration(s.CallLimitNs), KeepsState: s.Flags&protocol.Reuse != 0, Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
 }
 
 // resume asks for the workers that are cached under a key. If they have ended, it returns no lease and no error, and the

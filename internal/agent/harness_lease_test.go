@@ -78,7 +78,7 @@ func (l *leased) call(worker int) error {
 }
 
 func spec(workers uint32) protocol.Spec {
-	return protocol.Spec{Workers: workers, CoresPerWorker: 1, Depth: testDepth, Eager: testEager, Library: "echo.so"}
+	return protocol.Spec{Workers: workers, CoresPerWorker: 1, Depth: testDepth, Eager: testEager, Flags: protocol.Reuse, Library: "echo.so"}
 }
 
 func library(t testing.TB) *os.File {

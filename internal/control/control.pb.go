@@ -482,6 +482,7 @@ type LeaseRequest struct {
 	Bundle          *Table                 `protobuf:"bytes,16,opt,name=bundle,proto3" json:"bundle,omitempty"`                                 // that its workers see: sha256 and size of the packed bundle (internal/bundle)
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only the client knows, or none: its workers are not cached
 	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs
+	KeepsState      bool                   `protobuf:"varint,22,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"`      // workers that have executed functions of this lease may be cached, and serve another one with keeps_state
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -633,6 +634,13 @@ func (x *LeaseRequest) GetReuse() uint64 {
 		return x.Reuse
 	}
 	return 0
+}
+
+func (x *LeaseRequest) GetKeepsState() bool {
+	if x != nil {
+		return x.KeepsState
+	}
+	return false
 }
 
 type LeaseReply struct {
@@ -4012,7 +4020,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\x81\x05\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xa2\x05\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -4034,7 +4042,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06tables\x18\x0e \x03(\v2\x17.rfaas.control.v1.TableR\x06tables\x12/\n" +
 	"\x06bundle\x18\x10 \x01(\v2\x17.rfaas.control.v1.TableR\x06bundle\x12\x1b\n" +
 	"\tclient_id\x18\x14 \x01(\fR\bclientId\x12\x14\n" +
-	"\x05reuse\x18\x15 \x01(\x04R\x05reuseB\x0e\n" +
+	"\x05reuse\x18\x15 \x01(\x04R\x05reuse\x12\x1f\n" +
+	"\vkeeps_state\x18\x16 \x01(\bR\n" +
+	"keepsStateB\x0e\n" +
 	"\f_duration_ms\"\xbd\x02\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +

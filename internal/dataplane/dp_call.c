@@ -43,9 +43,10 @@ void dp_slot_free(dp_channel *ch, uint32_t i) {
 /* Ends every call of a channel whose connection has ended. Abandoned calls stay fenced until the reset, because the old worker may still
  * write to their slots. */
 void dp_channel_end_calls(dp_channel *ch, int status) {
-    if (ch->failed)
+    if (!dp_channel_serves(ch))
         return;
     ch->failed = status;
+    ch->reserved = false;
     ch->mailbox_slot = DP_NOTHING;
     for (uint32_t i = 0; i < ch->cfg.depth; i++) {
         slot *s = &ch->slots[i];
@@ -200,7 +201,7 @@ bool dp_lane_progress(dp_lane *lane) {
     for (int k = 0; k < n; k++) {
         dp_channel *ch = wc[k].qp->user;
         if (wc[k].status == DP_OK) {
-            if (wc[k].op == DP_OP_RECV_IMM && !ch->failed)
+            if (wc[k].op == DP_OP_RECV_IMM && dp_channel_serves(ch))
                 on_reply(ch, &wc[k]);
         } else {
             int why = dp_qp_broken(ch->qp);
@@ -219,7 +220,7 @@ bool dp_lane_reap(dp_lane *lane) {
     bool any = false;
     for (dp_channel *ch = lane->channels; ch; ch = ch->next) {
         int why = dp_qp_broken(ch->qp);
-        if (why && !ch->failed) {
+        if (why && dp_channel_serves(ch)) {
             dp_lane_progress(lane);
             dp_channel_end_calls(ch, why);
             any = true;

@@ -108,7 +108,7 @@ static void slots_reset(dp_channel *ch) {
     ch->mailbox_slot = DP_NOTHING;
     dp_channel_forget_silence(ch);
     ch->failed = 0;
-    ch->held = false;
+    ch->held = ch->reserved = false;
     do
         dp_random(&ch->generation, sizeof ch->generation);
     while (!ch->generation);
@@ -223,6 +223,19 @@ void dp_channel_hold(dp_channel *ch) {
         ch->failed = DP_PEER_GONE;
 }
 
+void dp_channel_reserve(dp_channel *ch) {
+    if (ch->failed)
+        return;
+    ch->reserved = true;
+    ch->failed = DP_PEER_GONE;
+}
+
+void dp_channel_unreserve(dp_channel *ch) {
+    if (ch->reserved)
+        ch->failed = 0;
+    ch->reserved = false;
+}
+
 int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err) {
     dp_side side;
     int st = dp_side_decode(blob, len, DP_ROLE_WORKER, ch->ep->dev->provider, &side, err);
@@ -330,7 +343,7 @@ int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_
 }
 
 int dp_channel_reset(dp_channel *ch, dp_error *err) {
-    if (ch->n_done || (ch->n_busy && !ch->failed))
+    if (ch->n_done || (ch->n_busy && dp_channel_serves(ch)))
         return dp_fail(err, DP_BUSY, 0, "reset channel: %u calls under way, %u ended but not finished", ch->n_busy,
                        ch->n_done);
     /* From here on the worker's memory may be unmapped: should the reset fail, the channel is and stays failed. */

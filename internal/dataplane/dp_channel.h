@@ -56,6 +56,10 @@ void dp_channel_destroy(dp_channel *ch);
 int dp_channel_offer(dp_channel *ch, void *blob, uint32_t *len, dp_error *err);
 /* dp_channel_hold makes an offered channel refuse calls (DP_PEER_GONE) until dp_channel_connect. */
 void dp_channel_hold(dp_channel *ch);
+/* dp_channel_reserve makes a connected channel refuse calls (DP_PEER_GONE), as if it had failed, until dp_channel_unreserve. Calls in flight
+ * go on, and end like others. Does nothing if the channel has failed. */
+void dp_channel_reserve(dp_channel *ch);
+void dp_channel_unreserve(dp_channel *ch);
 /* dp_channel_connect takes the worker's answer. */
 int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
 /* dp_channel_reset prepares a failed (or any) channel for a new offer. DP_BUSY while calls wait to be finished. */
@@ -94,7 +98,7 @@ int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_
 void dp_channel_fail(dp_channel *ch, int status);
 /* Returns 0, or the status with which the channel failed. */
 int dp_channel_status(const dp_channel *ch);
-/* dp_channel_status of the connection alone: dp_channel_hold does not count. */
+/* dp_channel_status of the connection alone: dp_channel_hold and dp_channel_reserve do not count. */
 int dp_channel_broken(const dp_channel *ch);
 
 /* dp_channel_submit_until starts a call: function index, payload, the most result bytes wanted. *slot names the call until
@@ -147,8 +151,8 @@ int dp_channel_result(dp_channel *ch, uint32_t slot, const void **res, uint32_t 
 int dp_channel_finish(dp_channel *ch, uint32_t slot, void *out, uint32_t *size, dp_started *started);
 /* dp_channel_finish_pieces is dp_channel_finish with a result that is scattered to pieces. They have room for the submitted capacity. */
 int dp_channel_finish_pieces(dp_channel *ch, uint32_t slot, const dp_pieces *out, uint32_t *size, dp_started *started);
-/* dp_channel_message is what the function said in the last call that finished with DP_FUNCTION_FAILED: *len bytes (at most
- * 512), valid until the next finish or call. */
+/* dp_channel_message is what the function said in the last call that finished with DP_FUNCTION_FAILED: *len bytes, which dp_failure_code
+ * separates into text and code. Valid until the next finish or call. */
 const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
 /* dp_channel_abandon gives up a call: its reply will be dropped. The slot name is dead afterwards. */
 void dp_channel_abandon(dp_channel *ch, uint32_t slot);

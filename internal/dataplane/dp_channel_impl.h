@@ -92,13 +92,17 @@ struct dp_channel {
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
     bool held;  /* dp_channel_hold, and not connected since */
+    bool reserved; /* dp_channel_reserve: `failed` only refuses new calls */
     bool submitting; /* dp_channel_submit_until waits for room */
     bool batch;      /* dp_channel_batch */
     dp_channel_stats stats;
     quiet quiet;
     uint32_t message_len; /* of the last DP_FUNCTION_FAILED */
-    char message[512];
+    char message[DP_FAILURE_TEXT + DP_FAILURE_CODE];
 };
+
+/* Reports whether calls in flight can still end with a reply. */
+static inline bool dp_channel_serves(const dp_channel *ch) { return !ch->failed || ch->reserved; }
 
 /* Ends every call of the channel with this status; the first one stays. Abandoned slots are fenced until the reset,
  * since the old worker may still write to them. The endpoint's thread. */

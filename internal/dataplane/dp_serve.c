@@ -185,10 +185,10 @@ static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, voi
 }
 
 /* Answers by the queue pair. */
-static int reply(dp_server *s, uint32_t slot, const dp_request *h, const dp_invocation *inv, outcome *o) {
+static int reply(dp_server *s, uint32_t slot, const dp_request *h, dp_invocation *inv, outcome *o) {
     dp_reply r = {h->generation, h->call_id, o->status, o->size};
     if (o->status == DP_FUNCTION_FAILED) {
-        r.size = inv->message_len < s->layout.eager ? inv->message_len : s->layout.eager;
+        r.size = dp_failure_message(inv->message, inv->message_len, inv->code, s->layout.eager);
         return post_reply(s, slot, &r, inv->message, r.size);
     }
     if (o->status)

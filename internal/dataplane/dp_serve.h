@@ -74,8 +74,9 @@ typedef struct dp_invocation {
     uint32_t capacity;
     uint32_t room; /* bytes that may be written at res without touching anything else's memory */
     int failed;
-    uint32_t message_len;
-    char message[512];
+    int32_t code;         /* of rfaas_fail_code, valid if failed */
+    uint32_t message_len; /* bytes of its text */
+    char message[DP_FAILURE_TEXT + DP_FAILURE_CODE];
 } dp_invocation;
 dp_invocation *dp_current_invocation(void);
 

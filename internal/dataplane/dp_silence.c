@@ -66,7 +66,7 @@ void dp_lane_probe(dp_lane *lane, int64_t now) {
         return;
     lane->waiter.probe_at = now + DP_PROBE_EVERY_NS;
     for (dp_channel *ch = lane->channels; ch; ch = ch->next)
-        if (!ch->failed && (ch->n_busy || ch->n_abandoned || ch->submitting)) {
+        if (dp_channel_serves(ch) && (ch->n_busy || ch->n_abandoned || ch->submitting)) {
             dp_qp_probe(ch->qp);
             /* Only this side writes this word. If a function has overwritten it, its worker may have executed garbage as a request, and
              * the answer to that may look like the reply. */

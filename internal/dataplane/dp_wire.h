@@ -78,6 +78,34 @@ typedef struct dp_reply {
 
 #define DP_REPLY_SIZE 16
 
+/* The message of DP_FUNCTION_FAILED: the function's text without its NUL. If the function gave a code, a NUL and the code's 4 bytes follow. */
+#define DP_FAILURE_TEXT 511 /* most bytes of the text */
+#define DP_FAILURE_CODE 5   /* bytes of NUL and code */
+
+/* Puts the code behind a text of `size` bytes. message has DP_FAILURE_CODE bytes more than the text. Returns the bytes of the message, at
+ * most `room`, of which the text loses what does not fit. */
+static inline uint32_t dp_failure_message(char *message, uint32_t size, int32_t code, uint32_t room) {
+    uint32_t extra = code ? DP_FAILURE_CODE : 0;
+    if (size > room - extra)
+        size = room - extra;
+    if (extra) {
+        message[size] = 0;
+        __builtin_memcpy(message + size + 1, &code, sizeof code);
+    }
+    return size + extra;
+}
+
+/* Returns the code of a message, which may be any bytes, and makes *size that of the text before it. 0: there is none. */
+static inline int32_t dp_failure_code(const void *message, uint32_t *size) {
+    const uint8_t *nul = *size ? (const uint8_t *)__builtin_memchr(message, 0, *size) : NULL;
+    uint32_t text = nul ? (uint32_t)(nul - (const uint8_t *)message) : *size;
+    int32_t code = 0;
+    if (*size - text == DP_FAILURE_CODE)
+        __builtin_memcpy(&code, nul + 1, sizeof code);
+    *size = text;
+    return code;
+}
+
 _Static_assert(sizeof(dp_request) == DP_REQ_LONG, "request header");
 _Static_assert(offsetof(dp_request, generation) == DP_REQ_LONG - DP_REQ_SHORT, "short form is the tail");
 _Static_assert(offsetof(dp_request, call_id) == 12 && offsetof(dp_request, size) == 16 &&

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,18 +30,22 @@ type cached struct {
 // be suspended then, and finishEnd ends them like the others. conn ends with the client.
 func (e *Executor) keep(h *holding, conn context.Context) bool {
 	s := &e.cfg.Settings
-	if l, err := e.table.Get(h.id); err != nil || l.Terms.Kind == [32]byte{} || s.CacheTime == 0 || s.CacheMost == 0 {
+	l, err := e.table.Get(h.id)
+	if err != nil || l.Terms.Kind == [32]byte{} || s.CacheTime == 0 || s.CacheMost == 0 {
 		return false
 	}
 	e.accounts.last(h.id)
 	workers, all := h.living()
-	if !all {
+	if !all || !l.Terms.KeepsState && dirty(workers) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(conn, suspendPatience)
 	defer cancel()
 	if err := each(workers, func(_ int, w Worker) error { return w.Suspend(ctx) }); err != nil {
 		e.log.Debug("workers not cached", "lease", uint64(h.id), "error", err)
+		return false
+	}
+	if !l.Terms.KeepsState && dirty(workers) { // calls ended meanwhile
 		return false
 	}
 	e.accounts.end(h.id)
@@ -60,7 +65,7 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 		})
 	}
 	e.mu.Lock()
-	err := e.table.Keep(h.id)
+	err = e.table.Keep(h.id)
 	if err == nil {
 		e.cached[h.id] = k
 	}
@@ -82,6 +87,15 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	}
 	e.changed()
 	return true
+}
+
+// dirty reports whether a worker has executed a function, whose state must not reach another lease. A function can hide that, because it
+// can write to the worker's page. It then shows its state only to later leases of its own client.
+func dirty(workers []Worker) bool {
+	return slices.ContainsFunc(workers, func(w Worker) bool {
+		c := w.Counters()
+		return c.Calls != 0 || w.Running() != ""
+	})
 }
 
 // ended returns an error if a worker has ended.

@@ -18,7 +18,7 @@ var thisProcess = bytes.Repeat([]byte{7}, clientIDSize)
 // keepable is a request whose workers may be cached; change may alter it.
 func (n *node) keepable(workers int, change ...func(*control.LeaseRequest)) *control.LeaseRequest {
 	r := n.request(workers)
-	r.ClientId = thisProcess
+	r.ClientId, r.KeepsState = thisProcess, true
 	for _, c := range change {
 		c(r)
 	}
@@ -129,6 +129,30 @@ func TestCachedWorkersAreNobodyElses(t *testing.T) {
 	}
 	if r := n.mustLease(n.keepable(1, reuse(cached.GetLeaseId()))); r.GetNotCached() {
 		t.Error("the refused requests have ended the cached workers")
+	}
+}
+
+// Workers that have executed a function are cached only between leases that keep state.
+func TestDirtyWorkersAreNotCached(t *testing.T) {
+	n := newNode(t)
+	forgets := func(r *control.LeaseRequest) { r.KeepsState = false }
+	dirty := n.mustLease(n.keepable(1, forgets))
+	if r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: dirty.GetLeaseId(), Keep: true}); err != nil || r.GetCached() {
+		t.Errorf("a worker that was called: %v, %v", r, err)
+	}
+	n.freeAndLiving(4, 0)
+	clean := n.mustLease(n.keepable(1, forgets))
+	n.z.alive()[0].uncalled = true
+	n.releaseCached(clean.GetLeaseId())
+	if l := n.mustLease(n.keepable(1, reuse(clean.GetLeaseId()))); !l.GetNotCached() {
+		t.Error("a lease that keeps state got the worker of one that does not")
+	}
+	if l := n.mustLease(n.keepable(1, forgets, reuse(clean.GetLeaseId()))); l.GetNotCached() {
+		t.Error("the worker that was not called is not cached")
+	}
+	kept := n.keepLease(1)
+	if l := n.mustLease(n.keepable(1, forgets, reuse(kept.GetLeaseId()))); !l.GetNotCached() {
+		t.Error("a lease that does not keep state got the worker of one that does")
 	}
 }
 

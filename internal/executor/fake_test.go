@@ -71,6 +71,7 @@ type fakeWorker struct {
 	exit zygote.Exit
 
 	stubborn  bool // does not stop when asked
+	uncalled  bool // has executed no function
 	stopped   atomic.Bool
 	finished  atomic.Bool
 	killed    atomic.Bool
@@ -178,8 +179,16 @@ func (w *fakeWorker) CPUTime() (time.Duration, bool) { return 0, false }
 func (w *fakeWorker) Done() <-chan struct{}          { return w.done }
 func (w *fakeWorker) Exit() zygote.Exit              { return w.exit }
 func (w *fakeWorker) OutputTail() []byte             { return []byte("so far") }
-func (w *fakeWorker) Running() string                { return "busy" }
+func (w *fakeWorker) Running() string {
+	if w.uncalled {
+		return ""
+	}
+	return "busy"
+}
 func (w *fakeWorker) Counters() zygote.Counters {
+	if w.uncalled {
+		return zygote.Counters{}
+	}
 	return zygote.Counters{Calls: 1, Refused: 2, Failed: 3, BytesIn: 4, BytesOut: 5}
 }
 

@@ -274,7 +274,8 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 		ClientEnd: clock.Put(l.ClientEnd), Notice: clock.Put(l.Notice), ComeBy: clock.Put(l.ComeBy), Presence: l.Presence, Present: l.Present,
 		Left: clock.Put(l.Left), Reuses: uint64(l.Reuses),
 		Terms: &handover.Terms{Workers: uint32(t.Workers), Cores: uint32(t.CoresPerWorker), Memory: t.MemoryPerWorker, Duration: int64(t.Duration),
-			Wait: uint32(t.Wait), CallLimit: int64(t.CallLimit), Tenant: t.Tenant, Uid: t.UID, Gid: t.GID, Kind: t.Kind[:], Fingerprint: t.Fingerprint[:]}}
+			Wait: uint32(t.Wait), CallLimit: int64(t.CallLimit), Tenant: t.Tenant, Uid: t.UID, Gid: t.GID, Kind: t.Kind[:],
+			Fingerprint: t.Fingerprint[:], KeepsState: t.KeepsState}}
 	for _, share := range l.Shares {
 		p := &handover.Places{}
 		for _, core := range share {

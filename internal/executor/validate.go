@@ -111,7 +111,7 @@ func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid le
 	if req.GetReuse() != 0 && len(req.GetClientId()) == 0 {
 		return fail(invalidf("reuse of lease %d without a client_id", req.GetReuse()))
 	}
-	t.Kind = kindOf(req)
+	t.Kind, t.KeepsState = kindOf(req), req.GetKeepsState()
 	bytes, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {
 		return fail(invalidf("lease request: %v", err))

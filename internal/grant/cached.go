@@ -31,11 +31,12 @@ type cachedKey struct {
 	depth, eager   int
 	bulk           uint64
 	tables         [sha256.Size]byte
+	keepsState     bool
 }
 
 func (p *Pending) key() cachedKey {
 	s := &p.spec
-	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.all())}
+	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.all()), s.KeepsState}
 }
 
 // Cached is a released lease whose workers the executor caches. The session that released it caches the channels under the same name. If

@@ -45,6 +45,7 @@ type Spec struct {
 	Duration       time.Duration
 	Renew          bool          // renew it in the background before it expires
 	CallLimit      time.Duration // longest that one call may run, 0: the executor's own limit
+	KeepsState     bool          // its workers may have executed functions of an earlier lease, and may serve a later one after its own
 	Executor       string        // address, empty: the session's choice
 	At             string        // executor to ask first; a lease that moves is not bound to it
 	Depth, Eager   int           // of the channels that will be offered
@@ -360,6 +361,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		ClientBlobs:     blobs,
 		Tenant:          p.c.opts.Tenant,
 		ClientId:        p.c.client[:],
+		KeepsState:      p.spec.KeepsState,
 	}
 	req.Tables, req.Bundle = p.tables()
 	if k := p.candidates[p.current].Cached; k != nil {

@@ -1204,6 +1204,7 @@ type Terms struct {
 	Gid           uint32                 `protobuf:"varint,9,opt,name=gid,proto3" json:"gid,omitempty"`
 	Kind          []byte                 `protobuf:"bytes,10,opt,name=kind,proto3" json:"kind,omitempty"`
 	Fingerprint   []byte                 `protobuf:"bytes,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	KeepsState    bool                   `protobuf:"varint,12,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1313,6 +1314,13 @@ func (x *Terms) GetFingerprint() []byte {
 		return x.Fingerprint
 	}
 	return nil
+}
+
+func (x *Terms) GetKeepsState() bool {
+	if x != nil {
+		return x.KeepsState
+	}
+	return false
 }
 
 // Places are the cores of one worker: indices into Node.cores.
@@ -1861,7 +1869,7 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\bexpiring\x18\x15 \x01(\bR\bexpiring\x121\n" +
 	"\aaccount\x18\x16 \x01(\v2\x17.rfaas.handover.AccountR\aaccount\x12\x16\n" +
 	"\x06tables\x18\x17 \x03(\fR\x06tables\x12\x16\n" +
-	"\x06bundle\x18\x18 \x01(\fR\x06bundle\"\x90\x02\n" +
+	"\x06bundle\x18\x18 \x01(\fR\x06bundle\"\xb1\x02\n" +
 	"\x05Terms\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\rR\aworkers\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\rR\x05cores\x12\x16\n" +
@@ -1875,7 +1883,9 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x03gid\x18\t \x01(\rR\x03gid\x12\x12\n" +
 	"\x04kind\x18\n" +
 	" \x01(\fR\x04kind\x12 \n" +
-	"\vfingerprint\x18\v \x01(\fR\vfingerprint\"\x1c\n" +
+	"\vfingerprint\x18\v \x01(\fR\vfingerprint\x12\x1f\n" +
+	"\vkeeps_state\x18\f \x01(\bR\n" +
+	"keepsState\"\x1c\n" +
 	"\x06Places\x12\x12\n" +
 	"\x04core\x18\x01 \x03(\rR\x04core\"\xd4\x01\n" +
 	"\x04Seat\x12.\n" +

@@ -94,6 +94,39 @@ T_CASE(busy, "channel/busy") {
     served_close(&s);
 }
 
+/* A reserved channel refuses calls. Those in flight end as usual, with their reply or with the connection. */
+T_CASE(reserved, "channel/reserved") {
+    served s;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 64, 0);
+    uint32_t ms = 20, slot, other, size, out = 0;
+    dp_started started;
+    CHECK_OK(dp_channel_submit(s.ch, FN_SLOW, &ms, 4, NULL, 4, &slot));
+    dp_channel_reserve(s.ch);
+    CHECK_STATUS(dp_channel_submit(s.ch, FN_ECHO, &ms, 4, NULL, 4, &other), DP_PEER_GONE);
+    CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, &ms, 4, NULL, &out, 4, &size, 0, &started), DP_PEER_GONE);
+    CHECK_EQ(started, DP_NOT_STARTED);
+    CHECK_STATUS(dp_channel_status(s.ch), DP_PEER_GONE);
+    CHECK_OK(dp_channel_broken(s.ch));
+    CHECK(!dp_channel_idle(s.ch));
+    dp_error err;
+    CHECK_STATUS(dp_channel_reset(s.ch, &err), DP_BUSY);
+    CHECK_OK(dp_channel_wait(s.ch, slot, 0));
+    CHECK_OK(dp_channel_finish(s.ch, slot, &out, &size, NULL));
+    CHECK_STATUS(dp_channel_submit(s.ch, FN_ECHO, &ms, 4, NULL, 4, &other), DP_PEER_GONE);
+    dp_channel_unreserve(s.ch);
+    CHECK_OK(dp_channel_status(s.ch));
+    served_echo(&s, 64, 5);
+    ms = 1000;
+    CHECK_OK(dp_channel_submit(s.ch, FN_SLOW, &ms, 4, NULL, 4, &slot));
+    dp_channel_reserve(s.ch);
+    dp_channel_fail(s.ch, DP_WORKER_DIED);
+    CHECK_OK(dp_channel_wait(s.ch, slot, 0));
+    CHECK_STATUS(dp_channel_finish(s.ch, slot, NULL, NULL, NULL), DP_WORKER_DIED);
+    dp_channel_unreserve(s.ch); /* it stays failed */
+    CHECK_STATUS(dp_channel_status(s.ch), DP_WORKER_DIED);
+    served_close(&s);
+}
+
 T_CASE(deadline, "channel/deadline", .seconds = 20) {
     static const dp_wait_mode modes[] = {DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM};
     for (int m = 0; m < 3; m++) {

@@ -13,6 +13,7 @@ static const char golden_request_long[] = "10 00 00 00 20 00 00 00 4d 3c 2b 1a 0
                                           "00 00 10 00 00 00 20 00 03 00 03 00 00 00 00 00";
 static const char golden_reply[] = "4d 3c 2b 1a 02 00 01 00 00 00 00 00 40 00 00 00";
 static const char golden_reply_too_large[] = "4d 3c 2b 1a 03 00 01 00 6f fe ff ff 00 00 30 00";
+static const char golden_reply_failed[] = "4d 3c 2b 1a 04 00 01 00 70 fe ff ff 07 00 00 00 6e 6f 00 d6 ff ff ff";
 static const char golden_channel_blob[] = "52 46 43 48 01 00 01 01 4d 3c 2b 1a 08 00 04 00 "
                                           "00 40 00 00 11 00 00 00 40 33 22 11 00 7f 00 00 "
                                           "00 00 20 00 00 00 00 00 40 35 24 11 00 7f 00 00 "
@@ -53,6 +54,39 @@ T_CASE(wire_reply, "wire/reply") {
     check_golden(golden_reply, &ok, DP_REPLY_SIZE);
     dp_reply big = {.generation = 0x1a2b3c4d, .call_id = 0x00010003, .status = DP_RESULT_TOO_LARGE, .size = 3 << 20};
     check_golden(golden_reply_too_large, &big, DP_REPLY_SIZE);
+    struct {
+        dp_reply head;
+        char message[2 + DP_FAILURE_CODE];
+    } failed = {{.generation = 0x1a2b3c4d, .call_id = 0x00010004, .status = DP_FUNCTION_FAILED}, "no"};
+    failed.head.size = dp_failure_message(failed.message, 2, -42, DP_EAGER_MAX);
+    check_golden(golden_reply_failed, &failed, DP_REPLY_SIZE + failed.head.size);
+}
+
+/* A worker may send anything as the message of a failed function. */
+T_CASE(wire_failure, "wire/failure") {
+    char message[64 + DP_FAILURE_CODE];
+    uint32_t size;
+    for (uint32_t room = DP_FAILURE_CODE; room <= 64; room++) {
+        memset(message, 'x', sizeof message);
+        size = dp_failure_message(message, 64, INT32_MIN, room);
+        CHECK_EQ(size, room);
+        CHECK_EQ(dp_failure_code(message, &size), INT32_MIN);
+        CHECK_EQ(size, room - DP_FAILURE_CODE);
+    }
+    memset(message, 'x', sizeof message);
+    size = dp_failure_message(message, 64, 0, 64);
+    CHECK_EQ(size, 64u);
+    CHECK_EQ(dp_failure_code(message, &size), 0);
+    CHECK_EQ(size, 64u);
+    /* A NUL that anything but a code follows ends the text. */
+    for (uint32_t behind = 0; behind < 8; behind++) {
+        message[10] = 0;
+        size = 11 + behind;
+        CHECK_EQ(dp_failure_code(message, &size) == 0, behind != sizeof(int32_t));
+        CHECK_EQ(size, 10u);
+    }
+    size = 0;
+    CHECK_EQ(dp_failure_code(NULL, &size), 0);
 }
 
 T_CASE(wire_immediate, "wire/immediate") {

@@ -11,7 +11,10 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-const cachedStart = "3" // RFAAS_START_CACHED
+const (
+	cachedStart = "3" // RFAAS_START_CACHED
+	reuse       = 8   // RFAAS_LEASE_REUSE
+)
 
 // origin is how a worker came to a lease.
 type origin struct{ start, pid string }
@@ -51,7 +54,7 @@ func onNode(t *testing.T) {
 // by a signal.
 func leave(t *testing.T, end string, env ...string) origin {
 	t.Helper()
-	a := lead(t, 1, 0, env...)
+	a := lead(t, 1, reuse, env...)
 	a.do("init", "session", "open", "calls 20")
 	w := a.who()
 	a.do("release")
@@ -84,7 +87,7 @@ func TestCachedLeaseOfEndedProcess(t *testing.T) {
 func TestCachedLeaseOfLivingProcess(t *testing.T) {
 	onNode(t)
 	env, socket, _ := agentCluster(t)
-	a, b := lead(t, 1, 0, env...), lead(t, 1, 0, env...)
+	a, b := lead(t, 1, reuse, env...), lead(t, 1, reuse, env...)
 	a.do("init", "session", "open", "calls 20")
 	first := a.who()
 	a.do("release")
@@ -123,7 +126,7 @@ func TestCachedLeaseOfLivingProcess(t *testing.T) {
 		r := agentStatus(t, socket)
 		return len(r.Cached) == 2 && r.Cached[0].Orphaned && r.Cached[1].Orphaned
 	})
-	c, d := lead(t, 1, 0, env...), lead(t, 1, 0, env...)
+	c, d := lead(t, 1, reuse, env...), lead(t, 1, reuse, env...)
 	c.do("init", "session", "open", "calls 20")
 	d.do("init", "session", "open", "calls 20")
 	if x, y := c.who(), d.who(); x.start != cachedStart || y.start != cachedStart || x.pid == y.pid || x.pid != next.pid && y.pid != next.pid {
@@ -152,11 +155,12 @@ func TestCachedLeaseDiffers(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]*led{
-		"tenant":      lead(t, 1, 0, append(env, "USER=another")...),
-		"library":     leadWith(t, other, 1, 0, env...),
-		"workers":     lead(t, 2, 0, env...),
-		"secret file": lead(t, 1, 0, append(env, "RFAAS_SECRET_FILE="+secret)...),
-		"no caching":  lead(t, 1, 0, append(env, "RFAAS_CACHED_LEASES=0")...),
+		"tenant":      lead(t, 1, reuse, append(env, "USER=another")...),
+		"library":     leadWith(t, other, 1, reuse, env...),
+		"flag":        lead(t, 1, 0, env...),
+		"workers":     lead(t, 2, reuse, env...),
+		"secret file": lead(t, 1, reuse, append(env, "RFAAS_SECRET_FILE="+secret)...),
+		"no caching":  lead(t, 1, reuse, append(env, "RFAAS_CACHED_LEASES=0")...),
 	} {
 		first := leave(t, "close", env...)
 		c.do("init", "session", "open", "calls 5")
@@ -177,7 +181,7 @@ func TestCachedLeaseDiffers(t *testing.T) {
 func TestCachedLeaseEndsWithAgent(t *testing.T) {
 	onNode(t)
 	env, socket, _ := agentCluster(t)
-	a := lead(t, 1, 0, env...)
+	a := lead(t, 1, reuse, env...)
 	a.do("init", "session", "open", "calls 20", "release")
 	first := leave(t, "close", env...)
 	p, err := os.FindProcess(agentStatus(t, socket).PID)
@@ -233,7 +237,7 @@ func TestCachedLeaseOfShortProcesses(t *testing.T) {
 func TestCachedLeaseAlternates(t *testing.T) {
 	onNode(t)
 	env, _, _ := agentCluster(t)
-	all := []*led{lead(t, 1, 0, env...), lead(t, 1, 0, env...)}
+	all := []*led{lead(t, 1, reuse, env...), lead(t, 1, reuse, env...)}
 	files := func(c *led) int {
 		d, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", c.cmd.Process.Pid))
 		if err != nil {
@@ -276,7 +280,7 @@ func TestCachedLeaseOfManyWorkers(t *testing.T) {
 	env, socket, _ := agentCluster(t, "--share-cores", "40", "--pool", "0")
 	var first string
 	for i := range 3 {
-		c := lead(t, workers, 0, env...)
+		c := lead(t, workers, reuse, env...)
 		c.do("init", "session", "open", fmt.Sprintf("calls %d", 3*workers))
 		a := c.ask("who")
 		switch want := strings.ReplaceAll(first, "1:", cachedStart+":"); {

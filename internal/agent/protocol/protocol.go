@@ -83,6 +83,7 @@ func (o Op) String() string {
 const (
 	AllowPlaintext = C.RFAAS_SESSION_ALLOW_PLAINTEXT
 	Renew          = C.RFAAS_LEASE_RENEW
+	Reuse          = C.RFAAS_LEASE_REUSE
 )
 
 // Dropped is a kind of event that only the library sees, besides api.Event*.

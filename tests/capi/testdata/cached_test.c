@@ -163,6 +163,7 @@ static void threads(void) {
 void everything(void) {
     OK(rfaas_init(NULL));
     OK(rfaas_session_open(NULL, &session));
+    lease_flags = RFAAS_LEASE_REUSE;
     if (!strncmp(what, "reuse:", 6))
         reuse(what + 6);
     else if (!strcmp(what, "threads"))

@@ -38,6 +38,8 @@ __attribute__((unused)) static rfaas_function find(rfaas_lease *l, const char *n
     return f;
 }
 
+__attribute__((unused)) static uint32_t lease_flags; /* of the leases of lease() */
+
 __attribute__((unused)) static rfaas_lease *lease(uint32_t workers, uint32_t depth, uint32_t mode) {
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
     rfaas_lease *l = NULL;
@@ -46,6 +48,7 @@ __attribute__((unused)) static rfaas_lease *lease(uint32_t workers, uint32_t dep
     o.depth = depth;
     o.wait_mode = mode;
     o.bulk = 1 << 20;
+    o.flags = lease_flags;
     if (rfaas_lease_open(session, &o, &l)) {
         report(__LINE__, "lease");
         exit(1);

@@ -23,6 +23,28 @@ static void report(int line, const char *what) {
         } \
     } while (0)
 
+/* Every worker keeps what the init call brings. Without it the function fails with a code. */
+static void init_calls(const rfaas::session &session) {
+    const std::uint64_t number[1] = {4711};
+    const std::string path = std::getenv("TEST_LIBRARY"), unknown = "keeps";
+    std::uint64_t answer[1] = {};
+    {
+        rfaas::lease lease(session, rfaas::lease_options(path).with_workers(2).with_init("keep", number));
+        for (int i = 0; i < 2; i++, answer[0] = 0)
+            CHECK(lease.invoke(lease.function("what_was_kept"), number, answer, rfaas::call_options().on(i)) == 1 && answer[0] == 4711);
+    }
+    {
+        rfaas::lease lease(session, rfaas::lease_options(path));
+        try {
+            lease.invoke(lease.function("what_was_kept"), number, answer);
+            CHECK(!"an error");
+        } catch (const rfaas::function_error &e) {
+            CHECK(e.function_code() == -5 && std::strstr(e.what(), "nothing was kept"));
+        }
+    }
+    THROWS(rfaas::invalid_error, "keeps", rfaas::lease(session, rfaas::lease_options(path).with_init(unknown)));
+}
+
 /* Handles of C become objects, and objects handles of C. */
 static void adoption(const rfaas::session &session, const char *path) {
     rfaas_lease_options options = RFAAS_LEASE_OPTIONS_INIT;
@@ -160,7 +182,7 @@ int main(int, char **argv) {
     THROWS(rfaas::connection_error, "127.0.0.1:1", rfaas::session s(nowhere));
     THROWS(rfaas::invalid_error, "nothing.so", rfaas::lease(session, rfaas::lease_options("/nothing.so")));
     {
-        rfaas::lease lease(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4));
+        rfaas::lease lease(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4).with_reuse());
         CHECK(lease.workers() == 2 && lease.info().depth == 4);
         rfaas::function echo = lease.function("echo"), fail = lease.function("fail"), crash = lease.function("crash");
         THROWS(rfaas::invalid_error, "ecko", lease.function("ecko"));
@@ -277,10 +299,11 @@ int main(int, char **argv) {
         CHECK(rfaas_lease_workers(old) == RFAAS_INVALID && none.workers() == 1);
         other = std::move(none);
         other.release();
-        rfaas::lease again(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4).with_renewal().lasting(std::chrono::minutes(1)));
+        rfaas::lease again(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4).with_reuse().with_renewal().lasting(std::chrono::minutes(1)));
         CHECK(again.statistics().cached == 2 && again.statistics().queue_pairs == 0);
     }
     adoption(session, argv[1]);
+    init_calls(session);
     rfaas::lease_options two(std::getenv("TEST_LIBRARY"));
     rfaas::lease lease(session, two.with_workers(2).with_wait_mode(rfaas::wait_mode::warm));
     std::vector<std::uint64_t> in(10001), out(10001);

@@ -41,7 +41,7 @@ program fortran_test
    call check(ierror == RFAAS_BAD_LIBRARY, 'no library')
    call tables()
    call get_command_argument(1, text)
-   call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE)
+   call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE, reuse=.true.)
    call rfaas_lease_workers(lease, workers)
    call check(workers == 2, 'workers')
    call rfaas_lease_function(lease, 'ecko', echo, ierror)
@@ -63,6 +63,7 @@ program fortran_test
    call rfaas_invoke(lease, fail, ['n', 'o', ' ', 'g', 'o', 'o', 'd'], 7_c_size_t, out, c_sizeof(out), ierror=ierror)
    call fails(RFAAS_FUNCTION_FAILED, 'no good', 'fail')
    call check(rfaas_started() == RFAAS_MAYBE_EXECUTED, 'started')
+   call check(rfaas_function_code() == 0, 'function code')
    ns = 500000000
    call rfaas_invoke(lease, sleep_ns, [ns], 8_c_size_t, out, 8_c_size_t, timeout=0.005_c_double, ierror=ierror)
    call check(ierror == RFAAS_DEADLINE, 'deadline')
@@ -155,10 +156,11 @@ program fortran_test
    call rfaas_lease_release(lease)
    call rfaas_session_cached(session, i)
    call check(i == 1, 'cached')
-   call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE)
+   call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE, reuse=.true.)
    call rfaas_lease_statistics(lease, stats)
    call check(stats%cached == 2 .and. stats%queue_pairs == 0 .and. stats%calls == 0, 'cached connections')
    call rfaas_lease_release(lease)
+   call init_calls()
    call rfaas_lease_release(lease, ierror)
    call check(ierror == RFAAS_INVALID, 'released twice')
 
@@ -205,6 +207,35 @@ contains
    end subroutine
 
    !> A lease whose library is in memory, in a session with the options of a device, and a payload limit of `eager`.
+   !> Every worker keeps what the init call brings. Without it the function fails with a code.
+   subroutine init_calls()
+      type(rfaas_init_call) :: init
+      type(rfaas_lease) :: with, without
+      integer(rfaas_function) :: kept
+      integer(c_int64_t), target :: number, answer(1)
+      integer :: w
+      character(len=1024) :: path
+      call get_environment_variable('TEST_LIBRARY', path)
+      number = 4711
+      init = rfaas_init_call('keep', c_loc(number), 8_c_size_t)
+      call rfaas_lease_open(session, path, with, workers=2, init=init)
+      number = 0 ! the lease has a copy
+      call rfaas_lease_function(with, 'what_was_kept', kept)
+      do w = 0, 1
+         call rfaas_invoke(with, kept, [0_c_int64_t], 8_c_size_t, answer, 8_c_size_t, worker=w)
+         call check(answer(1) == 4711, 'init call')
+      end do
+      call rfaas_lease_release(with)
+      call rfaas_lease_open(session, path, without)
+      call rfaas_invoke(without, kept, [0_c_int64_t], 8_c_size_t, answer, 8_c_size_t, ierror=ierror)
+      call fails(RFAAS_FUNCTION_FAILED, 'nothing was kept, 8 bytes', 'without an init call')
+      call check(rfaas_function_code() == -5, 'code of the function')
+      call rfaas_lease_release(without)
+      init%function = 'keeps'
+      call rfaas_lease_open(session, path, without, init=init, ierror=ierror)
+      call fails(RFAAS_NO_FUNCTION, '"keeps" is not in the library', 'unknown init function')
+   end subroutine
+
    !> Rows, columns, reversed and three-dimensional sections go, and come back elsewhere.
    subroutine pieces()
       integer(c_int64_t), target, asynchronous :: a(6, 5), b(6, 5), row(5), cube(4, 5, 6), part(2, 2, 3), spare(40)

@@ -92,3 +92,21 @@ uint32_t fractions(void *args, uint32_t size, void *res) {
     }
     return 2 * size;
 }
+
+static uint64_t kept;
+
+/* Keeps a u64, as an init call. */
+uint32_t keep(void *args, uint32_t size, void *res) {
+    (void)res;
+    kept = size == sizeof kept ? *(uint64_t *)args : 0;
+    return 0;
+}
+
+/* Returns what the init call has kept. */
+uint32_t what_was_kept(void *args, uint32_t size, void *res) {
+    (void)args;
+    if (!kept)
+        return rfaas_fail_code(-5, "nothing was kept, %u bytes", size);
+    *(uint64_t *)res = kept;
+    return sizeof kept;
+}
