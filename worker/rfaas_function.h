@@ -6,7 +6,8 @@
  *     uint32_t f(void *args, uint32_t size, void *res);
  *
  *   args    `size` bytes of input, aligned to 64. The function may overwrite them. They are gone when it returns.
- *   res     where the result goes, aligned to 64. It has room for rfaas_result_capacity() bytes, not more.
+ *   res     where the result goes, aligned to 64. It has room for rfaas_result_capacity() bytes. The call of a
+ *           function that writes more, and returns less, fails.
  *   return  bytes of the result. If that is more than the capacity, the caller gets the error RFAAS_RESULT_TOO_LARGE,
  *           and the size that it should offer, but no bytes.
  *

@@ -94,7 +94,7 @@ extern "C" {
 #define RFAAS_UNSUPPORTED (-300)      /* this provider, device or executor does not support the operation */
 #define RFAAS_NO_DEVICE (-301)        /* no such RDMA device, port or GID */
 
-#define RFAAS_FUNCTION_FAILED (-400)  /* the function reported an error; the error text is its message */
+#define RFAAS_FUNCTION_FAILED (-400)  /* the function reported an error (the text), or wrote beyond its capacity */
 #define RFAAS_RESULT_TOO_LARGE (-401) /* the result exceeds the capacity that the caller gave */
 #define RFAAS_DEADLINE (-402)         /* the deadline passed; the function may still be running */
 #define RFAAS_CANCELLED (-403)        /* the caller cancelled the call with rfaas_cancel */

@@ -23,7 +23,7 @@ enum class status : int {
     wrong_thread = RFAAS_WRONG_THREAD, /* two threads used an object that only one thread may use */
     unsupported = RFAAS_UNSUPPORTED, /* this provider, device or executor does not support the operation */
     no_device = RFAAS_NO_DEVICE, /* no such RDMA device, port or GID */
-    function_failed = RFAAS_FUNCTION_FAILED, /* the function reported an error; the error text is its message */
+    function_failed = RFAAS_FUNCTION_FAILED, /* the function reported an error (the text), or wrote beyond its capacity */
     result_too_large = RFAAS_RESULT_TOO_LARGE, /* the result exceeds the capacity that the caller gave */
     deadline = RFAAS_DEADLINE, /* the deadline passed; the function may still be running */
     cancelled = RFAAS_CANCELLED, /* the caller cancelled the call with rfaas_cancel */

@@ -20,7 +20,7 @@ module rfaas_c
    integer, parameter :: RFAAS_WRONG_THREAD = -206 !< two threads used an object that only one thread may use
    integer, parameter :: RFAAS_UNSUPPORTED = -300 !< this provider, device or executor does not support the operation
    integer, parameter :: RFAAS_NO_DEVICE = -301 !< no such RDMA device, port or GID
-   integer, parameter :: RFAAS_FUNCTION_FAILED = -400 !< the function reported an error; the error text is its message
+   integer, parameter :: RFAAS_FUNCTION_FAILED = -400 !< the function reported an error (the text), or wrote beyond its capacity
    integer, parameter :: RFAAS_RESULT_TOO_LARGE = -401 !< the result exceeds the capacity that the caller gave
    integer, parameter :: RFAAS_DEADLINE = -402 !< the deadline passed; the function may still be running
    integer, parameter :: RFAAS_CANCELLED = -403 !< the caller cancelled the call with rfaas_cancel

@@ -1,4 +1,5 @@
 /* The serving thread: requests from the queue pair and the mailbox, the functions, the replies. */
+#include <stdio.h>
 #include <string.h>
 
 #include "dp_serve_impl.h"
@@ -145,6 +146,35 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
     return h->function < s->n_functions ? DP_OK : DP_NO_FUNCTION;
 }
 
+/* ---- functions ---- */
+
+/* Eight bytes behind the room for a result. A function that changes them has written beyond it. */
+#define GUARD 0x9d31f5b6c7a2e84bull
+
+/* Returns whether there is room for the guard, and writes it. */
+static inline bool set_guard(uint8_t *res, uint32_t capacity, uint64_t room) {
+    const uint64_t guard = GUARD;
+    if (__builtin_expect(room - capacity < sizeof guard, 0))
+        return false;
+    memcpy(res + capacity, &guard, sizeof guard);
+    return true;
+}
+
+static inline bool guard_damaged(const uint8_t *res, uint32_t capacity) {
+    uint64_t found;
+    memcpy(&found, res + capacity, sizeof found);
+    return found != GUARD;
+}
+
+/* A function may report more than its capacity, and then may have written it: that is its way to say how much it needs. */
+static __attribute__((noinline, cold)) void fail_overrun(dp_invocation *inv, uint32_t size) {
+    int n = snprintf(inv->message, sizeof inv->message,
+                     "it wrote beyond the %u bytes of room for its result, and returned %u: write at most rfaas_result_capacity() bytes",
+                     inv->capacity, size);
+    inv->failed = 1;
+    inv->message_len = n > 0 ? (uint32_t)n : 0;
+}
+
 typedef struct outcome {
     int status;
     uint32_t size;
@@ -161,15 +191,18 @@ static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, voi
     o->at = h->flags & DP_REQ_BULK_OUT ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
     o->in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
     o->res = o->in_place ? s->out + o->at : s->scratch;
-    uint64_t room = o->in_place ? l->mailbox_at - o->at : s->scratch_size;
+    uint64_t room = o->in_place ? l->size - o->at : s->scratch_size; /* the client's region ends with a mailbox that is not used */
     inv->capacity = h->capacity;
     inv->room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
     inv->failed = 0;
     inv->message_len = 0;
     current_invocation = inv;
+    bool guarded = set_guard(o->res, h->capacity, room);
     __atomic_store_n(&s->stats->running, (s->stats->calls + 1) << 16 | h->function, __ATOMIC_RELAXED);
     o->size = s->functions[h->function](args, h->size, o->res);
     current_invocation = NULL;
+    if (__builtin_expect(guarded && guard_damaged(o->res, h->capacity) && o->size <= h->capacity, 0))
+        fail_overrun(inv, o->size);
     s->stats->calls++;
     s->stats->bytes_in += h->size;
     if (__builtin_expect(inv->failed != 0, 0)) {

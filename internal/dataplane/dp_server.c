@@ -15,7 +15,7 @@
 
 static int scratch_create(dp_server *s, dp_error *err) {
     uint64_t want = s->layout.eager > s->layout.bulk ? s->layout.eager : s->layout.bulk;
-    s->scratch_size = (want + 4095) & ~4095ull;
+    s->scratch_size = (want + DP_CACHE_LINE + 4095) & ~4095ull; /* a guard follows each result */
     uint8_t *p = mmap(NULL, s->scratch_size + 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || mprotect(p, s->scratch_size, PROT_READ | PROT_WRITE))
         return dp_fail(err, DP_FATAL, errno, "scratch memory of %llu bytes", (unsigned long long)s->scratch_size);

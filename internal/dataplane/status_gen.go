@@ -17,7 +17,7 @@ const (
 	StatusWrongThread    Status = -206 // two threads used an object that only one thread may use
 	StatusUnsupported    Status = -300 // this provider, device or executor does not support the operation
 	StatusNoDevice       Status = -301 // no such RDMA device, port or GID
-	StatusFunctionFailed Status = -400 // the function reported an error; the error text is its message
+	StatusFunctionFailed Status = -400 // the function reported an error (the text), or wrote beyond its capacity
 	StatusResultTooLarge Status = -401 // the result exceeds the capacity that the caller gave
 	StatusDeadline       Status = -402 // the deadline passed; the function may still be running
 	StatusCancelled      Status = -403 // the caller cancelled the call with rfaas_cancel

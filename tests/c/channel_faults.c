@@ -70,6 +70,53 @@ T_CASE(overflow, "channel/overflow-harms-nobody") {
     served_close(&s);
 }
 
+/* One call of FN_OVERRUN, alone or with another call in flight. It must end with the status. */
+static void overrun(served *s, uint32_t capacity, uint32_t writes, uint32_t returns, bool alone, int want) {
+    uint32_t args[2] = {writes, returns}, other = 0, slot, size;
+    const void *text;
+    dp_started started;
+    if (!alone)
+        CHECK_OK(dp_channel_submit(s->ch, FN_ECHO, args, 8, NULL, 8, &other));
+    CHECK_OK(dp_channel_submit(s->ch, FN_OVERRUN, args, sizeof args, NULL, capacity, &slot));
+    CHECK_OK(dp_channel_wait(s->ch, slot, 0));
+    int status = dp_channel_result(s->ch, slot, &text, &size, &started);
+    CHECK_STATUS(status, want);
+    if (status == DP_FUNCTION_FAILED) {
+        char said[512] = {0}, number[64];
+        memcpy(said, text, size < sizeof said ? size : sizeof said - 1);
+        snprintf(number, sizeof number, "beyond the %u bytes of room for its result, and returned %u", capacity, returns);
+        CHECK(strstr(said, number));
+        CHECK_EQ(started, DP_MAYBE_EXECUTED);
+    }
+    CHECK_STATUS(dp_channel_finish(s->ch, slot, NULL, NULL, NULL), want);
+    if (!alone) {
+        uint32_t out[2];
+        CHECK_OK(dp_channel_wait(s->ch, other, 0));
+        CHECK_OK(dp_channel_finish(s->ch, other, out, &size, NULL));
+        CHECK(size == 8 && !memcmp(out, args, 8));
+    }
+}
+
+/* A function that writes beyond its capacity and returns less fails, wherever its result is made. The worker goes on. */
+T_CASE(overrun_caught, "channel/overrun-is-caught") {
+    served s;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 1024, 64 << 10);
+    static const uint32_t capacities[] = {0, 1, 8, 48, 64, 255, 256, 257, 1000, 1024, 1025, 5000, 32 << 10, 64 << 10};
+    for (size_t i = 0; i < sizeof capacities / sizeof *capacities; i++) {
+        for (int alone = 0; alone < 2; alone++) {
+            uint32_t c = capacities[i];
+            overrun(&s, c, c, c, alone, DP_OK);
+            overrun(&s, c, c / 2, c / 2, alone, DP_OK);
+            overrun(&s, c, c + 1, c, alone, DP_FUNCTION_FAILED);
+            overrun(&s, c, c + 8, c / 2, alone, DP_FUNCTION_FAILED);
+            overrun(&s, c, c + 60, 0, alone, DP_FUNCTION_FAILED);
+            overrun(&s, c, c + 60, c + 60, alone, DP_RESULT_TOO_LARGE);
+        }
+    }
+    served_echo(&s, 1024, 3);
+    served_close(&s);
+}
+
 T_CASE(busy, "channel/busy") {
     served s;
     served_open(&s, true, DP_WAIT_ADAPTIVE, 3, 64, 1024);

@@ -81,7 +81,15 @@ static uint32_t f_pace(void *args, uint32_t n, void *res) {
     return sizeof paced;
 }
 
-const dp_function served_functions[FN_COUNT] = {f_echo, f_empty, f_too_large, f_fail, f_slow, f_crash, f_fill, f_finish, f_pace};
+static uint32_t f_overrun(void *args, uint32_t n, void *res) {
+    uint32_t sizes[2];
+    (void)n;
+    memcpy(sizes, args, sizeof sizes);
+    memset(res, 0xEE, sizes[0]);
+    return sizes[1];
+}
+
+const dp_function served_functions[FN_COUNT] = {f_echo, f_empty, f_too_large, f_fail, f_slow, f_crash, f_fill, f_finish, f_pace, f_overrun};
 
 static void server_main(int sock, void *arg) {
     dp_wait_mode mode = *(dp_wait_mode *)arg;

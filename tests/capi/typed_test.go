@@ -142,3 +142,33 @@ end program
 		t.Errorf("exit status %d, it says %q", exit, out)
 	}
 }
+
+// TestOverrun calls functions that write beyond the room for their results. Their calls fail, and the worker goes on.
+func TestOverrun(t *testing.T) {
+	cc, dir := compiler(t, map[string]string{"sloppy.c": `#include <rfaas_function.h>
+#include <string.h>
+uint32_t sloppy(void *args, uint32_t size, void *res) {
+	(void)size;
+	memset(res, 7, *(uint32_t *)args);
+	return 4;
+}
+uint32_t honest(void *args, uint32_t size, void *res) {
+	(void)size;
+	memset(res, 7, *(uint32_t *)args);
+	return *(uint32_t *)args;
+}
+`})
+	library := filepath.Join(dir, "libsloppy.so")
+	if out, exit := runIn(t, dir, nil, cc, "-o", library, "sloppy.c"); exit != 0 {
+		t.Fatalf("exit status %d\n%s", exit, out)
+	}
+	checkCalls(t, library, []typedCall{
+		{name: "within", line: "sloppy --args u32:16 --capacity 16 --print hex", prints: "07070707"},
+		{name: "small", line: "sloppy --args u32:17 --capacity 16",
+			fails: "sloppy on worker 0 failed: it wrote beyond the 16 bytes of room for its result, and returned 4: write at most rfaas_result_capacity() bytes"},
+		{name: "in place", line: "sloppy --args u32:4097 --capacity 4096", fails: "it wrote beyond the 4096 bytes of room"},
+		{name: "bulk", line: "sloppy --args u32:200001 --capacity 200000", fails: "it wrote beyond the 200000 bytes of room"},
+		{name: "no room", line: "sloppy --args u32:4 --capacity 0", fails: "result of 4 bytes, the capacity is 0"},
+		{name: "announced", line: "honest --args u32:17 --capacity 16", fails: "result of 17 bytes, the capacity is 16"},
+	})
+}
