@@ -493,11 +493,12 @@ test-demo: $(if $(BUILT),,build)
 	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory examples
 
-# On two ranks, and on four with two executors; and one whose executor is killed in the middle, with another one to go to and without.
+# On two ranks, and on four with two executors; and two whose executor is killed in the middle, with another one to go to and without.
 run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
 	PROGRAM=$$program RANKS=$$ranks EXECUTORS=$$((ranks / 2)) CORES=2 scripts/demo; done; done; \
-	for executors in 2 1; do \
-	PROGRAM=build/examples/montecarlo RANKS=2 EXECUTORS=$$executors KILL='rank 0 calls on' scripts/demo -mourn -points 300000000; done
+	export RANKS=2 KILL='rank 0 calls on'; for executors in 2 1; do \
+	PROGRAM=build/examples/montecarlo EXECUTORS=$$executors scripts/demo -mourn -points 300000000; done; \
+	PROGRAM=build/examples/conjugate EXECUTORS=2 scripts/demo 32 100 lose
 
 test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real verbs device in a virtual machine
 	$(Q)$(try_build)

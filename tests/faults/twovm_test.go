@@ -58,7 +58,8 @@ func TestProgramsAcrossMachines(t *testing.T) {
 	}{
 		{here, []string{"api_test", "event_test"}, []program{blackscholes, {"build/examples/montecarlo", []string{"-points", "400000"}, []string{"0 counts wrong"}},
 			{"build/examples/mandelbrot", []string{"120", "2"}, []string{"0 counts wrong"}},
-			{"build/examples/crosssections", []string{"1", "2000"}, []string{"checked: 0 of"}}}},
+			{"build/examples/crosssections", []string{"1", "2000"}, []string{"checked: 0 of"}},
+			{"build/examples/conjugate", []string{"8", "20"}, []string{"0 residuals wrong, 0 numbers of the solution wrong"}}}},
 		{there, []string{"api_test", "cpp_test", "fortran_test"}, []program{blackscholes, {"build/examples/matmul", []string{"96"}, []string{"0 numbers wrong"}},
 			{"build/examples/heat", []string{"64", "50"}, []string{"0 temperatures wrong"}}}},
 	} {
