@@ -318,7 +318,7 @@ func spreads(c *cluster) string {
 // a thread of this test that spins for the same time.
 func wakesItself(c *cluster) string {
 	s := c.session(c.executor, c.token("eve"), 1)
-	l, err := s.Lease(c.within(patience), client.LeaseOptions{Library: c.library, Memory: 64 << 20})
+	l, err := s.Lease(c.within(patience), client.LeaseOptions{Library: c.library, Memory: 64 << 20, Reuse: true})
 	if err != nil {
 		c.Fatal(err)
 	}
