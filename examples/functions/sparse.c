@@ -1,23 +1,34 @@
-/* Products of a sparse matrix with vectors. The program publishes the rows of the matrix once, as the table "rows". */
+/* Products of a sparse matrix with vectors. The worker keeps rows of the matrix, which it gets once, by the init call of its lease. */
+#include <string.h>
+
 #include "rfaas_function.h"
 
 #include "sparse.h"
 
 #define FUNCTION __attribute__((visibility("default")))
 
+static sparse_rows *kept;
+
+/* The init call: sparse_rows in. */
+FUNCTION uint32_t sparse_keep(void *args, uint32_t size, void *res) {
+    (void)res;
+    if (!sparse_valid(args, size))
+        return rfaas_fail("%u bytes are no rows of a sparse matrix", size);
+    free(kept);
+    kept = malloc(size);
+    if (!kept)
+        return rfaas_fail("no memory for %u bytes of rows: set `memory` of the lease to more than that", size);
+    memcpy(kept, args, size);
+    return 0;
+}
+
 /* A vector in, its product with the rows out. */
 FUNCTION uint32_t sparse_times(void *args, uint32_t size, void *res) {
-    static const sparse_rows *rows; /* of which the table has been checked */
-    size_t bytes;
-    const sparse_rows *table = rfaas_table("rows", &bytes);
-    if (table != rows || !table) {
-        if (!table || !sparse_valid(table, bytes))
-            return rfaas_fail("the table \"rows\" has %zu bytes, which are no rows of a sparse matrix: publish it by rfaas_table_put", bytes);
-        rows = table;
-    }
-    if (size != rows->columns * sizeof(double) || rows->rows * sizeof(double) > rfaas_result_capacity())
+    if (!kept)
+        return rfaas_fail("this worker has no rows: name sparse_keep as init_function of the lease");
+    if (size != kept->columns * sizeof(double) || kept->rows * sizeof(double) > rfaas_result_capacity())
         return rfaas_fail("a vector of %u bytes with room for %u bytes of product, want %llu and %llu", size, rfaas_result_capacity(),
-                          (unsigned long long)(rows->columns * sizeof(double)), (unsigned long long)(rows->rows * sizeof(double)));
-    sparse_multiply(rows, args, res);
-    return (uint32_t)(rows->rows * sizeof(double));
+                          (unsigned long long)(kept->columns * sizeof(double)), (unsigned long long)(kept->rows * sizeof(double)));
+    sparse_multiply(kept, args, res);
+    return (uint32_t)(kept->rows * sizeof(double));
 }

@@ -1,7 +1,7 @@
 /* Conjugate gradients on a sparse matrix of 27 points, as in HPCCG. Each rank has a cube of the grid, and the ranks' cubes lie on top of each other. A
- * worker has the matrix rows of the upper half of its rank's cube, which the rank publishes once, as a table. In each iteration it gets the
- * vector and returns the product, while the rank multiplies the other rows. If the executor is lost, the lease moves, the table too, and the
- * call is repeated. Before that each rank solves alone. All residuals and the solution must be equal to the last bit.
+ * worker keeps the matrix rows of the upper half of its rank's cube, which it gets once, by the init call of the lease. In each iteration it gets the
+ * vector and returns the product, while the rank multiplies the other rows. If the executor is lost, the lease moves, the new worker gets the rows by the
+ * same init call, and the call is repeated. Before that each rank solves alone. All residuals and the solution must be equal to the last bit.
  *
  *     mpirun -n 2 build/examples/conjugate [edge of a rank's cube, 32 if not given] [iterations, 100] [lose: lose the executor in the middle]
  *
@@ -217,14 +217,14 @@ int main(int argc, char **argv) {
     rfaas_lease_options options = RFAAS_LEASE_OPTIONS_INIT;
     options.library = library(argv[0]);
     options.flags = RFAAS_LEASE_FAILOVER | (lent.lose ? 0 : RFAAS_LEASE_LOCAL); /* that it moves is to be seen */
-    options.bulk = c.lent->columns * sizeof(double); /* a vector */
-    options.memory = 256u << 20;                     /* besides the table */
-    const rfaas_piece rows = RFAAS_PIECE(c.lent, sparse_size(c.lent->rows, c.lent->entries));
+    options.init_function = "sparse_keep";
+    options.init_payload = c.lent;
+    options.init_size = sparse_size(c.lent->rows, c.lent->entries);
+    options.bulk = options.init_size;                 /* more than a vector */
+    options.memory = options.init_size + (256u << 20); /* of the worker, besides its channel */
     must(rfaas_init(NULL), "init");
     times[2] = -MPI_Wtime();
-    must(rfaas_session_open(NULL, &session), "open session");
-    must(rfaas_table_put(session, "rows", &rows, 1), "publish the rows");
-    if (rfaas_mpi_lease_open_in(MPI_COMM_WORLD, session, &options, &lent.lease, why))
+    if (rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, &options, &session, &lent.lease, why))
         die("lease a worker", why);
     times[2] += MPI_Wtime();
     must(rfaas_lease_function(lent.lease, "sparse_times", &lent.times), "find function");
@@ -245,7 +245,7 @@ int main(int argc, char **argv) {
         printf("conjugate: %zu rows on each of %d ranks, %zu of them (%.0f MB) kept by a worker, %d iterations, residual %.3g\n"
                "  lease and rows %.2f ms, same ranks without rfaas %.2f ms, with workers %.2f ms: speed-up %.2f\n"
                "  checked: %ld residuals wrong, %ld numbers of the solution wrong; the solution is 1, farthest from it %.1g\n",
-               c.n, ranks, c.n - c.here, (double)rows.size / 1e6, iterations, residual[1][iterations - 1], slowest[2] * 1e3, slowest[0] * 1e3,
+               c.n, ranks, c.n - c.here, (double)options.init_size / 1e6, iterations, residual[1][iterations - 1], slowest[2] * 1e3, slowest[0] * 1e3,
                slowest[1] * 1e3, slowest[0] / slowest[1], sums[0], sums[1], farthest);
     must(rfaas_finalize(), "finalize");
     MPI_Finalize();
