@@ -286,3 +286,28 @@ func TestBundleHere(t *testing.T) {
 	}
 	release(t, whole)
 }
+
+// TestBundleByEnvironment has a program with LD_LIBRARY_PATH call functions in a sandbox, as an ordinary user and without any.
+func TestBundleByEnvironment(t *testing.T) {
+	deps, library := needy(t, func(string) string { return "-Wl,-rpath,/none" })
+	for _, sandbox := range []string{"on", "off"} {
+		w := newWorld(t, "--sandbox", sandbox)
+		invoke := func(env ...string) ([]byte, error) {
+			cmd := exec.Command(built(t, "bin/rfaas"), "invoke", "--executor", w.Address, "--provider", provider(), library, "bundle_sum")
+			cmd.Env = append(os.Environ(), append(env, "RFAAS_SECRET_FILE="+w.secret)...)
+			return cmd.CombinedOutput()
+		}
+		out, err := invoke("LD_LIBRARY_PATH=/none:" + deps)
+		if err != nil || len(out) < 8 || binary.LittleEndian.Uint32(out) != 55 {
+			t.Errorf("sandbox %s: %v\n%q", sandbox, err, out)
+		}
+		out, err = invoke("LD_LIBRARY_PATH=")
+		if err == nil || !strings.Contains(string(out), "needy.so needs libfirst.so.1, which was not found") {
+			t.Errorf("sandbox %s, without the variable: %v\n%s", sandbox, err, out)
+		}
+		out, err = invoke("LD_LIBRARY_PATH=", "RFAAS_BUNDLE_LIBRARIES=off")
+		if err == nil || !strings.Contains(string(out), "libfirst.so.1: cannot open shared object file") {
+			t.Errorf("sandbox %s, libraries do not travel: %v\n%s", sandbox, err, out)
+		}
+	}
+}

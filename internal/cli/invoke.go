@@ -45,6 +45,7 @@ type invokeFlags struct {
 	capacity, workers, cores    int
 	memory                      string
 	callLimit                   time.Duration
+	bundle                      []string
 	asJSON                      bool
 
 	shown valueType // of print
@@ -92,6 +93,7 @@ func newInvoke(a *app) *cobra.Command {
 	c.Flags().IntVar(&f.cores, "cores", 1, "cores for each worker")
 	c.Flags().StringVar(&f.memory, "memory", "", "memory for each worker, like 2GiB (default: the executor's)")
 	c.Flags().DurationVar(&f.callLimit, "call-limit", 0, "how long the call may run: a worker that takes longer is killed (default: the executor's limit)")
+	c.Flags().StringArrayVar(&f.bundle, "bundle", nil, "file or directory that travels with the library, which functions find by rfaas_bundle_path (repeatable)")
 	c.Flags().StringVar(&f.print, "print", "", "how results are printed: hex, or the type of their values (default: the bytes as they are)")
 	c.Flags().BoolVar(&f.asJSON, "json", false, "print a JSON object for each worker")
 	c.MarkFlagsMutuallyExclusive("input", "hex", "args")
@@ -137,7 +139,7 @@ func (f *invokeFlags) payload(a *app) ([]byte, error) {
 // lease returns what the flags ask for.
 func (f *invokeFlags) lease(a *app, library string, payload int) (client.LeaseOptions, error) {
 	o := client.LeaseOptions{Library: library, Depth: 1, Bulk: int64(max(payload, f.capacity, 1<<16)), Workers: f.workers,
-		CoresPerWorker: f.cores, CallLimit: f.callLimit}
+		CoresPerWorker: f.cores, CallLimit: f.callLimit, Bundle: f.bundle}
 	var memory config.Bytes
 	if err := memory.UnmarshalText([]byte(f.memory)); err != nil {
 		return o, a.BadUsage(fmt.Errorf("--memory: %w", err))

@@ -181,6 +181,8 @@ int main(int, char **argv) {
     nowhere.executor = "127.0.0.1:1";
     THROWS(rfaas::connection_error, "127.0.0.1:1", rfaas::session s(nowhere));
     THROWS(rfaas::invalid_error, "nothing.so", rfaas::lease(session, rfaas::lease_options("/nothing.so")));
+    THROWS(rfaas::invalid_error, "/none/second: no such file",
+           rfaas::lease(session, rfaas::lease_options(argv[1]).with_bundle(argv[1]).with_bundle("/none/second")));
     {
         rfaas::lease lease(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4).with_reuse());
         CHECK(lease.workers() == 2 && lease.info().depth == 4);
