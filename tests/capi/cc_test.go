@@ -58,7 +58,7 @@ func TestCompiler(t *testing.T) {
 		{name: "flags", line: "--cflags --libs", says: []string{"-fPIC", "-shared -Wl,-z,defs"}},
 		{name: "undefined symbol", line: "-o libu.so undefined.c", exit: 1, says: []string{"undefined.c:1: undefined reference to `g'"}},
 		{name: "compiler's error", line: "-o libb.so broken.c", exit: 1, says: []string{"broken.c:1"}},
-		{name: "libraries elsewhere", line: "-o libo.so outside.c ./libg.so", says: []string{"libo.so needs ./libg.so, which is outside"}},
+		{name: "libraries elsewhere travel too", line: "-o libo.so outside.c ./libg.so", silent: true},
 		{name: "executable stack", line: "-o libt.so trampoline.c", says: []string{"libt.so needs an executable stack"}},
 		{name: "no source", line: "-O2", exit: 2, says: []string{"no source"}},
 		{name: "no output", line: "good.c", exit: 2, says: []string{"-o libgood.so"}},

@@ -24,7 +24,7 @@ module rfaas_function
    use, intrinsic :: iso_c_binding
    implicit none
    public
-   private :: fail_c, state_c, table_c, capacity_c
+   private :: fail_c, fail_code_c, state_c, table_c, capacity_c
 
    interface
       integer(c_int32_t) function capacity_c() bind(c, name='rfaas_fortran_result_capacity')
@@ -32,6 +32,12 @@ module rfaas_function
       end function
       integer(c_int32_t) function fail_c(text, length) bind(c, name='rfaas_fortran_fail')
          import
+         character(kind=c_char), intent(in) :: text(*)
+         integer(c_size_t), value :: length
+      end function
+      integer(c_int32_t) function fail_code_c(code, text, length) bind(c, name='rfaas_fortran_fail_code')
+         import
+         integer(c_int32_t), value :: code
          character(kind=c_char), intent(in) :: text(*)
          integer(c_size_t), value :: length
       end function
@@ -69,6 +75,13 @@ contains
    integer(c_int32_t) function rfaas_fail(text)
       character(len=*, kind=c_char), intent(in) :: text
       rfaas_fail = fail_c(text, len_trim(text, kind=c_size_t))
+   end function
+
+   !> The same, with a code for the caller.
+   integer(c_int32_t) function rfaas_fail_code(code, text)
+      integer(c_int32_t), intent(in) :: code
+      character(len=*, kind=c_char), intent(in) :: text
+      rfaas_fail_code = fail_code_c(code, text, len_trim(text, kind=c_size_t))
    end function
 
    !> Memory that this worker keeps between calls, zeroed at first. fresh: this call made it. c_null_ptr: bytes is 0, or more than

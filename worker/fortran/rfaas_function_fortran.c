@@ -7,6 +7,7 @@
 
 FOR_FORTRAN uint32_t rfaas_fortran_result_capacity(void);
 FOR_FORTRAN uint32_t rfaas_fortran_fail(const char *text, size_t length);
+FOR_FORTRAN uint32_t rfaas_fortran_fail_code(int32_t code, const char *text, size_t length);
 FOR_FORTRAN void *rfaas_fortran_state(size_t bytes, int *fresh);
 FOR_FORTRAN const void *rfaas_fortran_table(const char *name, size_t *bytes);
 FOR_FORTRAN uint32_t rfaas_fortran_worker_cores(void);
@@ -16,6 +17,10 @@ static int precision(size_t length) { return length < INT_MAX ? (int)length : IN
 uint32_t rfaas_fortran_result_capacity(void) { return rfaas_result_capacity(); }
 
 uint32_t rfaas_fortran_fail(const char *text, size_t length) { return rfaas_fail("%.*s", precision(length), text); }
+
+uint32_t rfaas_fortran_fail_code(int32_t code, const char *text, size_t length) {
+    return rfaas_fail_code(code, "%.*s", precision(length), text);
+}
 
 void *rfaas_fortran_state(size_t bytes, int *fresh) { return rfaas_state(bytes, fresh); }
 

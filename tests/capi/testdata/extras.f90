@@ -58,6 +58,16 @@ function complain(args, size, res) bind(c) result(bytes)
    bytes = rfaas_fail(message)
 end function
 
+! Fails with a code.
+function refuse(args, size, res) bind(c) result(bytes)
+   use rfaas_function
+   implicit none
+   type(c_ptr), value :: args, res
+   integer(c_int32_t), value :: size
+   integer(c_int32_t) :: bytes
+   bytes = rfaas_fail_code(-17_c_int32_t, 'not today')
+end function
+
 function unsigned(args, size, res) bind(c) result(bytes)
    use rfaas_function
    implicit none

@@ -20,6 +20,8 @@ static void extras(rfaas_lease *l) {
     FAILS(rfaas_invoke(l, complain, "100%s of it   ", 14, &out, sizeof out, &n, NULL), RFAAS_FUNCTION_FAILED, "100%s of it");
     CHECK(!strstr(rfaas_last_error(), "of it "));
     FAILS(rfaas_invoke(l, complain, "", 0, &out, sizeof out, &n, NULL), RFAAS_FUNCTION_FAILED, "complain");
+    FAILS(rfaas_invoke(l, find(l, "refuse"), "", 0, &out, sizeof out, &n, NULL), RFAAS_FUNCTION_FAILED, "not today");
+    CHECK(rfaas_function_code() == -17);
     char large[600];
     memset(large, 'x', sizeof large);
     FAILS(rfaas_invoke(l, complain, large, sizeof large, &out, sizeof out, &n, NULL), RFAAS_FUNCTION_FAILED, "xxxxx");
