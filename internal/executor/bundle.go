@@ -32,9 +32,13 @@ type bundles struct {
 // reach a directory in it by its name.
 func openBundles(in string, own rights, log *slog.Logger) (b *bundles, err error) {
 	in, err = filepath.Abs(in)
+	uid := own.user.UID // own.do changes the rights on files only, not the effective user
+	if uid == 0 {
+		uid = uint32(os.Geteuid())
+	}
 	if err == nil {
 		err = own.do(func() {
-			removeBundles(in, log)
+			removeBundles(in, uid, log)
 			b, err = makeBundles(in)
 		})
 	}
@@ -63,8 +67,8 @@ func makeBundles(in string) (*bundles, error) {
 	return b, nil
 }
 
-// removeBundles removes the directories that no executor uses any more.
-func removeBundles(in string, log *slog.Logger) {
+// removeBundles removes the directories of a user that no executor uses any more.
+func removeBundles(in string, uid uint32, log *slog.Logger) {
 	found, _ := filepath.Glob(filepath.Join(in, bundlePrefix+"*"))
 	for _, path := range found {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -72,7 +76,7 @@ func removeBundles(in string, log *slog.Logger) {
 			continue // another user's
 		}
 		var st unix.Stat_t
-		if unix.Fstat(fd, &st) == nil && st.Uid == uint32(os.Geteuid()) && unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil {
+		if unix.Fstat(fd, &st) == nil && st.Uid == uid && unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) == nil {
 			log.Info("removing bundles of an executor that has ended", "directory", path, "error", os.RemoveAll(path))
 		}
 		unix.Close(fd)
