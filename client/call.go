@@ -24,10 +24,11 @@ const (
 
 // ---- contexts ----
 
-// repeats has the settings of Idempotent and IdempotentWithin.
+// repeats has the settings of Idempotent, IdempotentWithin and KillLate.
 type repeats struct {
 	times   int
 	attempt time.Duration // longest time of an attempt; 0: no limit
+	kill    bool
 }
 
 type idempotentKey struct{}
@@ -47,7 +48,17 @@ func IdempotentWithin(ctx context.Context, times int, attempt time.Duration) con
 	if times <= 0 {
 		times, attempt = 0, 0
 	}
-	return context.WithValue(ctx, idempotentKey{}, repeats{times, max(attempt, 0)})
+	return context.WithValue(ctx, idempotentKey{}, repeats{times, max(attempt, 0), repeatsOf(ctx).kill})
+}
+
+// KillLate returns a context for calls whose worker is killed, and replaced by a new one, if the context's deadline, or the bound of an
+// attempt (IdempotentWithin), passes while the function may be running. Other calls in flight on the worker end with ErrConnection. State
+// that functions kept in the worker is lost. Otherwise the function runs on, and later calls on the worker wait for its end. Calls without
+// deadline and bound are refused (ErrInvalid). Calls in this process (LeaseOptions.Local) are not affected.
+func KillLate(ctx context.Context) context.Context {
+	r := repeatsOf(ctx)
+	r.kill = true
+	return context.WithValue(ctx, idempotentKey{}, r)
 }
 
 func repeatsOf(ctx context.Context) repeats {
@@ -57,7 +68,7 @@ func repeatsOf(ctx context.Context) repeats {
 
 // options returns the options of a call on a worker or on c.AnyWorker, without the context's deadline.
 func (r repeats) options(worker int) c.CallOptions {
-	return c.CallOptions{Worker: int32(worker), Repeats: uint32(r.times), Attempt: r.attempt}
+	return c.CallOptions{Worker: int32(worker), Repeats: uint32(r.times), Attempt: r.attempt, Kill: r.kill}
 }
 
 // timeout returns the time until the context's deadline; 0: it has none; below 0: the context has ended.
@@ -174,7 +185,7 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 	}
 	request := [1]c.Request{r}
 	for slice := 2 * firstSlice; !done; slice = min(2*slice, lastSlice) {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && !(o.Kill && errors.Is(ctx.Err(), context.DeadlineExceeded)) { // the request has the same deadline, and kills
 			_ = request[0].Cancel() // an error: it has ended
 			return 0, f.ended(ctx, "given up", true)
 		}

@@ -52,6 +52,20 @@ func (w *Worker) StartSteps() StartSteps {
 // PID is the process id of the worker on its node, 0 while it is being replaced.
 func (w *Worker) PID() int { return w.origin().PID }
 
+// Replace kills the worker and starts a new one in its place, for a worker that runs a function that will not end. Calls in flight on it end
+// with ErrConnection (StatusWorkerDied). State that functions kept in it is lost. Errors: ErrUnsupported (the lease is local), ErrLease,
+// StatusDeadline (no new worker within the session's time-out; the replacement continues).
+func (w *Worker) Replace(ctx context.Context) error {
+	const op = "replace a worker"
+	if w.lease.released.Load() {
+		return fail(op, StatusLeaseEnded, "the lease was released")
+	}
+	_, err := during(ctx, w.lease.session, op, func() (struct{}, error) {
+		return struct{}{}, w.lease.explain(w.lease.c.WorkerReplace(w.index))
+	}, nil)
+	return err
+}
+
 // Inspection says what a worker does and has printed. The worker counts by itself, so functions could forge the counters.
 type Inspection = c.WorkerInfo
 

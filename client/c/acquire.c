@@ -86,7 +86,8 @@ static void idle(void *arg, int64_t now, bool probe) {
     }
 }
 
-static void attend(rfaas_grant *h) {
+static void attend(const rfaas_lease *l, rfaas_grant *h) {
+    dp_endpoint_set_overdue(h->ep, l->session->timeout_ns);
     dp_endpoint_on_silence(h->ep, rfaas_api_silent, h);
     dp_endpoint_on_idle(h->ep, idle, NULL);
 }
@@ -101,7 +102,7 @@ static int make_channels(const rfaas_lease *l, rfaas_grant *h, const char *provi
         return status;
     if (dp_endpoint_create(dev, o->workers, o->depth, (dp_wait_mode)o->wait_mode, &h->ep, &err))
         return rfaas_api_fail_dp("lease", &err);
-    attend(h);
+    attend(l, h);
     dp_channel_config cfg = {.depth = o->depth, .eager = o->eager, .bulk = o->bulk};
     for (uint32_t i = 0; i < o->workers; i++, h->queue_pairs++)
         if (dp_channel_create(h->ep, &cfg, &h->workers[i].ch, &err))
@@ -226,7 +227,7 @@ static bool start(rfaas_acquisition *a) {
     a->from = 0;
     a->cached = rfaas_api_adopt_cached(l, a->grant, a->at);
     if (a->cached)
-        attend(a->grant);
+        attend(l, a->grant);
     const char *guess = l->session->provider;
     uint64_t bytes = l->options.workers * ((uint64_t)l->options.depth * l->options.eager + l->options.bulk);
     if (!a->cached && *guess && bytes <= SPECULATIVE_BYTES && make_channels(l, a->grant, guess))
@@ -346,7 +347,7 @@ static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, co
         else
             drop_channels(h); /* the agent gives up the cached grant, and names another candidate */
         if (h->ep)
-            attend(h);
+            attend(a->lease, h);
         return send_step(a, false, 0);
     }
     int status = make_channels(a->lease, h, c->provider);

@@ -217,7 +217,9 @@ typedef struct rfaas_agent_replace {
     uint64_t key;
     int64_t timeout_ns; /* how long to wait for the new worker; the replacement continues afterwards */
     uint32_t worker;
+    uint32_t kill; /* not 0: end the old worker at once, else it may first end by itself */
     rfaas_agent_blob offer;
+    uint32_t reserved;
 } rfaas_agent_replace;
 
 typedef struct rfaas_agent_release {

@@ -121,6 +121,7 @@ typedef struct call_plan {
     uint32_t repeats;
     int64_t attempt; /* longest time of one attempt, ns; 0: no limit */
     int64_t wait_until; /* when a call that has not started returns RFAAS_DEADLINE, after which the caller tries again. 0: never */
+    bool kill;         /* RFAAS_CALL_KILL */
     bool full_is_busy; /* return RFAAS_BUSY if a living worker is full, and do not wait for replacements of other workers */
     bool batch; /* dp_channel_batch; the caller owns the lease */
 } call_plan;
@@ -300,6 +301,19 @@ static inline uint32_t in_flight(const rfaas_lease *l, uint32_t worker) {
     return __atomic_load_n(&l->workers[worker].in_flight, __ATOMIC_RELAXED);
 }
 
+/* Calls that are before the next one on a worker: in_flight, or more than any number of them while the worker is overdue. The caller holds
+ * no unit. */
+static inline uint32_t load_of(const rfaas_lease *l, uint32_t worker) {
+    uint32_t n = in_flight(l, worker);
+    return LIKELY(!__atomic_load_n(&l->workers[worker].overdue, __ATOMIC_RELAXED)) || !rfaas_api_still_overdue(l, worker) ? n : n + DP_DEPTH_MAX;
+}
+
+/* When a request is given up: at its deadline; without one, when its worker has run an overdue call for too long. 0: never. */
+static inline int64_t due_of(const rfaas_lease *l, const rfaas_request_slot *r) {
+    const rfaas_worker *w = &l->workers[r->worker];
+    return r->deadline || LIKELY(!__atomic_load_n(&w->overdue, __ATOMIC_RELAXED)) ? r->deadline : dp_channel_give_up_at(w->ch);
+}
+
 static inline void add_in_flight(rfaas_lease *l, uint32_t worker, uint32_t by) { /* by its lane's thread */
     __atomic_store_n(&l->workers[worker].in_flight, l->workers[worker].in_flight + by, __ATOMIC_RELAXED);
 }
@@ -307,9 +321,9 @@ static inline void add_in_flight(rfaas_lease *l, uint32_t worker, uint32_t by) {
 static inline uint32_t least_loaded(const rfaas_lease *l, uint32_t from) {
     uint32_t best = from;
     for (uint32_t i = 0, w = from; i < l->n_workers; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
-        if (in_flight(l, w) < in_flight(l, best))
+        if (load_of(l, w) < load_of(l, best))
             best = w;
-        if (in_flight(l, best) == 0)
+        if (load_of(l, best) == 0)
             break;
     }
     return best;

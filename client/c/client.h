@@ -11,6 +11,7 @@
  *                          reap.c                       destroying channels whose driver is slow
  *                          worker.c, event.c            replacing dead workers; events of a lease
  *                          init.c                       init calls of new workers
+ *                          replace.c                    ending living workers
  *                          failover.c                   moving a lease to another executor
  *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
@@ -97,15 +98,18 @@ typedef struct rfaas_request_slot {
     uint8_t state;      /* rfaas_request_state */
     uint8_t started;
     int32_t code; /* rfaas_function_code, with text */
+    bool kill; /* RFAAS_CALL_KILL */
     char *text; /* error text of a call that ended with an error, from malloc; NULL otherwise */
 } rfaas_request_slot;
 
 typedef struct rfaas_worker {
     dp_channel *ch;
     uint32_t in_flight; /* requests in state FLYING; relaxed atomic, other threads read it to choose a worker */
+    uint32_t overdue;   /* 1: the deadline of a call has passed, and perhaps the worker still runs it; relaxed atomic */
     rfaas_request_slot *invoked; /* a shared lease's rfaas_invoke: its request, on that thread's stack; NULL: none */
     bool broken;        /* the channel is not connected: a replacement is under way or has failed */
     bool replacing;     /* the agent was asked for a replacement, which will connect to the channel as it was offered */
+    bool kill;          /* the executor ends the worker at once when it replaces it */
     bool resumes;       /* the channel comes from a cached grant, so it is resumed and not connected */
     bool initialising;  /* the init call is in flight, and the channel is reserved (init.c) */
     uint32_t init_slot; /* of the init call */
@@ -423,6 +427,14 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details);
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline);
 /* rfaas_api_repair without waiting. RFAAS_BUSY: the new worker has not started yet, or executes the init call. */
 int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
+/* Notes that the deadline of a call on the worker has passed. */
+void rfaas_api_note_overdue(rfaas_lease *l, uint32_t worker);
+/* Reports whether the worker still runs a call whose deadline has passed. The caller owns the lease or holds the worker's unit. */
+bool rfaas_api_overdue(rfaas_lease *l, uint32_t worker);
+/* rfaas_api_overdue for a thread inside the lease that may hold no unit. True if another thread holds the worker's. */
+__attribute__((cold)) bool rfaas_api_still_overdue(const rfaas_lease *l, uint32_t worker);
+/* Writes "; worker 2 still runs ..." to text if that is so, else "". The caller as above. */
+void rfaas_api_overdue_text(rfaas_lease *l, uint32_t worker, char *text, size_t room);
 /* Returns RFAAS_OK while the lease lasts, else RFAAS_LEASE_ENDED with the reason as the error's text. */
 int rfaas_api_fail_ended(rfaas_lease *l, const char *op);
 /* Sets the error of a call that ended with `status`. If the worker died, waits up to 0.9 s for the event that says how. Returns the
@@ -451,6 +463,15 @@ int rfaas_api_init_step(rfaas_lease *l, rfaas_grant *h, uint32_t i);
 void rfaas_api_init_wait(rfaas_worker *w, int64_t until);
 /* Executes the init call in this process, unless that was done. */
 int rfaas_api_init_here(rfaas_lease *l);
+
+/* ---- replace.c ---- */
+
+/* Gives up a living worker: its calls end with RFAAS_WORKER_DIED and `why`, and the next repair has it killed at once. The caller owns the
+ * lease or holds the worker's unit. */
+void rfaas_api_discard(rfaas_lease *l, uint32_t worker, const char *why);
+/* Has the worker of a call with RFAAS_CALL_KILL killed, after the call's deadline. Adds that to the error, which is set. The caller as
+ * above. Returns status. */
+__attribute__((cold)) int rfaas_api_kill_late(rfaas_lease *l, rfaas_function fn, uint32_t worker, int status);
 
 /* ---- event.c ---- */
 

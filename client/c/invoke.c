@@ -135,8 +135,11 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
         return RFAAS_OK;
     if (o->attempt_ns < 0 || o->attempt_ns > INT64_MAX / 2)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: attempt_ns %lld is negative or too large", op, (long long)o->attempt_ns);
-    if (o->reserved)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.reserved is %u, want 0", op, o->reserved);
+    if (o->flags & ~(uint32_t)RFAAS_CALL_KILL)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.flags %#x: unknown bits; want RFAAS_CALL_* or 0", op, o->flags);
+    p->kill = o->flags & RFAAS_CALL_KILL;
+    if (p->kill && !timeout && !(o->repeats && o->attempt_ns))
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_CALL_KILL without timeout_ns, or repeats with attempt_ns", op);
     p->repeats = o->repeats;
     p->attempt = o->repeats ? o->attempt_ns : 0;
     return RFAAS_OK;
@@ -226,7 +229,7 @@ static __attribute__((noinline, cold)) int go_on(rfaas_lease *l, const call_args
         if (status == DP_YIELD)
             continue;
         if (status != DP_OK) {
-            dp_channel_abandon(ch, slot);
+            dp_channel_overdue(ch, slot);
             return status;
         }
         status = finish_call(ch, slot, a->out, a->pieces, got, started);
@@ -268,7 +271,8 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
         l->sync_worker = w;
         return status;
     }
-    return rfaas_api_explain(l, "invoke", a->fn, w, status, started);
+    status = rfaas_api_explain(l, "invoke", a->fn, w, status, started);
+    return p->kill && status == RFAAS_DEADLINE && started == DP_MAYBE_EXECUTED ? rfaas_api_kill_late(l, a->fn, w, status) : status;
 }
 
 /* An attempt, of whichever lease. The error's text is set, but for DP_RESULT_TOO_LARGE. *at: the worker to begin with, and that
@@ -375,9 +379,13 @@ static __attribute__((noinline, cold)) int invoke_again(rfaas_lease *l, const ca
                                                         uint32_t *got) {
     const call_plan *p = a->p;
     while (status == DP_BUSY && !shared(l) && full(l, p)) { /* the slots are taken by the owner's own requests */
-        if (p->deadline && dp_now_ns() >= p->deadline)
-            return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke %s: no worker had a free slot until the deadline",
-                                  function_name(l, a->fn));
+        if (p->deadline && dp_now_ns() >= p->deadline) {
+            char runs[256] = "";
+            if (p->worker >= 0)
+                rfaas_api_overdue_text(l, (uint32_t)p->worker, runs, sizeof runs);
+            return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke %s: no worker had a free slot until the deadline%s",
+                                  function_name(l, a->fn), runs);
+        }
         rfaas_api_await_slot(l, p->worker, NULL, p->deadline);
         status = attempt(l, a, &w, got);
     }
@@ -420,7 +428,7 @@ int rfaas_api_invoke(rfaas_lease *l, const call_args *a, uint32_t *got, bool *he
     if (shared(l))
         return invoke_shared(l, a, got);
     uint32_t w = a->p->worker >= 0 ? (uint32_t)a->p->worker : l->sync_worker;
-    if (a->p->worker < 0 && l->workers[w].in_flight)
+    if (a->p->worker < 0 && load_of(l, w))
         w = least_loaded(l, w);
     uint64_t key = rfaas_api_fails_over(l) ? rfaas_api_grant_key(l) : 0; /* while attempt waits, another thread may move the lease */
     status = attempt(l, a, &w, got);
@@ -450,7 +458,7 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         status = rfaas_api_invoke(l, ARGS, &got, &here);
     } else {
         uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker, slot;
-        if (p.worker < 0 && UNLIKELY(l->workers[w].in_flight))
+        if (p.worker < 0 && UNLIKELY(load_of(l, w)))
             w = least_loaded(l, w);
         dp_started started = DP_NOT_STARTED;
         int64_t deadline = attempt_deadline(&p);

@@ -44,12 +44,23 @@ void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r) {
 }
 
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status) {
-    dp_channel_abandon(l->workers[r->worker].ch, r->slot);
+    dp_channel *ch = l->workers[r->worker].ch;
+    if (status == DP_DEADLINE) {
+        dp_channel_overdue(ch, r->slot);
+        rfaas_api_note_overdue(l, r->worker);
+    } else {
+        dp_channel_abandon(ch, r->slot);
+    }
     r->status = status;
     r->size = 0;
     r->started = RFAAS_MAYBE_EXECUTED;
     set_state(r, RFAAS_REQ_ENDED);
     add_in_flight(l, r->worker, UINT32_MAX);
+    if (UNLIKELY(r->kill) && status == DP_DEADLINE) {
+        rfaas_api_explain(l, r == l->workers[r->worker].invoked ? "invoke" : "wait", r->function, r->worker, status, r->started);
+        rfaas_api_kill_late(l, r->function, r->worker, status);
+        r->text = strdup(rfaas_last_error());
+    }
 }
 
 static void settle(rfaas_lease *l, rfaas_request_slot *r, uint32_t worker) {
@@ -126,7 +137,7 @@ static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_req
     else
         status = rfaas_api_explain(l, op, r->function, r->worker, status, r->started);
     if (r->repeats && status != DP_RESULT_TOO_LARGE) {
-        call_plan p = {.worker = r->chosen, .repeats = r->repeats, .deadline = r->last, .attempt = r->attempt};
+        call_plan p = {.worker = r->chosen, .repeats = r->repeats, .deadline = r->last, .attempt = r->attempt, .kill = r->kill};
         call_args a = {.p = &p, .fn = r->function, .in = r->in, .in_size = r->in_size, .out = r->out, .room = r->capacity, .pieces = r->pieces};
         status = rfaas_api_repeat(l, &a, r->worker, rfaas_api_grant_key(l), status, &r->size);
     }
@@ -160,7 +171,7 @@ bool rfaas_api_ended(rfaas_lease *l, rfaas_request_slot *r, int64_t now) {
         return true;
     if (dp_channel_result(l->workers[r->worker].ch, r->slot, NULL, NULL, NULL) != DP_INVALID)
         rfaas_api_collect(l, r);
-    else if (r->deadline && now >= r->deadline)
+    else if (due_of(l, r) && (now ? now : dp_now_ns()) >= due_of(l, r))
         rfaas_api_abandon(l, r, DP_DEADLINE);
     else
         return false;
@@ -231,7 +242,7 @@ int rfaas_test(rfaas_request *request, int *done, size_t *out_size) {
     } else if (r->state == RFAAS_REQ_FLYING) {
         if (dp_channel_test(l->workers[r->worker].ch, r->slot))
             rfaas_api_collect(l, r);
-        else if (r->deadline && dp_now_ns() >= r->deadline)
+        else if (due_of(l, r) && dp_now_ns() >= due_of(l, r))
             rfaas_api_abandon(l, r, DP_DEADLINE);
         else {
             *done = 0;

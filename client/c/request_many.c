@@ -74,8 +74,9 @@ static int look_at_all(size_t count, rfaas_request requests[], size_t *index, si
                 return 1;
             }
         }
-        if (r->deadline && (!*deadline || r->deadline < *deadline))
-            *deadline = r->deadline;
+        int64_t due = due_of(l, r);
+        if (due && (!*deadline || due < *deadline))
+            *deadline = due;
         leave(l, 0);
         if (*lease && *lease != l)
             (*others)++;

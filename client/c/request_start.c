@@ -41,6 +41,7 @@ static ALWAYS_INLINE void note_flying(rfaas_lease *l, rfaas_request_slot *r, con
     set_worker(r, w);
     r->function = a->fn;
     r->repeats = a->p->repeats;
+    r->kill = a->p->kill;
     if (UNLIKELY(a->p->repeats)) {
         r->in = a->in;
         r->in_size = a->in_size;
@@ -113,7 +114,7 @@ static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request
  * calls in flight. */
 static __attribute__((noinline)) bool submit_aside(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t from, bool idle) {
     for (uint32_t i = 0, w = from; i < l->n_workers; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
-        if ((idle && in_flight(l, w)) || !dp_turns_try(l->turns, DP_TURN_BRIEF, unit_of(w)))
+        if ((idle && load_of(l, w)) || !dp_turns_try(l->turns, DP_TURN_BRIEF, unit_of(w)))
             continue;
         bool good = !(idle && in_flight(l, w)) && !draining(l) && submit_to(l, r, a, w) == DP_OK;
         if (good) {
@@ -133,7 +134,7 @@ static __attribute__((noinline)) bool submit_idle(rfaas_lease *l, rfaas_request_
         if (submit_aside(l, r, a, from, true))
             return true;
         uint32_t unit, w = least_loaded(l, from);
-        if (in_flight(l, w) || dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, start_deadline(a->p), &unit))
+        if (load_of(l, w) || dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, start_deadline(a->p), &unit))
             return false;
         bool idle = !in_flight(l, w), good = idle && !draining(l) && submit_to(l, r, a, w) == DP_OK;
         if (good) {
@@ -193,6 +194,18 @@ static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_reques
     return RFAAS_OK;
 }
 
+/* Sets the error of a request for which no slot is free. */
+static void fail_busy(rfaas_lease *l, const call_plan *p) {
+    static const char text[] = "no free slot on any allowed worker; finish a request and try again";
+    char runs[256] = "";
+    if (p->worker >= 0 && UNLIKELY(l->workers[p->worker].overdue) && !shared(l))
+        rfaas_api_overdue_text(l, (uint32_t)p->worker, runs, sizeof runs);
+    if (*runs)
+        rfaas_api_fail(RFAAS_BUSY, RFAAS_NOT_STARTED, "%s%s", text, runs);
+    else
+        rfaas_api_fail_const(RFAAS_BUSY, text);
+}
+
 /* rfaas_api_start; the arguments of an owner's call stay in registers. */
 static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in,
                                uint32_t in_size, void *out, size_t capacity, rfaas_call_pieces *pieces, rfaas_request_slot **request,
@@ -224,7 +237,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
     if (UNLIKELY(status != DP_OK)) {
         give_request(l, r);
         if (status == DP_BUSY)
-            rfaas_api_fail_const(RFAAS_BUSY, "no free slot on any allowed worker; finish a request and try again");
+            fail_busy(l, p);
         else if (status == DP_TOO_LARGE)
             rfaas_api_too_large(l, op, fn, in_size, capacity);
         else if (!told)

@@ -652,6 +652,23 @@ typedef struct rfaas_worker_details {
  * being released. Blocks for one control message, at most for the session's timeout_ns. */
 RFAAS_API int rfaas_worker_info(const rfaas_lease *lease, int worker, rfaas_worker_details *details);
 
+/* rfaas_worker_replace kills a worker and starts a new one in its place.
+ *
+ *   worker: index from 0.
+ *
+ * For a worker that runs a function that will not end. The executor kills the worker, waits until it
+ * has ended, and starts a new one on the same cores. Calls in flight on the worker end with
+ * RFAAS_WORKER_DIED, and their error says that the program asked for it. State that functions kept in
+ * the worker is lost. Blocks until the new worker is connected, at most for the session's timeout_ns;
+ * after RFAAS_DEADLINE the replacement continues. Any thread may call it.
+ *
+ * Errors:
+ *   RFAAS_INVALID: there is no worker with this index.
+ *   RFAAS_UNSUPPORTED: the lease has no workers, because its calls run in this process.
+ *   RFAAS_DEADLINE: there is no new worker within timeout_ns.
+ *   RFAAS_LEASE_ENDED: the lease has ended, or its node drains. */
+RFAAS_API int rfaas_worker_replace(rfaas_lease *lease, int worker);
+
 /* ---- functions ---- */
 
 /* rfaas_function is the index of a function in the library. It is valid for one lease. */
@@ -718,7 +735,9 @@ RFAAS_API int rfaas_unregister(rfaas_lease *lease, void *buffer);
 typedef struct rfaas_call_options {
     uint32_t struct_size; /* sizeof(rfaas_call_options) */
     int32_t worker;       /* index from 0, or RFAAS_ANY_WORKER */
-    /* Time limit of the call, from now. 0: none. It also bounds the wait for the replacement of a dead
+    /* Time limit of the call, from now. 0: none. A call without one ends with RFAAS_DEADLINE if its
+     * worker has still not ended another call whose time limit passed the session's timeout_ns ago;
+     * the error names that function. The time limit also bounds the wait for the replacement of a dead
      * worker: the call then ends with RFAAS_DEADLINE and the replacement goes on. */
     int64_t timeout_ns;
     /* How often the call may be repeated. 0: never. Set it only if the function is idempotent: the
@@ -727,12 +746,19 @@ typedef struct rfaas_call_options {
      * `in` must not change until the call ends, even for rfaas_iinvoke. The repetitions of
      * rfaas_iinvoke are made by the function that waits for the request, and block it. */
     uint32_t repeats;
-    uint32_t reserved;    /* 0 */
+    uint32_t flags;       /* RFAAS_CALL_* or 0 */
     int64_t attempt_ns;   /* with repeats: time limit of one attempt; 0: until timeout_ns */
 } rfaas_call_options;
 
 #define RFAAS_CALL_OPTIONS_INIT \
     { sizeof(rfaas_call_options), RFAAS_ANY_WORKER, 0, 0, 0, 0 }
+
+/* RFAAS_CALL_KILL: If the time limit of the call or of its attempt passes while the function may be
+ * running, the executor kills the worker at once, and the lease gets a new one in its place. The call
+ * ends with RFAAS_DEADLINE, other calls in flight on the worker with RFAAS_WORKER_DIED. State that
+ * functions kept in the worker is lost. Without this flag the function runs on, and later calls on the
+ * worker wait for its end. Calls in this process (RFAAS_LEASE_LOCAL) are not affected. */
+#define RFAAS_CALL_KILL 1u
 
 /* rfaas_invoke calls a function and waits for its result.
  *

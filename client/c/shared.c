@@ -58,7 +58,7 @@ static bool ended(rfaas_lease *l, rfaas_request_slot *r, bool late) {
         rfaas_api_collect(l, r);
     else if (dp_turns_closed(l->turns))
         rfaas_api_abandon(l, r, DP_LEASE_ENDED);
-    else if (late || (r->deadline && dp_now_ns() >= r->deadline))
+    else if (late || (due_of(l, r) && dp_now_ns() >= due_of(l, r)))
         rfaas_api_abandon(l, r, DP_DEADLINE);
     else
         return false;
@@ -90,9 +90,9 @@ static bool wait_for(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, bo
             if (ended(l, r, late))
                 return true;
             bool others = dp_turns_others(l->turns, unit);
-            int64_t until = others ? dp_now_ns() + slice : deadline;
-            if (deadline && deadline < until)
-                until = deadline;
+            int64_t due = due_of(l, r), until = others ? dp_now_ns() + slice : due;
+            if (due && due < until)
+                until = due;
             put_down = dp_turns_brief(l->turns, unit);
             if (put_down)
                 continue;
@@ -175,18 +175,21 @@ int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_reques
 
 /* ---- rfaas_invoke ---- */
 
+/* More than any number of requests, for a worker that is perhaps overdue. */
+static uint32_t marked(const rfaas_lease *l, uint32_t w) { return __atomic_load_n(&l->workers[w].overdue, __ATOMIC_RELAXED) ? DP_DEPTH_MAX : 0; }
+
 /* Returns the worker of a unit that has the fewest requests. */
 static uint32_t worker_of(const rfaas_lease *l, uint32_t unit) {
     uint32_t best = unit;
     for (uint32_t w = unit + DP_LANES_MAX; w < l->n_workers; w += DP_LANES_MAX)
-        if (in_flight(l, w) < in_flight(l, best))
+        if (in_flight(l, w) + marked(l, w) < in_flight(l, best) + marked(l, best))
             best = w;
     return best;
 }
 
 int rfaas_api_continue(rfaas_lease *l, const call_args *a, uint32_t worker, uint32_t slot, int64_t deadline, uint32_t *got) {
     bool released;
-    rfaas_request_slot r = {.state = RFAAS_REQ_FLYING, .function = a->fn, .worker = worker, .slot = slot, .deadline = deadline,
+    rfaas_request_slot r = {.state = RFAAS_REQ_FLYING, .function = a->fn, .worker = worker, .slot = slot, .deadline = deadline, .kill = a->p->kill,
                             .out = a->out, .pieces = a->pieces, .capacity = a->room};
     l->workers[worker].invoked = &r;
     add_in_flight(l, worker, 1);
@@ -311,7 +314,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
     const call_plan *p = a->p;
     rfaas_function fn = a->fn;
     bool any = p->worker == RFAAS_ANY_WORKER;
-    uint32_t from = any ? warm % l->turns->n : unit_of((uint32_t)p->worker), unit, begun = 0, tries = 0;
+    uint32_t from = any ? warm % l->turns->n : unit_of((uint32_t)p->worker), unit, begun = 0, tries = 0, passed = 0;
     for (;;) {
         int st = dp_turns_take(l->turns, DP_TURN_CALL, from, any, p->deadline, &unit);
         if (UNLIKELY(st == DP_DEADLINE))
@@ -319,6 +322,11 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
         if (UNLIKELY(st))
             return fail_released(op, RFAAS_NOT_STARTED);
         uint32_t w = *at = any ? worker_of(l, unit) : (uint32_t)p->worker;
+        if (UNLIKELY(marked(l, w)) && rfaas_api_overdue(l, w) && any && passed++ < l->turns->n) {
+            dp_turns_give(l->turns, unit); /* another worker may be free */
+            from = unit + 1 >= l->turns->n ? 0 : unit + 1;
+            continue;
+        }
         if (UNLIKELY(draining(l))) { /* the drain began after this thread entered */
             dp_turns_give(l->turns, unit);
             st = rfaas_api_bad_call(l, op, fn, NULL, 0, NULL, 0);
@@ -376,6 +384,8 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
             status = fail_released(op, started);
         } else if (status != DP_RESULT_TOO_LARGE) {
             status = rfaas_api_explain(l, op, fn, w, status, started);
+            if (p->kill && status == RFAAS_DEADLINE && started == DP_MAYBE_EXECUTED)
+                status = rfaas_api_kill_late(l, fn, w, status);
         }
         dp_turns_give(l->turns, unit);
         return status;

@@ -46,8 +46,10 @@ typedef struct rfaas_shim_result {
 
 static inline rfaas_shim_error *rfaas_shim_error_of(uint64_t error) { return (rfaas_shim_error *)(uintptr_t)error; }
 
+#define RFAAS_SHIM_KILL 0x80000000u /* in `repeats`: RFAAS_CALL_KILL */
 static inline rfaas_call_options rfaas_shim_options(int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns) {
-    return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats, 0, attempt_ns};
+    return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats & ~RFAAS_SHIM_KILL,
+                                repeats & RFAAS_SHIM_KILL ? RFAAS_CALL_KILL : 0, attempt_ns};
 }
 
 static inline void rfaas_shim_invoke(uintptr_t l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
@@ -183,6 +185,9 @@ static inline rfaas_shim_error *rfaas_shim_lease_open_across(rfaas_session *s, c
 }
 static inline rfaas_shim_error *rfaas_shim_places(rfaas_session *s, const rfaas_lease_options *o, size_t count, rfaas_place *places) {
     return rfaas_shim_check(rfaas_places(s, o, count, places));
+}
+static inline rfaas_shim_error *rfaas_shim_worker_replace(rfaas_lease *l, int worker) {
+    return rfaas_shim_check(rfaas_worker_replace(l, worker));
 }
 static inline rfaas_shim_error *rfaas_shim_lease_release(rfaas_lease *l) { return rfaas_shim_check(rfaas_lease_release(l)); }
 static inline rfaas_shim_error *rfaas_shim_lease_renew(rfaas_lease *l, int64_t ns) { return rfaas_shim_check(rfaas_lease_renew(l, ns)); }

@@ -8,6 +8,45 @@
 /* How long the error of a call waits for the event that says how the worker died. */
 #define EXPLAIN_NS 900000000ll
 
+void rfaas_api_note_overdue(rfaas_lease *l, uint32_t worker) { __atomic_store_n(&l->workers[worker].overdue, 1, __ATOMIC_RELAXED); }
+
+bool rfaas_api_overdue(rfaas_lease *l, uint32_t worker) {
+    uint32_t function;
+    int64_t since;
+    rfaas_worker *w = &l->workers[worker];
+    dp_channel_look(w->ch); /* its reply may have come */
+    bool runs = dp_channel_runs_overdue(w->ch, &function, &since);
+    if (!runs)
+        __atomic_store_n(&w->overdue, 0, __ATOMIC_RELAXED);
+    return runs;
+}
+
+bool rfaas_api_still_overdue(const rfaas_lease *lease, uint32_t worker) {
+    rfaas_lease *l = (rfaas_lease *)lease;
+    if (!l->grant->ep)
+        return false;
+    if (!shared(l))
+        return rfaas_api_overdue(l, worker);
+    if (!dp_turns_try(l->turns, DP_TURN_BRIEF, unit_of(worker)))
+        return true;
+    bool runs = rfaas_api_overdue(l, worker);
+    dp_turns_put_down(l->turns, unit_of(worker));
+    return runs;
+}
+
+void rfaas_api_overdue_text(rfaas_lease *l, uint32_t worker, char *text, size_t room) {
+    uint32_t function;
+    int64_t since;
+    char ago[64] = "";
+    text[0] = 0;
+    if (!dp_channel_runs_overdue(l->workers[worker].ch, &function, &since))
+        return;
+    double s = (double)(dp_now_ns() - since) / 1e9;
+    if (s >= 0.05)
+        snprintf(ago, sizeof ago, ", whose time limit passed %.1f s ago", s);
+    snprintf(text, room, "; worker %u still runs \"%.128s\"%s", worker, function_name(l, function), ago);
+}
+
 static void note_death(rfaas_worker *w, const rfaas_agent_event *e, const char *details) {
     snprintf(w->reason, sizeof w->reason, "%s", e->text);
     free(w->details);
@@ -105,6 +144,13 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
     const char *name = function_name(l, fn), *note = started == RFAAS_MAYBE_EXECUTED ? "" : " (not started)";
     if (status == RFAAS_FUNCTION_FAILED)
         return status; /* the text is the function's own */
+    if (status == RFAAS_DEADLINE) {
+        char runs[256];
+        if (started == RFAAS_MAYBE_EXECUTED)
+            rfaas_api_note_overdue(l, worker);
+        rfaas_api_overdue_text(l, worker, runs, sizeof runs);
+        return rfaas_api_fail(status, started, "%s %s on worker %u: %s%s%s", op, name, worker, rfaas_strerror(status), note, runs);
+    }
     char why[sizeof ((rfaas_worker *)0)->reason] = "", *details = NULL;
     if (dp_status_class(status) == RFAAS_CLASS_CONNECTION || dp_status_class(status) == RFAAS_CLASS_LEASE)
         status = rfaas_api_reason(l, l->grant, worker, status, started, why, sizeof why, &details);
@@ -134,6 +180,7 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     w->pid = 0;
     pthread_mutex_unlock(&l->mu);
     w->broken = true;
+    __atomic_store_n(&w->overdue, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&l->grant->held_by, 0, __ATOMIC_RELAXED); /* the agent holds the descriptors of the old worker */
     int status = rfaas_api_fail_ended(l, op);
     if (status)
@@ -166,7 +213,7 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
     int status = w->replacing && !dp_channel_broken(w->ch) ? RFAAS_OK : begin(l, w, i, op);
     if (status)
         return status;
-    rfaas_agent_replace req = {.key = l->grant->key, .worker = i, .timeout_ns = patience > 0 ? patience : 0};
+    rfaas_agent_replace req = {.key = l->grant->key, .worker = i, .kill = w->kill, .timeout_ns = patience > 0 ? patience : 0};
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     rfaas_reply reply = {0};
     status = rfaas_api_offer(w, &req.offer);
@@ -190,6 +237,7 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
         int ended = rfaas_api_fail_ended(l, op); /* the event may have come while the executor did not answer */
         return ended ? ended : status;
     }
+    w->kill = false;
     __atomic_add_fetch(&l->replaced, 1, __ATOMIC_RELAXED);
     if (w->initialising)
         return initialise(l, i, patience > 0 ? until - dp_now_ns() : 0);

@@ -259,6 +259,7 @@ struct call_options : rfaas_call_options {
     call_options &on(int index) { return worker = index, *this; }
     call_options &within(std::chrono::nanoseconds t) { return timeout_ns = t.count(), *this; }
     call_options &repeat(std::uint32_t n) { return repeats = n, *this; } /* the function is idempotent */
+    call_options &kill_late() { return flags |= RFAAS_CALL_KILL, *this; } /* end the worker at the time limit */
     call_options &each_within(std::chrono::nanoseconds t) { return attempt_ns = t.count(), *this; } /* one attempt */
 };
 
@@ -491,6 +492,8 @@ class lease {
         check(rfaas_worker_info(handle_, worker, &d));
         return d;
     }
+    /* Kills a worker and starts a new one in its place. */
+    void replace_worker(int worker) { check(rfaas_worker_replace(handle_, worker)); }
     rfaas_statistics statistics() const {
         rfaas_statistics s{};
         s.struct_size = sizeof s;

@@ -161,6 +161,21 @@ constexpr bool operator!=(std::int64_t a, start b) noexcept { return !(b == a); 
 /* value of rfaas_call_options.worker for any worker. */
 constexpr int any_worker = RFAAS_ANY_WORKER;
 
+enum class call_flags : std::uint32_t {
+    none = 0,
+    kill = RFAAS_CALL_KILL,
+};
+constexpr bool operator==(call_flags a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
+constexpr bool operator==(std::int64_t a, call_flags b) noexcept { return b == a; }
+constexpr bool operator!=(call_flags a, std::int64_t b) noexcept { return !(a == b); }
+constexpr bool operator!=(std::int64_t a, call_flags b) noexcept { return !(b == a); }
+constexpr call_flags operator|(call_flags a, call_flags b) noexcept {
+    return static_cast<call_flags>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
+}
+constexpr call_flags operator&(call_flags a, call_flags b) noexcept {
+    return static_cast<call_flags>(static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b));
+}
+
 /* index of rfaas_waitany if no request has ended. It is 0 in Fortran, where indices begin with 1. */
 constexpr std::size_t undefined = RFAAS_UNDEFINED;
 

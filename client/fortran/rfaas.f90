@@ -127,15 +127,17 @@ contains
       a%options%bundle = string(bundle, a%bundle)
    end subroutine
 
-   function call_options_of(worker, timeout, repeats, attempt) result(o)
+   function call_options_of(worker, timeout, repeats, attempt, kill) result(o)
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
+      logical, intent(in), optional :: kill
       type(rfaas_call_options_c) :: o
       o%struct_size = int(c_sizeof(o), c_int32_t)
       if (present(worker)) o%worker = worker
       if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
       if (present(repeats)) o%repeats = repeats
       if (present(attempt)) o%attempt_ns = nanoseconds(attempt)
+      if (given(kill)) o%flags = ior(o%flags, RFAAS_CALL_KILL)
    end function
 
    pure logical function given(flag)
@@ -283,7 +285,7 @@ module rfaas
    public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
       rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
       rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
-   public :: rfaas_session_cached, rfaas_lease_status, rfaas_worker_origin, rfaas_lease_function_name
+   public :: rfaas_session_cached, rfaas_lease_status, rfaas_worker_origin, rfaas_worker_replace, rfaas_lease_function_name
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
    public :: rfaas_pieces, rfaas_add_piece, rfaas_invokev, rfaas_iinvokev
    public :: rfaas_table_put, rfaas_table_put_at, rfaas_table_drop
@@ -636,6 +638,14 @@ contains
       call finish(status, ierror)
    end subroutine
 
+   !> Kills a worker, whose index counts from 0, and starts a new one in its place.
+   subroutine rfaas_worker_replace(lease, worker, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      integer, intent(in) :: worker
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_worker_replace_c(lease%handle, int(worker, c_int)), ierror)
+   end subroutine
+
    !> Says how a worker, whose index counts from 0, came to its lease.
    subroutine rfaas_worker_origin(lease, worker, start, ierror)
       type(rfaas_lease), intent(in) :: lease
@@ -741,8 +751,8 @@ contains
    ! ---- calls ----
 
    !> in_size and capacity are in bytes, and out_size becomes the bytes of the result. worker counts from 0. repeats and attempt are
-   !> those of rfaas_call_options: set them only if the function is idempotent.
-   subroutine rfaas_invoke(lease, f, in, in_size, out, capacity, out_size, worker, timeout, ierror, repeats, attempt)
+   !> those of rfaas_call_options: set them only if the function is idempotent. `kill` sets RFAAS_CALL_KILL.
+   subroutine rfaas_invoke(lease, f, in, in_size, out, capacity, out_size, worker, timeout, ierror, repeats, attempt, kill)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in) :: in
@@ -751,17 +761,19 @@ contains
       integer(c_size_t), intent(inout), optional :: out_size
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
+      logical, intent(in), optional :: kill
       integer, intent(out), optional :: ierror
       integer(c_size_t) :: got
       integer(c_int) :: status
       got = 0
-      status = rfaas_invoke_c(lease%handle, f, in, in_size, out, capacity, got, call_options_of(worker, timeout, repeats, attempt))
+      status = rfaas_invoke_c(lease%handle, f, in, in_size, out, capacity, got, &
+                              call_options_of(worker, timeout, repeats, attempt, kill))
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
 
    !> Starts a call. With repeats, `in` must not change until the request ends.
-   subroutine rfaas_iinvoke(lease, f, in, in_size, out, capacity, request, worker, timeout, ierror, repeats, attempt)
+   subroutine rfaas_iinvoke(lease, f, in, in_size, out, capacity, request, worker, timeout, ierror, repeats, attempt, kill)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in), asynchronous :: in
@@ -770,9 +782,10 @@ contains
       type(rfaas_request), intent(inout) :: request
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
+      logical, intent(in), optional :: kill
       integer, intent(out), optional :: ierror
-      call finish(rfaas_iinvoke_c(lease%handle, f, in, in_size, out, capacity, call_options_of(worker, timeout, repeats, attempt), &
-                            request), ierror)
+      call finish(rfaas_iinvoke_c(lease%handle, f, in, in_size, out, capacity, &
+                                  call_options_of(worker, timeout, repeats, attempt, kill), request), ierror)
    end subroutine
 
    !> rfaas_invoke with payload and result in several pieces, which are arrays or sections of arrays:
@@ -782,19 +795,20 @@ contains
    !>     call rfaas_add_piece(in, a(2, :))                        ! a row: strided, not copied
    !>     call rfaas_add_piece(out, b(1:n:2))
    !>     call rfaas_invokev(lease, f, in, out)
-   subroutine rfaas_invokev(lease, f, in, out, out_size, worker, timeout, ierror, repeats, attempt)
+   subroutine rfaas_invokev(lease, f, in, out, out_size, worker, timeout, ierror, repeats, attempt, kill)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(rfaas_pieces), intent(in) :: in, out
       integer(c_size_t), intent(inout), optional :: out_size
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
+      logical, intent(in), optional :: kill
       integer, intent(out), optional :: ierror
       integer(c_size_t) :: got
       integer(c_int) :: status
       got = 0
       status = rfaas_invokev_c(lease%handle, f, in%pieces, in%count, out%pieces, out%count, got, &
-                               call_options_of(worker, timeout, repeats, attempt))
+                               call_options_of(worker, timeout, repeats, attempt, kill))
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
@@ -828,16 +842,17 @@ contains
    end subroutine
 
    !> Starts such a call. The lists may be reused at once. With repeats, the arrays of `in` must not change until the request ends.
-   subroutine rfaas_iinvokev(lease, f, in, out, request, worker, timeout, ierror, repeats, attempt)
+   subroutine rfaas_iinvokev(lease, f, in, out, request, worker, timeout, ierror, repeats, attempt, kill)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(rfaas_pieces), intent(in) :: in, out
       type(rfaas_request), intent(inout) :: request
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
+      logical, intent(in), optional :: kill
       integer, intent(out), optional :: ierror
       call finish(rfaas_iinvokev_c(lease%handle, f, in%pieces, in%count, out%pieces, out%count, &
-                                   call_options_of(worker, timeout, repeats, attempt), request), ierror)
+                                   call_options_of(worker, timeout, repeats, attempt, kill), request), ierror)
    end subroutine
 
    subroutine rfaas_wait(request, out_size, ierror)

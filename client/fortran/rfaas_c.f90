@@ -86,6 +86,8 @@ module rfaas_c
 
    integer, parameter :: RFAAS_ANY_WORKER = -1
 
+   integer(c_int32_t), parameter :: RFAAS_CALL_KILL = 1
+
    integer, parameter :: RFAAS_TABLES_MAX = 64
 
    integer, parameter :: RFAAS_SUM = 1 !< the sum; integers wrap around
@@ -213,7 +215,7 @@ module rfaas_c
       integer(c_int32_t) :: worker = -1
       integer(c_int64_t) :: timeout_ns = 0
       integer(c_int32_t) :: repeats = 0
-      integer(c_int32_t) :: reserved = 0
+      integer(c_int32_t) :: flags = 0
       integer(c_int64_t) :: attempt_ns = 0
    end type
 
@@ -420,6 +422,13 @@ module rfaas_c
          type(c_ptr), value :: lease
          integer(c_int), value :: worker
          type(rfaas_worker_details_c), intent(inout) :: details
+      end function
+
+      !> rfaas_worker_replace kills a worker and starts a new one in its place.
+      integer(c_int) function rfaas_worker_replace_c(lease, worker) bind(c, name='rfaas_worker_replace')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int), value :: worker
       end function
 
       !> rfaas_lease_function finds a function of the library by name.

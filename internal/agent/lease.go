@@ -151,7 +151,7 @@ func (c *client) replace(r *request) (body, error) {
 		l.replaced[i] = x
 		c.background(func() {
 			defer close(x.done)
-			x.worker, x.err = held.Replace(c.ctx, i, m.Offer)
+			x.worker, x.err = held.Replace(c.ctx, i, m.Offer, m.Kill)
 		})
 	}
 	l.mu.Unlock()

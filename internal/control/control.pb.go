@@ -1227,6 +1227,7 @@ type ReplaceRequest struct {
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	Worker        uint32                 `protobuf:"varint,2,opt,name=worker,proto3" json:"worker,omitempty"`
 	ClientBlob    []byte                 `protobuf:"bytes,3,opt,name=client_blob,json=clientBlob,proto3" json:"client_blob,omitempty"`
+	Kill          bool                   `protobuf:"varint,4,opt,name=kill,proto3" json:"kill,omitempty"` // at once, else after a moment in which the worker may end by itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1280,6 +1281,13 @@ func (x *ReplaceRequest) GetClientBlob() []byte {
 		return x.ClientBlob
 	}
 	return nil
+}
+
+func (x *ReplaceRequest) GetKill() bool {
+	if x != nil {
+		return x.Kill
+	}
+	return false
 }
 
 type ReplaceReply struct {
@@ -4094,12 +4102,13 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"FetchReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
-	"\x04done\x18\x02 \x01(\bR\x04done\"d\n" +
+	"\x04done\x18\x02 \x01(\bR\x04done\"x\n" +
 	"\x0eReplaceRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\rR\x06worker\x12\x1f\n" +
 	"\vclient_blob\x18\x03 \x01(\fR\n" +
-	"clientBlob\"E\n" +
+	"clientBlob\x12\x12\n" +
+	"\x04kill\x18\x04 \x01(\bR\x04kill\"E\n" +
 	"\fReplaceReply\x125\n" +
 	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"W\n" +
 	"\x0eReleaseRequest\x12\x19\n" +

@@ -61,6 +61,8 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
         } else if (s->state == SLOT_ABANDONED) {
             s->state = SLOT_FENCED;
             ch->n_abandoned--;
+            ch->n_overdue -= s->overdue_since != 0;
+            s->overdue_since = 0;
             ch->lane->ended++;
         }
     }
@@ -75,6 +77,8 @@ static inline bool settle(dp_channel *ch, uint32_t i) {
         ch->mailbox_slot = DP_NOTHING;
     if (__builtin_expect(s->state == SLOT_ABANDONED, 0)) {
         ch->n_abandoned--;
+        ch->n_overdue -= s->overdue_since != 0;
+        s->overdue_since = 0;
         ch->lane->ended++; /* a thread may wait for the slot */
         ch->stats.late_replies++;
         dp_slot_free(ch, i);
@@ -357,7 +361,7 @@ int dp_lane_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns, bool yields, b
                 return DP_YIELD;
             continue;
         }
-        int st = idle(lane, deadline_ns, yields);
+        int st = idle(lane, deadline_ns || !ch->n_overdue ? deadline_ns : dp_channel_give_up_at(ch), yields);
         if (st)
             return st;
     }

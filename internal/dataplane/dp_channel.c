@@ -102,7 +102,7 @@ static void slots_reset(dp_channel *ch) {
         ch->free[i] = depth - 1 - i;
     }
     ch->n_free = depth;
-    ch->n_busy = ch->n_done = ch->n_abandoned = 0;
+    ch->n_busy = ch->n_done = ch->n_abandoned = ch->n_overdue = 0;
     ch->bulk_in.n = ch->bulk_out.n = 0;
     ch->mailbox = NULL;
     ch->mailbox_slot = DP_NOTHING;

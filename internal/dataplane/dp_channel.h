@@ -156,6 +156,15 @@ int dp_channel_finish_pieces(dp_channel *ch, uint32_t slot, const dp_pieces *out
 const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
 /* dp_channel_abandon gives up a call: its reply will be dropped. The slot name is dead afterwards. */
 void dp_channel_abandon(dp_channel *ch, uint32_t slot);
+/* dp_channel_overdue is dp_channel_abandon for a call whose deadline has passed. */
+void dp_channel_overdue(dp_channel *ch, uint32_t slot);
+/* dp_channel_runs_overdue reports whether the oldest call that the worker has not answered is one of dp_channel_overdue: its function, and
+ * when its deadline passed. */
+bool dp_channel_runs_overdue(const dp_channel *ch, uint32_t *function, int64_t *since);
+/* dp_channel_give_up_at is the time at which a wait without a deadline gives up, because the worker runs an overdue call; 0: none. */
+int64_t dp_channel_give_up_at(const dp_channel *ch);
+/* dp_endpoint_set_overdue sets how long waits without a deadline wait for an overdue call before they return DP_DEADLINE. 0: without a limit. */
+void dp_endpoint_set_overdue(dp_endpoint *ep, int64_t ns);
 /* dp_channel_call is submit, wait and finish in one; on the deadline it abandons the call (DP_DEADLINE, NOT_STARTED if the request was
  * not posted by then). */
 int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,

@@ -16,6 +16,8 @@ typedef struct slot {
     slot_state state;
     uint32_t call_id;
     uint32_t capacity;
+    uint32_t function;
+    int64_t overdue_since;  /* of an ABANDONED call: when its deadline passed, CLOCK_MONOTONIC ns; 0: it was given up for another reason */
     uint32_t in_at, out_at; /* bulk ranges, DP_NOTHING when none */
     uint64_t told;          /* what the last header for this slot said, dp_told(); DP_UNTOLD when there was none */
     uint32_t told_id;       /* call id of the last request, with header or bare */
@@ -56,6 +58,7 @@ struct dp_endpoint {
     dp_idle_fn idle_fn;
     void *idle_arg;
     void *silence_arg;
+    int64_t overdue_ns; /* dp_endpoint_set_overdue */
 };
 
 /* What probes have seen of a worker that does not answer: dp_silence.c. */
@@ -79,6 +82,7 @@ struct dp_channel {
     uint32_t generation;
     uint32_t next_call;
     uint32_t n_free, n_busy, n_done, n_abandoned;
+    uint32_t n_overdue; /* of those abandoned */
     uint32_t *free; /* stack of free slots: the last used first, it is the warmest */
     slot *slots;
     dp_mem *results; /* slots and bulk area that the worker writes */

@@ -154,11 +154,12 @@ static ALWAYS_INLINE bool post_mailbox(dp_channel *ch, uint32_t function, const 
 }
 
 /* Takes the slot of the call in the mailbox, and returns it. */
-static ALWAYS_INLINE uint32_t mailbox_submitted(dp_channel *ch, uint32_t capacity) {
+static ALWAYS_INLINE uint32_t mailbox_submitted(dp_channel *ch, uint32_t function, uint32_t capacity) {
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
     s->state = SLOT_BUSY;
     s->call_id = ch->next_call - 1;
+    s->function = function;
     s->capacity = capacity;
     ch->mailbox_slot = i;
     ch->n_busy++;
@@ -216,7 +217,7 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         return ch->failed;
     }
     if (fits_mailbox(ch, size, reg, capacity) && post_mailbox(ch, function, in, pieces, size, capacity)) {
-        *out = mailbox_submitted(ch, capacity);
+        *out = mailbox_submitted(ch, function, capacity);
         return DP_OK;
     }
     bool eager = size <= ch->cfg.eager && capacity <= ch->cfg.eager;
@@ -286,6 +287,7 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
     ch->stats.bytes_in += size;
     s->state = SLOT_BUSY;
     s->call_id = h.call_id;
+    s->function = function;
     s->capacity = capacity;
     s->told = eager ? dp_told(&h) : DP_UNTOLD;
     s->told_id = h.call_id;
@@ -338,7 +340,7 @@ static ALWAYS_INLINE bool call_by_mailbox(dp_channel *ch, uint32_t function, con
         }
         dp_cpu_pause();
     }
-    *i = mailbox_submitted(ch, capacity);
+    *i = mailbox_submitted(ch, function, capacity);
     return false;
 }
 
@@ -369,7 +371,7 @@ static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in,
         if (st == DP_YIELD)
             *at = i;
         else
-            dp_channel_abandon(ch, i);
+            dp_channel_overdue(ch, i);
         return st;
     }
     return to ? dp_channel_finish_pieces(ch, i, to, out_size, started) : dp_channel_finish(ch, i, out, out_size, started);

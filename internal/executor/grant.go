@@ -455,7 +455,7 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 			return &control.ReplaceReply{Worker: c.grant}, nil
 		case c.old != nil:
 			defer h.settle(req.GetWorker())
-			return e.replace(ctx, h, int(req.GetWorker()), c.old, req.GetClientBlob())
+			return e.replace(ctx, h, req, c.old)
 		}
 		select {
 		case <-c.wait:
@@ -466,10 +466,15 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 
 // replace starts a worker in a claimed seat. It is not bound to the caller's context: the replacement is completed, and
 // the caller may ask again.
-func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker, blob []byte) (*control.ReplaceReply, error) {
+func (e *Executor) replace(caller context.Context, h *holding, req *control.ReplaceRequest, old Worker) (*control.ReplaceReply, error) {
+	i, blob := int(req.GetWorker()), req.GetClientBlob()
 	ctx, cancel := spawnContext(h, e.spawnLimit(caller))
 	defer cancel()
-	grace := time.NewTimer(replaceGrace)
+	patience := replaceGrace
+	if req.GetKill() {
+		patience = 0
+	}
+	grace := time.NewTimer(patience)
 	defer grace.Stop()
 	select {
 	case <-old.Done():

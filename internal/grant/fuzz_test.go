@@ -179,7 +179,7 @@ func FuzzExecutor(f *testing.F) {
 		if k := e.GetKind(); k >= control.Event_KIND_WORKER_DIED && k <= control.Event_KIND_DRAINING {
 			<-told // known kinds arrive
 		}
-		_, err = held.Replace(t.Context(), 1, []byte{3})
+		_, err = held.Replace(t.Context(), 1, []byte{3}, false)
 		typed("replace", err)
 		typed("release", held.Release(t.Context()))
 	})

@@ -22,13 +22,14 @@ func broke(ctx context.Context, err error) bool {
 	return status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err)
 }
 
-// Replace asks for a new worker in place of worker i, which is killed if it is alive. If the connection breaks before the reply, it
+// Replace asks for a new worker in place of worker i, which is killed if it is alive: with kill at once, otherwise after a moment in which it may
+// end by itself. If the connection breaks before the reply, it
 // repeats the request once. A repeated blob gets the worker that was started for it.
-func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) {
+func (h *Held) Replace(ctx context.Context, i int, blob []byte, kill bool) (Worker, error) {
 	const op = "replace a worker"
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob}
+	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob, Kill: kill}
 	var from peer.Peer
 	r, err := h.cl.Replace(ctx, req, grpc.Peer(&from))
 	if broke(ctx, err) {

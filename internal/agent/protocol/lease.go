@@ -12,6 +12,7 @@ type Replace struct {
 	Key       uint64
 	TimeoutNs int64
 	Worker    uint32
+	Kill      bool // end the old worker at once
 	Offer     []byte
 }
 
@@ -22,7 +23,7 @@ func DecodeReplace(b []byte) (Replace, error) {
 		return Replace{}, err
 	}
 	blob, err := blobOf(OpReplace, &c.offer)
-	return Replace{uint64(c.key), int64(c.timeout_ns), uint32(c.worker), blob}, err
+	return Replace{uint64(c.key), int64(c.timeout_ns), uint32(c.worker), c.kill != 0, blob}, err
 }
 
 // Release releases a lease.

@@ -291,6 +291,9 @@ int main(int, char **argv) {
         CHECK(worker.pid > 1 && worker.calls > 0);
         CHECK(lease.origin(1).pid == worker.pid && session.cached() == 0);
         THROWS(rfaas::invalid_error, "worker 2", lease.worker_info(2));
+        THROWS(rfaas::invalid_error, "worker 2", lease.replace_worker(2));
+        lease.replace_worker(1);
+        CHECK(lease.origin(1).pid != 0 && lease.origin(1).pid != worker.pid);
         lease.renew(std::chrono::minutes(1));
         THROWS(rfaas::invalid_error, "negative", lease.renew(std::chrono::nanoseconds(-1)));
         rfaas::lease other = std::move(lease);

@@ -154,6 +154,11 @@ program fortran_test
    call rfaas_lease_statistics(lease, stats)
    call check(stats%replaced == 1 .and. stats%calls > 10 .and. stats%cached == 0 .and. stats%queue_pairs == 2 .and. &
               stats%open_ns > 0, 'statistics')
+   call rfaas_worker_replace(lease, 2, ierror)
+   call fails(RFAAS_INVALID, 'worker 2', 'replace worker 2')
+   call rfaas_worker_replace(lease, 1)
+   call rfaas_worker_origin(lease, 1, origin)
+   call check(origin%pid > 1 .and. origin%pid /= worker%pid, 'replaced worker')
    call rfaas_cancel(one)
    call rfaas_lease_release(lease)
    call rfaas_session_cached(session, i)

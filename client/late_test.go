@@ -1,0 +1,196 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+const forever = uint64(time.Hour)
+
+// late starts a call that runs for an hour and whose deadline passes. It returns the call's error.
+func late(t *testing.T, ctx context.Context, w *client.Worker, sleep *client.Function) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	c, err := w.Submit(ctx, sleep, u64(forever), 8)
+	if err == nil {
+		untilRuns(t, w, "sleep_ns")
+		err = outcome(c)
+	}
+	return err
+}
+
+// outcome waits for a call, and returns its error.
+func outcome(c client.Call) error {
+	if err := c.Wait(context.Background()); err != nil {
+		return err
+	}
+	return second(c.Result(make([]byte, 8)))
+}
+
+func wantDeadline(t *testing.T, what string, err error, words ...string) {
+	t.Helper()
+	var e *client.Error
+	if !errors.As(err, &e) || e.Status != client.StatusDeadline {
+		t.Errorf("%s: %v, want a deadline that has passed", what, err)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: %v, want %q in it", what, err, word)
+		}
+	}
+}
+
+// TestLateFunctionIsNamed has errors name a function that runs on after its deadline, other workers take the calls meanwhile, and calls that
+// have no deadline give up on its worker.
+func TestLateFunctionIsNamed(t *testing.T) {
+	w := newWorld(t, "--pool", "0")
+	o := w.options()
+	o.Timeout = time.Second
+	w.session = w.connect(t, o)
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	sleep, echo, pid := function(t, l, "sleep_ns"), function(t, l, "echo"), function(t, l, "pid")
+	stuck, other := l.Worker(1), l.Worker(0)
+	wantDeadline(t, "the late call", late(t, t.Context(), stuck, sleep), `worker 1 still runs "sleep_ns"`)
+
+	wantOther := make([]byte, 8)
+	if _, err := other.Invoke(t.Context(), pid, nil, wantOther); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		out := make([]byte, 8)
+		if _, err := pid.Invoke(t.Context(), nil, out); err != nil || string(out) != string(wantOther) {
+			t.Fatalf("a call on any worker: ran in %x, want %x, %v", out, wantOther, err)
+		}
+		if _, err := pid.Invoke(context.Background(), nil, out); err != nil || string(out) != string(wantOther) {
+			t.Fatalf("a call on any worker: ran in %x, want %x, %v", out, wantOther, err)
+		}
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	c, err := stuck.Submit(ctx, echo, u64(1), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = outcome(c)
+	wantDeadline(t, "a later call", err, "echo", `worker 1 still runs "sleep_ns", whose time limit passed `)
+	_, err = stuck.Invoke(context.Background(), echo, u64(1), make([]byte, 8))
+	wantDeadline(t, "a call without a deadline", err, "echo", `worker 1 still runs "sleep_ns", whose time limit passed `)
+	c, err = stuck.Submit(context.Background(), echo, u64(1), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = outcome(c)
+	wantDeadline(t, "a submitted call without a deadline", err, "echo", `worker 1 still runs "sleep_ns"`)
+
+	before := stuck.PID()
+	if err := stuck.Replace(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stuck.Invoke(t.Context(), echo, u64(1), make([]byte, 8)); err != nil || stuck.PID() == before {
+		t.Errorf("the new worker: %v, pid %d, was %d", err, stuck.PID(), before)
+	}
+	if n := l.Replaced(); n != 1 {
+		t.Errorf("%d workers replaced", n)
+	}
+}
+
+// TestReplace kills a living worker, whose calls end with an error that says so, with one thread and with several.
+func TestReplace(t *testing.T) {
+	w := newWorld(t, "--pool", "0")
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	sleep, echo := function(t, l, "sleep_ns"), function(t, l, "echo")
+	calls := make([]client.Call, 3)
+	for i := range calls {
+		var err error
+		if calls[i], err = l.Worker(0).Submit(t.Context(), sleep, u64(forever), 8); err != nil {
+			t.Fatal(err)
+		}
+	}
+	untilRuns(t, l.Worker(0), "sleep_ns")
+	running := make(chan error, 1)
+	go func() {
+		running <- second(l.Worker(1).Invoke(context.Background(), sleep, u64(forever), make([]byte, 8)))
+	}()
+	untilRuns(t, l.Worker(1), "sleep_ns")
+	for i := range 2 {
+		before := l.Worker(i).PID()
+		if err := l.Worker(i).Replace(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Worker(i).Invoke(t.Context(), echo, u64(1), make([]byte, 8)); err != nil || l.Worker(i).PID() == before {
+			t.Errorf("new worker %d: %v", i, err)
+		}
+	}
+	errs := []error{ends(t, "the call on a replaced worker", running)}
+	for i := range calls {
+		err := outcome(calls[i])
+		errs = append(errs, err)
+	}
+	for _, err := range errs {
+		var e *client.Error
+		if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !e.Started || !strings.Contains(err.Error(), "rfaas_worker_replace") {
+			t.Errorf("a call on a replaced worker: %v", err)
+		}
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Worker(0).Replace(t.Context()); !errors.Is(err, client.ErrLease) {
+		t.Errorf("a worker of a released lease: %v", err)
+	}
+	all := w.lease(t, client.LeaseOptions{Workers: 2})
+	local := w.lease(t, client.LeaseOptions{Workers: 2, Local: true})
+	if err := local.Worker(1).Replace(t.Context()); !errors.Is(err, client.ErrUnsupported) || !strings.Contains(err.Error(), "in this process") {
+		t.Errorf("a worker of a local lease: %v", err)
+	}
+	_ = all.Release(t.Context())
+}
+
+// TestKillLate replaces workers whose calls have passed their deadlines.
+func TestKillLate(t *testing.T) {
+	w := newWorld(t, "--pool", "0")
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	sleep, echo := function(t, l, "sleep_ns"), function(t, l, "echo")
+	ctx := client.KillLate(t.Context())
+	for name, call := range map[string]func(ctx context.Context, w *client.Worker) error{
+		"Invoke": func(ctx context.Context, w *client.Worker) error {
+			return second(w.Invoke(ctx, sleep, u64(forever), make([]byte, 8)))
+		},
+		"Submit": func(ctx context.Context, w *client.Worker) error {
+			c, err := w.Submit(ctx, sleep, u64(forever), 8)
+			if err == nil {
+				err = outcome(c)
+			}
+			return err
+		},
+	} {
+		worker := l.Worker(1)
+		before := worker.PID()
+		bounded, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		wantDeadline(t, name, call(bounded, worker), "sleep_ns", "the worker is killed and replaced")
+		cancel()
+		if _, err := worker.Invoke(t.Context(), echo, u64(1), make([]byte, 8)); err != nil || worker.PID() == before {
+			t.Errorf("%s: the new worker: %v, pid %d, was %d", name, err, worker.PID(), before)
+		}
+	}
+	if err := second(echo.Invoke(ctx, u64(1), make([]byte, 8))); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), "RFAAS_CALL_KILL") {
+		t.Errorf("without a deadline: %v", err)
+	}
+	attempts := client.KillLate(client.IdempotentWithin(t.Context(), 2, 100*time.Millisecond))
+	if err := second(sleep.Invoke(attempts, u64(forever), make([]byte, 8))); err == nil {
+		t.Error("a call of an hour has ended")
+	}
+	for i := range 2 {
+		if _, err := l.Worker(i).Invoke(t.Context(), echo, u64(1), make([]byte, 8)); err != nil {
+			t.Error(err)
+		}
+	}
+}

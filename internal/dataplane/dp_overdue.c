@@ -1,0 +1,36 @@
+/* Calls whose deadline has passed while the worker ran them, or before it did. A worker runs calls one after the other, so later calls wait
+ * behind them. */
+#include "dp_channel_impl.h"
+
+void dp_channel_overdue(dp_channel *ch, uint32_t i) {
+    bool busy = i < ch->cfg.depth && ch->slots[i].state == SLOT_BUSY;
+    dp_channel_abandon(ch, i);
+    if (!busy)
+        return;
+    ch->slots[i].overdue_since = dp_now_ns();
+    ch->n_overdue++;
+}
+
+bool dp_channel_runs_overdue(const dp_channel *ch, uint32_t *function, int64_t *since) {
+    const slot *oldest = NULL;
+    if (!ch->n_overdue)
+        return false;
+    for (uint32_t i = 0; i < ch->cfg.depth; i++) {
+        const slot *s = &ch->slots[i];
+        if ((s->state == SLOT_BUSY || s->state == SLOT_ABANDONED) && (!oldest || (int32_t)(s->call_id - oldest->call_id) < 0))
+            oldest = s;
+    }
+    if (!oldest || oldest->state != SLOT_ABANDONED || !oldest->overdue_since)
+        return false;
+    *function = oldest->function;
+    *since = oldest->overdue_since;
+    return true;
+}
+
+int64_t dp_channel_give_up_at(const dp_channel *ch) {
+    uint32_t function;
+    int64_t since;
+    return ch->ep->overdue_ns && dp_channel_runs_overdue(ch, &function, &since) ? since + ch->ep->overdue_ns : 0;
+}
+
+void dp_endpoint_set_overdue(dp_endpoint *ep, int64_t ns) { ep->overdue_ns = ns; }
