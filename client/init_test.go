@@ -261,13 +261,17 @@ func TestSolverSurvivesKills(t *testing.T) {
 		switch {
 		case step%10 == 3 || step%10 == 6:
 			victim := l.Worker(step % 2).PID()
+			gone := watched(t, victim)
 			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
 				t.Errorf("kill worker %d: %v", victim, err)
 			}
+			gone(20*time.Second, "the worker has ended")
 		case step%10 == 8:
 			at := l.Executor()
 			g.more()
+			gone := watched(t, l.Worker(0).PID(), l.Worker(1).PID())
 			g.nodes[at].signal(syscall.SIGKILL)
+			gone(20*time.Second, "the workers have ended with their executor")
 			delete(g.nodes, at)
 		}
 	})
