@@ -15,13 +15,11 @@ func TestBadInput(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		t.Skip("refused before the fabric hears of it; api_test.c does the main part of it there")
 	}
-	for name, flags := range map[string][]string{"plain": nil, "sanitized": {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}} {
-		program := build(t, "gcc", "testdata/badinput_test.c", slices.Concat(c11, flags)...)
-		for _, mistake := range []string{"NULLs", "freed-requests", "waiting-twice", "unregistered-buffers", "after-finalize", "another-process"} {
-			t.Run(name+"/"+mistake, func(t *testing.T) {
-				run(t, program, built(t, "build/functions/echo.so"), mistake)
-			})
-		}
+	program := build(t, "gcc", "testdata/badinput_test.c", checkedC()...)
+	for _, mistake := range []string{"NULLs", "freed-requests", "waiting-twice", "unregistered-buffers", "after-finalize", "another-process"} {
+		t.Run(mistake, func(t *testing.T) {
+			run(t, program, built(t, "build/functions/echo.so"), mistake)
+		})
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -18,11 +17,7 @@ func TestLocal(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		t.Skip("functions in the caller are the same on every fabric, and compilers are slow there")
 	}
-	for name, flags := range map[string][]string{"plain": nil, "sanitized": {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}} {
-		t.Run(name, func(t *testing.T) {
-			run(t, build(t, "gcc", "testdata/local_test.c", slices.Concat(c11, flags)...), built(t, "build/functions/echo.so"), "busy")
-		})
-	}
+	run(t, build(t, "gcc", "testdata/local_test.c", checkedC()...), built(t, "build/functions/echo.so"), "busy")
 }
 
 // TestLocalUntilThereIsAnother runs them there while there is no executor: before there is one, and between the death of one
