@@ -53,8 +53,8 @@ func IdempotentWithin(ctx context.Context, times int, attempt time.Duration) con
 
 // KillLate returns a context for calls whose worker is killed, and replaced by a new one, if the context's deadline, or the bound of an
 // attempt (IdempotentWithin), passes while the function may be running. Other calls in flight on the worker end with ErrConnection. State
-// that functions kept in the worker is lost. Otherwise the function runs on, and later calls on the worker wait for its end. Calls without
-// deadline and bound are refused (ErrInvalid). Calls in this process (LeaseOptions.Local) are not affected.
+// that functions kept in the worker is lost. Without KillLate the function continues, and later calls on the worker wait until it returns. Calls
+// with neither a deadline nor a bound are refused (ErrInvalid). Calls in this process (LeaseOptions.Local) are not affected.
 func KillLate(ctx context.Context) context.Context {
 	r := repeatsOf(ctx)
 	r.kill = true

@@ -75,7 +75,7 @@ func TestInitCall(t *testing.T) {
 	release(t, large)
 }
 
-// An init call that does not work ends the opening of the lease with an error that says what it was. Nothing stays leased.
+// A lease whose init call fails is not opened. The error names the init call and the cause, and nothing stays leased.
 func TestInitCallFails(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct {
@@ -236,7 +236,7 @@ func solve(t *testing.T, l *client.Lease, side, steps int, before func(step int)
 	return residuals
 }
 
-// A solver whose matrix is kept by the workers gets the same residuals, to the last bit, while its workers and executors are killed.
+// A solver whose workers keep the matrix gets the same residuals, to the last bit, although its workers and executors are killed.
 func TestSolverSurvivesKills(t *testing.T) {
 	const side, steps = 24, 30
 	g := newGrid(t)

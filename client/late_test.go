@@ -47,8 +47,8 @@ func wantDeadline(t *testing.T, what string, err error, words ...string) {
 	}
 }
 
-// TestLateFunctionIsNamed has errors name a function that runs on after its deadline, other workers take the calls meanwhile, and calls that
-// have no deadline give up on its worker.
+// TestLateFunctionIsNamed runs a function beyond its deadline. Errors name the function, calls on any worker use other workers, and calls
+// without a deadline on the same worker end with StatusDeadline.
 func TestLateFunctionIsNamed(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	o := w.options()

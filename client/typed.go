@@ -41,14 +41,14 @@ func Map[In, Out Number](ctx context.Context, f *Function, in []In, out []Out) e
 	return f.Map(ctx, Bytes(in), int(unsafe.Sizeof(from)), Bytes(out), int(unsafe.Sizeof(to)), MapOptions{})
 }
 
-// Reducible is what elements of results may be that [Reduce] combines.
+// Reducible lists the element types of results that [Reduce] combines.
 type Reducible interface {
 	~int32 | ~int64 | ~float32 | ~float64
 }
 
 // Reduce calls f on the elements of in, each an item, on all workers of its lease. Each result has as many elements as accumulator, and is
 // combined with it element by element. Before the call, accumulator holds the values to begin with. Results are combined in the order of the items,
-// so that the same input gives the same bits. After an error the contents of accumulator are undefined. The rest is as with [Function.Map].
+// so that the same input gives the same bits. After an error the contents of accumulator are undefined. Otherwise it works like [Function.Map].
 func Reduce[In Number, Out Reducible](ctx context.Context, f *Function, in []In, accumulator []Out, operation Operation) error {
 	var from In
 	var to Out

@@ -52,7 +52,7 @@ func (w *Worker) StartSteps() StartSteps {
 // PID is the process id of the worker on its node, 0 while it is being replaced.
 func (w *Worker) PID() int { return w.origin().PID }
 
-// Replace kills the worker and starts a new one in its place, for a worker that runs a function that will not end. Calls in flight on it end
+// Replace kills the worker and starts a new one in its place. Use it when a function on the worker does not return. Calls in flight on it end
 // with ErrConnection (StatusWorkerDied). State that functions kept in it is lost. Errors: ErrUnsupported (the lease is local), ErrLease,
 // StatusDeadline (no new worker within the session's time-out; the replacement continues).
 func (w *Worker) Replace(ctx context.Context) error {

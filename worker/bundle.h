@@ -1,4 +1,4 @@
-/* Files that travel with the library of functions: libraries that it needs, and what the client's program has named. */
+/* Files that travel with the library of functions: libraries that it needs, and files that the client's program names. */
 #ifndef RFAAS_WORKER_BUNDLE_H
 #define RFAAS_WORKER_BUNDLE_H
 
@@ -6,7 +6,7 @@
 
 #include "sandbox.h"
 
-/* dp_bundle_use says where this worker sees its bundle: in a sandbox of its own file system at DP_BUNDLE_AT, otherwise in the executor's
+/* dp_bundle_use sets where this worker finds its bundle: at DP_BUNDLE_AT if it has a file system of its own, otherwise in the executor's
  * directory. `id` has DP_BUNDLE_ID bytes. Without a call, or if all of them are 0, the worker has none. */
 void dp_bundle_use(const dp_sandbox *s, const uint8_t *id);
 

@@ -101,8 +101,8 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 
 #define DP_CPUS_MAX 1024
 
-/* A bundle is a directory in that of the executor. Its name is an identifier in hexadecimal digits, which the executor chooses. So nobody who
- * has more rights than a worker reads anything that a client has written. */
+/* A bundle is a directory below the executor's directory of bundles. Its name is an identifier in hexadecimal digits, which the executor
+ * chooses. So no process with more rights than a worker reads bytes that a client has written. */
 #define DP_BUNDLE_ID 16
 
 #define DP_TABLE_NAME 64   /* bytes of a table's name, with its NUL */

@@ -6,26 +6,26 @@
  *     uint32_t f(void *args, uint32_t size, void *res);
  *
  *   args    `size` bytes of input, aligned to 64. The function may overwrite them. They are gone when it returns.
- *   res     where the result goes, aligned to 64. It has room for rfaas_result_capacity() bytes. The call of a
- *           function that writes more, and returns less, fails.
- *   return  bytes of the result. If that is more than the capacity, the caller gets the error RFAAS_RESULT_TOO_LARGE,
- *           and the size that it should offer, but no bytes.
+ *   res     where the result goes, aligned to 64. It has room for rfaas_result_capacity() bytes. If the function writes
+ *           beyond that but returns a smaller size, the call fails.
+ *   return  bytes of the result. If that is more than the capacity, the caller gets the error RFAAS_RESULT_TOO_LARGE
+ *           and this size, but no bytes.
  *
  * Compile with rfaas-cc, or with -O3 -shared -fPIC. A function that uses none of the extras below need not include this
  * header. A worker calls one function at a time, always on the same thread, pinned to the worker's cores. A function
  * may start threads of its own. What a function prints goes to a bounded log that comes back with an error. A crash ends
- * the worker and the call, and no other worker. The caller's error then has the functions on the stack, and their lines in
- * the source if the library was compiled with -g1, as by rfaas-cc.
+ * the worker and the call, and no other worker. The caller's error then names the functions on the stack. It also names
+ * their source lines if the library was compiled with -g1, as by rfaas-cc.
  *
  * Static variables and all other state of a worker end with the lease: no other lease gets the worker, unless both have
- * the flag RFAAS_LEASE_REUSE. A lease may name a function that each of its workers executes before any other call, also a
- * worker that replaces a dead one (init_function of rfaas_lease_options). Later calls can rely on the state that it
- * makes.
+ * the flag RFAAS_LEASE_REUSE. A lease may name an init call, a function that each of its workers executes before any
+ * other call (init_function of rfaas_lease_options). Workers that replace dead ones execute it too. Later calls can rely
+ * on the state that it makes.
  *
  * The extras are weak references: a library that uses them can be loaded into any program, for tests or as local
  * fallback. There the extras do what their descriptions say under "elsewhere". They act on the call that runs on the
- * calling thread. On other threads of a worker, such as those of OpenMP, rfaas_result_capacity and rfaas_fail do as
- * elsewhere, rfaas_state returns NULL, and rfaas_worker_cores is the same.
+ * calling thread. On other threads of a worker, such as those of OpenMP, rfaas_result_capacity and rfaas_fail act
+ * as described under "elsewhere", rfaas_state returns NULL, and rfaas_worker_cores returns the same value.
  */
 #ifndef RFAAS_FUNCTION_H
 #define RFAAS_FUNCTION_H
@@ -50,8 +50,8 @@ RFAAS_FUNCTION_EXTRA uint32_t rfaas_result_capacity(void);
 
 /* Marks this call as failed with a message (printf's format; at most 511 bytes, the rest is cut). The caller gets an
  * error with the message; the function's return value and result are ignored. The worker goes on. The last message
- * wins. Returns 0, so that a function can end by `return rfaas_fail("negative volatility %g", v);`. The same with
- * RFAAS_LEASE_LOCAL, in the program. Elsewhere prints the message to standard error. */
+ * wins. Returns 0, so that a function can end by `return rfaas_fail("negative volatility %g", v);`. Calls in the
+ * program's process (RFAAS_LEASE_LOCAL) fail in the same way. Elsewhere prints the message to standard error. */
 RFAAS_FUNCTION_EXTRA uint32_t rfaas_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* rfaas_fail with a code, which the caller gets as a number beside the message: from rfaas_function_code in C and
@@ -75,9 +75,10 @@ RFAAS_FUNCTION_EXTRA uint32_t rfaas_worker_cores(void);
  * program, only on the thread that runs the function. Elsewhere NULL. */
 RFAAS_FUNCTION_EXTRA const void *rfaas_table(const char *name, size_t *size);
 
-/* Path of the file or directory that the lease's option `bundle` names with this last name, or NULL if there is none. It is read-only, and
- * where RFAAS_LEASE_LOCAL runs functions in the program, the program's own. Valid until the next call on the same thread. May be called in
- * constructors of the library, but not with RFAAS_LEASE_LOCAL. Elsewhere NULL. */
+/* Path of a file or directory of the bundle. `name` is the last component of a path in the lease's option `bundle`. NULL: the option has no
+ * such path. Functions can only read the files. With RFAAS_LEASE_LOCAL it is the path of the program's own file, which is not protected.
+ * Valid until the next call on the same thread. May be called in constructors of the library, but not with RFAAS_LEASE_LOCAL. Elsewhere
+ * NULL. */
 RFAAS_FUNCTION_EXTRA const char *rfaas_bundle_path(const char *name);
 
 #ifdef __cplusplus

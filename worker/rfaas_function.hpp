@@ -17,17 +17,18 @@
  * Parameters describe the input and the room for the result, in this order:
  *   values       any number of T or const T &. They lie in the input like the members of a structure in C.
  *   input        at most one span<const T>: the rest of the input. It refers to the input and is valid until the function returns.
- *   output       at most one span<T>: the room for the result. Its size is what fits, not how many elements are wanted. With
- *                RFAAS_LEASE_LOCAL it is no bound: the elements to write must follow from the input.
+ *   output       at most one span<T>: the room for the result. Its size is the number of elements that fit, not the number that
+ *                the caller wants. With RFAAS_LEASE_LOCAL it may be larger than the caller's buffer, so compute the number of
+ *                elements to write from the input.
  * The return type describes the result:
  *   with output  an integer: how many elements of the output the result has
  *   without      void, a value, or what has data() and size(), like std::vector and std::string
  * Types must be trivially copyable, since their bytes travel to another process. Types that contain pointers compile,
  * but the pointers mean nothing there.
  *
- * If the input has not the size that the parameters need, the call fails, and the text names both sizes. If the result is larger
- * than the caller's room, the caller gets RFAAS_RESULT_TOO_LARGE, and the size to offer. If the type of the result says so,
- * this is before the function runs. Beyond these checks the function costs what it costs in C. */
+ * If the input does not have the size that the parameters need, the call fails, and the text names both sizes. If the result is
+ * larger than the caller's capacity, the caller gets RFAAS_RESULT_TOO_LARGE and the size of the result. If the result's type has a
+ * fixed size, this check precedes the function. Apart from these checks, a call costs as much as in C. */
 #ifndef RFAAS_FUNCTION_HPP
 #define RFAAS_FUNCTION_HPP
 
@@ -104,7 +105,7 @@ template <class T> struct parameter<span<T>> {
 };
 template <class T> struct parameter<const span<T> &> : parameter<span<T>> {};
 
-/* The places of parameters in the input, as those of a structure's members. */
+/* The offsets of the parameters in the input, which are those of a structure's members. */
 template <class... P> struct layout {
     static constexpr std::size_t n = sizeof...(P);
     static constexpr role kinds[] = {parameter<P>::kind..., role::value};
@@ -230,7 +231,7 @@ template <class R, class... P> struct signature {
             const auto n = F(argument<P>(args, size, res, parameters::at(I))...);
             if constexpr (std::is_signed<decltype(n)>::value)
                 if (n < 0)
-                    return rfaas_fail("the function returned %lld elements", static_cast<long long>(n));
+                    return rfaas_fail("the function returned %lld elements, want 0 or more", static_cast<long long>(n));
             return result_bytes(static_cast<std::size_t>(n), output_element);
         } else if constexpr (std::is_void<R>::value) {
             F(argument<P>(args, size, res, parameters::at(I))...);

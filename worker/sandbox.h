@@ -114,8 +114,8 @@ void dp_sandbox_lacks(dp_sandbox *s, uint32_t part, const char *what, int e);
 /* dp_sandbox_root builds the root of read-only mounts and makes it the caller's root. The caller must have its own
  * mount namespace. Returns 0, or an errno with the step in *what. */
 int dp_sandbox_root(const dp_sandbox *s, bool verbs, const char **what);
-/* dp_sandbox_own_mounts mounts new /proc and /tmp in the guard, and the bundle, read-only. Without the right to mount /proc it keeps the
- * zygote's. Returns 0 or an errno. */
+/* dp_sandbox_own_mounts mounts a new /proc, a new /tmp and, read-only, the bundle in the guard. Without the right to mount /proc it keeps
+ * the zygote's /proc. Returns 0 or an errno. */
 int dp_sandbox_own_mounts(const uint8_t *bundle, const char **what);
 int dp_sandbox_hide_devices(void);
 /* dp_sandbox_landlock restricts the caller for good. If the caller still connects, it leaves out the part that

@@ -158,7 +158,7 @@ static bool finished(rfaas_acquisition *a, int status) {
     return true;
 }
 
-/* Continues the init calls of the granted workers. Returns true if all have returned, or one has failed. */
+/* Polls the init calls of the granted workers. Returns true if all have returned, or one has failed. */
 static bool init_step(rfaas_acquisition *a) {
     bool busy = false;
     for (uint32_t i = 0; i < a->grant->n_workers; i++) {

@@ -30,7 +30,7 @@ static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
     }
     for (bool all = false; !all;) {
         int64_t until = INT64_MAX;
-        const rfaas_acquisition *wait = NULL; /* for the init call of one of them, otherwise for the agent */
+        const rfaas_acquisition *wait = NULL; /* the part to wait for; a part with a running init call is preferred */
         uint32_t waiting = 0;
         all = true;
         for (uint32_t i = 0; i < n; i++) {

@@ -22,8 +22,8 @@ int rfaas_api_bundle_paths(const char *list, char out[RFAAS_AGENT_BUNDLE]) {
             int wrote = snprintf(out + at, RFAAS_AGENT_BUNDLE - at, "%s%s%s%.*s", at ? ":" : "", *p == '/' ? "" : here,
                                  *p == '/' ? "" : "/", (int)n, p);
             if (wrote < 0 || (size_t)wrote >= RFAAS_AGENT_BUNDLE - at)
-                return rfaas_api_fail(RFAAS_INVALID, 0, "lease: bundle: the absolute paths have more than %d bytes, with \"%.*s\": put the files into one directory",
-                                      RFAAS_AGENT_BUNDLE - 1, (int)(n < 256 ? n : 256), p);
+                return rfaas_api_fail(RFAAS_INVALID, 0, "lease: bundle: the absolute paths up to \"%.*s\" have more than %d bytes together: put the files into one directory and name that",
+                                      (int)(n < 256 ? n : 256), p, RFAAS_AGENT_BUNDLE - 1);
             at += (size_t)wrote;
         }
         p += n + (p[n] == ':');
@@ -39,7 +39,7 @@ int64_t rfaas_api_bundle_ns(const char *list) {
     for (char *p = strtok_r(paths, ":", &save); p; p = strtok_r(NULL, ":", &save))
         each[n++] = p;
     each[n] = NULL;
-    enum { MOST = 200000 }; /* more than a bundle may have: the agent refuses it before it reads any */
+    enum { MOST = 200000 }; /* beyond the limit of a bundle; the agent refuses larger ones before it reads a file */
     FTS *f = fts_open(each, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, NULL);
     FTSENT *e;
     for (int entries = 0; f && entries < MOST && (e = fts_read(f)); entries++)

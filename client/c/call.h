@@ -270,7 +270,7 @@ int rfaas_api_start_pieces(rfaas_lease *l, const char *op, const call_args *args
 
 /* ---- request.c ---- */
 
-/* Keeps this thread's error as that of an ended request. */
+/* Stores this thread's error in a request that has ended. */
 void rfaas_api_keep_error(rfaas_request_slot *r);
 /* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
@@ -301,14 +301,15 @@ static inline uint32_t in_flight(const rfaas_lease *l, uint32_t worker) {
     return __atomic_load_n(&l->workers[worker].in_flight, __ATOMIC_RELAXED);
 }
 
-/* Calls that are before the next one on a worker: in_flight, or more than any number of them while the worker is overdue. The caller holds
- * no unit. */
+/* Returns how many calls the next one on this worker would wait for. A worker that runs an overdue call ranks behind all others. The caller
+ * holds no unit. */
 static inline uint32_t load_of(const rfaas_lease *l, uint32_t worker) {
     uint32_t n = in_flight(l, worker);
     return LIKELY(!__atomic_load_n(&l->workers[worker].overdue, __ATOMIC_RELAXED)) || !rfaas_api_still_overdue(l, worker) ? n : n + DP_DEPTH_MAX;
 }
 
-/* When a request is given up: at its deadline; without one, when its worker has run an overdue call for too long. 0: never. */
+/* Returns the time at which a request is given up: its deadline, or, without one, when its worker has run an overdue call for too long.
+ * 0: never. */
 static inline int64_t due_of(const rfaas_lease *l, const rfaas_request_slot *r) {
     const rfaas_worker *w = &l->workers[r->worker];
     return r->deadline || LIKELY(!__atomic_load_n(&w->overdue, __ATOMIC_RELAXED)) ? r->deadline : dp_channel_give_up_at(w->ch);

@@ -52,10 +52,10 @@ int rfaas_api_last_status(void);
 void rfaas_api_note_started(int started);
 /* rfaas_api_fail that also sets what rfaas_function_code returns. */
 int rfaas_api_fail_code(int status, int started, int32_t code, const char *fmt, ...) __attribute__((format(printf, 4, 5), cold));
-/* Says that the error is that of an init call, after which the library does not try another worker. */
+/* Marks the error as that of an init call. The library then does not try another worker. */
 void rfaas_api_note_init_failed(void);
 bool rfaas_api_init_failed(void);
-/* Sets the error of a function that failed, from the bytes of its message, which may be anything: "<what> failed: <message>". */
+/* Sets the error of a failed function: "<what> failed: <message>". The bytes of the message come from the worker and are not trusted. */
 void rfaas_api_fail_function(const char *what, const void *message, uint32_t size);
 
 /* ---- handles ---- */
@@ -105,7 +105,7 @@ typedef struct rfaas_request_slot {
 typedef struct rfaas_worker {
     dp_channel *ch;
     uint32_t in_flight; /* requests in state FLYING; relaxed atomic, other threads read it to choose a worker */
-    uint32_t overdue;   /* 1: the deadline of a call has passed, and perhaps the worker still runs it; relaxed atomic */
+    uint32_t overdue;   /* 1: the worker may still run a call whose deadline has passed; relaxed atomic */
     rfaas_request_slot *invoked; /* a shared lease's rfaas_invoke: its request, on that thread's stack; NULL: none */
     bool broken;        /* the channel is not connected: a replacement is under way or has failed */
     bool replacing;     /* the agent was asked for a replacement, which will connect to the channel as it was offered */
@@ -189,7 +189,7 @@ typedef struct rfaas_acquisition {
     uint64_t cached;     /* key of the cached grant whose channels are offered; 0: none */
     bool offered;        /* channels of grant->provider are */
     bool initialising; /* the workers are granted and execute the init call */
-    bool init_failed;  /* with status: another executor would not help */
+    bool init_failed;  /* status is that of the init call; do not ask another executor */
     bool done;
     int64_t starved; /* since when rfaas_api_starved has been true; 0: it is not */
     uint32_t lost;  /* agents that ended during it */
@@ -265,7 +265,7 @@ struct rfaas_lease {
     bool seeking, next_ready;
     int64_t seek_again;    /* earliest time of the next search */
     char next_reason[512]; /* why the last search failed */
-    int init_status;       /* of the init call at the last search, if that has failed */
+    int init_status;       /* error of the init call in the last search; 0: none */
     int32_t init_code;     /* rfaas_function_code of that */
     rfaas_statistics past; /* sum of earlier grants */
     rfaas_news news[RFAAS_NEWS_KEPT]; /* events that were not taken: a ring */
@@ -370,7 +370,7 @@ void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *
 /* Continues as far as is possible without waiting. Returns true when it is done; a->status and a->text are then set. After an
  * error the caller releases the grant's key. */
 bool rfaas_api_acquire_step(rfaas_acquisition *a);
-/* Waits until the next step may get on, at most until `until` (CLOCK_MONOTONIC ns). */
+/* Waits until rfaas_api_acquire_step can make progress, at most until `until` (CLOCK_MONOTONIC ns). */
 void rfaas_api_acquire_wait(const rfaas_acquisition *a, int64_t until);
 /* Gives an acquisition up. The caller releases the grant's key. */
 void rfaas_api_acquire_drop(rfaas_acquisition *a);
@@ -431,9 +431,10 @@ int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
 void rfaas_api_note_overdue(rfaas_lease *l, uint32_t worker);
 /* Reports whether the worker still runs a call whose deadline has passed. The caller owns the lease or holds the worker's unit. */
 bool rfaas_api_overdue(rfaas_lease *l, uint32_t worker);
-/* rfaas_api_overdue for a thread inside the lease that may hold no unit. True if another thread holds the worker's. */
+/* rfaas_api_overdue for a thread inside the lease that holds no unit. Returns true if another thread holds the worker's unit. */
 __attribute__((cold)) bool rfaas_api_still_overdue(const rfaas_lease *l, uint32_t worker);
-/* Writes "; worker 2 still runs ..." to text if that is so, else "". The caller as above. */
+/* Writes "; worker 2 still runs ..." to text if the worker runs an overdue call, else "". The caller owns the lease or holds the worker's
+ * unit. */
 void rfaas_api_overdue_text(rfaas_lease *l, uint32_t worker, char *text, size_t room);
 /* Returns RFAAS_OK while the lease lasts, else RFAAS_LEASE_ENDED with the reason as the error's text. */
 int rfaas_api_fail_ended(rfaas_lease *l, const char *op);
@@ -441,8 +442,8 @@ int rfaas_api_fail_ended(rfaas_lease *l, const char *op);
  * status, or the reason if the event has a more precise one: RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or
  * RFAAS_LEASE_ENDED. A call that was not started because the lease has ended gets RFAAS_LEASE_ENDED, also if its executor is lost. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
-/* Finds out why worker i of a grant ended a call, as rfaas_api_explain does. Writes the reason ("": not known) to why, and what the worker
- * left behind to *details: memory of malloc, or NULL. Returns the status. */
+/* Finds out why worker i of a grant ended a call. Writes the reason to why ("": not known). Sets *details to the worker's backtrace and
+ * output, which the caller frees, or to NULL. Returns the status of the call. */
 int rfaas_api_reason(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status, int started, char *why, size_t size, char **details);
 /* Tells the agent that a worker does not answer. A dp_silence_fn; arg is an rfaas_grant. */
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);
@@ -466,11 +467,11 @@ int rfaas_api_init_here(rfaas_lease *l);
 
 /* ---- replace.c ---- */
 
-/* Gives up a living worker: its calls end with RFAAS_WORKER_DIED and `why`, and the next repair has it killed at once. The caller owns the
+/* Gives up a living worker. Its calls end with RFAAS_WORKER_DIED and `why`. The executor kills it at the next repair. The caller owns the
  * lease or holds the worker's unit. */
 void rfaas_api_discard(rfaas_lease *l, uint32_t worker, const char *why);
-/* Has the worker of a call with RFAAS_CALL_KILL killed, after the call's deadline. Adds that to the error, which is set. The caller as
- * above. Returns status. */
+/* Requests the replacement of a worker after the deadline of a call with RFAAS_CALL_KILL, and adds that to the current error. The caller
+ * owns the lease or holds the worker's unit. Returns status. */
 __attribute__((cold)) int rfaas_api_kill_late(rfaas_lease *l, rfaas_function fn, uint32_t worker, int status);
 
 /* ---- event.c ---- */
@@ -536,9 +537,9 @@ const void *rfaas_api_table_here(const char *name, size_t *size);
 
 /* Writes the paths of options.bundle, made absolute. RFAAS_INVALID: they do not fit. */
 int rfaas_api_bundle_paths(const char *list, char out[RFAAS_AGENT_BUNDLE]);
-/* How long an agent may take for the files of such a list. */
+/* Returns how long the agent may take to hash and send the files of such a list, ns. */
 int64_t rfaas_api_bundle_ns(const char *list);
-/* Makes the list that in which rfaas_api_bundle_here finds paths on this thread. Returns the list before. NULL: none. */
+/* Sets the list of paths that rfaas_api_bundle_here searches on this thread, and returns the previous list. NULL: none. */
 const char *rfaas_api_bundle_of(const char *list);
 /* rfaas_bundle_path for functions in this process: the path with this last name. */
 const char *rfaas_api_bundle_here(const char *name);

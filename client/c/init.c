@@ -1,11 +1,11 @@
-/* Init calls: every worker of a lease executes one function before it takes calls of the program, so that functions can rely on the
- * state that it makes (rfaas_lease_options.init_function).
+/* Init calls: every worker of a lease executes one function before the program's calls, so that functions can rely on the state that it
+ * makes (rfaas_lease_options.init_function).
  *
  *   connected ── submitted, channel reserved ──┬── returned ──▶ channel takes calls
- *                                              └── failed, too late ──▶ error; a replacement is given up, and the next call gets another
+ *                                              └── failed or timed out ──▶ error; after a replacement, the next call tries again with a new worker
  *
- * The caller is the thread that acquires the grant, or owns the lease, or holds the worker's unit. A deadline of that thread may pass while
- * the init call runs. The next thread that needs the worker then continues to wait. */
+ * The caller acquires the grant, owns the lease, or holds the worker's unit. If the deadline of its own call passes while the init call
+ * runs, it stops waiting. The next thread that needs the worker then continues to wait for the init call. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +49,7 @@ void rfaas_api_init_free(rfaas_lease *l) {
     l->init = (rfaas_init_call){0};
 }
 
-/* Longest time of the init call, ns. If the lease has a limit for calls, the executor enforces that one. */
+/* Returns how long the library waits for the init call, ns. If the lease has a call_limit_ns, the executor enforces it. */
 static int64_t patience(const rfaas_lease *l) {
     int64_t limit = l->options.call_limit_ns, timeout = l->session->timeout_ns;
     return limit > timeout ? (limit < RFAAS_TIMEOUT_MAX_NS ? limit : RFAAS_TIMEOUT_MAX_NS) : timeout;

@@ -139,7 +139,7 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.flags %#x: unknown bits; want RFAAS_CALL_* or 0", op, o->flags);
     p->kill = o->flags & RFAAS_CALL_KILL;
     if (p->kill && !timeout && !(o->repeats && o->attempt_ns))
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_CALL_KILL without timeout_ns, or repeats with attempt_ns", op);
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_CALL_KILL without a time limit: set timeout_ns, or repeats and attempt_ns", op);
     p->repeats = o->repeats;
     p->attempt = o->repeats ? o->attempt_ns : 0;
     return RFAAS_OK;

@@ -1,5 +1,5 @@
-/* rfaas_map: requests in a window, each a chunk of items, until all have ended. With a fold (reduce.c), each chunk's results go to a place of a
- * ring, and are combined when all earlier chunks have been. */
+/* rfaas_map: requests in a window, each a chunk of items, until all have ended. With a fold (reduce.c), the results of a chunk are buffered in
+ * a ring until those of all earlier chunks have been combined. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,7 +95,7 @@ static int make_ring(map *m) {
     k->size = 2 * (size_t)m->l->n_workers * m->l->cfg.depth;
     k->bytes = items * m->out_item;
     if (!(k->items = calloc(k->size, sizeof *k->items)) || __builtin_mul_overflow(k->size, k->bytes, &all) || !(k->results = malloc(all)))
-        return rfaas_api_fail(RFAAS_FATAL, 0, "%s: no memory for %zu results of %zu items", m->op, k->size, items);
+        return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory for the results of %zu calls of %zu items each; set a smaller chunk", m->op, k->size, items);
     return RFAAS_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Names of functions that the library does not have, and those that the program may have meant. */
+/* Errors for unknown names of functions, with the name that the program may have meant. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>

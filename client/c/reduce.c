@@ -47,7 +47,7 @@ static const struct {
 int rfaas_reduce_with(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *accumulator, size_t out_item,
                       size_t count, rfaas_combine_fn combine, void *arg, const rfaas_map_options *options) {
     if (!combine)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "reduce: combine is NULL");
+        return rfaas_api_fail(RFAAS_INVALID, 0, "reduce: combine is NULL, want a function");
     const rfaas_fold fold = {.combine = combine, .arg = arg};
     return rfaas_api_map(l, function, in, in_item, accumulator, out_item, count, options, &fold, NULL);
 }

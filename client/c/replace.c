@@ -40,7 +40,7 @@ static int replace_shared(rfaas_lease *l, uint32_t w, const char *why, const cha
         uint32_t unit;
         int status = dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, until, &unit);
         if (status)
-            return rfaas_api_fail(status, 0, status == RFAAS_DEADLINE ? "%s %u: other threads used it for the session's time-out"
+            return rfaas_api_fail(status, 0, status == RFAAS_DEADLINE ? "%s %u: other threads used the worker until the session's time-out; try again"
                                                                       : "%s %u: the lease was released by another thread", op, w);
         bool initialising = first && l->workers[w].initialising;
         if (first)

@@ -153,9 +153,8 @@ RFAAS_API int rfaas_started(void);
 /* rfaas_function_code returns the code with which the function of this thread's last failed call
  * failed.
  *
- * The function has passed it to rfaas_fail_code (rfaas_function.h). It describes the last error of
- * this thread, if that is RFAAS_FUNCTION_FAILED. Returns 0 after any other error, and if the function
- * has called rfaas_fail. */
+ * The code is the one that the function passed to rfaas_fail_code (rfaas_function.h). Returns 0 if the
+ * last error of this thread is not RFAAS_FUNCTION_FAILED, and if the function called rfaas_fail. */
 RFAAS_API int32_t rfaas_function_code(void);
 
 /* ---- library ---- */
@@ -366,22 +365,23 @@ typedef struct rfaas_lease_options {
     int64_t call_limit_ns;
     uint32_t flags;            /* RFAAS_LEASE_* or 0 */
     uint32_t reserved;         /* 0 */
-    /* How long rfaas_lease_open waits for room if there is none: for free cores or memory, and for an
-     * executor that can be reached. It goes on when an executor reports room or a new executor
-     * registers. Leases that wait have no order: a lease that asks for less may be granted first. 0:
-     * rfaas_lease_open does not wait. */
+    /* How long rfaas_lease_open waits if no executor has enough free cores and memory, or none can be
+     * reached. It tries again when an executor reports room or a new executor registers. Waiting
+     * leases are not queued: a lease that needs less may be granted first. 0: rfaas_lease_open does
+     * not wait. */
     int64_t wait_ns;
     /* Paths, on this machine, of files and directories that travel with the library, separated by
-     * colons. Functions find each by its last name with rfaas_bundle_path (rfaas_function.h),
-     * read-only; a directory comes with all that is in it. A node that has the same files gets none of
-     * them again. Libraries that the library needs from outside the system's directories travel
-     * without being named. NULL or "": no files. */
+     * colons. A directory travels with its contents. Functions get the path of each from
+     * rfaas_bundle_path (rfaas_function.h), by the last component of the path given here. They can
+     * only read the files. A node that already has the same files does not receive them again.
+     * Libraries that the library needs from outside the system's directories travel without being
+     * named. NULL or "": no files. */
     const char *bundle;
-    /* Name of a function of the library, the init call. Every worker that the lease gets executes it
-     * once, before any other call: the first workers, replacements of dead ones, those of another
-     * executor after a failover, and workers that served an earlier lease. With RFAAS_LEASE_LOCAL this
-     * process executes it too, before the first local call. So functions may keep state that the init
-     * call makes. Its result is ignored. NULL or "": none. */
+    /* Name of the init call, a function of the library. Every worker of the lease executes it before
+     * any other call of the lease, so functions can rely on state that it makes. This includes workers
+     * that replace dead ones, workers of another executor after a failover, and cached workers of an
+     * earlier lease. With RFAAS_LEASE_LOCAL this process executes it too, before the first local call.
+     * Its result is ignored. NULL or "": no init call. */
     const char *init_function;
     const void *init_payload;  /* payload of the init call; NULL: none */
     size_t init_size;          /* bytes of init_payload, at most `bulk` or `eager`, whichever is larger */
@@ -411,13 +411,13 @@ typedef struct rfaas_lease_options {
  *
  * A local call runs on the caller's thread, before rfaas_invoke or rfaas_iinvoke returns. No deadline,
  * time limit or memory limit ends it, and a crash of the function is a crash of the program.
- * rfaas_state has a value of its own there (rfaas_function.h). */
+ * rfaas_state of local calls is separate from that of workers (rfaas_function.h). */
 #define RFAAS_LEASE_LOCAL 4u
 
-/* RFAAS_LEASE_REUSE: Permits that this lease gets cached workers that have executed functions of an
- * earlier lease with this flag, and that its own workers serve a later one. Such workers keep their
- * static variables, their rfaas_state, their threads and all other state. Without the flag, only
- * workers that have executed no function are cached. */
+/* RFAAS_LEASE_REUSE: Permits cached workers that have executed functions of an earlier lease with this
+ * flag, and lets the workers of this lease serve a later one. Such workers keep their static
+ * variables, their rfaas_state, their threads and all other state. Without the flag, only workers that
+ * have executed no function are cached. */
 #define RFAAS_LEASE_REUSE 8u
 
 /* rfaas_lease_open leases workers on one executor.
@@ -425,7 +425,7 @@ typedef struct rfaas_lease_options {
  *   options: everything in it is copied.
  *
  * Connects to the workers and loads the library there. The library is sent only if the node does not
- * have it yet. Blocks for at most the session's timeout_ns, and options->wait_ns. Nothing stays leased
+ * have it yet. Blocks for at most the session's timeout_ns plus options->wait_ns. Nothing stays leased
  * after an error.
  *
  * With an init call, returns when all workers have executed it. That may take the session's timeout_ns
@@ -438,8 +438,8 @@ typedef struct rfaas_lease_options {
  *   RFAAS_BUSY: not enough free cores or memory, after options->wait_ns.
  *   RFAAS_INVALID: an option is wrong.
  *   RFAAS_BAD_LIBRARY: the library cannot be read or loaded.
- *   RFAAS_NO_FUNCTION: the library has no function of the name init_function.
- *   RFAAS_TOO_LARGE: the payload of the init call is larger than the lease carries.
+ *   RFAAS_NO_FUNCTION: the library has no function named init_function.
+ *   RFAAS_TOO_LARGE: init_size exceeds both `bulk` and `eager`.
  *   RFAAS_FUNCTION_FAILED: the init call has failed.
  *   RFAAS_UNSUPPORTED: the provider or the executor does not support an option.
  *   RFAAS_NO_DEVICE: the device does not exist.
@@ -656,17 +656,17 @@ RFAAS_API int rfaas_worker_info(const rfaas_lease *lease, int worker, rfaas_work
  *
  *   worker: index from 0.
  *
- * For a worker that runs a function that will not end. The executor kills the worker, waits until it
+ * Use it when a function on the worker does not return. The executor kills the worker, waits until it
  * has ended, and starts a new one on the same cores. Calls in flight on the worker end with
- * RFAAS_WORKER_DIED, and their error says that the program asked for it. State that functions kept in
- * the worker is lost. Blocks until the new worker is connected, at most for the session's timeout_ns;
+ * RFAAS_WORKER_DIED, and the error text names rfaas_worker_replace. State that functions kept in the
+ * worker is lost. Blocks until the new worker is connected, at most for the session's timeout_ns;
  * after RFAAS_DEADLINE the replacement continues. Any thread may call it.
  *
  * Errors:
  *   RFAAS_INVALID: there is no worker with this index.
  *   RFAAS_UNSUPPORTED: the lease has no workers, because its calls run in this process.
  *   RFAAS_DEADLINE: there is no new worker within timeout_ns.
- *   RFAAS_LEASE_ENDED: the lease has ended, or its node drains. */
+ *   RFAAS_LEASE_ENDED: the lease has ended, or its executor is draining. */
 RFAAS_API int rfaas_worker_replace(rfaas_lease *lease, int worker);
 
 /* ---- functions ---- */
@@ -735,10 +735,10 @@ RFAAS_API int rfaas_unregister(rfaas_lease *lease, void *buffer);
 typedef struct rfaas_call_options {
     uint32_t struct_size; /* sizeof(rfaas_call_options) */
     int32_t worker;       /* index from 0, or RFAAS_ANY_WORKER */
-    /* Time limit of the call, from now. 0: none. A call without one ends with RFAAS_DEADLINE if its
-     * worker has still not ended another call whose time limit passed the session's timeout_ns ago;
-     * the error names that function. The time limit also bounds the wait for the replacement of a dead
-     * worker: the call then ends with RFAAS_DEADLINE and the replacement goes on. */
+    /* Time limit of the call, from now. It also bounds the wait for the replacement of a dead worker:
+     * the call then ends with RFAAS_DEADLINE and the replacement goes on. 0: none. A call without a
+     * time limit ends with RFAAS_DEADLINE if its worker still runs another call, and timeout_ns of the
+     * session has elapsed since that call's own time limit. The error names that function. */
     int64_t timeout_ns;
     /* How often the call may be repeated. 0: never. Set it only if the function is idempotent: the
      * call is repeated on the next allowed worker when it may have run but its worker died, its lease
@@ -756,8 +756,8 @@ typedef struct rfaas_call_options {
 /* RFAAS_CALL_KILL: If the time limit of the call or of its attempt passes while the function may be
  * running, the executor kills the worker at once, and the lease gets a new one in its place. The call
  * ends with RFAAS_DEADLINE, other calls in flight on the worker with RFAAS_WORKER_DIED. State that
- * functions kept in the worker is lost. Without this flag the function runs on, and later calls on the
- * worker wait for its end. Calls in this process (RFAAS_LEASE_LOCAL) are not affected. */
+ * functions kept in the worker is lost. Without this flag the function continues, and later calls on
+ * the worker wait until it returns. Calls in this process (RFAAS_LEASE_LOCAL) are not affected. */
 #define RFAAS_CALL_KILL 1u
 
 /* rfaas_invoke calls a function and waits for its result.
@@ -1068,20 +1068,20 @@ typedef void (*rfaas_combine_fn)(void *accumulator, const void *result, size_t s
  * consecutive items, and returns k results.
  *
  * Results are combined in the order of the items, whichever worker answers first and however items are
- * divided among calls. So the same input gives the same bits, also with floating-point numbers. At
- * most 2 * workers * depth results of calls are kept in memory. Then a call whose turn has not come
- * waits for the slowest one.
+ * divided among calls. So the same input gives the same bits, also with floating-point numbers. The
+ * library buffers the results of at most 2 * workers * depth calls. If a slow call fills this buffer
+ * with results of later calls, no new calls start until it has ended.
  *
  * Errors are those of rfaas_map. After an error, the contents of `accumulator` are undefined.
  *
  * Errors:
  *   RFAAS_INVALID: an argument is wrong, for example the operation or the type.
- *   RFAAS_FATAL: there is no memory for results that wait. */
+ *   RFAAS_FATAL: out of memory for buffered results. */
 RFAAS_API int rfaas_reduce(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_item,
                            void *accumulator, size_t out_item, size_t count, int operation, int type,
                            const rfaas_map_options *options);
 
-/* rfaas_reduce_with works like rfaas_reduce, with a function of the program that combines.
+/* rfaas_reduce_with works like rfaas_reduce, and combines results by a callback.
  *
  *   in: count * in_item bytes.
  *   in_item: bytes of one item, at least 1.
@@ -1093,7 +1093,7 @@ RFAAS_API int rfaas_reduce(rfaas_lease *lease, rfaas_function function, const vo
  *
  * Errors:
  *   RFAAS_INVALID: an argument is wrong.
- *   RFAAS_FATAL: there is no memory for results that wait. */
+ *   RFAAS_FATAL: out of memory for buffered results. */
 RFAAS_API int rfaas_reduce_with(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_item,
                                 void *accumulator, size_t out_item, size_t count, rfaas_combine_fn combine,
                                 void *arg, const rfaas_map_options *options);

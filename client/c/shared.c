@@ -175,7 +175,7 @@ int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_reques
 
 /* ---- rfaas_invoke ---- */
 
-/* More than any number of requests, for a worker that is perhaps overdue. */
+/* Penalty in the choice of a worker: more than any number of requests, if the worker may run an overdue call. */
 static uint32_t marked(const rfaas_lease *l, uint32_t w) { return __atomic_load_n(&l->workers[w].overdue, __ATOMIC_RELAXED) ? DP_DEPTH_MAX : 0; }
 
 /* Returns the worker of a unit that has the fewest requests. */

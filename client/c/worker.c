@@ -197,7 +197,7 @@ static int initialise(rfaas_lease *l, uint32_t i, int64_t patience) {
         rfaas_api_init_wait(w, dp_now_ns() + patience);
     int status = rfaas_api_init_step(l, l->grant, i);
     if (status && status != RFAAS_BUSY)
-        dp_channel_fail(w->ch, DP_PEER_GONE); /* so that the next use tries again */
+        dp_channel_fail(w->ch, DP_PEER_GONE); /* the next call replaces the worker */
     if (!status)
         w->broken = false;
     return status;

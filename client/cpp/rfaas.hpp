@@ -555,8 +555,9 @@ class lease {
                                                           std::to_string(to.size()) + " out");
         check(rfaas_map(handle_, f, from.data(), sizeof(*from.data()), to.data(), sizeof(*to.data()), from.size(), &options));
     }
-    /* Applies f to all elements of in, on all workers, and combines the results with the accumulator, which holds the values to begin with. The
-     * result of one element of `in` has as many elements as the accumulator. Results are combined in the order of the elements of `in`. */
+    /* Applies f to all elements of in, on all workers, and combines the results with the accumulator. The caller sets the accumulator to the
+     * initial values. The result of one element of `in` has as many elements as the accumulator. Results are combined in the order of the
+     * elements of `in`. */
     template <class In, class Out>
     void reduce(rfaas::function f, const In &in, Out &&accumulator, operation how, const map_options &options = {}) {
         auto from = payload(in);
@@ -564,8 +565,8 @@ class lease {
         check(rfaas_reduce(handle_, f, from.data(), sizeof(*from.data()), to.data(), to.size() * sizeof(*to.data()), from.size(), int(how),
                            element_type<std::remove_reference_t<decltype(*to.data())>>(), &options));
     }
-    /* The same with a function that combines: combine(accumulator, result), where `result` is a Result, the result of one element of `in`. After an
-     * exception of `combine`, it is not called again, and reduce throws that exception when the calls have ended. */
+    /* The same with a callback that combines: combine(accumulator, result), where `result` is the Result of one element of `in`. If combine
+     * throws, it is not called again, and reduce rethrows the exception when the calls have ended. */
     template <class Result, class In, class Accumulator, class Combine,
               class = std::enable_if_t<std::is_invocable_v<Combine &, Accumulator &, const Result &>>>
     void reduce(rfaas::function f, const In &in, Accumulator &accumulator, Combine combine, const map_options &options = {}) {

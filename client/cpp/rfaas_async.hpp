@@ -1,5 +1,5 @@
-/* rfaas_async.hpp: futures, and coroutines for C++20. Include rfaas.hpp, which includes this file. There is no thread behind them: calls are
- * started, and their results are taken, inside the functions below.
+/* rfaas_async.hpp: futures, and coroutines for C++20. Include rfaas.hpp, which includes this file. Futures and
+ * coroutines use no threads of their own: the functions below start calls and take results on the caller's thread.
  *
  *     rfaas::future<double> a = lease.async<double>(price, first), b = lease.async<double>(price, second);
  *     std::vector<double> x = a.get(), y = b.get();
@@ -23,7 +23,7 @@
 namespace rfaas {
 
 /* A call that lease::async has begun. If no worker had a free slot, it keeps a copy of the payload, and the call starts when a later operation
- * finds one. Calls of one thread only. */
+ * finds one. Only one thread may use it. */
 class pending {
   public:
     pending(pending &&) noexcept = default;
@@ -53,7 +53,7 @@ class pending {
             end(status, bytes);
         return ended_;
     }
-    /* Waits until the call has ended. Throws busy_error if other requests of the program have all slots. */
+    /* Waits until the call has ended. Throws busy_error if other requests of the program occupy all slots. */
     void wait() {
         if (ended_)
             return;
@@ -124,8 +124,8 @@ class pending {
     bool ended_ = false;
 };
 
-/* The future elements of a result. Unlike std::future it can be asked for them more than once, and its destructor does not wait: it cancels
- * the call. */
+/* A future for the elements of a result. Unlike with std::future, get may be called more than once, and the destructor cancels the call
+ * instead of waiting for it. */
 template <class T> class future : public pending {
     static_assert(std::is_trivially_copyable<T>::value, "elements travel as bytes");
 
@@ -177,7 +177,7 @@ class loop {
             requests[i] = call.request_.get();
             started++;
         }
-        std::size_t at = started ? undefined : 0, bytes = 0; /* without any, other requests of the program have all slots */
+        std::size_t at = started ? undefined : 0, bytes = 0; /* none started: other requests of the program occupy all slots */
         int status = started ? rfaas_waitany(requests.size(), requests.data(), &at, &bytes) : RFAAS_BUSY;
         if (at == undefined)
             check(status);
@@ -200,7 +200,7 @@ class loop {
 
 template <class T> class task;
 
-/* What the promises of all tasks have. */
+/* Base of the promises of all tasks. */
 class task_promise {
   public:
     std::suspend_always initial_suspend() noexcept { return {}; }
@@ -252,8 +252,8 @@ class task_promise {
     };
 
     loop *loop_ = nullptr;
-    std::coroutine_handle<> next_; /* resumed at the end, */
-    std::size_t *left_ = nullptr;  /* if that becomes 0 */
+    std::coroutine_handle<> next_; /* resumed at the end, if left_ is NULL or reaches 0 */
+    std::size_t *left_ = nullptr;  /* tasks that have not ended, shared by the tasks of when_all; NULL: a single task */
     std::exception_ptr failed_;
 };
 
@@ -288,8 +288,8 @@ template <class T = void> class task {
             handle_.destroy();
     }
 
-    /* For run, when_all and co_await. begin returns the coroutine for the caller to resume, and `next` is resumed at its end, or if `left` is
-     * not NULL, at the end of the last task that shares it. take returns the result of a task that has ended, or throws what it threw. */
+    /* For run, when_all and co_await. begin returns the coroutine for the caller to resume. `next` is resumed when the task ends or, with
+     * `left`, when the last task that shares `left` ends. take returns the result of an ended task, or rethrows its exception. */
     std::coroutine_handle<> begin(loop *in, std::coroutine_handle<> next, std::size_t *left) const {
         task_promise &p = handle_.promise();
         p.loop_ = in;
@@ -309,8 +309,8 @@ template <class T = void> class task {
     std::coroutine_handle<promise_type> handle_;
 };
 
-/* Runs all tasks until they have ended, then returns their results in this order, or throws the first error. While calls of some are under
- * way, others go on. */
+/* Runs all tasks until they have ended, then returns their results in this order, or throws the first error. While one
+ * task waits for a call, others continue. */
 template <class T> task<std::vector<T>> when_all(std::vector<task<T>> tasks) {
     co_await tasks;
     std::vector<T> results;

@@ -637,7 +637,7 @@ module rfaas_c
          type(rfaas_map_options_c), intent(in), optional :: options
       end function
 
-      !> rfaas_reduce_with works like rfaas_reduce, with a function of the program that combines.
+      !> rfaas_reduce_with works like rfaas_reduce, and combines results by a callback.
       integer(c_int) function rfaas_reduce_with_c(lease, function, in, in_item, accumulator, out_item, count, combine, arg, &
          options) bind(c, name='rfaas_reduce_with')
          import

@@ -12,7 +12,7 @@ int first(int n);
 static int from_constructor;
 __attribute__((constructor)) static void load(void) { from_constructor = first(4); }
 
-/* Calls a function that two other libraries compute together, which need each other. */
+/* Calls a function of a library. It recurses through a second library, and each of the two needs the other. */
 uint32_t bundle_sum(void *args, uint32_t size, void *res) {
     (void)args;
     (void)size;

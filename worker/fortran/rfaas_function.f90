@@ -59,7 +59,7 @@ module rfaas_function
 
 contains
 
-   !> A size in bytes as rfaas means it: an unsigned integer of 32 bits, of which Fortran knows the signed one.
+   !> Converts a size in bytes from rfaas, an unsigned integer of 32 bits, which Fortran reads as a signed one.
    pure integer(c_int64_t) function rfaas_unsigned(size)
       integer(c_int32_t), intent(in) :: size
       rfaas_unsigned = iand(int(size, c_int64_t), int(z'FFFFFFFF', c_int64_t))
@@ -84,8 +84,8 @@ contains
       rfaas_fail_code = fail_code_c(code, text, len_trim(text, kind=c_size_t))
    end function
 
-   !> Memory that this worker keeps between calls, zeroed at first. fresh: this call made it. c_null_ptr: bytes is 0, or more than
-   !> the first call asked for, or memory is short.
+   !> Memory that this worker keeps between calls, zeroed at first. fresh is true if this call made it. Returns c_null_ptr if
+   !> bytes is 0 or more than the first call asked for, or if memory is short.
    type(c_ptr) function rfaas_state(bytes, fresh)
       integer(c_size_t), intent(in) :: bytes
       logical, intent(out), optional :: fresh

@@ -1,5 +1,5 @@
-/* Functions that run on after their deadlines, and workers that are replaced: for one thread and for several. Also leases that wait for
- * room, and what is refused. Exit status 0: all good. */
+/* Overdue functions and replaced workers, with one thread and with several. Also leases that wait for room, and invalid arguments. Exit
+ * status 0: success. */
 #include "check.h"
 
 static const uint64_t forever = 3600000000000;
@@ -73,7 +73,7 @@ static void killed(rfaas_lease *l) {
     uint64_t out = 0;
     o.worker = behind.worker = 1;
     o.flags = RFAAS_CALL_KILL;
-    FAILS(rfaas_invoke(l, 0, NULL, 0, &out, 8, NULL, &o), RFAAS_INVALID, "RFAAS_CALL_KILL without timeout_ns");
+    FAILS(rfaas_invoke(l, 0, NULL, 0, &out, 8, NULL, &o), RFAAS_INVALID, "RFAAS_CALL_KILL without a time limit");
     o.timeout_ns = 50000000;
     int before = pid_of(l, 1);
     FAILS(rfaas_invoke(l, find(l, "sleep_ns"), &forever, 8, &out, 8, NULL, &o), RFAAS_DEADLINE, "the worker is killed and replaced");
