@@ -190,7 +190,7 @@ func TestBundleOfFiles(t *testing.T) {
 	}
 }
 
-// TestBundleRefused names what is wrong with a bundle, and loses nothing.
+// TestBundleRefused opens leases with bad bundles. Each error names the mistake, and a later lease succeeds.
 func TestBundleRefused(t *testing.T) {
 	w := newWorld(t, "--table-limit", "1MiB")
 	library := compile(t, "bundle.so", "", "testdata/bundle.c", "-I../worker", "-D_GNU_SOURCE", "-O1")
@@ -207,10 +207,10 @@ func TestBundleRefused(t *testing.T) {
 		{[]string{filepath.Join(dir, "none")}, "bundle: lstat " + dir + "/none: no such file"},
 		{[]string{large}, "bytes of bundles and tables for a tenant (table-limit)"},
 		{[]string{fifo}, fifo + " is neither a file nor a directory"},
-		{[]string{loop}, loop + "/again is a link to a directory that it is in"},
+		{[]string{loop}, loop + "/again links to a directory that contains it"},
 		{[]string{large, filepath.Join(dir, "x", "fifo"), fifo}, "have the same name in the bundle"},
 		{[]string{"/"}, "same name in the bundle"},
-		{[]string{"a:b"}, `"a:b" has a colon`},
+		{[]string{"a:b"}, `"a:b" contains a colon`},
 		{[]string{"/" + strings.Repeat("n", 4100)}, "more than 4095 bytes"},
 		{[]string{filepath.Join(dir, ".rfaas")}, "same name in the bundle"},
 	} {
@@ -287,7 +287,7 @@ func TestBundleHere(t *testing.T) {
 	release(t, whole)
 }
 
-// TestBundleByEnvironment has a program with LD_LIBRARY_PATH call functions in a sandbox, as an ordinary user and without any.
+// TestBundleByEnvironment calls functions from a program with and without LD_LIBRARY_PATH, on executors with and without a sandbox.
 func TestBundleByEnvironment(t *testing.T) {
 	deps, library := needy(t, func(string) string { return "-Wl,-rpath,/none" })
 	for _, sandbox := range []string{"on", "off"} {

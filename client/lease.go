@@ -44,30 +44,30 @@ type LeaseOptions struct {
 	// Session.Lease succeeds, Provider is "local", and the lease stays local until it is released. With Failover, calls run here
 	// from the loss of the executor until another one is found. A local call runs on the caller's thread, before Invoke or
 	// Submit returns. No deadline, time limit or memory limit ends it, and a crash of the function is a crash of the program.
-	// rfaas_state has a value of its own here (rfaas_function.h).
+	// rfaas_state of local calls is separate from that of workers (rfaas_function.h).
 	Local bool
-	// InitFunction is the name of a function of the library, the init call. Every worker that the lease gets executes it once with
-	// InitPayload, before any other call: the first workers, replacements of dead ones, those of another executor after a failover, and
-	// workers that served an earlier lease. With Local this process executes it too, before the first local call. So functions
-	// may keep state that the init call makes. Its result is ignored. Session.Lease returns when all workers have executed it, which may
-	// take the session's time-out longer, or CallLimit if that is longer. If it fails, the error is that of a call, and its text names
-	// the init call and the worker. If it fails in a replacement, the call that waited for the replacement gets this error, not
-	// started, and the next call tries again with a new worker. Empty: none.
+	// InitFunction is the name of the init call, a function of the library. Every worker of the lease executes it with InitPayload before
+	// any other call of the lease, so functions can rely on state that it makes. This includes workers that replace dead ones, workers of
+	// another executor after a failover, and cached workers of an earlier lease. With Local this process executes it too, before the first
+	// local call. Its result is ignored. Session.Lease returns when all workers have executed it, which may take the session's time-out
+	// longer, or CallLimit if that is longer. If it fails, the error is that of a call, and its text names the init call and the worker.
+	// If the init call of a replacement fails, the call that waited for the replacement gets this error with Started false, and the next
+	// call tries again with a new worker. Empty: no init call.
 	InitFunction string
 	InitPayload  []byte // at most Bulk or Eager bytes, whichever is larger
-	// Reuse permits that this lease gets cached workers that have executed functions of an earlier lease with Reuse, and that its own
-	// workers serve a later one. Such workers keep their static variables, their rfaas_state, their threads and all other state.
+	// Reuse permits cached workers that have executed functions of an earlier lease with Reuse, and lets the workers of this lease serve a
+	// later one. Such workers keep their static variables, their rfaas_state, their threads and all other state.
 	// Without Reuse, only workers that have executed no function are cached.
 	Reuse bool
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
 	// StatusTimeLimit. 0: the executor's own limit, if it has one.
 	CallLimit time.Duration
-	// Wait is how long Session.Lease, LeaseAcross and Places wait for room if there is none. They go on when an executor reports room or
-	// a new one registers. Leases that wait have no order. 0: they return ErrBusy at once.
+	// Wait is how long Session.Lease, LeaseAcross and Places wait if no executor has room. They try again when an executor reports room or
+	// a new executor registers. Waiting leases are not queued. 0: they return ErrBusy at once.
 	Wait     time.Duration
 	Executor string // address: this executor and no other; empty: the session's choice
-	// Bundle names files and directories of this machine that travel with the library. Functions find each by its last name with
-	// rfaas_bundle_path (rfaas_function.h).
+	// Bundle names files and directories of this machine that travel with the library. Functions get the path of each by calling
+	// rfaas_bundle_path (rfaas_function.h) with its last component.
 	Bundle []string
 	// OnEvent is called with each event of the lease, one at a time, on a goroutine of the lease, which polls for events every
 	// 10 ms. It must not block for long and must not call Release.
@@ -87,7 +87,7 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 	}
 	for _, p := range o.Bundle {
 		if strings.Contains(p, ":") {
-			return nil, fail(op, dataplane.StatusInvalid, "bundle: %q has a colon, which separates paths: rename it, or name its directory", p)
+			return nil, fail(op, dataplane.StatusInvalid, "bundle: %q contains a colon, which separates paths: rename it, or name its directory", p)
 		}
 	}
 	if o.Duration < 0 || o.CallLimit < 0 || o.Wait < 0 {

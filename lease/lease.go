@@ -65,7 +65,7 @@ type Terms struct {
 	// Kind stands for what makes workers fit for another lease: code, provider, client process, sizes. The zero Kind fits
 	// nothing.
 	Kind [32]byte
-	// KeepsState says that workers may be cached although they have executed functions. Its workers fit only leases that say the same.
+	// KeepsState permits to cache workers that have executed functions. Such workers serve only leases with KeepsState.
 	KeepsState bool
 	// Fingerprint stands for everything that was asked (code, blobs, ...). A repeated request id with another
 	// fingerprint is refused instead of being given what somebody else asked for.

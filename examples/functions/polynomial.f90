@@ -1,6 +1,6 @@
-! A polynomial, whose coefficients stay in the worker, at many points. rfaas-cc -o polynomial.so polynomial.f90
+! Evaluates a polynomial at many points. Its coefficients stay in the worker. rfaas-cc -o polynomial.so polynomial.f90
 
-! Doubles in: the coefficients, the one of the highest power first. Keeps them.
+! Input: the coefficients as doubles, that of the highest power first. The worker keeps them.
 function polynomial_begin(args, size, res) bind(c) result(bytes)
    use rfaas_function
    implicit none
@@ -30,7 +30,7 @@ function polynomial_begin(args, size, res) bind(c) result(bytes)
    bytes = 0
 end function
 
-! Points in, values there out.
+! Input: points. Result: the values of the polynomial there.
 function polynomial_at(args, size, res) bind(c) result(bytes)
    use rfaas_function
    implicit none

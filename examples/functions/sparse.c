@@ -9,11 +9,11 @@
 
 static sparse_rows *kept;
 
-/* The init call: sparse_rows in. */
+/* Init call. Input: sparse_rows, which the worker keeps. */
 FUNCTION uint32_t sparse_keep(void *args, uint32_t size, void *res) {
     (void)res;
     if (!sparse_valid(args, size))
-        return rfaas_fail("%u bytes are no rows of a sparse matrix", size);
+        return rfaas_fail("the payload of %u bytes does not contain rows of a sparse matrix", size);
     free(kept);
     kept = malloc(size);
     if (!kept)
@@ -22,12 +22,12 @@ FUNCTION uint32_t sparse_keep(void *args, uint32_t size, void *res) {
     return 0;
 }
 
-/* A vector in, its product with the rows out. */
+/* Input: a vector. Result: the product of the rows with it. */
 FUNCTION uint32_t sparse_times(void *args, uint32_t size, void *res) {
     if (!kept)
         return rfaas_fail("this worker has no rows: name sparse_keep as init_function of the lease");
     if (size != kept->columns * sizeof(double) || kept->rows * sizeof(double) > rfaas_result_capacity())
-        return rfaas_fail("a vector of %u bytes with room for %u bytes of product, want %llu and %llu", size, rfaas_result_capacity(),
+        return rfaas_fail("a vector of %u bytes and room for a product of %u bytes, want %llu and %llu", size, rfaas_result_capacity(),
                           (unsigned long long)(kept->columns * sizeof(double)), (unsigned long long)(kept->rows * sizeof(double)));
     sparse_multiply(kept, args, res);
     return (uint32_t)(kept->rows * sizeof(double));

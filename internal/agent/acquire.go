@@ -11,8 +11,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
-// Shortest times between two attempts to find an executor with room. Each is twice the one before, up to roomPause after an attempt that
-// an executor's report of room has caused, and up to pauseMax after others. A new executor ends a pause.
+// Pauses between two attempts to find an executor with room. A pause doubles after each attempt, up to roomPause if a report of room caused
+// the attempt, else up to pauseMax. A new executor ends a pause.
 const (
 	pauseMin  = 5 * time.Millisecond
 	roomPause = 40 * time.Millisecond
@@ -207,8 +207,8 @@ type seeker interface {
 // waiter waits between attempts to find room. The zero value is ready.
 type waiter struct{ rooms *grant.Rooms }
 
-// await returns true when it is worth trying again, and false when `until` has passed or ctx has ended. seen is from before the last
-// attempt.
+// await returns true when another attempt may succeed, and false when `until` has passed or ctx has ended. seen is the value of Arrivals
+// before the last attempt.
 func (w *waiter) await(ctx context.Context, s seeker, until time.Time, seen uint64, pause *time.Duration) bool {
 	if time.Until(until) <= 0 || ctx.Err() != nil {
 		return false

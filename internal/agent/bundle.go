@@ -11,10 +11,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
-// libraryTravelEnv set to "off" keeps libraries from travelling with the libraries of functions that need them.
+// libraryTravelEnv names the environment variable that, set to "off", excludes needed libraries from bundles.
 const libraryTravelEnv = "RFAAS_BUNDLE_LIBRARIES"
 
-// bundle finds what travels with the library of a lease, whose descriptor came with the request.
+// bundle returns the bundle of a lease, nil if it has none. The descriptor of the library came with the request.
 func (l *lease) bundle(ctx context.Context, lib *grant.Library, s *protocol.Spec, r *request) (*grant.Table, error) {
 	env := l.c.env
 	o := grant.BundleOptions{Directory: directoryOf(r.file), LibraryPath: env.values[libraryPathEnv], NoLibraries: env.values[libraryTravelEnv] == "off"}
@@ -26,7 +26,7 @@ func (l *lease) bundle(ctx context.Context, lib *grant.Library, s *protocol.Spec
 	return l.session.control.Bundle(ctx, lib, o)
 }
 
-// directoryOf returns the directory of a file that is open, or "" if it is in none.
+// directoryOf returns the directory of an open file, "" if the file has none, like a memory file or a deleted one.
 func directoryOf(f *os.File) string {
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil || !filepath.IsAbs(path) || strings.HasPrefix(path, "/memfd:") || strings.HasSuffix(path, " (deleted)") {

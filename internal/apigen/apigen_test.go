@@ -77,7 +77,7 @@ func TestFortranNeedsATypeForEveryField(t *testing.T) {
 	}
 }
 
-// The pages about functions have what the comments of the headers say, and a function without a comment is a mistake.
+// The pages about functions contain the comments of the headers. A function without a comment is an error.
 func TestPagesAboutFunctions(t *testing.T) {
 	root := t.TempDir()
 	header := "/* Overview.\n *\n *     code();\n */\n\n/* Bytes of it, in all. Elsewhere 0. */\n" +

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// What functions include is written by hand. The manual pages of section 3 about it are made of its comments.
+// Headers for authors of functions. They are written by hand, and their manual pages in section 3 are generated from their comments.
 const (
 	FunctionHeader  = "worker/rfaas_function.h"
 	FunctionCxx     = "worker/rfaas_function.hpp"

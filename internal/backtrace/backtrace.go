@@ -28,9 +28,9 @@ const (
 // busy is held while a library is read.
 var busy = make(chan struct{}, 1)
 
-// WithLines returns the backtrace with the place in the source behind each function of the library, like "price+0x1f at
-// /home/ann/prices.c:42". Lines whose place is unknown stay as they are, as does everything if the library has no debug
-// information, or takes too long to read. It returns within 0.2 seconds.
+// WithLines returns the backtrace with file and line added to each function of the library, like "price+0x1f at
+// /home/ann/prices.c:42". It leaves lines unchanged if their place is unknown. It leaves the whole backtrace unchanged if the
+// library has no debug information, or takes too long to read. It returns within 0.2 seconds.
 func WithLines(trace string, library []byte) string {
 	frames := parse(trace)
 	if len(frames) == 0 {
@@ -166,7 +166,7 @@ func functions(f *elf.File, frames []frame) symbols {
 	return all
 }
 
-// of returns the address at which the frame's function begins. ok is false if it is not the only one that it could be.
+// of returns the address at which the frame's function begins. ok is false if several functions match.
 func (all symbols) of(at *frame) (start uint64, ok bool) {
 	for _, s := range all[at.function] {
 		if s.Size != 0 && at.offset > s.Size {

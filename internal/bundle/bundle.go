@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// Mine is the directory of a bundle that has what the loader of libraries needs. What the client names is beside it.
+	// Mine is the directory of a bundle for the libraries that this package adds. The client's files are beside it.
 	Mine       = ".rfaas"
 	libraries  = Mine + "/lib"
 	loaderName = "libraries.so" // in Mine; DP_BUNDLE_LOADER of worker/bundle.c
 
 	maxItems = 65536   // files, directories and links
 	maxSize  = 1 << 40 // bytes
-	maxDepth = 64      // directories in each other
+	maxDepth = 64      // nested directories
 	maxName  = 1024    // bytes of a relative path
 )
 
@@ -114,8 +114,8 @@ type Bundle struct {
 	Size  uint64 // bytes of the packed bundle
 }
 
-// Find lists and hashes what travels. It returns nil if nothing does. It reads files only if a bundle of the same files in the same state was not
-// hashed before. stop ends it early.
+// Find lists and hashes the files that travel. It returns nil if there are none. It caches hashes, and reads the files again only if one has
+// changed. stop ends it early.
 func (f *Finder) Find(w Wanted, stop func() error) (*Bundle, error) {
 	b := &Bundle{}
 	if w.Library != nil {
@@ -168,12 +168,12 @@ func (b *Bundle) addFiles(paths []string) error {
 		total += uint64(b.items[i].size)
 	}
 	if total > maxSize {
-		return badFiles("bundle: %d bytes, want at most %d", total, uint64(maxSize))
+		return badFiles("bundle: %d bytes, want at most %d: name fewer or smaller files", total, uint64(maxSize))
 	}
 	return nil
 }
 
-// walk adds a file or directory. above has the directories that it is in, by which a cycle of links is noticed.
+// walk adds a file or directory. above lists the directories that contain it, so that cycles of links are detected.
 func (b *Bundle) walk(p, name string, depth int, above []fs.FileInfo) error {
 	st, err := os.Lstat(p)
 	if err == nil && st.Mode()&fs.ModeSymlink != 0 {
@@ -182,22 +182,22 @@ func (b *Bundle) walk(p, name string, depth int, above []fs.FileInfo) error {
 			return b.add(item{name: name, from: p, mode: fs.ModeSymlink | 0o777, link: link})
 		}
 		if err == nil {
-			st, err = os.Stat(p) // a link to something else is what it leads to
+			st, err = os.Stat(p) // a link to a path outside is replaced by its target
 		}
 	}
 	switch {
 	case err != nil:
 		return badFiles("bundle: %v", err)
 	case len(name) > maxName:
-		return badFiles("bundle: %s: a name of %d bytes, want at most %d", p, len(name), maxName)
+		return badFiles("bundle: %s: its path in the bundle has %d bytes, want at most %d", p, len(name), maxName)
 	case !st.IsDir() && !st.Mode().IsRegular():
 		return badFiles("bundle: %s is neither a file nor a directory", p)
 	case !st.IsDir():
 		return b.add(fileItem(name, p, st))
 	case depth == maxDepth:
-		return badFiles("bundle: %s: more than %d directories in each other", p, maxDepth)
+		return badFiles("bundle: %s: directories are nested more than %d deep", p, maxDepth)
 	case slices.ContainsFunc(above, func(x fs.FileInfo) bool { return os.SameFile(x, st) }):
-		return badFiles("bundle: %s is a link to a directory that it is in", p)
+		return badFiles("bundle: %s links to a directory that contains it: remove the link", p)
 	}
 	if err := b.add(fileItem(name, p, st)); err != nil {
 		return err
@@ -217,7 +217,7 @@ func (b *Bundle) walk(p, name string, depth int, above []fs.FileInfo) error {
 
 func (b *Bundle) add(i item) error {
 	if len(b.items) == maxItems {
-		return badFiles("bundle: more than %d files and directories, with %s: name less, or pack them into a file", maxItems, i.from)
+		return badFiles("bundle: more than %d files and directories, with %s: name fewer, or pack them into one file", maxItems, i.from)
 	}
 	b.items = append(b.items, i)
 	return nil
@@ -233,8 +233,8 @@ func inside(name, link string) bool {
 	return to == top || strings.HasPrefix(to, top+"/")
 }
 
-// settled is how old the last change of a file must be before its content is remembered by its state: two changes at about the same time may
-// have the same time stamp.
+// settled is the age of a file's last change from which on its hash is cached. Two changes at about the same time may have the same time
+// stamp.
 const settled = 2 * time.Second
 
 // hash fills in the sum and the size.
@@ -292,7 +292,7 @@ func (b *Bundle) again() (key [sha256.Size]byte, err error) {
 	return key, nil
 }
 
-// state identifies the files of a bundle and their versions. old: none has changed just now.
+// state identifies the files of a bundle and their versions. old: the last change of each is older than settled.
 func (b *Bundle) state(now time.Time) (key [sha256.Size]byte, old bool) {
 	h := sha256.New()
 	old = true
@@ -301,7 +301,7 @@ func (b *Bundle) state(now time.Time) (key [sha256.Size]byte, old bool) {
 		s := &x.state
 		fmt.Fprintf(h, "%q %v %q %d ", x.name, x.mode, x.link, len(x.data))
 		h.Write(x.data)
-		if x.mode.IsRegular() { // a directory changes when files come that do not travel yet, and its content is listed here
+		if x.mode.IsRegular() { // a directory's time stamps also change with entries that are not in the list, and b lists its entries anyway
 			for _, n := range []int64{int64(s.Dev), int64(s.Ino), s.Size, s.Mtim.Sec, s.Mtim.Nsec, s.Ctim.Sec, s.Ctim.Nsec} {
 				_ = binary.Write(h, binary.LittleEndian, n) // a hash returns no error
 			}
@@ -313,14 +313,14 @@ func (b *Bundle) state(now time.Time) (key [sha256.Size]byte, old bool) {
 }
 
 // errChanged means that a file was changed while it was read.
-var errChanged = errors.New("it was changed while it was read: start again when it is complete")
+var errChanged = errors.New("the file changed while it was read: start again when it is complete")
 
 // Pack writes the packed bundle. It fails if a file has changed.
 func (b *Bundle) Pack(w io.Writer, stop func() error) error {
 	h := sha256.New()
 	_, err := b.pack(io.MultiWriter(w, h), stop)
 	if err == nil && [sha256.Size]byte(h.Sum(nil)) != b.Sum {
-		err = badFiles("bundle: a file has changed since the lease was requested: open it again")
+		err = badFiles("bundle: a file has changed since the lease was requested: open the lease again")
 	}
 	return err
 }

@@ -49,7 +49,7 @@ func TestSystemLibrariesStay(t *testing.T) {
 	}
 }
 
-// TestLibraryPath finds libraries by LD_LIBRARY_PATH, before the run path, and says what it could not use.
+// TestLibraryPath finds libraries in LD_LIBRARY_PATH before the run path. The error lists the files that it could not use.
 func TestLibraryPath(t *testing.T) {
 	var f Finder
 	dir, other := t.TempDir(), t.TempDir()
@@ -72,7 +72,7 @@ func TestLibraryPath(t *testing.T) {
 	}{
 		{never, dep + " is not a file"},
 		{func() error { return errors.Join(os.Remove(dep), os.WriteFile(dep, []byte("#!"), 0o755)) }, dep + " is not an ELF file"},
-		{func() error { return os.Remove(dep) }, "lib.so needs libdep.so, which was not found. Start the program with its directory in LD_LIBRARY_PATH"},
+		{func() error { return os.Remove(dep) }, "lib.so needs libdep.so, which was not found. Start the program with the directory of libdep.so in LD_LIBRARY_PATH"},
 		{func() error {
 			shared(t, dep)
 			return os.Truncate(dep, 4096)

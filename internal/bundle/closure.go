@@ -16,7 +16,7 @@ import (
 // maxNeeds bounds the libraries that a library needs, directly and indirectly.
 const maxNeeds = 1024
 
-// Object is what the dynamic linker reads of a library before it loads others for it.
+// Object has the fields of a library by which the dynamic linker finds the libraries that it needs.
 type Object struct {
 	Needs          []string // DT_NEEDED
 	rpath, runpath []string // directories, with tokens
@@ -67,7 +67,7 @@ func split(lists []string) (dirs []string) {
 	return dirs
 }
 
-// ofCLibrary are the libraries of glibc, which a worker has loaded. Others with these names are not used, as in any process.
+// ofCLibrary are the libraries of glibc. A worker has loaded them already, so the linker never uses others with these names.
 var ofCLibrary = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libanl.so.1", "libmvec.so.1"}
 
 // closure finds what a library needs.
@@ -138,7 +138,7 @@ func (c *closure) find(o *Object, name string) (path string, err error) {
 		if c.isSystem(filepath.Dir(name)) {
 			return "", nil
 		}
-		return "", fmt.Errorf("%s needs %s by its path, because that library was linked without a name: link it with -Wl,-soname,%s, and then %s again", o.name,
+		return "", fmt.Errorf("%s needs %s by its path, because that library has no DT_SONAME: link that library with -Wl,-soname,%s, then link %s again", o.name,
 			name, filepath.Base(name), o.name)
 	}
 	if slices.Contains(ofCLibrary, name) || strings.HasPrefix(name, "ld-linux") {
@@ -165,8 +165,8 @@ func (c *closure) find(o *Object, name string) (path string, err error) {
 	if len(unusable) > 0 {
 		text += " (" + strings.Join(unusable, ", ") + ")"
 	}
-	text += ". Start the program with its directory in LD_LIBRARY_PATH, or link " + filepath.Base(o.name) + " with -Wl,-rpath,DIRECTORY. If executors' nodes " +
-		"have it, set RFAAS_BUNDLE_LIBRARIES=off. The search was in the system's directories"
+	text += ". Start the program with the directory of " + name + " in LD_LIBRARY_PATH, or link " + filepath.Base(o.name) + " with -Wl,-rpath,DIRECTORY. " +
+		"If the executors' nodes have the library, set RFAAS_BUNDLE_LIBRARIES=off. Searched: the system's directories"
 	for _, dir := range looked {
 		if !c.isSystem(dir) {
 			text += " and " + dir

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// page is what a file's content is rounded up to in memory, and what a name takes, in bytes.
+// page is the unit of memory in bytes: a file's content is rounded up to it, and each name takes one more.
 const page = 4096
 
 // footprint returns the memory of an unpacked item.
@@ -102,8 +102,8 @@ func (i *item) pack(t *tar.Writer) error {
 	return nil
 }
 
-// Unpack writes the files of a packed bundle into an empty directory. The bytes are another party's: names lead nowhere else, and the files take
-// at most limit bytes of memory. It does not read further than the archive's end.
+// Unpack writes the files of a packed bundle into an empty directory. It does not trust the archive: it refuses names that lead outside the
+// directory, and files that take more than limit bytes of memory. It does not read beyond the archive's end.
 func Unpack(r io.Reader, into *os.Root, limit uint64) error {
 	t := tar.NewReader(r)
 	left := int64(min(limit, maxSize))

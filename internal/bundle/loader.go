@@ -7,8 +7,8 @@ import (
 )
 
 // loaderLibrary returns an empty shared library that needs the libraries `names`, in this order, and finds them in the directory "lib" beside
-// it. A worker opens it before the library of functions. So the dynamic linker itself loads the closure, in its own order and with cycles,
-// and then finds by their names what the library of functions needs, whatever its run path says and however the client's process found them.
+// it. A worker opens it before the library of functions. So the dynamic linker loads the closure, in its own order and with
+// cycles. It then finds the dependencies of the library of functions by name, whatever that library's run path is.
 func loaderLibrary(machine elf.Machine, names []string) []byte {
 	const page = 4096
 	strings := []byte{0}

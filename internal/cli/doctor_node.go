@@ -104,7 +104,8 @@ func checkDeviceFiles(dir string) finding {
 	return ok(check, "%s", strings.Join(files, ", "))
 }
 
-// checkGroups lets the spawner's code say which control groups an executor that is started like this command can make: it makes one, and removes it.
+// checkGroups reports which control groups an executor could make if it were started like this command. It makes one with the spawner's code, and
+// removes it.
 func checkGroups() finding {
 	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{})
 	if err != nil {
@@ -116,14 +117,14 @@ func checkGroups() finding {
 // groupsFinding describes control groups that lack the controllers in missing.
 func groupsFinding(missing []string, err error) finding {
 	const check = "control groups"
-	const mend = "run the executor as root, or with Delegate=yes in its unit, and boot with systemd.unified_cgroup_hierarchy=1 where version 2 has more controllers"
+	const mend = "run the executor as root, or with Delegate=yes in its unit, and boot with systemd.unified_cgroup_hierarchy=1 if control groups of version 2 have more controllers"
 	switch {
 	case err != nil:
-		return note(check, mend, "workers of an executor that is started by this user here have none: %v", err)
+		return note(check, mend, "an executor that this user starts here cannot make any for its workers: %v", err)
 	case len(missing) > 0:
-		return note(check, mend, "those of workers lack a controller: %s", strings.Join(missing, "; "))
+		return note(check, mend, "control groups of workers lack controllers: %s", strings.Join(missing, "; "))
 	}
-	return ok(check, "an executor can make them for its workers, with all controllers")
+	return ok(check, "an executor can make control groups with all controllers for its workers")
 }
 
 // checkNamespaces starts a program in namespaces of its own, as `rfaas slurm run` does.

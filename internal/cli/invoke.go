@@ -93,7 +93,7 @@ func newInvoke(a *app) *cobra.Command {
 	c.Flags().IntVar(&f.cores, "cores", 1, "cores for each worker")
 	c.Flags().StringVar(&f.memory, "memory", "", "memory for each worker, like 2GiB (default: the executor's)")
 	c.Flags().DurationVar(&f.callLimit, "call-limit", 0, "how long the call may run: a worker that takes longer is killed (default: the executor's limit)")
-	c.Flags().StringArrayVar(&f.bundle, "bundle", nil, "file or directory that travels with the library, which functions find by rfaas_bundle_path (repeatable)")
+	c.Flags().StringArrayVar(&f.bundle, "bundle", nil, "send this file or directory with the library; functions find it by rfaas_bundle_path (repeatable)")
 	c.Flags().StringVar(&f.print, "print", "", "how results are printed: hex, or the type of their values (default: the bytes as they are)")
 	c.Flags().BoolVar(&f.asJSON, "json", false, "print a JSON object for each worker")
 	c.MarkFlagsMutuallyExclusive("input", "hex", "args")

@@ -1227,7 +1227,7 @@ type ReplaceRequest struct {
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	Worker        uint32                 `protobuf:"varint,2,opt,name=worker,proto3" json:"worker,omitempty"`
 	ClientBlob    []byte                 `protobuf:"bytes,3,opt,name=client_blob,json=clientBlob,proto3" json:"client_blob,omitempty"`
-	Kill          bool                   `protobuf:"varint,4,opt,name=kill,proto3" json:"kill,omitempty"` // at once, else after a moment in which the worker may end by itself
+	Kill          bool                   `protobuf:"varint,4,opt,name=kill,proto3" json:"kill,omitempty"` // at once; false: only if the worker has not ended by itself after a moment
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

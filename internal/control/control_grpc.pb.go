@@ -72,8 +72,8 @@ type ExecutorClient interface {
 	Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error)
-	// Room tells a client whose request was refused when the executor may have room for it: once at the beginning, and then each time
-	// that resources have become free and there is room. Nothing is reserved.
+	// Room tells a client whose request was refused when the executor may have room for it. It replies once at the beginning, and then each
+	// time that resources have become free and there is room. Nothing is reserved.
 	Room(ctx context.Context, in *RoomRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RoomReply], error)
 	// Events lasts as long as the lease. The lease ends when the client closes it or disappears.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
@@ -303,8 +303,8 @@ type ExecutorServer interface {
 	Until(context.Context, *UntilRequest) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
 	Inspect(context.Context, *InspectRequest) (*InspectReply, error)
-	// Room tells a client whose request was refused when the executor may have room for it: once at the beginning, and then each time
-	// that resources have become free and there is room. Nothing is reserved.
+	// Room tells a client whose request was refused when the executor may have room for it. It replies once at the beginning, and then each
+	// time that resources have become free and there is room. Nothing is reserved.
 	Room(*RoomRequest, grpc.ServerStreamingServer[RoomReply]) error
 	// Events lasts as long as the lease. The lease ends when the client closes it or disappears.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error

@@ -98,7 +98,7 @@ int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_
 void dp_channel_fail(dp_channel *ch, int status);
 /* Returns 0, or the status with which the channel failed. */
 int dp_channel_status(const dp_channel *ch);
-/* dp_channel_status of the connection alone: dp_channel_hold and dp_channel_reserve do not count. */
+/* dp_channel_broken returns the status of the connection, and ignores dp_channel_hold and dp_channel_reserve. */
 int dp_channel_broken(const dp_channel *ch);
 
 /* dp_channel_submit_until starts a call: function index, payload, the most result bytes wanted. *slot names the call until
@@ -111,8 +111,8 @@ int dp_channel_broken(const dp_channel *ch);
 int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
                             uint32_t capacity, int64_t deadline_ns, uint32_t *slot);
 /* dp_channel_batch says whether the next submits belong to a batch: the caller submits them one after the other, and then waits for all
- * of them. On tcp they are sent together when the channel's lane next looks or waits. The worker may send the reply of a brief call
- * together with the next one. If it dies before that, the call fails, although it was executed. */
+ * of them. On tcp the requests are sent together when the channel's lane next polls or waits. The worker may hold back the reply of a
+ * brief call and send it with the next one. If the worker dies before that, the call fails although its function has returned. */
 void dp_channel_batch(dp_channel *ch, bool batch);
 /* dp_channel_submit is dp_channel_submit_until without a deadline. */
 static inline int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
@@ -158,12 +158,12 @@ const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
 void dp_channel_abandon(dp_channel *ch, uint32_t slot);
 /* dp_channel_overdue is dp_channel_abandon for a call whose deadline has passed. */
 void dp_channel_overdue(dp_channel *ch, uint32_t slot);
-/* dp_channel_runs_overdue reports whether the oldest call that the worker has not answered is one of dp_channel_overdue: its function, and
- * when its deadline passed. */
+/* dp_channel_runs_overdue reports whether the worker's oldest unanswered call is overdue (dp_channel_overdue). It sets the call's function
+ * and the time at which its deadline passed. */
 bool dp_channel_runs_overdue(const dp_channel *ch, uint32_t *function, int64_t *since);
-/* dp_channel_give_up_at is the time at which a wait without a deadline gives up, because the worker runs an overdue call; 0: none. */
+/* dp_channel_give_up_at returns the time at which a wait without a deadline ends because the worker runs an overdue call. 0: no such time. */
 int64_t dp_channel_give_up_at(const dp_channel *ch);
-/* dp_endpoint_set_overdue sets how long waits without a deadline wait for an overdue call before they return DP_DEADLINE. 0: without a limit. */
+/* dp_endpoint_set_overdue sets how long after the deadline of an overdue call waits without a deadline return DP_DEADLINE. 0: never. */
 void dp_endpoint_set_overdue(dp_endpoint *ep, int64_t ns);
 /* dp_channel_call is submit, wait and finish in one; on the deadline it abandons the call (DP_DEADLINE, NOT_STARTED if the request was
  * not posted by then). */

@@ -1,5 +1,5 @@
-/* Calls whose deadline has passed while the worker ran them, or before it did. A worker runs calls one after the other, so later calls wait
- * behind them. */
+/* Overdue calls: their deadlines have passed, but the worker has not answered them. A worker runs calls one after the other, so later calls
+ * wait for them. */
 #include "dp_channel_impl.h"
 
 void dp_channel_overdue(dp_channel *ch, uint32_t i) {

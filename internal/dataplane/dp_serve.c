@@ -166,7 +166,7 @@ static inline bool guard_damaged(const uint8_t *res, uint32_t capacity) {
     return found != GUARD;
 }
 
-/* A function may report more than its capacity, and then may have written it: that is its way to say how much it needs. */
+/* A function that returns more than its capacity asks for more room. It may have written beyond the capacity, so the guard is not checked. */
 static __attribute__((noinline, cold)) void fail_overrun(dp_invocation *inv, uint32_t size) {
     int n = snprintf(inv->message, sizeof inv->message,
                      "it wrote beyond the %u bytes of room for its result, and returned %u: write at most rfaas_result_capacity() bytes",
@@ -316,8 +316,8 @@ static int answer_mailbox(dp_server *s, uint64_t word) {
 
 /* ---- the queue pair ---- */
 
-/* Reports whether the reply of a call that has just ended may wait for the next one. The clock decides, because the next function may take
- * as long as this one did. */
+/* Reports whether the reply of a call that has just ended may wait for the next reply. Only replies of brief calls may, because the next
+ * function probably takes as long as this one. */
 static bool brief(dp_server *s, const dp_request *h) {
     if (__builtin_expect(!(h->flags & DP_REQ_BATCH), 1))
         return false;

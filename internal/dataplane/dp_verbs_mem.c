@@ -76,8 +76,7 @@ int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access
     return register_memory(base, addr, size, access, IBV_ACCESS_LOCAL_WRITE, out, err);
 }
 
-/* Linux before 6.2 asks for the right to write to the pages that it pins, also for a region that peers only read. It refuses a shared mapping
- * of a sealed file with EFAULT. There, a private mapping is registered instead: the kernel copies the file's pages when it pins them, so the
+/* Linux before 6.2 pins pages for writing even if peers only read the region. It refuses a shared mapping of a sealed file with EFAULT. There, a private mapping is registered instead: the kernel copies the file's pages when it pins them, so the
  * file's memory is used twice until the region is freed. */
 int dpv_mem_file(dp_domain *base, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err) {
     dp_error first = {0};

@@ -47,7 +47,7 @@ enum {
     DP_REQ_BULK_IN = 1,    /* the payload is in the worker's bulk area at in_offset, not in the slot */
     DP_REQ_BULK_OUT = 2,   /* the result goes to the client's bulk area at out_offset, not into the slot */
     DP_REQ_EXCLUSIVE = 4,  /* no other call of this channel is outstanding or unread */
-    DP_REQ_BATCH = 8,      /* the client waits for this call and others together: the reply may leave with the next one */
+    DP_REQ_BATCH = 8,      /* the client waits for several calls together: the worker may send this reply with the next one */
 };
 
 /* Request header. The first 8 bytes travel only when a bulk flag is set (32-byte form); otherwise the
@@ -82,8 +82,8 @@ typedef struct dp_reply {
 #define DP_FAILURE_TEXT 511 /* most bytes of the text */
 #define DP_FAILURE_CODE 5   /* bytes of NUL and code */
 
-/* Puts the code behind a text of `size` bytes. message has DP_FAILURE_CODE bytes more than the text. Returns the bytes of the message, at
- * most `room`, of which the text loses what does not fit. */
+/* Appends the code to a text of `size` bytes. message has room for DP_FAILURE_CODE more bytes than the text. Returns the bytes of the
+ * message, at most `room`. The text is cut if both do not fit. */
 static inline uint32_t dp_failure_message(char *message, uint32_t size, int32_t code, uint32_t room) {
     uint32_t extra = code ? DP_FAILURE_CODE : 0;
     if (size > room - extra)
@@ -95,7 +95,7 @@ static inline uint32_t dp_failure_message(char *message, uint32_t size, int32_t 
     return size + extra;
 }
 
-/* Returns the code of a message, which may be any bytes, and makes *size that of the text before it. 0: there is none. */
+/* Returns the code of a message, 0 if it has none, and sets *size to the bytes of the text. The message may contain any bytes. */
 static inline int32_t dp_failure_code(const void *message, uint32_t *size) {
     const uint8_t *nul = *size ? (const uint8_t *)__builtin_memchr(message, 0, *size) : NULL;
     uint32_t text = nul ? (uint32_t)(nul - (const uint8_t *)message) : *size;

@@ -28,8 +28,8 @@ type bundles struct {
 	lock *os.File // the directory, locked as long as an executor uses it
 }
 
-// openBundles makes the directory, and removes those of executors that were killed. Only its user can list it, but workers of other users can
-// reach a directory in it by its name.
+// openBundles makes the directory, and removes those of executors that were killed. Only the executor's user can list it.
+// Workers that run as other users can open a directory in it if they know its name.
 func openBundles(in string, own rights, log *slog.Logger) (b *bundles, err error) {
 	in, err = filepath.Abs(in)
 	uid := own.user.UID // own.do changes the rights on files only, not the effective user
@@ -67,7 +67,7 @@ func makeBundles(in string) (*bundles, error) {
 	return b, nil
 }
 
-// removeBundles removes the directories of a user that no executor uses any more.
+// removeBundles removes the directories of a user that no running executor has locked.
 func removeBundles(in string, uid uint32, log *slog.Logger) {
 	found, _ := filepath.Glob(filepath.Join(in, bundlePrefix+"*"))
 	for _, path := range found {
@@ -113,7 +113,7 @@ func (b *bundles) unpack(from io.Reader, size uint64) (id zygote.BundleID, err e
 
 func (b *bundles) remove(id zygote.BundleID) { os.RemoveAll(b.of(id)) }
 
-// bundleKey identifies a bundle in the store of tables. Nobody can find a table with such a hash, so a table is never taken for a bundle.
+// bundleKey identifies a bundle in the store of tables. No client can make a table with this hash, so a table is never taken for a bundle.
 func bundleKey(h sum) sum {
 	h[0] = ^h[0]
 	return h
@@ -149,7 +149,7 @@ func (s *tableStore) storeBundle(t *table, fetch func() (io.Reader, error)) erro
 	return invalidf("%v", err)
 }
 
-// readError remembers an error of a reader, so that it is not taken for damage of what was read.
+// readError remembers an error of a reader, so that a failed transfer is not reported as a damaged bundle.
 type readError struct {
 	r   io.Reader
 	err error
@@ -164,7 +164,7 @@ func (r *readError) Read(b []byte) (int, error) {
 }
 
 // errNoBundles is the answer of an executor without a directory for bundles.
-var errNoBundles = control.Errorf(control.ClassUnsupported, "this executor takes no bundles")
+var errNoBundles = control.Errorf(control.ClassUnsupported, "this executor takes no bundles: open the lease without files and with RFAAS_BUNDLE_LIBRARIES=off")
 
 // bundleOf checks the bundle of a request. It returns nil if there is none.
 func (e *Executor) bundleOf(t *control.Table) ([]sum, error) {

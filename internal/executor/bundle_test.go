@@ -40,8 +40,8 @@ func bundleNode(t *testing.T) (n *node, path string) {
 	return newNode(t, func(c *Config) { c.Bundles = b }), b.path
 }
 
-// TestBundleOfAnotherTenant stores a bundle once. Another tenant that knows its hash must send its bytes, and a table with the same bytes is
-// something else.
+// TestBundleOfAnotherTenant stores a bundle once. Another tenant that knows its hash must send its bytes. A table with the same
+// bytes is not taken for the bundle.
 func TestBundleOfAnotherTenant(t *testing.T) {
 	n, path := bundleNode(t)
 	b, h := archive(t, "file", "content", 16384)
@@ -112,7 +112,7 @@ func TestBundleRefused(t *testing.T) {
 	}
 }
 
-// TestBundlesOfDeadExecutor removes what an executor has left that was killed, and nothing of one that runs.
+// TestBundlesOfDeadExecutor removes the directory of an executor that was killed, and keeps that of a running one.
 func TestBundlesOfDeadExecutor(t *testing.T) {
 	in := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
@@ -130,7 +130,7 @@ func TestBundlesOfDeadExecutor(t *testing.T) {
 	}
 	defer other.close()
 	if _, err := os.Stat(dead); err == nil {
-		t.Error("the directory of the dead executor is there")
+		t.Error("the directory of the dead executor was not removed")
 	}
 	if _, err := os.Stat(running.path); err != nil {
 		t.Error(err)

@@ -89,8 +89,8 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	return true
 }
 
-// dirty reports whether a worker has executed a function, whose state must not reach another lease. A function can hide that, because it
-// can write to the worker's page. It then shows its state only to later leases of its own client.
+// dirty reports whether a worker has executed a function, whose state must not reach another lease. A function can hide that by
+// writing to the worker's page. Only later leases of its own client can then see its state.
 func dirty(workers []Worker) bool {
 	return slices.ContainsFunc(workers, func(w Worker) bool {
 		c := w.Counters()

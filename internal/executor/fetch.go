@@ -78,8 +78,8 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 // fetchDevices are the devices of shm and tcp by which tables are read. Each is opened when it is first needed. Safe for concurrent use.
 //
 // On verbs each transfer opens a device of its own, on the thread that uses it: soft-RoCE posts by a system call, which the kernel refuses to a
-// thread with other credentials than the one that opened the device. Threads of an executor that has given up root have equal credentials, but
-// not the same.
+// thread with other credentials than the one that opened the device. After an executor has given up root, its threads have equal
+// credentials, but in separate kernel objects.
 type fetchDevices struct {
 	mu      sync.Mutex
 	open    map[string]*dataplane.Device

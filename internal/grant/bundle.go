@@ -22,8 +22,8 @@ type BundleOptions struct {
 	Files       []string // absolute paths of files and directories
 }
 
-// Bundle finds what travels with a library: the libraries that it needs from outside the system's directories, and the files. It returns nil if
-// that is nothing. Nothing is sent yet. Errors: StatusBadLibrary for a library that cannot be found, StatusInvalid for a file.
+// Bundle lists what travels with a library: the libraries that it needs from outside the system's directories, and the files. It returns nil if
+// there are none. It sends nothing. Errors: StatusBadLibrary for a library that cannot be found, StatusInvalid for a file.
 func (c *Control) Bundle(ctx context.Context, lib *Library, o BundleOptions) (*Table, error) {
 	w := bundle.Wanted{Directory: o.Directory, Files: o.Files}
 	if !o.NoLibraries {

@@ -45,7 +45,7 @@ type Spec struct {
 	Duration       time.Duration
 	Renew          bool          // renew it in the background before it expires
 	CallLimit      time.Duration // longest that one call may run, 0: the executor's own limit
-	KeepsState     bool          // its workers may have executed functions of an earlier lease, and may serve a later one after its own
+	KeepsState     bool          // RFAAS_LEASE_REUSE: its workers may keep state of an earlier lease, and may serve a later one
 	Executor       string        // address, empty: the session's choice
 	At             string        // executor to ask first; a lease that moves is not bound to it
 	Depth, Eager   int           // of the channels that will be offered
@@ -297,7 +297,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		}
 		for _, i := range r.TablesUnknown {
 			if err == nil && i >= uint32(len(wanted)) {
-				err = fail(op, dataplane.StatusProtocol, "%s wants table %d of %d", cand.Address, i, len(wanted))
+				err = fail(op, dataplane.StatusProtocol, "%s asks for table %d, but the lease has %d tables and bundles", cand.Address, i, len(wanted))
 			}
 			if err == nil {
 				err = p.provide(whole, cl, &cand, wanted[i])
@@ -327,7 +327,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	}
 	switch {
 	case r.Tables != uint32(len(wanted)):
-		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers %d of %d tables and bundles: it is of an earlier version, upgrade it", cand.Address, r.Tables, len(wanted))
+		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers %d of %d tables and bundles: the executor has an earlier version, upgrade it", cand.Address, r.Tables, len(wanted))
 	case len(h.Workers) != len(blobs):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d were asked for", cand.Address, len(h.Workers), len(blobs))
 	case r.DurationMs > uint64(maxDuration/time.Millisecond):

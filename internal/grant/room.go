@@ -14,8 +14,8 @@ import (
 // roomMost is how many executors a waiting lease follows.
 const roomMost = 16
 
-// roomLook is how often a waiting lease looks for room although every executor that it could use is followed: nobody announces that a
-// limit of the tenant is no longer reached.
+// roomLook is the interval at which a waiting lease looks for room even if it follows every executor that it could use. Nothing announces that
+// a tenant is below a limit again.
 const roomLook = 2 * time.Second
 
 // Rooms follows executors for a request that waits for room. One goroutine uses it.
@@ -45,12 +45,12 @@ func (p *Pending) Rooms(ctx context.Context) *Rooms {
 	return p.c.rooms(ctx, uint64(p.spec.Workers)*uint64(p.spec.CoresPerWorker), uint64(p.spec.Workers)*p.spec.Memory)
 }
 
-// Impossible reports whether err, of Look, says that the only executor that may be asked could never grant the lease.
+// Impossible reports whether err, returned by Look, means that the only executor allowed for the lease can never grant it.
 func (p *Pending) Impossible(err error) bool {
 	return cmp.Or(p.spec.Executor, p.c.opts.Executor) != "" && errors.Is(err, dataplane.ErrInvalid)
 }
 
-// Follow makes r follow the executors that the lease could have. It returns false if there are others.
+// Follow makes r follow the executors that could grant the lease. It returns false if r cannot follow all of them.
 func (p *Pending) Follow(_ context.Context, r *Rooms) bool {
 	if at := cmp.Or(p.spec.Executor, p.spec.At, p.c.opts.Executor); at != "" {
 		return r.follow(at)
@@ -141,9 +141,9 @@ func (r *Rooms) wake() {
 	}
 }
 
-// Await returns when it is worth asking again: a followed executor has room, a stream has ended, a new executor has registered since
-// Arrivals returned seen, or ctx ends. Without any of these it returns after roomLook, or after `pause` if not all executors are followed. It
-// returns no sooner than after `pause`, unless for a new executor. room reports whether a followed executor has room.
+// Await returns when a followed executor has room, a stream has ended, a new executor has registered since Arrivals returned seen, or ctx
+// ends. Without any of these it returns after roomLook, or after `pause` if not all executors are followed. Only a new executor or ctx
+// makes it return before `pause`. room reports whether a followed executor has room.
 func (r *Rooms) Await(ctx context.Context, seen uint64, pause time.Duration, all bool) (room bool) {
 	arrival, stop := context.WithCancel(ctx)
 	defer stop()

@@ -84,7 +84,7 @@ func TestCompiler(t *testing.T) {
 	}
 	t.Run("missing compiler", func(t *testing.T) {
 		out, exit := runIn(t, dir, []string{"CC=no-such-compiler"}, cc, "-o", "x.so", "good.c")
-		if want := "the compiler no-such-compiler is missing: install it, or name another one by CC"; exit != 1 || !strings.Contains(out, want) {
+		if want := "the compiler no-such-compiler is missing: install it, or set CC to another one"; exit != 1 || !strings.Contains(out, want) {
 			t.Errorf("exit status %d\n%s", exit, out)
 		}
 	})
@@ -94,7 +94,7 @@ func TestCompiler(t *testing.T) {
 		}
 		runIn(t, dir, nil, cc, strings.Fields("-o libg.so g.c -Wl,-soname,libgone.so")...)
 		out, _ := runIn(t, dir, nil, cc, strings.Fields("-o libo.so outside.c libg.so")...)
-		if !strings.Contains(out, "libo.so needs libgone.so, which this machine does not find") {
+		if !strings.Contains(out, "libo.so needs libgone.so, which is not found on this machine") {
 			t.Errorf("it says\n%s", out)
 		}
 	})

@@ -225,8 +225,8 @@ func mappings() (map[string]int, error) {
 	return found, nil
 }
 
-// segments are files of ours in /dev/shm. rfaas makes none: its memory has no names. Bundles do not count: those of a killed executor stay until the
-// next one starts, and tests of other packages run executors at the same time.
+// segments are files of rfaas in /dev/shm. There should be none, because its shared memory has no names. Directories of bundles do not count: those
+// of a killed executor stay until the next one starts, and tests of other packages run executors at the same time.
 func segments() (map[string]int, error) {
 	entries, err := os.ReadDir("/dev/shm")
 	if err != nil {

@@ -47,8 +47,8 @@ static void flight_wait(flight *f) {
     f->count--;
 }
 
-/* Prices options[0..n) and returns how many of them the workers priced. Calls take the options from the front, this rank takes them from
- * the back, until both meet. With a share, the workers get exactly that part. */
+/* Prices options[0..n) and returns how many of them the workers priced. The workers start at the front and this rank at the back, until they
+ * meet. With a share, the workers price exactly that part. */
 static long price(rfaas_lease *lease, rfaas_function fn, const bs_option *options, double *prices, long n, double share, int batch) {
     rfaas_lease_details d = {.struct_size = sizeof d};
     must(rfaas_lease_info(lease, &d), "lease info");

@@ -21,14 +21,14 @@
 
 static int rank, ranks;
 
-/* The cube of a rank. Vectors have a plane more below and above: what the neighbours have there. */
+/* The cube of a rank. Vectors have one more plane below and one above, with copies of the neighbours' numbers. */
 typedef struct cube {
     size_t edge, plane, n; /* numbers in a plane, in the cube */
     size_t here;           /* rows that the rank multiplies itself in any case */
     sparse_rows *own, *lent;
 } cube;
 
-/* Where products are computed. */
+/* The worker of a rank, if it has one. */
 typedef struct worker {
     rfaas_lease *lease; /* NULL: the rank computes alone */
     rfaas_function times;
@@ -63,7 +63,7 @@ static long argument(int argc, char **argv, int i, long otherwise, long low, lon
     return v;
 }
 
-/* CONJUGATE_LIBRARY, else beside the program. */
+/* The path of the library: CONJUGATE_LIBRARY, else ../functions/sparse.so beside the program. */
 static const char *library(const char *program) {
     static char path[4096];
     const char *given = getenv("CONJUGATE_LIBRARY"), *slash = strrchr(program, '/');
@@ -112,7 +112,7 @@ static void exchange(const cube *c, double *v) {
     MPI_Sendrecv(cells, n, MPI_DOUBLE, below, 1, cells + c->n, n, MPI_DOUBLE, above, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-/* product = A v: the upper rows by the worker, if there is one, the others here meanwhile. */
+/* product = A v. The worker, if there is one, computes the upper rows while this rank computes the others. */
 static void multiply(const cube *c, const worker *w, double *v, double *product) {
     double *upper = product + c->here;
     rfaas_call_options again = RFAAS_CALL_OPTIONS_INIT;
@@ -216,7 +216,7 @@ int main(int argc, char **argv) {
     rfaas_session *session;
     rfaas_lease_options options = RFAAS_LEASE_OPTIONS_INIT;
     options.library = library(argv[0]);
-    options.flags = RFAAS_LEASE_FAILOVER | (lent.lose ? 0 : RFAAS_LEASE_LOCAL); /* that it moves is to be seen */
+    options.flags = RFAAS_LEASE_FAILOVER | (lent.lose ? 0 : RFAAS_LEASE_LOCAL); /* with "lose", the lease must move */
     options.init_function = "sparse_keep";
     options.init_payload = c.lent;
     options.init_size = sparse_size(c.lent->rows, c.lent->entries);
