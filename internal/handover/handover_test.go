@@ -3,6 +3,7 @@ package handover
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // environment returns an environment that names a memory file with some bytes. Take closes the file.
@@ -77,7 +80,7 @@ func TestTakeRefuses(t *testing.T) {
 	}{
 		"empty":         {nil, "not the state"},
 		"other file":    {changed(0), "not the state"},
-		"other version": {changed(len(magic)), "has version 2, this program reads version 1"},
+		"other version": {changed(len(magic)), fmt.Sprintf("has version %d, this program reads version %d", Version+1, Version)},
 		"length":        {changed(len(magic) + 4), "its header says"},
 		"checksum":      {changed(len(magic) + 12), "damaged"},
 		"content":       {changed(len(good) - 1), "damaged"},
@@ -153,5 +156,12 @@ func TestClock(t *testing.T) {
 	}
 	if c.Put(time.Time{}) != 0 || !c.Get(0).IsZero() {
 		t.Error("the zero time changed")
+	}
+}
+
+// The spawner of the earlier program stays, and refuses messages of another length. Whoever changes them must raise Version.
+func TestVersionFollowsSpawner(t *testing.T) {
+	if Version != 2 || wire.SpawnSize != 552 {
+		t.Errorf("version %d with spawn messages of %d bytes: if their length has changed, raise Version, then correct this test", Version, wire.SpawnSize)
 	}
 }
