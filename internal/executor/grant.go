@@ -243,6 +243,7 @@ func (e *Executor) deviceSpec(provider string) zygote.Spec {
 func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs [][]byte) {
 	limit := e.spawnLimit(caller)
 	flag, err := e.reserve(h)
+	reserved := err == nil
 	var workers []Worker
 	switch {
 	case err != nil && k != nil:
@@ -259,7 +260,10 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 			e.log.Error("cannot return the cores of a failed lease", "lease", uint64(h.id), "error", ferr)
 		}
 		e.forget(h)
-		e.changed()
+		e.report()
+		if reserved { // else nothing was free in between that another lease could wait for
+			e.room.notify()
+		}
 		return
 	}
 	l, err := e.table.Get(h.id)

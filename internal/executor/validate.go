@@ -27,7 +27,7 @@ const (
 const clientIDSize = 16
 
 // kindOf returns a hash of what a cached worker must share with a new lease besides its terms: client process, code,
-// tables and provider. It is zero, which matches nothing, for a client without an id.
+// tables, bundle and provider. It is zero, which matches nothing, for a client without an id.
 func kindOf(req *control.LeaseRequest) (kind [32]byte) {
 	if len(req.GetClientId()) == 0 {
 		return kind
@@ -37,7 +37,7 @@ func kindOf(req *control.LeaseRequest) (kind [32]byte) {
 		parts = binary.LittleEndian.AppendUint64(append(parts, t.GetSha256()...), t.GetAddress())
 		parts = append(append(parts, t.GetName()...), 0)
 	}
-	return sha256.Sum256(parts)
+	return sha256.Sum256(append(append(parts, 0), req.GetBundle().GetSha256()...))
 }
 
 func invalidf(format string, args ...any) error {
