@@ -12,12 +12,37 @@ import (
 )
 
 // Pauses between two attempts to find an executor with room. A pause doubles after each attempt, up to roomPause if a report of room caused
-// the attempt, else up to pauseMax. A new executor ends a pause.
+// the attempt, else up to pauseMax. After vainAttempts attempts in a row that were refused although there was room, for example because of a
+// limit of the tenant, it grows up to vainPause. A new executor ends a pause.
 const (
 	pauseMin  = 5 * time.Millisecond
 	roomPause = 40 * time.Millisecond
 	pauseMax  = 500 * time.Millisecond
+
+	vainAttempts = 10
+	vainPause    = 2 * time.Second
 )
+
+// backoff is the pause before the next attempt.
+type backoff struct {
+	pause time.Duration
+	vain  int // attempts in a row for which an executor had reported room
+}
+
+// next sets the pause after the one that has just ended. room: a report of room ended it.
+func (b *backoff) next(room bool) {
+	most := pauseMax
+	switch {
+	case !room:
+		b.vain = 0
+	case b.vain < vainAttempts:
+		b.vain++
+		most = roomPause
+	default:
+		most = vainPause
+	}
+	b.pause = min(2*b.pause, most)
+}
 
 // admit does the part of a request that must happen in the order of the requests, so that a release finds the lease of an
 // earlier acquisition.
@@ -98,7 +123,7 @@ func (c *client) newLease(key, session uint64) (*lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{c: c, key: key, session: s, pause: pauseMin}
+	l := &lease{c: c, key: key, session: s, backoff: backoff{pause: pauseMin}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -190,7 +215,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		if err == nil {
 			return held, cand, nil
 		}
-		if final(err) || l.pending.Impossible(err) || !w.await(ctx, l.pending, until, seen, &l.pause) {
+		if final(err) || l.pending.Impossible(err) || !w.await(ctx, l.pending, until, seen, &l.backoff) {
 			return nil, nil, err
 		}
 		look = true
@@ -209,7 +234,7 @@ type waiter struct{ rooms *grant.Rooms }
 
 // await returns true when another attempt may succeed, and false when `until` has passed or ctx has ended. seen is the value of Arrivals
 // before the last attempt.
-func (w *waiter) await(ctx context.Context, s seeker, until time.Time, seen uint64, pause *time.Duration) bool {
+func (w *waiter) await(ctx context.Context, s seeker, until time.Time, seen uint64, b *backoff) bool {
 	if time.Until(until) <= 0 || ctx.Err() != nil {
 		return false
 	}
@@ -219,11 +244,7 @@ func (w *waiter) await(ctx context.Context, s seeker, until time.Time, seen uint
 	all := s.Follow(ctx, w.rooms)
 	bounded, stop := context.WithDeadline(ctx, until)
 	defer stop()
-	most := pauseMax
-	if w.rooms.Await(bounded, seen, *pause, all) {
-		most = roomPause
-	}
-	*pause = min(2**pause, most)
+	b.next(w.rooms.Await(bounded, seen, b.pause, all))
 	return ctx.Err() == nil
 }
 

@@ -33,8 +33,8 @@ type lease struct {
 	coming    *handed       // the channels that the client hands over before it releases the lease
 
 	// Of the request that looks for an executor.
-	next  *grant.Candidate // named to the client, which has not offered it channels yet
-	pause time.Duration
+	next    *grant.Candidate // named to the client, which has not offered it channels yet
+	backoff backoff
 }
 
 // replacement is a worker that is being replaced. It continues after the deadline of the request that started it.

@@ -144,14 +144,14 @@ func (c *client) spread(r *request) (body, error) {
 
 // waitForShares finds room, and waits for it as long as the request permits.
 func (c *client) waitForShares(control *grant.Control, m *protocol.Spread, spec grant.Spec) ([]grant.Share, error) {
-	until, pause := time.Now().Add(time.Duration(max(m.WaitNs, 0))), pauseMin
+	until, b := time.Now().Add(time.Duration(max(m.WaitNs, 0))), backoff{pause: pauseMin}
 	var w waiter
 	defer w.close()
 	for {
 		seen := control.Arrivals()
 		found, err := control.Spread(c.ctx, spec, m.Avoid)
 		later := errors.Is(err, dataplane.ErrBusy) || errors.Is(err, dataplane.ErrConnection)
-		if !later || !w.await(c.ctx, control.Spreading(spec), until, seen, &pause) {
+		if !later || !w.await(c.ctx, control.Spreading(spec), until, seen, &b) {
 			return found, err
 		}
 	}
