@@ -31,23 +31,27 @@ int rfaas_api_bundle_paths(const char *list, char out[RFAAS_AGENT_BUNDLE]) {
     return RFAAS_OK;
 }
 
-int64_t rfaas_api_bundle_ns(const char *list) {
+int64_t rfaas_api_bundle_ns(const char *list, int64_t patience_ns) {
+    enum { MOST = 65536, LOOK = 256 }; /* the agent refuses more files before it reads one */
     char paths[RFAAS_AGENT_BUNDLE], *each[RFAAS_AGENT_BUNDLE / 2 + 1], *save = NULL;
-    size_t n = 0;
+    int64_t until = dp_now_ns() + patience_ns;
+    size_t n = 0, entries = 0;
     uint64_t size = 0;
+    bool bounded = true;
     strcpy(paths, list);
     for (char *p = strtok_r(paths, ":", &save); p; p = strtok_r(NULL, ":", &save))
         each[n++] = p;
     each[n] = NULL;
-    enum { MOST = 200000 }; /* beyond the limit of a bundle; the agent refuses larger ones before it reads a file */
-    FTS *f = fts_open(each, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, NULL);
-    FTSENT *e;
-    for (int entries = 0; f && entries < MOST && (e = fts_read(f)); entries++)
+    FTS *f = fts_open(each, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR | FTS_XDEV, NULL);
+    for (FTSENT *e; f && bounded && (e = fts_read(f)); entries++) {
+        bounded = entries <= 2 * MOST && (entries % LOOK || dp_now_ns() < until); /* a directory counts twice */
+        bounded = bounded && size <= 1ull << 40; /* more is refused, too */
         if (e->fts_info == FTS_F || e->fts_info == FTS_D)
             size += (uint64_t)e->fts_statp->st_size + 8192; /* what a file takes when it is packed */
+    }
     if (f)
         fts_close(f);
-    return (int64_t)((double)size / RFAAS_AGENT_TABLE_RATE * 2e9); /* it is read once to hash it, and once to send it */
+    return bounded ? (int64_t)((double)size / RFAAS_AGENT_TABLE_RATE * 2e9) : 0; /* it is read once to hash it, and once to send it */
 }
 
 static __thread const char *running; /* paths of the lease whose function this thread runs, or NULL */

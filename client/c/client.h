@@ -537,8 +537,9 @@ const void *rfaas_api_table_here(const char *name, size_t *size);
 
 /* Writes the paths of options.bundle, made absolute. RFAAS_INVALID: they do not fit. */
 int rfaas_api_bundle_paths(const char *list, char out[RFAAS_AGENT_BUNDLE]);
-/* Returns how long the agent may take to hash and send the files of such a list, ns. */
-int64_t rfaas_api_bundle_ns(const char *list);
+/* Returns how long the agent may take to hash and send the files of such a list, ns. Looks at the files for at most patience_ns. 0: that was too
+ * short, or there is more than a bundle may have, which the agent refuses. */
+int64_t rfaas_api_bundle_ns(const char *list, int64_t patience_ns);
 /* Sets the list of paths that rfaas_api_bundle_here searches on this thread, and returns the previous list. NULL: none. */
 const char *rfaas_api_bundle_of(const char *list);
 /* rfaas_bundle_path for functions in this process: the path with this last name. */

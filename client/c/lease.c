@@ -242,7 +242,7 @@ static int describe(rfaas_lease *l) {
     int status = rfaas_api_bundle_paths(o->bundle, l->spec.bundle);
     if (status)
         return status;
-    l->bundle_ns = *l->spec.bundle ? rfaas_api_bundle_ns(l->spec.bundle) : 0;
+    l->bundle_ns = *l->spec.bundle ? rfaas_api_bundle_ns(l->spec.bundle, l->session->timeout_ns) : 0;
     snprintf(l->spec.library, sizeof l->spec.library, "%.255s", !o->library ? "" : slash ? slash + 1 : o->library);
     return open_library(l);
 }
