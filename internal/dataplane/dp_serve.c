@@ -172,6 +172,7 @@ static __attribute__((noinline, cold)) void fail_overrun(dp_invocation *inv, uin
                      "it wrote beyond the %u bytes of room for its result, and returned %u: write at most rfaas_result_capacity() bytes",
                      inv->capacity, size);
     inv->failed = 1;
+    inv->code = 0;
     inv->message_len = n > 0 ? (uint32_t)n : 0;
 }
 

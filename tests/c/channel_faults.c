@@ -86,6 +86,7 @@ static void overrun(served *s, uint32_t capacity, uint32_t writes, uint32_t retu
         memcpy(said, text, size < sizeof said ? size : sizeof said - 1);
         snprintf(number, sizeof number, "beyond the %u bytes of room for its result, and returned %u", capacity, returns);
         CHECK(strstr(said, number));
+        CHECK(!memchr(text, 0, size)); /* no code follows */
         CHECK_EQ(started, DP_MAYBE_EXECUTED);
     }
     CHECK_STATUS(dp_channel_finish(s->ch, slot, NULL, NULL, NULL), want);
