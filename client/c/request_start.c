@@ -230,7 +230,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
         }
         status = submit(l, r, &a, &w, &told, sharing);
         int class = dp_status_class(status);
-        if (LIKELY(status == DP_OK) || !rfaas_api_fails_over(l) || rfaas_api_init_failed() ||
+        if (LIKELY(status == DP_OK) || !rfaas_api_fails_over(l) || (told && rfaas_api_init_failed()) ||
             (class != RFAAS_CLASS_LEASE && class != RFAAS_CLASS_CONNECTION))
             break;
     }
