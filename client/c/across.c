@@ -7,6 +7,8 @@
 
 #define ACROSS_MAX 65536  /* workers */
 #define AT_ONCE 16        /* leases that are opened at the same time */
+#define PAUSE_MIN_NS 5000000
+#define PAUSE_MAX_NS 500000000
 
 static const char op[] = "lease across executors";
 
@@ -70,6 +72,7 @@ typedef struct across {
     char (*tried)[RFAAS_AGENT_ADDRESS]; /* executors */
     uint32_t n_tried;
     int64_t wait_until;
+    int64_t pause; /* before the executors that have refused are asked again */
 } across;
 
 /* Asks the agent which executors have room. */
@@ -137,6 +140,18 @@ static int open_some(across *a, const rfaas_reply *plan, uint64_t first, uint32_
     return status;
 }
 
+/* Lets the next round wait for room, also at executors that have refused. They may show room and refuse again, for example because of the
+ * tenant's limit. */
+static void ask_again(across *a) {
+    a->pause = a->pause ? (a->pause * 2 < PAUSE_MAX_NS ? a->pause * 2 : PAUSE_MAX_NS) : PAUSE_MIN_NS;
+    int64_t until = dp_now_ns() + a->pause;
+    if (a->wait_until < until)
+        until = a->wait_until;
+    while (dp_now_ns() < until)
+        rfaas_agent_wait(until); /* ends early when a message arrives */
+    a->n_tried = 0;
+}
+
 /* One round: finds executors with room and opens leases there. Without waiting the rounds end, because no executor is asked twice. */
 static int round_of(across *a) {
     rfaas_agent_spread req = {.workers = a->left, .cores_per_worker = a->options->cores_per_worker, .memory = a->options->memory,
@@ -147,8 +162,8 @@ static int round_of(across *a) {
     if (!a->n_tried && left > 0)
         req.wait_ns = left;
     int status = ask_shares(a->session, op, &req, a->tried, &plan, &n);
-    if (status == RFAAS_BUSY && a->n_tried && left > 0) { /* next round: wait, also for executors that have refused */
-        a->n_tried = 0;
+    if (status == RFAAS_BUSY && a->n_tried && left > 0) {
+        ask_again(a);
         return RFAAS_OK;
     }
     if (status)
