@@ -158,14 +158,22 @@ static bool finished(rfaas_acquisition *a, int status) {
     return true;
 }
 
+static bool start_again(rfaas_acquisition *a);
+
+/* Reports whether an init call ended because its connection or executor was lost. */
+static bool lost(int status) {
+    int class = dp_status_class(status);
+    return class == RFAAS_CLASS_CONNECTION || class == RFAAS_CLASS_LEASE;
+}
+
 /* Polls the init calls of the granted workers. Returns true if all have returned, or one has failed. */
 static bool init_step(rfaas_acquisition *a) {
     bool busy = false;
     for (uint32_t i = 0; i < a->grant->n_workers; i++) {
         int status = rfaas_api_init_step(a->lease, a->grant, i);
         if (status && status != RFAAS_BUSY) {
-            a->init_failed = true;
-            return finished(a, status);
+            a->init_failed = rfaas_api_init_failed();
+            return !a->init_failed && lost(status) && ++a->lost < RFAAS_AGENT_ATTEMPTS ? start_again(a) : finished(a, status);
         }
         busy |= status == RFAAS_BUSY;
     }
@@ -235,6 +243,32 @@ static bool start(rfaas_acquisition *a) {
     return send_step(a, true, 0);
 }
 
+/* Gives the grant a new key, so that it has no lease again. Returns the old key, whose lease the caller releases. */
+static uint64_t change_key(rfaas_lease *l, rfaas_grant *h) {
+    uint64_t old = h->key, key = rfaas_api_new_key(l);
+    pthread_mutex_lock(&l->mu);
+    if (l->line->key == old)
+        l->line->key = key;
+    h->key = key;
+    h->lease_id = 0;
+    h->ended = 0;
+    for (uint32_t i = 0; i < h->n_workers; i++)
+        h->workers[i].pid = h->workers[i].dead_pid = h->workers[i].silent_pid = 0;
+    pthread_mutex_unlock(&l->mu);
+    return old;
+}
+
+/* Gives up the workers of a grant and searches anew. */
+static bool start_again(rfaas_acquisition *a) {
+    rfaas_grant *h = a->grant;
+    a->initialising = false;
+    for (uint32_t i = 0; i < h->n_workers; i++)
+        h->workers[i].initialising = false;
+    memset(h->starts, 0, sizeof h->starts);
+    rfaas_api_release_workers(a->lease, change_key(a->lease, h), true);
+    return start(a);
+}
+
 void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns) {
     int64_t wait_until = dp_now_ns() + wait_ns;
     *a = (rfaas_acquisition){.lease = l, .grant = h, .at = at, .wait_until = wait_until, .patience = wait_until + l->session->timeout_ns};
@@ -297,21 +331,6 @@ static bool take_lease(rfaas_lease *l, rfaas_grant *h, const rfaas_agent_candida
     h->library = l->library;
     pthread_mutex_unlock(&l->mu);
     return rfaas_agent_generation() == granted_by;
-}
-
-/* Gives the grant a new key, so that it has no lease again. Returns the old key, whose lease the caller releases. */
-static uint64_t change_key(rfaas_lease *l, rfaas_grant *h) {
-    uint64_t old = h->key, key = rfaas_api_new_key(l);
-    pthread_mutex_lock(&l->mu);
-    if (l->line->key == old)
-        l->line->key = key;
-    h->key = key;
-    h->lease_id = 0;
-    h->ended = 0;
-    for (uint32_t i = 0; i < h->n_workers; i++)
-        h->workers[i].pid = h->workers[i].dead_pid = h->workers[i].silent_pid = 0;
-    pthread_mutex_unlock(&l->mu);
-    return old;
 }
 
 /* Reports whether a firewall can keep the client from the workers of a grant. */

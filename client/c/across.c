@@ -60,7 +60,7 @@ static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
 /* Reports whether other executors may be asked after the error of a part. */
 static bool refused(const part *p) {
     int class = dp_status_class(p->status);
-    return !p->acquisition.init_failed && (class == RFAAS_CLASS_BUSY || class == RFAAS_CLASS_CONNECTION);
+    return !p->acquisition.init_failed && (class == RFAAS_CLASS_BUSY || class == RFAAS_CLASS_CONNECTION || class == RFAAS_CLASS_LEASE);
 }
 
 typedef struct across {

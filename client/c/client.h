@@ -52,7 +52,7 @@ int rfaas_api_last_status(void);
 void rfaas_api_note_started(int started);
 /* rfaas_api_fail that also sets what rfaas_function_code returns. */
 int rfaas_api_fail_code(int status, int started, int32_t code, const char *fmt, ...) __attribute__((format(printf, 4, 5), cold));
-/* Marks the error as that of an init call. The library then does not try another worker. */
+/* Marks the error as that of an init call whose function is at fault. The library then does not try another worker. */
 void rfaas_api_note_init_failed(void);
 bool rfaas_api_init_failed(void);
 /* Sets the error of a failed function: "<what> failed: <message>". The bytes of the message come from the worker and are not trusted. */
@@ -192,7 +192,7 @@ typedef struct rfaas_acquisition {
     bool init_failed;  /* status is that of the init call; do not ask another executor */
     bool done;
     int64_t starved; /* since when rfaas_api_starved has been true; 0: it is not */
-    uint32_t lost;  /* agents that ended during it */
+    uint32_t lost;  /* agents and grants that ended during it */
     uint32_t from;  /* generation of the agent that named the last candidate, whose search the next step continues; 0: none */
     int status;     /* once it is done */
     int32_t code;   /* rfaas_function_code of its error */

@@ -78,6 +78,11 @@ int rfaas_api_init_start(rfaas_lease *l, rfaas_grant *h, uint32_t i) {
     return RFAAS_OK;
 }
 
+/* Reports whether an init call failed because of the function, which would fail on another executor, too. */
+static bool at_fault(int status) {
+    return dp_status_class(status) == RFAAS_CLASS_FUNCTION || status == DP_TIME_LIMIT || status == DP_MEMORY_LIMIT || status == DP_WORKER_DIED;
+}
+
 /* Sets the error of an init call that has failed with this status. */
 static int explain(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status) {
     const char *name = l->init.function;
@@ -96,7 +101,8 @@ static int explain(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status) {
         rfaas_api_fail(status, 0, "%s: %s%s%s%s", what, rfaas_strerror(status), *why ? ": " : "", why, details ? details : "");
         free(details);
     }
-    rfaas_api_note_init_failed();
+    if (at_fault(status))
+        rfaas_api_note_init_failed();
     return status;
 }
 

@@ -294,7 +294,8 @@ int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a) {
     if (a->status) {
         int class = dp_status_class(a->status);
         rfaas_api_release_workers(l, l->grant->key, a->init_failed); /* true: workers that still execute the init call take a while to end */
-        if (!l->local || a->init_failed || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_UNSUPPORTED) ||
+        if (!l->local || a->init_failed || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_LEASE &&
+                                              class != RFAAS_CLASS_UNSUPPORTED) ||
             rfaas_api_local_open(l)) {
             destroy_lease(l);
             *lease = NULL;
