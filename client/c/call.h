@@ -204,8 +204,8 @@ int rfaas_api_continue(rfaas_lease *l, const call_args *a, uint32_t worker, uint
 /* Waits until a request has ended, and takes it for this thread: its id is 0 then. `held` says that the thread holds the request's
  * unit; afterwards it holds none. Fails if another thread has taken the request or the lease is released. */
 int rfaas_api_await(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool held);
-/* rfaas_api_await without waiting. *done says whether the request has ended. */
-int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool *done);
+/* rfaas_api_await without waiting. *done says whether the request has ended. If it has not, *due is its due_of(). */
+int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool *done, int64_t *due);
 /* Waits for one of several requests, for about a millisecond: until the deadline, the request's end, or another thread wants its worker. */
 void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t deadline);
 /* Cancels a request and takes it for this thread. */
@@ -309,7 +309,7 @@ static inline uint32_t load_of(const rfaas_lease *l, uint32_t worker) {
 }
 
 /* Returns the time at which a request is given up: its deadline, or, without one, when its worker has run an overdue call for too long.
- * 0: never. */
+ * 0: never. In a shared lease the thread holds the worker's unit. */
 static inline int64_t due_of(const rfaas_lease *l, const rfaas_request_slot *r) {
     const rfaas_worker *w = &l->workers[r->worker];
     return r->deadline || LIKELY(!__atomic_load_n(&w->overdue, __ATOMIC_RELAXED)) ? r->deadline : dp_channel_give_up_at(w->ch);

@@ -156,7 +156,8 @@ int rfaas_api_report(rfaas_lease *l, rfaas_request_slot *r, const char *op, size
 
 static __attribute__((noinline)) bool ended_shared(rfaas_lease *l, rfaas_request_slot *r) {
     bool done = id_of(r) == 0; /* ours already */
-    if (!done && rfaas_api_look(l, r, id_of(r), "wait", &done)) {
+    int64_t due;
+    if (!done && rfaas_api_look(l, r, id_of(r), "wait", &done, &due)) {
         r->status = RFAAS_LEASE_ENDED; /* the lease is being released */
         r->started = RFAAS_MAYBE_EXECUTED;
         rfaas_api_keep_error(r);
@@ -235,7 +236,8 @@ int rfaas_test(rfaas_request *request, int *done, size_t *out_size) {
         return status;
     if (UNLIKELY(shared(l))) {
         bool over;
-        status = rfaas_api_look(l, r, *request, "test", &over);
+        int64_t due;
+        status = rfaas_api_look(l, r, *request, "test", &over, &due);
         if (status || !over) {
             *done = 0;
             return leave(l, status);

@@ -52,9 +52,10 @@ static int look_at_all(size_t count, rfaas_request requests[], size_t *index, si
             *index = i;
             return 1;
         }
+        int64_t due;
         if (UNLIKELY(shared(l))) {
             bool over;
-            *status = rfaas_api_look(l, r, requests[i], "waitany", &over);
+            *status = rfaas_api_look(l, r, requests[i], "waitany", &over, &due);
             if (*status || over) {
                 if (!*status)
                     *status = report(l, r, "waitany", &requests[i], out_size);
@@ -73,8 +74,8 @@ static int look_at_all(size_t count, rfaas_request requests[], size_t *index, si
                 any_from = i + 1;
                 return 1;
             }
+            due = due_of(l, r);
         }
-        int64_t due = due_of(l, r);
         if (due && (!*deadline || due < *deadline))
             *deadline = due;
         leave(l, 0);

@@ -122,9 +122,10 @@ int rfaas_api_await(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, con
     return RFAAS_OK;
 }
 
-int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool *done) {
+int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool *done, int64_t *due) {
     uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED)), same;
     *done = false;
+    *due = r->deadline;
     /* A thread that holds the unit for longer is replacing the worker. */
     int st = dp_turns_take(l->turns, DP_TURN_BRIEF, unit, false, dp_now_ns() + SLICE_MAX_NS, &same);
     if (st == DP_DEADLINE)
@@ -140,6 +141,8 @@ int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, cons
         if ((*done = ended(l, r, false))) {
             explain(l, r, op);
             __atomic_store_n(&r->id, 0, __ATOMIC_RELAXED);
+        } else {
+            *due = due_of(l, r);
         }
     }
     dp_turns_put_down(l->turns, unit);

@@ -23,13 +23,11 @@ bool rfaas_api_overdue(rfaas_lease *l, uint32_t worker) {
 
 bool rfaas_api_still_overdue(const rfaas_lease *lease, uint32_t worker) {
     rfaas_lease *l = (rfaas_lease *)lease;
-    if (!l->grant->ep)
-        return false;
     if (!shared(l))
-        return rfaas_api_overdue(l, worker);
+        return l->grant->ep && rfaas_api_overdue(l, worker);
     if (!dp_turns_try(l->turns, DP_TURN_BRIEF, unit_of(worker)))
         return true;
-    bool runs = rfaas_api_overdue(l, worker);
+    bool runs = l->grant->ep && rfaas_api_overdue(l, worker); /* another thread may have moved the lease before */
     dp_turns_put_down(l->turns, unit_of(worker));
     return runs;
 }
