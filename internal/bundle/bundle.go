@@ -223,15 +223,23 @@ func (b *Bundle) add(i item) error {
 	return nil
 }
 
-// inside reports whether a link leads to something under the first directory of its name.
+// inside reports whether a link leads to something under the first directory of its name, whatever other links there are. So `..` may only
+// come first in it: behind a name, which may be that of a link, it may lead anywhere.
 func inside(name, link string) bool {
-	if path.IsAbs(link) {
+	up := link
+	for strings.HasPrefix(up, "../") {
+		up = strings.TrimLeft(up[len(".."):], "/")
+	}
+	if path.IsAbs(link) || tooDeep(link) || strings.Contains("/"+up+"/", "/../") && up != ".." {
 		return false
 	}
 	top, _, _ := strings.Cut(name, "/")
 	to := path.Join(path.Dir(name), link)
 	return to == top || strings.HasPrefix(to, top+"/")
 }
+
+// tooDeep reports whether a path has more than maxDepth directories and a last name. So the kernel's work for each path is bounded.
+func tooDeep(name string) bool { return strings.Count(name, "/") > maxDepth }
 
 // settled is the age of a file's last change from which on its hash is cached. Two changes at about the same time may have the same time
 // stamp.

@@ -133,6 +133,16 @@ func TestPacked(t *testing.T) {
 	}
 }
 
+// nested returns the entries of a directory and of those that contain it.
+func nested(name string) (entries []tar.Header) {
+	for i, c := range name + "/" {
+		if c == '/' {
+			entries = append(entries, tar.Header{Name: name[:i], Typeflag: tar.TypeDir})
+		}
+	}
+	return entries
+}
+
 // TestUnpackRefuses unpacks archives that a forged client sends. Nothing is written outside the directory.
 func TestUnpackRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -145,16 +155,21 @@ func TestUnpackRefuses(t *testing.T) {
 		"not shortest":     {"not a relative path", []tar.Header{{Name: "a//x", Typeflag: tar.TypeReg}}},
 		"itself":           {"not a relative path", []tar.Header{{Name: ".", Typeflag: tar.TypeDir}}},
 		"long":             {"not a relative path", []tar.Header{{Name: strings.Repeat("n", 1025), Typeflag: tar.TypeReg}}},
-		"link out":         {"which is outside", []tar.Header{{Name: "a", Typeflag: tar.TypeDir}, {Name: "a/l", Linkname: "../../x", Typeflag: tar.TypeSymlink}}},
-		"absolute link":    {"which is outside", []tar.Header{{Name: "l", Linkname: "/etc", Typeflag: tar.TypeSymlink}}},
-		"through a link": {"path escapes", []tar.Header{{Name: "a", Typeflag: tar.TypeDir}, {Name: "a/b", Typeflag: tar.TypeDir},
-			{Name: "a/b/c", Typeflag: tar.TypeDir}, {Name: "a/b/c/up", Linkname: "../..", Typeflag: tar.TypeSymlink},
-			{Name: "a/m", Linkname: "b/c/up/../..", Typeflag: tar.TypeSymlink}, {Name: "a/m/x", Typeflag: tar.TypeReg}}},
+		"link out":         {"which is or may be outside", []tar.Header{{Name: "a", Typeflag: tar.TypeDir}, {Name: "a/l", Linkname: "../../x", Typeflag: tar.TypeSymlink}}},
+		"absolute link":    {"which is or may be outside", []tar.Header{{Name: "l", Linkname: "/etc", Typeflag: tar.TypeSymlink}}},
+		// Where a link's target goes on behind another link depends on where that one leads.
+		"up behind a link": {"which is or may be outside", append(nested("d/a/b"), tar.Header{Name: "d/a/b/up", Linkname: "../..", Typeflag: tar.TypeSymlink},
+			tar.Header{Name: "d/out", Linkname: "a/b/up/../..", Typeflag: tar.TypeSymlink})},
+		"up behind a name": {"which is or may be outside", append(nested("d/a"), tar.Header{Name: "d/l", Linkname: "..//d/./a/..", Typeflag: tar.TypeSymlink})},
+		"through a link": {"no entry before it is its directory", append(nested("d/a/b"), tar.Header{Name: "d/a/b/up", Linkname: "../..", Typeflag: tar.TypeSymlink},
+			tar.Header{Name: "d/a/b/up/out", Linkname: "../../..", Typeflag: tar.TypeSymlink})},
+		"deep":         {"in more than 64 directories", nested(strings.Repeat("d/", 65) + "d")},
+		"deep link":    {"more than 65 names long", []tar.Header{{Name: "d", Typeflag: tar.TypeDir}, {Name: "d/l", Linkname: strings.Repeat("d/", 65) + "d", Typeflag: tar.TypeSymlink}}},
 		"hard link":    {"want files, directories", []tar.Header{{Name: "h", Linkname: "/etc/passwd", Typeflag: tar.TypeLink}}},
 		"device":       {"want files, directories", []tar.Header{{Name: "d", Devmajor: 1, Devminor: 3, Typeflag: tar.TypeChar}}},
 		"fifo":         {"want files, directories", []tar.Header{{Name: "f", Typeflag: tar.TypeFifo}}},
 		"twice":        {"file exists", []tar.Header{{Name: "a", Typeflag: tar.TypeReg}, {Name: "a", Typeflag: tar.TypeReg}}},
-		"no directory": {"no such file", []tar.Header{{Name: "a/b", Typeflag: tar.TypeReg}}},
+		"no directory": {"no entry before it is its directory", []tar.Header{{Name: "a/b", Typeflag: tar.TypeReg}}},
 		"too large":    {"more than was announced", []tar.Header{{Name: "a", Size: 1 << 20, Typeflag: tar.TypeReg}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -175,7 +190,7 @@ func TestUnpackRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer root.Close()
-			if err := Unpack(io.MultiReader(&b, zeros{}), root, 64<<10); err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := Unpack(io.MultiReader(&b, zeros{}), root, 1<<19); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 			if found, _ := os.ReadDir(above); len(found) != 1 {

@@ -103,10 +103,11 @@ func (i *item) pack(t *tar.Writer) error {
 }
 
 // Unpack writes the files of a packed bundle into an empty directory. It does not trust the archive: it refuses names that lead outside the
-// directory, and files that take more than limit bytes of memory. It does not read beyond the archive's end.
+// directory or through links, and files that take more than limit bytes of memory. It does not read beyond the archive's end.
 func Unpack(r io.Reader, into *os.Root, limit uint64) error {
 	t := tar.NewReader(r)
 	left := int64(min(limit, maxSize))
+	directories := map[string]bool{".": true}
 	for n := 0; ; n++ {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
@@ -123,8 +124,17 @@ func Unpack(r io.Reader, into *os.Root, limit uint64) error {
 		if len(name) > maxName || strings.ContainsRune(name, 0) || !filepath.IsLocal(name) || path.Clean(name) != name || name == "." {
 			return fmt.Errorf("bundle: entry %d: %q is not a relative path of at most %d bytes in its shortest form", n, name, maxName)
 		}
+		if tooDeep(name) {
+			return fmt.Errorf("bundle: entry %d, %q: in more than %d directories", n, name, maxDepth)
+		}
+		if !directories[path.Dir(name)] {
+			return fmt.Errorf("bundle: entry %d, %q: no entry before it is its directory", n, name)
+		}
 		if err := unpackEntry(t, h, name, into); err != nil {
 			return fmt.Errorf("bundle: entry %d, %q: %w", n, name, err)
+		}
+		if h.Typeflag == tar.TypeDir {
+			directories[strings.Clone(name)] = true // the name is a part of a longer string
 		}
 	}
 }
@@ -135,7 +145,7 @@ func unpackEntry(t *tar.Reader, h *tar.Header, name string, into *os.Root) error
 		return unpackDirectory(name, into)
 	case tar.TypeSymlink:
 		if strings.ContainsRune(h.Linkname, 0) || !inside(name, h.Linkname) {
-			return fmt.Errorf("a link to %q, which is outside", h.Linkname)
+			return fmt.Errorf("a link to %q, which is or may be outside, or is more than %d names long", h.Linkname, maxDepth+1)
 		}
 		return into.Symlink(h.Linkname, name)
 	case tar.TypeReg:
