@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"unicode/utf8"
 
@@ -53,6 +55,8 @@ type tableStore struct {
 	closed   bool
 	tables   map[sum]*table
 	arriving map[sending]*arrivingTable
+	freeing  int       // tables that are not in the store any more, whose memory is not free yet
+	freed    sync.Cond // one of them is freed
 }
 
 // arrivingTable is a table that an owner is sending.
@@ -62,8 +66,10 @@ type arrivingTable struct {
 }
 
 func newTableStore(limit uint64, bundles *bundles, reserve func(uint64) error, giveBack func(uint64), dropCached func() bool) *tableStore {
-	return &tableStore{limit: limit, bundles: bundles, most: mostLibraries(), reserve: reserve, giveBack: giveBack, dropCached: dropCached, tables: map[sum]*table{},
+	s := &tableStore{limit: limit, bundles: bundles, most: mostLibraries(), reserve: reserve, giveBack: giveBack, dropCached: dropCached, tables: map[sum]*table{},
 		arriving: map[sending]*arrivingTable{}}
+	s.freed.L = &s.mu
+	return s
 }
 
 // acquire returns the tables with new references, or the positions of those that the owner has not sent to this node.
@@ -136,6 +142,8 @@ func (s *tableStore) add(ctx context.Context, h sum, bundle bool, owner string, 
 // claim reports whether the owner has sent the table, or returns the end of another transfer to wait for. If it does neither, the caller
 // must fetch the table.
 func (s *tableStore) claim(u sending, size uint64) (has bool, over chan struct{}, err error) {
+	var evicted []*table
+	defer func() { s.free(evicted...) }()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -148,15 +156,19 @@ func (s *tableStore) claim(u sending, size uint64) (has bool, over chan struct{}
 		return false, a.over, nil
 	}
 	for used := s.bytesOf(u.owner); used > s.limit-size; used = s.bytesOf(u.owner) {
-		if !s.evict(func(t *table) bool { return t.owners[u.owner] }) {
+		t := s.evict(func(t *table) bool { return t.owners[u.owner] })
+		if t == nil {
 			return false, nil, control.Errorf(control.ClassBusy, "table of %d bytes: leases of this tenant use tables of %d bytes here, and it may have %d (table-limit). "+
 				"Release leases, or ask the administrator for more", size, used, s.limit)
 		}
+		evicted = append(evicted, t)
 	}
 	for len(s.tables)+len(s.arriving) >= s.most {
-		if !s.evict(anyTable) {
+		t := s.evict(anyTable)
+		if t == nil {
 			return false, nil, control.Errorf(control.ClassBusy, "table of %d bytes: leases use %d tables here, the most that this executor keeps", size, s.most)
 		}
+		evicted = append(evicted, t)
 	}
 	s.arriving[u] = &arrivingTable{size, make(chan struct{})}
 	return false, nil, nil
@@ -179,38 +191,53 @@ func (s *tableStore) bytesOf(owner string) (bytes uint64) {
 
 func anyTable(*table) bool { return true }
 
-// evict drops the table that has been unused for the longest time, of those that may be dropped. It returns false if all are in use. The
-// caller holds mu.
-func (s *tableStore) evict(may func(*table) bool) bool {
+// evict takes out of the store the table that has been unused for the longest time, of those that may be dropped. It returns nil if all are
+// in use. The caller holds mu, and calls free when it has released mu.
+func (s *tableStore) evict(may func(*table) bool) *table {
 	var oldest *table
 	for _, t := range s.tables {
 		if t.refs == 0 && may(t) && (oldest == nil || t.used < oldest.used) {
 			oldest = t
 		}
 	}
-	if oldest == nil {
-		return false
+	if oldest != nil {
+		delete(s.tables, oldest.sum)
+		s.freeing++
 	}
-	delete(s.tables, oldest.sum)
-	s.free(oldest)
-	return true
+	return oldest
 }
 
-// free frees the memory of a table that is not in the store.
-func (s *tableStore) free(t *table) {
-	if t.file != nil {
-		t.file.Close()
-	} else {
-		s.bundles.remove(t.bundle)
+// free frees the memory of tables that are not in the store any more, and are counted in freeing. The caller does not hold mu: it takes long
+// to remove a bundle of many files.
+func (s *tableStore) free(tables ...*table) {
+	for _, t := range tables {
+		if t.file != nil {
+			t.file.Close()
+		} else {
+			s.bundles.remove(t.bundle)
+		}
+		s.giveBack(t.size)
+		s.mu.Lock()
+		s.freeing--
+		s.freed.Broadcast()
+		s.mu.Unlock()
 	}
-	s.giveBack(t.size)
 }
 
-// evictOne is evict for a lease that needs memory.
+// evictOne evicts a table for a lease or table that needs memory. If there is none, but others are being freed, it waits for one of those. It
+// returns false if no memory has become free.
 func (s *tableStore) evictOne() bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.evict(anyTable)
+	t := s.evict(anyTable)
+	waits := t == nil && s.freeing > 0
+	if waits {
+		s.freed.Wait()
+	}
+	s.mu.Unlock()
+	if t != nil {
+		s.free(t)
+	}
+	return t != nil || waits
 }
 
 // receive stores a table, or, if the store has it from another owner, compares it. Then the owner may use it.
@@ -226,15 +253,7 @@ func (s *tableStore) receive(u sending, bundle bool, size uint64, fetch func() (
 		if t, err = s.store(u.sum, bundle, size, fetch); err != nil {
 			return err
 		}
-		s.mu.Lock()
-		if other := s.tables[u.sum]; other != nil { // another owner has sent it in the meantime
-			s.free(t)
-			other.refs++
-			t = other
-		} else {
-			s.tables[u.sum] = t
-		}
-		s.mu.Unlock()
+		t = s.insert(t)
 	} else if err := s.compare(u.sum, bundle, size, fetch); err != nil {
 		s.release([]*table{t})
 		return err
@@ -244,6 +263,22 @@ func (s *tableStore) receive(u sending, bundle bool, size uint64, fetch func() (
 	s.mu.Unlock()
 	s.release([]*table{t})
 	return nil
+}
+
+// insert puts a table with a reference into the store. If another owner has sent the same in the meantime, it returns that one instead.
+func (s *tableStore) insert(t *table) *table {
+	s.mu.Lock()
+	other := s.tables[t.sum]
+	if other == nil {
+		s.tables[t.sum] = t
+		s.mu.Unlock()
+		return t
+	}
+	other.refs++
+	s.freeing++
+	s.mu.Unlock()
+	s.free(t)
+	return other
 }
 
 // compare reads a table or bundle that the store has from another owner.
@@ -323,14 +358,19 @@ func (s *tableStore) bytes() (all, unused uint64) {
 	return all, unused
 }
 
-// close drops all tables, of which none may be in use, and takes no others.
+// close drops all tables, of which none may be in use, and takes no others. All are freed when it returns.
 func (s *tableStore) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	for h, t := range s.tables {
-		s.free(t)
-		delete(s.tables, h)
+	all := slices.Collect(maps.Values(s.tables))
+	clear(s.tables)
+	s.freeing += len(all)
+	s.mu.Unlock()
+	s.free(all...)
+	s.mu.Lock()
+	for s.freeing > 0 {
+		s.freed.Wait()
 	}
 }
 

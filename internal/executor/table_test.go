@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/status"
@@ -180,6 +181,48 @@ func TestTablesMakeRoom(t *testing.T) {
 		t.Errorf("%d bytes of unused tables beside the lease", unused)
 	}
 	refuses(t, "a table beside a lease", add(), control.ClassBusy, "no memory")
+}
+
+// Nobody waits while a table is freed, which takes long for a bundle of many files, except a transfer or lease that needs its memory.
+func TestTableIsFreedOutsideTheLock(t *testing.T) {
+	n := newNode(t)
+	s := n.e.tables
+	var calls atomic.Int32
+	b, h := library(5000)
+	if _, err := s.add(t.Context(), h, false, "tenant ann", 5000, bytesFrom(b, &calls)); err != nil {
+		t.Fatal(err)
+	}
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	giveBack := s.giveBack
+	s.giveBack = func(size uint64) {
+		close(begun)
+		<-goOn
+		giveBack(size)
+	}
+	evicted, other := make(chan bool, 1), make(chan bool, 1)
+	go func() { evicted <- s.evictOne() }()
+	<-begun
+	looked := make(chan int, 1)
+	go func() {
+		_, unknown := s.acquire([]sum{h}, "tenant ann")
+		looked <- len(unknown)
+		other <- s.evictOne() || n.e.table.Capacity().SetAside == 0 // it may come too late to wait
+	}()
+	select {
+	case unknown := <-looked:
+		if unknown != 1 {
+			t.Error("a table that is being freed can be used")
+		}
+	case <-time.After(testBound):
+		t.Error("another tenant waits while a table is freed")
+	}
+	close(goOn)
+	if !<-evicted || !<-other {
+		t.Error("evictOne did not wait until memory has become free")
+	}
+	if aside := n.e.table.Capacity().SetAside; aside != 0 {
+		t.Errorf("%d bytes set aside", aside)
+	}
 }
 
 // A lease whose request names tables holds them; a cached lease too, until a table needs their room.
