@@ -113,7 +113,7 @@ func (b *bundles) unpack(from io.Reader, size uint64) (id zygote.BundleID, err e
 
 func (b *bundles) remove(id zygote.BundleID) { os.RemoveAll(b.of(id)) }
 
-// bundleKey identifies a bundle in the store of tables. No client can make a table with this hash, so a table is never taken for a bundle.
+// bundleKey identifies a bundle in the store of tables. No client can make a table with this hash.
 func bundleKey(h sum) sum {
 	h[0] = ^h[0]
 	return h

@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -58,7 +60,7 @@ func TestBundleOfAnotherTenant(t *testing.T) {
 	if calls.Load() != 1 || n.e.table.Capacity().SetAside != 16384 {
 		t.Errorf("fetched %d times, %d bytes set aside", calls.Load(), n.e.table.Capacity().SetAside)
 	}
-	if _, unknown := n.e.tables.acquire([]sum{bundleKey(h)}, "tenant bob"); len(unknown) != 1 {
+	if _, unknown := n.e.tables.acquire([]sum{bundleKey(h)}, 0, "tenant bob"); len(unknown) != 1 {
 		t.Fatal("bob may use ann's bundle")
 	}
 	wrong := bytes.Clone(b)
@@ -67,7 +69,7 @@ func TestBundleOfAnotherTenant(t *testing.T) {
 	if err := add("tenant bob", b); err != nil {
 		t.Fatal(err)
 	}
-	if _, unknown := n.e.tables.acquire([]sum{h}, "tenant ann"); len(unknown) != 1 {
+	if _, unknown := n.e.tables.acquire([]sum{h}, 1, "tenant ann"); len(unknown) != 1 {
 		t.Error("a bundle is taken for a table")
 	}
 	found, _ := filepath.Glob(path + "/*/file")
@@ -82,6 +84,31 @@ func TestBundleOfAnotherTenant(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(path); len(left) != 0 {
 		t.Errorf("%d directories are left", len(left))
+	}
+}
+
+// TestBundleNamedAsTable requests leases as a forged client can, which gives the hash by which the store keeps something of another kind.
+func TestBundleNamedAsTable(t *testing.T) {
+	n, _ := bundleNode(t)
+	var calls atomic.Int32
+	bundle, hb := archive(t, "file", "content", 16384)
+	tab, ht := library(5000)
+	_, err := n.e.tables.add(t.Context(), hb, true, "", 16384, bytesFrom(bundle, &calls))
+	_, err2 := n.e.tables.add(t.Context(), ht, false, "", 5000, bytesFrom(tab, &calls))
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	keyB, keyT := bundleKey(hb), bundleKey(ht)
+	r := n.request(1)
+	r.Tables = []*control.Table{{Name: "t", Sha256: keyB[:], Size: 16384}}
+	r.Bundle = &control.Table{Sha256: keyT[:], Size: 5000}
+	reply, err := n.Lease(n.ctx(), r)
+	if err != nil || fmt.Sprint(reply.GetTablesUnknown()) != "[0 1]" {
+		t.Errorf("the wrong kinds: %v, %v", reply, err)
+	}
+	r.Tables[0].Sha256, r.Bundle.Sha256 = ht[:], hb[:]
+	if reply, err = n.Lease(n.ctx(), r); err != nil || len(reply.GetTablesUnknown()) > 0 || reply.GetLeaseId() == 0 {
+		t.Errorf("the right kinds: %v, %v", reply, err)
 	}
 }
 

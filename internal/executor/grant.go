@@ -129,7 +129,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		}
 		return &control.LeaseReply{CodeUnknown: true}, nil
 	}
-	tables, unknown := e.tables.acquire(hashes, codeOwner(ctx))
+	tables, unknown := e.tables.acquire(hashes, len(req.GetTables()), codeOwner(ctx))
 	if len(unknown) > 0 {
 		e.codes.release(code)
 		if e.isDraining() {

@@ -127,7 +127,7 @@ func (h *holding) restoreTables(s *tableStore, saved [][]byte, bundle []byte) er
 	if len(bundle) == len(sum{}) {
 		hashes = append(hashes, sum(bundle))
 	}
-	tables, unknown := s.acquire(hashes, "")
+	tables, unknown := s.acquire(hashes, len(wanted), "")
 	if len(unknown) > 0 {
 		return fmt.Errorf("its table %d of %d is missing", unknown[0], len(hashes))
 	}

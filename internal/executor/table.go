@@ -72,12 +72,13 @@ func newTableStore(limit uint64, bundles *bundles, reserve func(uint64) error, g
 	return s
 }
 
-// acquire returns the tables with new references, or the positions of those that the owner has not sent to this node.
-func (s *tableStore) acquire(hashes []sum, owner string) (got []*table, unknown []uint32) {
+// acquire returns the tables with new references, or the positions of those that the owner has not sent to this node. The first n hashes are of
+// tables, the others of bundles. A client can name a bundle as a table, and a table as a bundle: the owner has not sent those either.
+func (s *tableStore) acquire(hashes []sum, n int, owner string) (got []*table, unknown []uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, h := range hashes {
-		if t := s.tables[h]; t != nil && t.usable(owner) {
+		if t := s.tables[h]; t != nil && t.usable(owner) && (t.file != nil) == (i < n) {
 			got = append(got, t)
 		} else {
 			unknown = append(unknown, uint32(i))
