@@ -48,19 +48,24 @@ func openBundles(in string, own rights, log *slog.Logger) (b *bundles, err error
 	return b, nil
 }
 
+// makeBundles makes a directory and locks it under a name that removeBundles does not look for, and then gives it its name.
 func makeBundles(in string) (*bundles, error) {
-	path, err := os.MkdirTemp(in, bundlePrefix)
+	path, err := os.MkdirTemp(in, "."+bundlePrefix)
 	if err != nil {
 		return nil, err
 	}
-	b := &bundles{path: path}
+	b := &bundles{path: filepath.Join(in, strings.TrimPrefix(filepath.Base(path), "."))}
 	if b.lock, err = os.Open(path); err == nil {
 		err = unix.Flock(int(b.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err == nil {
 		err = os.Chmod(path, 0o711)
 	}
+	if err == nil {
+		err = os.Rename(path, b.path)
+	}
 	if err != nil {
+		b.lock.Close()
 		os.RemoveAll(path)
 		return nil, err
 	}

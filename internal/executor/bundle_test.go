@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -163,4 +164,35 @@ func TestBundlesOfDeadExecutor(t *testing.T) {
 		t.Error(err)
 	}
 	running.close()
+}
+
+// TestBundlesOfExecutorsThatStart starts executors, while others that start look for directories to remove.
+func TestBundlesOfExecutorsThatStart(t *testing.T) {
+	in := t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	var over atomic.Bool
+	var others sync.WaitGroup
+	for range 4 {
+		others.Go(func() {
+			for !over.Load() {
+				removeBundles(in, uint32(os.Geteuid()), log)
+			}
+		})
+	}
+	for i := 0; i < 300 && !t.Failed(); i++ {
+		b, err := openBundles(in, rights{}, log)
+		if err != nil {
+			t.Errorf("directory %d: %v", i, err)
+			break
+		}
+		if _, err := os.Stat(b.path); err != nil {
+			t.Errorf("directory %d: %v", i, err)
+		}
+		b.close()
+	}
+	over.Store(true)
+	others.Wait()
+	if left, _ := os.ReadDir(in); len(left) > 0 {
+		t.Errorf("%d directories are left", len(left))
+	}
 }
