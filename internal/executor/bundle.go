@@ -37,10 +37,12 @@ func openBundles(in string, own rights, log *slog.Logger) (b *bundles, err error
 		uid = uint32(os.Geteuid())
 	}
 	if err == nil {
+		var made error
 		err = own.do(func() {
 			removeBundles(in, uid, log)
-			b, err = makeBundles(in)
+			b, made = makeBundles(in)
 		})
+		err = errors.Join(err, made)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("bundle-dir: %w", err)

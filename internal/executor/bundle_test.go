@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -164,6 +165,9 @@ func TestBundlesOfDeadExecutor(t *testing.T) {
 		t.Error(err)
 	}
 	running.close()
+	if b, err := openBundles(filepath.Join(in, "missing"), rights{}, log); b != nil || err == nil || !strings.Contains(err.Error(), "bundle-dir: ") || !strings.Contains(err.Error(), in) {
+		t.Errorf("in a directory that does not exist: %v, %v", b, err)
+	}
 }
 
 // TestBundlesOfExecutorsThatStart starts executors, while others that start look for directories to remove.
