@@ -27,6 +27,8 @@ void dp_bundle_use(const dp_sandbox *s, const uint8_t *id) {
         snprintf(at, sizeof at, "%s/%s", s->bundles ? s->bundles : "", name);
 }
 
+const char *dp_bundle_directory(void) { return *at ? at : NULL; }
+
 int dp_bundle_load(char *text, size_t room) {
     char path[sizeof at + sizeof DP_BUNDLE_LOADER];
     if (!*at)

@@ -1,4 +1,5 @@
 /* The worker's way into its sandbox: credentials, namespaces, capabilities, Landlock. The filter is in filter.c. */
+#include "bundle.h"
 #include "sandbox.h"
 
 #include <errno.h>
@@ -222,6 +223,8 @@ int dp_sandbox_landlock(const dp_sandbox *s, bool connects) {
             e = allow(rules, system[i], read);
         for (int i = 0; i < s->n_paths && !e; i++)
             e = allow(rules, s->paths[i], read);
+        if (!e && dp_bundle_directory())
+            e = allow(rules, dp_bundle_directory(), read);
     }
     static const char *const streams[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"};
     for (size_t i = 0; i < sizeof streams / sizeof *streams && !e; i++)

@@ -332,7 +332,6 @@ static void load_functions(worker *w) {
     dp_function *table = NULL;
     uint64_t began = now_ns();
     w->page->phase = DP_PHASE_LOADING;
-    dp_bundle_use(w->sandbox, w->m->bundle);
     int st = dp_worker_load(FD_CODE, FD_NAMES, w->m->n_functions, &table, text, sizeof text);
     if (st != DP_OK)
         fail(w, FD_SOCK, st, text);
@@ -484,6 +483,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     map_page(&w);
     dp_worker_yield_to_others();
     take_identity(&w);
+    dp_bundle_use(sandbox, m->bundle); /* pooled workers get none */
     /* sandbox.h explains the order. */
     bool inside = m->provider != DP_PROVIDER_SHM && m->provider != DP_PROVIDER_OFI, early = !m->n_functions;
     if (inside)

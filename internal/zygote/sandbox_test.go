@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -108,6 +109,44 @@ func TestIncompleteSandbox(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "required") || !strings.Contains(err.Error(), names) {
 			t.Errorf("required, without %#x: %v", part, err)
 		}
+	}
+}
+
+// Without a file system of its own a worker loads the libraries of its bundle, and reads no other bundle. A library of the bundle ends the
+// worker otherwise.
+func TestBundleWithoutFileSystem(t *testing.T) {
+	testSandbox = confined
+	testSandbox.without = wire.PartFiles
+	testSandbox.Bundles = t.TempDir()
+	defer func() { testSandbox = Sandbox{} }()
+	own, other := BundleID{1}, BundleID{2}
+	file := func(id BundleID, name string) string { return filepath.Join(testSandbox.Bundles, id.String(), name) }
+	for _, id := range []BundleID{own, other} {
+		if err := os.MkdirAll(file(id, ".rfaas"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file(id, "data"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{filepath.Dir(testSandbox.Bundles), testSandbox.Bundles} { // workers are other users
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gcc := exec.Command("gcc", "-shared", "-fPIC", "-o", file(own, ".rfaas/libraries.so"), "-x", "c", "-")
+	gcc.Stdin = strings.NewReader(fmt.Sprintf(`#include <fcntl.h>
+		#include <stdlib.h>
+		__attribute__((constructor)) static void look(void) {
+			if (open(%q, O_RDONLY) < 0 || open(%q, O_RDONLY) >= 0 || open(%q, O_RDONLY) >= 0 || open(%q, O_RDWR) >= 0)
+				abort();
+		}`, file(own, "data"), file(other, "data"), testSandbox.Bundles, file(own, "data")))
+	if b, err := gcc.CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, b)
+	}
+	w := lease(t, startZygote(t), startClient(t), func(s *Spec) { s.Bundle = own })
+	if got := w.mustCall(t, fnEcho, []byte("x")); string(got) != "x" {
+		t.Errorf("%q", got)
 	}
 }
 
