@@ -111,8 +111,8 @@ int dp_channel_broken(const dp_channel *ch);
 int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
                             uint32_t capacity, int64_t deadline_ns, uint32_t *slot);
 /* dp_channel_batch says whether the next submits belong to a batch: the caller submits them one after the other, and then waits for all
- * of them. On tcp the requests are sent together when the channel's lane next polls or waits. The worker may hold back the reply of a
- * brief call and send it with the next one. If the worker dies before that, the call fails although its function has returned. */
+ * of them. On tcp the requests are sent together when the channel's lane next polls or waits. A worker that has announced it may hold back the reply of
+ * a brief call and send it with the next one. If the worker dies before that, the call fails although its function has returned. */
 void dp_channel_batch(dp_channel *ch, bool batch);
 /* dp_channel_submit is dp_channel_submit_until without a deadline. */
 static inline int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,

@@ -214,6 +214,7 @@ typedef struct dp_qp {
     /* Bytes of the connection that the peer's host has acknowledged, and that this host has received, as of the last probe. Both grow
      * until the queue pair is reset. They stay 0 where the provider cannot tell (shm, verbs). */
     uint64_t bytes_acked, bytes_received;
+    bool peer_batches; /* tcp, connected: the peer has announced that it serves requests with DP_REQ_BATCH */
 } dp_qp;
 
 struct dp_ops {

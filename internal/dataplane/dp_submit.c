@@ -257,7 +257,7 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         .capacity = capacity,
         .function = (uint16_t)function,
         .flags = (uint16_t)((s->in_at != DP_NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != DP_NOTHING ? DP_REQ_BULK_OUT : 0) |
-                            (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0) | (ch->batch ? DP_REQ_BATCH : 0)),
+                            (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0) | (ch->batch && ch->qp->peer_batches ? DP_REQ_BATCH : 0)),
     };
     bool bare = dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
     room r = {.deadline_ns = deadline_ns};

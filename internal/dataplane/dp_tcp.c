@@ -252,6 +252,7 @@ static int tcp_qp_connect(dp_qp *q, const void *blob, uint32_t len, dp_error *er
     qp->ready = true;
     q->posted = q->arrived = 0;
     q->bytes_acked = q->bytes_received = 0;
+    q->peer_batches = tcp_peer_can(&qp->peer, TCP_CAN_BATCH);
     q->state = DP_QP_CONNECTED;
     return DP_OK;
 }

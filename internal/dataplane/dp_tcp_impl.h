@@ -78,6 +78,9 @@ typedef struct tcp_region { /* as in a hello */
     uint64_t base, size;
 } tcp_region;
 
+/* A region without rights and size is none: its base says what the sender can do. Earlier builds accept and ignore it. */
+enum { TCP_CAN_BATCH = 1 }; /* serves requests with DP_REQ_BATCH */
+
 typedef struct tcp_hello {
     uint32_t magic;
     uint16_t version;
@@ -292,6 +295,8 @@ void tcp_link_forget(tcp_dev *dev, tcp_qp *qp);
 int tcp_blob_check(const void *data, uint32_t len, tcp_blob *b, dp_error *err);
 /* Checks a hello and copies its regions and its sender. */
 bool tcp_hello_check(const tcp_hello *h, tcp_link *out);
+/* Reports whether the peer's hello announces this (TCP_CAN_*). */
+bool tcp_peer_can(const tcp_link *l, uint64_t what);
 /* The address and port of a socket address, and back. False: another family. */
 bool tcp_address_of(const struct sockaddr_storage *a, tcp_address *out);
 socklen_t tcp_address_to(const tcp_address *a, struct sockaddr_storage *out);

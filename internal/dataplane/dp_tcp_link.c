@@ -182,7 +182,16 @@ static tcp_hello hello_of(tcp_qp *qp, const uint8_t *to, int status) {
         if (m)
             h.regions[h.n_regions++] = (tcp_region){m->m.rkey, m->m.access, (uint64_t)(uintptr_t)m->m.addr, m->m.size};
     }
+    if (h.n_regions < DP_EXPOSE_MAX)
+        h.regions[h.n_regions++] = (tcp_region){.base = TCP_CAN_BATCH};
     return h;
+}
+
+bool tcp_peer_can(const tcp_link *l, uint64_t what) {
+    for (uint32_t i = 0; i < l->n_regions; i++)
+        if (!l->regions[i].access && !l->regions[i].size)
+            return l->regions[i].base & what;
+    return false;
 }
 
 /* ---- sockets ---- */

@@ -69,3 +69,21 @@ T_CASE(tcp_bulk_at_once, "tcp/payload-and-header-together", .providers = T_TCP |
     s.ch->qp->ops = real_ops;
     served_close(&s);
 }
+
+/* A worker of an earlier build refuses requests with DP_REQ_BATCH, so only one that has announced it gets them. */
+T_CASE(batch_announced, "tcp/batch-only-if-announced", .providers = T_TCP | T_ENCRYPT) {
+    served s;
+    uint8_t in[64] = {0}, out[64];
+    uint32_t at, size;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 1024, 0);
+    CHECK(s.ch->qp->peer_batches);
+    dp_channel_batch(s.ch, true);
+    for (int can = 1; can >= 0; can--) {
+        s.ch->qp->peer_batches = can;
+        CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, in, sizeof in, NULL, sizeof out, &at));
+        CHECK_EQ(s.ch->slots[at].told & DP_REQ_BATCH, can ? DP_REQ_BATCH : 0);
+        CHECK_OK(dp_channel_wait(s.ch, at, 0));
+        CHECK_OK(dp_channel_finish(s.ch, at, out, &size, NULL));
+    }
+    served_close(&s);
+}
