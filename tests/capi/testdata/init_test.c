@@ -117,6 +117,7 @@ static void across(void) {
         OK(rfaas_lease_release(all[i]));
     }
     o.init_function = "init_crashes";
+    o.wait_ns = 20000000000; /* until the executors report the cores of the released leases as free */
     FAILS(rfaas_lease_open_across(session, &o, 2, all, &n), RFAAS_WORKER_DIED, "init call init_crashes on worker 0");
 }
 
