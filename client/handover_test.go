@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -272,7 +273,14 @@ func TestHandoverRefused(t *testing.T) {
 	l := w.lease(t, client.LeaseOptions{Duration: 10 * time.Minute})
 	pid := l.Worker(0).PID()
 	stop := callAlways(t, l.Worker(0), function(t, l, "echo"))
-	const mark = "takes over executor state version \x01;"
+	const prefix = "rfaas takes over executor state version "
+	at := bytes.Index(good, []byte(prefix))
+	if at < 0 {
+		t.Fatal("the executor does not say which state it takes over")
+	}
+	mark := good[at : at+len(prefix)+2] // version and semicolon
+	other := slices.Clone(mark)
+	other[len(prefix)]++
 	for _, c := range []struct {
 		change func()
 		text   string
@@ -282,7 +290,7 @@ func TestHandoverRefused(t *testing.T) {
 		{func() { install(program, good, 0o644) }, "cannot be executed"},
 		{func() { install(program, []byte("#!/bin/sh\n"), 0o755) }, "does not take over"},
 		{func() {
-			install(program, bytes.ReplaceAll(good, []byte(mark), []byte(mark[:len(mark)-2]+"\x02;")), 0o755)
+			install(program, bytes.ReplaceAll(good, mark, other), 0o755)
 		}, "does not take over"},
 		{func() {
 			install(program, good, 0o755)
@@ -299,7 +307,7 @@ func TestHandoverRefused(t *testing.T) {
 		}
 	}
 	install(settings, []byte("grace: 2s\n"), 0o644)
-	install(program, []byte("rfaas "+mark), 0o755) // passes the check, but the kernel does not execute it
+	install(program, mark, 0o755) // passes the check, but the kernel does not execute it
 	w.handOver(t)
 	install(program, good, 0o755)
 	w.handOver(t)
