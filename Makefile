@@ -342,7 +342,7 @@ test-go: ## Go tests
 
 test-tcp: ## the client's tests over Ethernet sockets; 30 random kills and 10 link outages between two network namespaces (as root)
 	$(Q)$(try_build)
-	$(Q)RFAAS_TEST_PROVIDER=tcp $(GO) test -count=1 -vet=off -timeout 280s ./client
+	$(Q)RFAAS_TEST_PROVIDER=tcp $(GO) test -count=1 -vet=off -timeout 280s -skip "^($$(tests/run --client-alone))\$$" ./client
 	$(Q)RFAAS_TEST_PROVIDER=tcp RFAAS_DATA_ENCRYPTION=require RFAAS_EXECUTOR_DATA_ENCRYPTION=require $(GO) test -count=1 -vet=off -timeout 100s \
 		-run '^(TestInvoke|TestMap|TestSubmit|TestSandbox|TestFailover|TestCachedWorkersAreGone|TestLeaseAcrossExecutors)$$' ./client
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 170s -run 'TestBetweenNodes.*' ./tests/faults
