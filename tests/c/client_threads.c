@@ -45,6 +45,7 @@ static void *api_use(void *arg) {
         rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
         so.executor = "here";
         lo.workers = WORKERS;
+        lo.flags = RFAAS_LEASE_REUSE; /* workers that have executed calls serve the next lease */
         lo.library_data = "code";
         lo.library_size = 4;
         CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
