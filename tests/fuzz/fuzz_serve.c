@@ -35,7 +35,8 @@ static uint32_t f_fail(void *args, uint32_t n, void *res) {
     (void)res;
     dp_invocation *inv = dp_current_invocation();
     inv->failed = 1;
-    inv->message_len = n < sizeof inv->message ? n : sizeof inv->message;
+    inv->code = (int32_t)n; /* 0 is no code */
+    inv->message_len = n < DP_FAILURE_TEXT ? n : DP_FAILURE_TEXT;
     memcpy(inv->message, args, inv->message_len);
     return 0;
 }
