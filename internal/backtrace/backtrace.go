@@ -117,7 +117,7 @@ func places(frames []frame, library []byte, until time.Time) map[int]string {
 		if !at.exact {
 			pc--
 		}
-		if place := placeOf(d, pc); place != "" {
+		if place := placeOf(f, d, pc); place != "" {
 			found[at.line] = place
 		}
 	}
@@ -184,9 +184,9 @@ func (all symbols) of(at *frame) (start uint64, ok bool) {
 }
 
 // placeOf returns the file and the line of an instruction, "" if they are unknown.
-func placeOf(d *dwarf.Data, pc uint64) string {
+func placeOf(f *elf.File, d *dwarf.Data, pc uint64) string {
 	unit, err := d.Reader().SeekPC(pc)
-	if err != nil {
+	if err != nil || !plausible(f, unit) {
 		return ""
 	}
 	lines, err := d.LineReader(unit)

@@ -102,7 +102,7 @@ func TestLineOfACall(t *testing.T) {
 		t.Fatal(err)
 	}
 	at, offset := start(t, library, "f"), uint64(0)
-	for !strings.HasSuffix(placeOf(d, at+offset), ":4") { // the first instruction behind the call
+	for !strings.HasSuffix(placeOf(f, d, at+offset), ":4") { // the first instruction behind the call
 		offset++
 	}
 	for trace, want := range map[string]string{
