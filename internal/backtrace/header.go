@@ -107,5 +107,6 @@ func plausible(f *elf.File, unit *dwarf.Entry) bool {
 	if n := c.uint8(); n > 0 {
 		c.skip(uint64(n) - 1)
 	}
-	return c.table() && c.table()
+	directories, files := c.table(), c.table()
+	return directories && files
 }
