@@ -38,7 +38,7 @@ func inits(t testing.TB, l *client.Lease, worker int) uint64 {
 	return binary.LittleEndian.Uint64(out)
 }
 
-// All workers of a lease have executed the init call before their first call: new ones, those that replace dead ones, and reused ones.
+// Each worker of a lease executes the init call before its first call, whether it is new, replaces a dead worker, or is reused.
 func TestInitCall(t *testing.T) {
 	w := newWorld(t)
 	o := client.LeaseOptions{Library: stateful(t), Workers: 2, InitFunction: "make_rows", InitPayload: u32(5), Reuse: true}

@@ -77,7 +77,7 @@ static int fill(map *m) {
     return RFAAS_OK;
 }
 
-/* Combines the results of a chunk that has ended, and those that have waited for it. */
+/* Combines the results of a chunk that has ended, and then the results of later chunks that ended before it. */
 static void fold(map *m, const part *p) {
     ring *k = &m->ring;
     k->items[(size_t)(p->out - k->results) / k->bytes] = p->items;

@@ -14,7 +14,7 @@ import (
 
 func never() error { return nil }
 
-// shared compiles a library, which needs those that the flags name.
+// shared compiles a library that needs the libraries named by the flags.
 func shared(t *testing.T, out string, flags ...string) *Object {
 	t.Helper()
 	cmd := exec.Command("gcc", append([]string{"-shared", "-fPIC", "-o", out, "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed"}, flags...)...)
@@ -133,7 +133,7 @@ func TestPacked(t *testing.T) {
 	}
 }
 
-// nested returns the entries of a directory and of those that contain it.
+// nested returns the entries of a directory and of its parent directories.
 func nested(name string) (entries []tar.Header) {
 	for i, c := range name + "/" {
 		if c == '/' {

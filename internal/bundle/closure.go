@@ -232,7 +232,7 @@ func (o *Object) accepts(path string) error {
 	return nil
 }
 
-// isSystem reports whether a directory is one of those that every node has.
+// isSystem reports whether every node has the directory.
 func (c *closure) isSystem(dir string) bool { return slices.Contains(c.system, filepath.Clean(dir)) }
 
 // systemRoots are the directories that workers see of their node, and in which a node's packages are. Libraries elsewhere travel, also if the

@@ -27,7 +27,7 @@ func (n *node) nextRoom(s grpc.ServerStreamingClient[control.RoomReply]) bool {
 	return r.GetRoom()
 }
 
-// TestRoom reports to those that wait, as soon as there are as many cores as each of them needs.
+// TestRoom waits with several clients. Each gets a report as soon as as many cores are free as it needs.
 func TestRoom(t *testing.T) {
 	n := newNode(t)
 	held := n.lease(4)
