@@ -314,12 +314,14 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 # ---------------------------------------------------------------------------------------------- checking
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests/(capi|faults|hostile|remote|slurm)|internal/conventions)(/|$$)')
-# Tests of the client that test the executor or a worker, which are other processes, or a duration, or an allocation: under the
-# detector a sync.Pool forgets what it has.
-RACE_SKIP := TestSandbox TestSandboxesAreApart TestSandboxPaths TestSandboxMemory TestHostileWithoutSandbox TestLeftBehindEndsWithWorker \
-	TestForgedPage TestScribblingFunction TestChargingCostsCallsNothing TestSecondSignalChargesWhatWasUsed TestGoAddsLittle \
-	TestPiecesMakeNoAllocation
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|tests/(capi|faults|hostile|remote|slurm)|internal/conventions)(/|$$)')
+# Tests of the client in which several goroutines use the same lease, session, buffer or queue of events. What the others test is in other
+# processes, which the detector does not see, or in C.
+RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThreads TestSubmit TestDeadlineAndCancel TestBufferPayloads \
+	TestReleaseEndsCalls TestKilledWorkerEndsCallsInFlight TestUseAfterClose TestOperationsEndWithTheirContexts TestRenewal TestChanges \
+	TestEventOfADeath TestDroppedEventsAreCounted TestDrainUnderLoad TestFailoverOfOtherCalls TestExecutorStopsWithCallsInFlight TestMap \
+	TestReduce TestCancelEndsAMap TestCancelEndsAWaitForAWorker TestMapWithoutRequestsIsCancelled TestWaitAny TestPieces TestTyped TestReplace \
+	TestKillLate TestLateFunctionIsNamed TestLeaseStopsWaiting TestLeaseAcrossExecutors TestFailover
 # Packages whose tests also run on verbs, in the virtual machine; of internal/sandbox those of control groups, which have version 2 there.
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
@@ -336,9 +338,10 @@ build-tests: build test-programs # all that lanes run
 try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'make build failed; going on with the tests' >&2)
 
 # The other packages of tests/ have lanes of their own.
+# The longest ones first, so that none of them runs alone at the end.
 test-go: ## Go tests
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v -E '/tests/(faults|hostile|remote|slurm)$$')
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $$($(GO) list ./... | grep -v -E '/(client|tests/(capi|faults|hostile|remote|slurm))$$')
 
 test-tcp: ## the client's tests over Ethernet sockets; 30 random kills and 10 link outages between two network namespaces (as root)
 	$(Q)$(try_build)
@@ -349,7 +352,8 @@ test-tcp: ## the client's tests over Ethernet sockets; 30 random kills and 10 li
 
 test-race: ## Go tests under the race detector
 	$(Q)$(try_build)
-	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s -skip '^($(subst $() ,|,$(strip $(RACE_SKIP))))$$' $(RACE_PACKAGES)
+	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s $(RACE_PACKAGES)
+	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s -run '^($(subst $() ,|,$(strip $(RACE_CLIENT))))$$' ./client
 
 test-c: test-c-plain test-c-asan test-c-tsan ## conformance and unit tests of the C core on shm and tcp, plain and with sanitizers
 

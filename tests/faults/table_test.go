@@ -125,4 +125,13 @@ func TestEndToEndAcrossMachines(t *testing.T) {
 			t.Errorf("README.md says why %s stays on one machine: there is none", name)
 		}
 	}
+	raced := all(`\b(Test\w+)`, strings.Join(all(`(?m)^RACE_CLIENT := ((?:.*\\\n)*.*)`, read("Makefile")), " "))
+	if len(raced) == 0 {
+		t.Error("the Makefile has no RACE_CLIENT")
+	}
+	for _, name := range raced {
+		if !there[name] {
+			t.Errorf("the Makefile names %s for the race detector: the client has no such test", name)
+		}
+	}
 }

@@ -17,7 +17,7 @@
 #include "sparse.h"
 
 #define LOSE_AT 10       /* iteration */
-#define LOSE_WITHIN 20.0 /* seconds */
+#define LOSE_WITHIN 60.0 /* seconds */
 
 static int rank, ranks;
 
