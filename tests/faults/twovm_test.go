@@ -44,52 +44,40 @@ func TestTwoMachines(t *testing.T) {
 	}
 }
 
-// Programs of others here, what they call there, the resource manager on either side: the C API's own tests, those of its C++
-// and Fortran layers, and the MPI examples on two ranks, which check all that they compute.
+// Programs of others here, what they call there: the C API's own tests, those of its C++ and Fortran layers, and the MPI examples
+// on two ranks, which check all that they compute.
 func TestProgramsAcrossMachines(t *testing.T) {
 	twoMachines(t)
-	echo, none := "build/functions/echo.so", "0 wrong"
-	blackscholes := program{"build/examples/blackscholes", []string{"--n", "20000", "--samples", "200", "--remote-share", "0.5"},
-		[]string{"remotely (50 %)", "against the local ones: " + none, "against published ones: " + none}}
-	for _, c := range []struct {
-		manager  machine
-		tests    []string
-		examples []program
-	}{
-		{here, []string{"api_test", "event_test"}, []program{blackscholes, {"build/examples/montecarlo", []string{"-points", "400000"}, []string{"0 counts wrong"}},
-			{"build/examples/mandelbrot", []string{"120", "2"}, []string{"0 counts wrong"}},
-			{"build/examples/crosssections", []string{"1", "2000"}, []string{"checked: 0 of"}}}},
-		{there, []string{"api_test", "cpp_test", "fortran_test"}, []program{blackscholes, {"build/examples/matmul", []string{"96"}, []string{"0 numbers wrong"}},
-			{"build/examples/heat", []string{"64", "50"}, []string{"0 temperatures wrong"}}}},
-	} {
-		t.Run("manager "+map[machine]string{here: "here", there: "there"}[c.manager], func(t *testing.T) {
-			w := newWorld(t)
-			w.newManagerOn(c.manager)
-			executor := w.newExecutorOn(there, "executor", "--cache-time", "1m")
-			w.env = append(w.env, "TEST_REMOTE=1", "TEST_LIBRARY="+built(t, "build/twovm/functions.so"), "OMPI_ALLOW_RUN_AS_ROOT=1",
-				"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
-			w.known(executor)
-			for _, name := range c.tests {
-				var env []string
-				if name == "cpp_test" || name == "fortran_test" { // which show what there is without a manager
-					env = []string{"RFAAS_MANAGER=", "RFAAS_EXECUTOR=" + executor.address}
-				}
-				w.succeeds(name, 60*time.Second, env, built(t, "build/twovm/"+name), built(t, echo))
-			}
-			for _, p := range c.examples {
-				out := w.succeeds(p.path, 60*time.Second, nil, "mpirun.openmpi", append([]string{"--bind-to", "none", "-n", "2", built(t, p.path)}, p.args...)...)
-				for _, want := range p.says {
-					if !strings.Contains(out, want) {
-						t.Errorf("%s did not say %q:\n%s", p.path, want, out)
-					}
-				}
-				if p.path == blackscholes.path && !strings.Contains(out, "verbs, executor "+executor.address) {
-					t.Errorf("blackscholes did not run on %s by verbs:\n%s", executor.address, out)
-				}
-			}
-			executor.stop()
-		})
+	w := newWorld(t)
+	w.newManagerOn(here)
+	executor := w.newExecutorOn(there, "executor", "--cache-time", "1m")
+	w.env = append(w.env, "TEST_REMOTE=1", "TEST_LIBRARY="+built(t, "build/twovm/functions.so"), "OMPI_ALLOW_RUN_AS_ROOT=1",
+		"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
+	w.known(executor)
+	for _, name := range []string{"api_test", "event_test", "cpp_test", "fortran_test"} {
+		var env []string
+		if name == "cpp_test" || name == "fortran_test" { // which show what there is without a manager
+			env = []string{"RFAAS_MANAGER=", "RFAAS_EXECUTOR=" + executor.address}
+		}
+		w.succeeds(name, 60*time.Second, env, built(t, "build/twovm/"+name), built(t, "build/functions/echo.so"))
 	}
+	for _, p := range []program{
+		{"build/examples/blackscholes", []string{"--n", "20000", "--samples", "200", "--remote-share", "0.5"}, []string{"remotely (50 %)",
+			"against the local ones: 0 wrong", "against published ones: 0 wrong", "verbs, executor " + executor.address}},
+		{"build/examples/montecarlo", []string{"-points", "400000"}, []string{"0 counts wrong"}},
+		{"build/examples/mandelbrot", []string{"120", "2"}, []string{"0 counts wrong"}},
+		{"build/examples/crosssections", []string{"1", "2000"}, []string{"checked: 0 of"}},
+		{"build/examples/matmul", []string{"96"}, []string{"0 numbers wrong"}},
+		{"build/examples/heat", []string{"64", "50"}, []string{"0 temperatures wrong"}},
+	} {
+		out := w.succeeds(p.path, 60*time.Second, nil, "mpirun.openmpi", append([]string{"--bind-to", "none", "-n", "2", built(t, p.path)}, p.args...)...)
+		for _, want := range p.says {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s did not say %q:\n%s", p.path, want, out)
+			}
+		}
+	}
+	executor.stop()
 }
 
 // program is an example and what it says when all is right.
