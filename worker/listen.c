@@ -51,11 +51,11 @@ static void take_table(const dp_listener *w, const uint8_t *body, uint32_t len, 
 
 enum { EXECUTOR, CLIENT }; /* source of an event in await_executor */
 
-/* Returns an epoll instance for the sockets of the executor and the client. The events `end` report the end of the client's socket. -1: no
- * epoll instance is needed, or no descriptor is left. poll() would hold a reference to the client's socket, and the client would not notice
+/* Returns an epoll instance for the sockets of the executor and the client. EPOLLRDHUP reports the end of the client. Its messages are
+ * for the serving thread. -1: no epoll instance is needed, or no descriptor is left. poll() would hold a reference to the client's socket, and the client would not notice
  * that a function has closed it. */
-static int watch_client(int sock, int client, uint32_t end) {
-    struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = end, .data.u32 = CLIENT};
+static int watch_client(int sock, int client) {
+    struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = EPOLLRDHUP, .data.u32 = CLIENT};
     int ep = client < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
     if (ep >= 0 && epoll_ctl(ep, EPOLL_CTL_ADD, sock, &said)) { /* the user's limit of watches is reached */
         close(ep);
@@ -122,7 +122,7 @@ static int hear(int sock, said *s) {
 static void *listen_to_executor(void *arg) {
     const dp_listener *w = arg;
     dp_server *server = w->server;
-    int client = dp_server_peer_fd(server), ep = watch_client(w->sock, client, EPOLLIN | EPOLLRDHUP);
+    int client = dp_server_peer_fd(server), ep = watch_client(w->sock, client);
     dp_server_touch(server); /* while the first call is under way */
     for (;;) {
         said s;
@@ -130,7 +130,7 @@ static void *listen_to_executor(void *arg) {
         int type = hear(w->sock, &s);
         if (type == DP_MSG_SOCKET && s.fd >= 0 && s.m.head.len == DP_TCP_HELLO_SIZE && w->dev->provider == DP_PROVIDER_TCP && client < 0) {
             client = fcntl(s.fd, F_DUPFD_CLOEXEC, 0); /* to notice the client's end while a function runs */
-            ep = watch_client(w->sock, client, EPOLLRDHUP);
+            ep = watch_client(w->sock, client);
             /* A wrong hello is refused. Then the client is never connected, and the executor notices that. */
             dp_tcp_hand(w->dev, s.fd, s.m.rest, NULL);
             s.fd = -1;

@@ -66,7 +66,7 @@ func TestGoldenBytesOfDocumentAndCode(t *testing.T) {
 			t.Errorf("docs/PROTOCOL.md: %s is not hex bytes: %q", name, hex)
 		}
 	}
-	for _, name := range []string{"request_short", "request_long", "reply", "channel_blob"} {
+	for _, name := range []string{"request_short", "request_long", "request_keyed", "reply", "channel_blob"} {
 		if doc[name] == "" {
 			t.Errorf("docs/PROTOCOL.md has no golden bytes %s", name)
 		}
@@ -97,6 +97,7 @@ func TestSizesOfDocumentAndCode(t *testing.T) {
 		{"DP_BULK_DEFAULT", "(2ull << 20)", "default 2 MiB"},
 		{"DP_REQ_LONG", "32", "long form is 32 bytes"},
 		{"DP_REQ_SHORT", "24", "its last 24"},
+		{"DP_REQ_KEYED", "40", "keyed form is 40 bytes"},
 		{"DP_REPLY_SIZE", "16", "header is 16 bytes"},
 		{"DP_CHANNEL_BLOB_MAX", "256", "at most 256 bytes together"},
 	} {

@@ -183,7 +183,7 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
             return;
         }
         if (in_bulk)
-            s->result = (uint8_t *)ch->results->addr + dp_bulk_at(&ch->layout, s->out_at);
+            s->result = s->out_at == DP_PLACED ? s->place : (uint8_t *)ch->results->addr + dp_bulk_at(&ch->layout, s->out_at);
         s->status = DP_OK;
         s->size = h.size;
         ch->stats.bytes_out += h.size;
@@ -547,7 +547,7 @@ int dp_channel_finish(dp_channel *ch, uint32_t i, void *out, uint32_t *size, dp_
         if (ch->message_len)
             memcpy(ch->message, s->result, ch->message_len);
     }
-    if (st == DP_OK && out) {
+    if (st == DP_OK && out && out != s->result) {
         if (s->size <= DP_MAILBOX_RESULT)
             dp_copy_small(out, s->result, s->size);
         else

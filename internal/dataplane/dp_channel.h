@@ -123,6 +123,19 @@ static inline int dp_channel_submit(dp_channel *ch, uint32_t function, const voi
  * reused when submit returns. DP_FATAL: no memory to gather them. */
 __attribute__((nonnull)) int dp_channel_submit_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, uint32_t capacity,
                              int64_t deadline_ns, uint32_t *slot);
+/* dp_channel_submit_placed is dp_channel_submit_until with payload and result in memory of dp_mem_lend, places->in and places->out. The worker
+ * uses it where it is: nothing is copied. NULL: copied. What cannot be placed is copied too: less than DP_PLACE_MIN bytes, at an address that
+ * is not a multiple of 64, memory that dp_qp_share refuses. A capacity for a copied result counts at most as what the channel carries. The payload must not change, and the result must not be used, until the
+ * slot is free again, also if the call is abandoned. dp_channel_finish gets the same `out`. The worker stores results of failed calls there,
+ * too. */
+#define DP_PLACE_MIN 1024 /* less is copied faster */
+typedef struct dp_places {
+    const dp_mem *in, *out;
+} dp_places;
+int dp_channel_submit_placed(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out, uint32_t capacity,
+                             const dp_places *places, int64_t deadline_ns, uint32_t *slot);
+/* dp_channel_unshare makes the worker unmap memory in which calls were placed. Their slots are free. */
+void dp_channel_unshare(dp_channel *ch, const dp_mem *m);
 /* dp_channel_test makes progress without blocking. 1: the call ended (finish it), 0: not yet. */
 int dp_channel_test(dp_channel *ch, uint32_t slot);
 /* dp_channel_wait returns when the call ended or deadline_ns (CLOCK_MONOTONIC, 0: none) passed; DP_OK or DP_DEADLINE. */
@@ -176,6 +189,9 @@ int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint
  * dp_channel_finish_pieces take them. */
 int dp_channel_call_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, const dp_pieces *out, uint32_t capacity,
                            uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot);
+/* dp_channel_call_placed is dp_channel_call_turn with the memory of dp_channel_submit_placed. */
+int dp_channel_call_placed(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out, uint32_t capacity,
+                           const dp_places *places, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot);
 /* First and latest probe that found calls in flight without any reply, CLOCK_MONOTONIC ns. By then the calls must have reached the
  * worker. It runs a long function, or will never answer; its executor can tell which. */
 typedef struct dp_silence {

@@ -9,6 +9,7 @@
 #include "dp_wait.h"
 
 #define DP_NOTHING UINT32_MAX /* no bulk range, no slot */
+#define DP_PLACED (UINT32_MAX - 1) /* in place of a bulk range: the result is in shared memory */
 
 typedef enum slot_state { SLOT_FREE, SLOT_BUSY, SLOT_DONE, SLOT_ABANDONED, SLOT_FENCED } slot_state;
 
@@ -25,6 +26,7 @@ typedef struct slot {
     uint32_t size;          /* of its result */
     dp_started started;
     const uint8_t *result;
+    const uint8_t *place; /* of the result, when out_at is DP_PLACED */
 } slot;
 
 /* What a bare request repeats. Headers of calls with bulk ranges are told afresh each time. */

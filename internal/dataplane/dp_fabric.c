@@ -199,6 +199,14 @@ int dp_mem_file(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp
     return made_region(d->dev->ops->mem_file(d, fd, map, size, out, err), out);
 }
 
+int dp_mem_lend(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err) {
+    if (!map || size == 0 || size > (1ull << 40))
+        return dp_fail(err, DP_INVALID, 0, "lend memory: address %p size %llu", map, (unsigned long long)size);
+    if (!d->dev->ops->mem_lend)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "lend memory: only shm shares memory");
+    return made_region(d->dev->ops->mem_lend(d, fd, map, size, out, err), out);
+}
+
 void dp_mem_free(dp_mem *m) {
     if (!m)
         return;
@@ -299,6 +307,22 @@ int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err) {
 void dp_qp_cancel(dp_qp *qp) {
     if (qp->ops->qp_cancel)
         qp->ops->qp_cancel(qp);
+}
+
+int dp_qp_share(dp_qp *qp, const dp_mem *m) { return qp->ops->qp_share ? qp->ops->qp_share(qp, m) : DP_UNSUPPORTED; }
+
+void dp_qp_unshare(dp_qp *qp, const dp_mem *m) {
+    if (qp->ops->qp_unshare)
+        qp->ops->qp_unshare(qp, m);
+}
+
+void *dp_qp_shared_ptr(dp_qp *qp, uint32_t rkey, uint64_t offset, uint64_t len, bool writable) {
+    return qp->ops->qp_shared_ptr ? qp->ops->qp_shared_ptr(qp, rkey, offset, len, writable) : NULL;
+}
+
+void dp_qp_forget_shared(dp_qp *qp) {
+    if (qp->ops->qp_forget_shared)
+        qp->ops->qp_forget_shared(qp);
 }
 
 /* ---- handing over to another process ---- */

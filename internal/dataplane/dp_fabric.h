@@ -193,6 +193,7 @@ typedef struct dp_qp_attr {
      * verbs gives the whole domain, so put nothing else remotely accessible into it. */
     dp_mem *expose[DP_EXPOSE_MAX];
     uint32_t n_expose;
+    bool takes_shared;    /* the peer may share memory with this side (dp_qp_share) */
     uint32_t max_answers; /* tcp: most bytes of answers that wait for a slow peer; more end the connection. 0: the largest bound */
 } dp_qp_attr;
 
@@ -269,6 +270,11 @@ struct dp_ops {
     int (*qp_peer_fd)(dp_qp *); /* NULL: none */
     int (*qp_events)(dp_qp *, int *fd); /* NULL: never any */
     void (*qp_notify)(dp_qp *);
+    int (*mem_lend)(dp_domain *, int fd, void *, uint64_t size, dp_mem **, dp_error *); /* this and the rest: NULL without sharing */
+    int (*qp_share)(dp_qp *, const dp_mem *);
+    void (*qp_unshare)(dp_qp *, const dp_mem *);
+    void *(*qp_shared_ptr)(dp_qp *, uint32_t rkey, uint64_t offset, uint64_t len, bool writable);
+    void (*qp_forget_shared)(dp_qp *);
 };
 
 /* ---- devices ---- */
@@ -330,6 +336,9 @@ int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, u
  * against shrinking and growing: shm gives peers a descriptor that is opened for reading. On verbs before Linux 6.2, the region is a copy of
  * the file. The caller keeps fd. */
 int dp_mem_file(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err);
+/* dp_mem_lend registers a memory file for dp_qp_share. The caller has mapped it whole at `map`, and keeps the mapping and fd until
+ * dp_mem_free. The file is sealed against shrinking and growing. DP_UNSUPPORTED: only shm can share it. */
+int dp_mem_lend(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err);
 void dp_mem_free(dp_mem *m);
 
 /* ---- completion queues ---- */
@@ -466,6 +475,23 @@ static inline void *dp_rkey_ptr(dp_qp *qp, uint64_t raddr, uint32_t rkey, uint64
 
 /* After stores through dp_rkey_ptr: wakes the peer if it blocks, as a write-with-immediate would. */
 static inline void dp_qp_notify(dp_qp *qp) { qp->ops->qp_notify(qp); }
+
+/* ---- memory shared with a connected peer (shm) ----
+ *
+ * The side that owns memory of dp_mem_lend shares it with a connected peer that takes_shared, at most DP_SHARED_MAX regions at a time. The
+ * peer then maps the memory, to read and to write. It keeps the mappings as long as it likes, so the memory must not serve for
+ * anything that the peer may not see or change. */
+#define DP_SHARED_MAX 128
+/* dp_qp_share does nothing if the region is already shared. It does not block. DP_UNSUPPORTED: the provider or the region cannot be
+ * shared, or there are too many. DP_BUSY: not now. DP_CONNECTION. The queue pair's thread. */
+int dp_qp_share(dp_qp *qp, const dp_mem *m);
+/* dp_qp_unshare asks the peer to unmap the region. No operation on it may be in flight. */
+void dp_qp_unshare(dp_qp *qp, const dp_mem *m);
+/* dp_qp_shared_ptr returns a pointer to memory that the peer has shared, which may be written only if `writable`. NULL: there is no such memory.
+ * Valid until the peer unshares it, dp_qp_forget_shared or a reset. The peer can change the bytes at any time. */
+void *dp_qp_shared_ptr(dp_qp *qp, uint32_t rkey, uint64_t offset, uint64_t len, bool writable);
+/* dp_qp_forget_shared unmaps all memory that the peer has shared. */
+void dp_qp_forget_shared(dp_qp *qp);
 
 /* ---- leaks ---- */
 

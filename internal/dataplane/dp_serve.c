@@ -86,7 +86,7 @@ static inline int post_bare(dp_server *s, uint32_t slot, uint32_t call_id, uint6
     return post_last(s, &sge, size != 0, at, DP_IMM_BARE | dp_imm(slot, call_id));
 }
 
-/* Sends the reply header and, unless the result is in the bulk area, `size` bytes of payload at `data`. */
+/* Sends the reply header and, unless the result is in the bulk area or in shared memory, `size` bytes of payload at `data`. */
 static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void *data, uint32_t size) {
     uint64_t at = dp_slot_payload(&s->layout, slot);
     uint64_t words[2];
@@ -111,39 +111,53 @@ static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void
 static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_request *h) {
     const dp_layout *l = &s->layout;
     dp_request *told = &s->headers[slot];
-    uint32_t head, bulk;
+    uint32_t head, where;
     if (__builtin_expect(dp_imm_bare(wc->imm), 1)) {
         head = 0;
         told->call_id += (dp_imm_tag(wc->imm) - told->call_id) & 0xffff;
         told->size = wc->byte_len;
-        bulk = told->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT);
+        where = told->flags & (DP_REQ_BULK | DP_REQ_PLACED);
         *h = *told;
-        if (bulk)
-            return DP_BAD_REQUEST; /* bulk ranges are good for one call */
+        if (where)
+            return DP_BAD_REQUEST; /* bulk ranges and places are good for one call */
     } else {
         *h = *told = dp_request_load((const uint8_t *)s->requests->addr + dp_slot_payload(l, slot) - DP_REQ_LONG);
-        bulk = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT);
-        head = bulk ? DP_REQ_LONG : DP_REQ_SHORT;
+        where = h->flags & (DP_REQ_BULK | DP_REQ_PLACED);
+        head = !where ? DP_REQ_SHORT : where & DP_REQ_PLACED ? DP_REQ_KEYED : DP_REQ_LONG;
     }
     /* Where no header has come, generation is 0, which no channel has. */
     if (h->generation != s->client.generation || (h->call_id & 0xffff) != dp_imm_tag(wc->imm) || h->reserved ||
-        (h->flags & ~(DP_REQ_BULK_IN | DP_REQ_BULK_OUT | DP_REQ_EXCLUSIVE | DP_REQ_BATCH)))
+        (h->flags & ~(DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_EXCLUSIVE | DP_REQ_BATCH)))
         return DP_BAD_REQUEST;
-    if (bulk & DP_REQ_BULK_IN) {
+    if (where & (DP_REQ_BULK_IN | DP_REQ_PLACED_IN)) {
         uint64_t at = (uint64_t)h->in_offset * DP_BULK_UNIT;
-        if (wc->byte_len != head || at > l->bulk || h->size > l->bulk - at)
+        if (wc->byte_len != head || (where & DP_REQ_BULK_IN && (at > l->bulk || h->size > l->bulk - at)))
             return DP_BAD_REQUEST;
     } else if (h->size > l->eager || wc->byte_len != head + h->size) {
         return DP_BAD_REQUEST;
     }
-    if (bulk & DP_REQ_BULK_OUT) {
+    if (where & (DP_REQ_BULK_OUT | DP_REQ_PLACED_OUT)) {
         uint64_t at = (uint64_t)h->out_offset * DP_BULK_UNIT;
-        if (at > l->bulk || h->capacity > l->bulk - at)
+        if (where & DP_REQ_BULK_OUT && (at > l->bulk || h->capacity > l->bulk - at))
             return DP_BAD_REQUEST;
     } else if (h->capacity > l->eager) {
         return DP_BAD_REQUEST;
     }
     return h->function < s->n_functions ? DP_OK : DP_NO_FUNCTION;
+}
+
+/* Finds the memory in which payload or result of a request with a placed flag are. *args stays what it is if the payload is elsewhere.
+ * *result is NULL then. The payload's memory cannot be written. 0, or the status to refuse with. */
+static __attribute__((noinline)) int find_places(dp_server *s, uint32_t slot, const dp_request *h, void **args, uint8_t **result) {
+    uint64_t keys = *(const volatile uint64_t *)((const uint8_t *)s->requests->addr + dp_slot_payload(&s->layout, slot) - DP_REQ_KEYED);
+    bool in = h->flags & DP_REQ_PLACED_IN, out = h->flags & DP_REQ_PLACED_OUT;
+    if ((in && h->flags & DP_REQ_BULK_IN) || (out && h->flags & DP_REQ_BULK_OUT))
+        return DP_BAD_REQUEST;
+    if (in)
+        *args = dp_qp_shared_ptr(s->qp, (uint32_t)keys, (uint64_t)h->in_offset * DP_BULK_UNIT, h->size, false);
+    if (out)
+        *result = dp_qp_shared_ptr(s->qp, (uint32_t)(keys >> 32), (uint64_t)h->out_offset * DP_BULK_UNIT, h->capacity, true);
+    return (in && !*args) || (out && !*result) ? DP_BAD_REQUEST : DP_OK;
 }
 
 /* ---- functions ---- */
@@ -182,17 +196,24 @@ typedef struct outcome {
     uint8_t *res;
     uint64_t at; /* offset of the result's place in the client's region */
     bool in_place;
+    bool placed; /* res is memory that the client shares */
 } outcome;
 
 /* Runs the function. Where it writes: straight to the result's place when nothing else lies behind it that
- * counts (the client says so), otherwise to scratch, so that a result larger than announced harms nobody. */
-static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, void *args, dp_invocation *inv,
+ * counts (the client says so), otherwise to scratch, so that a result larger than announced harms nobody. place: the client's memory
+ * in which it wants the result, or NULL. */
+static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, void *args, uint8_t *place, dp_invocation *inv,
                            outcome *o) {
     const dp_layout *l = &s->layout;
     o->at = h->flags & DP_REQ_BULK_OUT ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
     o->in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
     o->res = o->in_place ? s->out + o->at : s->scratch;
     uint64_t room = o->in_place ? l->size - o->at : s->scratch_size; /* the client's region ends with a mailbox that is not used */
+    o->placed = place != NULL;
+    if (__builtin_expect(o->placed, 0)) {
+        o->res = place;
+        room = h->capacity; /* and none for a guard: what is behind belongs to the program */
+    }
     inv->capacity = h->capacity;
     inv->room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
     inv->failed = 0;
@@ -225,7 +246,7 @@ static int reply(dp_server *s, uint32_t slot, const dp_request *h, dp_invocation
         r.size = dp_failure_message(inv->message, inv->message_len, inv->code, s->layout.eager);
         return post_reply(s, slot, &r, inv->message, r.size);
     }
-    if (o->status)
+    if (o->status || o->placed)
         return post_reply(s, slot, &r, NULL, 0);
     if (__builtin_expect(o->size <= s->dev->max_msg, 1))
         return post_bare(s, slot, h->call_id, o->at, o->res, o->size);
@@ -300,7 +321,7 @@ static int answer_mailbox(dp_server *s, uint64_t word) {
     }
     dp_invocation inv;
     outcome o;
-    execute(s, slot, &h, args, &inv, &o);
+    execute(s, slot, &h, args, NULL, &inv, &o);
     if (o.status || o.size > DP_MAILBOX_MAX) {
         int st = reply(s, slot, &h, &inv, &o);
         return st ? st : 1;
@@ -342,16 +363,19 @@ static int handle(dp_server *s, const dp_wc *wc, bool others) {
         return st;
     dp_request h;
     int refuse = read_request(s, slot, wc, &h);
+    void *args = (uint8_t *)s->requests->addr +
+                 (h.flags & DP_REQ_BULK_IN ? dp_bulk_at(&s->layout, h.in_offset) : dp_slot_payload(&s->layout, slot));
+    uint8_t *place = NULL;
+    if (__builtin_expect(!refuse && h.flags & DP_REQ_PLACED, 0))
+        refuse = find_places(s, slot, &h, &args, &place);
     if (__builtin_expect(refuse, 0)) {
         s->stats->refused++;
         dp_reply r = {h.generation, h.call_id, refuse, 0};
         return post_reply(s, slot, &r, NULL, 0);
     }
-    void *args = (uint8_t *)s->requests->addr +
-                 (h.flags & DP_REQ_BULK_IN ? dp_bulk_at(&s->layout, h.in_offset) : dp_slot_payload(&s->layout, slot));
     dp_invocation inv;
     outcome o;
-    execute(s, slot, &h, args, &inv, &o);
+    execute(s, slot, &h, args, place, &inv, &o);
     s->more = brief(s, &h) && others ? DP_MORE : 0;
     st = reply(s, slot, &h, &inv, &o);
     s->more = 0;

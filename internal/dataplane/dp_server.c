@@ -52,7 +52,7 @@ static int make_parts(dp_server *s, dp_error *err) {
     if (st)
         return st;
     dp_qp_attr attr = {.max_send = 2 * s->layout.depth + 8, .max_recv = s->layout.depth, .max_inline = 256,
-                       .expose = {s->requests}, .n_expose = 1};
+                       .expose = {s->requests}, .n_expose = 1, .takes_shared = true};
     st = dp_qp_create(s->domain, s->cq, &attr, &s->qp, err);
     for (uint32_t i = 0; !st && i < s->layout.depth; i++) {
         st = dp_post_recv(s->qp, 0);
@@ -323,6 +323,7 @@ static void resume(dp_server *s) {
 static bool suspend(dp_server *s) {
     int32_t what = STOP_SUSPEND;
     dp_cq_promise_hot(s->cq, false);
+    dp_qp_forget_shared(s->qp); /* it belongs to the lease that ends */
     for (; what == STOP_SUSPEND; what = __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
         if (taken(s, STOP_SUSPEND) && s->suspended_fn)
             s->suspended_fn(s->suspended_arg);

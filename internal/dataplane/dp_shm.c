@@ -165,9 +165,21 @@ static int shm_mem_file(dp_domain *d, int fd, void *map, uint64_t size, dp_mem *
     return DP_OK;
 }
 
+static int shm_mem_lend(dp_domain *d, int fd, void *map, uint64_t size, dp_mem **out, dp_error *err) {
+    shm_mem *m = calloc(1, sizeof *m);
+    if (!m)
+        return dp_fail(err, DP_FATAL, ENOMEM, "lend memory");
+    m->fd = fd;
+    m->lent = true;
+    m->m = (dp_mem){.domain = d, .addr = map, .size = size};
+    new_rkey(m);
+    *out = &m->m;
+    return DP_OK;
+}
+
 static void shm_mem_free(dp_mem *mem) {
     shm_mem *m = (shm_mem *)mem;
-    if (m->fd >= 0) {
+    if (m->fd >= 0 && !m->lent) {
         if (m->window)
             ; /* the mapping is of the whole */
         else if (m->lost)
@@ -405,6 +417,7 @@ int shm_qp_new(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, shm_qp **out, dp_
         }
     }
     qp->n_expose = attr->n_expose;
+    qp->takes_shared = attr->takes_shared;
     if (!qp->recvs) {
         shm_qp_free(qp);
         return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
@@ -469,6 +482,7 @@ static bool qp_disconnect(shm_qp *qp) {
         cq->n_cold--;
     qp->connected = false;
     shm_peer_clear(&qp->peer);
+    shm_shares_free(qp);
     uint32_t keep = cq->local_head;
     for (uint32_t i = cq->local_head; i != cq->local_tail; i++)
         if (cq->local[i & cq->local_mask].qp != &qp->q)
@@ -538,6 +552,7 @@ static const dp_ops shm_ops = {
     .mem_register = shm_mem_register,
     .mem_window = shm_mem_window,
     .mem_file = shm_mem_file,
+    .mem_lend = shm_mem_lend,
     .mem_free = shm_mem_free,
     .cq_create = shm_cq_create,
     .cq_create_beside = shm_cq_create_beside,
@@ -571,4 +586,8 @@ static const dp_ops shm_ops = {
     .qp_probe = shm_qp_probe,
     .qp_peer_fd = shm_qp_peer_fd,
     .qp_notify = shm_qp_notify,
+    .qp_share = shm_qp_share,
+    .qp_unshare = shm_qp_unshare,
+    .qp_shared_ptr = shm_qp_shared_ptr,
+    .qp_forget_shared = shm_qp_forget_shared,
 };

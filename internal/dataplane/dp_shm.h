@@ -15,7 +15,7 @@
  *
  * dp_shm_pack.c hands over connected queue pairs to another process of the node. dp_shm.c holds the objects, dp_shm_cq.c and
  * dp_shm_post.c the operations. dp_shm_link.c, dp_shm_monitor.c and dp_shm_peer.c exchange descriptors between two processes and detect
- * the end of the peer.
+ * the end of the peer. dp_shm_share.c maps more memory of a connected peer.
  */
 #ifndef RFAAS_DP_SHM_H
 #define RFAAS_DP_SHM_H
@@ -75,11 +75,13 @@ static inline uint32_t *shm_together(uint8_t *page) { return (uint32_t *)(void *
 
 typedef struct shm_dev shm_dev;
 typedef struct shm_qp shm_qp;
+typedef struct shm_shares shm_shares; /* memory shared by dp_qp_share */
 
 typedef struct shm_mem {
     dp_mem m;
     int fd;           /* -1: the caller's memory */
     bool window;      /* the mapping is another region's, or the caller's */
+    bool lent;        /* the mapping and fd are the caller's */
     uint64_t offset;  /* in fd */
     bool lost;        /* its mapping is gone, and other memory may be mapped at its address */
     uint32_t exposed; /* queue pairs that expose it */
@@ -146,6 +148,8 @@ struct shm_qp {
     uint32_t unpolled;  /* completions of ours in the local queue */
     shm_peer peer;
     bool connected;
+    bool takes_shared;  /* accepts memory that the peer shares */
+    shm_shares *shares; /* NULL: none so far */
     /* Exchange, under the device's lock. */
     uint8_t token[16];
     int seg_fd;
@@ -250,6 +254,16 @@ int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rke
 int shm_post_recv(dp_qp *q, uint64_t wr_id);
 void shm_qp_notify(dp_qp *q);
 void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
+
+/* dp_shm_share.c */
+int shm_qp_share(dp_qp *q, const dp_mem *mem);
+void shm_qp_unshare(dp_qp *q, const dp_mem *mem);
+void *shm_qp_shared_ptr(dp_qp *q, uint32_t rkey, uint64_t offset, uint64_t len, bool writable);
+void shm_qp_forget_shared(dp_qp *q);
+/* Takes the messages of the peer that have arrived. DP_OK, or the status that ends the connection. Under dev->lock. */
+int shm_shares_take(shm_qp *qp, int sock);
+/* Unmaps what the peer shared, and forgets what was shared with it. */
+void shm_shares_free(shm_qp *qp);
 
 /* In dp_shm.c, for dp_shm_pack.c: make a queue pair without segment and token; list it with the device and the queue; make a completion
  * queue with this page (NULL: a new one), which the queue owns if the function succeeds. */

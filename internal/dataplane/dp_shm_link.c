@@ -3,8 +3,9 @@
  * A queue pair's blob names an abstract unix socket of its process and a random token. Whoever connects first
  * opens that socket and sends HELLO with the target's token and its own descriptors; the answer is a HELLO
  * with the target's. The target keeps what it got as a deposit, so its own connect needs no socket. A process
- * with active_side_only has no socket and must connect first. The socket then stays open on both sides,
- * unused: the kernel closes it when a process ends, however it ends.
+ * with active_side_only has no socket and must connect first. The socket then stays open on both sides: the
+ * kernel closes it when a process ends, however it ends. Memory that is shared later (dp_shm_share.c) is
+ * announced through it.
  *
  * Blob, 80 bytes: u32 magic | u16 version | u8 provider | u8 0 | u64 network namespace | 16 boot id |
  *                 16 socket name (zero: does not listen) | 16 token | 16 zero.
@@ -303,7 +304,9 @@ int shm_link_probe(shm_dev *dev, shm_qp *qp) {
         if (l->qp == qp) {
             char c;
             ssize_t n = recv(l->fd, &c, 1, MSG_DONTWAIT | MSG_PEEK);
-            if (n >= 0 || (errno != EAGAIN && errno != EINTR))
+            if (n > 0 && qp->takes_shared)
+                st = shm_shares_take(qp, l->fd);
+            else if (n >= 0 || (errno != EAGAIN && errno != EINTR))
                 st = DP_PEER_GONE;
         }
     pthread_mutex_unlock(&dev->lock);

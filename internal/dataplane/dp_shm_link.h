@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <sys/un.h>
 
-#define SHM_LINK_VERSION 3
+#define SHM_LINK_VERSION 4
 #define SHM_BLOB_MAGIC 0x53514652u  /* "RFQS" */
 #define SHM_HELLO_MAGIC 0x48534652u /* "RFSH" */
 #define SHM_HELLO_FDS (2 + DP_EXPOSE_MAX)

@@ -141,8 +141,11 @@ static void link_event(shm_dev *dev, uint64_t id) {
             greet_newcomer(dev, l);
             return;
         }
-        /* Nothing follows a hello: a readable socket means that the peer has closed it or violates the protocol. */
-        dp_qp_break(&l->qp->q, DP_PEER_GONE);
+        /* Only shared memory follows a hello. Otherwise the peer has closed the socket, or it violates the protocol. */
+        int st = l->qp->takes_shared ? shm_shares_take(l->qp, l->fd) : DP_PEER_GONE;
+        if (!st)
+            return;
+        dp_qp_break(&l->qp->q, st);
         epoll_ctl(dev->epoll_fd, EPOLL_CTL_DEL, l->fd, NULL);
         return;
     }

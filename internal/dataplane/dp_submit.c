@@ -76,9 +76,15 @@ static ALWAYS_INLINE int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id,
                              DP_IMM_BARE | dp_imm(i, call_id), i, ch->batch ? DP_MORE : 0);
 }
 
+/* What of a call is placed in shared memory. */
+typedef struct placed {
+    const dp_mem *in, *out; /* NULL: copied */
+    const uint8_t *result;
+} placed;
+
 /* Posts a request with its header. Header and payload are copied to staging first if the device reads its source after the post. */
 static ALWAYS_INLINE int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
-                        const dp_mem *reg, room *r) {
+                        const dp_mem *reg, const placed *at, room *r) {
     const slot *s = &ch->slots[i];
     uint8_t *stage = ch->staging ? (uint8_t *)ch->staging->addr + dp_slot_payload(&ch->layout, i) : NULL;
     if (s->in_at != DP_NOTHING) {
@@ -95,10 +101,12 @@ static ALWAYS_INLINE int post_request(dp_channel *ch, uint32_t i, const dp_reque
             return st;
         size = 0;
     }
-    uint32_t head = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT) ? DP_REQ_LONG : DP_REQ_SHORT;
-    uint64_t words[4];
-    dp_request_pack(words, h);
-    const uint8_t *bytes = (const uint8_t *)words + DP_REQ_LONG - head;
+    uint32_t head = at ? DP_REQ_KEYED : h->flags & DP_REQ_BULK ? DP_REQ_LONG : DP_REQ_SHORT;
+    uint64_t words[5];
+    if (at)
+        words[0] = dp_two(at->in ? at->in->rkey : 0, at->out ? at->out->rkey : 0);
+    dp_request_pack(words + 1, h);
+    const uint8_t *bytes = (const uint8_t *)words + DP_REQ_KEYED - head;
     dp_sge sge[2] = {{bytes, head, 0}, {in, size, reg ? reg->lkey : 0}};
     int n = size ? 2 : 1;
     if (stage && head + size > ch->qp->max_inline) {
@@ -203,9 +211,11 @@ static int gather(dp_channel *ch, uint32_t i, const dp_pieces *pieces, uint32_t 
     return DP_OK;
 }
 
-/* Submits a call. The payload is at `in`, or in `pieces` if that is not NULL. */
+static uint32_t place_of(const dp_mem *m, const void *at) { return (uint32_t)(((uintptr_t)at - (uintptr_t)m->addr) / DP_BULK_UNIT); }
+
+/* Submits a call. The payload is at `in`, or in `pieces` if that is not NULL. at: NULL if nothing is placed. */
 static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *pieces, uint32_t size,
-                                const dp_mem *reg, uint32_t capacity, int64_t deadline_ns, uint32_t *out) {
+                                const dp_mem *reg, uint32_t capacity, const placed *at, int64_t deadline_ns, uint32_t *out) {
     if (__builtin_expect(ch->failed != 0, 0))
         return ch->failed;
     if (function > UINT16_MAX)
@@ -216,13 +226,14 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         dp_lane_reap(ch->lane);
         return ch->failed;
     }
-    if (fits_mailbox(ch, size, reg, capacity) && post_mailbox(ch, function, in, pieces, size, capacity)) {
+    if (!at && fits_mailbox(ch, size, reg, capacity) && post_mailbox(ch, function, in, pieces, size, capacity)) {
         *out = mailbox_submitted(ch, function, capacity);
         return DP_OK;
     }
-    bool eager = size <= ch->cfg.eager && capacity <= ch->cfg.eager;
-    if (!eager && ((size > ch->cfg.eager && size > ch->cfg.bulk) ||
-                   (capacity > ch->cfg.eager && capacity > ch->cfg.bulk)))
+    uint32_t carried = at && at->in ? 0 : size, returned = at && at->out ? 0 : capacity; /* through the channel's memory */
+    bool eager = carried <= ch->cfg.eager && returned <= ch->cfg.eager;
+    if (!eager && ((carried > ch->cfg.eager && carried > ch->cfg.bulk) ||
+                   (returned > ch->cfg.eager && returned > ch->cfg.bulk)))
         return DP_TOO_LARGE;
     if (reg && ((const uint8_t *)in < (const uint8_t *)reg->addr ||
                 (uint64_t)((const uint8_t *)in - (const uint8_t *)reg->addr) + size > reg->size))
@@ -240,9 +251,9 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
     }
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
-    if (!eager && dp_slot_take_bulk(ch, s, size, capacity)) {
+    if (!eager && dp_slot_take_bulk(ch, s, carried, returned)) {
         dp_lane_look(ch->lane); /* a late reply may free bulk memory */
-        if (ch->failed || dp_slot_take_bulk(ch, s, size, capacity)) {
+        if (ch->failed || dp_slot_take_bulk(ch, s, carried, returned)) {
             dp_slot_free(ch, i);
             ch->stats.busy++;
             return ch->failed ? ch->failed : DP_BUSY;
@@ -259,12 +270,22 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         .flags = (uint16_t)((s->in_at != DP_NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != DP_NOTHING ? DP_REQ_BULK_OUT : 0) |
                             (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0) | (ch->batch && ch->qp->peer_batches ? DP_REQ_BATCH : 0)),
     };
-    bool bare = dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
+    if (at && at->in) {
+        h.in_offset = place_of(at->in, in);
+        h.flags |= DP_REQ_PLACED_IN;
+    }
+    if (at && at->out) {
+        h.out_offset = place_of(at->out, at->result);
+        h.flags |= DP_REQ_PLACED_OUT;
+        s->out_at = DP_PLACED;
+        s->place = at->result;
+    }
+    bool bare = !at && dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
     room r = {.deadline_ns = deadline_ns};
     int st = pieces ? gather(ch, i, pieces, size, &in, &reg) : DP_OK;
     if (__builtin_expect(st == DP_OK, 1)) {
         do
-            st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg, &r);
+            st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, carried, reg, at, &r);
         while (__builtin_expect(st == DP_BUSY, 0) && only_polling_helps(ch) && (st = make_room(ch, &r)) == DP_BUSY);
     }
     if (__builtin_expect(st != DP_OK, 0)) {
@@ -289,7 +310,7 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
     s->call_id = h.call_id;
     s->function = function;
     s->capacity = capacity;
-    s->told = eager ? dp_told(&h) : DP_UNTOLD;
+    s->told = eager && !at ? dp_told(&h) : DP_UNTOLD;
     s->told_id = h.call_id;
     *out = i;
     return DP_OK;
@@ -299,12 +320,33 @@ void dp_channel_batch(dp_channel *ch, bool batch) { ch->batch = batch; }
 
 int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
                             uint32_t capacity, int64_t deadline_ns, uint32_t *out) {
-    return submit(ch, function, in, NULL, size, reg, capacity, deadline_ns, out);
+    return submit(ch, function, in, NULL, size, reg, capacity, NULL, deadline_ns, out);
 }
+
+/* Returns the memory if it can hold a payload or result of this size, and NULL if that is to be copied. */
+static const dp_mem *placeable(dp_channel *ch, const dp_mem *m, const void *at, uint32_t size) {
+    uint64_t offset = m ? (uintptr_t)at - (uintptr_t)m->addr : 0; /* wraps around for addresses below it */
+    bool fits = m && size >= DP_PLACE_MIN && offset <= m->size && size <= m->size - offset && offset % DP_BULK_UNIT == 0 &&
+                offset / DP_BULK_UNIT <= UINT32_MAX;
+    return fits && dp_qp_share(ch->qp, m) == DP_OK ? m : NULL;
+}
+
+int dp_channel_submit_placed(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out, uint32_t capacity,
+                             const dp_places *places, int64_t deadline_ns, uint32_t *i) {
+    placed at = {placeable(ch, places->in, in, size), placeable(ch, places->out, out, capacity), out};
+    uint64_t carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
+    if (!at.out && capacity > carries)
+        capacity = (uint32_t)carries;
+    if (!at.in && !at.out)
+        return submit(ch, function, in, NULL, size, NULL, capacity, NULL, deadline_ns, i);
+    return submit(ch, function, in, NULL, size, NULL, capacity, &at, deadline_ns, i);
+}
+
+void dp_channel_unshare(dp_channel *ch, const dp_mem *m) { dp_qp_unshare(ch->qp, m); }
 
 int dp_channel_submit_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, uint32_t capacity,
                              int64_t deadline_ns, uint32_t *out) {
-    int status = submit(ch, function, NULL, in, size, NULL, capacity, deadline_ns, out);
+    int status = submit(ch, function, NULL, in, size, NULL, capacity, NULL, deadline_ns, out);
     if (ch->gather_size > GATHER_KEPT) { /* the posts have consumed it */
         free(ch->gather);
         ch->gather = NULL;
@@ -344,6 +386,22 @@ static ALWAYS_INLINE bool call_by_mailbox(dp_channel *ch, uint32_t function, con
     return false;
 }
 
+/* Waits for the end of a call that was submitted. */
+static ALWAYS_INLINE int await(dp_channel *ch, uint32_t i, void *out, const dp_pieces *to, uint32_t *out_size, int64_t deadline_ns,
+                               dp_started *started, bool yields, uint32_t *at) {
+    int st = dp_lane_wait(ch, i, deadline_ns, yields, false);
+    if (__builtin_expect(st != DP_OK, 0)) {
+        *started = DP_MAYBE_EXECUTED;
+        *out_size = 0;
+        if (st == DP_YIELD)
+            *at = i;
+        else
+            dp_channel_overdue(ch, i);
+        return st;
+    }
+    return to ? dp_channel_finish_pieces(ch, i, to, out_size, started) : dp_channel_finish(ch, i, out, out_size, started);
+}
+
 /* Makes a call. `from` and `to` are NULL, or the pieces in place of `in` and `out`. */
 static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *from, uint32_t size, const dp_mem *reg,
                        void *out, const dp_pieces *to, uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started,
@@ -364,17 +422,7 @@ static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in,
         *out_size = 0;
         return st;
     }
-    st = dp_lane_wait(ch, i, deadline_ns, yields, false);
-    if (__builtin_expect(st != DP_OK, 0)) {
-        *started = DP_MAYBE_EXECUTED;
-        *out_size = 0;
-        if (st == DP_YIELD)
-            *at = i;
-        else
-            dp_channel_overdue(ch, i);
-        return st;
-    }
-    return to ? dp_channel_finish_pieces(ch, i, to, out_size, started) : dp_channel_finish(ch, i, out, out_size, started);
+    return await(ch, i, out, to, out_size, deadline_ns, started, yields, at);
 }
 
 int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
@@ -390,4 +438,16 @@ int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint
 int dp_channel_call_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, const dp_pieces *out, uint32_t capacity,
                            uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *i) {
     return call(ch, function, NULL, in, size, NULL, NULL, out, capacity, out_size, deadline_ns, started, true, i);
+}
+
+int dp_channel_call_placed(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out, uint32_t capacity,
+                           const dp_places *places, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *i) {
+    uint32_t at = DP_NOTHING;
+    int st = dp_channel_submit_placed(ch, function, in, size, out, capacity, places, deadline_ns, &at);
+    if (st) {
+        *started = DP_NOT_STARTED;
+        *out_size = 0;
+        return st;
+    }
+    return await(ch, at, out, NULL, out_size, deadline_ns, started, true, i);
 }

@@ -5,7 +5,7 @@
  * header is placed so that it ENDS where the payload begins: header and payload are consecutive and one
  * write carries both.
  *
- *   slot + 0        32 or 40       64                    64 + eager
+ *   slot + 0     24, 32 or 40      64                    64 + eager
  *        |  unused  |   header     |  payload ...         |
  */
 #ifndef RFAAS_DP_WIRE_H
@@ -48,10 +48,15 @@ enum {
     DP_REQ_BULK_OUT = 2,   /* the result goes to the client's bulk area at out_offset, not into the slot */
     DP_REQ_EXCLUSIVE = 4,  /* no other call of this channel is outstanding or unread */
     DP_REQ_BATCH = 8,      /* the client waits for several calls together: the worker may send this reply with the next one */
+    DP_REQ_PLACED_IN = 16,  /* the payload is in memory that the client shares, at in_offset (shm) */
+    DP_REQ_PLACED_OUT = 32, /* the result goes to memory that the client shares, at out_offset (shm) */
 };
+#define DP_REQ_BULK (DP_REQ_BULK_IN | DP_REQ_BULK_OUT)
+#define DP_REQ_PLACED (DP_REQ_PLACED_IN | DP_REQ_PLACED_OUT)
 
 /* Request header. The first 8 bytes travel only when a bulk flag is set (32-byte form); otherwise the
- * message starts at `generation` (24-byte form). */
+ * message starts at `generation` (24-byte form). With a placed flag, 8 more bytes are before it (40-byte form): the keys of the shared
+ * memory of payload and result, 32 bits each. */
 typedef struct dp_request {
     uint32_t in_offset;  /* in DP_BULK_UNIT bytes */
     uint32_t out_offset; /* in DP_BULK_UNIT bytes */
@@ -66,6 +71,7 @@ typedef struct dp_request {
 
 #define DP_REQ_LONG 32
 #define DP_REQ_SHORT 24
+#define DP_REQ_KEYED 40
 
 /* Reply header. It travels when the status is not DP_OK, and with a result too large for one message. */
 typedef struct dp_reply {

@@ -68,6 +68,7 @@ void end_open(end *e, const end_opts *o, dp_dev *dev) {
         .max_recv = o->max_recv ? o->max_recv : 64,
         .max_inline = o->max_inline,
         .max_answers = o->max_answers,
+        .takes_shared = o->takes_shared,
     };
     CHECK_OK_ERR(dp_cq_create(e->dev, attr.max_send + attr.max_recv, &e->cq, &err), err);
     end_attend(e->cq);

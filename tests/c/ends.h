@@ -34,6 +34,7 @@ typedef struct end_opts {
     uint32_t max_recv;   /* 0: 64 */
     uint32_t max_inline;
     uint32_t max_answers; /* tcp */
+    bool takes_shared;
     bool no_recvs;          /* post none; otherwise max_recv are kept posted */
     region_opts regions[REGIONS_MAX - 1]; /* regions 1.. */
     int n_regions;

@@ -1,6 +1,6 @@
 #include "forged.h"
 
-static const end_opts raw_opts = {.size = 64 << 10, .max_send = 32, .max_recv = 16};
+static const end_opts raw_opts = {.size = 64 << 10, .max_send = 32, .max_recv = 16, .takes_shared = true};
 
 static void raw_open(raw *r) {
     end_open(&r->e, &raw_opts, NULL);
@@ -115,8 +115,11 @@ static void put(raw *r, uint32_t at, uint32_t len, uint32_t payload, uint32_t im
 }
 
 void raw_request_as(raw *r, uint32_t at, dp_request h, uint32_t payload, uint32_t imm) {
-    uint32_t head = h.flags & 3 ? DP_REQ_LONG : DP_REQ_SHORT;
-    memcpy(local_bytes(&r->e), (uint8_t *)&h + DP_REQ_LONG - head, head);
+    uint32_t head = h.flags & DP_REQ_PLACED ? DP_REQ_KEYED : h.flags & DP_REQ_BULK ? DP_REQ_LONG : DP_REQ_SHORT;
+    uint8_t bytes[DP_REQ_KEYED];
+    memcpy(bytes, &r->keys, sizeof r->keys);
+    memcpy(bytes + DP_REQ_KEYED - DP_REQ_LONG, &h, DP_REQ_LONG);
+    memcpy(local_bytes(&r->e), bytes + DP_REQ_KEYED - head, head);
     put(r, at, head + payload, payload, imm, 0);
 }
 

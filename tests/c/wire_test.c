@@ -9,6 +9,9 @@
 
 static const char golden_request_short[] = "4d 3c 2b 1a 02 00 01 00 40 00 00 00 00 01 00 00 "
                                            "03 00 04 00 00 00 00 00";
+static const char golden_request_keyed[] = "5d 5c 5b 5a 04 03 02 01 10 00 00 00 20 00 00 00 "
+                                           "4d 3c 2b 1a 04 00 01 00 00 00 10 00 00 00 20 00 "
+                                           "03 00 30 00 00 00 00 00";
 static const char golden_request_long[] = "10 00 00 00 20 00 00 00 4d 3c 2b 1a 03 00 01 00 "
                                           "00 00 10 00 00 00 20 00 03 00 03 00 00 00 00 00";
 static const char golden_reply[] = "4d 3c 2b 1a 02 00 01 00 00 00 00 00 40 00 00 00";
@@ -47,6 +50,11 @@ T_CASE(wire_request, "wire/request") {
     dp_request l = {.in_offset = 16, .out_offset = 32, .generation = 0x1a2b3c4d, .call_id = 0x00010003,
                     .size = 1 << 20, .capacity = 2 << 20, .function = 3, .flags = DP_REQ_BULK_IN | DP_REQ_BULK_OUT};
     check_golden(golden_request_long, &l, DP_REQ_LONG);
+    dp_request k = {.in_offset = 16, .out_offset = 32, .generation = 0x1a2b3c4d, .call_id = 0x00010004,
+                    .size = 1 << 20, .capacity = 2 << 20, .function = 3, .flags = DP_REQ_PLACED};
+    uint64_t words[DP_REQ_KEYED / 8] = {dp_two(0x5a5b5c5d, 0x01020304)};
+    dp_request_pack(words + 1, &k);
+    check_golden(golden_request_keyed, words, DP_REQ_KEYED);
 }
 
 T_CASE(wire_reply, "wire/reply") {
