@@ -7,8 +7,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// Buffer is registered memory outside the Go heap. A large payload inside it is sent by any worker of its lease without being
-// copied first; it must then not change until the call has ended.
+// Buffer is registered memory outside the Go heap. Over verbs, a large payload inside it is sent to any worker of its lease without being
+// copied first; it must then not change until the call has ended. With [InPlace], workers of this node use it where it is.
 type Buffer struct {
 	lease *Lease
 

@@ -24,14 +24,27 @@ const (
 
 // ---- contexts ----
 
-// repeats has the settings of Idempotent, IdempotentWithin and KillLate.
-type repeats struct {
-	times   int
+// settings are those of Idempotent, IdempotentWithin, KillLate and InPlace.
+type settings struct {
+	times   int           // how often a call may be repeated
 	attempt time.Duration // longest time of an attempt; 0: no limit
+	inPlace bool
 	kill    bool
 }
 
-type idempotentKey struct{}
+type settingsKey struct{}
+
+// InPlace returns a context for calls whose payload or result lies in a [Buffer]: a worker of this node uses it where it is, and nothing is
+// copied. Payload and result must begin at a multiple of 64 bytes of the buffer and must not overlap. The function can read the payload, but
+// not write to it. A call that is given up when its context ends may read the payload and write the result until its function returns.
+// Meanwhile [Buffer.Free] returns ErrBusy. With [KillLate] and a result in place, such a call ends after its worker has ended.
+// A result in place cannot be combined with [IdempotentWithin]. Over verbs and tcp, and with
+// LeaseOptions.Local in this process, calls are as without InPlace.
+func InPlace(ctx context.Context) context.Context {
+	s := settingsOf(ctx)
+	s.inPlace = true
+	return context.WithValue(ctx, settingsKey{}, s)
+}
 
 // Idempotent returns a context for calls of functions that may run more than once. If such a call may have been executed when its
 // worker dies or its lease ends (ErrConnection, ErrLease), it is repeated, at most the given number of times. It runs again on another
@@ -48,7 +61,9 @@ func IdempotentWithin(ctx context.Context, times int, attempt time.Duration) con
 	if times <= 0 {
 		times, attempt = 0, 0
 	}
-	return context.WithValue(ctx, idempotentKey{}, repeats{times, max(attempt, 0), repeatsOf(ctx).kill})
+	s := settingsOf(ctx)
+	s.times, s.attempt = times, max(attempt, 0)
+	return context.WithValue(ctx, settingsKey{}, s)
 }
 
 // KillLate returns a context for calls whose worker is killed, and replaced by a new one, if the context's deadline, or the bound of an
@@ -56,19 +71,19 @@ func IdempotentWithin(ctx context.Context, times int, attempt time.Duration) con
 // that functions kept in the worker is lost. Without KillLate the function continues, and later calls on the worker wait until it returns. Calls
 // with neither a deadline nor a bound are refused (ErrInvalid). Calls in this process (LeaseOptions.Local) are not affected.
 func KillLate(ctx context.Context) context.Context {
-	r := repeatsOf(ctx)
-	r.kill = true
-	return context.WithValue(ctx, idempotentKey{}, r)
+	s := settingsOf(ctx)
+	s.kill = true
+	return context.WithValue(ctx, settingsKey{}, s)
 }
 
-func repeatsOf(ctx context.Context) repeats {
-	r, _ := ctx.Value(idempotentKey{}).(repeats)
-	return r
+func settingsOf(ctx context.Context) settings {
+	s, _ := ctx.Value(settingsKey{}).(settings)
+	return s
 }
 
 // options returns the options of a call on a worker or on c.AnyWorker, without the context's deadline.
-func (r repeats) options(worker int) c.CallOptions {
-	return c.CallOptions{Worker: int32(worker), Repeats: uint32(r.times), Attempt: r.attempt, Kill: r.kill}
+func (s settings) options(worker int) c.CallOptions {
+	return c.CallOptions{Worker: int32(worker), Repeats: uint32(s.times), Attempt: s.attempt, Kill: s.kill, InPlace: s.inPlace}
 }
 
 // timeout returns the time until the context's deadline; 0: it has none; below 0: the context has ended.
@@ -155,9 +170,9 @@ func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int,
 		return 0, f.lease.noTurn(ctx, f.op())
 	}
 	if f.lease.large || ctx.Done() != nil {
-		return f.callWithin(ctx, repeatsOf(ctx).options(worker), in, out, nil)
+		return f.callWithin(ctx, settingsOf(ctx).options(worker), in, out, nil)
 	}
-	if n, err = f.lease.c.Invoke(f.index, in, out, repeatsOf(ctx).options(worker)); err != nil {
+	if n, err = f.lease.c.Invoke(f.index, in, out, settingsOf(ctx).options(worker)); err != nil {
 		err = f.lease.explain(err)
 	}
 	return n, err
@@ -333,7 +348,7 @@ func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity in
 	if w.lease.released.Load() {
 		return Call{}, fail(f.op(), StatusLeaseEnded, "the lease was released")
 	}
-	o := repeatsOf(ctx).options(w.index)
+	o := settingsOf(ctx).options(w.index)
 	if o.Timeout = timeout(ctx); o.Timeout < 0 {
 		return Call{}, f.ended(ctx, "before it began", false)
 	}
@@ -540,7 +555,7 @@ func (f *Function) runOnItems(ctx context.Context, run func(c.CallOptions, *atom
 	if f.lease.released.Load() {
 		return fail("map", StatusLeaseEnded, "the lease was released")
 	}
-	options := repeatsOf(ctx).options(c.AnyWorker)
+	options := settingsOf(ctx).options(c.AnyWorker)
 	if options.Timeout = timeout(ctx); options.Timeout < 0 {
 		return f.ended(ctx, "before it began", false)
 	}

@@ -345,6 +345,59 @@ func TestBufferPayloads(t *testing.T) {
 	}
 }
 
+// Calls in place in all ways, with their limits; elsewhere than on shm they are copied.
+func TestInPlace(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Bulk: 1 << 20})
+	b, err := l.Alloc(t.Context(), 8<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, out, echo := b.Bytes()[:4<<20], b.Bytes()[4<<20:], function(t, l, "echo")
+	ctx, cancel := context.WithCancel(client.InPlace(t.Context()))
+	defer cancel()
+	for i, ctx := range []context.Context{client.InPlace(context.Background()), ctx, client.Idempotent(client.InPlace(t.Context()), 2),
+		client.InPlace(client.Idempotent(t.Context(), 2))} {
+		for _, size := range []int{0, 100, 4096, 1 << 20, 4 << 20} {
+			clear(out)
+			for j := range in[:size] {
+				in[j] = byte(i + j)
+			}
+			n, err := echo.Invoke(ctx, in[:size], out)
+			if size > 1<<20 && provider() != "shm" {
+				if !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), "4194304") {
+					t.Errorf("%d bytes: %d, %v", size, n, err)
+				}
+			} else if err != nil || !bytes.Equal(out[:n], in[:size]) {
+				t.Errorf("%d bytes: %d, %v", size, n, err)
+			}
+		}
+	}
+	if _, err := echo.Invoke(client.InPlace(t.Context()), in[:4096], in[64:]); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), "overlap") {
+		t.Errorf("payload and result that overlap: %v", err)
+	}
+	if _, err := echo.Invoke(client.InPlace(t.Context()), in[1:4097], out); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), "multiple of 64") {
+		t.Errorf("payload that is not aligned: %v", err)
+	}
+	if _, err := echo.Invoke(client.InPlace(client.IdempotentWithin(t.Context(), 1, time.Minute)), in[:4096], out); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("a limit of each attempt: %v", err)
+	}
+	call, err := l.Worker(0).Submit(client.InPlace(t.Context()), echo, in[:1<<20], 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := make([]byte, 1<<20)
+	if err := call.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n, err := call.Result(result); err != nil || n != len(result) || !bytes.Equal(result, in[:1<<20]) {
+		t.Errorf("submitted: %d bytes, %v", n, err)
+	}
+	if err := b.Free(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestReleaseEndsCalls(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Workers: 2})

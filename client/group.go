@@ -119,7 +119,7 @@ func (f *GroupFunction) Invoke(ctx context.Context, in, out []byte) (n int, err 
 			return n, err
 		}
 		ran = ran || e.Started
-		if !errors.Is(err, ErrConnection) && !errors.Is(err, ErrLease) || e.Started && repeatsOf(ctx).times == 0 || ctx.Err() != nil {
+		if !errors.Is(err, ErrConnection) && !errors.Is(err, ErrLease) || e.Started && settingsOf(ctx).times == 0 || ctx.Err() != nil {
 			e.Started = ran
 			return n, err
 		}

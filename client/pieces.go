@@ -71,7 +71,7 @@ func (f *Function) callPieces(ctx context.Context, worker int, p *c.Pieces) (n i
 	if l.released.Load() {
 		return 0, l.noTurn(ctx, f.op())
 	}
-	o := repeatsOf(ctx).options(worker)
+	o := settingsOf(ctx).options(worker)
 	if l.large || ctx.Done() != nil {
 		return f.callWithin(ctx, o, nil, nil, p)
 	}

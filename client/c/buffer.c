@@ -1,22 +1,47 @@
-/* The C API's registered buffers: memory that large payloads leave from without being copied first. */
+/* The C API's registered buffers: memory that large payloads leave from without being copied first, and that workers of this node use
+ * in place. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "call.h"
 
 #define SIZE_MAX_BYTES (1ull << 40)
 
-/* Maps pages, present from the start, followed by an inaccessible page. */
-static void *map_pages(uint64_t size, uint64_t *mapped) {
+/* Returns a memory file of this size, or -1. Half of the descriptors are left to the program. */
+static int make_file(uint64_t whole) {
+    struct rlimit files;
+    int fd = memfd_create("rfaas", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && (getrlimit(RLIMIT_NOFILE, &files) || (rlim_t)fd >= files.rlim_cur / 2 || ftruncate(fd, (off_t)whole) ||
+                    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* Maps pages, present from the start, followed by an inaccessible page: of a memory file that *fd becomes, if there can be one. */
+static void *map_pages(uint64_t size, uint64_t *mapped, int *fd) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), whole = (size + page - 1) & ~(page - 1);
-    uint8_t *at = mmap(NULL, whole + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    /* Private at first: the kernel refuses it at once if there is not so much memory. It would not refuse pages of a file. */
+    uint8_t *at = mmap(NULL, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return NULL;
-    if (mmap(at, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE, -1, 0) == MAP_FAILED) {
+    *fd = make_file(whole);
+    if (*fd >= 0 && mmap(at, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, *fd, 0) == MAP_FAILED) {
+        close(*fd); /* as without a file */
+        *fd = -1;
+    }
+    if ((*fd < 0 && mmap(at, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE, -1, 0) == MAP_FAILED) ||
+        mprotect(at + whole, page, PROT_NONE)) {
         int why = errno;
         munmap(at, whole + page);
+        if (*fd >= 0)
+            close(*fd);
+        *fd = -1;
         errno = why;
         return NULL;
     }
@@ -24,21 +49,43 @@ static void *map_pages(uint64_t size, uint64_t *mapped) {
     return at;
 }
 
+/* Registers a buffer with the device of a grant. */
+static int give_to(rfaas_buffer *b, const rfaas_grant *g, dp_error *err) {
+    dp_domain *d = dp_endpoint_domain(g->ep);
+    dp_error none;
+    /* A device that copies its source gains nothing from a registration. Small calls would even miss the mailbox. */
+    int st = d->dev->caps & DP_CAP_SYNC_SOURCE ? DP_OK : dp_mem_register(d, b->addr, b->size, 0, &b->mem, err);
+    if (st)
+        b->mem = NULL;
+    else if (b->fd >= 0 && dp_mem_lend(d, b->fd, b->addr, b->size, &b->lent, &none))
+        b->lent = NULL;
+    return st;
+}
+
+/* Undoes give_to. Without calls in flight that may use the buffer. */
+static void take_from(rfaas_buffer *b, const rfaas_grant *g) {
+    for (uint32_t i = 0; b->lent && g && i < g->n_workers; i++)
+        if (g->workers[i].ch)
+            dp_channel_unshare(g->workers[i].ch, b->lent);
+    dp_mem_free(b->lent);
+    dp_mem_free(b->mem);
+    b->lent = b->mem = NULL;
+}
+
 void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_grant *to) {
     for (rfaas_buffer *b = l->buffers; b; b = b->next) {
         dp_error err = {0};
-        if (b->mem)
-            dp_mem_free(b->mem);
-        if (dp_mem_register(dp_endpoint_domain(to->ep), b->addr, b->size, 0, &b->mem, &err))
-            b->mem = NULL;
+        take_from(b, l->grant);
+        give_to(b, to, &err); /* if it fails, payloads are copied */
     }
 }
 
-static void drop(rfaas_buffer *b) {
-    if (b->mem)
-        dp_mem_free(b->mem);
+static void drop(rfaas_buffer *b, const rfaas_grant *g) {
+    take_from(b, g);
     if (b->mapped)
         munmap(b->addr, b->mapped);
+    if (b->fd >= 0)
+        close(b->fd);
     free(b);
 }
 
@@ -46,7 +93,7 @@ void rfaas_api_free_buffers(rfaas_lease *l) {
     while (l->buffers) {
         rfaas_buffer *b = l->buffers;
         l->buffers = b->next;
-        drop(b);
+        drop(b, l->grant);
     }
 }
 
@@ -64,7 +111,8 @@ static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void *
     rfaas_buffer *b = calloc(1, sizeof *b);
     if (!b)
         return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op);
-    b->addr = addr ? addr : map_pages(size, &b->mapped);
+    b->fd = -1;
+    b->addr = addr ? addr : map_pages(size, &b->mapped, &b->fd);
     b->size = size;
     if (!b->addr) {
         free(b);
@@ -72,15 +120,15 @@ static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void *
     }
     int status = rfaas_api_take_all(l, op, 0); /* with the pages there: this takes no time */
     if (status) {
-        drop(b);
+        drop(b, NULL);
         return status;
     }
     const rfaas_buffer *other = addr ? overlapped(l, addr, size) : NULL;
     if (other)
         status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: %llu bytes at %p overlap the buffer of %llu bytes at %p", op,
                                 (unsigned long long)size, addr, (unsigned long long)other->size, other->addr);
-    else if (l->grant->ep && dp_mem_register(dp_endpoint_domain(l->grant->ep), b->addr, size, 0, &b->mem, &err))
-        b->mem = NULL, status = rfaas_api_fail_dp(op, &err);
+    else if (l->grant->ep && give_to(b, l->grant, &err))
+        status = rfaas_api_fail_dp(op, &err);
     if (!status) {
         b->next = l->buffers;
         l->buffers = b;
@@ -89,7 +137,7 @@ static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void *
     }
     rfaas_api_put_all(l);
     if (status)
-        drop(b);
+        drop(b, NULL);
     return status;
 }
 
@@ -108,7 +156,7 @@ static int take_out(rfaas_lease *l, const char *op, const void *addr, bool mine)
     }
     rfaas_buffer *b = *p;
     *p = b->next;
-    drop(b);
+    drop(b, l->grant);
     return RFAAS_OK;
 }
 
@@ -150,3 +198,63 @@ static int give(rfaas_lease *l, const char *op, void *buffer, bool mine) {
 int rfaas_free(rfaas_lease *l, void *buffer) { return give(l, "free", buffer, true); }
 
 int rfaas_unregister(rfaas_lease *l, void *buffer) { return give(l, "unregister", buffer, false); }
+
+/* ---- calls in place ---- */
+
+/* Returns the buffer of rfaas_alloc that contains the bytes, if they are worth to be used in place; otherwise NULL. */
+static const rfaas_buffer *place_of(const rfaas_lease *l, const void *at, size_t size) {
+    for (const rfaas_buffer *b = l->buffers; b && size >= DP_PLACE_MIN; b = b->next) {
+        uintptr_t offset = (uintptr_t)at - (uintptr_t)b->addr; /* wraps around for addresses below the buffer */
+        if (b->mapped && offset < b->size && size <= b->size - offset)
+            return b;
+    }
+    return NULL;
+}
+
+int rfaas_api_plan_in_place(const rfaas_lease *l, const char *op, rfaas_function fn, call_plan *p, const void *in, size_t in_size,
+                            const void *out, size_t capacity) {
+    const bool from = place_of(l, in, in_size), to = place_of(l, out, capacity);
+    const void *bad = from && (uintptr_t)in % 64 ? in : to && (uintptr_t)out % 64 ? out : NULL;
+    if (bad)
+        return rfaas_api_fail(RFAAS_INVALID, 0,
+                              "%s %s: %p, the %s in place, is not a multiple of 64; move it, or call without RFAAS_CALL_IN_PLACE", op,
+                              function_name(l, fn), bad, bad == in ? "payload" : "result");
+    if (from && to && (uintptr_t)in < (uintptr_t)out + capacity && (uintptr_t)out < (uintptr_t)in + in_size)
+        return rfaas_api_fail(RFAAS_INVALID, 0,
+                              "%s %s: %zu bytes of payload at %p overlap %zu bytes of result at %p; separate them, or call without "
+                              "RFAAS_CALL_IN_PLACE", op, function_name(l, fn), in_size, in, capacity, out);
+    if (to && p->attempt)
+        return rfaas_api_fail(RFAAS_INVALID, 0,
+                              "%s %s: attempt_ns is %lld with a result in place, to which an attempt that was given up may still write; "
+                              "take 0, or memory that is not of rfaas_alloc", op, function_name(l, fn), (long long)p->attempt);
+    p->in_place = from || to;
+    p->result_in_place = to;
+    return RFAAS_OK;
+}
+
+/* Finds the memory in which the grant's workers can use payload and result. Returns false if there is none, and cuts the capacity to what
+ * the lease carries then. */
+static bool find_places(const rfaas_lease *l, const call_args *a, dp_places *p, uint32_t *room) {
+    const rfaas_buffer *from = place_of(l, a->in, a->in_size), *to = place_of(l, a->out, a->room);
+    *p = (dp_places){from ? from->lent : NULL, to ? to->lent : NULL};
+    *room = p->out ? a->room : cut_capacity(l, a->room);
+    return p->in || p->out;
+}
+
+int rfaas_api_call_in_place(const rfaas_lease *l, uint32_t w, const call_args *a, int64_t deadline, uint32_t *got, dp_started *started,
+                            uint32_t *slot) {
+    dp_places p;
+    uint32_t room;
+    if (find_places(l, a, &p, &room))
+        return dp_channel_call_placed(l->workers[w].ch, a->fn, a->in, a->in_size, a->out, room, &p, got, deadline, started, slot);
+    return dp_channel_call_turn(l->workers[w].ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->out, room, got, deadline,
+                                started, slot);
+}
+
+int rfaas_api_submit_in_place(const rfaas_lease *l, uint32_t w, const call_args *a, int64_t deadline, uint32_t *slot) {
+    dp_places p;
+    uint32_t room;
+    if (find_places(l, a, &p, &room))
+        return dp_channel_submit_placed(l->workers[w].ch, a->fn, a->in, a->in_size, a->out, room, &p, deadline, slot);
+    return dp_channel_submit_until(l->workers[w].ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), room, deadline, slot);
+}

@@ -122,6 +122,8 @@ typedef struct call_plan {
     int64_t attempt; /* longest time of one attempt, ns; 0: no limit */
     int64_t wait_until; /* when a call that has not started returns RFAAS_DEADLINE, after which the caller tries again. 0: never */
     bool kill;         /* RFAAS_CALL_KILL */
+    bool in_place;        /* payload or result is in memory of rfaas_alloc, where workers of this node use it (buffer.c) */
+    bool result_in_place; /* the result is */
     bool full_is_busy; /* return RFAAS_BUSY if a living worker is full, and do not wait for replacements of other workers */
     bool batch; /* dp_channel_batch; the caller owns the lease */
 } call_plan;
@@ -152,12 +154,24 @@ typedef struct rfaas_call_args {
     rfaas_call_pieces *pieces; /* in place of in and out; NULL: those are contiguous */
 } call_args;
 
+/* ---- buffer.c ---- */
+
+/* Checks the arguments of a call with RFAAS_CALL_IN_PLACE and sets what of it is in place. */
+__attribute__((cold)) int rfaas_api_plan_in_place(const rfaas_lease *l, const char *op, rfaas_function fn, call_plan *p, const void *in,
+                                                  size_t in_size, const void *out, size_t capacity);
+/* dp_channel_call_turn and dp_channel_submit_until for a plan with in_place. Where workers cannot use the memory in place, they copy it. */
+int rfaas_api_call_in_place(const rfaas_lease *l, uint32_t w, const call_args *a, int64_t deadline, uint32_t *got, dp_started *started,
+                            uint32_t *slot);
+int rfaas_api_submit_in_place(const rfaas_lease *l, uint32_t w, const call_args *a, int64_t deadline, uint32_t *slot);
+
 /* dp_channel_call_turn for any arguments. */
 static inline int call_turn(const rfaas_lease *l, uint32_t w, const call_args *a, int64_t deadline, uint32_t *got, dp_started *started,
                             uint32_t *slot) {
     dp_channel *ch = l->workers[w].ch;
     if (UNLIKELY(a->pieces != NULL))
         return dp_channel_call_pieces(ch, a->fn, &a->pieces->in, a->in_size, &a->pieces->out, a->room, got, deadline, started, slot);
+    if (UNLIKELY(a->p->in_place))
+        return rfaas_api_call_in_place(l, w, a, deadline, got, started, slot);
     return dp_channel_call_turn(ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->out, a->room, got, deadline, started,
                                 slot);
 }
@@ -293,6 +307,13 @@ static inline uint32_t cut_capacity(const rfaas_lease *l, size_t capacity) {
     if (limit > UINT32_MAX)
         limit = UINT32_MAX;
     return LIKELY(capacity <= limit) ? (uint32_t)capacity : (uint32_t)limit;
+}
+
+/* cut_capacity, unless the result is in place. */
+static inline uint32_t room_of(const rfaas_lease *l, const call_plan *p, size_t capacity) {
+    if (UNLIKELY(p->result_in_place))
+        return capacity <= UINT32_MAX ? (uint32_t)capacity : UINT32_MAX;
+    return cut_capacity(l, capacity);
 }
 
 /* ---- choosing a worker ---- */

@@ -26,7 +26,6 @@ import "C"
 
 import (
 	"context"
-	"math"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -417,15 +416,17 @@ type CallOptions struct {
 	Kill    bool          // RFAAS_CALL_KILL
 	Timeout time.Duration // 0: none
 	Attempt time.Duration // 0: none
+	InPlace bool          // RFAAS_CALL_IN_PLACE
 }
 
-// repeats returns the repeats for rfaas_shim_options.
-func (o *CallOptions) repeats() C.uint32_t {
-	n := C.uint32_t(min(o.Repeats, math.MaxInt32))
+func (o *CallOptions) flags() (flags C.uint32_t) {
 	if o.Kill {
-		n |= C.RFAAS_SHIM_KILL
+		flags |= C.RFAAS_CALL_KILL
 	}
-	return n
+	if o.InPlace {
+		flags |= C.RFAAS_CALL_IN_PLACE
+	}
+	return flags
 }
 
 func at(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
@@ -446,7 +447,7 @@ func (l *Lease) Invoke(f uint32, in, out []byte, o CallOptions) (n int, err erro
 	var r C.rfaas_shim_result
 	from, to := at(in), at(out)
 	C.rfaas_shim_invoke(l.number(), C.uint32_t(f), from, C.size_t(len(in)), to, C.size_t(len(out)), C.int32_t(o.Worker),
-		o.repeats(), C.int64_t(o.Timeout), C.int64_t(o.Attempt), &r)
+		C.uint32_t(o.Repeats), C.int64_t(o.Timeout), C.int64_t(o.Attempt), o.flags(), &r)
 	if r.error != 0 {
 		err = failed(&r)
 	}
@@ -463,8 +464,8 @@ func failed(r *C.rfaas_shim_result) error { return take(C.rfaas_shim_error_of(r.
 // keeps out, and also in if the call may be repeated or in lies in memory of Alloc.
 func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, wait, patience time.Duration) (r Request, n int, done bool, err error) {
 	return begun(C.rfaas_shim_start(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
-		at(out), C.size_t(len(out)), C.int32_t(o.Worker), o.repeats(), C.int64_t(o.Timeout),
-		C.int64_t(o.Attempt), C.int64_t(wait), C.int64_t(patience)))
+		at(out), C.size_t(len(out)), C.int32_t(o.Worker), C.uint32_t(o.Repeats), C.int64_t(o.Timeout),
+		C.int64_t(o.Attempt), o.flags(), C.int64_t(wait), C.int64_t(patience)))
 }
 
 func begun(c C.rfaas_shim_started) (r Request, n int, done bool, err error) {
@@ -568,7 +569,7 @@ func (p *Pieces) at() *C.rfaas_piece { return unsafe.SliceData(p.all) }
 func (l *Lease) InvokePieces(f uint32, p *Pieces, o CallOptions) (n int, err error) {
 	var r C.rfaas_shim_result
 	C.rfaas_shim_invoke_pieces(l.c(), C.uint32_t(f), p.at(), C.size_t(p.in), C.size_t(len(p.all)-p.in), C.int32_t(o.Worker),
-		o.repeats(), C.int64_t(o.Timeout), C.int64_t(o.Attempt), &r)
+		C.uint32_t(o.Repeats), C.int64_t(o.Timeout), C.int64_t(o.Attempt), o.flags(), &r)
 	if r.error != 0 {
 		err = failed(&r)
 	}
@@ -578,5 +579,5 @@ func (l *Lease) InvokePieces(f uint32, p *Pieces, o CallOptions) (n int, err err
 // StartPieces is Start with payload and result in pieces. C keeps their memory, and not the arrays.
 func (l *Lease) StartPieces(f uint32, p *Pieces, o CallOptions, wait, patience time.Duration) (r Request, n int, done bool, err error) {
 	return begun(C.rfaas_shim_start_pieces(l.c(), C.uint32_t(f), p.at(), C.size_t(p.in), C.size_t(len(p.all)-p.in), C.int32_t(o.Worker),
-		o.repeats(), C.int64_t(o.Timeout), C.int64_t(o.Attempt), C.int64_t(wait), C.int64_t(patience)))
+		C.uint32_t(o.Repeats), C.int64_t(o.Timeout), C.int64_t(o.Attempt), o.flags(), C.int64_t(wait), C.int64_t(patience)))
 }

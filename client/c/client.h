@@ -99,6 +99,8 @@ typedef struct rfaas_request_slot {
     uint8_t started;
     int32_t code; /* rfaas_function_code, with text */
     bool kill; /* RFAAS_CALL_KILL */
+    bool in_place; /* with repeats: as in the plan */
+    bool result_in_place; /* as in the plan */
     char *text; /* error text of a call that ended with an error, from malloc; NULL otherwise */
 } rfaas_request_slot;
 
@@ -129,7 +131,9 @@ typedef struct rfaas_buffer {
     void *addr;
     uint64_t size;   /* as asked for */
     uint64_t mapped; /* bytes that rfaas_alloc mapped here; 0: the memory is the caller's */
-    dp_mem *mem;     /* its registration for the lease's grant; NULL: refused, so payloads are copied */
+    int fd;          /* memory file of rfaas_alloc; -1: none */
+    dp_mem *mem;     /* its registration for the lease's grant; NULL: payloads are copied, because the device does so anyway or refused */
+    dp_mem *lent;    /* with which workers of the grant can use the memory in place; NULL: they cannot */
     struct rfaas_buffer *next;
 } rfaas_buffer;
 
@@ -471,8 +475,9 @@ int rfaas_api_init_here(rfaas_lease *l);
  * lease or holds the worker's unit. */
 void rfaas_api_discard(rfaas_lease *l, uint32_t worker, const char *why);
 /* Requests the replacement of a worker after the deadline of a call with RFAAS_CALL_KILL, and adds that to the current error. The caller
- * owns the lease or holds the worker's unit. Returns status. */
-__attribute__((cold)) int rfaas_api_kill_late(rfaas_lease *l, rfaas_function fn, uint32_t worker, int status);
+ * owns the lease or holds the worker's unit. result_in_place: the function may write to the program's memory, so this waits until the
+ * executor has ended the old worker, at most for the session's time-out. Returns status. */
+__attribute__((cold)) int rfaas_api_kill_late(rfaas_lease *l, rfaas_function fn, uint32_t worker, int status, bool result_in_place);
 
 /* ---- event.c ---- */
 

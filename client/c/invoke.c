@@ -135,11 +135,12 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
         return RFAAS_OK;
     if (o->attempt_ns < 0 || o->attempt_ns > INT64_MAX / 2)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: attempt_ns %lld is negative or too large", op, (long long)o->attempt_ns);
-    if (o->flags & ~(uint32_t)RFAAS_CALL_KILL)
+    if (o->flags & ~(uint32_t)(RFAAS_CALL_KILL | RFAAS_CALL_IN_PLACE))
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.flags %#x: unknown bits; want RFAAS_CALL_* or 0", op, o->flags);
     p->kill = o->flags & RFAAS_CALL_KILL;
     if (p->kill && !timeout && !(o->repeats && o->attempt_ns))
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_CALL_KILL without a time limit: set timeout_ns, or repeats and attempt_ns", op);
+    p->in_place = o->flags & RFAAS_CALL_IN_PLACE;
     p->repeats = o->repeats;
     p->attempt = o->repeats ? o->attempt_ns : 0;
     return RFAAS_OK;
@@ -272,7 +273,7 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
         return status;
     }
     status = rfaas_api_explain(l, "invoke", a->fn, w, status, started);
-    return p->kill && status == RFAAS_DEADLINE && started == DP_MAYBE_EXECUTED ? rfaas_api_kill_late(l, a->fn, w, status) : status;
+    return p->kill && status == RFAAS_DEADLINE && started == DP_MAYBE_EXECUTED ? rfaas_api_kill_late(l, a->fn, w, status, p->result_in_place) : status;
 }
 
 /* An attempt, of whichever lease. The error's text is set, but for DP_RESULT_TOO_LARGE. *at: the worker to begin with, and that
@@ -288,6 +289,8 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_ar
         status = go_on(l, a, *at, slot, deadline, got, &started);
     if (status == DP_OK || shared(l))
         return status;
+    if (status == DP_TOO_LARGE && started == DP_NOT_STARTED)
+        return rfaas_api_too_large(l, "invoke", a->fn, a->in_size, a->room);
     return invoke_slow(l, a, *at, status, started, got);
 }
 
@@ -314,6 +317,8 @@ static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, 
             return status;
         if (last.init_failed)
             return status;
+        if (p->result_in_place && ran && l->workers[w].kill)
+            return status; /* the old worker may still write to the result */
         if (class == RFAAS_CLASS_BUSY) {
             /* All slots are taken by calls of the program. That must not use up the call's repeats. */
             if (!p->repeats || now >= (p->deadline ? p->deadline : patience))
@@ -451,10 +456,15 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
     if (UNLIKELY(in_size > UINT32_MAX))
         return leave(l, rfaas_api_too_large(l, "invoke", fn, in_size, capacity));
     uint32_t got = 0, room = cut_capacity(l, capacity);
+    if (UNLIKELY(p.in_place)) {
+        if ((st = rfaas_api_plan_in_place(l, "invoke", fn, &p, in, in_size, out, capacity)))
+            return leave(l, st);
+        room = room_of(l, &p, capacity);
+    }
     int status = DP_OK;
     bool here = false;
 #define ARGS &(call_args){.p = &p, .fn = fn, .in = in, .in_size = (uint32_t)in_size, .out = out, .room = room} /* made where it is used */
-    if (UNLIKELY(draining(l) || shared(l))) {
+    if (UNLIKELY(draining(l) || shared(l) || p.in_place)) {
         status = rfaas_api_invoke(l, ARGS, &got, &here);
     } else {
         uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker, slot;

@@ -55,7 +55,8 @@ int rfaas_api_local_function(rfaas_lease *l, const char *name) {
 
 int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t *got) {
     rfaas_function fn = a->fn;
-    rfaas_call_pieces whole = {.in = {&(dp_piece){(void *)a->in, a->in_size, 1, 0}, 1}, .out = {&(dp_piece){a->out, a->room, 1, 0}, 1}};
+    uint32_t room = cut_capacity(l, a->room);
+    rfaas_call_pieces whole = {.in = {&(dp_piece){(void *)a->in, a->in_size, 1, 0}, 1}, .out = {&(dp_piece){a->out, room, 1, 0}, 1}};
     const rfaas_call_pieces *pieces = a->pieces ? a->pieces : &whole;
     rfaas_local_fn *f = rfaas_local_find(l->local, l->functions[fn]);
     if (!f)
@@ -67,14 +68,14 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
     rfaas_local_failure failure;
     int init = rfaas_api_init_here(l), status = init;
     if (!init)
-        status = rfaas_local_call(l->local, f, limit, &pieces->in, a->in_size, &pieces->out, a->room, got, &failure);
+        status = rfaas_local_call(l->local, f, limit, &pieces->in, a->in_size, &pieces->out, room, got, &failure);
     rfaas_api_bundle_of(paths);
     rfaas_api_tables_of(before);
     pthread_mutex_unlock(&l->local_mu);
     if (init)
         return init;
     if (status == RFAAS_TOO_LARGE)
-        return rfaas_api_too_large(l, op, fn, a->in_size, a->room);
+        return rfaas_api_too_large(l, op, fn, a->in_size, room);
     if (status == RFAAS_FATAL)
         return rfaas_api_fail(status, 0, "%s: no memory for payload and result of %llu bytes", op, (unsigned long long)limit);
     __atomic_add_fetch(&l->past.local, 1, __ATOMIC_RELAXED);

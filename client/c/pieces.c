@@ -39,6 +39,7 @@ static int check_call(rfaas_lease *l, const char *op, const rfaas_call_options *
         st = check(l, op, a->fn, "out", &a->pieces->out, &capacity);
     if (!st && options)
         st = rfaas_api_plan_options(l, op, options, plan);
+    plan->in_place = false; /* pieces are gathered */
     if (!st && size > cut_capacity(l, size))
         st = rfaas_api_too_large(l, op, a->fn, size, capacity);
     a->in_size = (uint32_t)size;

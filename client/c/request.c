@@ -58,7 +58,7 @@ void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status) {
     add_in_flight(l, r->worker, UINT32_MAX);
     if (UNLIKELY(r->kill) && status == DP_DEADLINE) {
         rfaas_api_explain(l, r == l->workers[r->worker].invoked ? "invoke" : "wait", r->function, r->worker, status, r->started);
-        rfaas_api_kill_late(l, r->function, r->worker, status);
+        rfaas_api_kill_late(l, r->function, r->worker, status, r->result_in_place);
         free(r->text); /* of a shared lease: the replacement has settled this request, too, with an earlier text */
         r->text = strdup(rfaas_last_error());
     }
@@ -138,7 +138,8 @@ static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_req
     else
         status = rfaas_api_explain(l, op, r->function, r->worker, status, r->started);
     if (r->repeats && status != DP_RESULT_TOO_LARGE) {
-        call_plan p = {.worker = r->chosen, .repeats = r->repeats, .deadline = r->last, .attempt = r->attempt, .kill = r->kill};
+        call_plan p = {.worker = r->chosen, .repeats = r->repeats, .deadline = r->last, .attempt = r->attempt, .kill = r->kill,
+                       .in_place = r->in_place, .result_in_place = r->result_in_place};
         call_args a = {.p = &p, .fn = r->function, .in = r->in, .in_size = r->in_size, .out = r->out, .room = r->capacity, .pieces = r->pieces};
         status = rfaas_api_repeat(l, &a, r->worker, rfaas_api_grant_key(l), status, &r->size);
     }

@@ -42,12 +42,14 @@ static ALWAYS_INLINE void note_flying(rfaas_lease *l, rfaas_request_slot *r, con
     r->function = a->fn;
     r->repeats = a->p->repeats;
     r->kill = a->p->kill;
+    r->result_in_place = a->p->result_in_place;
     if (UNLIKELY(a->p->repeats)) {
         r->in = a->in;
         r->in_size = a->in_size;
         r->last = a->p->deadline;
         r->attempt = a->p->attempt;
         r->chosen = a->p->worker;
+        r->in_place = a->p->in_place;
     }
     set_state(r, RFAAS_REQ_FLYING);
 }
@@ -57,6 +59,8 @@ static ALWAYS_INLINE int submit_to(rfaas_lease *l, rfaas_request_slot *r, const 
     r->deadline = attempt_deadline(a->p);
     if (UNLIKELY(a->pieces != NULL))
         return dp_channel_submit_pieces(ch, a->fn, &a->pieces->in, a->in_size, a->room, r->deadline, &r->slot);
+    if (UNLIKELY(a->p->in_place))
+        return rfaas_api_submit_in_place(l, w, a, r->deadline, &r->slot);
     if (UNLIKELY(a->p->batch))
         dp_channel_batch(ch, true);
     int status = dp_channel_submit_until(ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->room, r->deadline, &r->slot);
@@ -215,7 +219,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
         return rfaas_api_fail_const(RFAAS_BUSY, "every worker has `depth` requests in flight or unwaited for; finish one and "
                                                 "try again");
     uint32_t w = 0;
-    call_args a = {.p = p, .fn = fn, .in = in, .in_size = in_size, .out = out, .room = cut_capacity(l, capacity), .pieces = pieces};
+    call_args a = {.p = p, .fn = fn, .in = in, .in_size = in_size, .out = out, .room = room_of(l, p, capacity), .pieces = pieces};
     bool told = false;
     int status = RFAAS_OK;
     for (int moves = 0; moves < 2; moves++) {
@@ -286,6 +290,8 @@ static ALWAYS_INLINE int iinvoke(rfaas_lease *l, rfaas_function fn, const void *
         return leave(l, st);
     if (UNLIKELY(in_size > UINT32_MAX))
         return leave(l, rfaas_api_too_large(l, "iinvoke", fn, in_size, capacity));
+    if (UNLIKELY(p.in_place) && (st = rfaas_api_plan_in_place(l, "iinvoke", fn, &p, in, in_size, out, capacity)))
+        return leave(l, st);
     rfaas_request_slot *r;
     int status = rfaas_api_start(l, "iinvoke", &p, fn, in, (uint32_t)in_size, out, capacity, &r);
     if (LIKELY(status == RFAAS_OK))

@@ -695,9 +695,14 @@ RFAAS_API const char *rfaas_lease_function_name(const rfaas_lease *lease, rfaas_
  *   size: 1 byte to 1 TiB.
  *   buffer: the memory; zeroed and page-aligned.
  *
- * A large payload that lies inside this memory is sent without a copy, by any worker of the lease.
- * Such a payload must not change until the call ends. rfaas_free frees the memory, and so does the end
- * of the lease. */
+ * Over verbs, a large payload that lies inside this memory is sent without a copy, by any worker of
+ * the lease. Such a payload must not change until the call ends. In shared memory, RFAAS_CALL_IN_PLACE
+ * lets workers use payloads and results in this memory where they are. rfaas_free frees the memory,
+ * and so does the end of the lease.
+ *
+ * Each buffer takes a descriptor of the process, as long as less than half of them are in use. After a
+ * fork, parent and child share the memory. The lease's workers of this node that were called in place
+ * can read and write all of it until the lease ends. */
 RFAAS_API int rfaas_alloc(rfaas_lease *lease, size_t size, void **buffer);
 
 /* rfaas_free frees memory of rfaas_alloc.
@@ -759,6 +764,24 @@ typedef struct rfaas_call_options {
  * functions kept in the worker is lost. Without this flag the function continues, and later calls on
  * the worker wait until it returns. Calls in this process (RFAAS_LEASE_LOCAL) are not affected. */
 #define RFAAS_CALL_KILL 1u
+
+/* RFAAS_CALL_IN_PLACE: If the payload or the result lies in memory of rfaas_alloc, a worker of this
+ * node uses it where it is. Nothing is copied, and the lease's `bulk` does not limit the size. Payload
+ * and result must begin at a multiple of 64 bytes and must not overlap.
+ *
+ * The function can read the payload, but not write to it: a worker whose function writes to `args`
+ * ends with a segmentation fault. The result area holds undefined bytes when the function starts, and
+ * also after a call that failed. A call that is given up (RFAAS_DEADLINE, RFAAS_CANCELLED) may read
+ * the payload and write the result until its function returns or its worker has ended. Do not use them
+ * before that. Meanwhile rfaas_free returns RFAAS_BUSY. With RFAAS_CALL_KILL and a result in place,
+ * RFAAS_DEADLINE is returned after the worker has ended, unless the executor does not confirm this
+ * within the session's time-out. Then the error's text says so. A result in place cannot be combined
+ * with attempt_ns.
+ *
+ * The flag has no effect on payloads and results in other memory, on those of less than 1 KiB, on
+ * calls in pieces, over verbs, tcp and ofi, and in this process (RFAAS_LEASE_LOCAL). The lease's
+ * limits apply there. At most 128 buffers are used in place at a time. */
+#define RFAAS_CALL_IN_PLACE 2u
 
 /* rfaas_invoke calls a function and waits for its result.
  *

@@ -193,7 +193,7 @@ static uint32_t worker_of(const rfaas_lease *l, uint32_t unit) {
 int rfaas_api_continue(rfaas_lease *l, const call_args *a, uint32_t worker, uint32_t slot, int64_t deadline, uint32_t *got) {
     bool released;
     rfaas_request_slot r = {.state = RFAAS_REQ_FLYING, .function = a->fn, .worker = worker, .slot = slot, .deadline = deadline, .kill = a->p->kill,
-                            .out = a->out, .pieces = a->pieces, .capacity = a->room};
+                            .result_in_place = a->p->result_in_place, .out = a->out, .pieces = a->pieces, .capacity = a->room};
     l->workers[worker].invoked = &r;
     add_in_flight(l, worker, 1);
     wait_for(l, &r, 0, true, true, &released); /* no other thread ends it or takes the unit away */
@@ -388,7 +388,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
         } else if (status != DP_RESULT_TOO_LARGE) {
             status = rfaas_api_explain(l, op, fn, w, status, started);
             if (p->kill && status == RFAAS_DEADLINE && started == DP_MAYBE_EXECUTED)
-                status = rfaas_api_kill_late(l, fn, w, status);
+                status = rfaas_api_kill_late(l, fn, w, status, p->result_in_place);
         }
         dp_turns_give(l->turns, unit);
         return status;

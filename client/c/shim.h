@@ -46,15 +46,15 @@ typedef struct rfaas_shim_result {
 
 static inline rfaas_shim_error *rfaas_shim_error_of(uint64_t error) { return (rfaas_shim_error *)(uintptr_t)error; }
 
-#define RFAAS_SHIM_KILL 0x80000000u /* in `repeats`: RFAAS_CALL_KILL */
-static inline rfaas_call_options rfaas_shim_options(int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns) {
-    return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats & ~RFAAS_SHIM_KILL,
-                                repeats & RFAAS_SHIM_KILL ? RFAAS_CALL_KILL : 0, attempt_ns};
+static inline rfaas_call_options rfaas_shim_options(int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
+                                                    uint32_t flags) {
+    return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats, flags, attempt_ns};
 }
 
 static inline void rfaas_shim_invoke(uintptr_t l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
-                                     int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns, rfaas_shim_result *r) {
-    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+                                     int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns, uint32_t flags,
+                                     rfaas_shim_result *r) {
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns, flags);
     int status = rfaas_invoke((rfaas_lease *)l, f, in, in_size, out, capacity, &r->size, &o);
     r->error = (uintptr_t)rfaas_shim_check(status);
 }
@@ -96,9 +96,9 @@ static inline rfaas_shim_started rfaas_shim_wait_first(int status, rfaas_request
 }
 
 static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
-                                                  int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
+                                                  int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns, uint32_t flags,
                                                   int64_t wait_ns, int64_t patience_ns) {
-    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns, flags);
     rfaas_request r = RFAAS_REQUEST_NULL;
     int status = rfaas_api_iinvoke_for(l, f, in, in_size, out, capacity, &o, wait_ns, &r);
     return rfaas_shim_wait_first(status, r, patience_ns);
@@ -107,8 +107,8 @@ static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, co
 /* The array has in_count pieces of the payload, and out_count pieces of the result behind them. */
 static inline rfaas_shim_started rfaas_shim_start_pieces(rfaas_lease *l, uint32_t f, const rfaas_piece *pieces, size_t in_count,
                                                          size_t out_count, int32_t worker, uint32_t repeats, int64_t timeout_ns,
-                                                         int64_t attempt_ns, int64_t wait_ns, int64_t patience_ns) {
-    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+                                                         int64_t attempt_ns, uint32_t flags, int64_t wait_ns, int64_t patience_ns) {
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns, flags);
     rfaas_request r = RFAAS_REQUEST_NULL;
     int status = rfaas_api_iinvokev_for(l, f, pieces, in_count, pieces + in_count, out_count, &o, wait_ns, &r);
     return rfaas_shim_wait_first(status, r, patience_ns);
@@ -116,8 +116,8 @@ static inline rfaas_shim_started rfaas_shim_start_pieces(rfaas_lease *l, uint32_
 
 static inline void rfaas_shim_invoke_pieces(rfaas_lease *l, uint32_t f, const rfaas_piece *pieces, size_t in_count, size_t out_count,
                                             int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
-                                            rfaas_shim_result *r) {
-    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+                                            uint32_t flags, rfaas_shim_result *r) {
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns, flags);
     int status = rfaas_invokev(l, f, pieces, in_count, pieces + in_count, out_count, &r->size, &o);
     r->error = (uintptr_t)rfaas_shim_check(status);
 }

@@ -261,6 +261,8 @@ struct call_options : rfaas_call_options {
     call_options &repeat(std::uint32_t n) { return repeats = n, *this; } /* the function is idempotent */
     call_options &kill_late() { return flags |= RFAAS_CALL_KILL, *this; } /* end the worker at the time limit */
     call_options &each_within(std::chrono::nanoseconds t) { return attempt_ns = t.count(), *this; } /* one attempt */
+    call_options &with(call_flags more) { return flags |= static_cast<std::uint32_t>(more), *this; }
+    call_options &in_place() { return with(call_flags::in_place); } /* no copy of data in a buffer */
 };
 
 /* rfaas_map_options with its defaults. */

@@ -164,6 +164,7 @@ constexpr int any_worker = RFAAS_ANY_WORKER;
 enum class call_flags : std::uint32_t {
     none = 0,
     kill = RFAAS_CALL_KILL,
+    in_place = RFAAS_CALL_IN_PLACE,
 };
 constexpr bool operator==(call_flags a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, call_flags b) noexcept { return b == a; }

@@ -127,10 +127,10 @@ contains
       a%options%bundle = string(bundle, a%bundle)
    end subroutine
 
-   function call_options_of(worker, timeout, repeats, attempt, kill) result(o)
+   function call_options_of(worker, timeout, repeats, attempt, kill, in_place) result(o)
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
-      logical, intent(in), optional :: kill
+      logical, intent(in), optional :: kill, in_place
       type(rfaas_call_options_c) :: o
       o%struct_size = int(c_sizeof(o), c_int32_t)
       if (present(worker)) o%worker = worker
@@ -138,6 +138,7 @@ contains
       if (present(repeats)) o%repeats = repeats
       if (present(attempt)) o%attempt_ns = nanoseconds(attempt)
       if (given(kill)) o%flags = ior(o%flags, RFAAS_CALL_KILL)
+      if (given(in_place)) o%flags = ior(o%flags, RFAAS_CALL_IN_PLACE)
    end function
 
    pure logical function given(flag)
@@ -751,8 +752,10 @@ contains
    ! ---- calls ----
 
    !> in_size and capacity are in bytes, and out_size becomes the bytes of the result. worker counts from 0. repeats and attempt are
-   !> those of rfaas_call_options: set them only if the function is idempotent. `kill` sets RFAAS_CALL_KILL.
-   subroutine rfaas_invoke(lease, f, in, in_size, out, capacity, out_size, worker, timeout, ierror, repeats, attempt, kill)
+   !> those of rfaas_call_options: set them only if the function is idempotent. `kill` sets RFAAS_CALL_KILL, and
+   !> `in_place` RFAAS_CALL_IN_PLACE.
+   subroutine rfaas_invoke(lease, f, in, in_size, out, capacity, out_size, worker, timeout, ierror, repeats, attempt, kill, &
+                           in_place)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in) :: in
@@ -761,19 +764,20 @@ contains
       integer(c_size_t), intent(inout), optional :: out_size
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
-      logical, intent(in), optional :: kill
+      logical, intent(in), optional :: kill, in_place
       integer, intent(out), optional :: ierror
       integer(c_size_t) :: got
       integer(c_int) :: status
       got = 0
       status = rfaas_invoke_c(lease%handle, f, in, in_size, out, capacity, got, &
-                              call_options_of(worker, timeout, repeats, attempt, kill))
+                              call_options_of(worker, timeout, repeats, attempt, kill, in_place))
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
 
    !> Starts a call. With repeats, `in` must not change until the request ends.
-   subroutine rfaas_iinvoke(lease, f, in, in_size, out, capacity, request, worker, timeout, ierror, repeats, attempt, kill)
+   subroutine rfaas_iinvoke(lease, f, in, in_size, out, capacity, request, worker, timeout, ierror, repeats, attempt, kill, &
+                            in_place)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in), asynchronous :: in
@@ -782,10 +786,10 @@ contains
       type(rfaas_request), intent(inout) :: request
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
-      logical, intent(in), optional :: kill
+      logical, intent(in), optional :: kill, in_place
       integer, intent(out), optional :: ierror
       call finish(rfaas_iinvoke_c(lease%handle, f, in, in_size, out, capacity, &
-                                  call_options_of(worker, timeout, repeats, attempt, kill), request), ierror)
+                                  call_options_of(worker, timeout, repeats, attempt, kill, in_place), request), ierror)
    end subroutine
 
    !> rfaas_invoke with payload and result in several pieces, which are arrays or sections of arrays:

@@ -87,6 +87,7 @@ module rfaas_c
    integer, parameter :: RFAAS_ANY_WORKER = -1
 
    integer(c_int32_t), parameter :: RFAAS_CALL_KILL = 1
+   integer(c_int32_t), parameter :: RFAAS_CALL_IN_PLACE = 2
 
    integer, parameter :: RFAAS_TABLES_MAX = 64
 

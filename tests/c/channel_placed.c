@@ -79,7 +79,7 @@ static void in_place(bool process) {
     call_placed(&s, FN_ECHO, b.at + b.size - 1024, 2048, small, sizeof small, b.mem, NULL, DP_TOO_LARGE, 0);
     call_placed(&s, FN_ECHO, a.at, 2048, small, sizeof small, b.mem, NULL, DP_TOO_LARGE, 0);
     /* Failures and results without room. */
-    call_placed(&s, FN_FAIL, a.at, MIB, b.at, MIB, a.mem, b.mem, DP_FUNCTION_FAILED, 512);
+    call_placed(&s, FN_FAIL, a.at, MIB, b.at, MIB, a.mem, b.mem, DP_FUNCTION_FAILED, 511);
     call_placed(&s, FN_FILL, &n, sizeof n, b.at, 2048, NULL, b.mem, DP_RESULT_TOO_LARGE, MIB);
     call_placed(&s, FN_EMPTY, a.at, MIB, b.at, MIB, a.mem, b.mem, DP_OK, MIB);
     /* Several at once, mixed with copied ones: headers of placed calls are not repeated by bare ones. */

@@ -279,6 +279,9 @@ int main(int, char **argv) {
         std::vector<double> copy(100000);
         std::fill(big.begin(), big.end(), 2.5);
         CHECK(lease.invoke(echo, big, copy) == 100000 && copy[99999] == 2.5);
+        rfaas::buffer<double> in_place(lease, 100000);
+        CHECK(lease.invoke(echo, big, in_place, rfaas::call_options().in_place()) == 100000 && in_place[99999] == 2.5);
+        THROWS(rfaas::invalid_error, "overlap", lease.invoke(echo, big, big, rfaas::call_options().with(rfaas::call_flags::in_place)));
         rfaas::registration here(lease, copy);
         CHECK(lease.invoke(echo, copy, big) == 100000 && big[5] == 2.5);
         CHECK(lease.statistics().replaced >= 1 && lease.statistics().calls >= 10);

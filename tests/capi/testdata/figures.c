@@ -159,6 +159,48 @@ static void pieces_of_both_kinds(void) {
     OK(rfaas_lease_release(l));
 }
 
+/* Times of calls with 1 MiB of payload and of result, of a function that copies 16 of the bytes: in place, and copied from memory of
+ * rfaas_alloc, in parts of those copied from memory of malloc; and of one memcpy of 1 MiB. */
+static void placed(void) {
+    enum { BYTES = 1 << 20, CALLS = 20, KINDS = 4 };
+    static double took[KINDS][ALL];
+    rfaas_lease *l = take(getenv("TEST_LIBRARY"), 1);
+    rfaas_function f = find(l, "ends");
+    rfaas_call_options in_place = RFAAS_CALL_OPTIONS_INIT;
+    void *in[2], *out[2];
+    in_place.flags = RFAAS_CALL_IN_PLACE;
+    in[0] = malloc(BYTES), out[0] = malloc(BYTES);
+    OK(rfaas_alloc(l, BYTES, &in[1]));
+    OK(rfaas_alloc(l, BYTES, &out[1]));
+    for (int i = 0; i < 2; i++)
+        memset(in[i], 5, BYTES), memset(out[i], 6, BYTES);
+    for (int round = -2; round < ALL; round++)
+        for (int k = 0; k < KINDS; k++) {
+            int kind = (k + round + KINDS) % KINDS, own = kind != 0; /* 0: malloc, 1: rfaas_alloc, 2: in place, 3: memcpy */
+            double start = now();
+            for (int i = 0; i < CALLS; i++) {
+                size_t n = BYTES;
+                if (kind == 3)
+                    memcpy(out[0], in[0], BYTES);
+                else if (rfaas_invoke(l, f, in[own], BYTES, out[own], BYTES, &n, kind == 2 ? &in_place : NULL) || n != BYTES)
+                    report(__LINE__, "placed");
+                __asm__ volatile("" ::: "memory");
+            }
+            if (round >= 0)
+                took[kind][round] = now() - start;
+        }
+    double ratio[3][ALL];
+    for (int i = 0; i < ALL; i++) {
+        ratio[0][i] = took[1][i] / took[0][i];
+        ratio[1][i] = took[2][i] / took[0][i];
+        ratio[2][i] = took[3][i] / took[0][i];
+    }
+    printf("allocated %.3f\nin_place %.4f\nmemcpy %.3f\n", median(ratio[0]), median(ratio[1]), median(ratio[2]));
+    free(in[0]);
+    free(out[0]);
+    OK(rfaas_lease_release(l));
+}
+
 /* What a call that computes for so long takes by itself, in ns. */
 static double alone(uint64_t ns, int calls) {
     void *h = dlopen(getenv("TEST_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
@@ -218,6 +260,7 @@ void everything(void) {
     OK(rfaas_session_open(NULL, &session));
     overhead();
     pieces_of_both_kinds();
+    placed();
     rfaas_lease *l = take(getenv("TEST_LIBRARY"), cores > 2 ? (uint32_t)cores - 1 : 1);
     printf("workers %d\n", rfaas_lease_workers(l));
     double extra = alone(1000, 10000) - 1000;

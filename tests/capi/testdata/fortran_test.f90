@@ -115,6 +115,11 @@ program fortran_test
    call rfaas_invoke(lease, echo, big, 800000_c_size_t, many, c_sizeof(many), n, ierror=ierror)
    call check(ierror == RFAAS_RESULT_TOO_LARGE .and. n == 800000, 'result too large')
    call rfaas_unregister(lease, many)
+   call rfaas_invoke(lease, echo, big, 320000_c_size_t, big(50002:), 320000_c_size_t, n, ierror=ierror, in_place=.true.)
+   call check(ierror == RFAAS_INVALID, 'a result in place must be aligned')
+   big(50001:) = 0
+   call rfaas_invoke(lease, echo, big, 320000_c_size_t, big(50001:), 320000_c_size_t, n, in_place=.true.)
+   call check(n == 320000 .and. abs(sum(big(50001:)) - 100000) < 1, 'in place')
    call rfaas_free(lease, memory)
    call rfaas_iinvoke(lease, sleep_ns, [100000000_c_int64_t], 8_c_size_t, out, 8_c_size_t, requests(2))
    call rfaas_waitany_for(requests, 0.0_c_double, at)

@@ -110,3 +110,28 @@ uint32_t what_was_kept(void *args, uint32_t size, void *res) {
     *(uint64_t *)res = kept;
     return sizeof kept;
 }
+
+/* Copies the first and the last 8 bytes, and leaves the rest of the result as it is. */
+uint32_t ends(void *args, uint32_t size, void *res) {
+    const uint64_t *in = args;
+    uint64_t *out = res;
+    out[0] = in[0];
+    out[size / 8 - 1] = in[size / 8 - 1];
+    return size;
+}
+
+/* Writes to its payload. */
+uint32_t scribble(void *args, uint32_t size, void *res) {
+    memset(args, 0xEE, size);
+    *(uint64_t *)res = size;
+    return 8;
+}
+
+/* Returns when the first byte of its payload is no longer 0, or after 10 s. Writes to the whole result then. */
+uint32_t watch(void *args, uint32_t size, void *res) {
+    const volatile uint8_t *flag = args;
+    for (uint64_t end = now_ns() + 10000000000u; !*flag && now_ns() < end;) {
+    }
+    memset(res, 0x77, size);
+    return size;
+}

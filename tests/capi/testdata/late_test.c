@@ -84,8 +84,8 @@ static void killed(rfaas_lease *l) {
     FAILS(rfaas_wait(&r, NULL), RFAAS_DEADLINE, "the worker is killed and replaced");
     FAILS(rfaas_wait(&second, NULL), RFAAS_WORKER_DIED, "the time limit of \"sleep_ns\" passed");
     is_new(l, 1, before);
-    o.flags = 6;
-    FAILS(rfaas_invoke(l, 0, NULL, 0, &out, 8, NULL, &o), RFAAS_INVALID, "flags 0x6");
+    o.flags = 4;
+    FAILS(rfaas_invoke(l, 0, NULL, 0, &out, 8, NULL, &o), RFAAS_INVALID, "flags 0x4");
 }
 
 static void *caller(void *arg) {
