@@ -2,11 +2,14 @@ package capi
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -217,7 +220,7 @@ func clientAddsLittle(t *testing.T, provider string, env []string) {
 	threads, handlers, before := self()
 	c.do("init", "session", "open", "calls 1000")
 	nowThreads, nowHandlers, after := self()
-	t.Logf("figure: client.%s_rss_kib = %d", provider, after-before)
+	t.Logf("figure: client.rss_kib.%s = %d", provider, after-before)
 	if nowThreads != threads || nowHandlers != handlers {
 		t.Errorf("%d threads and handlers %x with a lease, %d and %x without", nowThreads, nowHandlers, threads, handlers)
 	}
@@ -225,6 +228,46 @@ func clientAddsLittle(t *testing.T, provider string, env []string) {
 	if grown := after - before; grown > most {
 		t.Errorf("a lease has added %d KiB, want at most %d", grown, most)
 	}
+}
+
+// From the start of a program to its first result, while an agent runs that knows the functions, and the executor's pool is full.
+func TestFirstResult(t *testing.T) {
+	crosses(t)
+	listen := filepath.Join(t.TempDir(), "http")
+	env, _, _ := agentCluster(t, "--pool", "1", "--http-listen", "unix:"+listen)
+	metrics := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", listen)
+	}}}
+	program := build(t, "gcc", "testdata/first.c", c11...)
+	first := func() time.Duration {
+		testkit.Eventually(t, "the pool is full", func() bool {
+			r, err := metrics.Get("http://executor/metrics")
+			if err != nil {
+				return false
+			}
+			defer r.Body.Close()
+			text, err := io.ReadAll(r.Body)
+			return err == nil && strings.Contains(string(text), "\nrfaas_executor_waiting_workers 1\n")
+		})
+		cmd := exec.Command(program, built(t, "build/functions/echo.so"))
+		cmd.Env = append(os.Environ(), env...)
+		out, err := cmd.CombinedOutput()
+		us, number := strconv.Atoi(strings.TrimSpace(string(out)))
+		if err := errors.Join(err, number); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return time.Duration(us) * time.Microsecond
+	}
+	first()
+	programs := 5
+	if os.Getenv("RFAAS_TEST_FIGURES") != "" {
+		programs = 200
+	}
+	var times []time.Duration
+	for range programs {
+		times = append(times, first())
+	}
+	t.Logf("figure: client.first_result_ms = %.2f", milliseconds(median(times)))
 }
 
 // When the agent is killed, calls go on, the lease is handed to the next agent, and control operations work again.
