@@ -168,7 +168,7 @@ build/worker/$(WORKER)/main.o: build/version
 build/version: FORCE
 	@echo '$(VERSION)' | $(call unless_same,$@)
 
-# Compares the tcp provider with a bare pair of sockets. rfaas-bench does not measure tcp.
+# Compares the tcp provider with a bare pair of sockets.
 BENCH_TCP_SOURCES := $(DP_SOURCES) benchmarks/tcp/main.c
 $(eval $(call c_program,build/bench-tcp/pingpong,build/bench-tcp,$(BENCH_TCP_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
 

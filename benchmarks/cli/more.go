@@ -44,7 +44,7 @@ func newBenchOthers(a *app) *cobra.Command {
 		Use:   "others",
 		Short: "What people would use instead, on this machine, beside the same floor",
 		Long: `What people would use instead, on this machine, beside the same floor: MPI_Send and MPI_Recv, UCX, unary gRPC in Go, HTTP
-with keep-alive. What is not here is skipped, and the output says why.`,
+with keep-alive; and calls of the client library over TCP (rfaas-tcp). What is not here is skipped, and the output says why.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.modes = []string{"warm"}
@@ -59,6 +59,12 @@ with keep-alive. What is not here is skipped, and the output says why.`,
 				if cfg.MPI, err = command.Beside("..", "build", "bench", "pingpong"); err != nil {
 					return err
 				}
+			}
+			if cfg.Executor, err = command.Beside("executor"); err != nil {
+				return err
+			}
+			if cfg.Library, err = command.Beside("..", "build", "functions", "echo.so"); err != nil {
+				return err
 			}
 			cfg.Latency, cfg.Self = b.cfg, []string{self, "echo-server"}
 			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {

@@ -1,6 +1,6 @@
 // Package others measures what people would use instead of rfaas, on this machine and in the same minutes: ping-pongs of
 // MPI_Send and MPI_Recv (OpenMPI, MPICH), UCX active messages, unary gRPC in Go and HTTP with keep-alive. Each is optional:
-// what cannot run is a result that says why.
+// what cannot run is a result that says why. rfaas itself is measured over TCP, beside gRPC and HTTP.
 //
 // Beside every batch stands the bare ping-pong of as many bytes, and its ratio is to that, as rfaas's own is.
 package others
@@ -20,15 +20,16 @@ import (
 )
 
 // Names of what can be measured, as Config.Only takes them.
-var Names = []string{"openmpi", "mpich", "ucx", "grpc-unix", "grpc-tcp", "http"}
+var Names = []string{"openmpi", "mpich", "ucx", "grpc-unix", "grpc-tcp", "http", "rfaas-tcp"}
 
 // Config says what to measure. Latency is mandatory: provider, payloads, pairs, peer and CPUs are its.
 type Config struct {
-	Latency latency.Config
-	Only    []string // some of Names; nil: all
-	MPI     string   // path of the ping-pong without the MPI's name: build/bench/pingpong
-	Self    []string // command line that runs Serve: rfaas bench echo-server
-	Rounds  int      // round trips of a batch; 0: 5000
+	Latency           latency.Config
+	Only              []string // some of Names; nil: all
+	MPI               string   // path of the ping-pong without the MPI's name: build/bench/pingpong
+	Self              []string // command line that runs Serve: rfaas bench echo-server
+	Executor, Library string   // paths of the executor's program and of a library with echo, for rfaas-tcp
+	Rounds            int      // round trips of a batch; 0: 5000
 
 	patience time.Duration // beyond Latency.Duration, until a batch that goes on is ended; 0: patience
 }
@@ -80,6 +81,8 @@ func (c *Config) make(name string) other {
 		return &mpi{name: name, program: c.MPI + "." + name, cpus: fmt.Sprintf("%d,%d", client, peer), verbs: verbs}
 	case "ucx":
 		return &ucx{client: client, peer: peer, verbs: verbs}
+	case "rfaas-tcp":
+		return &overTCP{executor: c.Executor, library: c.Library, verbs: verbs, largest: slices.Max(c.Latency.Payloads)}
 	}
 	return &server{kind: name, command: c.Self, verbs: verbs}
 }
@@ -90,6 +93,9 @@ func one(ctx context.Context, cfg *Config, name string, o other, floor *latency.
 		r := &latency.Result{Name: "other", Provider: name, Client: "c", Mode: "hot", Function: "echo", Buffers: latency.BuffersCopied, Payload: size, Depth: 1}
 		if _, isServer := o.(*server); isServer {
 			r.Client, r.Mode = "go", "blocking"
+		}
+		if _, isClient := o.(*overTCP); isClient {
+			r.Client = "go"
 		}
 		if cfg.Latency.Provider != "shm" {
 			r.Provider += " on " + cfg.Latency.Provider

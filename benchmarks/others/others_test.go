@@ -14,6 +14,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/tests/agenttest"
 )
 
 // TestMain is also the server that the tests start.
@@ -24,13 +25,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(agenttest.Run("../..", m.Run))
 }
 
 func config(only ...string) Config {
 	self, _ := os.Executable()
 	mpi, _ := filepath.Abs("../../build/bench/pingpong")
-	return Config{Only: only, Rounds: 50, Self: []string{self, "echo-server"}, MPI: mpi,
+	return Config{Only: only, Rounds: 50, Executor: "../../bin/executor", Library: "../../build/functions/echo.so", Self: []string{self, "echo-server"}, MPI: mpi,
 		Latency: latency.Config{Provider: "shm", Peer: "../../libexec/rfaas-bench-peer", Device: dataplane.Options{GIDIndex: -1},
 			Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{8, 100_000}, Pairs: 1, Duration: 20 * time.Second}}
 }

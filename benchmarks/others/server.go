@@ -178,25 +178,13 @@ const (
 // that they take seconds.
 func (s *server) batch(ctx context.Context, size, n int) (float64, []int64, error) {
 	in := make([]byte, size)
-	n = max(n/10, batchLeast)
-	samples := make([]int64, 0, n)
-	sum := 0.0
-	for i, batch := -n/5, time.Now(); i < n && (i < batchLeast || time.Since(batch) < batchMost); i++ {
-		began := time.Now()
+	return timed(max(n/10, batchLeast), func() error {
 		got, err := s.call(ctx, in)
 		if err == nil && got != size {
 			err = fmt.Errorf("%d bytes came back as %d", size, got)
 		}
-		if err != nil {
-			return 0, nil, err
-		}
-		if i >= 0 {
-			took := time.Since(began)
-			samples = append(samples, int64(took))
-			sum += float64(took)
-		}
-	}
-	return sum / float64(len(samples)), samples, nil
+		return err
+	})
 }
 
 func (s *server) how() string {

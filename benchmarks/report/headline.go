@@ -63,7 +63,7 @@ func HeadlineTable(d *Data, dir string) (string, error) {
 
 func otherName(r *latency.Result) string {
 	names := map[string]string{"openmpi": "OpenMPI send and receive", "mpich": "MPICH send and receive", "ucx": "UCX active messages",
-		"grpc-unix": "gRPC in Go, Unix socket", "grpc-tcp": "gRPC in Go, TCP", "http": "HTTP in Go, keep-alive"}
+		"grpc-unix": "gRPC in Go, Unix socket", "grpc-tcp": "gRPC in Go, TCP", "http": "HTTP in Go, keep-alive", "rfaas-tcp": "rfaas over TCP, Go client"}
 	if n := names[r.Provider]; n != "" {
 		return n
 	}

@@ -151,6 +151,23 @@ func placementGrowth(d *Data) (float64, bool) {
 	return float64(large.P50NS) / float64(small.P50NS), true
 }
 
+// fasterThan is how many times the p50 of rfaas over TCP the p50 of another system's call is, with 8 bytes.
+func fasterThan(system string) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) {
+		p50 := map[string]int64{}
+		for _, r := range d.Results {
+			if r.Name == "other" && r.Payload == 8 && r.Samples > 0 {
+				p50[r.Provider] = r.P50NS
+			}
+		}
+		ours, theirs := p50["rfaas-tcp"], p50[system]
+		if ours == 0 || theirs == 0 {
+			return 0, false
+		}
+		return float64(theirs) / float64(ours), true
+	}
+}
+
 func charging(d *Data) (float64, bool) {
 	if r := d.control("shm", "call while charged"); r != nil {
 		return float64(r.OverFloor), r.Pairs > 0
@@ -198,6 +215,7 @@ func Promises() []Promise {
 		{Section: "Resource manager", Line: "charges of 50 executors over 3 kills of the manager, 20 clients meanwhile, exact", Bound: 10_000, Least: true, figure: "cluster.charges"},
 		{Section: "Resource manager", Line: "the manager away, leases and charges going on, bills exact", Bound: 120, Least: true, Unit: "s", figure: "manager.away_s"},
 		{Section: "Resource manager", Line: "what charging every 10 ms adds to a call", Bound: 5, Unit: "ns", of: charging},
+		{Section: "Client library", Line: "tcp, 8 B, Go client: a unary gRPC call in Go over TCP as a multiple of a call", Bound: 8, Least: true, of: fasterThan("grpc-tcp")},
 		{Section: "Client library", Line: "C library over the bare channel, a call", Bound: 15, Unit: "ns", figure: "library.over_channel_ns"},
 		{Section: "Client library", Line: "C library, 3 pieces of 21 KB to as many contiguous bytes", Bound: 1.1, figure: "library.pieces"},
 		{Section: "Client library", Line: "shm, payload and result of 1 MiB in place, to the copying call", Bound: 0.2, figure: "library.in_place"},
