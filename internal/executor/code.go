@@ -168,7 +168,7 @@ func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, n
 		select {
 		case <-over:
 		case <-ctx.Done():
-			return nil, false, control.Errorf(control.ClassConnection, "upload: %v", context.Cause(ctx))
+			return nil, false, interrupted(ctx, "upload")
 		}
 	}
 	c, err := s.receive(ctx, u, size, next)

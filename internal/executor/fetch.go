@@ -31,8 +31,8 @@ const (
 
 // Fetch copies a table from the memory of its client, over a queue pair of the provider that the client names. Nothing parses the bytes.
 func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
-	defer e.turns.enter()()
-	ctx := stream.Context()
+	ctx, leave := e.turns.enterToYield(stream.Context())
+	defer leave()
 	h, err := checkSum("sha256", req.GetSha256())
 	if err != nil {
 		return err

@@ -129,7 +129,7 @@ func (s *tableStore) add(ctx context.Context, h sum, bundle bool, owner string, 
 		select {
 		case <-over:
 		case <-ctx.Done():
-			return false, control.Errorf(control.ClassConnection, "table: %v", context.Cause(ctx))
+			return false, interrupted(ctx, "table")
 		}
 	}
 	err = s.receive(u, bundle, size, fetch)

@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"sync"
+
+	"github.com/rfaas-go/rfaas/internal/control"
 )
 
 // turnstile lets operations that change leases pass, until it is shut for a handover. The zero value is open.
 type turnstile struct {
 	mu     sync.Mutex
 	inside int
+	yields map[*byte]context.CancelCauseFunc // ends the operations that do not keep the turnstile from being shut
 	shut   chan struct{} // closed when the turnstile opens again; nil: it is open
 	empty  chan struct{} // closed when nothing is inside any more; nil: nobody waits for that
 }
@@ -29,6 +32,32 @@ func (t *turnstile) enter() (leave func()) {
 	return t.leave
 }
 
+// enterToYield is enter for an operation that may take as long as its client wants. ctx ends when the turnstile is to be shut; the operation
+// must then return an error to its client.
+func (t *turnstile) enterToYield(parent context.Context) (ctx context.Context, leave func()) {
+	out := t.enter()
+	ctx, cancel := context.WithCancelCause(parent)
+	key := new(byte)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.shut != nil { // since enter
+		cancel(errHandsOver)
+	}
+	if t.yields == nil {
+		t.yields = map[*byte]context.CancelCauseFunc{}
+	}
+	t.yields[key] = cancel
+	return ctx, func() {
+		cancel(nil)
+		t.mu.Lock()
+		delete(t.yields, key)
+		t.mu.Unlock()
+		out()
+	}
+}
+
+var errHandsOver = control.Errorf(control.ClassBusy, "the executor hands over to the program that is installed now: try again")
+
 func (t *turnstile) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -38,11 +67,14 @@ func (t *turnstile) leave() {
 	}
 }
 
-// close shuts the turnstile and waits until nothing is inside. If ctx ends first, it opens the turnstile again and returns an
+// close shuts the turnstile, ends the operations that yield, and waits until nothing is inside. If ctx ends first, it opens the turnstile again and returns an
 // error.
 func (t *turnstile) close(ctx context.Context) error {
 	t.mu.Lock()
 	t.shut = make(chan struct{})
+	for _, end := range t.yields {
+		end(errHandsOver)
+	}
 	empty := make(chan struct{})
 	if t.empty = empty; t.inside == 0 {
 		close(empty)

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +23,8 @@ const (
 
 // Upload stores a library.
 func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
-	defer e.turns.enter()()
+	ctx, leave := e.turns.enterToYield(stream.Context())
+	defer leave()
 	// Recv has no deadline of its own; it ends when this function returns.
 	chunks := make(chan *control.UploadChunk)
 	fault := make(chan error, 1)
@@ -35,7 +37,7 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 			}
 			select {
 			case chunks <- c:
-			case <-stream.Context().Done():
+			case <-ctx.Done():
 				return
 			}
 		}
@@ -55,6 +57,8 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 			return nil, err
 		case <-pause.C:
 			return nil, control.Errorf(control.ClassConnection, "upload: received nothing for %v", e.codes.pause)
+		case <-ctx.Done():
+			return nil, interrupted(ctx, "upload")
 		case <-late:
 			return nil, control.Errorf(control.ClassConnection, "upload: not complete within %v", e.codes.within(size))
 		}
@@ -84,15 +88,24 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 		end := time.NewTimer(e.codes.within(size))
 		defer end.Stop()
 		late = end.C
-		if err := e.gate.Take(stream.Context(), quota.UploadBytes, int(size)); err != nil {
+		if err := e.gate.Take(ctx, quota.UploadBytes, int(size)); err != nil {
 			return err
 		}
 	}
-	names, known, err := e.codes.add(stream.Context(), h, codeOwner(stream.Context()), size, next)
+	names, known, err := e.codes.add(ctx, h, codeOwner(ctx), size, next)
 	if err != nil {
 		return err
 	}
 	e.metrics.uploaded(known)
 	e.log.Debug("library stored", "name", name, "sha256", fmt.Sprintf("%x", h[:6]), "bytes", size, "functions", len(names), "known", known)
 	return stream.SendAndClose(&control.UploadReply{Functions: names, WasKnown: known})
+}
+
+// interrupted returns the error for a transfer whose context has ended.
+func interrupted(ctx context.Context, what string) error {
+	why := context.Cause(ctx)
+	if control.IsClassed(why) {
+		return why
+	}
+	return control.Errorf(control.ClassConnection, "%s: %v", what, why)
 }

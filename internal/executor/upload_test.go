@@ -159,6 +159,46 @@ func TestUploadsCollapse(t *testing.T) {
 	s.close()
 }
 
+// A handover does not wait for a client that sends nothing more of its library or table. Nothing of the transfer is left.
+func TestHandoverEndsTransfers(t *testing.T) {
+	n := newNode(t)
+	b, h := library(100_000)
+	s, err := n.Upload(n.ctx())
+	if err == nil {
+		err = s.Send(&control.UploadChunk{Sha256: h[:], Size: uint64(len(b)), Data: b[:1]})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the upload begins", func() bool {
+		n.e.codes.mu.Lock()
+		defer n.e.codes.mu.Unlock()
+		return len(n.e.codes.uploads) > 0
+	})
+	table, tableSum := library(1000)
+	over := make(chan error, 1)
+	go func() { over <- n.provide(newSource(t, table), tableSum, false, nil) }() // this client never connects
+	eventually(t, "the table's transfer begins", func() bool { return n.e.table.Capacity().SetAside > 0 })
+	if err := n.e.turns.close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.CloseAndRecv()
+	wantError(t, err, codes.ResourceExhausted, control.ClassBusy, "hands over")
+	refuses(t, "the table", <-over, control.ClassBusy, "hands over")
+	if aside := n.e.table.Capacity().SetAside; aside != 0 {
+		t.Errorf("%d bytes set aside", aside)
+	}
+	n.e.codes.mu.Lock()
+	if n.e.codes.used != uint64(len(n.lib)) || len(n.e.codes.uploads) != 0 {
+		t.Errorf("the upload left %d bytes in use and %d uploads", n.e.codes.used, len(n.e.codes.uploads))
+	}
+	n.e.codes.mu.Unlock()
+	n.e.turns.open() // as after a handover that is refused
+	if _, err := n.upload(b, h, len(b)); err != nil {
+		t.Errorf("the upload, once more: %v", err)
+	}
+}
+
 // Who sends a library byte by byte keeps neither the space for it nor others from sending it, and one owner waits for no other.
 func TestSlowUpload(t *testing.T) {
 	n := newNode(t)
