@@ -13,8 +13,8 @@ type turnstile struct {
 	mu     sync.Mutex
 	inside int
 	yields map[*byte]context.CancelCauseFunc // ends the operations that do not keep the turnstile from being shut
-	shut   chan struct{} // closed when the turnstile opens again; nil: it is open
-	empty  chan struct{} // closed when nothing is inside any more; nil: nobody waits for that
+	shut   chan struct{}                     // closed when the turnstile opens again; nil: it is open
+	empty  chan struct{}                     // closed when nothing is inside any more; nil: nobody waits for that
 }
 
 // enter waits while the turnstile is shut. The caller calls leave after its operation. It must not enter again before, because
