@@ -106,27 +106,42 @@ static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void
 
 /* ---- requests ---- */
 
+/* Returns the call id that ends in the immediate's tag: that of the slot's last request, or a later one. */
+static inline uint32_t call_id_of(const dp_request *told, uint32_t imm) {
+    return told->call_id + ((dp_imm_tag(imm) - told->call_id) & 0xffff);
+}
+
+/* A completion whose tag is not that of the header in its slot. The header belongs to another request, whose own completion is yet to
+ * come: it must be neither kept nor answered. */
+static __attribute__((noinline, cold)) int wrong_header(const dp_server *s, const dp_request *told, uint32_t imm, dp_request *h) {
+    *h = (dp_request){.generation = s->client.generation, .call_id = call_id_of(told, imm)};
+    return DP_BAD_REQUEST;
+}
+
 /* The header that the request in `slot` has or means, checked. A header is read once; what is checked and kept
- * is the copy. 0, or the status to refuse with. */
+ * is the copy. 0, or the status to refuse with. A refusal is addressed to the call that the immediate names. */
 static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_request *h) {
     const dp_layout *l = &s->layout;
     dp_request *told = &s->headers[slot];
     uint32_t head, where;
     if (__builtin_expect(dp_imm_bare(wc->imm), 1)) {
         head = 0;
-        told->call_id += (dp_imm_tag(wc->imm) - told->call_id) & 0xffff;
+        told->call_id = call_id_of(told, wc->imm);
         told->size = wc->byte_len;
         where = told->flags & (DP_REQ_BULK | DP_REQ_PLACED);
         *h = *told;
         if (where)
             return DP_BAD_REQUEST; /* bulk ranges and places are good for one call */
     } else {
-        *h = *told = dp_request_load((const uint8_t *)s->requests->addr + dp_slot_payload(l, slot) - DP_REQ_LONG);
+        *h = dp_request_load((const uint8_t *)s->requests->addr + dp_slot_payload(l, slot) - DP_REQ_LONG);
+        if (__builtin_expect((h->call_id & 0xffff) != dp_imm_tag(wc->imm), 0))
+            return wrong_header(s, told, wc->imm, h);
+        *told = *h;
         where = h->flags & (DP_REQ_BULK | DP_REQ_PLACED);
         head = !where ? DP_REQ_SHORT : where & DP_REQ_PLACED ? DP_REQ_KEYED : DP_REQ_LONG;
     }
     /* Where no header has come, generation is 0, which no channel has. */
-    if (h->generation != s->client.generation || (h->call_id & 0xffff) != dp_imm_tag(wc->imm) || h->reserved ||
+    if (h->generation != s->client.generation || h->reserved ||
         (h->flags & ~(DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_EXCLUSIVE | DP_REQ_BATCH)))
         return DP_BAD_REQUEST;
     if (where & (DP_REQ_BULK_IN | DP_REQ_PLACED_IN)) {

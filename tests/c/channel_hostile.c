@@ -2,6 +2,16 @@
 #include "dp_layout.h"
 #include "forged.h"
 
+/* A slot that does not exist leaves no place for a refusal: the server ends the connection. */
+static void end_server(raw *r, t_peer *p) {
+    int ended;
+    raw_request_as(r, 0, (dp_request){.generation = 77}, 0, dp_imm(8, 5));
+    t_recv(p->sock, &ended, sizeof ended);
+    CHECK_STATUS(ended, DP_PROTOCOL);
+    t_peer_join(p);
+    end_close(&r->e);
+}
+
 T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {
     t_peer p;
     raw r;
@@ -42,17 +52,30 @@ T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         t_note("%s", bad[i].what);
         raw_request(&r, (uint32_t)i % 8, bad[i].h, bad[i].payload, bad[i].tag);
-        dp_reply h = raw_reply(&r, (uint32_t)i % 8, bad[i].h.call_id);
+        dp_reply h = raw_reply(&r, (uint32_t)i % 8, bad[i].tag); /* a refusal is addressed as the immediate is */
         CHECKF(h.status == bad[i].status, "%s: answered %s", bad[i].what, dp_status_text(h.status));
         CHECK_EQ(h.size, bad[i].status == DP_OK ? 8 : 0);
     }
-    /* A slot that does not exist leaves no place for a refusal: the server ends the connection. */
-    raw_request_as(&r, 0, good, 0, dp_imm(8, 5));
-    int ended;
-    t_recv(p.sock, &ended, sizeof ended);
-    CHECK_STATUS(ended, DP_PROTOCOL);
-    t_peer_join(&p);
-    end_close(&r.e);
+    end_server(&r, &p);
+}
+
+/* A completion that comes twice, when the header of the slot's next request has been written: the second one neither refuses nor announces
+ * that request. */
+T_CASE(repeated_completion, "channel/repeated-completion", .providers = 0) {
+    t_peer p;
+    raw r;
+    raw_client(&r, &p);
+    const dp_request first = {.generation = 77, .call_id = 0x10005, .size = 8, .capacity = 8, .function = FN_ECHO};
+    const dp_request next = {.generation = 77, .call_id = 0x10006, .size = 8, .capacity = 4, .function = FN_ECHO};
+    raw_request(&r, 0, first, 8, 5);
+    CHECK_STATUS(raw_reply(&r, 0, first.call_id).status, DP_OK);
+    raw_request_as(&r, 0, next, 8, dp_imm(0, 5));
+    CHECK_STATUS(raw_reply(&r, 0, first.call_id).status, DP_BAD_REQUEST); /* for a call that has ended */
+    raw_bare(&r, 0, 8, 6); /* repeats the last header that was announced */
+    CHECK_STATUS(raw_reply(&r, 0, next.call_id).status, DP_OK);
+    raw_request(&r, 0, next, 8, 6);
+    CHECK_STATUS(raw_reply(&r, 0, next.call_id).status, DP_RESULT_TOO_LARGE);
+    end_server(&r, &p);
 }
 
 static void forger(int sock, void *arg) {
