@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "bundle.h"
-#include "elf_reader.h"
+#include "dp_elf.h"
 #include "message.h"
 
 #ifndef F_GET_SEALS

@@ -47,7 +47,7 @@
 #include <stdint.h>
 
 #include "dp_channel.h"
-#include "elf_reader.h"
+#include "dp_elf.h"
 
 #define DP_MSG_MAGIC 0x4b574652u /* "RFWK" */
 #define DP_MSG_MAX 4096          /* bytes of a message, head included */

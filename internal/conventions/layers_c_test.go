@@ -72,7 +72,7 @@ func TestIncludesPointDown(t *testing.T) {
 
 // Prefixes of the symbols of the worker program and of the measuring code.
 var (
-	workerSymbols = []string{"dp_worker_", "dp_zygote_", "dp_sandbox_", "dp_clone", "dp_packet_", "dp_msg_", "dp_elf_", "dp_crash_", "dp_spare_", "dp_ahead_"}
+	workerSymbols = []string{"dp_worker_", "dp_zygote_", "dp_sandbox_", "dp_clone", "dp_packet_", "dp_msg_", "dp_crash_", "dp_spare_", "dp_ahead_"}
 	benchSymbols  = []string{"dp_bench_", "github.com/rfaas-go/rfaas/benchmarks", "gonum.org/v1/plot"}
 )
 

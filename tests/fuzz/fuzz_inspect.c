@@ -1,7 +1,7 @@
 /* The reader of ELF files with arbitrary files. Byte 0 is the number of offsets to look up; byte 1 is how many
  * 16-bit words of them become multiples of a page. A file without an ELF header gets one of this machine, so that
  * its tables are reached. */
-#include "worker/elf_reader.c"
+#include "internal/dataplane/dp_elf.c"
 
 #include "fuzz.h"
 

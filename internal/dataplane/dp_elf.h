@@ -1,10 +1,10 @@
 /* A reader of untrusted ELF files: which functions a library exports, and which function is at an offset.
  *
- * It runs in a sealed process (inspect.c) and makes no system calls. It reads a file that is mapped as a
- * whole, checks every offset against the file's size before it follows it, decompresses nothing, and allocates nothing.
- * Its time is bounded by the table sizes below, and by its process's limit on processor time. */
-#ifndef RFAAS_WORKER_ELF_READER_H
-#define RFAAS_WORKER_ELF_READER_H
+ * For executors it runs in a sealed process (worker/inspect.c). The client uses it for libraries that it loads itself. It makes no system
+ * calls. It reads a file that is mapped as a whole, checks every offset against the file's size before it follows it, decompresses
+ * nothing, and allocates nothing. Its time is bounded by the table sizes below, and in a sealed process by the limit on processor time. */
+#ifndef RFAAS_DP_ELF_H
+#define RFAAS_DP_ELF_H
 
 #include <elf.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
-/* The reader of ELF files of elf_reader.h. No loop follows a chain in the file without a limit, and no name is
+/* The reader of ELF files of dp_elf.h. No loop follows a chain in the file without a limit, and no name is
  * copied unless it is part of the answer: a hostile library may share one long string among all symbols, or let its
  * tables overlap. */
-#include "elf_reader.h"
+#include "dp_elf.h"
 
 #include <stdbool.h>
 #include <stdio.h>
