@@ -27,8 +27,10 @@ const (
 	EventDraining EventKind = 3
 	// EventExpiring: the lease ends after In, unless it is renewed.
 	EventExpiring EventKind = 4
-	// EventMoved: with LeaseOptions.Failover, calls now go to workers of another executor. Reason is its address.
+	// EventMoved: with LeaseOptions.Failover or Local, calls now go to workers of another executor. Reason is its address.
 	EventMoved EventKind = 5
+	// EventLocal: with LeaseOptions.Local, calls now run in this process. Reason says why.
+	EventLocal EventKind = 6
 )
 
 // Start is how a worker came to its lease. Slower ways have lower numbers.

@@ -8,7 +8,7 @@ import (
 )
 
 func (k EventKind) String() string {
-	if k < EventWorkerDied || k > EventMoved {
+	if k < EventWorkerDied || k > EventLocal {
 		return fmt.Sprintf("event %d", int(k))
 	}
 	return api.EventNames[k]

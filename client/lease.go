@@ -41,9 +41,12 @@ type LeaseOptions struct {
 	Failover bool
 	// Local runs functions in this process while no executor has room. The library is loaded here too (dlopen): its constructors
 	// run, and everything that it is linked with must exist (StatusBadLibrary). If no executor can be reached or has room,
-	// Session.Lease succeeds, Provider is "local", and the lease stays local until it is released. With Failover, calls run here
-	// from the loss of the executor until another one is found. A local call runs on the caller's thread, before Invoke or
-	// Submit returns. No deadline, time limit or memory limit ends it, and a crash of the function is a crash of the program.
+	// Session.Lease succeeds, Provider is "local", and LocalReason says why. With Options.Local this includes a session without an address,
+	// an agent or a credential. When an executor has room for all workers, the next call moves the lease there (EventMoved). It waits until
+	// the workers are ready, at most for half of the time that its context has left, or for the session's time-out. State that functions kept
+	// in this process is not transferred: the new workers execute the init call. If that executor is lost, the lease ends, unless it has
+	// Failover. Then calls run here again (EventLocal), and the lease moves on to the next executor. A local call runs on the caller's
+	// thread, before Invoke or Submit returns. No deadline, time limit or memory limit ends it, and a crash of the function is a crash of the program.
 	// rfaas_state of local calls is separate from that of workers (rfaas_function.h).
 	Local bool
 	// InitFunction is the name of the init call, a function of the library. Every worker of the lease executes it with InitPayload before
@@ -264,6 +267,9 @@ func (l *Lease) Node() string { return l.info().Node }
 
 // Provider is "shm", "verbs", "tcp", "ofi" or "local" (LeaseOptions.Local).
 func (l *Lease) Provider() string { return l.info().Provider }
+
+// LocalReason says why calls run in this process (LeaseOptions.Local); "": they do not.
+func (l *Lease) LocalReason() string { return l.info().LocalReason }
 
 // Until returns when the client stops using the lease unless it is renewed: a little before the executor ends it. The zero Time: the
 // lease has ended, or ends only with its release.

@@ -5,9 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rfaas-go/rfaas/client"
 )
@@ -122,5 +124,50 @@ func TestLocal(t *testing.T) {
 		if _, err := w.session.Lease(t.Context(), o); !errors.As(err, &e) || e.Status != client.StatusBadLibrary {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// A lease begins in this process, since nobody listens at the executor's address. Its calls move to the executor when that has started.
+func TestLocalMoves(t *testing.T) {
+	if provider() == "verbs" {
+		t.Skip("functions in the caller are the same on every fabric")
+	}
+	at := "unix:" + filepath.Join(t.TempDir(), "executor")
+	w := &world{secret: secretFile(t)}
+	start(t, managerProgram, w.secret) // makes the secret
+	s := w.connect(t, client.Options{Executor: at, Local: true})
+	options := client.LeaseOptions{Library: built(t, "build/functions/echo.so")}
+	if _, err := s.Lease(t.Context(), options); !errors.Is(err, client.ErrConnection) || !strings.Contains(err.Error(), at) {
+		t.Errorf("a lease that needs workers: %v", err)
+	}
+	events := make(chan client.Event, 16)
+	options.Local, options.OnEvent = true, func(e client.Event) { events <- e }
+	l, err := s.Lease(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo, pid, out := function(t, l, "echo"), function(t, l, "pid"), make([]byte, 8)
+	if e := ends(t, "the event", events); e.Kind != client.EventLocal || e.Reason != l.LocalReason() || !strings.Contains(e.Reason, at) {
+		t.Errorf("%+v, reason %q", e, l.LocalReason())
+	}
+	call := func(in uint64) {
+		t.Helper()
+		if n, err := echo.Invoke(t.Context(), u64(in), out); err != nil || n != 8 || binary.LittleEndian.Uint64(out) != in {
+			t.Fatalf("call %d: %x, %v", in, out[:n], err)
+		}
+	}
+	call(1)
+	start(t, "bin/executor", w.secret, "--listen", at, "--cores", "1", "--providers", provider())
+	for in, end := uint64(2), time.Now().Add(20*time.Second); l.Provider() == "local" && time.Now().Before(end); in++ {
+		call(in)
+	}
+	if e := ends(t, "the event", events); e.Kind != client.EventMoved || e.Reason != at || l.LocalReason() != "" {
+		t.Errorf("%+v, reason %q", e, l.LocalReason())
+	}
+	if _, err := pid.Invoke(t.Context(), nil, out); err != nil || binary.LittleEndian.Uint64(out) == uint64(os.Getpid()) {
+		t.Errorf("it ran in process %x, %v", out, err)
+	}
+	if s := l.Statistics(); s.Moved != 1 {
+		t.Errorf("%+v", s)
 	}
 }

@@ -27,6 +27,10 @@ type Options struct {
 	SecretFile     string // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
 	TokenFile      string // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
 	AllowPlaintext bool   // use no TLS, also for addresses that are neither loopback nor unix sockets
+	// Local makes Connect succeed also if nothing runs: no address is configured, no daemon listens at the address, the credential is
+	// missing, or the agent cannot be started. Each lease then tries again. With LeaseOptions.Local its calls run in this process until there
+	// are workers. Without it, Session.Lease returns the error of the attempt. A malformed option is still an error.
+	Local bool
 	// DataEncryption is the encryption on tcp of calls and of reads of the resource manager's memory: "on" (unless all addresses of a connection are loopback), "require"
 	// (always) or "off". An executor on another node with a setting that contradicts this one is refused. With
 	// AllowPlaintext, "on" leaves the choice to the executor. Empty: RFAAS_DATA_ENCRYPTION, else on.
@@ -77,7 +81,7 @@ func finalizeLibrary() error {
 
 // Connect opens a session. It calls the manager or executor once, so that a wrong address is reported here. It does so through this user's
 // agent on this node, and starts the agent if none runs. Errors: ErrInvalid, ErrConnection (no daemon of rfaas answers at the address),
-// ErrCredential, ErrUnsupported (no agent can be started).
+// ErrCredential, ErrUnsupported (no agent can be started). With Options.Local only ErrInvalid is left.
 func Connect(ctx context.Context, o Options) (*Session, error) {
 	if o.Timeout < 0 {
 		return nil, fail("connect", dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)
@@ -94,7 +98,7 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 	options := c.SessionOptions{Manager: o.Manager, Executor: o.Executor, Provider: o.Provider, Tenant: o.Tenant,
 		Device: o.Verbs.Device, SecretFile: o.SecretFile, TokenFile: o.TokenFile, Port: o.Verbs.Port, GIDIndex: gid,
 		PKeyIndex: o.Verbs.PKeyIndex, TrafficClass: o.Verbs.TrafficClass, ServiceLevel: o.Verbs.ServiceLevel, MTU: o.Verbs.MTU,
-		AllowPlaintext: o.AllowPlaintext, DataEncryption: encryption, Timeout: o.Timeout, CachedLeases: o.CachedLeases}
+		AllowPlaintext: o.AllowPlaintext, Local: o.Local, DataEncryption: encryption, Timeout: o.Timeout, CachedLeases: o.CachedLeases}
 	return within(ctx, "connect", func() (*Session, error) {
 		if err := initLibrary(); err != nil {
 			return nil, err

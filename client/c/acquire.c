@@ -64,7 +64,8 @@ int rfaas_api_release_workers(const rfaas_lease *l, uint64_t key, bool wait) {
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     if (wait)
         return rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), NULL);
-    rfaas_agent_drop(rfaas_agent_send("release", RFAAS_AGENT_RELEASE, &parts, dp_now_ns() + l->session->timeout_ns));
+    if (rfaas_agent_connected()) /* otherwise the agent has ended, and the workers with it */
+        rfaas_agent_drop(rfaas_agent_send("release", RFAAS_AGENT_RELEASE, &parts, dp_now_ns() + l->session->timeout_ns));
     return RFAAS_OK;
 }
 
@@ -147,6 +148,7 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 
 #define SPECULATIVE_BYTES (64ull << 20) /* most memory of channels that are made before an executor is known */
 #define STEP_GRACE_NS 1000000000ll
+#define ASIDE_NS 500000000ll   /* how long an acquisition aside may take to reach an agent */
 #define STARVED_NS 500000000ll /* how long an acquisition waits for a free descriptor; a worker waits 2 s for its client */
 
 static bool finished(rfaas_acquisition *a, int status) {
@@ -201,8 +203,9 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
     rfaas_lease *l = a->lease;
     rfaas_grant *h = a->grant;
     rfaas_agent_acquire req = {.key = h->key, .session = l->session->open.session, .cached = a->cached, .first = first};
-    int64_t left = a->wait_until - dp_now_ns();
-    req.wait_ns = left > 0 ? left : 0;
+    int64_t now = dp_now_ns();
+    if (a->wait_until > now && !(a->aside && (h->ep || from)))
+        req.wait_ns = a->wait_until - now;
     rfaas_agent_blob *offers = NULL;
     int status = RFAAS_OK;
     if (from) {
@@ -220,9 +223,9 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
         for (; req.offers < h->n_workers && !status; req.offers++)
             status = rfaas_api_offer(&h->workers[req.offers], &offers[req.offers]);
     }
-    a->until = dp_now_ns() + l->session->timeout_ns + req.wait_ns + STEP_GRACE_NS + rfaas_api_tables_ns(l->session) + l->bundle_ns;
+    a->until = now + l->session->timeout_ns + req.wait_ns + STEP_GRACE_NS + rfaas_api_tables_ns(l->session) + l->bundle_ns;
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = offers, .tail_size = req.offers * sizeof *offers, .fd = first && !from ? l->library_fd : -1};
-    if (!status && !(a->ticket = rfaas_agent_send("lease", RFAAS_AGENT_ACQUIRE, &parts, a->until)))
+    if (!status && !(a->ticket = rfaas_agent_send("lease", RFAAS_AGENT_ACQUIRE, &parts, a->aside ? now + ASIDE_NS : a->until)))
         status = rfaas_api_last_status();
     free(offers);
     return status ? finished(a, status) : false;
@@ -233,6 +236,9 @@ static bool start(rfaas_acquisition *a) {
     const rfaas_lease *l = a->lease;
     drop_channels(a->grant);
     a->from = 0;
+    a->cached = 0;
+    if (a->aside)
+        return send_step(a, true, 0);
     a->cached = rfaas_api_adopt_cached(l, a->grant, a->at);
     if (a->cached)
         attend(l, a->grant);
@@ -269,9 +275,10 @@ static bool start_again(rfaas_acquisition *a) {
     return start(a);
 }
 
-void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns) {
-    int64_t wait_until = dp_now_ns() + wait_ns;
-    *a = (rfaas_acquisition){.lease = l, .grant = h, .at = at, .wait_until = wait_until, .patience = wait_until + l->session->timeout_ns};
+void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns, bool aside) {
+    int64_t now = dp_now_ns();
+    *a = (rfaas_acquisition){.lease = l, .grant = h, .at = at, .aside = aside, .wait_until = now + wait_ns,
+                             .patience = now + (aside ? 0 : wait_ns) + l->session->timeout_ns};
     start(a);
 }
 

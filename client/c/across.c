@@ -12,7 +12,7 @@
 
 static const char op[] = "lease across executors";
 
-/* One executor's part. */
+/* One executor's part. Its lease never runs calls in this process at first, because other executors may have room. */
 typedef struct part {
     rfaas_lease_options options;
     char at[RFAAS_AGENT_ADDRESS];
@@ -51,7 +51,7 @@ static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         part *p = &parts[i];
         if (!p->status)
-            p->status = rfaas_api_lease_finish(&p->lease, &p->acquisition);
+            p->status = rfaas_api_lease_finish(&p->lease, &p->acquisition, false);
         if (p->status)
             snprintf(p->text, sizeof p->text, "%s", rfaas_last_error());
     }
@@ -174,6 +174,23 @@ static int round_of(across *a) {
     return status || n > 0 ? status : rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: an empty plan", op);
 }
 
+/* Opens leases in this process for the workers that are left, if the leases permit that. `status` and the thread's error are the reason. */
+static int open_here(across *a, int status) {
+    rfaas_lease_options o = *a->options;
+    rfaas_acquisition refused = {.done = true, .status = status, .code = rfaas_function_code(), .init_failed = rfaas_api_init_failed()};
+    snprintf(refused.text, sizeof refused.text, "%s", rfaas_last_error());
+    if (!(o.flags & RFAAS_LEASE_LOCAL) || (a->left + RFAAS_WORKERS_MAX - 1) / RFAAS_WORKERS_MAX > a->capacity - a->count)
+        return status;
+    for (status = RFAAS_OK; a->left && !status; a->left -= o.workers) {
+        rfaas_acquisition each = refused;
+        o.workers = a->left < RFAAS_WORKERS_MAX ? a->left : RFAAS_WORKERS_MAX;
+        status = rfaas_api_lease_begin(a->session, &o, NULL, &a->leases[a->count], &each);
+        if (!status && !(status = rfaas_api_lease_finish(&a->leases[a->count], &each, true)))
+            a->count++;
+    }
+    return status;
+}
+
 int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options, size_t capacity, rfaas_lease *leases[],
                             size_t *count) {
     rfaas_lease_options o;
@@ -191,6 +208,8 @@ int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options
     o.wait_ns = 0; /* the parts do not wait */
     while (a.left && !status)
         status = round_of(&a);
+    if (status)
+        status = open_here(&a, status);
     free(a.tried);
     if (!status) {
         *count = a.count;

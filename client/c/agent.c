@@ -466,6 +466,13 @@ bool rfaas_agent_take(rfaas_ticket id, rfaas_reply *reply) {
 
 uint32_t rfaas_agent_generation(void) { return __atomic_load_n(&generation, __ATOMIC_ACQUIRE); }
 
+bool rfaas_agent_connected(void) {
+    pthread_mutex_lock(&mu);
+    bool connected = sock >= 0;
+    pthread_mutex_unlock(&mu);
+    return connected;
+}
+
 void rfaas_agent_drop(rfaas_ticket id) {
     pthread_mutex_lock(&mu);
     for (ticket **at = &tickets; id && *at; at = &(*at)->next)

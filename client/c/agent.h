@@ -66,6 +66,8 @@ bool rfaas_agent_take(rfaas_ticket ticket, rfaas_reply *reply);
 /* rfaas_agent_generation returns how many agents this process has had. What an earlier one has granted is not known to the present one,
  * unless rfaas_api_reopen has handed it over. */
 uint32_t rfaas_agent_generation(void);
+/* rfaas_agent_connected reports whether there is a connection to an agent. */
+bool rfaas_agent_connected(void);
 /* rfaas_agent_drop gives up a request. Its reply will be dropped. Ticket 0: does nothing. */
 void rfaas_agent_drop(rfaas_ticket ticket);
 /* rfaas_agent_tell sends a message that has no reply. Does nothing if there is no connection. */

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 8u       /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 9u       /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -127,6 +127,7 @@ typedef struct rfaas_agent_session {
 typedef struct rfaas_agent_opened {
     char provider[16]; /* likely provider of the session's first lease; "": not known, or the agent holds channels for it */
     uint32_t encrypt;  /* of the session's connections on tcp: a DP_ENCRYPT_* value of dp_fabric.h */
+    uint32_t configured; /* 0: the session has no address, which RFAAS_SESSION_LOCAL permits */
 } rfaas_agent_opened;
 
 typedef struct rfaas_agent_session_name {

@@ -246,8 +246,12 @@ static inline bool rfaas_api_replacing(const rfaas_lease *l) {
 void rfaas_api_await_slot(rfaas_lease *l, int32_t worker, uint32_t *turn, int64_t until);
 /* rfaas_api_await_slot for a thread that is not inside (shim.h). Returns at once if the lease has ended. */
 void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until);
+/* Waits for a new grant and moves the lease to it. Registered buffers have other dp_mems afterwards. With RFAAS_LEASE_LOCAL it does
+ * not wait for room, and calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a grant. The caller owns the lease or holds all
+ * units. */
+int rfaas_api_move(rfaas_lease *l, const char *op, const call_plan *p);
 /* Moves the lease (rfaas_api_move), unless another thread has moved it: then its grant no longer has this key. */
-int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline);
+int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, const call_plan *p);
 uint64_t rfaas_api_grant_key(rfaas_lease *l);
 
 /* ---- map.c ---- */

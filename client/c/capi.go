@@ -93,7 +93,7 @@ func Finalize() error { return errorOf(C.rfaas_shim_finalize()) }
 type SessionOptions struct {
 	Manager, Executor, Provider, Tenant, Device, SecretFile, TokenFile string
 	Port, GIDIndex, PKeyIndex, TrafficClass, ServiceLevel, MTU         int
-	AllowPlaintext                                                     bool
+	AllowPlaintext, Local                                              bool
 	DataEncryption                                                     int // RFAAS_DATA_ENCRYPTION_*
 	Timeout                                                            time.Duration
 	CachedLeases                                                       int
@@ -128,7 +128,10 @@ func SessionOpen(o *SessionOptions) (*Session, error) {
 		cached_leases: C.int32_t(o.CachedLeases), secret_file: texts.c(o.SecretFile), token_file: texts.c(o.TokenFile),
 		data_encryption: C.uint32_t(o.DataEncryption)}
 	if o.AllowPlaintext {
-		c.flags = C.RFAAS_SESSION_ALLOW_PLAINTEXT
+		c.flags |= C.RFAAS_SESSION_ALLOW_PLAINTEXT
+	}
+	if o.Local {
+		c.flags |= C.RFAAS_SESSION_LOCAL
 	}
 	var s *C.rfaas_session
 	err := errorOf(C.rfaas_shim_session_open(&c, &s))
@@ -304,6 +307,7 @@ type Info struct {
 	Bulk, ID                                   uint64
 	Node, Executor, Provider                   string
 	Left                                       time.Duration
+	LocalReason                                string
 }
 
 // Info describes the lease.
@@ -314,7 +318,8 @@ func (l *Lease) Info() (Info, error) {
 		return Info{}, err
 	}
 	return Info{int(c.workers), int(c.depth), int(c.eager), int(c.functions), int(c.replaced), uint64(c.bulk), uint64(c.lease_id),
-		C.GoString(&c.node_name[0]), C.GoString(&c.executor_address[0]), C.GoString(&c.provider[0]), time.Duration(c.left_ns)}, nil
+		C.GoString(&c.node_name[0]), C.GoString(&c.executor_address[0]), C.GoString(&c.provider[0]), time.Duration(c.left_ns),
+		C.GoString(&c.local_reason[0])}, nil
 }
 
 // Function finds a function by name.

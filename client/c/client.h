@@ -188,10 +188,10 @@ typedef struct rfaas_acquisition {
     const char *at;      /* executor to ask first, or NULL */
     int64_t wait_until;  /* until when the agent waits for an executor that has room */
     int64_t until;       /* deadline of the present step */
+    bool aside;          /* for calls that run in this process meanwhile: waits for room without channels (rfaas_api_acquire_begin) */
     int64_t patience;    /* time (ns) from which no other executor is asked if workers cannot be reached */
     rfaas_ticket ticket; /* of the present step */
     uint64_t cached;     /* key of the cached grant whose channels are offered; 0: none */
-    bool offered;        /* channels of grant->provider are */
     bool initialising; /* the workers are granted and execute the init call */
     bool init_failed;  /* status is that of the init call; do not ask another executor */
     bool done;
@@ -263,11 +263,14 @@ struct rfaas_lease {
 
     pthread_mutex_t mu; /* protects what events change, and the pointers to grants */
     char draining_reason[256];
+    char local_reason[256]; /* why calls run in this process */
     /* Failover. The owner, or a thread that holds all units, changes these. Changes of `next` also need mu. */
     rfaas_grant *next; /* being acquired, or ready */
     rfaas_acquisition seek;
     bool seeking, next_ready;
     int64_t seek_again;    /* earliest time of the next search */
+    int64_t seek_pause;    /* with RFAAS_LEASE_LOCAL: the pause before the present search, ns */
+    int64_t seek_waited;   /* the same: time that calls have waited for the present search, ns */
     char next_reason[512]; /* why the last search failed */
     int init_status;       /* error of the init call in the last search; 0: none */
     int32_t init_code;     /* rfaas_function_code of that */
@@ -288,6 +291,12 @@ struct rfaas_session {
     pthread_mutex_t mu;
     bool shm; /* uses the shm device, of which the process has one */
     dp_dev *verbs, *tcp, *ofi; /* NULL: not opened */
+    uint32_t nowhere; /* the session has no address (RFAAS_SESSION_LOCAL); relaxed atomic */
+    struct {
+        int64_t until; /* leases with RFAAS_LEASE_LOCAL do not look for executors before this time (CLOCK_MONOTONIC ns) */
+        int status;
+        char text[512];
+    } away; /* the last slow failure of such a lease; under mu */
     uint32_t opening; /* leases that are being opened or are open; under rfaas_api_mu */
     struct rfaas_table *tables; /* under mu */
 };
@@ -310,6 +319,14 @@ int rfaas_api_bad_session(const rfaas_session *s, const char *op);
 int rfaas_api_fail_dp(const char *op, const dp_error *err);
 /* Returns the session's device for a provider, which it opens once. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out);
+/* Reports whether an operation of a session with RFAAS_SESSION_LOCAL succeeds although no agent was reached, with this status and reply. The
+ * next agent learns of it by rfaas_api_reopen. */
+bool rfaas_api_without_agent(const rfaas_session *s, int status, const rfaas_reply *r);
+/* Notes that a lease with RFAAS_LEASE_LOCAL found no executor, and how long that took, ns. After a slow failure, such as a time-out, other
+ * leases do not wait for the same. */
+void rfaas_api_note_away(rfaas_session *s, int status, const char *text, int64_t took);
+/* Returns the time until which such leases do not look for executors; 0: they may. Then *a, unless NULL, has the error. */
+int64_t rfaas_api_away(rfaas_session *s, rfaas_acquisition *a);
 /* rfaas_api_attend accepts workers that connect through shared memory and detects workers that have ended. The library has no
  * thread for that, so every wait calls it, and polls the descriptor of rfaas_api_attend_fd (-1: there is no shm device). */
 void rfaas_api_attend(void);
@@ -326,9 +343,10 @@ rfaas_lease *rfaas_api_lease_at(uint32_t index);
 /* rfaas_lease_open, asking the executor `at` first. NULL: any. */
 int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease);
 /* The two halves of rfaas_api_lease_open, between which the caller calls rfaas_api_acquire_step until it returns true. *l is
- * NULL after an error. */
+ * NULL after an error. If a->done is set before, the lease is not acquired: a->status is the reason. may_be_local: with RFAAS_LEASE_LOCAL,
+ * calls run in this process if there are no workers. */
 int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **l, rfaas_acquisition *a);
-int rfaas_api_lease_finish(rfaas_lease **l, rfaas_acquisition *a);
+int rfaas_api_lease_finish(rfaas_lease **l, rfaas_acquisition *a, bool may_be_local);
 /* rfaas_lease_release. Fails if the lease does not belong to the session (NULL: any). */
 int rfaas_api_release_of(rfaas_lease *l, const rfaas_session *of);
 /* Checks the program's options and copies them with defaults filled in. `most` is the largest number of workers. */
@@ -369,8 +387,9 @@ rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l);
 void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h);
 /* Frees a grant that no lease and no event can find, with its channels. */
 void rfaas_api_grant_destroy(rfaas_grant *h);
-/* Starts to get workers for a grant of the lease. `at` is that of rfaas_acquisition. wait_ns: how long the agent waits for room. */
-void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns);
+/* Starts to get workers for a grant of the lease. `at` is that of rfaas_acquisition. wait_ns: how long the agent waits for room. aside: the
+ * agent waits before the channels are made. Once they are offered, it does not wait for room, so the caller may wait for the outcome. */
+void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns, bool aside);
 /* Continues as far as is possible without waiting. Returns true when it is done; a->status and a->text are then set. After an
  * error the caller releases the grant's key. */
 bool rfaas_api_acquire_step(rfaas_acquisition *a);
@@ -503,12 +522,10 @@ void rfaas_api_drain(rfaas_lease *l);
 
 /* Reports whether the lease moves when its executor is lost. */
 static inline bool rfaas_api_fails_over(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_FAILOVER; }
-/* Waits for a new grant and moves the lease to it. Registered buffers have other dp_mems afterwards. With RFAAS_LEASE_LOCAL it does
- * not wait, and calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a grant. The caller owns the lease or holds all
- * units. */
-int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline);
 /* Ends the search for a new grant, and releases a grant that it has found. */
 void rfaas_api_stop_seeking(rfaas_lease *l);
+/* In the child of fork(): forgets the searches of the parent. */
+void rfaas_api_forget_searches(void);
 /* Adds the counters of a grant's channels to s. */
 void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s);
 
@@ -517,10 +534,15 @@ void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s);
 /* Opens the lease's library in this process. */
 int rfaas_api_local_load(rfaas_lease *l);
 void rfaas_api_local_free(rfaas_lease *l);
-/* Prepares a lease for calls in this process, because no executor had room. */
-int rfaas_api_local_open(rfaas_lease *l);
-/* Adds a function's name to the lease. */
-int rfaas_api_local_function(rfaas_lease *l, const char *name);
+/* Reports whether a lease with RFAAS_LEASE_LOCAL that got no workers, with this status, is opened nevertheless. */
+bool rfaas_api_local_suits(const rfaas_lease *l, int status);
+/* Prepares a lease for calls in this process, for the reason `why`, and executes the init call. Functions get the numbers that executors
+ * give them. */
+int rfaas_api_local_open(rfaas_lease *l, const char *why);
+/* Keeps the reason why calls run in this process, and with `event` tells the program. */
+void rfaas_api_local_because(rfaas_lease *l, const char *why, bool event);
+/* Returns the largest payload and result of a local call. It is that of the channels to workers. */
+uint64_t rfaas_api_local_limit(const rfaas_lease *l);
 struct rfaas_call_args;
 /* Runs a function on this thread, in this process. *got is the size of its result, also when that is too large. */
 int rfaas_api_here(rfaas_lease *l, const char *op, const struct rfaas_call_args *a, uint32_t *got);

@@ -1,5 +1,6 @@
 /* How a lease moves to another executor. The library has no thread. So the first call that finds the grant lost starts a search, and
- * calls continue it until there is a new grant. The agent waits for an executor that has room.
+ * calls continue it until there is a new grant. The agent waits for an executor that has room. With RFAAS_LEASE_LOCAL, calls run in this
+ * process while the agent waits. A lease that was opened without workers has a grant without an endpoint, and searches in the same way.
  *
  *   grant lost ──▶ acquire (wait) ──▶ next, ready ──▶ grant = next, the old one released
  *                    ▲     └── refused: again, after a pause
@@ -14,12 +15,29 @@
 
 #define PAUSE_NS 20000000ll    /* between two searches; most waiting is the agent's */
 #define PATIENCE_NS 500000000ll /* how long the agent waits for an executor */
+/* The same while calls run in this process, and the longest pause after a search that has failed. */
+#define LOCAL_PATIENCE_NS 30000000000ll
+#define LOCAL_PAUSE_MAX_NS 2000000000ll
+#define LOCAL_WAITED_TIMES 10 /* such a pause is also so many times as long as calls have waited for the search */
+#define LOCAL_SEARCHES_MAX 64 /* of this process, at a time: the agent accepts 1024 requests without a reply */
 /* How long to wait for the agent to report a lost executor. The agent itself waits 3 s for an executor to come back. */
 #define NEWS_PATIENCE_NS 5000000000ll
 
+static uint32_t local_searches; /* of leases with RFAAS_LEASE_LOCAL; atomic */
+
 static bool grant_lost(const rfaas_lease *l) { return l->grant->ended || draining(l); }
 
+static bool runs_here(const rfaas_lease *l) { return __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) == RFAAS_AGENT_DRAIN_LOCAL; }
+
+void rfaas_api_forget_searches(void) { local_searches = 0; }
+
 /* ---- the search ---- */
+
+static void end_search(rfaas_lease *l) {
+    if (l->seeking && l->local)
+        __atomic_sub_fetch(&local_searches, 1, __ATOMIC_RELAXED);
+    l->seeking = false;
+}
 
 static void drop_next(rfaas_lease *l) {
     rfaas_grant *h = l->next;
@@ -30,11 +48,26 @@ static void drop_next(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     l->next = NULL;
     pthread_mutex_unlock(&l->mu);
-    l->next_ready = l->seeking = false;
+    l->next_ready = false;
+    end_search(l);
     rfaas_api_grant_destroy(h);
 }
 
+/* Returns the time before which a lease with RFAAS_LEASE_LOCAL begins no search; 0: it may begin. */
+static int64_t not_before(const rfaas_lease *l) {
+    int64_t away = rfaas_api_away(l->session, NULL);
+    bool nowhere = __atomic_load_n(&l->session->nowhere, __ATOMIC_RELAXED) && !*l->spec.executor;
+    if (!away && (nowhere || __atomic_load_n(&local_searches, __ATOMIC_RELAXED) >= LOCAL_SEARCHES_MAX))
+        return dp_now_ns() + LOCAL_PAUSE_MAX_NS;
+    return away;
+}
+
 static void begin(rfaas_lease *l) {
+    int64_t now = dp_now_ns(), later = l->local ? not_before(l) : 0;
+    if (later) {
+        l->seek_again = later;
+        return;
+    }
     rfaas_grant *h = rfaas_api_grant_new(l);
     if (!h) {
         snprintf(l->next_reason, sizeof l->next_reason, "out of memory");
@@ -45,7 +78,27 @@ static void begin(rfaas_lease *l) {
     l->next = h; /* events may name it */
     pthread_mutex_unlock(&l->mu);
     l->seeking = true;
-    rfaas_api_acquire_begin(&l->seek, l, h, NULL, PATIENCE_NS);
+    l->seek_waited = 0;
+    if (l->local)
+        __atomic_add_fetch(&local_searches, 1, __ATOMIC_RELAXED);
+    rfaas_api_acquire_begin(&l->seek, l, h, NULL, l->local ? LOCAL_PATIENCE_NS : PATIENCE_NS, l->local);
+    if (l->local && l->seek.status) {
+        l->seek_waited = dp_now_ns() - now;
+        rfaas_api_note_away(l->session, l->seek.status, l->seek.text, l->seek_waited);
+    }
+}
+
+/* Sets when the next search may begin, after one that has failed. */
+static void pause_search(rfaas_lease *l) {
+    int64_t pause = PAUSE_NS;
+    if (l->local) {
+        l->seek_pause = !l->seek_pause ? PAUSE_NS : 2 * l->seek_pause < LOCAL_PAUSE_MAX_NS ? 2 * l->seek_pause : LOCAL_PAUSE_MAX_NS;
+        pause = l->seek_pause + LOCAL_WAITED_TIMES * l->seek_waited;
+        l->seek_waited = 0;
+        if (runs_here(l))
+            rfaas_api_local_because(l, l->next_reason, false);
+    }
+    l->seek_again = dp_now_ns() + pause;
 }
 
 /* Continues the search as far as is possible without waiting. Returns true if there is a new grant. */
@@ -62,14 +115,14 @@ static bool search(rfaas_lease *l) {
         return false;
     if (!l->seek.status) {
         l->next_ready = true;
-        l->seeking = false;
+        end_search(l);
         return true;
     }
     snprintf(l->next_reason, sizeof l->next_reason, "%s", l->seek.text);
     l->init_status = l->seek.init_failed ? l->seek.status : RFAAS_OK;
     l->init_code = l->seek.code;
     drop_next(l);
-    l->seek_again = dp_now_ns() + PAUSE_NS;
+    pause_search(l);
     return false;
 }
 
@@ -77,7 +130,7 @@ void rfaas_api_stop_seeking(rfaas_lease *l) {
     drop_next(l);
     l->next_reason[0] = 0;
     l->init_status = RFAAS_OK;
-    l->seek_again = 0;
+    l->seek_again = l->seek_pause = l->seek_waited = 0;
 }
 
 void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s) {
@@ -117,10 +170,18 @@ static void hear_out(rfaas_lease *l) {
 
 /* Makes calls run in this process until there is a new grant, and has the agent release the old one. */
 static void stay_here(rfaas_lease *l) {
-    if (__atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) == RFAAS_AGENT_DRAIN_LOCAL)
+    char why[sizeof l->draining_reason];
+    if (runs_here(l))
         return;
     hear_out(l);
     rfaas_api_finish(l);
+    pthread_mutex_lock(&l->local_mu); /* a call of an earlier time without workers may still run */
+    l->init.here = false;
+    pthread_mutex_unlock(&l->local_mu);
+    pthread_mutex_lock(&l->mu);
+    memcpy(why, l->grant->ended ? l->grant->ended_reason : l->draining_reason, sizeof why);
+    pthread_mutex_unlock(&l->mu);
+    rfaas_api_local_because(l, why, true);
     __atomic_store_n(&l->line->draining, RFAAS_AGENT_DRAIN_LOCAL, __ATOMIC_RELEASE);
 }
 
@@ -142,8 +203,10 @@ static void take_next(rfaas_lease *l) {
     __atomic_store_n(&l->line->key, h->key, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&l->mu);
     l->next_ready = false;
+    l->seek_pause = l->seek_waited = 0;
     l->past.moved++;
-    rfaas_api_release_workers(l, old->key, false);
+    if (old->ep)
+        rfaas_api_release_workers(l, old->key, false);
     rfaas_api_grant_free(l, old);
 }
 
@@ -167,35 +230,45 @@ static int fail_init(rfaas_lease *l, const char *op) {
     return status;
 }
 
-int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
-    if (!l->grant->ep)
-        return RFAAS_OK;
-    int64_t start = dp_now_ns(), until = start + l->session->timeout_ns, news = start + NEWS_PATIENCE_NS;
+/* Reports whether a call waits for the search although it could run in this process: workers are being started, or the grant was lost just
+ * now, so that another executor may have room. Half of the call's time is left for the function. */
+static bool worth_waiting(const rfaas_lease *l, const call_plan *p, int64_t start) {
+    int64_t half = p->deadline ? start + (p->deadline - start) / 2 : INT64_MAX;
+    return l->seeking && (l->next->ep || (!runs_here(l) && l->seek_waited < PAUSE_NS)) && dp_now_ns() < half;
+}
+
+int rfaas_api_move(rfaas_lease *l, const char *op, const call_plan *p) {
+    int64_t start = dp_now_ns(), until = start + l->session->timeout_ns, news = start + NEWS_PATIENCE_NS, deadline = start_deadline(p);
     bool cut = deadline && deadline < until;
     if (cut)
         until = deadline;
     rfaas_agent_look();
     for (;;) {
         if (grant_lost(l) && search(l)) {
-            hear_out(l);
+            if (l->grant->ep)
+                hear_out(l);
             if (search(l)) { /* still there */
                 take_next(l);
                 return RFAAS_OK;
             }
             continue;
         }
-        if (l->init_status)
+        if (l->init_status && !runs_here(l))
             return fail_init(l, op);
-        if (l->local && grant_lost(l))
+        if (l->local && grant_lost(l) && !worth_waiting(l, p, start))
             break;
         if (shared(l) && dp_turns_closed(l->turns))
             return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s: the lease was released by another thread", op);
         int64_t last = grant_lost(l) || until < news ? until : news;
-        if (dp_now_ns() >= last)
+        int64_t now = dp_now_ns();
+        if (now >= last)
             break;
         await(l, last);
+        l->seek_waited += dp_now_ns() - now;
     }
     if (l->local && grant_lost(l)) {
+        if (p->wait_until && worth_waiting(l, p, start)) /* the caller tries again */
+            return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: workers are being started", op);
         stay_here(l);
         return RFAAS_OK;
     }

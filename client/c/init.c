@@ -138,7 +138,7 @@ int rfaas_api_init_here(rfaas_lease *l) {
     if (!f)
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: init call: \"%.128s\" is not in the library", op, c->function);
     uint32_t got;
-    uint64_t limit = l->options.bulk > l->options.eager ? l->options.bulk : l->options.eager;
+    uint64_t limit = rfaas_api_local_limit(l);
     const dp_pieces in = {&(dp_piece){c->payload, c->size, 1, 0}, 1}, out = {NULL, 0};
     rfaas_local_failure failure;
     rfaas_session *before = rfaas_api_tables_of(l->session);

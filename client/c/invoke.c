@@ -336,7 +336,7 @@ static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, 
             return status;
         }
         if (over && class != RFAAS_CLASS_BUSY && (class == RFAAS_CLASS_LEASE || !ran || draining(l))) {
-            int st = ++moves > MOVES_MAX ? status : rfaas_api_move_shared(l, "invoke", key, p->deadline);
+            int st = ++moves > MOVES_MAX ? status : rfaas_api_move_shared(l, "invoke", key, p);
             if (st)
                 return st;
             if (draining(l))
@@ -363,7 +363,7 @@ int rfaas_api_repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t ke
 
 /* Calls in this process, or moves the lease: *moved. */
 static __attribute__((noinline, cold)) int invoke_draining(rfaas_lease *l, const call_args *a, uint32_t *got, bool *moved) {
-    int status = rfaas_api_move_shared(l, "invoke", rfaas_api_grant_key(l), a->p->deadline);
+    int status = rfaas_api_move_shared(l, "invoke", rfaas_api_grant_key(l), a->p);
     *moved = !status && !draining(l);
     return status || *moved ? status : rfaas_api_here(l, "invoke", a, got);
 }

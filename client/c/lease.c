@@ -73,6 +73,7 @@ void rfaas_api_forget_leases(void) {
         lease_taken[i] = false;
     }
     rfaas_api_forget_cached();
+    rfaas_api_forget_searches();
 }
 
 /* Frees everything that a lease holds in this process, and lets the handle be used again. */
@@ -96,7 +97,7 @@ static void destroy_lease(rfaas_lease *l) {
     l->sync_worker = l->next_worker = l->replaced = 0;
     l->line->busy = 0;
     l->line->key = 0;
-    l->draining_reason[0] = 0;
+    l->draining_reason[0] = l->local_reason[0] = 0;
     if (l->library_fd >= 0)
         close(l->library_fd);
     l->library_fd = -1;
@@ -284,28 +285,29 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
         destroy_lease(l);
         return status;
     }
-    rfaas_api_acquire_begin(a, l, h, at, o.wait_ns);
+    if (!a->done && !(l->local && !o.wait_ns && rfaas_api_away(s, a)))
+        rfaas_api_acquire_begin(a, l, h, at, o.wait_ns, false);
     *lease = l;
     return RFAAS_OK;
 }
 
-int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a) {
+/* Opens a lease that got no workers. Returns an error if calls cannot run in this process instead. */
+static int without_workers(rfaas_lease *l, const rfaas_acquisition *a, bool may_be_local) {
+    rfaas_api_release_workers(l, l->grant->key, a->init_failed); /* true: workers that still execute the init call take a while to end */
+    if (!may_be_local || a->init_failed || !rfaas_api_local_suits(l, a->status))
+        return rfaas_api_fail_code(a->status, 0, a->code, "%s", a->text);
+    if (!l->options.wait_ns)
+        rfaas_api_note_away(l->session, a->status, a->text, dp_now_ns() - l->open_ns);
+    return rfaas_api_local_open(l, a->text);
+}
+
+int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a, bool may_be_local) {
     rfaas_lease *l = *lease;
-    if (a->status) {
-        int class = dp_status_class(a->status);
-        rfaas_api_release_workers(l, l->grant->key, a->init_failed); /* true: workers that still execute the init call take a while to end */
-        if (!l->local || a->init_failed || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_LEASE &&
-                                              class != RFAAS_CLASS_UNSUPPORTED) ||
-            rfaas_api_local_open(l)) {
-            destroy_lease(l);
-            *lease = NULL;
-            return rfaas_api_fail_code(a->status, 0, a->code, "%s", a->text);
-        }
-        if ((a->status = rfaas_api_init_here(l))) {
-            destroy_lease(l);
-            *lease = NULL;
-            return a->status;
-        }
+    int status = a->status ? without_workers(l, a, may_be_local) : RFAAS_OK;
+    if (status) {
+        destroy_lease(l);
+        *lease = NULL;
+        return a->status = status;
     }
     l->workers = l->grant->workers;
     l->cfg = l->grant->cfg;
@@ -316,7 +318,7 @@ int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a) {
 
 int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease) {
     static const char op[] = "lease";
-    rfaas_acquisition a;
+    rfaas_acquisition a = {0};
     rfaas_lease *l;
     int status = rfaas_api_bad_session(s, op);
     if (!status && !lease)
@@ -327,7 +329,7 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
         return status;
     while (!rfaas_api_acquire_step(&a))
         rfaas_api_acquire_wait(&a, a.until);
-    status = rfaas_api_lease_finish(&l, &a);
+    status = rfaas_api_lease_finish(&l, &a, true);
     if (!status)
         *lease = l;
     return status;
@@ -379,10 +381,12 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
     snprintf(d.executor, sizeof d.executor, "%.*s", (int)sizeof d.executor - 1, l->grant->executor);
     memcpy(d.node_name, l->grant->node, sizeof d.node_name);
     memcpy(d.executor_address, l->grant->executor, sizeof d.executor_address);
-    if (__atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) == RFAAS_AGENT_DRAIN_LOCAL)
+    if (__atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) == RFAAS_AGENT_DRAIN_LOCAL) {
         snprintf(d.provider, sizeof d.provider, "local");
-    else
+        memcpy(d.local_reason, l->local_reason, sizeof d.local_reason);
+    } else {
         memcpy(d.provider, l->grant->provider, sizeof d.provider);
+    }
     int64_t left = l->grant->ep && l->grant->until_ns ? l->grant->until_ns - dp_now_ns() : 0;
     d.left_ns = left > 0 && !l->grant->ended ? left : 0;
     pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
@@ -434,7 +438,7 @@ const char *rfaas_lease_function_name(const rfaas_lease *l, rfaas_function funct
     rfaas_lease *mine = (rfaas_lease *)l;
     if (rfaas_api_enter(mine, "function name"))
         return NULL;
-    const char *name = function < __atomic_load_n(&l->n_functions, __ATOMIC_ACQUIRE) ? l->functions[function] : NULL;
+    const char *name = function < l->n_functions ? l->functions[function] : NULL;
     leave(mine, RFAAS_OK);
     return name;
 }
@@ -475,7 +479,7 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
 
 int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function *function) {
     static const char op[] = "find function";
-    rfaas_lease *mine = (rfaas_lease *)l; /* the names of a local lease come one by one */
+    rfaas_lease *mine = (rfaas_lease *)l;
     int status = rfaas_api_enter(mine, op);
     if (status)
         return status;
@@ -486,16 +490,6 @@ int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function 
             *function = i;
             return leave(mine, RFAAS_OK);
         }
-    if ((status = rfaas_api_take_all(mine, op, 0)))
-        return leave(mine, status);
-    bool local = !l->grant->ep;
-    if (local) {
-        status = rfaas_api_local_function(mine, name);
-        *function = status ? *function : l->n_functions - 1;
-    }
-    rfaas_api_put_all(mine);
-    if (local)
-        return leave(mine, status);
     return leave(mine, rfaas_api_no_function(l, op, name));
 }
 

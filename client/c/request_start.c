@@ -224,7 +224,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
     int status = RFAAS_OK;
     for (int moves = 0; moves < 2; moves++) {
         uint64_t key = sharing && l->options.flags & (RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL) ? rfaas_api_grant_key(l) : 0;
-        if (UNLIKELY((draining(l) || moves) && (status = rfaas_api_move_shared(l, op, key, start_deadline(p))))) {
+        if (UNLIKELY((draining(l) || moves) && (status = rfaas_api_move_shared(l, op, key, p)))) {
             give_request(l, r);
             return status;
         }

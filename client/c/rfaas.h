@@ -240,6 +240,12 @@ typedef struct rfaas_session_options {
  * sockets, for trusted networks. The environment variable RFAAS_ALLOW_PLAINTEXT=1 does the same. */
 #define RFAAS_SESSION_ALLOW_PLAINTEXT 1u
 
+/* RFAAS_SESSION_LOCAL: Opens the session also if nothing runs: no address is configured, no daemon
+ * listens at the address, the credential is missing, or the agent cannot be started. Each lease then
+ * tries again. With RFAAS_LEASE_LOCAL its calls run in this process until there are workers. Without
+ * it, the lease fails with the error of the attempt. A malformed option is still an error. */
+#define RFAAS_SESSION_LOCAL 2u
+
 #define RFAAS_DATA_ENCRYPTION_OFF 1     /* never */
 
 /* RFAAS_DATA_ENCRYPTION_ON: Encrypts a connection on tcp, unless all its addresses are loopback. If
@@ -256,13 +262,16 @@ typedef struct rfaas_session_options {
  * version. Blocks for at most timeout_ns and one second.
  *
  * Errors:
- *   RFAAS_INVALID: no address, a malformed address, an unknown provider, or an unknown value of
- *     data_encryption.
- *   RFAAS_UNSUPPORTED: the agent cannot be started; the error text says why.
- *   RFAAS_PEER_GONE: no answer from the manager, the executor or the agent.
- *   RFAAS_PROTOCOL: the peer is not an rfaas daemon, or has another version.
+ *   RFAAS_INVALID: no address (unless RFAAS_SESSION_LOCAL is set), a malformed address, an unknown
+ *     provider, or an unknown value of data_encryption.
+ *   RFAAS_UNSUPPORTED: the agent cannot be started; the error text says why. Not with
+ *     RFAAS_SESSION_LOCAL.
+ *   RFAAS_PEER_GONE: no answer from the manager, the executor or the agent. Not with
+ *     RFAAS_SESSION_LOCAL.
+ *   RFAAS_PROTOCOL: the peer is not an rfaas daemon, or has another version. Not with
+ *     RFAAS_SESSION_LOCAL.
  *   RFAAS_CREDENTIAL: the file of the token or secret is missing or unreadable, or the peer refuses
- *     the credential. */
+ *     the credential. Not with RFAAS_SESSION_LOCAL. */
 RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_session **session);
 
 /* rfaas_session_close releases the leases of a session and closes it.
@@ -405,9 +414,16 @@ typedef struct rfaas_lease_options {
 /* RFAAS_LEASE_LOCAL: Runs functions in the calling process while no executor has room. The library is
  * loaded here too, with dlopen: its constructors run, and everything that it is linked with must exist
  * (RFAAS_BAD_LIBRARY). If no executor can be reached or has enough free cores and memory,
- * rfaas_lease_open succeeds, rfaas_lease_info reports the provider "local", and the lease stays local
- * until it is released. With RFAAS_LEASE_FAILOVER, calls run locally from the loss of the executor
- * until another executor is found.
+ * rfaas_lease_open succeeds, and rfaas_lease_info reports the provider "local" and the reason. With
+ * RFAAS_SESSION_LOCAL this includes a session without an address, an agent or a credential.
+ *
+ * The agent waits for an executor that has room for all workers, and the next call after that moves
+ * the lease there (RFAAS_EVENT_MOVED). Local calls that run at that time finish. The call that moves
+ * the lease waits until the workers are ready, at most for half of the time until its deadline, or for
+ * the session's timeout_ns if it has none. State that functions kept in this process is not
+ * transferred: the new workers execute the init call. If that executor is lost, the lease ends, unless
+ * it has RFAAS_LEASE_FAILOVER. Then calls run locally again (RFAAS_EVENT_LOCAL), and the lease moves
+ * on to the next executor.
  *
  * A local call runs on the caller's thread, before rfaas_invoke or rfaas_iinvoke returns. No deadline,
  * time limit or memory limit ends it, and a crash of the function is a crash of the program.
@@ -476,11 +492,13 @@ RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
  *   count: number of leases that were opened.
  *
  * Opens all leases or none: an executor that refuses is replaced by others. Each executor's part, of
- * up to 1024 workers, is a lease of its own, which the caller uses and releases like any other.
- * Requests of all of them may be passed to one rfaas_waitall or rfaas_waitany. With
- * RFAAS_LEASE_FAILOVER each part moves separately. Needs a resource manager. Each round of requests to
- * executors blocks for at most the session's timeout_ns. With options->wait_ns it waits for room for
- * all workers. Nothing stays leased after an error. Other errors are those of rfaas_lease_open.
+ * up to 1024 workers, is a lease of its own, which the caller uses and releases like any other. With
+ * RFAAS_LEASE_LOCAL, the workers for which no executor has room are one more lease, or one for each
+ * 1024 workers, whose calls run in this process. Requests of all of them may be passed to one
+ * rfaas_waitall or rfaas_waitany. With RFAAS_LEASE_FAILOVER each part moves separately. Needs a
+ * resource manager. Each round of requests to executors blocks for at most the session's timeout_ns.
+ * With options->wait_ns it waits for room for all workers. Nothing stays leased after an error. Other
+ * errors are those of rfaas_lease_open.
  *
  * Errors:
  *   RFAAS_BUSY: there is room for fewer workers after options->wait_ns, or `capacity` is too small;
@@ -540,7 +558,8 @@ RFAAS_API int rfaas_lease_renew(rfaas_lease *lease, int64_t duration_ns);
 #define RFAAS_EVENT_ENDED 2       /* it has ended; the text begins with released, expired, revoked, drained or lost */
 #define RFAAS_EVENT_DRAINING 3    /* the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED */
 #define RFAAS_EVENT_EXPIRING 4    /* the lease expires soon unless it is renewed */
-#define RFAAS_EVENT_MOVED 5       /* with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address */
+#define RFAAS_EVENT_MOVED 5       /* the lease has moved: calls go to another executor; the text is its address */
+#define RFAAS_EVENT_LOCAL 6       /* with RFAAS_LEASE_LOCAL: calls run in this process; the text says why */
 
 typedef struct rfaas_event {
     uint32_t struct_size; /* set by the caller to sizeof(rfaas_event) */
@@ -582,6 +601,7 @@ typedef struct rfaas_lease_details {
     char executor_address[256]; /* the executor's control address */
     /* Time until the lease expires unless it is renewed. 0: it has ended, or does not expire. */
     int64_t left_ns;
+    char local_reason[256];     /* why calls run in this process (RFAAS_LEASE_LOCAL); "": they do not */
 } rfaas_lease_details;
 
 /* rfaas_lease_info describes a lease.

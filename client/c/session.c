@@ -150,6 +150,53 @@ int rfaas_api_bad_session(const rfaas_session *s, const char *op) {
     return RFAAS_OK;
 }
 
+/* ---- sessions without executors (RFAAS_SESSION_LOCAL) ---- */
+
+#define SLOW_NS 100000000ll        /* a failure that takes longer counts as slow */
+#define AWAY_TIMES 10              /* a slow failure holds for so many times its duration */
+#define AWAY_MAX_NS 60000000000ll
+
+bool rfaas_api_without_agent(const rfaas_session *s, int status, const rfaas_reply *r) {
+    int class = dp_status_class(status);
+    return s->open.flags & RFAAS_SESSION_LOCAL && (class == RFAAS_CLASS_CONNECTION || (r->lost && class == RFAAS_CLASS_UNSUPPORTED));
+}
+
+void rfaas_api_note_away(rfaas_session *s, int status, const char *text, int64_t took) {
+    if (took < SLOW_NS)
+        return;
+    pthread_mutex_lock(&s->mu);
+    s->away.until = dp_now_ns() + (took < AWAY_MAX_NS / AWAY_TIMES ? AWAY_TIMES * took : AWAY_MAX_NS);
+    s->away.status = status;
+    snprintf(s->away.text, sizeof s->away.text, "%s", text);
+    pthread_mutex_unlock(&s->mu);
+}
+
+int64_t rfaas_api_away(rfaas_session *s, rfaas_acquisition *a) {
+    pthread_mutex_lock(&s->mu);
+    int64_t until = s->away.until > dp_now_ns() ? s->away.until : 0;
+    if (until && a) {
+        a->done = true;
+        a->status = s->away.status;
+        memcpy(a->text, s->away.text, sizeof a->text);
+    }
+    pthread_mutex_unlock(&s->mu);
+    return until;
+}
+
+/* Takes what the agent knows about a session, and frees the reply. */
+static void take_opened(rfaas_session *s, const rfaas_reply *r) {
+    rfaas_agent_opened opened;
+    memcpy(&opened, r->data, sizeof opened);
+    free(r->data);
+    pthread_mutex_lock(&s->mu);
+    if (s->encrypt != opened.encrypt)
+        s->encrypt = opened.encrypt;
+    __atomic_store_n(&s->nowhere, !opened.configured, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&s->mu);
+}
+
+/* ---- opening and closing ---- */
+
 int rfaas_session_open(const rfaas_session_options *options, rfaas_session **session) {
     static const char op[] = "open session";
     int status = rfaas_api_down(op);
@@ -209,16 +256,19 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
                                     texts[i].room - 1, texts[i].from);
     rfaas_request_parts parts = {.body = &s->open, .body_size = sizeof s->open, .fd = -1};
     rfaas_reply reply;
-    if (!status)
+    bool asked = !status;
+    if (asked)
         status = rfaas_agent_ask(op, RFAAS_AGENT_OPEN, &parts, s->timeout_ns, sizeof(rfaas_agent_opened), &reply);
-    if (status) {
+    if (status && !(asked && rfaas_api_without_agent(s, status, &reply))) {
         give_session(s);
         return status;
     }
-    const rfaas_agent_opened *opened = (const void *)reply.data;
-    memcpy(s->provider, opened->provider, sizeof s->provider - 1);
-    s->encrypt = opened->encrypt;
-    free(reply.data);
+    s->nowhere = s->encrypt = 0;
+    s->away.until = 0;
+    if (!status) {
+        memcpy(s->provider, ((const rfaas_agent_opened *)reply.data)->provider, sizeof s->provider - 1);
+        take_opened(s, &reply);
+    }
     s->shm = false;
     s->verbs = s->tcp = s->ofi = NULL;
     s->opening = 0;
@@ -250,7 +300,8 @@ int rfaas_session_close(rfaas_session *s) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "close session: the session is closed");
     rfaas_agent_session_name req = {.session = s->open.session};
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
-    status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
+    if (!(s->open.flags & RFAAS_SESSION_LOCAL) || rfaas_agent_connected())
+        status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
     rfaas_api_tables_free(s);
     rfaas_api_drop_all_cached(s); /* events have done so already if the request succeeded */
     close_devices(s);
@@ -419,7 +470,9 @@ void rfaas_api_reopen(void) {
         if (!s || __atomic_load_n(&s->magic, __ATOMIC_ACQUIRE) != RFAAS_SESSION_MAGIC)
             continue;
         rfaas_request_parts parts = {.body = &s->open, .body_size = sizeof s->open, .fd = -1};
-        rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, 0, NULL); /* if it fails, operations that need the session report it */
+        rfaas_reply reply;
+        if (!rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, sizeof(rfaas_agent_opened), &reply))
+            take_opened(s, &reply); /* otherwise operations that need the session report it */
         rfaas_api_tables_publish(s);
     }
     rfaas_api_each_lease(hand_over);

@@ -25,14 +25,14 @@ uint64_t rfaas_api_grant_key(rfaas_lease *l) {
     return key;
 }
 
-int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline) {
+int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, const call_plan *p) {
     if (!shared(l))
-        return rfaas_api_move(l, op, deadline);
-    int status = rfaas_api_take_all(l, op, deadline);
+        return rfaas_api_move(l, op, p);
+    int status = rfaas_api_take_all(l, op, start_deadline(p));
     if (status)
         return status;
     if (l->grant->key == key)
-        status = rfaas_api_move(l, op, deadline);
+        status = rfaas_api_move(l, op, p);
     rfaas_api_put_all(l);
     return status;
 }

@@ -137,7 +137,11 @@ static rfaas_table *remove_table(rfaas_session *s, const char *name) {
 
 static int publish(rfaas_session *s, const char *op, const rfaas_table *t) {
     rfaas_request_parts parts = {.body = &t->message, .body_size = sizeof t->message, .fd = t->fd};
-    return rfaas_agent_ask(op, RFAAS_AGENT_TABLE, &parts, s->timeout_ns + transfer_ns(t->message.size), 0, NULL);
+    rfaas_reply reply;
+    int status = rfaas_agent_ask(op, RFAAS_AGENT_TABLE, &parts, s->timeout_ns + transfer_ns(t->message.size), 0, &reply);
+    if (!status)
+        free(reply.data);
+    return status && rfaas_api_without_agent(s, status, &reply) ? RFAAS_OK : status;
 }
 
 void rfaas_api_tables_publish(rfaas_session *s) {
@@ -261,7 +265,8 @@ int rfaas_table_drop(rfaas_session *s, const char *name) {
     if (!t)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: the session has no table \"%s\"", op, name);
     rfaas_request_parts parts = {.body = &t->message, .body_size = sizeof t->message, .fd = -1};
-    status = rfaas_agent_ask(op, RFAAS_AGENT_TABLE_DROP, &parts, s->timeout_ns, 0, NULL);
+    if (!(s->open.flags & RFAAS_SESSION_LOCAL) || rfaas_agent_connected())
+        status = rfaas_agent_ask(op, RFAAS_AGENT_TABLE_DROP, &parts, s->timeout_ns, 0, NULL);
     destroy(t);
     return status;
 }

@@ -69,6 +69,7 @@ constexpr bool operator!=(std::int64_t a, started b) noexcept { return !(b == a)
 enum class session_flags : std::uint32_t {
     none = 0,
     allow_plaintext = RFAAS_SESSION_ALLOW_PLAINTEXT,
+    local = RFAAS_SESSION_LOCAL,
 };
 constexpr bool operator==(session_flags a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, session_flags b) noexcept { return b == a; }
@@ -140,7 +141,8 @@ enum class event_kind : int {
     ended = RFAAS_EVENT_ENDED, /* it has ended; the text begins with released, expired, revoked, drained or lost */
     draining = RFAAS_EVENT_DRAINING, /* the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED */
     expiring = RFAAS_EVENT_EXPIRING, /* the lease expires soon unless it is renewed */
-    moved = RFAAS_EVENT_MOVED, /* with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address */
+    moved = RFAAS_EVENT_MOVED, /* the lease has moved: calls go to another executor; the text is its address */
+    local = RFAAS_EVENT_LOCAL, /* with RFAAS_LEASE_LOCAL: calls run in this process; the text says why */
 };
 constexpr bool operator==(event_kind a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, event_kind b) noexcept { return b == a; }

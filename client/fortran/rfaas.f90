@@ -59,12 +59,12 @@ module rfaas_options
 contains
 
    subroutine set_session(a, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
-                          traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file, data_encryption)
+                          traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file, data_encryption, local)
       type(session_arguments), intent(inout), target :: a
       character(len=*), intent(in), optional :: manager, executor, provider, tenant, device, secret_file, token_file
       real(c_double), intent(in), optional :: timeout
       integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
-      logical, intent(in), optional :: allow_plaintext
+      logical, intent(in), optional :: allow_plaintext, local
       integer(c_int32_t), intent(in), optional :: data_encryption
       a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
       a%options%manager = string(manager, a%manager)
@@ -84,6 +84,7 @@ contains
       if (present(mtu)) a%options%mtu = mtu
       if (present(data_encryption)) a%options%data_encryption = data_encryption
       if (given(allow_plaintext)) a%options%flags = ior(a%options%flags, RFAAS_SESSION_ALLOW_PLAINTEXT)
+      if (given(local)) a%options%flags = ior(a%options%flags, RFAAS_SESSION_LOCAL)
    end subroutine
 
    subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
@@ -214,12 +215,13 @@ module rfaas
       RFAAS_WORKER_DIED, RFAAS_PROTOCOL, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT, RFAAS_LEASE_ENDED, RFAAS_FATAL, &
       RFAAS_CREDENTIAL, RFAAS_CLASS_BUSY, RFAAS_CLASS_INVALID, RFAAS_CLASS_UNSUPPORTED, RFAAS_CLASS_FUNCTION, &
       RFAAS_CLASS_CONNECTION, RFAAS_CLASS_LEASE, RFAAS_CLASS_FATAL, RFAAS_CLASS_CREDENTIAL, RFAAS_MPI_ERROR_MAX, &
-      RFAAS_NOT_STARTED, RFAAS_MAYBE_EXECUTED, RFAAS_SESSION_ALLOW_PLAINTEXT, RFAAS_DATA_ENCRYPTION_OFF, &
+      RFAAS_NOT_STARTED, RFAAS_MAYBE_EXECUTED, RFAAS_SESSION_ALLOW_PLAINTEXT, RFAAS_SESSION_LOCAL, RFAAS_DATA_ENCRYPTION_OFF, &
       RFAAS_DATA_ENCRYPTION_ON, RFAAS_DATA_ENCRYPTION_REQUIRE, RFAAS_EXECUTOR_OPEN, RFAAS_EXECUTOR_DRAINING, &
       RFAAS_EXECUTOR_SILENT, RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_LEASES_MAX, &
       RFAAS_NO_BULK, RFAAS_EVENT_NONE, RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, &
-      RFAAS_EVENT_MOVED, RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_ANY_WORKER, &
-      RFAAS_TABLES_MAX, RFAAS_SUM, RFAAS_MIN, RFAAS_MAX, RFAAS_INT32, RFAAS_INT64, RFAAS_FLOAT32, RFAAS_FLOAT64
+      RFAAS_EVENT_MOVED, RFAAS_EVENT_LOCAL, RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_POOLED, RFAAS_START_CACHED, &
+      RFAAS_ANY_WORKER, RFAAS_TABLES_MAX, RFAAS_SUM, RFAAS_MIN, RFAAS_MAX, RFAAS_INT32, RFAAS_INT64, RFAAS_FLOAT32, &
+      RFAAS_FLOAT64
    ! end of what is generated
    integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany if all requests are null
 
@@ -254,6 +256,7 @@ module rfaas
       character(len=256) :: node = '', executor = ''
       character(len=16) :: provider = ''
       real(c_double) :: left = 0 !< seconds until it expires; 0: never, or it has ended
+      character(len=256) :: local_reason = '' !< why calls run in this process; '': they do not
    end type
    !> How a worker came to its lease: RFAAS_START_*, its process on its node, seconds that its start took.
    type, public :: rfaas_worker_start
@@ -363,17 +366,17 @@ contains
    !> Arguments that are absent have the defaults of rfaas_session_options.
    subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror, cached_leases, port, &
                                  gid_index, pkey_index, traffic_class, service_level, mtu, allow_plaintext, secret_file, &
-                                 token_file, data_encryption)
+                                 token_file, data_encryption, local)
       type(rfaas_session), intent(inout) :: session
       character(len=*), intent(in), optional :: manager, executor, provider, tenant, device, secret_file, token_file
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
       integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
-      logical, intent(in), optional :: allow_plaintext
+      logical, intent(in), optional :: allow_plaintext, local
       integer(c_int32_t), intent(in), optional :: data_encryption !< RFAAS_DATA_ENCRYPTION_*
       type(session_arguments), target :: a
       call set_session(a, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
-                       traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file, data_encryption)
+                       traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file, data_encryption, local)
       call finish(rfaas_session_open_c(a%options, session%handle), ierror)
    end subroutine
 
@@ -611,6 +614,7 @@ contains
       details%executor = text_in(raw%executor_address)
       details%provider = text_in(raw%provider)
       details%left = real(raw%left_ns, c_double)/1.0e9_c_double
+      details%local_reason = text_in(raw%local_reason)
       call finish(status, ierror)
    end subroutine
 

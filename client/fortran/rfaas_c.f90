@@ -49,6 +49,7 @@ module rfaas_c
    integer, parameter :: RFAAS_MAYBE_EXECUTED = 1 !< the function may have run, may be running, or may run later
 
    integer(c_int32_t), parameter :: RFAAS_SESSION_ALLOW_PLAINTEXT = 1
+   integer(c_int32_t), parameter :: RFAAS_SESSION_LOCAL = 2
 
    integer, parameter :: RFAAS_DATA_ENCRYPTION_OFF = 1 !< never
    integer, parameter :: RFAAS_DATA_ENCRYPTION_ON = 2
@@ -77,7 +78,8 @@ module rfaas_c
    integer, parameter :: RFAAS_EVENT_ENDED = 2 !< it has ended; the text begins with released, expired, revoked, drained or lost
    integer, parameter :: RFAAS_EVENT_DRAINING = 3
    integer, parameter :: RFAAS_EVENT_EXPIRING = 4 !< the lease expires soon unless it is renewed
-   integer, parameter :: RFAAS_EVENT_MOVED = 5
+   integer, parameter :: RFAAS_EVENT_MOVED = 5 !< the lease has moved: calls go to another executor; the text is its address
+   integer, parameter :: RFAAS_EVENT_LOCAL = 6 !< with RFAAS_LEASE_LOCAL: calls run in this process; the text says why
 
    integer, parameter :: RFAAS_START_UNKNOWN = 0 !< the executor does not say, or the worker is this process
    integer, parameter :: RFAAS_START_COLD = 1 !< a new process
@@ -185,6 +187,7 @@ module rfaas_c
       character(kind=c_char) :: node_name(256) = c_null_char
       character(kind=c_char) :: executor_address(256) = c_null_char
       integer(c_int64_t) :: left_ns = 0
+      character(kind=c_char) :: local_reason(256) = c_null_char
    end type
 
    type, bind(c) :: rfaas_worker_start_c

@@ -87,7 +87,7 @@ contains
       character(kind=c_char) :: text(RFAAS_MPI_ERROR_MAX)
       integer(c_int) :: status
       call set_session(where, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
-                       traffic_class, service_level, mtu, allow_plaintext, data_encryption=data_encryption)
+                       traffic_class, service_level, mtu, allow_plaintext, data_encryption=data_encryption, local=local)
       call set_lease(what, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &

@@ -200,6 +200,9 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 	}
 	k := l.takeTaken()
 	look := m.First && m.From == 0 || k != nil
+	if m.First && len(m.Offers) == 0 && m.WaitNs > 0 {
+		l.pending.Recheck() // the client makes channels only when there is room
+	}
 	if k != nil {
 		held, err := l.resumeTaken(ctx, m, k)
 		if held != nil || err != nil {

@@ -37,11 +37,12 @@ const (
 	EventEnded      = 2 // it has ended; the text begins with released, expired, revoked, drained or lost
 	EventDraining   = 3 // the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED
 	EventExpiring   = 4 // the lease expires soon unless it is renewed
-	EventMoved      = 5 // with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address
+	EventMoved      = 5 // the lease has moved: calls go to another executor; the text is its address
+	EventLocal      = 6 // with RFAAS_LEASE_LOCAL: calls run in this process; the text says why
 )
 
 // EventNames are the names of RFAAS_EVENT_*, by number.
-var EventNames = [...]string{EventNone: "none", EventWorkerDied: "worker died", EventEnded: "ended", EventDraining: "draining", EventExpiring: "expiring", EventMoved: "moved"}
+var EventNames = [...]string{EventNone: "none", EventWorkerDied: "worker died", EventEnded: "ended", EventDraining: "draining", EventExpiring: "expiring", EventMoved: "moved", EventLocal: "local"}
 
 // RFAAS_START_*.
 const (

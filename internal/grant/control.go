@@ -3,6 +3,7 @@ package grant
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -47,6 +48,8 @@ type Options struct {
 	Getenv func(string) string
 	// Keep is the most released leases to cache; 0: the environment's number or 16, negative: none.
 	Keep int
+	// Later makes Open succeed also if no address is configured, or if the manager or executor cannot be reached. Leases then try again.
+	Later bool
 	// Dropped is called with the name of a cached lease that was given up, on any goroutine. May be nil.
 	Dropped func(name uint64)
 }
@@ -103,6 +106,22 @@ type Control struct {
 	mu     sync.Mutex
 	closed bool
 	left   bool // protected by the cache: its leases are cached without an owner from now on
+}
+
+// Configured reports whether the session has the address of a manager or of an executor. Without Options.Later it has one.
+func (c *Control) Configured() bool { return c.opts.Manager != "" || c.opts.Executor != "" }
+
+// manager returns the manager's address, or an error if none is configured.
+func (c *shared) manager() (string, error) {
+	if c.opts.Manager == "" {
+		return "", fail("connect", dataplane.StatusInvalid, "no address: give a manager or an executor, or set %s or %s", EnvManager, EnvExecutor)
+	}
+	return c.opts.Manager, nil
+}
+
+// mayComeLater reports whether a session with Options.Later is opened in spite of an error of reach.
+func mayComeLater(err error) bool {
+	return errors.Is(err, dataplane.ErrConnection) || errors.Is(err, dataplane.ErrCredential) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // reach checks that the session's manager or executor answers. It sends no message if, since the last answer, the connection has not
@@ -182,13 +201,17 @@ func (c *Control) bound(ctx context.Context) (context.Context, context.CancelFun
 
 func (c *shared) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
 	const op = "ask the resource manager"
-	conn, err := c.dial(op, c.opts.Manager)
+	at, err := c.manager()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := c.dial(op, at)
 	if err != nil {
 		return nil, err
 	}
 	r, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
 	if err != nil {
-		return nil, fromControl(op, c.opts.Manager, err)
+		return nil, fromControl(op, at, err)
 	}
 	return r.Executors, nil
 }

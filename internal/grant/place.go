@@ -61,13 +61,17 @@ func (p *places) unlock() { <-p.locked }
 // hello asks the manager how its memory can be reached. An error says that the address is not a manager's.
 func (c *shared) hello(ctx context.Context) (*control.ManagerHelloReply, error) {
 	const op = "ask the resource manager"
-	conn, err := c.dial(op, c.opts.Manager)
+	at, err := c.manager()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := c.dial(op, at)
 	if err != nil {
 		return nil, err
 	}
 	r, err := control.NewManagerClient(conn).Hello(ctx, &control.ManagerHelloRequest{ProtocolVersion: control.ProtocolVersion})
 	if err != nil {
-		return nil, fromControl(op, c.opts.Manager, err)
+		return nil, fromControl(op, at, err)
 	}
 	return r, nil
 }

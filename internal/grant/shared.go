@@ -144,12 +144,9 @@ func NewPool(idle time.Duration) *Pool {
 	return &Pool{idle: idle, parts: make(map[part]*shared)}
 }
 
-// Open checks the options and connects to the manager or executor, so that a wrong address is reported here.
+// Open checks the options and connects to the manager or executor, so that a wrong address is reported here. See Options.Later.
 func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
 	const op = "connect"
-	if o.Manager == "" && o.Executor == "" {
-		return nil, fail(op, dataplane.StatusInvalid, "no address: give a manager or an executor, or set %s or %s", EnvManager, EnvExecutor)
-	}
 	if o.Manager != "" && o.Executor != "" {
 		return nil, fail(op, dataplane.StatusInvalid, "both a manager (%s) and an executor (%s) are given, want one", o.Manager, o.Executor)
 	}
@@ -183,7 +180,14 @@ func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
 	c := &Control{shared: s, opts: o, done: done}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	if err := c.reach(ctx); err != nil {
+	if !c.Configured() {
+		if _, err = c.manager(); o.Later {
+			err = nil
+		}
+	} else if err = c.reach(ctx); o.Later && mayComeLater(err) {
+		err = nil
+	}
+	if err != nil {
 		c.Close()
 		return nil, err
 	}

@@ -286,7 +286,7 @@ T_CASE(api_agent_refuses_adopting, "api/agent-refuses-an-adoption", .providers =
  * know the first one. */
 T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM) {
     rfaas_lease_options lo;
-    rfaas_acquisition a;
+    rfaas_acquisition a = {0};
     rfaas_lease *lease;
     rfaas_session *session = fake_session(&lo);
     uint32_t before = __atomic_load_n(&fake_granted, __ATOMIC_ACQUIRE), generation = rfaas_agent_generation();
@@ -306,7 +306,7 @@ T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM)
         rfaas_agent_wait(dp_now_ns() + 20000000);
     while (!rfaas_api_acquire_step(&a))
         rfaas_agent_wait(a.until);
-    CHECKF(rfaas_api_lease_finish(&lease, &a) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    CHECKF(rfaas_api_lease_finish(&lease, &a, true) == RFAAS_OK, "lease: %s", rfaas_last_error());
     CHECK_EQ(fake_granted, before + 2);
     all_held(session, &lease, 1);
     CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);

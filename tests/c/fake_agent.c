@@ -251,7 +251,7 @@ static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
     case RFAAS_AGENT_HELLO:
         fake_send(h->op, h->id, &(rfaas_agent_welcome){.protocol = RFAAS_AGENT_PROTOCOL}, sizeof(rfaas_agent_welcome), NULL, 0);
         break;
-    case RFAAS_AGENT_OPEN: fake_send(h->op, h->id, &(rfaas_agent_opened){.provider = "shm"}, sizeof(rfaas_agent_opened), NULL, 0); break;
+    case RFAAS_AGENT_OPEN: fake_send(h->op, h->id, &(rfaas_agent_opened){.provider = "shm", .configured = 1}, sizeof(rfaas_agent_opened), NULL, 0); break;
     case RFAAS_AGENT_CLOSE:
         for (uint64_t key; (key = fake_drop(((const rfaas_agent_session_name *)body)->session));)
             fake_dropped(key);

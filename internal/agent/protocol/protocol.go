@@ -82,6 +82,7 @@ func (o Op) String() string {
 // Flags of sessions and leases.
 const (
 	AllowPlaintext = C.RFAAS_SESSION_ALLOW_PLAINTEXT
+	SessionLocal   = C.RFAAS_SESSION_LOCAL
 	Renew          = C.RFAAS_LEASE_RENEW
 	Reuse          = C.RFAAS_LEASE_REUSE
 )

@@ -47,9 +47,12 @@ func DecodeSession(b []byte) (Session, error) {
 		ServiceLevel: int32(c.service_level), MTU: int32(c.mtu), GID: uint32(c.gid)}, t.err
 }
 
-// EncodeOpened appends the body of a reply to OPEN. encrypt is a dataplane.Encrypt value.
-func EncodeOpened(b []byte, provider string, encrypt int) []byte {
+// EncodeOpened appends the body of a reply to OPEN. encrypt is a dataplane.Encrypt value. configured: the session has an address.
+func EncodeOpened(b []byte, provider string, encrypt int, configured bool) []byte {
 	c := C.rfaas_agent_opened{encrypt: C.uint32_t(encrypt)}
+	if configured {
+		c.configured = 1
+	}
 	set(c.provider[:], provider)
 	return put(b, &c)
 }

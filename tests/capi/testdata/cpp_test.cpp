@@ -180,6 +180,13 @@ int main(int, char **argv) {
     rfaas::session_options nowhere;
     nowhere.executor = "127.0.0.1:1";
     THROWS(rfaas::connection_error, "127.0.0.1:1", rfaas::session s(nowhere));
+    {
+        nowhere.with(rfaas::session_flags::local);
+        rfaas::session s(nowhere);
+        THROWS(rfaas::connection_error, "127.0.0.1:1", rfaas::lease(s, rfaas::lease_options(argv[1])));
+        rfaas::lease alone(s, rfaas::lease_options(argv[1]).with_local());
+        CHECK(std::string(alone.info().local_reason).find("127.0.0.1:1") != std::string::npos && alone.event().kind == RFAAS_EVENT_LOCAL);
+    }
     THROWS(rfaas::invalid_error, "nothing.so", rfaas::lease(session, rfaas::lease_options("/nothing.so")));
     THROWS(rfaas::invalid_error, "/none/second: no such file",
            rfaas::lease(session, rfaas::lease_options(argv[1]).with_bundle(argv[1]).with_bundle("/none/second")));

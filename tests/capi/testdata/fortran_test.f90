@@ -33,6 +33,9 @@ program fortran_test
    call fails(RFAAS_PEER_GONE, '127.0.0.1:1', 'nobody there')
    call check(rfaas_class(ierror) == RFAAS_CLASS_CONNECTION .and. rfaas_class(0) == 0, 'class')
    call check(len(rfaas_strerror(RFAAS_BUSY)) > 0, 'strerror')
+   call rfaas_session_open(session, executor='127.0.0.1:1', local=.true., ierror=ierror)
+   call check(ierror == RFAAS_OK, 'a session without executors')
+   call rfaas_session_close(session)
    call rfaas_session_open(session, ierror=ierror)
    call check(ierror == RFAAS_OK, 'open')
    call rfaas_session_changes(session, changes, at, ierror)
@@ -129,7 +132,7 @@ program fortran_test
 
    call rfaas_lease_info(lease, details)
    call check(details%workers == 2 .and. details%depth == 4 .and. len_trim(details%executor) > 3 .and. &
-              (details%provider == 'shm' .or. details%provider == 'verbs'), 'info')
+              (details%provider == 'shm' .or. details%provider == 'verbs') .and. details%local_reason == '', 'info')
    call check(rfaas_lease_status(lease) == RFAAS_OK, 'status')
    call check(rfaas_lease_function_name(lease, echo) == 'echo', 'function name')
    call check(rfaas_lease_function_name(lease, 999) == '', 'no function name')

@@ -1,6 +1,7 @@
 /* Functions in the calling process (RFAAS_LEASE_LOCAL). Second argument "busy": an executor whose cores are all taken.
- * "lost": there is no executor at first; then one is started, killed, and another one started, whenever this program says
- * where it is (local_test.go). Exit status 0: all good. */
+ * "lost": nobody listens at first. Then a resource manager and an executor are started, the executor is killed, and another one is started,
+ * whenever this program says where its calls run (local_test.go). Otherwise the session has no address or no agent, and the argument is a
+ * part of the error. The first library is echo.so, TEST_LIBRARY is numbers.c. Exit status 0: all good. */
 #define CHECK_ARGUMENT what
 static const char *what;
 #include "check.h"
@@ -111,51 +112,154 @@ static void busy(void) {
     FAILS(rfaas_lease_open(session, &o, &l), RFAAS_INVALID, "flags 0x80");
 }
 
-/* Calls until the calls run here, or elsewhere again; every call ends well. */
-static void until(rfaas_lease *l, rfaas_function echo, bool here) {
-    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
-    o.repeats = 2;
-    for (double end = now() + 20; now() < end;) {
-        uint64_t before = ran_here(l), v = before + 5, out = 0, result = 0;
+/* ---- functions whose order is not that of their names ---- */
+
+static const char *const names[] = {"alpha", "entry", "mike", "set_up", "zulu"}; /* as executors number them */
+static const uint64_t values[] = {1001, 1007, 1013, 0, 1026};
+
+static void publish(void) {
+    uint64_t seven = 7;
+    OK(rfaas_table_put(session, "numbers", &(rfaas_piece){.base = &seven, .size = sizeof seven, .count = 1}, 1));
+}
+
+static rfaas_lease_options numbers(uint32_t flags) {
+    static const uint64_t base = 1000;
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    o.library = getenv("TEST_LIBRARY");
+    o.flags = flags;
+    o.init_function = "set_up";
+    o.init_payload = &base;
+    o.init_size = sizeof base;
+    return o;
+}
+
+/* Calls all functions in every way, by the numbers that executors give them. Returns how many of the calls ran in this process. */
+static uint64_t call_all(rfaas_lease *l) {
+    uint64_t before = ran_here(l), here = 0;
+    for (uint32_t f = 0; f < 5; f++) {
+        uint64_t out[2] = {0}, result[2] = {0};
+        rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
         rfaas_request r;
-        OK(rfaas_iinvoke(l, echo, &v, 8, &result, 8, &o, &r));
-        OK(rfaas_invoke(l, echo, &v, 8, &out, 8, NULL, &o));
+        o.repeats = 2;
+        if (f == 3)
+            continue;
+        CHECK(find(l, names[f]) == f && !strcmp(rfaas_lease_function_name(l, f), names[f]));
+        OK(rfaas_iinvoke(l, f, NULL, 0, result, sizeof result, &o, &r));
+        OK(rfaas_invoke(l, f, NULL, 0, out, sizeof out, NULL, &o));
         OK(rfaas_wait(&r, NULL));
-        CHECK(out == v && result == v);
-        if ((ran_here(l) - before == 2) == here) {
-            printf("%s\n", here ? "here" : provider(l));
-            fflush(stdout);
+        CHECK(out[0] == values[f] && result[0] == values[f]);
+        here += (out[1] == (uint64_t)getpid()) + (result[1] == (uint64_t)getpid());
+    }
+    CHECK(ran_here(l) - before == here);
+    return here;
+}
+
+static void event(rfaas_lease *l, uint32_t kind, const char *word) {
+    rfaas_event e = {.struct_size = sizeof e};
+    do
+        OK(rfaas_lease_event(l, &e));
+    while (e.kind && e.kind != RFAAS_EVENT_LOCAL && e.kind != RFAAS_EVENT_MOVED);
+    if (e.kind != kind || !strstr(e.text, word))
+        report(__LINE__, e.text);
+}
+
+/* ---- executors come and go ---- */
+
+/* Calls until all calls run here, or in a worker. Every call ends well. */
+static void until(rfaas_lease *l, bool here) {
+    for (double end = now() + 20; now() < end && !failures;)
+        if (call_all(l) == (here ? 8 : 0)) {
+            rfaas_lease_details d = {.struct_size = sizeof d};
+            OK(rfaas_lease_info(l, &d));
+            CHECK(!*d.local_reason == !here && d.functions == 5);
+            event(l, here ? RFAAS_EVENT_LOCAL : RFAAS_EVENT_MOVED, here ? "" : d.executor);
             return;
         }
-    }
     report(__LINE__, "not within 20 s");
     exit(1);
 }
 
+static void say(const char *where) {
+    printf("%s\n", where);
+    fflush(stdout);
+}
+
 static void lost(void) {
-    rfaas_lease *l = local(library, 0);
-    until(l, find(l, "echo"), true);
-    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
-    o.library = library;
-    rfaas_lease *remote = NULL;
-    for (double end = now() + 20; rfaas_lease_open(session, &o, &remote) && now() < end;)
-        usleep(10000);
+    rfaas_lease_options o = numbers(0);
+    rfaas_lease *moves, *once;
+    CHECK(rfaas_lease_open(session, &o, &once) == RFAAS_CREDENTIAL); /* the first daemon makes the secret */
+    publish();
+    o.flags = RFAAS_LEASE_LOCAL;
+    OK(rfaas_lease_open(session, &o, &once));
+    o.flags |= RFAAS_LEASE_FAILOVER;
+    OK(rfaas_lease_open(session, &o, &moves));
+    until(once, true);
+    until(moves, true);
+    say("here");
+    until(once, false);
+    until(moves, false);
+    say("there");
+    int status = RFAAS_OK;
+    uint64_t out[2];
+    for (double end = now() + 20; !status && now() < end;)
+        status = rfaas_invoke(once, 0, NULL, 0, out, sizeof out, NULL, NULL);
+    CHECK(RFAAS_CLASS(status) == RFAAS_CLASS_LEASE || RFAAS_CLASS(status) == RFAAS_CLASS_CONNECTION);
+    until(moves, true);
+    say("here");
+    until(moves, false);
+    OK(rfaas_lease_release(moves));
+    rfaas_lease_release(once);
+}
+
+/* ---- nothing runs ---- */
+
+#define FAILS_SO(call) CHECK((call) == status && strstr(rfaas_last_error(), what))
+
+static void alone(int status) {
+    rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;
+    rfaas_lease_options o = numbers(0);
+    rfaas_lease *l = NULL;
+    rfaas_place place;
+    size_t n = 0;
+    FAILS_SO(rfaas_session_open(NULL, &session));
+    so.flags = RFAAS_SESSION_LOCAL;
+    so.provider = "pigeons";
+    if (status == RFAAS_INVALID) /* the agent checks it */
+        FAILS(rfaas_session_open(&so, &session), RFAAS_INVALID, "pigeons");
+    so.provider = NULL;
+    OK(rfaas_session_open(&so, &session));
+    publish();
+    FAILS_SO(rfaas_lease_open(session, &o, &l));
+    FAILS_SO(rfaas_places(session, &o, 1, &place));
+    FAILS_SO(rfaas_lease_open_across(session, &o, 1, &l, &n));
+    o.flags = RFAAS_LEASE_LOCAL;
+    o.workers = 3;
+    OK(rfaas_lease_open_across(session, &o, 1, &l, &n));
+    CHECK(n == 1 && rfaas_lease_workers(l) == 3 && call_all(l) == 8);
     OK(rfaas_lease_release(l));
-    OK(rfaas_lease_release(remote));
-    l = local(library, RFAAS_LEASE_FAILOVER);
-    rfaas_function echo = find(l, "echo");
-    until(l, echo, false);
-    until(l, echo, true);
-    until(l, echo, false);
+    OK(rfaas_lease_open(session, &o, &l));
+    CHECK(call_all(l) == 8 && call_all(l) == 8);
+    rfaas_lease_details d = {.struct_size = sizeof d};
+    OK(rfaas_lease_info(l, &d));
+    CHECK(!strcmp(d.provider, "local") && strstr(d.local_reason, what));
+    event(l, RFAAS_EVENT_LOCAL, what);
+    event(l, RFAAS_EVENT_NONE, "");
     OK(rfaas_lease_release(l));
+    OK(rfaas_table_drop(session, "numbers"));
+    OK(rfaas_session_close(session));
 }
 
 void everything(void) {
+    rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
     OK(rfaas_init(NULL));
-    OK(rfaas_session_open(NULL, &session));
+    o.flags = !strcmp(what, "lost") ? RFAAS_SESSION_LOCAL : 0;
+    if (!strcmp(what, "busy") || !strcmp(what, "lost"))
+        OK(rfaas_session_open(&o, &session));
     if (!strcmp(what, "busy"))
         busy();
-    else
+    else if (!strcmp(what, "lost"))
         lost();
+    else
+        alone(strcmp(what, "no address") ? RFAAS_UNSUPPORTED : RFAAS_INVALID);
     OK(rfaas_finalize());
 }
