@@ -193,8 +193,8 @@ func placeOf(f *elf.File, d *dwarf.Data, pc uint64) string {
 	if err != nil || lines == nil {
 		return ""
 	}
-	var at dwarf.LineEntry
-	if lines.SeekPC(pc, &at) != nil || at.File == nil || at.Line == 0 {
+	at, ok := rowOf(lines, pc)
+	if !ok || at.File == nil || at.Line == 0 {
 		return ""
 	}
 	path := strings.Map(func(r rune) rune {
@@ -207,4 +207,17 @@ func placeOf(f *elf.File, d *dwarf.Data, pc uint64) string {
 		path = "..." + strings.ToValidUTF8(path[len(path)-pathMost:], "")
 	}
 	return fmt.Sprintf("%s:%d", path, at.Line)
+}
+
+// rowOf returns the row of an instruction. LineReader.SeekPC gives up if the first sequence lies above the instruction, which is so for cold
+// functions (.text.unlikely).
+func rowOf(lines *dwarf.LineReader, pc uint64) (row dwarf.LineEntry, ok bool) {
+	var next dwarf.LineEntry
+	for lines.Next(&next) == nil {
+		if ok && !row.EndSequence && row.Address <= pc && pc < next.Address {
+			return row, true
+		}
+		row, ok = next, true
+	}
+	return row, false
 }

@@ -23,13 +23,16 @@ int outer(int *p) {
     sum += inlined(p);
     return sum;
 }
+__attribute__((cold)) int below(int *p) { /* below .text */
+    return outer(p);
+}
 `
 
 // build compiles a library of the files, by name, and returns its bytes.
 func build(t testing.TB, files map[string]string, flags ...string) []byte {
 	t.Helper()
 	dir := t.TempDir()
-	args := append([]string{"-shared", "-fPIC", "-O1", "-o", "lib.so"}, flags...)
+	args := append([]string{"-shared", "-fPIC", "-O1", "-freorder-functions", "-o", "lib.so"}, flags...)
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -73,10 +76,10 @@ func TestWithLines(t *testing.T) {
 			library := build(t, files, flags...)
 			back := start(t, library, "outer") + 1
 			// library+... is in outer, at what was inlined there.
-			trace := fmt.Sprintf("inner+0x0\n...\nabort+0x12 (libc.so.6)\nlibrary+0x%x\n0x0\nlibrary+0x\nnothing+0x7", back)
+			trace := fmt.Sprintf("inner+0x0\n...\nabort+0x12 (libc.so.6)\nlibrary+0x%x\n0x0\nlibrary+0x\nnothing+0x7\nbelow+0x1", back)
 			got := strings.Split(WithLines(trace, library), "\n")
 			want := strings.Split(trace, "\n")
-			for i, suffix := range map[int]string{0: "/prices.c:2", 3: "/prices.c:5"} {
+			for i, suffix := range map[int]string{0: "/prices.c:2", 3: "/prices.c:5", 7: "/prices.c:12"} {
 				line, place, ok := strings.Cut(got[i], " at ")
 				if !ok || line != want[i] || !strings.HasSuffix(place, suffix) {
 					t.Errorf("line %d is %q, want %q at ...%s", i, got[i], want[i], suffix)
