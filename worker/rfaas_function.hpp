@@ -9,10 +9,10 @@
  *             throw std::invalid_argument("negative time " + std::to_string(o.years)); // the caller's error text
  *         ...
  *     }
- *     RFAAS_FUNCTION(price) // programs call it as "price"
+ *     RFAAS_FUNCTION(price); // programs call it as "price"
  *
  *     static std::size_t prices(rfaas::span<const option> in, rfaas::span<double> out) { ... return in.size(); }
- *     RFAAS_FUNCTION(prices)
+ *     RFAAS_FUNCTION(prices);
  *
  * Parameters describe the input and the room for the result, in this order:
  *   values       any number of T or const T &. They lie in the input like the members of a structure in C.
@@ -61,7 +61,7 @@
     std::uint32_t rfaas_exported_##name(void *args, std::uint32_t size, void *res) {                                   \
         return ::rfaas::typed::function<&__VA_ARGS__>::run(args, size, res);                                           \
     }                                                                                                                  \
-    static_assert(true, "so that a semicolon may follow")
+    static_assert(true, "so that a semicolon must follow")
 
 namespace rfaas {
 

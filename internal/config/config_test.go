@@ -175,11 +175,18 @@ func TestCheckedDirectories(t *testing.T) {
 		"audit cannot be written":        {[]string{"--audit-file", readOnly}, []string{"audit-file: write " + readOnly + ": permission denied"}},
 		"audit in a state to be made":    {[]string{"--state-dir", state, "--audit-file", filepath.Join(state, "audit")}, nil},
 		"audit where none can be made":   {[]string{"--audit-file", "/proc/sys/no/audit"}, []string{"audit-file: /proc/sys/no: write /proc/sys: "}},
-		"audit below a link astray":      {[]string{"--audit-file", filepath.Join(astray, "audit")}, []string{"audit-file: ", "use " + astray + ": a link"}},
+		"audit below a link astray":      {[]string{"--audit-file", filepath.Join(astray, "audit")}, []string{"audit-file: ", "use " + astray + ": dangling"}},
 		"audit behind a link astray":     {[]string{"--audit-file", astray}, []string{"audit-file: stat " + filepath.Join(dir, "no") + ": no such file"}},
-		"state behind a link astray":     {[]string{"--state-dir", astray}, []string{"state-dir: use " + astray + ": a link to what is not there"}},
-		"state below a link astray":      {[]string{"--state-dir", filepath.Join(astray, "x")}, []string{"state-dir: ", "use " + astray + ": a link"}},
-		"below a file":                   {[]string{"--state-dir", file + "/x"}, []string{"state-dir: ", "not a directory"}},
+		"state behind a link astray":     {[]string{"--state-dir", astray}, []string{"state-dir: use " + astray + ": dangling symbolic link"}},
+		"state below a link astray":      {[]string{"--state-dir", filepath.Join(astray, "x")}, []string{"state-dir: ", "use " + astray + ": dangling"}},
+		"all, with what no node accepts": {[]string{"--user", "nobody-of-that-name", "--bundle-dir", "/nonexistent", "--grace", "-1s"},
+			[]string{"nobody-of-that-name", "bundle-dir: stat /nonexistent: no such file", "grace: "}},
+		"worker":                     {[]string{"--worker", file}, []string{"worker: execute " + file + ": permission denied"}},
+		"address file":               {[]string{"--address-file", state + "/address"}, []string{"address-file: stat " + state + ": no such file"}},
+		"secret that cannot be made": {[]string{"--secret-file", file + "/secret"}, []string{"secret-file: ", "not a directory"}},
+		"secret to be made":          {[]string{"--secret-file", state + "/secret"}, nil},
+		"address of another node":    {[]string{"--providers", "tcp", "--data-listen", "192.0.2.1:7000", "--allow-plaintext"}, []string{"data-listen: listen tcp 192.0.2.1:0: "}},
+		"below a file":               {[]string{"--state-dir", file + "/x"}, []string{"state-dir: ", "not a directory"}},
 	} {
 		_, out, err := load(append(c.args, "--check-config"), nil)
 		if c.text == nil && (!errors.Is(err, ErrDone) || !strings.Contains(out, "good")) {

@@ -57,7 +57,9 @@ func (c *Executor) CheckMemory(root string) error {
 // here checks the settings against this machine. It changes nothing.
 func (c *Executor) here() error {
 	var v validator
-	v.add(here(c.IdentityDir, c.StateDir, c.AuditFile))
+	v.add(here(c.providersParsed, c.DataListen, place{"identity-dir", c.IdentityDir, opensIdentity}, place{"state-dir", c.StateDir, canMake},
+		place{"audit-file", c.AuditFile, canAppend}, place{"address-file", c.AddressFile, canReplace}, place{"secret-file", c.SecretFile, canReadOrMake},
+		place{"worker", c.Worker, isProgram}, place{"bundle-dir", c.BundleDir, writable}))
 	allowed, err := topology.Affinity()
 	v.add(err)
 	slurm, err := topology.ReadSlurm(os.Getenv)

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -14,23 +16,78 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// here looks at what settings name on this machine, and makes and changes nothing. Settings that name nothing are left out.
-func here(identityDir, stateDir, auditFile string) error {
+// place is a setting that names something on this machine. An empty path is not checked.
+type place struct {
+	setting, path string
+	check         func(path string) error
+}
+
+// here checks places, and whether the machine can offer the providers at the addresses. It makes and changes nothing.
+func here(providers []string, dataListen string, places ...place) error {
 	var v validator
-	if identityDir != "" {
-		_, err := identity.OpenNode(identityDir, nil, nil, time.Now())
-		v.check("identity-dir", err)
+	for _, p := range places {
+		if p.path != "" {
+			v.check(p.setting, p.check(p.path))
+		}
 	}
-	if stateDir != "" {
-		v.check("state-dir", canMake(stateDir))
+	if slices.Contains(providers, "verbs") {
+		if devices, err := os.ReadDir("/sys/class/infiniband"); err != nil || len(devices) == 0 {
+			v.failf("providers: verbs, but this node has no RDMA device: remove verbs, or load the device's driver")
+		}
 	}
-	if auditFile != "" {
-		v.check("audit-file", canAppend(auditFile))
+	if slices.Contains(providers, "tcp") {
+		v.check("data-listen", isLocal(dataListen))
 	}
 	return v.err()
 }
 
-// canMake says why a directory cannot be made and written to, going by what there is of its path.
+// isLocal returns an error if the host of host:port or host:first-last is not an address of this machine.
+func isLocal(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+// opensIdentity returns an error if a daemon could not start with an identity directory.
+func opensIdentity(dir string) error {
+	_, err := identity.OpenNode(dir, nil, nil, time.Now())
+	return err
+}
+
+// canReplace returns an error if a file cannot be written to its directory, which must be there.
+func canReplace(file string) error { return writable(filepath.Dir(file)) }
+
+// canReadOrMake returns an error if a file can neither be read nor made.
+func canReadOrMake(file string) error {
+	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
+		return canMake(filepath.Dir(file))
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// isProgram returns an error if a file cannot be executed.
+func isProgram(path string) error {
+	st, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case !st.Mode().IsRegular():
+		return &fs.PathError{Op: "execute", Path: path, Err: syscall.EACCES}
+	}
+	return access(path, unix.X_OK)
+}
+
+// canMake returns an error if a directory cannot be made and written to. It checks the part of its path that exists.
 func canMake(dir string) error {
 	path, err := filepath.Abs(dir)
 	if err != nil {
@@ -43,7 +100,7 @@ func canMake(dir string) error {
 				path = filepath.Dir(path)
 				continue
 			}
-			err = &fs.PathError{Op: "use", Path: path, Err: errors.New("a link to what is not there")}
+			err = &fs.PathError{Op: "use", Path: path, Err: errors.New("dangling symbolic link")}
 		}
 		if err != nil && path != dir {
 			return fmt.Errorf("%s: %w", dir, err)
@@ -52,7 +109,7 @@ func canMake(dir string) error {
 	}
 }
 
-// writable says why nothing can be made in a directory.
+// writable returns an error if no file can be made in a directory.
 func writable(dir string) error {
 	st, err := os.Stat(dir)
 	if err != nil {
@@ -66,12 +123,16 @@ func writable(dir string) error {
 
 func access(path string, mode uint32) error {
 	if err := unix.Access(path, mode); err != nil {
-		return &fs.PathError{Op: "write", Path: path, Err: err}
+		op := "write"
+		if mode == unix.X_OK {
+			op = "execute"
+		}
+		return &fs.PathError{Op: op, Path: path, Err: err}
 	}
 	return nil
 }
 
-// canAppend says why a file, or a device like /dev/stderr, cannot be opened to append to it, or be made.
+// canAppend returns an error if a file, or a device like /dev/stderr, can neither be opened to append to it nor be made.
 func canAppend(file string) error {
 	st, err := os.Stat(file)
 	if errors.Is(err, fs.ErrNotExist) {

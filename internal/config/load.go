@@ -74,6 +74,9 @@ func (p program) load(args, environ []string, out io.Writer, into settings) erro
 	values, source, err := p.merge(flags, file, environ)
 	// All that is wrong at once: what could not be read has its default for the checks that follow.
 	wrong := multierror.Append(nil, err, p.decode(values, source, into), into.validate())
+	if wished("check-config") {
+		wrong = multierror.Append(wrong, into.here())
+	}
 	wrong.ErrorFormat = lines
 	if wrong.Len() > 0 {
 		return fmt.Errorf("%w: %w", ErrUsage, wrong)
@@ -83,9 +86,6 @@ func (p program) load(args, environ []string, out io.Writer, into settings) erro
 		p.print(out, values)
 		return ErrDone
 	case wished("check-config"):
-		if err := into.here(); err != nil {
-			return fmt.Errorf("%w: %w", ErrUsage, err)
-		}
 		fmt.Fprintln(out, "the settings are good")
 		return ErrDone
 	}
@@ -99,7 +99,7 @@ func (p program) flags() *pflag.FlagSet {
 	flags.Usage = func() {}
 	flags.SetOutput(io.Discard)
 	flags.String("config", "", "settings file, YAML or TOML")
-	flags.Bool("check-config", false, "check the settings, and whether this node has the directories, cores and memory that they name, and exit")
+	flags.Bool("check-config", false, "check the settings, and whether this node has the files, devices, addresses, cores and memory that they name, and exit")
 	flags.Bool("print-config", false, "print the settings that result, as YAML, and exit")
 	flags.Bool("version", false, "print the version and exit")
 	flags.BoolP("help", "h", false, "print this help and exit")

@@ -129,7 +129,10 @@ func (c *Manager) Bounds() control.Bounds {
 	return c.Port.Bounds(0, quota.Limits{quota.Attaches: c.TenantAttaches})
 }
 
-func (c *Manager) here() error { return here(c.IdentityDir, c.StateDir, c.AuditFile) }
+func (c *Manager) here() error {
+	return here(c.providersParsed, c.DataListen, place{"identity-dir", c.IdentityDir, opensIdentity}, place{"state-dir", c.StateDir, canMake},
+		place{"audit-file", c.AuditFile, canAppend}, place{"address-file", c.AddressFile, canReplace}, place{"secret-file", c.SecretFile, canReadOrMake})
+}
 
 func (c *Manager) validate() error {
 	var v validator
