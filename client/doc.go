@@ -24,9 +24,9 @@
 // that names the offending value and, for calls, tells whether the function may have run. An error that a context caused is also
 // context.Canceled or context.DeadlineExceeded.
 //
-// A worker that dies ends its calls with ErrConnection and a text that says how it died. The next call replaces it; meanwhile calls
-// use the other workers or wait for the replacement. When the executor is lost, calls in flight end with ErrConnection, and later calls
-// with ErrLease.
+// A worker that dies ends its calls with ErrConnection and a text that says how it died. So does the first call to a worker that died
+// while the program made no calls. The next call replaces the worker. Meanwhile calls use the other workers, or wait for the
+// replacement. When the executor is lost, calls in flight end with ErrConnection, and later calls with ErrLease.
 //
 // # Contexts
 //

@@ -817,8 +817,11 @@ typedef struct rfaas_call_options {
  * rfaas_alloc memory is an exception after RFAAS_DEADLINE: it must not change until the lease is
  * released.
  *
- * A worker that died since the last call is replaced while other workers take its calls. If there is
- * no other worker, the call waits for the new worker, which takes some milliseconds. */
+ * A worker of whose death the library knows is replaced while other workers take its calls. If there
+ * is no other worker, the call waits for the new worker, which takes some milliseconds. The library
+ * learns of a death by a call to the worker, or by rfaas_lease_event. So the first call to a worker
+ * that died while the program did something else ends with RFAAS_WORKER_DIED and RFAAS_MAYBE_EXECUTED,
+ * even if other workers live. With `repeats` the library repeats it. */
 RFAAS_API int rfaas_invoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
                            size_t capacity, size_t *out_size, const rfaas_call_options *options);
 

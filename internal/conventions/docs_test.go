@@ -124,7 +124,7 @@ func TestManualNamesVariables(t *testing.T) {
 func TestDocumentLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#:]+)\)`)
 	for _, doc := range []string{"README.md", "RATIONALE.md", "docs/PROTOCOL.md", "docs/BOARD.md", "docs/operations.md", "docs/slurm.md", "docs/THREAT_MODEL.md",
-		"docs/architecture.md", "docs/languages.md", "benchmarks/README.md", "worker/README.md", "tests/c/README.md", "tests/fuzz/README.md"} {
+		"docs/architecture.md", "docs/languages.md", "docs/python.md", "benchmarks/README.md", "worker/README.md", "tests/c/README.md", "tests/fuzz/README.md"} {
 		for _, m := range link.FindAllStringSubmatch(source(t, doc), -1) {
 			if _, err := os.Stat(filepath.Join("..", "..", filepath.Dir(doc), m[1])); err != nil {
 				t.Errorf("%s links to %s: %v", doc, m[1], err)
