@@ -39,7 +39,7 @@ func TestBenchRefuses(t *testing.T) {
 		{"latency --mode lukewarm", 2, `"lukewarm"`},
 		{"latency --depth 5000", 2, "5000"},
 		{"latency --cpus 7777,7778", 2, "7777"},
-		{"latency --json --csv", 2, "one of them"},
+		{"latency --json --csv", 2, "use one of them"},
 		{"compare --json --csv a b", 2, "one of them"},
 		{"cold --json --csv", 2, "one of them"},
 		{"cold --leases 0", 2, "0 leases"},
@@ -119,7 +119,7 @@ func TestBenchCompare(t *testing.T) {
 	}
 }
 
-// A guard that could judge nothing has neither failed nor passed.
+// A guard without a verdict has an exit status of its own.
 func TestGuardUndecided(t *testing.T) {
 	var errs bytes.Buffer
 	a := &app{Program: command.Program{Env: command.Env{Stderr: &errs}}}
@@ -134,7 +134,7 @@ func TestGuardUndecided(t *testing.T) {
 	}
 }
 
-// Every command that people type has a page.
+// Every visible command has a manual page.
 func TestManualPages(t *testing.T) {
 	dir := t.TempDir()
 	if code, _, stderr := runBench("man", dir); code != 0 {

@@ -19,9 +19,9 @@ func newBenchCold(a *app) *cobra.Command {
 	var runs int
 	c := &cobra.Command{
 		Use:   "cold",
-		Short: "From asking for a lease to the first result, step by step",
-		Long: `From asking for a lease to the first result, step by step: cold with a new worker for each lease, pooled with a worker of the
-executor's pool, cached with the worker of the lease before, which is still connected (RFAAS_LEASE_REUSE). Each mode has an executor of its own, from the programs beside this one.`,
+		Short: "Time from a lease's request to the first result, step by step",
+		Long: `Time from a lease's request to the first result, step by step. cold: a new worker for each lease. pooled: a worker of the
+executor's pool. cached: the worker of the lease before, which is still connected (RFAAS_LEASE_REUSE). Each mode starts its own executor.`,
 		Example: `  rfaas bench cold --provider shm --json
   rfaas bench cold --provider verbs --library libmine.so --function empty`,
 		Args: cobra.NoArgs,
@@ -42,7 +42,7 @@ executor's pool, cached with the worker of the lease before, which is still conn
 			}
 			self, err := os.Executable()
 			if err != nil {
-				return fmt.Errorf("find the programs beside this one: %w", err)
+				return fmt.Errorf("find the directory of this program: %w", err)
 			}
 			if cfg.Executor == "" {
 				cfg.Executor = filepath.Join(filepath.Dir(self), "executor")
@@ -73,12 +73,12 @@ executor's pool, cached with the worker of the lease before, which is still conn
 	f.StringVar(&cfg.Provider, "provider", "shm", "shm or verbs")
 	f.StringSliceVar(&modes, "mode", cold.Modes(), "ways to start: "+strings.Join(cold.Modes(), ", "))
 	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
-	f.IntVar(&runs, "runs", 1, "runs of each mode, in turn; of each the one with the median p50 is told, and the p50 of all")
-	f.Int64Var(&cfg.Bulk, "bulk", 0, "bytes of the channel's bulk area, 0 for the client's default, negative for none")
+	f.IntVar(&runs, "runs", 1, "runs of each mode, in turn; the output has the run with the median p50, and the p50 of all runs")
+	f.Int64Var(&cfg.Bulk, "bulk", 0, "bytes of the channel's bulk area; 0: the client's default, negative: none")
 	f.StringVar(&cfg.Library, "library", "", "library of functions (default: ../build/functions/echo.so beside this program)")
-	f.StringVar(&cfg.Function, "function", "empty", "function of it, called without a payload")
+	f.StringVar(&cfg.Function, "function", "empty", "function of the library, called without a payload")
 	f.StringVar(&cfg.Executor, "executor-program", "", "path of the executor (default: beside this program)")
-	f.StringVar(&cfg.Peer, "peer", "", "path of rfaas-bench-peer, the process whose start stands beside (default: ../libexec beside this program)")
+	f.StringVar(&cfg.Peer, "peer", "", "path of rfaas-bench-peer, whose process start is measured for comparison (default: ../libexec beside this program)")
 	out.flags(c)
 	return c
 }

@@ -11,8 +11,8 @@ func newBenchFloors(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "floors",
 		Short: "Bare round trips alone: ping-pongs, reads, fetch-and-adds",
-		Long: `Bare round trips alone, interleaved in one pair of processes: on shm ping-pongs, on verbs write-with-immediate, and on both
-one-sided reads and fetch-and-adds, which are what placement and charging are made of. The ratio is to the calibration.`,
+		Long: `Bare round trips alone, interleaved in one pair of processes: ping-pongs on shm, write-with-immediate on verbs, and on both
+the one-sided reads and fetch-and-adds of which placement and charging are made. The ratio is to the calibration.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.measure(c.Context(), &b, "warm", latency.RunFloors)

@@ -29,22 +29,22 @@ type benchFlags struct {
 func (b *benchFlags) common(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&b.cfg.Provider, "provider", dataplane.SHM, "shm or verbs")
-	f.IntVar(&b.cfg.Pairs, "pairs", 15, "good pairs of floor and measurement wanted for each result; spinning, one small call at a time, three times as many with several peers in succession")
-	f.DurationVar(&b.cfg.Batch, "batch", 0, "length of a batch (default: when spinning 5ms on shm, 20ms on verbs within a machine, else 10ms)")
+	f.IntVar(&b.cfg.Pairs, "pairs", 15, "good pairs of floor and measurement wanted for each result; three times as many, from several peers, for one small call at a time with spinning waiters")
+	f.DurationVar(&b.cfg.Batch, "batch", 0, "length of a batch (default: spinning 5ms on shm, 20ms on verbs within a machine; otherwise 10ms)")
 	f.IntVar(&b.cfg.Rounds, "rounds", 0, "calls of a batch, instead of --batch")
-	f.DurationVar(&b.cfg.Duration, "duration", 30*time.Second, "bound of one result")
+	f.DurationVar(&b.cfg.Duration, "duration", 30*time.Second, "longest time for one result")
 	f.IntSliceVar(&b.cfg.CPUs, "cpus", nil, "CPUs of client and peer (default: two of different cores)")
 	f.IntVar(&b.cfg.Slots, "slots", 0, "slots of the channel (default: 8, or --depth if that is more)")
-	f.IntVar(&b.cfg.Eager, "eager", dataplane.DefaultEager, "bytes of payload that fit a slot")
-	f.StringVar(&b.cfg.Function, "function", "", "echo (copies) or empty (default: echo on shm, whose floor copies; empty on verbs)")
-	f.StringVar(&b.cfg.Buffers, "buffers", "", "of the C client: copied from and to its memory, or registered (default: copied on shm, registered on verbs)")
+	f.IntVar(&b.cfg.Eager, "eager", dataplane.DefaultEager, "bytes of payload that fit into a slot")
+	f.StringVar(&b.cfg.Function, "function", "", "echo (copies) or empty (default: echo on shm, whose floor also copies; empty on verbs)")
+	f.StringVar(&b.cfg.Buffers, "buffers", "", "payload and result of the client: copied from and to its memory, or registered (default: copied on shm, registered on verbs)")
 	deviceFlags(c, &b.cfg.Device, &b.cfg.Peer)
 	b.output.flags(c)
 }
 
 // connect adds the flag of commands whose peer may be on another machine.
 func (b *benchFlags) connect(c *cobra.Command) {
-	c.Flags().StringVar(&b.cfg.Remote, "connect", "", "verbs: HOST:PORT of the machine of the peer, where rfaas bench serve runs (default: the peer is started here)")
+	c.Flags().StringVar(&b.cfg.Remote, "connect", "", "verbs: HOST:PORT of rfaas bench serve on the peer's machine (default: the peer is started on this machine)")
 }
 
 // deviceFlags adds the flags that select the verbs device and the peer program.
@@ -60,7 +60,7 @@ func deviceFlags(c *cobra.Command, d *dataplane.Options, peer *string) {
 	f.StringVar(peer, "peer", "", "path of rfaas-bench-peer (default: ../libexec/rfaas-bench-peer beside this program)")
 }
 
-// output is how results are written.
+// output selects the format of results.
 type output struct{ asJSON, asCSV bool }
 
 func (o *output) flags(c *cobra.Command) {
@@ -70,13 +70,12 @@ func (o *output) flags(c *cobra.Command) {
 
 func (o *output) check() error {
 	if o.asJSON && o.asCSV {
-		return errors.New("--json and --csv: one of them")
+		return errors.New("--json and --csv: use one of them")
 	}
 	return nil
 }
 
-// emitResults executes a measurement and writes its results: JSON at once, otherwise all at the end. Results before an error are
-// written too.
+// emitResults executes a measurement and writes its results, also those before an error: JSON at once, other formats at the end.
 func (a *app) emitResults(o *output, run func(emit func(*latency.Result) error) error) error {
 	var results []*latency.Result
 	err := run(func(r *latency.Result) error {
@@ -110,8 +109,8 @@ func (b *benchFlags) complete(a *app) error {
 	if err := b.output.check(); err != nil {
 		return err
 	}
-	if b.cfg.Pairs < 1 || b.cfg.Duration <= 0 { // 0 is the default for who fills in a Config, and not what a flag means
-		return fmt.Errorf("--pairs %d and --duration %v: want 1 at least, and more than 0s", b.cfg.Pairs, b.cfg.Duration)
+	if b.cfg.Pairs < 1 || b.cfg.Duration <= 0 { // in a Config 0 selects the default; as a flag it is an error
+		return fmt.Errorf("--pairs %d and --duration %v: want at least 1 pair, and more than 0s", b.cfg.Pairs, b.cfg.Duration)
 	}
 	b.cfg.Modes, b.cfg.Payloads = nil, nil
 	for _, s := range b.modes {
@@ -141,7 +140,7 @@ func (b *benchFlags) complete(a *app) error {
 	return b.cfg.Validate()
 }
 
-// progress returns a function that prints progress lines: every line on a terminal, otherwise one in 15 seconds.
+// progress returns a function that prints progress lines: all of them on a terminal, otherwise one every 15 seconds.
 func (a *app) progress() func(string) {
 	last, every := time.Now(), 15*time.Second
 	if f, is := a.Stderr.(*os.File); is {
@@ -162,7 +161,7 @@ func newBenchLatency(a *app) *cobra.Command {
 	var check bool
 	c := &cobra.Command{
 		Use:   "latency",
-		Short: "Round trips of calls, beside bare ones of the same bytes",
+		Short: "Round trips of calls, compared with bare ones of the same bytes",
 		Example: `  rfaas bench latency --payload 8,64,1KiB,64KiB,1MiB
   rfaas bench latency --mode hot,warm --json >now.json
   rfaas bench latency --depth 64 --payload 8
@@ -171,7 +170,7 @@ func newBenchLatency(a *app) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.cfg.Depth < 1 {
-				return a.BadUsage(fmt.Errorf("--depth %d: want 1 at least", b.cfg.Depth))
+				return a.BadUsage(fmt.Errorf("--depth %d: want at least 1", b.cfg.Depth))
 			}
 			if err := b.complete(a); err != nil {
 				return a.BadUsage(err)
@@ -183,9 +182,9 @@ func newBenchLatency(a *app) *cobra.Command {
 	b.connect(c)
 	f := c.Flags()
 	f.StringSliceVar(&b.modes, "mode", []string{"hot"}, "hot, warm, adaptive: how both sides wait (several: hot,warm)")
-	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "4KiB", "64KiB", "1MiB"}, "bytes there, and as many back")
+	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "4KiB", "64KiB", "1MiB"}, "bytes of payload, and of result")
 	f.IntVar(&b.cfg.Depth, "depth", 1, "calls in flight")
-	f.BoolVar(&check, "check", false, "exit with 1 when a ratio is above its bound (those of rfaas bench guard)")
+	f.BoolVar(&check, "check", false, "exit with 1 if a ratio is above its bound (the bounds of rfaas bench guard)")
 	return c
 }
 
@@ -214,7 +213,7 @@ func (a *app) verdict(rep *latency.GuardReport) error {
 		fmt.Fprintf(a.Stderr, "rfaas-bench: %s: too few undisturbed pairs for a verdict\n", key)
 	}
 	for _, key := range rep.Rough {
-		fmt.Fprintf(a.Stderr, "rfaas-bench: %s: too few undisturbed pairs, judged roughly by disturbed ones too\n", key)
+		fmt.Fprintf(a.Stderr, "rfaas-bench: %s: too few undisturbed pairs: judged by all pairs, with twice the bound\n", key)
 	}
 	if len(rep.Exceeds) > 0 {
 		return fmt.Errorf("above the bound:\n  %s", strings.Join(rep.Exceeds, "\n  "))
@@ -222,7 +221,7 @@ func (a *app) verdict(rep *latency.GuardReport) error {
 	return nil
 }
 
-// undecided gives a guard that was disturbed too much to judge an exit status of its own.
+// undecided returns a separate exit status for a guard that was too disturbed to judge.
 func (a *app) undecided(err error) error {
 	if !errors.Is(err, latency.ErrNoVerdict) {
 		return err
@@ -237,17 +236,19 @@ func newBenchGuard(a *app) *cobra.Command {
 	var prove bool
 	c := &cobra.Command{
 		Use:   "guard",
-		Short: "Measure what has a bound, and fail when it is exceeded",
-		Long: `Measure what has a bound, and fail when it is exceeded. Bounds are ratios to the floor of the same run, never times.
+		Short: "Measure everything that has a bound, and fail if one is exceeded",
+		Long: `Measure everything that has a bound, and fail if one is exceeded. Bounds are ratios to the floor of the same run, never times.
 A result above its bound is measured again after all others, so that noise does not fail it. If too few pairs are undisturbed,
 all pairs are compared with twice the bound. With --prove the guard then shows that it can fail: calls that are delayed by as
-much as a bound allows must exceed it. Exit status: 0 nothing is above its bound, 1 something is, 3 the machine was too busy for a
-verdict on the measurements or on the proof.`,
+much as a bound allows must exceed it.
+
+Exit status: 0 nothing is above its bound, 1 something is, 3 the machine was too busy for a verdict on the measurements or on the
+proof.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			b.modes, b.payloads = []string{"warm"}, []string{"8"} // the guard has its own
+			b.modes, b.payloads = []string{"warm"}, []string{"8"} // Guard ignores them
 			if patience.Slack < 1 || patience.Repeats < 1 || patience.Total < 0 {
-				return a.BadUsage(fmt.Errorf("slack %g, %d repeats, %v in all: want at least 1, 1 and 0", patience.Slack, patience.Repeats, patience.Total))
+				return a.BadUsage(fmt.Errorf("slack %g, %d repeats, %v in total: want at least 1, 1 and 0", patience.Slack, patience.Repeats, patience.Total))
 			}
 			if err := b.complete(a); err != nil {
 				return a.BadUsage(err)
@@ -267,15 +268,15 @@ verdict on the measurements or on the proof.`,
 			if err != nil {
 				return a.undecided(err)
 			}
-			fmt.Fprintf(a.Stderr, "rfaas-bench: calls that took %v longer were found to be too slow\n", delay)
+			fmt.Fprintf(a.Stderr, "rfaas-bench: the guard found calls that took %v longer to be too slow\n", delay)
 			return nil
 		},
 	}
 	b.common(c)
-	c.Flags().BoolVar(&prove, "prove", false, "then show that slower calls are found")
-	c.Flags().IntVar(&patience.Repeats, "repeats", 3, "how often at most each is measured")
+	c.Flags().BoolVar(&prove, "prove", false, "afterwards, show that slower calls are found")
+	c.Flags().IntVar(&patience.Repeats, "repeats", 3, "how often each is measured at most")
 	c.Flags().Float64Var(&patience.Slack, "slack", 1, "factor by which bounds may be exceeded")
-	c.Flags().DurationVar(&patience.Total, "total", 0, "nothing is measured again after that (default: no bound)")
+	c.Flags().DurationVar(&patience.Total, "total", 0, "time after which nothing is measured again (default: no limit)")
 	return c
 }
 
@@ -301,7 +302,7 @@ func newBenchCompare(a *app) *cobra.Command {
 			return a.benchCompare(args, old, now, worse, &out)
 		},
 	}
-	c.Flags().Float64Var(&worse, "fail-above", 0, "exit with 1 when a ratio has grown by more than this share, as 0.1 (default: never)")
+	c.Flags().Float64Var(&worse, "fail-above", 0, "exit with 1 if a ratio has grown by more than this share, for example 0.1 (default: never)")
 	out.flags(c)
 	return c
 }

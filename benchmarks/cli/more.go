@@ -22,8 +22,8 @@ func newBenchBandwidth(a *app) *cobra.Command {
 	var b benchFlags
 	c := &cobra.Command{
 		Use:   "bandwidth",
-		Short: "Bytes a second of calls in flight, beside bare ones",
-		Long: `Bytes a second of calls in flight: as latency does it, with large payloads and a depth. bytes_per_s is one way; as many
+		Short: "Bytes per second of calls in flight, compared with bare ones",
+		Long: `Bytes per second of calls in flight, measured like latency with large payloads. bytes_per_s counts one direction; as many
 bytes come back at the same time.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -32,7 +32,7 @@ bytes come back at the same time.`,
 	}
 	b.common(c)
 	b.connect(c)
-	c.Flags().StringSliceVar(&b.payloads, "payload", []string{"4KiB", "64KiB", "1MiB", "4MiB"}, "bytes there, and as many back")
+	c.Flags().StringSliceVar(&b.payloads, "payload", []string{"4KiB", "64KiB", "1MiB", "4MiB"}, "bytes of payload, and of result")
 	c.Flags().IntVar(&b.cfg.Depth, "depth", 4, "calls in flight")
 	return c
 }
@@ -42,9 +42,10 @@ func newBenchOthers(a *app) *cobra.Command {
 	var cfg others.Config
 	c := &cobra.Command{
 		Use:   "others",
-		Short: "What people would use instead, on this machine, beside the same floor",
-		Long: `What people would use instead, on this machine, beside the same floor: MPI_Send and MPI_Recv, UCX, unary gRPC in Go, HTTP
-with keep-alive; and calls of the client library over TCP (rfaas-tcp). What is not here is skipped, and the output says why.`,
+		Short: "Alternatives on this machine, compared with the same floor",
+		Long: `Alternatives on this machine, compared with the same floor: MPI_Send and MPI_Recv, UCX, unary gRPC in Go, HTTP
+with keep-alive; and calls of the client library over TCP (rfaas-tcp). Systems that are not installed are skipped, and the output names
+them.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.modes = []string{"warm"}
@@ -74,8 +75,8 @@ with keep-alive; and calls of the client library over TCP (rfaas-tcp). What is n
 	}
 	b.common(c)
 	f := c.Flags()
-	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "64KiB", "1MiB"}, "bytes there, and as many back")
-	f.StringSliceVar(&cfg.Only, "only", others.Names, "which")
+	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "64KiB", "1MiB"}, "bytes of payload, and of result")
+	f.StringSliceVar(&cfg.Only, "only", others.Names, "systems to measure")
 	f.StringVar(&cfg.MPI, "mpi-program", "", "path of the MPI ping-pongs without .openmpi and .mpich (default: ../build/bench/pingpong beside this program)")
 	for name, value := range map[string]string{"pairs": "5"} {
 		f.Lookup(name).DefValue = value
@@ -84,7 +85,7 @@ with keep-alive; and calls of the client library over TCP (rfaas-tcp). What is n
 	return c
 }
 
-// newEchoServer is the other side of gRPC and HTTP in others.
+// newEchoServer is the server of gRPC and HTTP for the command others.
 func newEchoServer(a *app) *cobra.Command {
 	return &cobra.Command{Use: "echo-server KIND", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(_ *cobra.Command, args []string) error {
 		return others.Serve(args[0], os.Stdin, a.Stdout)
@@ -96,9 +97,9 @@ func newBenchControl(a *app) *cobra.Command {
 	var cfg control.Config
 	c := &cobra.Command{
 		Use:   "control",
-		Short: "Placement, notifications, charges and heartbeats, beside bare reads and fetch-and-adds",
-		Long: `Placement, notifications, charges and heartbeats, beside bare reads and fetch-and-adds. Resource managers of its own are
-started, with simulated executors on their boards. Leases are what rfaas bench cold measures.`,
+		Short: "Placement, notifications, charges and heartbeats, compared with bare reads and fetch-and-adds",
+		Long: `Placement, notifications, charges and heartbeats, compared with bare reads and fetch-and-adds. The command starts resource
+managers with simulated executors on their boards. rfaas bench cold measures leases.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			b.modes, b.payloads = []string{"warm"}, []string{"64"}
@@ -149,7 +150,7 @@ func newBenchScaling(a *app) *cobra.Command {
 	var provider string
 	c := &cobra.Command{
 		Use:   "scaling",
-		Short: "Calls a second with 1 to n workers and clients, beside as many threads without calls",
+		Short: "Calls per second with 1 to n workers and clients, compared with as many threads without calls",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if err := out.check(); err != nil {
@@ -159,7 +160,7 @@ func newBenchScaling(a *app) *cobra.Command {
 				return a.BadUsage(fmt.Errorf("provider %q (shm, verbs)", provider))
 			}
 			if cfg.Max < 0 || cfg.Max > 1024 || cfg.Pairs < 1 {
-				return a.BadUsage(fmt.Errorf("up to %d workers, %d pairs: want 1 to 1024, and a pair at least", cfg.Max, cfg.Pairs))
+				return a.BadUsage(fmt.Errorf("up to %d workers, %d pairs: want 1 to 1024 workers, and at least 1 pair", cfg.Max, cfg.Pairs))
 			}
 			if cfg.Executor == "" {
 				if cfg.Executor, err = command.Beside("executor"); err != nil {
@@ -184,7 +185,7 @@ func newBenchScaling(a *app) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&provider, "provider", dataplane.SHM, "shm or verbs")
-	f.IntVar(&cfg.Max, "max", 0, "workers and clients at most (default: the CPUs, at least 2)")
+	f.IntVar(&cfg.Max, "max", 0, "largest number of workers and clients (default: the number of CPUs, at least 2)")
 	f.IntVar(&cfg.Pairs, "pairs", 7, "pairs of floor and measurement for each result")
 	f.DurationVar(&cfg.Batch, "batch", 100*time.Millisecond, "length of a batch")
 	f.StringVar(&cfg.Library, "library", "", "library with the function spin (default: ../build/functions/echo.so beside this program)")
@@ -202,7 +203,7 @@ func newBenchReport(a *app) *cobra.Command {
 		Long: `One report of a directory of results (*.jsonl from bench --json, *.log with figures that tests printed, machine.txt,
 notes.txt): report.md, results.csv and plots in the directory --out.
 
-With --readme the table and the plot of a README are made from it instead; --check only says whether they are up to date.`,
+With --readme the command writes the table and the plot of a README instead; with --check too, it only reports whether they are up to date.`,
 		Example: "  rfaas bench report --out build/bench build/bench/results\n  rfaas bench report --readme README.md benchmarks/headline",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -219,7 +220,7 @@ With --readme the table and the plot of a README are made from it instead; --che
 			case headline != "":
 				return report.Headline(d, args[0], headline)
 			case check:
-				return a.BadUsage(errors.New("--check goes with --readme"))
+				return a.BadUsage(errors.New("--check needs --readme"))
 			}
 			if err := report.Write(d, out); err != nil {
 				return err
@@ -230,7 +231,7 @@ With --readme the table and the plot of a README are made from it instead; --che
 	}
 	f := c.Flags()
 	f.StringVar(&out, "out", ".", "directory of the report")
-	f.StringVar(&headline, "readme", "", "README whose table and plot are made from it")
-	f.BoolVar(&check, "check", false, "with --readme: change nothing, and fail if something would")
+	f.StringVar(&headline, "readme", "", "README whose table and plot are written")
+	f.BoolVar(&check, "check", false, "with --readme: change nothing, and fail if something would change")
 	return c
 }

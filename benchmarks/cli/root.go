@@ -15,7 +15,7 @@ func Run(ctx context.Context, env command.Env, args []string) int {
 	return a.Run(ctx, newRoot(a), args)
 }
 
-// app is what the commands share.
+// app is shared by the commands.
 type app struct {
 	command.Program
 }
@@ -23,11 +23,11 @@ type app struct {
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "rfaas-bench",
-		Short: "Measure calls beside their floor",
-		Long: `Measure calls beside their floor: what a careful program could do with the same bytes and nothing else. rfaas bench is the
-same program.
+		Short: "Compare calls with their floor",
+		Long: `Compare calls with their floor: a careful program that moves the same bytes and does nothing else. rfaas bench executes
+this program.
 
-The commands start the programs that they measure. Only cold, control and scaling start executors and resource managers.
+The commands start the programs that they measure. Only cold, control, others and scaling start executors or resource managers.
 benchmarks/README.md describes the method.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },

@@ -15,9 +15,10 @@ func newBenchServe(a *app) *cobra.Command {
 	var listen string
 	c := &cobra.Command{
 		Use:   "serve",
-		Short: "The other machine of latency, bandwidth and floors",
-		Long: `The other machine of rfaas bench latency, bandwidth and floors, which get its address by --connect. It starts peers, for one
-client at a time. Calls and floors use verbs between the two machines; the address serves only to begin and to end. Ctrl-C ends it.
+		Short: "Serve latency, bandwidth and floors on another machine",
+		Long: `Serve rfaas bench latency, bandwidth and floors on another machine, which get the address by --connect. The command starts a
+peer for one client at a time. Calls and floors use verbs between the two machines; the address is only used to start and end a
+measurement. Ctrl-C ends the command.
 
 Like ib_write_lat, it does not authenticate clients: run it only while you measure, on a network that you trust.`,
 		Example: `  node-b$ rfaas bench serve --listen 0.0.0.0:7470 --device mlx5_0 --cpu 3
@@ -30,7 +31,7 @@ Like ib_write_lat, it does not authenticate clients: run it only while you measu
 				}
 			}
 			if cfg.Idle < 0 {
-				return a.BadUsage(fmt.Errorf("idle %v: must not be negative", cfg.Idle))
+				return a.BadUsage(fmt.Errorf("--idle %v: must not be negative", cfg.Idle))
 			}
 			l, err := net.Listen("tcp", listen)
 			if err != nil {
@@ -42,7 +43,7 @@ Like ib_write_lat, it does not authenticate clients: run it only while you measu
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:7470", "HOST:PORT")
-	c.Flags().DurationVar(&cfg.Idle, "idle", 0, "end when nobody has come for so long after a client (default: never)")
+	c.Flags().DurationVar(&cfg.Idle, "idle", 0, "end after this time without a new client, counted after the first (default: never)")
 	c.Flags().IntVar(&cfg.CPU, "cpu", -1, "CPU of the peer (default: the scheduler chooses)")
 	deviceFlags(c, &cfg.Device, &cfg.Peer)
 	return c

@@ -1,10 +1,10 @@
-// Package cold measures what `rfaas bench cold` prints: the time from asking for a lease to the first result, with a new
+// Package cold measures what `rfaas bench cold` prints: the time from a lease's request to the first result, with a new
 // worker, a pooled worker or the cached worker of the last lease, and the time of each step.
 //
-// The executor is a process of its own. The connection to it stands before the first lease, and it has the library: what
-// that takes once, the first contact, is told beside the rest, also with TLS, and so is what starting a process for a call takes
-// on this machine, as every lease of the first rFaaS did. In mode pooled, each lease is asked for when the executor's pool is full
-// again, so that the time to fill it counts for no start.
+// The executor is a process of its own. Before the first lease, the client is connected and the executor has the library. The time
+// of that, the first contact, is reported separately, with and without TLS. So is the time to start a process for a call, as
+// every lease of the first rFaaS did. In mode pooled, each lease is requested when the executor's pool is full again, so that no
+// start includes the time to fill it.
 package cold
 
 import (
@@ -38,15 +38,15 @@ type Config struct {
 	Library  string // with the function, which is called without a payload
 	Function string
 	Mode     string // cold, pooled or cached; empty: cold
-	Leases   int    // to be measured; 0: 200
+	Leases   int    // to measure; 0: 200
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
 	Progress func(line string)
 
-	again bool // another run: what is no start of a lease is known
+	again bool // a later run: do not measure first contact with TLS and process starts again
 }
 
-// Result is what one run measured: medians in ns unless their name says otherwise. The JSON form is read by other
+// Result has the figures of one run: medians in ns unless their name says otherwise. The JSON form is read by other
 // programs: fields are added, never changed.
 type Result struct {
 	Name         string  `json:"name"` // "start"
@@ -55,13 +55,13 @@ type Result struct {
 	Mode         string  `json:"mode"`   // cold, pooled or cached
 	Function     string  `json:"function"`
 	Samples      int     `json:"samples"`
-	Others       int     `json:"others"` // leases that started in another way, not counted: the pool was empty, say
-	P50NS        int64   `json:"p50_ns"` // from asking for a lease to the first result
+	Others       int     `json:"others"` // leases that started in another way, for example because the pool was empty; not counted
+	P50NS        int64   `json:"p50_ns"` // from the lease's request to the first result
 	P90NS        int64   `json:"p90_ns"`
 	P99NS        int64   `json:"p99_ns"`
-	P999NS       int64   `json:"p999_ns"` // with fewer than 1000 samples the longest
+	P999NS       int64   `json:"p999_ns"` // the longest with fewer than 1000 samples
 	MaxNS        int64   `json:"max_ns"`
-	ControlNS    int64   `json:"control_ns"` // the lease without its worker's start: channels here, round trip, grant
+	ControlNS    int64   `json:"control_ns"` // the lease without its worker's start: the client's channels, round trip, grant
 	ForkNS       int64   `json:"fork_ns"`
 	SandboxNS    int64   `json:"sandbox_ns"`
 	ConnectNS    int64   `json:"connect_ns"`
@@ -69,11 +69,11 @@ type Result struct {
 	FirstCallNS  int64   `json:"first_call_ns"`
 	ReleaseNS    int64   `json:"release_ns"`           // not part of the above
 	FirstContact int64   `json:"first_contact_ns"`     // connecting, sending the library, the first lease and call
-	FirstTLS     int64   `json:"first_contact_tls_ns"` // the same of another executor by TLS, with a token; 0: this machine has no address but loopback
-	ProcessNS    int64   `json:"process_start_ns"`     // fork, exec, device, memory, connection, first call: nothing there before; 0: not measured
-	Load         float64 `json:"load_avg"`             // of the last minute, when it began
-	Runs         int     `json:"runs"`                 // of each way to start, in turn; this is the one with the median p50
-	RunsP50      []int64 `json:"runs_p50_ns"`          // of each of them, in the order in which they ran
+	FirstTLS     int64   `json:"first_contact_tls_ns"` // the same with another executor, TLS and a token; 0: this machine has only loopback addresses
+	ProcessNS    int64   `json:"process_start_ns"`     // a new process: fork, exec, device, memory, connection, first call; 0: not measured
+	Load         float64 `json:"load_avg"`             // of the last minute, at the start
+	Runs         int     `json:"runs"`                 // of each mode, in turn; this is the one with the median p50
+	RunsP50      []int64 `json:"runs_p50_ns"`          // of each run, in order
 	StartedAt    string  `json:"started_at"`
 	Method       string  `json:"method"`
 }
@@ -81,7 +81,7 @@ type Result struct {
 // samples are the times of every lease, by step.
 type samples struct{ total, control, fork, sandbox, connect, code, call, release []int64 }
 
-// modes are the settings of the executor that lead to each way to start.
+// modes are the executor's settings for each way to start.
 var modes = map[string][]string{
 	"cold":   {"--pool", "0", "--cache-time", "0s"},
 	"pooled": {"--pool", strconv.Itoa(poolSize), "--cache-time", "0s"},
@@ -91,7 +91,7 @@ var modes = map[string][]string{
 // Modes are the ways to start that can be measured.
 func Modes() []string { return slices.Sorted(maps.Keys(modes)) }
 
-// Check says what is wrong with a configuration, nil if nothing is.
+// Check returns an error if the configuration is wrong.
 func (cfg *Config) Check() error {
 	switch {
 	case cfg.Leases < 0 || cfg.Leases > 100_000:
@@ -104,7 +104,7 @@ func (cfg *Config) Check() error {
 	return nil
 }
 
-// Run starts an executor, measures and ends it. Blocks; ctx bounds it.
+// Run starts an executor, measures, and ends the executor. Blocks; ctx bounds it.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err := cfg.Check(); err != nil {
 		return nil, err
@@ -125,8 +125,8 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	defer e.Stop()
 	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: cfg.Mode, Function: cfg.Function, Samples: n,
 		Load: latency.LoadAverage(), StartedAt: time.Now().UTC().Format(time.RFC3339),
-		Method: "one lease of one worker after the other; time from the lease's request to the first result, connection and library there; " +
-			"the client has one processor for Go (GOMAXPROCS), as a rank that is bound to a core has"}
+		Method: "one lease of one worker after the other; time from the lease's request to the first result, client connected, library uploaded; " +
+			"the client's Go runtime has one processor (GOMAXPROCS), like a rank that is bound to a core"}
 	s, first, err := contact(ctx, cfg, client.Options{Executor: e.Address, Provider: cfg.Provider, SecretFile: secret})
 	if err != nil {
 		return nil, err
@@ -174,12 +174,12 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	return r, nil
 }
 
-// MostRuns is how often Series measures each way to start, at most.
+// MostRuns is how often Series measures each mode at most.
 const MostRuns = 25
 
-// Series measures each mode runs times, an odd number, in turn, and returns of each mode the run with the median p50: what else a
-// machine does for some seconds then hits a run and not the result. First contact with TLS and the start of a process are the first
-// run's. After an error the results are those of the runs before. Blocks; ctx bounds it.
+// Series measures each mode runs times, an odd number, in turn, and returns the run with the median p50 of each mode, so that a
+// disturbance of some seconds hits a run and not the result. First contact with TLS and the start of a process are the first
+// run's. After an error the results are those of the earlier runs. Blocks; ctx bounds it.
 func Series(ctx context.Context, cfg Config, modes []string, runs int) ([]*Result, error) {
 	if runs < 1 || runs > MostRuns || runs%2 == 0 {
 		return nil, fmt.Errorf("%d runs: want an odd number, 1 to %d", runs, MostRuns)
@@ -211,7 +211,7 @@ measure:
 	return results, failed
 }
 
-// median is the run with the median p50, and knows of the others.
+// median is the run with the median p50, with the p50 of all runs added.
 func median(of []*Result) *Result {
 	var p50 []int64
 	for _, r := range of {
@@ -224,7 +224,7 @@ func median(of []*Result) *Result {
 	return r
 }
 
-// contact connects and makes the first lease and call; first is what that took, in ns.
+// contact connects and makes the first lease and call; first is the time of that, ns.
 func contact(ctx context.Context, cfg Config, o client.Options) (s *client.Session, first int64, err error) {
 	began := time.Now()
 	if s, err = client.Connect(ctx, o); err != nil {
@@ -240,7 +240,7 @@ func contact(ctx context.Context, cfg Config, o client.Options) (s *client.Sessi
 // processes is how many process starts are measured.
 const processes = 15
 
-// processStart is the median of them, in ns.
+// processStart is the median time to start a process, ns; 0 without a peer program.
 func processStart(cfg Config) (int64, error) {
 	if cfg.Peer == "" {
 		return 0, nil
@@ -257,15 +257,15 @@ func processStart(cfg Config) (int64, error) {
 	return rank(all, 500), nil
 }
 
-// othersMost is how many leases may start in another way, for each that shall be measured.
+// othersMost is how many leases may start in another way, for each lease to measure.
 const othersMost = 20
 
-// rank is a quantile of ascending values: the smallest that is not below so many in a thousand of them.
+// rank is a quantile of ascending values: the smallest that permille of a thousand values do not exceed.
 func rank(sorted []int64, permille int) int64 {
 	return sorted[max((len(sorted)*permille+999)/1000-1, 0)]
 }
 
-// lease takes a lease, makes one call, gives it back and notes the times. how is the way in which it started.
+// lease takes a lease, makes one call, releases the lease and records the times. how is the way in which it started.
 func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how string, err error) {
 	began := time.Now()
 	l, err := s.Lease(ctx, client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached"})
@@ -318,7 +318,7 @@ func WriteCSV(w io.Writer, results ...*Result) error {
 	return c.Error()
 }
 
-// WriteTable writes a result for people.
+// WriteTable writes a result as a table.
 func WriteTable(w io.Writer, r *Result) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	us := func(ns int64) string { return fmt.Sprintf("%.0f us", float64(ns)/1e3) }
@@ -336,7 +336,7 @@ func WriteTable(w io.Writer, r *Result) error {
 		fmt.Fprintf(w, "; start of a process to its first call %s, %.2f of it", us(r.ProcessNS), float64(r.P50NS)/float64(r.ProcessNS))
 	}
 	if r.Runs > 1 {
-		fmt.Fprintf(w, "; the median of %d runs, whose p50 were", r.Runs)
+		fmt.Fprintf(w, "; the run with the median p50 of %d runs:", r.Runs)
 		for _, p50 := range r.RunsP50 {
 			fmt.Fprintf(w, " %s", us(p50))
 		}

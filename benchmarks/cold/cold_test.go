@@ -119,7 +119,7 @@ func TestSeries(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 		var table bytes.Buffer
-		if err := WriteTable(&table, r); err != nil || !strings.Contains(table.String(), "the median of 3 runs") {
+		if err := WriteTable(&table, r); err != nil || !strings.Contains(table.String(), "the median p50 of 3 runs") {
 			t.Errorf("%v\n%s", err, table.String())
 		}
 	}

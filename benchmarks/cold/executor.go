@@ -16,13 +16,13 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// executor is a process that lends one core.
+// executor is an executor process with one core.
 type executor struct{ *daemon.Daemon }
 
 // poolSize is the size of the executor's pool in mode pooled.
 const poolSize = 4
 
-// startExecutor starts one that listens there, with what the mode needs and more arguments.
+// startExecutor starts an executor with the settings of cfg.Mode and further arguments.
 func startExecutor(ctx context.Context, cfg Config, listen string, args ...string) (executor, error) {
 	line := append([]string{"--listen", listen, "--http-listen", "127.0.0.1:0", "--providers", cfg.Provider, "--cores", "1", "--grace", "2s"}, args...)
 	d, err := daemon.Start(ctx, cfg.Executor, append(line, modes[cfg.Mode]...)...)
@@ -63,7 +63,7 @@ func (e executor) read(ctx context.Context) (string, error) {
 	return string(b), err
 }
 
-// firstTLS is the first contact with an executor that is not on loopback, in ns: TLS, and a token. 0: there is no such address.
+// firstTLS is the first contact by TLS and token with an executor that is not on loopback, ns. 0: there is no such address.
 func firstTLS(ctx context.Context, cfg Config, dir string) (int64, error) {
 	host := ownAddress()
 	if host == "" {

@@ -33,8 +33,8 @@ type caller struct {
 	function *client.Function
 }
 
-// Charging measures calls to an executor that charges every 10 ms, a hundred times as often as by default, beside the same to
-// one that has nobody to charge to. Both workers have the same core, on which the idle one sleeps. OverFloor is the
+// Charging compares calls to an executor that charges every 10 ms, a hundred times as often as by default, with calls to
+// one that has no resource manager. Both workers have the same core, on which the idle one sleeps. OverFloor is the
 // median difference of batch means.
 func Charging(ctx context.Context, cfg ChargingConfig) (r *latency.Result, err error) {
 	l := latency.Config{Provider: cfg.Provider, Modes: nil, Payloads: []int{8}, CPUs: cfg.CPUs}
@@ -100,7 +100,7 @@ func Charging(ctx context.Context, cfg ChargingConfig) (r *latency.Result, err e
 	defer func() { _ = unix.SchedSetaffinity(0, &before) }()
 	in, out := make([]byte, 8), make([]byte, 8)
 	batch := func(c *caller, n int, samples *latency.Histogram) (float64, error) {
-		for range 200 { // its worker wakes
+		for range 200 { // wakes the worker
 			if _, err := c.function.Invoke(ctx, in, out); err != nil {
 				return 0, err
 			}

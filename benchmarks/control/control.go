@@ -1,6 +1,6 @@
-// Package control measures what happens beside the calls: a placement decision by reading the resource manager's board, a
-// change told to every subscriber, charging an account, and the messages of executors. It starts resource managers of its
-// own, whose executors are simulated: their lines are real, their nodes are not.
+// Package control measures the resource manager's work: a placement decision by reading its board, a change announced to every
+// subscriber, charging an account, and the messages of executors. It starts resource managers with simulated executors: their
+// lines on the board are real, their nodes are not.
 package control
 
 import (
@@ -24,12 +24,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
-// Config says what to measure. Manager and Latency are mandatory; of Latency, provider, device, pairs, peer and CPUs count.
+// Config says what to measure. Manager and Latency are mandatory; only provider, device, pairs, peer and CPUs of Latency are used.
 type Config struct {
 	Latency     latency.Config
 	Manager     string // path of the resource manager
-	Executors   []int  // on the boards whose placement is compared; nil: 10 and 10,000
-	Subscribers []int  // whose mailboxes get a change; nil: 100, 300 and 1000
+	Executors   []int  // numbers of executors on the boards that are compared; nil: 10 and 10,000
+	Subscribers []int  // numbers of subscribers that get a change; nil: 100, 300 and 1000
 	Batch       int    // operations of a batch; 0: 200
 }
 
@@ -40,7 +40,7 @@ type manager struct {
 	calls control.ManagerClient
 	ids   []uint64
 	infos []*control.InfoReply
-	took  []int64 // by each registration, ns
+	took  []int64 // time of each registration, ns
 }
 
 func (m *manager) close() {
@@ -58,7 +58,7 @@ func info(i int) *control.InfoReply {
 	return in
 }
 
-// startManager starts one with n executors, whose heartbeats are not missed in our time.
+// startManager starts a manager with n executors. Its heartbeat interval is longer than any measurement.
 func startManager(ctx context.Context, cfg *Config, n int, secret string) (*manager, error) {
 	args := []string{"--listen", "127.0.0.1:0", "--secret-file", secret, "--heartbeat", "1h", "--executors", fmt.Sprint(max(n, 16)), "--providers",
 		cfg.Latency.Provider, "--log-level", "info"}
@@ -99,7 +99,7 @@ type run struct {
 	emit  func(*latency.Result) error
 }
 
-// Run measures everything, and hands results to emit.
+// Run measures everything, and passes each result to emit.
 func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) error {
 	cfg.Latency.Payloads = []int{board.GroupLines*board.LineSize + board.LineSize}
 	cfg.Latency.Modes = []dataplane.WaitMode{dataplane.Warm}
@@ -156,14 +156,14 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 	return nil
 }
 
-// result is a blank one.
+// result returns a result without figures.
 func (r *run) result(function string, payload int) *latency.Result {
 	c, p := r.floor.CPUs()
 	return &latency.Result{Name: "control", Provider: r.cfg.Latency.Provider, Client: "go", Mode: "one-sided", Function: function,
 		Buffers: latency.BuffersRegistered, Payload: payload, Depth: 1, CPUClient: c, CPUPeer: p, BatchCalls: r.cfg.Batch}
 }
 
-// operation is one of what is interleaved.
+// operation is one of several that are measured in turn.
 type operation struct {
 	result *latency.Result
 	n      int // of a batch
@@ -171,7 +171,7 @@ type operation struct {
 	paired latency.Paired
 }
 
-// interleave runs batches of all operations in turn, each beside a batch of the floor, and emits their results.
+// interleave runs batches of all operations in turn, each with a batch of the floor, and emits their results.
 func (r *run) interleave(kind raw.Kind, size int, ops ...*operation) error {
 	var end []func()
 	for _, o := range ops {
@@ -220,7 +220,7 @@ func (r *run) interleave(kind raw.Kind, size int, ops ...*operation) error {
 		o.paired.Fill(o.result, kind.String())
 		end[i]()
 		o.result.Complete = o.result.Pairs >= r.cfg.Latency.Pairs
-		o.result.Method = fmt.Sprintf("%d interleaved batches of %d, each beside %d bare operations; one client, not pinned, resource manager in a process of its own", r.cfg.Latency.Pairs, o.n, rounds)
+		o.result.Method = fmt.Sprintf("%d interleaved batches of %d, each paired with %d bare operations; one client, not pinned, resource manager in a process of its own", r.cfg.Latency.Pairs, o.n, rounds)
 		if err := r.emit(o.result); err != nil {
 			return err
 		}
@@ -228,7 +228,7 @@ func (r *run) interleave(kind raw.Kind, size int, ops ...*operation) error {
 	return nil
 }
 
-// placement compares decisions on boards of different sizes, then once more while the largest one's manager is stopped.
+// placement compares decisions on boards of different sizes, then repeats the largest while its manager is stopped.
 func (r *run) placement(managers []*manager) error {
 	var ops []*operation
 	bytes := board.GroupLines * board.LineSize
@@ -260,7 +260,7 @@ func (r *run) placement(managers []*manager) error {
 	return r.interleave(raw.Read, bytes, stopped)
 }
 
-// messages are what executors without remote memory cost the manager: one gRPC each.
+// messages measures heartbeats of executors without remote memory: one gRPC call each.
 func (r *run) messages(m *manager) error {
 	i := 0
 	beat := &operation{result: r.result("heartbeat by message", 0), n: r.cfg.Batch, do: func() error {
@@ -273,7 +273,7 @@ func (r *run) messages(m *manager) error {
 	return r.interleave(r.floor.PingPong(), 8, beat)
 }
 
-// charge adds to the counters of one lease, and writes an executor's line.
+// charge measures additions to the counters of one lease, and writes of an executor's line.
 func (r *run) charge(m *manager) error {
 	var incarnation [16]byte
 	copy(incarnation[:], m.infos[0].GetIncarnation())
@@ -308,7 +308,7 @@ func (r *run) charge(m *manager) error {
 		}})
 }
 
-// changesPerBatch makes some 750 changes of 15 pairs: of 150, as many as ten a batch are, the second worst was the p99.
+// changesPerBatch gives 750 changes in 15 pairs. With ten in a batch, the second worst of all changes would be the p99.
 const changesPerBatch = 50
 
 // notify changes an executor's state by a message and waits until a scanner has seen it in every mailbox.
@@ -362,14 +362,14 @@ func seen(ctx context.Context, boxes []*link.Client, changes uint64) error {
 				return ctx.Err()
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("mailbox %d of %d has not got change %d in 20 s", i+1, len(boxes), changes)
+				return fmt.Errorf("mailbox %d of %d did not get change %d within 20 s", i+1, len(boxes), changes)
 			}
 		}
 	}
 	return nil
 }
 
-// settled waits until all mailboxes say the same, and returns how many changes there have been.
+// settled waits until all mailboxes have the same number of changes, and returns that number.
 func settled(ctx context.Context, boxes []*link.Client) (uint64, error) {
 	most := uint64(0)
 	deadline := time.Now().Add(20 * time.Second)
@@ -389,5 +389,5 @@ func settled(ctx context.Context, boxes []*link.Client) (uint64, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
-	return 0, fmt.Errorf("the mailboxes of %d subscribers do not say the same within 20 s: %d changes at most", len(boxes), most)
+	return 0, fmt.Errorf("the mailboxes of %d subscribers still differ after 20 s: %d changes at most", len(boxes), most)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// twoCPUs ends a test that needs two of them: CI has them, so it fails there.
+// twoCPUs skips a test that needs two CPUs. CI has two, so the test fails there instead.
 func twoCPUs(t *testing.T) {
 	t.Helper()
 	if all, err := topology.Affinity(); err != nil || len(all) < 2 {
@@ -23,8 +23,8 @@ func twoCPUs(t *testing.T) {
 	}
 }
 
-// A batch is bounded whoever has the processors. Spinners that share one let each other run, and give up with others on it: waiting
-// for each other's time slices, thousands of round trips would take half a minute.
+// A batch is bounded whatever else runs on the processors. Spinners that share one yield to each other, and give up if other
+// programs use it too. Waiting for each other's time slices, thousands of round trips would take half a minute.
 func TestSpinnersOnOneCPU(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -61,7 +61,7 @@ func TestSpinnersOnOneCPU(t *testing.T) {
 	}
 }
 
-// A batch whose peer does not get a processor is given up and counts for nothing, and the next one is as ever.
+// A batch whose peer does not get a processor is given up and does not count, and the next one succeeds.
 func TestBatchIsGivenUp(t *testing.T) {
 	twoCPUs(t)
 	cfg := quick(dataplane.SHM)
@@ -72,7 +72,7 @@ func TestBatchIsGivenUp(t *testing.T) {
 	}
 	defer f.Close()
 	over, stopped := make(chan struct{}), make(chan error, 1)
-	go func() { // a batch of some seconds is hit in its midst
+	go func() { // during a batch of some seconds
 		for {
 			for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
 				if err := f.s.process.Signal(signal); err != nil {
@@ -109,7 +109,7 @@ func TestBatchIsGivenUp(t *testing.T) {
 	}
 }
 
-// Between machines a batch stands for its median, so that a packet that waits for its turn does not decide.
+// Between machines the median represents a batch, so that packets that queue do not decide.
 func TestAverage(t *testing.T) {
 	times := []int64{400, 410, 390, 5_000_000, 405}
 	batch := func(samples []int64) (int64, error) {

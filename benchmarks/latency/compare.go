@@ -9,13 +9,13 @@ import (
 	"text/tabwriter"
 )
 
-// Change is a measurement of which there are two results.
+// Change is two results of the same measurement.
 type Change struct {
 	Key      string
 	Old, New *Result
 }
 
-// Worse is by which share the new ratio is above the old one; by which the p50 is where there is no floor, as of starts.
+// Worse is the share by which the ratio has grown, or the p50 if there is no floor, as for starts.
 func (c *Change) Worse() float64 {
 	old, now := float64(c.Old.Ratio), float64(c.New.Ratio)
 	if !(old > 0 && now > 0) {
@@ -24,7 +24,7 @@ func (c *Change) Worse() float64 {
 	return now/old - 1
 }
 
-// Compare pairs results by what they measured, in the order of the old ones. Of several with one key the last counts.
+// Compare pairs the results with equal keys, in the order of the old ones. Of several with one key the last counts.
 func Compare(old, now []*Result) (changes []Change, onlyOld, onlyNew []string) {
 	last := map[string]*Result{}
 	for _, r := range now {
@@ -103,7 +103,7 @@ func WriteChangesCSV(w io.Writer, changes []Change) error {
 	return c.WriteAll(rows)
 }
 
-// WriteChanges writes a table of changes. Ratios are compared, since times of two runs are of two machines, however alike.
+// WriteChanges writes a table of changes. It compares ratios, because times of two runs are not comparable.
 func WriteChanges(w io.Writer, changes []Change) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "measurement\tratio A\tratio B\tB over A\tp50 us A\tp50 us B\tp99 us A\tp99 us B\tfloor A\tfloor B\t")

@@ -13,25 +13,25 @@ import (
 // Functions that can be measured.
 const (
 	FunctionEcho  = "echo"  // copies its payload to its result
-	FunctionEmpty = "empty" // as many bytes, untouched
+	FunctionEmpty = "empty" // returns as many bytes without touching them
 
-	functionDelayed = "delayed" // empty, but slower by Config.delay: for the guard's own test
+	functionDelayed = "delayed" // empty, but slower by Config.delay: for Prove
 
 	BuffersCopied     = "copied"     // payload and result in the caller's memory
-	BuffersRegistered = "registered" // payload in registered memory, the result left where it arrives
+	BuffersRegistered = "registered" // payload in registered memory, result read where it arrives
 )
 
 const (
-	// modeTolerance is by how much the calibrations of one pair may differ.
+	// modeTolerance is the share by which the calibrations of one pair may differ.
 	modeTolerance = 0.25
-	// remoteTolerance is the same between machines, where no placement can change, but a network has other users.
+	// remoteTolerance is the same between machines: placements do not change there, but a network has other users.
 	remoteTolerance = 0.5
-	// attemptsPerPair bounds how many pairs are tried for each that is wanted.
+	// attemptsPerPair bounds how many pairs are measured for each good one that is wanted.
 	attemptsPerPair = 4
 	// nearNS is the bare flag round trip below which two CPUs share a cache.
 	nearNS = 250
-	// memoryMax bounds what payload and depth may need.
-	memoryMax = 1 << 30 // as much as a peer makes room for
+	// memoryMax bounds payload times depth, as the peer does.
+	memoryMax = 1 << 30
 )
 
 // Config says what to measure. Provider, Modes and Payloads are mandatory.
@@ -45,16 +45,16 @@ type Config struct {
 	Eager    int   // bytes; 0: the default
 	Function string
 	Buffers  string        // of the C client
-	Pairs    int           // good ones wanted; 0: 15. Three times as many are taken where they differ from peer to peer
+	Pairs    int           // good pairs wanted; 0: 15. Three times as many where results differ from peer to peer
 	Batch    time.Duration // length of a batch; 0: when spinning 5 ms on shm, 20 ms on verbs within a machine, else 10 ms
-	Rounds   int           // calls of a batch; 0: as Batch says
-	Duration time.Duration // bound of one result; 0: 30 s
-	CPUs     []int         // of client and peer, with Remote of the client alone; nil: chosen
+	Rounds   int           // calls of a batch; 0: chosen by Batch
+	Duration time.Duration // longest time for one result; 0: 30 s
+	CPUs     []int         // of client and peer, or with Remote of the client alone; nil: chosen
 	Peer     string        // path of rfaas-bench-peer
-	Remote   string        // HOST:PORT at which Serve runs on another machine, which starts the peer; "": the peer is here
+	Remote   string        // HOST:PORT of Serve on another machine, which starts the peer; "": the peer runs on this machine
 	Progress func(line string)
 
-	delay     time.Duration // that each call takes longer
+	delay     time.Duration // added to each call
 	callsOnly bool
 }
 
@@ -64,10 +64,10 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("provider %q (shm, verbs)", c.Provider)
 	}
 	if c.Remote != "" && c.Provider != dataplane.Verbs {
-		return fmt.Errorf("a peer on another machine (%s) is reached by provider verbs, not by %s", c.Remote, c.Provider)
+		return fmt.Errorf("a peer on another machine (%s) needs provider verbs, not %s", c.Remote, c.Provider)
 	}
 	if len(c.Modes) == 0 || len(c.Payloads) == 0 {
-		return errors.New("nothing to measure: modes and payloads must each name one")
+		return errors.New("nothing to measure: name at least one mode and one payload")
 	}
 	c.Depth = or(c.Depth, 1)
 	c.Slots = or(c.Slots, max(c.Depth, 8))
@@ -84,7 +84,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	if c.Function == "" {
-		// The shm floor copies at all places, so the function does; a bare verbs floor sends what is there.
+		// The functions do what the servers of the floors do: shm's copies the payload, that of verbs sends what is in its memory.
 		c.Function = FunctionEcho
 		if c.Provider == dataplane.Verbs {
 			c.Function = FunctionEmpty
@@ -132,16 +132,16 @@ func (c *Config) chooseCPUs() error {
 	}
 	for _, cpu := range c.CPUs {
 		if !slices.Contains(allowed, cpu) {
-			return fmt.Errorf("CPU %d is not among those that this process may use: %v", cpu, allowed)
+			return fmt.Errorf("CPU %d: this process may only use %v", cpu, allowed)
 		}
 	}
 	if c.CPUs[0] == c.peerCPU() && slices.ContainsFunc(c.Modes, func(m dataplane.WaitMode) bool { return m != dataplane.Warm }) {
-		return fmt.Errorf("client and peer share CPU %d: only --mode warm can be measured on one CPU, spinners would wait for each other's time slices", c.CPUs[0])
+		return fmt.Errorf("client and peer share CPU %d: use --mode warm on one CPU, because spinners would wait for each other's time slices", c.CPUs[0])
 	}
 	return nil
 }
 
-// tolerance is by how much the calibrations of a pair may differ.
+// tolerance is the share by which the calibrations of a pair may differ.
 func (c *Config) tolerance() float64 {
 	if c.Remote != "" {
 		return remoteTolerance
@@ -149,10 +149,10 @@ func (c *Config) tolerance() float64 {
 	return modeTolerance
 }
 
-// byMedian says whether a batch stands for its median and not for its mean.
+// byMedian says whether the median of its round trips represents a batch, and not their mean.
 func (c *Config) byMedian() bool { return c.Remote != "" && c.Depth == 1 }
 
-// peerCPU is where the peer runs, -1 when another machine says where.
+// peerCPU is the CPU of the peer; -1 if another machine chooses it.
 func (c *Config) peerCPU() int {
 	if c.Remote != "" {
 		return -1
@@ -160,7 +160,7 @@ func (c *Config) peerCPU() int {
 	return c.CPUs[1]
 }
 
-// batch is the wished length of a batch in this mode.
+// batch is the intended length of a batch in this mode.
 func (c *Config) batch(m dataplane.WaitMode) time.Duration {
 	switch {
 	case c.Batch > 0:
@@ -168,7 +168,7 @@ func (c *Config) batch(m dataplane.WaitMode) time.Duration {
 	case c.Provider == dataplane.SHM && m != dataplane.Warm:
 		return 5 * time.Millisecond
 	case c.Provider == dataplane.Verbs && c.Remote == "" && m != dataplane.Warm:
-		return 20 * time.Millisecond // a few packets of many wait for a timer, which a longer batch has its share of
+		return 20 * time.Millisecond // a few packets in many wait for a timer: a longer batch has its share of them
 	}
 	return 10 * time.Millisecond
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// siblingsOf returns those of the allowed CPUs that are hardware threads of one core, as far as the kernel tells.
+// siblingsOf returns the allowed CPUs that are hardware threads of the core of cpu, as far as the kernel reports them.
 func siblingsOf(cpu int, allowed []int) []int {
 	cores, _ := topology.Cores("/", allowed)
 	for _, core := range cores {
@@ -23,8 +23,8 @@ func siblingsOf(cpu int, allowed []int) []int {
 	return []int{cpu}
 }
 
-// choosePair returns two of the allowed CPUs, of different cores where there are two, and spares CPU 0, which serves most
-// interrupts, where it can. With one CPU it is returned twice.
+// choosePair returns two of the allowed CPUs, of different cores if there are two. With more than four CPUs it avoids CPU 0,
+// which serves most interrupts. A single CPU is returned twice.
 func choosePair(allowed []int, siblings func(cpu int, allowed []int) []int) []int {
 	if len(allowed) == 1 {
 		return []int{allowed[0], allowed[0]}
@@ -43,9 +43,9 @@ func choosePair(allowed []int, siblings func(cpu int, allowed []int) []int) []in
 	return []int{first, candidates[1]}
 }
 
-// pin binds the calling thread to the client's CPU and all other threads of this process to the CPUs that neither client nor
-// peer use, or to the client's if there are no others: the threads of the Go runtime would otherwise take the peer's CPU
-// from it whenever they wake. New threads inherit that. Returns what undoes it.
+// pin binds the calling thread to the client's CPU. It binds all other threads of this process to the CPUs that neither client
+// nor peer uses, or to the client's if there are no others: threads of the Go runtime would otherwise interrupt the peer
+// whenever they wake. New threads inherit that. undo removes the bindings.
 func pin(client, peer int, allowed []int) (undo func(), err error) {
 	var all, mine, others unix.CPUSet
 	for _, cpu := range allowed {
@@ -67,7 +67,7 @@ func pin(client, peer int, allowed []int) (undo func(), err error) {
 	return func() { _ = setAffinity(&all) }, nil
 }
 
-// setAffinity sets that of every thread.
+// setAffinity sets the affinity of every thread.
 func setAffinity(set *unix.CPUSet) error {
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {

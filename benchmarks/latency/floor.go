@@ -13,15 +13,15 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// Floor is a peer that stays beside other measurements, for bare round trips between two batches of theirs. Its peer sleeps
-// meanwhile. It belongs to the goroutine that opened it, which it locks to its thread.
+// Floor makes bare round trips between the batches of other measurements. Its peer sleeps meanwhile. It belongs to the
+// goroutine that opened it, which it locks to its thread.
 type Floor struct {
 	s   *session
 	cfg Config
 }
 
-// OpenFloor starts the peer, for payloads up to the largest of cfg. Of cfg, Provider, Device, Payloads, Depth, CPUs, Peer
-// and Remote are used.
+// OpenFloor starts the peer, for payloads up to the largest of cfg. It uses only Provider, Device, Payloads, Depth, CPUs, Peer
+// and Remote of cfg.
 func OpenFloor(cfg Config) (*Floor, error) {
 	cfg.Modes, cfg.Function, cfg.Buffers, cfg.Slots = []dataplane.WaitMode{dataplane.Warm}, "", "", 0
 	if err := cfg.Validate(); err != nil {
@@ -42,7 +42,7 @@ func (f *Floor) Close() {
 	runtime.UnlockOSThread()
 }
 
-// CPUs are those of client and peer.
+// CPUs returns the CPUs of client and peer.
 func (f *Floor) CPUs() (client, peer int) { return f.cfg.CPUs[0], f.cfg.peerCPU() }
 
 // pinned runs g on the client's CPU.
@@ -59,8 +59,9 @@ func (f *Floor) pinned(g func() error) error {
 	return g()
 }
 
-// Batch makes n bare round trips of a kind, about as many again untimed before, and returns their mean, ns. samples is nil or
-// n long. The mean is NaN, and samples are nothing, if something else had the processors for so long that the batch was given up.
+// Batch makes untimed bare round trips of a kind, about an eighth of n, then n timed ones, and returns their mean in ns. samples
+// is nil or n long. If the batch was given up because something else used the processors, the mean is NaN and the samples are
+// meaningless.
 func (f *Floor) Batch(k raw.Kind, size, n int, samples []int64) (mean float64, err error) {
 	err = f.pinned(func() error {
 		mean, err = f.s.floor(k, size, size, 2+n/8, n, samples)
@@ -69,7 +70,7 @@ func (f *Floor) Batch(k raw.Kind, size, n int, samples []int64) (mean float64, e
 	return mean, f.s.explain(err)
 }
 
-// PingPong is the bare ping-pong of size bytes there and back on this provider.
+// PingPong is the kind of the bare ping-pong on this provider.
 func (f *Floor) PingPong() raw.Kind {
 	if f.cfg.Provider == dataplane.Verbs {
 		return raw.Imm
@@ -77,7 +78,7 @@ func (f *Floor) PingPong() raw.Kind {
 	return raw.Apart
 }
 
-// Calibrate is the bare round trip of now: the median of five short batches, ns. NaN as of Batch.
+// Calibrate measures a bare round trip: the median of five short batches, ns. NaN like Batch.
 func (f *Floor) Calibrate() (float64, error) {
 	kind, size, n := raw.Flag, 0, 400
 	switch {
@@ -94,14 +95,14 @@ func (f *Floor) Calibrate() (float64, error) {
 	return now, f.s.explain(err)
 }
 
-// Paired collects batches of something and, beside each, of its floor.
+// Paired collects batches of a measurement, each with a batch of its floor.
 type Paired struct {
 	Samples, FloorSamples Histogram
 	pairs                 pairing
 }
 
-// Add takes one pair's means, ns, and the calibrations before and after it. It reports whether the pair counts: a change of
-// the machine's mode discards it, and NaN, a batch that was given up.
+// Add takes one pair's means, ns, and the calibrations before and after it. It reports whether the pair counts: it does not if
+// the calibrations differ too much or a mean is NaN.
 func (p *Paired) Add(mean, floor float64, calibrations ...float64) bool {
 	return p.pairs.add([]float64{floor, mean}, calibrations)
 }
@@ -109,11 +110,11 @@ func (p *Paired) Add(mean, floor float64, calibrations ...float64) bool {
 // Len is how many pairs count.
 func (p *Paired) Len() int { return p.pairs.len() }
 
-// Fill stores what was collected into a result: percentiles, ratios, rates, calibrations. floor names the floor; empty: there
-// was none, and no ratio is given.
+// Fill stores percentiles, ratios, rates and calibrations into a result. floor names the floor; if it is empty, there was none,
+// and the result has no ratio.
 func (p *Paired) Fill(r *Result, floor string) { p.pairs.fill(r, &p.Samples, &p.FloorSamples, floor) }
 
-// Start fills in what a result says about the machine before it is measured, and returns what fills in the rest.
+// Start stores load, time and clock cost into a result before it is measured. end stores the duration.
 func Start(r *Result) (end func()) {
 	began := time.Now()
 	r.Load, r.StartedAt, r.ClockNS = LoadAverage(), began.UTC().Format(time.RFC3339), raw.Clock()
@@ -139,8 +140,8 @@ func bareKinds(cfg *Config) []floorKind {
 	return kinds
 }
 
-// RunFloors measures the floors themselves, interleaved: bare ping-pongs, reads and fetch-and-adds of cfg's payloads in one
-// pair of processes. Their ratio is to the calibration beside them.
+// RunFloors measures the floors themselves, interleaved in one pair of processes: bare ping-pongs and reads of cfg's payloads, and
+// fetch-and-adds. Their ratios are to the calibrations.
 func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error {
 	f, err := OpenFloor(cfg)
 	if err != nil {
@@ -164,7 +165,7 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if round == 0 { // how long is a batch?
+			if round == 0 { // finds the size of a batch
 				mean, err := f.Batch(k.kind, k.size, 30, nil)
 				if err != nil {
 					return err

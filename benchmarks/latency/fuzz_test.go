@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What is read can be held against the bounds, compared and written in every form, and reads back as it is.
+// Results that were read can be compared with the bounds and each other, written in every form, and read back unchanged.
 func FuzzReadJSON(f *testing.F) {
 	f.Add([]byte(`{"name":"latency","provider":"shm","client":"c","mode":"hot","payload":8,"depth":1,"pairs":9,"ratio":1.1,"p50_ns":120}`+"\n"), []byte{})
 	f.Add([]byte("some text\n {\"ratio\":null,\"calibration_ns\":{\"before\":1,\"after\":null},\"near\":true}\n"), []byte("{}"))

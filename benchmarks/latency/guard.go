@@ -11,18 +11,18 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// Bound is what a measurement must not exceed. All bounds are relative to the floor of the same run. 0: not bounded.
+// Bound is the largest allowed ratio of a measurement to the floor of the same run. 0: not bounded.
 type Bound struct {
 	Provider       string
 	Mode           dataplane.WaitMode
 	Payload, Depth int
 
 	Ratio       float64 // to the floor
-	PayloadOnly float64 // to the floor without our headers (verbs): what the first rFaaS had
+	PayloadOnly float64 // to the floor without our headers (verbs); the values are those of the first rFaaS
 }
 
-// Bounds are the promises: what `rfaas bench latency --check` and `rfaas bench guard` hold results against. This is the one
-// place where they are written down.
+// Bounds are the promises about calls. `rfaas bench latency --check` and `rfaas bench guard` compare results with them. They are
+// defined only here.
 var Bounds = []Bound{
 	{dataplane.SHM, dataplane.Hot, 8, 1, 1.25, 0},
 	{dataplane.SHM, dataplane.Hot, 64, 1, 1.25, 0},
@@ -37,24 +37,24 @@ var Bounds = []Bound{
 	{dataplane.Verbs, dataplane.Hot, 64 << 10, 1, 1.08, 0},
 }
 
-// minPairs is how many good pairs a verdict needs: with fewer a result says that the machine was busy, not that we are slow.
+// minPairs is how many good pairs a verdict needs. Fewer mean that the machine was busy, not that calls are slow.
 const minPairs = 5
 
-// roughly is by what factor the ratio of pairs whose calibrations differ may exceed a bound: what disturbs floor and calls in
-// turns leaves their median near the truth.
+// roughly is the factor by which the ratio of disturbed pairs may exceed a bound. Disturbances hit floor and calls alike, so
+// the median stays near the undisturbed one.
 const roughly = 2
 
-// Verdict is how a result stands to its bound.
+// Verdict is the comparison of a result with its bound.
 type Verdict struct {
 	Bounded   bool     // there is a bound for it
-	Disturbed bool     // too few pairs to say
-	Rough     bool     // too few good pairs, but enough of any: those were held to roughly times the bound
-	Exceeds   []string // what is above its bound, for people
+	Disturbed bool     // too few pairs for a verdict
+	Rough     bool     // too few good pairs: all pairs were compared with roughly times the bound
+	Exceeds   []string // descriptions of what is above its bound
 }
 
 func (v Verdict) firm() bool { return !v.Disturbed && !v.Rough }
 
-// rank orders verdicts by how much can be built on them.
+// rank orders verdicts by how reliable they are.
 func (v Verdict) rank() int {
 	switch {
 	case v.Disturbed:
@@ -65,24 +65,24 @@ func (v Verdict) rank() int {
 	return 2
 }
 
-// OK reports that nothing is above its bound, as far as can be said.
+// OK reports that nothing is known to be above its bound.
 func (v Verdict) OK() bool { return len(v.Exceeds) == 0 }
 
 func (b *Bound) covers(r *Result) bool {
 	return b.Provider == r.Provider && b.Mode.String() == r.Mode && b.Payload == r.Payload && b.Depth == r.Depth
 }
 
-// config is cfg for what b bounds.
+// config is cfg with the mode, payload and depth of b.
 func (b *Bound) config(cfg Config) Config {
 	cfg.Modes, cfg.Payloads, cfg.Depth = []dataplane.WaitMode{b.Mode}, []int{b.Payload}, b.Depth
 	cfg.Slots = max(cfg.Slots, b.Depth)
 	return cfg
 }
 
-// Check holds a result against Bounds.
+// Check compares a result with Bounds.
 func Check(r *Result) Verdict { return CheckSlack(r, 1) }
 
-// CheckSlack holds a result against slack times what Bounds says: for machines on which a good program is now and then above
+// CheckSlack compares a result with slack times its bound: for machines on which a good program is sometimes above
 // its bound.
 func CheckSlack(r *Result, slack float64) Verdict {
 	var v Verdict
@@ -115,15 +115,15 @@ func CheckSlack(r *Result, slack float64) Verdict {
 	return v
 }
 
-// GuardReport is what Guard found.
+// GuardReport has the results of Guard.
 type GuardReport struct {
 	Results   []*Result // the best of each
 	Exceeds   []string
-	Disturbed []string // keys of which nothing can be said
-	Rough     []string // keys judged by disturbed pairs too
+	Disturbed []string // keys without a verdict
+	Rough     []string // keys judged by all pairs, also disturbed ones
 }
 
-// Note adds what was found of r.
+// Note adds the verdict on r.
 func (rep *GuardReport) Note(r *Result, v Verdict) {
 	rep.Exceeds = append(rep.Exceeds, v.Exceeds...)
 	switch {
@@ -134,10 +134,10 @@ func (rep *GuardReport) Note(r *Result, v Verdict) {
 	}
 }
 
-// GuardConfig says how patient a guard is.
+// GuardConfig bounds how long Guard measures.
 type GuardConfig struct {
-	Repeats int           // how often at most each is measured; 0: 3
-	Slack   float64       // by which factor bounds may be exceeded; 0: 1
+	Repeats int           // how often each is measured at most; 0: 3
+	Slack   float64       // factor by which bounds may be exceeded; 0: 1
 	Total   time.Duration // nothing is measured again after that; 0: no bound
 }
 
@@ -151,7 +151,7 @@ type guarded struct {
 // open says whether another measurement could change the verdict for the better.
 func (g *guarded) open() bool { return g.best == nil || !g.verdict.OK() || !g.verdict.firm() }
 
-// take keeps the better result: one with a verdict before one without, then the one with less above its bounds.
+// take keeps the better result: the one with the more reliable verdict, then the one that exceeds fewer bounds.
 func (g *guarded) take(r *Result, slack float64) {
 	v := CheckSlack(r, slack)
 	better := g.best == nil || v.rank() > g.verdict.rank() ||
@@ -161,12 +161,12 @@ func (g *guarded) take(r *Result, slack float64) {
 	}
 }
 
-// ErrNoVerdict is a guard that could say nothing at all.
+// ErrNoVerdict reports that every measurement was disturbed.
 var ErrNoVerdict = errors.New("every measurement was disturbed: nothing can be said")
 
-// Guard measures everything that Bounds bounds for cfg.Provider, and in further rounds what exceeds its bound again: noise
-// passes, a regression stays. Of cfg the clients, modes, payloads and depth are not used. A result that is still disturbed in
-// the end fails nothing, unless all are: ErrNoVerdict.
+// Guard measures everything in Bounds for cfg.Provider. In further rounds it measures again what exceeds its bound: noise
+// passes, a regression stays. It ignores the modes, payloads and depth of cfg. Disturbed results do not fail; if all are
+// disturbed, it returns ErrNoVerdict.
 func Guard(ctx context.Context, cfg Config, patience GuardConfig, emit func(*Result) error) (*GuardReport, error) {
 	slack := patience.Slack
 	if slack == 0 {
@@ -203,11 +203,11 @@ func Guard(ctx context.Context, cfg Config, patience GuardConfig, emit func(*Res
 	return &rep, nil
 }
 
-// ErrBlind is a guard that has not seen a regression.
+// ErrBlind reports that Guard did not see a regression.
 var ErrBlind = errors.New("the guard does not see calls that are too slow")
 
-// Prove shows that Guard can fail: calls of the provider's first bound are made slower by as much as the bound allows in all,
-// slack included, which must exceed it. It returns by how much. ErrBlind: they did not exceed it; ErrNoVerdict: every
+// Prove shows that Guard can fail. It delays calls of the provider's first bound by the whole time that the bound allows, slack
+// included, so they must exceed it. It returns the delay. ErrBlind: they did not exceed the bound; ErrNoVerdict: every
 // measurement was disturbed.
 func Prove(ctx context.Context, cfg Config, patience GuardConfig) (time.Duration, error) {
 	slack := patience.Slack
@@ -229,7 +229,7 @@ func Prove(ctx context.Context, cfg Config, patience GuardConfig) (time.Duration
 		if r.Pairs < minPairs {
 			continue
 		}
-		// The delay belongs to this floor: another placement has another one. The first round is there to learn it.
+		// The delay depends on the floor, which differs between placements. The first round measures the floor.
 		delay := time.Duration(math.Ceil(slack * b.Ratio * float64(r.FloorMeanNS)))
 		switch {
 		case len(CheckSlack(r, slack).Exceeds) > 0 && one.delay > time.Nanosecond:

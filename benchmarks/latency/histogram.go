@@ -6,10 +6,10 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// maxSample bounds what a histogram distinguishes: a minute. What is longer counts as that; its true maximum is kept.
+// maxSample is the longest time that a histogram distinguishes, a minute. Longer ones count as a minute; the true maximum is kept.
 const maxSample = 60e9
 
-// Histogram counts single round trips, all of them: three significant digits, one ns to a minute. The zero value is empty.
+// Histogram counts single round trips with three significant digits, from one ns to a minute. The zero value is empty.
 type Histogram struct {
 	h   *hdrhistogram.Histogram
 	max int64
@@ -34,7 +34,7 @@ func (h *Histogram) Count() int {
 	return int(h.h.TotalCount())
 }
 
-// Quantile is the value that a share q of the samples does not exceed, to three digits; 0 when there are none.
+// Quantile is the value that a share q of the samples does not exceed, to three digits; 0 without samples.
 func (h *Histogram) Quantile(q float64) int64 {
 	if h.Count() == 0 {
 		return 0

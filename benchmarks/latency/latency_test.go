@@ -150,7 +150,7 @@ func TestValidate(t *testing.T) {
 			all, _ := topology.Affinity()
 			c.CPUs = []int{all[0], all[0]}
 			c.Modes = []dataplane.WaitMode{dataplane.Warm, dataplane.Hot}
-		}, "only --mode warm"},
+		}, "use --mode warm"},
 	} {
 		cfg := good()
 		c.change(&cfg)
@@ -232,7 +232,7 @@ func TestTableAndCSV(t *testing.T) {
 // peerProgram is what make builds.
 const peerProgram = "../../libexec/rfaas-bench-peer"
 
-// quick is a measurement that takes well under a second, and little longer on a machine that is busy.
+// quick is a measurement that takes well under a second, and little longer on a busy machine.
 func quick(provider string) Config {
 	cfg := Config{Provider: provider, Peer: peerProgram, Device: dataplane.Options{GIDIndex: -1},
 		Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{1, 8, 64, 100_000}, Pairs: 2, Rounds: 20, Duration: 500 * time.Millisecond}
@@ -267,7 +267,7 @@ func TestRunProvider(t *testing.T) {
 		for _, c := range []struct {
 			name   string
 			change func(*Config)
-			once   bool // not in the virtual machine too
+			once   bool // not in the virtual machine
 		}{
 			{"warm", func(*Config) {}, false},
 			{"hot", func(c *Config) { c.Modes = []dataplane.WaitMode{dataplane.Hot} }, false},
@@ -384,7 +384,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// The better of two results counts: noise passes, and what is disturbed yields to what is not.
+// The better of two results counts, and an undisturbed result replaces a disturbed one.
 func TestGuardTakesTheBetter(t *testing.T) {
 	result := func(ratio float64, pairs int) *Result {
 		r := example()
@@ -432,7 +432,7 @@ func TestCompare(t *testing.T) {
 	if c := (Change{"", a, b}); c.Worse() != 1 {
 		t.Errorf("without a floor: %v", c.Worse())
 	}
-	a.Ratio, b.Ratio = 0, 0 // starts have none
+	a.Ratio, b.Ratio = 0, 0 // as starts have
 	if c := (Change{"", a, b}); c.Worse() != 1 {
 		t.Errorf("of starts: %v", c.Worse())
 	}

@@ -9,8 +9,8 @@ import (
 )
 
 // ProcessStart is the time from fork and exec of a new peer to the result of its first call, with a channel of the client library's
-// sizes: the peer loads its libraries, opens the device, registers memory and connects. What a worker's start would take without
-// anything that is there before. peer is the path of rfaas-bench-peer.
+// sizes: the peer loads its libraries, opens the device, registers memory and connects. A worker's start would take as long if nothing
+// were prepared. peer is the path of rfaas-bench-peer.
 func ProcessStart(provider string, device dataplane.Options, peer string) (time.Duration, error) {
 	cfg := Config{Provider: provider, Device: device, Modes: []dataplane.WaitMode{dataplane.Warm},
 		Payloads: []int{8}, Buffers: BuffersCopied, Peer: peer, callsOnly: true}

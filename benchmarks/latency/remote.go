@@ -20,18 +20,18 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// A client and a peer on two machines: Serve on the peer's, Config.Remote on the client's. Over TCP go four messages, each
-// behind its length (4 bytes, big endian), then nothing: who closes the connection ends the measurement.
+// A client and a peer on two machines: Serve runs on the peer's, Config.Remote is set on the client's. Four messages go over TCP, each
+// after its length (4 bytes, big endian), then nothing. The measurement ends when either side closes the connection.
 //
 //	client                              machine of the peer
 //	  | remoteGreeting ────────────────▶  |
-//	  |  ◀──────────────────── the same   |  or why not, in words
-//	  | the bench's hello ─────────────▶  |  starts the peer, hands the hello over
+//	  |  ◀──────────────────── the same   |  or the text of an error
+//	  | the bench's hello ─────────────▶  |  starts the peer, passes the hello on
 //	  |  ◀─────────── the peer's answer   |
 const (
 	remoteGreeting = "rfaas bench 1"
 	messageMax     = 64 << 10
-	// handshakeTime bounds everything up to the answer.
+	// handshakeTime bounds everything up to the peer's answer.
 	handshakeTime = 15 * time.Second
 	// queueTime is how long a client waits for the one before it to end.
 	queueTime = 5 * time.Second
@@ -69,7 +69,7 @@ func packets(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(dup), "packets"), nil
 }
 
-// carry takes one packet and hands it on as a message, and the answer back.
+// carry sends one packet on as a message, and passes the answer back.
 func carry(question io.Reader, conn io.ReadWriter, answer io.Writer) error {
 	room := make([]byte, messageMax)
 	n, err := question.Read(room)
@@ -89,7 +89,7 @@ func carry(question io.Reader, conn io.ReadWriter, answer io.Writer) error {
 
 // ---- the client's machine ----
 
-// joinPeer connects to a Serve and carries what the bench's client says at the other end of the socket.
+// joinPeer connects to Serve and relays between it and the bench's client at the other end of the socket.
 func (s *session) joinPeer(socket int) error {
 	dialer := net.Dialer{Timeout: handshakeTime}
 	conn, err := dialer.Dial("tcp", s.cfg.Remote)
@@ -105,7 +105,7 @@ func (s *session) joinPeer(socket int) error {
 	}
 	if err != nil {
 		_ = conn.Close()
-		return fmt.Errorf("%s does not serve us: %w", s.cfg.Remote, err)
+		return fmt.Errorf("%s refuses this client: %w", s.cfg.Remote, err)
 	}
 	local, err := packets(socket)
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *session) joinPeer(socket int) error {
 	s.kill = sync.OnceFunc(func() {
 		_ = conn.Close()
 		_ = local.Close()
-		_ = unix.Shutdown(socket, unix.SHUT_RDWR) // whoever waits for an answer
+		_ = unix.Shutdown(socket, unix.SHUT_RDWR) // ends a wait for the answer
 	})
 	go func() {
 		defer close(s.peerEnd)
@@ -138,13 +138,13 @@ func (s *session) joinPeer(socket int) error {
 // ServeConfig says how to serve clients of other machines.
 type ServeConfig struct {
 	Device   dataplane.Options
-	CPU      int           // that the peer is pinned to; -1: none
+	CPU      int           // to which the peer is pinned; -1: none
 	Peer     string        // path of rfaas-bench-peer
-	Idle     time.Duration // end when nobody has come for so long after one was served; 0: never
+	Idle     time.Duration // Serve ends after this long without a new client; 0: never. Counted after the first client
 	Progress func(line string)
 }
 
-// Serve starts a peer for each client that connects, one at a time, until ctx ends. It asks nobody who they are. It closes l.
+// Serve starts a peer for each client that connects, one at a time, until ctx ends. It does not authenticate clients. It closes l.
 func Serve(ctx context.Context, l net.Listener, cfg ServeConfig) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -188,7 +188,7 @@ func Serve(ctx context.Context, l net.Listener, cfg ServeConfig) error {
 	}
 }
 
-// refuse tells a client why not, before it is heard.
+// refuse sends a client the reason and closes the connection.
 func refuse(conn net.Conn, why string) {
 	_ = conn.SetDeadline(time.Now().Add(time.Second))
 	_ = writeMessage(conn, []byte(why))
@@ -227,7 +227,7 @@ func serveOne(ctx context.Context, conn net.Conn, cfg ServeConfig) error {
 	if err != nil {
 		return err
 	}
-	go func() { // the client's hello comes in a message, its answer goes in one
+	go func() { // relays the client's hello and the peer's answer
 		text, err := readMessage(conn)
 		if err == nil {
 			_, err = local.Write(text)
@@ -248,8 +248,8 @@ func serveOne(ctx context.Context, conn net.Conn, cfg ServeConfig) error {
 	return <-ended
 }
 
-// startPeer starts the peer at the other end of a socket, which it takes. kill ends the peer, from any goroutine and more
-// than once; then, or by itself, it ends, and says why.
+// startPeer starts the peer at the other end of a socket, which it takes over. kill ends the peer; any goroutine may call it, more
+// than once. ended gets one value when the peer has ended: nil after kill, otherwise the cause.
 func (cfg *ServeConfig) startPeer(socket int) (kill func(), ended chan error, err error) {
 	ended = make(chan error, 1)
 	d := cfg.Device
@@ -274,7 +274,7 @@ func (cfg *ServeConfig) startPeer(socket int) (kill func(), ended chan error, er
 		}
 		err = cmd.Wait()
 		select {
-		case <-asked: // as it was told
+		case <-asked:
 			err = nil
 		default:
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// serving starts Serve and returns its address, what it says, and what ends it.
+// serving starts Serve and returns its address, its progress lines, and a function that ends it.
 func serving(t *testing.T) (address string, said func() string, end func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -57,7 +57,7 @@ func ask(t *testing.T, address string, raw string) string {
 		t.Fatal(err)
 	}
 	_ = conn.(*net.TCPConn).CloseWrite()
-	text, _ := io.ReadAll(conn) // a reset says as much
+	text, _ := io.ReadAll(conn) // a reset also means that it closed
 	return string(text)
 }
 
@@ -128,7 +128,7 @@ func TestRemoteRefuses(t *testing.T) {
 	}
 }
 
-// A peer on another machine, which here is this one: nothing but the connection and the device is shared.
+// A peer as on another machine, but on this one: client and peer share only the connection and the device.
 func TestRemoteVerbs(t *testing.T) {
 	providers(t, func(t *testing.T, provider string) {
 		if provider != dataplane.Verbs {

@@ -29,25 +29,25 @@ type Result struct {
 	P99NS   int64 `json:"p99_ns"`
 	P999NS  int64 `json:"p999_ns"`
 	MaxNS   int64 `json:"max_ns"`
-	// Disturbed is how many of the samples took over ten times the median: interrupts, a moved virtual CPU. They are in all of
-	// the above.
+	// Disturbed is how many of the samples took over ten times the median, because of interrupts or a moved virtual CPU. All of
+	// the above includes them.
 	Disturbed int `json:"samples_disturbed"`
 
 	// The floor, measured beside it.
 	FloorName string `json:"floor_name"`
 	FloorP50  int64  `json:"floor_p50_ns"`
 
-	// Ratios are medians over the good pairs of the batch means' ratios; quartiles beside the main one.
+	// Ratios are medians over the good pairs of the batch means' ratios; RatioLow and RatioHigh are the quartiles of Ratio.
 	Ratio     Number `json:"ratio"`
 	RatioLow  Number `json:"ratio_q1"`
 	RatioHigh Number `json:"ratio_q3"`
 	// RatioPayloadOnly is to a floor that moves the payload without our headers (verbs).
 	RatioPayloadOnly Number `json:"ratio_payload_only,omitzero"`
 
-	// OverFloor is the median of the differences between pairs' means, ns, where a difference is what is asked for.
+	// OverFloor is the median of the differences between pairs' means, ns; 0 if only the ratio is wanted.
 	OverFloor Number `json:"over_floor_ns,omitzero"`
 
-	// RatioRough is the ratio of all pairs of batches that were run to their end, also of those discarded for their calibrations.
+	// RatioRough is the ratio of all pairs whose batches ran to their end, also of those whose calibrations differ.
 	RatioRough Number `json:"ratio_rough,omitzero"`
 
 	MeanNS      Number  `json:"mean_ns"` // medians of batch means
@@ -55,7 +55,7 @@ type Result struct {
 	OpsPerS     float64 `json:"ops_per_s"`
 	BytesPerS   float64 `json:"bytes_per_s"` // of payload, one way; as many come back
 
-	// Remote is where the peer was reached, if it was on another machine.
+	// Remote is the address of the peer's machine, if it was another one.
 	Remote string `json:"remote,omitempty"`
 
 	// Workers and Clients that took part; 0: one each.
@@ -64,11 +64,11 @@ type Result struct {
 
 	Pairs          int  `json:"pairs"`
 	PairsDiscarded int  `json:"pairs_discarded"` // calibrations differed
-	PairsShared    int  `json:"pairs_shared"`    // discarded too: a hot waiter blocked, since something else ran on its core
-	PairsAwake     int  `json:"pairs_awake"`     // discarded too: the client of floor or calls did not block though warm
-	PairsRough     int  `json:"pairs_rough"`     // behind RatioRough
-	Peers          int  `json:"peers,omitempty"` // with so many in succession; 0: one, or another kind of benchmark
-	Complete       bool `json:"complete"`        // as many good pairs as were asked for
+	PairsShared    int  `json:"pairs_shared"`    // discarded: a hot waiter blocked, because something else ran on its core
+	PairsAwake     int  `json:"pairs_awake"`     // discarded: the warm client of floor or calls did not block
+	PairsRough     int  `json:"pairs_rough"`     // pairs of RatioRough
+	Peers          int  `json:"peers,omitempty"` // peers in succession; 0: one, or another kind of benchmark
+	Complete       bool `json:"complete"`        // there are as many good pairs as were wanted
 
 	Calibration Calibration `json:"calibration_ns"`
 	Near        *bool       `json:"near,omitempty"` // shm: client and peer share a cache
@@ -78,13 +78,13 @@ type Result struct {
 	BatchCalls int     `json:"batch_calls"`
 	CPUClient  int     `json:"cpu_client"`
 	CPUPeer    int     `json:"cpu_peer"` // -1: on another machine
-	ClockNS    float64 `json:"clock_ns"` // of one reading, contained in each sample, of floor and calls alike
-	Load       float64 `json:"load_avg"` // of the last minute, when it began
-	Seconds    float64 `json:"seconds"`  // that it took
+	ClockNS    float64 `json:"clock_ns"` // cost of one reading, contained in each sample of floor and calls
+	Load       float64 `json:"load_avg"` // of the last minute, at the start
+	Seconds    float64 `json:"seconds"`  // duration of the measurement
 	StartedAt  string  `json:"started_at"`
 	Method     string  `json:"method"`
 
-	// Skipped says why there are no figures.
+	// Skipped is the reason why there are no figures.
 	Skipped string `json:"skipped,omitempty"`
 	// Histograms of the samples and of the floor's, in HdrHistogram's compressed form, base64.
 	Histogram      string `json:"histogram,omitempty"`
@@ -97,10 +97,10 @@ type Calibration struct {
 	After  Number `json:"after"`
 }
 
-// Number is a float that may be unknown: NaN, null in JSON. The zero value is a number that was not asked for.
+// Number is a float that may be unknown: NaN, null in JSON. The zero value means that it was not measured.
 type Number float64
 
-// MarshalJSON writes null for what is unknown.
+// MarshalJSON writes null for an unknown number.
 func (n Number) MarshalJSON() ([]byte, error) {
 	f := float64(n)
 	if math.IsNaN(f) || math.IsInf(f, 0) {
@@ -150,8 +150,8 @@ func WriteJSON(w io.Writer, results ...*Result) error {
 	return nil
 }
 
-// ReadJSON is the inverse of WriteJSON. Lines that begin with anything but { are left out, so that the output of a terminal
-// session can be given.
+// ReadJSON is the inverse of WriteJSON. It skips lines that do not begin with {, so that the output of a terminal session can
+// be read.
 func ReadJSON(r io.Reader) ([]*Result, error) {
 	text, err := io.ReadAll(r)
 	if err != nil {
@@ -243,7 +243,7 @@ func WriteCSV(w io.Writer, results ...*Result) error {
 	return c.Error()
 }
 
-// WriteTable writes what people read: microseconds, and below it how it was measured.
+// WriteTable writes a table in microseconds, and below it the floors and the method.
 func WriteTable(w io.Writer, results ...*Result) error {
 	if len(results) == 0 {
 		return nil

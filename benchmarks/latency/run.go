@@ -19,8 +19,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// Run measures every mode, client and payload of cfg, hands each result to emit as it is there, and returns the first
-// error. It takes the calling thread and the CPUs of cfg for itself and stops the collector while it measures.
+// Run measures every mode and payload of cfg, passes each result to emit as soon as it exists, and returns the first
+// error. It locks the calling thread, pins it to a CPU of cfg, and stops the garbage collector while it measures.
 func Run(ctx context.Context, cfg Config, emit func(*Result) error) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -49,7 +49,7 @@ func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit fun
 	if err != nil {
 		return err
 	}
-	defer func() { s.close() }() // of the last peer
+	defer func() { s.close() }() // s is the last peer's by then
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	for _, payload := range cfg.Payloads {
 		if err := s.bench.Verify(payload); err != nil {
@@ -69,26 +69,26 @@ func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit fun
 	return nil
 }
 
-// side is one of what is compared in a pair.
+// side is a part of a pair: a floor or the calls.
 type side struct {
 	name string
 	run  func(warm, n int, samples []int64) (float64, error)
 }
 
-// measurement is one result in the making.
+// measurement collects one result.
 type measurement struct {
 	s       *session
 	cfg     *Config
 	payload int
 
-	sides    []side // the floor first, what is measured last
-	only     int    // of sides: the payload-only floor; 0: none
+	sides    []side // the floor first, the calls last
+	only     int    // index of the payload-only floor in sides; 0: none
 	n, warm  int    // calls of a batch
 	floor    *floorKind
 	pairs    pairing
-	peers    int // that pairs were taken with so far, beside the present one
+	peers    int // earlier peers
 	awake    int // warm pairs in which the client did not block
-	shared   int // pairs in which a hot waiter blocked, since something else ran on its core
+	shared   int // pairs in which a hot waiter blocked, because something else ran on its core
 	samples  Histogram
 	floors   Histogram
 	room     []int64
@@ -128,7 +128,7 @@ func (m *measurement) run(ctx context.Context) (*Result, error) {
 			return nil, err
 		}
 		if m.shared > shared {
-			// The waiter blocks for 50 ms or more before it tries to spin again: nothing tells when.
+			// The waiter blocks for 50 ms or more before it spins again, and nothing reports when it does.
 			select {
 			case <-ctx.Done():
 			case <-time.After(100 * time.Millisecond):
@@ -147,14 +147,13 @@ func (m *measurement) run(ctx context.Context) (*Result, error) {
 
 // ---- peers ----
 
-// Where a round trip takes less than a microsecond, spinners who pause between their looks fall in step: a floor, or a call, then
-// takes two thirds as long with one pair of processes as with the next, for as long as both live and each in a step of its
-// own. On verbs the bare queue pair and the channel's have other memory with each peer, and two floors of the same bytes differ by
-// up to four per cent for as long as it lives. One peer would tell its luck. So the pairs are taken with several in succession, and
-// there are more of them.
-const morePairs = 3 // times as many
+// morePairs is the factor by which Pairs is multiplied if pairs are taken with several peers in succession. This averages over two
+// effects that last as long as a peer. On shm, two spinners that pause between looks at memory fall into a rhythm if a round trip takes
+// less than a microsecond: a floor or a call then takes two thirds as long with one peer as with the next. On verbs, each peer has
+// other memory for the bare queue pair and for the channel, and two floors of the same bytes differ by up to four per cent.
+const morePairs = 3
 
-// peers is with how many peers a result is taken: more than one where results differ from peer to peer.
+// peers is the number of peers for a result: several if results differ from peer to peer.
 func (c *Config) peers(m dataplane.WaitMode, payload int) int {
 	switch {
 	case m == dataplane.Warm || c.Depth > 1 || c.Remote != "":
@@ -166,7 +165,7 @@ func (c *Config) peers(m dataplane.WaitMode, payload int) int {
 	return 1
 }
 
-// wanted is how many good pairs make a result, and with how many peers.
+// wanted is how many good pairs a result needs, and from how many peers.
 func (m *measurement) wanted() (pairs, peers int) {
 	pairs, peers = m.cfg.Pairs, m.cfg.peers(m.s.mode, m.payload)
 	if peers > 1 {
@@ -175,7 +174,7 @@ func (m *measurement) wanted() (pairs, peers int) {
 	return pairs, min(peers, pairs)
 }
 
-// nextPeer takes a fresh peer, in other memory, for the pairs to come.
+// nextPeer replaces the peer, which gives it other memory.
 func (m *measurement) nextPeer() error {
 	s, err := openSession(m.cfg, m.s.mode)
 	if err != nil {
@@ -190,13 +189,13 @@ func (m *measurement) nextPeer() error {
 
 // ---- floors ----
 
-// floorKind is a bare round trip with what it moves.
+// floorKind is a kind of bare round trip with its sizes in bytes.
 type floorKind struct {
 	kind        raw.Kind
 	size, reply int
 }
 
-// floorKinds are the candidates for what is measured: the fastest is the floor.
+// floorKinds are the candidates, the fastest of which is the floor.
 func (m *measurement) floorKinds() []floorKind {
 	p := m.payload
 	warm := m.s.mode == dataplane.Warm
@@ -258,8 +257,8 @@ func (m *measurement) chooseFloor() (*floorKind, error) {
 }
 
 // mustBlock says whether round trips count only if the client blocked in them. Two processes that wake each other by system
-// calls can fall into a step in which each looks again just before it would sleep, and no one ever does: twenty times
-// faster, for hundreds of round trips on end, floor and calls alike. A floor in one step and calls in the other are no pair.
+// calls can fall into a rhythm in which each looks again just before it would sleep, so that neither sleeps. Floor and calls are
+// then twenty times faster for hundreds of round trips. A floor that sleeps cannot be compared with calls that do not.
 func (m *measurement) mustBlock() bool {
 	return m.cfg.Provider == dataplane.SHM && m.s.mode == dataplane.Warm
 }
@@ -271,10 +270,10 @@ func blocks() int {
 	return int(u.Nvcsw)
 }
 
-// blockedIn says whether so many blocks are those of n round trips in which the client blocked.
+// blockedIn says whether the client blocked in n round trips: at least nine times in ten.
 func blockedIn(n, blocks int) bool { return blocks >= n-n/10 }
 
-// trial is a length for batches of which nothing is known yet: about a millisecond.
+// trial is the number of round trips of a first batch: about a millisecond.
 func (m *measurement) trial() int {
 	switch {
 	case m.cfg.Provider == dataplane.Verbs || m.s.mode == dataplane.Warm:
@@ -298,7 +297,7 @@ func (m *measurement) chooseCalibration() {
 	}
 }
 
-// calibrate is the bare round trip of now.
+// calibrate measures a bare round trip, ns.
 func (m *measurement) calibrate() (float64, error) {
 	return m.s.calibrate(m.calibOf, m.calibLen, m.calibN)
 }
@@ -320,7 +319,7 @@ func (m *measurement) setSides() {
 			m.sides = append(m.sides, side{"payload only", bare(floorKind{floor.kind, p, p})})
 		}
 	} else {
-		// The calibration stands in, so that pairs can be judged; no ratio is reported.
+		// A batch of the calibration stands in for the floor, so that pairs can be judged. No ratio is reported.
 		m.sides = append(m.sides, side{"none", func(warm, n int, samples []int64) (float64, error) {
 			return s.floor(m.calibOf, m.calibLen, m.calibLen, warm, n, samples)
 		}})
@@ -328,7 +327,7 @@ func (m *measurement) setSides() {
 	m.sides = append(m.sides, side{"calls", func(warm, n int, samples []int64) (float64, error) { return s.calls(p, warm, n, samples) }})
 }
 
-// sizeBatch chooses how many calls a batch has, and warms everything up.
+// sizeBatch chooses the number of calls of a batch, and warms everything up.
 func (m *measurement) sizeBatch() error {
 	measured := m.sides[len(m.sides)-1]
 	best := math.Inf(1)
@@ -363,8 +362,8 @@ func (m *measurement) warmUp() error {
 	return nil
 }
 
-// pair runs a batch of each side between calibrations. It counts if the calibrations agree, no hot waiter blocked and every
-// warm one did; then batches follow in which each round trip is timed.
+// pair runs a batch of each side between calibrations. The pair counts if the calibrations agree, no hot waiter blocked and every
+// warm one did. Batches in which each round trip is timed follow it.
 func (m *measurement) pair(reverse bool) error {
 	order := make([]int, len(m.sides))
 	for i := range order {
@@ -383,7 +382,7 @@ func (m *measurement) pair(reverse bool) error {
 	calibrations = append(calibrations, c)
 	awake := false
 	for _, i := range order {
-		if math.IsNaN(c) { // somebody else has the processors: nothing of this pair can count
+		if math.IsNaN(c) { // something else uses the processors: the pair cannot count
 			m.pairs.discarded++
 			return nil
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// session is an open channel to a running peer, with the bare floors beside it. It belongs to a locked thread.
+// session is an open channel to a running peer, which also serves the bare floors. It belongs to a locked thread.
 type session struct {
 	cfg   *Config
 	mode  dataplane.WaitMode
@@ -27,13 +27,13 @@ type session struct {
 	mu       sync.Mutex // orders abort and close
 	closed   bool
 	peerEnd  chan struct{} // closed when the peer has ended
-	peerErr  error         // valid then
+	peerErr  error         // valid after peerEnd is closed
 	kill     func()
-	process  *os.Process // the peer, where it is a process of this machine
+	process  *os.Process // the peer, if it runs on this machine
 	closeFDs func()
 }
 
-// openFDs makes what client and peer share. closeAll closes all but the peer's end of the socket.
+// openFDs creates the descriptors that client and peer share. closeAll closes all but the peer's end of the socket.
 func openFDs(memory int64) (mine, theirs raw.FDs, closeAll func(), err error) {
 	var open []int
 	closeAll = func() {
@@ -94,7 +94,7 @@ func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
 		return nil, err
 	}
 	if cfg.Remote == "" {
-		closeTheirs() // the peer has its own: if it ends, we read the end of the file
+		closeTheirs() // the peer has a copy: when it ends, we read the end of the file
 	}
 	if err := s.connect(mine, payload); err != nil {
 		err = s.explain(err)
@@ -117,7 +117,7 @@ func (s *session) startPeer(fds raw.FDs) error {
 		defer f.Close()
 		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
 	}
-	// Its own process group: the terminal's Ctrl-C is for us, who then end it. If we die, it does.
+	// Its own process group: Ctrl-C ends this process, which then ends the peer. The peer dies with this process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the bench's peer: %w (make build makes it; --peer says where it is)", err)
@@ -151,7 +151,7 @@ func (s *session) connect(fds raw.FDs, payload int) error {
 	return nil
 }
 
-// watch ends whatever waits for the peer when that has ended before its time.
+// watch ends all waits for the peer when the peer has ended unexpectedly.
 func (s *session) watch() {
 	<-s.peerEnd
 	s.mu.Lock()
@@ -167,7 +167,7 @@ func (s *session) close() {
 	s.closed = true
 	s.mu.Unlock()
 	if s.bench != nil {
-		s.bench.Close() // a peer on shm sees its client go
+		s.bench.Close() // a peer on shm ends when its client disconnects
 	}
 	if s.bench == nil || s.cfg.Provider != dataplane.SHM {
 		s.kill()
@@ -184,8 +184,8 @@ func (s *session) close() {
 	s.closeFDs()
 }
 
-// floor runs one batch of bare round trips and returns its average, ns: NaN, and nothing in samples that counts, if something else
-// had the processors for so long that the batch was given up. Whoever asked discards the pair.
+// floor runs one batch of bare round trips and returns its average, ns. If the batch was given up because something else used the
+// processors, the average is NaN and the samples are meaningless; the caller then discards the pair.
 func (s *session) floor(k raw.Kind, size, reply, warm, n int, samples []int64) (float64, error) {
 	return s.average(n, samples, func(samples []int64) (int64, error) {
 		ns, err := s.bench.Floor(k, size, reply, warm, n, samples)
@@ -197,9 +197,9 @@ func (s *session) floor(k raw.Kind, size, reply, warm, n int, samples []int64) (
 	})
 }
 
-// average is what a batch of n stands for, ns: its mean, NaN if its time is negative. Between machines it is the median of its round
-// trips, each of which is timed: there a packet that waits for its turn takes ten times as long as the others, and a mean of some
-// dozen round trips says how many of those it had.
+// average is the figure of a batch of n, ns: its mean, or NaN if its time is negative. Between machines it is the median of its round
+// trips, each of which is timed: a packet that queues in the network takes ten times as long as the others, and the mean of some
+// dozen round trips would mostly show how many packets queued.
 func (s *session) average(n int, samples []int64, run func(samples []int64) (int64, error)) (float64, error) {
 	byMedian := s.cfg.byMedian()
 	if byMedian && samples == nil {
@@ -217,8 +217,8 @@ func (s *session) average(n int, samples []int64, run func(samples []int64) (int
 	return float64(ns) / float64(n), nil
 }
 
-// calibrate is the median average of a few short batches of n round trips, ns: one that was interrupted does not look like a change
-// of placement. NaN if one was given up.
+// calibrate is the median average of a few short batches of n round trips, ns, so that one interrupted batch does not look like a
+// change of placement. NaN if one was given up.
 func (s *session) calibrate(k raw.Kind, size, n int) (float64, error) {
 	means := make([]float64, 5)
 	if s.cfg.byMedian() {
@@ -249,7 +249,7 @@ func (s *session) calls(size, warm, n int, samples []int64) (float64, error) {
 	return s.average(n, samples, func(samples []int64) (int64, error) { return s.bench.Calls(s.function(), size, warm, n, samples) })
 }
 
-// explain prefers what happened to the peer over what the client saw of it.
+// explain adds the cause of the peer's end to an error of the client, if the peer has ended.
 func (s *session) explain(err error) error {
 	if err == nil {
 		return nil

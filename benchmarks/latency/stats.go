@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// median of values in any order; NaN when there are none. values is left as it was.
+// median of values in any order, which it does not change; NaN when there are none.
 func median(values []float64) float64 {
 	return quantile(values, 0.5)
 }
 
-// medianOf is the median of times in any order, which are left as they were; NaN when there are none.
+// medianOf is the median of times in any order, which it does not change; NaN when there are none.
 func medianOf(times []int64) float64 {
 	values := make([]float64, len(times))
 	for i, t := range times {
@@ -34,7 +34,7 @@ func quantile(values []float64, q float64) float64 {
 }
 
 // sameMode says whether calibrations were taken in one mode of the machine: cross-core latency jumps by factors when
-// a hypervisor moves a virtual CPU, and drifts by a few per cent otherwise. One that is NaN is of no mode.
+// a hypervisor moves a virtual CPU, and drifts by a few per cent otherwise. False if one is NaN.
 func sameMode(calibrations []float64, tolerance float64) bool {
 	if len(calibrations) == 0 {
 		return true
@@ -50,10 +50,10 @@ type pairing struct {
 	after     []float64
 	discarded int
 	tolerance float64   // 0: modeTolerance
-	rough     []float64 // ratios of the last side to the floor of all pairs, also of those whose calibrations differ
+	rough     []float64 // ratios of calls to floor of all pairs, also of those whose calibrations differ
 }
 
-// add takes the batch means of one pair and the calibrations around them. It reports whether the pair counts: not with NaN in it.
+// add takes the batch means of one pair and the calibrations around them. It reports whether the pair counts. NaN discards it.
 func (p *pairing) add(means, calibrations []float64) bool {
 	whole := !slices.ContainsFunc(means, math.IsNaN)
 	if whole {
@@ -83,7 +83,7 @@ func (p *pairing) len() int {
 	return len(p.means[0])
 }
 
-// last is the side that is measured.
+// last is the index of the measured side.
 func (p *pairing) last() int { return len(p.means) - 1 }
 
 // mean is the median of a side's batch means.
@@ -94,8 +94,8 @@ func (p *pairing) mean(side int) float64 {
 	return median(p.means[side])
 }
 
-// fill stores what was collected, and the samples of the measured side and of the floor, into a result. floor names the floor;
-// empty: there was none, and no ratio is given.
+// fill stores the pairs, and the samples of the measured side and of the floor, into a result. floor names the floor; if it is
+// empty, there was none, and the result has no ratio.
 func (p *pairing) fill(r *Result, samples, floors *Histogram, floor string) {
 	nan := Number(math.NaN())
 	r.Samples, r.P50NS, r.P90NS, r.P99NS = samples.Count(), samples.Quantile(0.5), samples.Quantile(0.9), samples.Quantile(0.99)

@@ -1,8 +1,8 @@
-// Package others measures what people would use instead of rfaas, on this machine and in the same minutes: ping-pongs of
-// MPI_Send and MPI_Recv (OpenMPI, MPICH), UCX active messages, unary gRPC in Go and HTTP with keep-alive. Each is optional:
-// what cannot run is a result that says why. rfaas itself is measured over TCP, beside gRPC and HTTP.
+// Package others measures alternatives to rfaas: ping-pongs of MPI_Send and MPI_Recv (OpenMPI, MPICH), UCX active messages,
+// unary gRPC in Go and HTTP with keep-alive. Each is optional: the result of one that cannot run has the reason. rfaas itself is
+// measured over TCP, for comparison with gRPC and HTTP.
 //
-// Beside every batch stands the bare ping-pong of as many bytes, and its ratio is to that, as rfaas's own is.
+// Every batch is paired with the bare ping-pong of as many bytes, to which the ratio is, as for rfaas's own calls.
 package others
 
 import (
@@ -19,24 +19,24 @@ import (
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 )
 
-// Names of what can be measured, as Config.Only takes them.
+// Names are the systems that can be measured, as Config.Only takes them.
 var Names = []string{"openmpi", "mpich", "ucx", "grpc-unix", "grpc-tcp", "http", "rfaas-tcp"}
 
-// Config says what to measure. Latency is mandatory: provider, payloads, pairs, peer and CPUs are its.
+// Config says what to measure. Latency is mandatory; it has provider, payloads, pairs, peer and CPUs.
 type Config struct {
 	Latency           latency.Config
-	Only              []string // some of Names; nil: all
+	Only              []string // of Names; nil: all
 	MPI               string   // path of the ping-pong without the MPI's name: build/bench/pingpong
 	Self              []string // command line that runs Serve: rfaas bench echo-server
 	Executor, Library string   // paths of the executor's program and of a library with echo, for rfaas-tcp
 	Rounds            int      // round trips of a batch; 0: 5000
 
-	patience time.Duration // beyond Latency.Duration, until a batch that goes on is ended; 0: patience
+	patience time.Duration // how long a batch may take beyond Latency.Duration; 0: the constant patience
 }
 
-// other is one alternative.
+// other is a system to compare with.
 type other interface {
-	// start makes it ready. The error says why it is skipped.
+	// start prepares the system. An error is the reason why it is skipped.
 	start(ctx context.Context) error
 	// batch makes about n round trips of size bytes, and returns their mean and, as far as it knows them, the samples.
 	batch(ctx context.Context, size, n int) (mean float64, samples []int64, err error)
@@ -44,7 +44,7 @@ type other interface {
 	how() string
 }
 
-// Run measures all that is asked for, and hands a result for each payload to emit.
+// Run measures the systems of cfg, and passes a result for each payload to emit.
 func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) error {
 	if cfg.Only == nil {
 		cfg.Only = Names
@@ -87,7 +87,7 @@ func (c *Config) make(name string) other {
 	return &server{kind: name, command: c.Self, verbs: verbs}
 }
 
-// one measures one alternative with all payloads.
+// one measures one system with all payloads.
 func one(ctx context.Context, cfg *Config, name string, o other, floor *latency.Floor, emit func(*latency.Result) error) error {
 	blank := func(size int) *latency.Result {
 		r := &latency.Result{Name: "other", Provider: name, Client: "c", Mode: "hot", Function: "echo", Buffers: latency.BuffersCopied, Payload: size, Depth: 1}
@@ -128,7 +128,7 @@ func one(ctx context.Context, cfg *Config, name string, o other, floor *latency.
 		}
 		p.Fill(r, floor.PingPong().String())
 		r.Complete = r.Pairs >= cfg.Latency.Pairs
-		r.Method = o.how() + fmt.Sprintf("; batches, each beside bare ping-pongs and between calibrations, until %d pairs count, at most %d or %v", cfg.Latency.Pairs,
+		r.Method = o.how() + fmt.Sprintf("; batches, each paired with bare ping-pongs between calibrations, until %d pairs count, at most %d pairs or %v", cfg.Latency.Pairs,
 			triesMost*cfg.Latency.Pairs, cfg.Latency.Duration)
 		if err != nil {
 			r.Method += fmt.Sprintf("; ended early: %v", err)
@@ -137,17 +137,17 @@ func one(ctx context.Context, cfg *Config, name string, o other, floor *latency.
 			return err
 		}
 		if err != nil {
-			return nil // of larger payloads it would end in the same way
+			return nil // larger payloads would fail in the same way
 		}
 	}
 	return nil
 }
 
-// triesMost is how many pairs are tried for each that is wanted: the machine often moves while an MPI starts.
+// triesMost is how many pairs are tried for each that is wanted: virtual CPUs often move while an MPI starts.
 const triesMost = 4
 
-// measure makes pairs of one payload until as many as are wanted count, as far as tries and the duration allow, and one at least. What
-// was measured before an error is in the pairs.
+// measure makes pairs of one payload, at least one, until as many as wanted count or tries or duration are used up. After an error,
+// the pairs measured before it are kept.
 func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor *latency.Floor) (p *latency.Paired, err error) {
 	defer latency.Start(r)()
 	p = new(latency.Paired)
@@ -174,7 +174,7 @@ func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor
 		if err != nil {
 			return p, err
 		}
-		p.Samples.Add(samples...) // also of a pair that does not count: the machine moves, they are as they are
+		p.Samples.Add(samples...) // also of a pair that does not count: percentiles include disturbances
 		if !math.IsNaN(base) {
 			p.FloorSamples.Add(bare...)
 		}
@@ -185,29 +185,28 @@ func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor
 	return p, nil
 }
 
-// patience is how long a batch may take beyond the duration of a result: a busy machine takes seconds instead of milliseconds, and
-// what hangs hangs for ever.
+// patience is how long a batch may take beyond the duration of a result. A busy machine takes seconds instead of milliseconds.
 const patience = 10 * time.Second
 
-// oneBatch makes a batch, and ends one that hangs.
+// oneBatch makes a batch, and ends it if it hangs.
 func oneBatch(ctx context.Context, cfg *Config, o other, size, n int) (mean float64, samples []int64, err error) {
 	limit := cfg.Latency.Duration + cmp.Or(cfg.patience, patience)
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	mean, samples, err = o.batch(bounded, size, n)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("a batch of %d B was not done after %v: does it run on this device? (%w)", size, limit, err)
+		err = fmt.Errorf("a batch of %d B did not end within %v: check that this system runs on the device (%w)", size, limit, err)
 	}
 	return mean, samples, err
 }
 
-// lookup says which program is missing, and what brings it.
+// lookup finds a program. Its error names the package that has it.
 func lookup(program, from string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
-		return "", fmt.Errorf("no %s here (Debian: %s)", program, from)
+		return "", fmt.Errorf("%s is not installed (Debian: %s)", program, from)
 	}
 	return path, nil
 }
 
-var errVerbs = errors.New("not on verbs: it knows shared memory and TCP only")
+var errVerbs = errors.New("not on verbs: it supports shared memory and TCP only")

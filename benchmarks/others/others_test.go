@@ -17,7 +17,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/agenttest"
 )
 
-// TestMain is also the server that the tests start.
+// TestMain also runs as the server that the tests start.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "echo-server" {
 		if err := Serve(os.Args[2], os.Stdin, os.Stdout); err != nil {
@@ -36,7 +36,7 @@ func config(only ...string) Config {
 			Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{8, 100_000}, Pairs: 1, Duration: 20 * time.Second}}
 }
 
-// All that is here gives figures, and what is not says why. A pair may be disturbed: it is told, and its figures are there.
+// Every installed system gives figures, and the others give the reason. A disturbed pair is reported, and its figures are kept.
 func TestRun(t *testing.T) {
 	seen := map[string]int{}
 	err := Run(t.Context(), config(), func(r *latency.Result) error {
@@ -60,7 +60,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// moves is an alternative during whose first batches the machine is another one: their mean is no number.
+// moves is a system whose first batches have no number as their mean, as if virtual CPUs had moved.
 type moves struct {
 	hangs
 	batches, bad int
@@ -73,7 +73,7 @@ func (m *moves) batch(_ context.Context, _, n int) (float64, []int64, error) {
 	return 1000, slices.Repeat([]int64{1000}, n), nil
 }
 
-// A pair that does not count is followed by another one, until there are as many as were asked for or four times as many were tried.
+// A pair that does not count is replaced, until as many as wanted count or four times as many were tried.
 func TestPairsThatDoNotCount(t *testing.T) {
 	for bad, atLeast := range map[int]int{0: 2, 3: 5, 100: 8} {
 		cfg := config()
@@ -91,7 +91,7 @@ func TestPairsThatDoNotCount(t *testing.T) {
 		p, err := measure(t.Context(), &cfg, &r, o, floor)
 		floor.Close()
 		p.Fill(&r, "ping-pong")
-		// A busy machine makes pairs that do not count too.
+		// On a busy machine other pairs may not count either.
 		if err != nil || o.batches < atLeast || o.batches > 8 || r.Pairs+r.PairsDiscarded != o.batches || r.PairsDiscarded < min(bad, 8) ||
 			(r.Pairs < 2 && o.batches < 8) || r.Samples != o.batches*cfg.Rounds {
 			t.Errorf("%d bad ones: %v, %d batches, %+v", bad, err, o.batches, r)
@@ -99,7 +99,7 @@ func TestPairsThatDoNotCount(t *testing.T) {
 	}
 }
 
-// hangs is an alternative whose batches go on for ever after the first few.
+// hangs is a system whose batches hang after the first few.
 type hangs struct{ good int }
 
 func (*hangs) start(context.Context) error { return nil }
@@ -114,11 +114,11 @@ func (h *hangs) batch(ctx context.Context, _, n int) (float64, []int64, error) {
 	return 1000, slices.Repeat([]int64{1000}, n), nil
 }
 
-// What hangs is ended and told, and what it measured before is kept.
+// A system that hangs is ended and reported, and its earlier figures are kept.
 func TestWhatHangs(t *testing.T) {
-	for good, says := range map[int]string{0: "does it run on this device?", 2: "ended early: a batch of 8 B was not done after"} {
+	for good, says := range map[int]string{0: "check that this system runs on the device", 2: "ended early: a batch of 8 B did not end within"} {
 		cfg := config()
-		limit := 100*time.Millisecond + time.Duration(good)*time.Second // the good ones come in time
+		limit := 100*time.Millisecond + time.Duration(good)*time.Second // enough for the good ones
 		cfg.Latency.Pairs, cfg.Latency.Duration, cfg.patience = 10, time.Minute, limit-time.Minute
 		if err := cfg.Latency.Validate(); err != nil {
 			t.Fatal(err)
@@ -183,7 +183,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// The server ends when whoever started it is gone.
+// The server ends when its starter is gone.
 func TestServeEndsWithItsInput(t *testing.T) {
 	in, stop := io.Pipe()
 	out, said := io.Pipe()

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// run runs a program in a process group of its own, which ends with ctx.
+// run runs a program in a process group of its own, which is killed when ctx ends.
 func run(ctx context.Context, env []string, name string, args ...string) (string, error) {
 	cmd := command(ctx, env, name, args...)
 	var out, errs bytes.Buffer
@@ -33,7 +33,7 @@ func command(ctx context.Context, env []string, name string, args ...string) *ex
 	return cmd
 }
 
-// last is the end of what a program said, on one line.
+// last is the end of a program's output, on one line.
 func last(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	return text[max(0, len(text)-200):]
@@ -55,7 +55,7 @@ func (m *mpi) start(context.Context) (err error) {
 		return err
 	}
 	if _, err := os.Stat(m.program); err != nil {
-		return fmt.Errorf("no %s: make builds it where there is mpicc.%s (Debian: %s)", m.program, m.name, packages)
+		return fmt.Errorf("no %s: make builds it if mpicc.%s is installed (Debian: %s)", m.program, m.name, packages)
 	}
 	switch m.name {
 	case "openmpi":
@@ -108,7 +108,7 @@ func parsePingPong(out string, size int) (mean float64, samples []int64, err err
 func (*mpi) stop() {}
 
 func (m *mpi) how() string {
-	return "MPI_Send and MPI_Recv between two ranks that pin themselves and poll, the server copies; a run of its own for each batch, start-up and a fifth of untimed round trips left out"
+	return "MPI_Send and MPI_Recv between two ranks that pin themselves and poll; the server copies; a separate run for each batch, without start-up and a fifth of untimed round trips"
 }
 
 // ---- UCX ----
@@ -172,8 +172,8 @@ func (u *ucx) batch(ctx context.Context, size, n int) (float64, []int64, error) 
 	return parsePerftest(out, n)
 }
 
-// parsePerftest reads the last line of comma-separated output: iterations, median, average ..., all one-way in us. Its samples
-// are the median, as often as there were round trips: no more is told.
+// parsePerftest reads the last line of comma-separated output: iterations, median, average ..., all one-way in us. The output has
+// no samples, so the median is returned once for each round trip.
 func parsePerftest(out string, n int) (mean float64, samples []int64, err error) {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	words := strings.Split(lines[len(lines)-1], ",")
@@ -195,5 +195,5 @@ func parsePerftest(out string, n int) (mean float64, samples []int64, err error)
 func (*ucx) stop() {}
 
 func (*ucx) how() string {
-	return "ucx_perftest ucp_am_lat between two pinned processes that poll, round trip as twice its one-way time; only its median is known, so percentiles are those of the batches' medians"
+	return "ucx_perftest ucp_am_lat between two pinned processes that poll; a round trip is twice its one-way time; it prints only a median, so percentiles are those of the batches' medians"
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/daemon"
 )
 
-// overTCP makes calls through the client library over provider tcp, to a worker of an executor that it starts. They cross the same
-// loopback device as those of grpc-tcp and http.
+// overTCP makes calls through the client library over provider tcp, to a worker of an executor that it starts. Like grpc-tcp and http,
+// they use the loopback device.
 type overTCP struct {
 	executor, library string
 	verbs             bool
@@ -73,8 +73,8 @@ func (o *overTCP) how() string {
 	return "blocking calls of the Go client to a hot worker over a TCP connection, both in processes of their own"
 }
 
-// timed makes up to n calls, of which a fifth are not counted before. It ends earlier, with at least batchLeast samples, when a
-// batch takes long. It returns the mean in ns, and the samples.
+// timed makes a fifth of n calls untimed, then up to n timed ones. It ends earlier, with at least batchLeast samples, if the batch
+// takes longer than batchMost. It returns the mean in ns, and the samples.
 func timed(n int, call func() error) (float64, []int64, error) {
 	samples := make([]int64, 0, n)
 	sum := 0.0

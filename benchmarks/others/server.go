@@ -71,7 +71,7 @@ func echoHTTP(w http.ResponseWriter, r *http.Request) {
 
 const echoMethod = "/rfaas.bench.Echo/Call"
 
-// echoService is a unary call of bytes for bytes.
+// echoService is a unary call that returns its bytes.
 var echoService = grpc.ServiceDesc{
 	ServiceName: "rfaas.bench.Echo",
 	HandlerType: (*any)(nil),
@@ -84,7 +84,7 @@ var echoService = grpc.ServiceDesc{
 	}}},
 }
 
-// server is gRPC or HTTP to a process of its own.
+// server measures gRPC or HTTP with a server process.
 type server struct {
 	kind    string
 	command []string
@@ -102,7 +102,7 @@ func (s *server) start(ctx context.Context) error {
 		return errVerbs
 	}
 	if len(s.command) == 0 {
-		return errors.New("no program to run the server")
+		return errors.New("Config.Self is empty: it names the program that runs the server")
 	}
 	s.cmd = exec.CommandContext(ctx, s.command[0], append(s.command[1:len(s.command):len(s.command)], s.kind)...)
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -121,7 +121,7 @@ func (s *server) start(ctx context.Context) error {
 	}
 	address, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		return fmt.Errorf("the server says no address: %w", err)
+		return fmt.Errorf("the server printed no address: %w", err)
 	}
 	address = strings.TrimSpace(address)
 	switch s.kind {
@@ -168,14 +168,14 @@ func (s *server) call(ctx context.Context, in []byte) (n int, err error) {
 	return len(out), err
 }
 
-// batchMost is how long a batch goes on once it has as many samples as it must have.
+// batchMost is the longest time of a batch that has batchLeast samples.
 const (
 	batchMost  = 2 * time.Second
 	batchLeast = 20
 )
 
-// batch makes a tenth of the round trips: these take a hundred times as long as those that poll. Fewer on a machine that is so busy
-// that they take seconds.
+// batch makes a tenth of n round trips, because they take a hundred times as long as those of systems that poll. It makes fewer on a
+// machine so busy that they take seconds.
 func (s *server) batch(ctx context.Context, size, n int) (float64, []int64, error) {
 	in := make([]byte, size)
 	return timed(max(n/10, batchLeast), func() error {

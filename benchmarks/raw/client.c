@@ -17,10 +17,10 @@ struct dp_bench {
     dp_channel *ch;
     dp_bench_side side;
     dp_bench_verbs *verbs;
-    dp_mem *registered; /* what payloads lie in, or NULL */
+    dp_mem *registered; /* memory of payloads, or NULL */
     uint64_t run;
     uint64_t buffer; /* bytes of side.in and of side.out */
-    bool remote;     /* the peer is on another machine: its part of the area is its own */
+    bool remote;     /* the peer is on another machine and has an area of its own */
 };
 
 /* ---- opening ---- */
@@ -70,7 +70,7 @@ static int shake_hands(dp_bench *b, const dp_dev *dev, const dp_dev_options *o, 
     dp_bench_answer a;
     ssize_t n;
     int64_t until = dp_now_ns() + DP_BENCH_PATIENCE_NS;
-    do /* a time limit on a socket lets any signal end the call */
+    do /* a socket with a time-out returns EINTR after any signal, even with SA_RESTART */
         n = recv(sock, &a, sizeof a, 0);
     while (n < 0 && errno == EINTR && dp_now_ns() < until);
     if (n != sizeof a || a.magic != DP_BENCH_MAGIC || a.blob_len > sizeof a.blob)
@@ -81,7 +81,7 @@ static int shake_hands(dp_bench *b, const dp_dev *dev, const dp_dev_options *o, 
     return dp_channel_connect(b->ch, a.blob, a.blob_len, err);
 }
 
-/* Calls a function of the peer that returns an int32 status and maybe more. */
+/* Calls a function of the peer whose result begins with an int32 status. */
 static int ask_peer(dp_bench *b, uint32_t function, const void *in, uint32_t size, void *out, uint32_t capacity,
                     uint32_t *got) {
     dp_started started;
@@ -107,7 +107,7 @@ static int open_verbs(dp_bench *b, dp_dev *dev, dp_error *err) {
 int dp_bench_open(dp_dev *dev, const dp_dev_options *opts, const dp_bench_config *cfg, const dp_bench_fds *fds,
                   dp_bench **out, dp_error *err) {
     if (fds->memory < 0 && dev->provider != DP_PROVIDER_VERBS)
-        return dp_fail(err, DP_INVALID, 0, "bench: a peer on another machine is reached by verbs, not by %s", dev->name);
+        return dp_fail(err, DP_INVALID, 0, "bench: a peer on another machine needs provider verbs, not %s", dev->name);
     if (cfg->depth == 0 || cfg->depth > cfg->slots || cfg->slots > DP_DEPTH_MAX)
         return dp_fail(err, DP_INVALID, 0, "bench: depth %u of %u slots (at most %d)", cfg->depth, cfg->slots,
                        DP_DEPTH_MAX);
@@ -156,7 +156,7 @@ void dp_bench_close(dp_bench *b) {
 }
 
 void dp_bench_abort(dp_bench *b) {
-    uint64_t many = 1000; /* more than the one of a ping-pong */
+    uint64_t many = 1000; /* event_await recognizes more than one as an abort */
     ssize_t n = write(b->side.pong, &many, sizeof many);
     (void)n;
     if (b->verbs)
@@ -168,7 +168,7 @@ dp_channel *dp_bench_channel(dp_bench *b) { return b->ch; }
 
 /* ---- floors ---- */
 
-/* The peer's thread must have entered the floor before the clock runs. Sleeps, since both may share a core. */
+/* Waits until the peer's thread has entered the floor, before the clock runs. Sleeps, because both may share a core. */
 static int await_ready(dp_bench *b) {
     int64_t until = dp_now_ns() + DP_BENCH_PATIENCE_NS;
     for (uint32_t spins = 0; __atomic_load_n(&b->side.area->ready, __ATOMIC_ACQUIRE) != b->run; spins++) {
@@ -183,7 +183,7 @@ static int await_ready(dp_bench *b) {
     return DP_OK;
 }
 
-/* The function's result: its status. */
+/* Returns the status in the function's result. */
 static int collect(dp_bench *b, uint32_t slot) {
     int32_t status = DP_FATAL;
     uint32_t size = 0;
@@ -216,13 +216,13 @@ int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t repl
     int st = dp_channel_submit(b->ch, DP_BENCH_FN_FLOOR, &r, sizeof r, NULL, sizeof(int32_t), &slot);
     if (st)
         return dp_fail(err, st, 0, "bench floor: submit: %s", dp_status_text(st));
-    /* Another machine's readiness cannot be seen: there the first untimed round trip waits for it. */
+    /* The client cannot see whether a peer on another machine is ready. There the first untimed round trip waits for it. */
     st = b->remote ? DP_OK : await_ready(b);
     if (!st)
         st = dp_bench_floor_client(&b->side, &r, warm, samples, ns);
     int end = collect(b, slot);
     if (st == DP_DEADLINE && end)
-        st = end; /* why it took so long: the peer may be gone */
+        st = end; /* a better reason for the deadline: the peer may be gone */
     if (st || end)
         return dp_fail(err, st ? st : end, 0, "bench floor of kind %d: here %s, at the peer %s", kind,
                        dp_status_text(st), dp_status_text(end));
@@ -231,7 +231,7 @@ int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t repl
 
 /* ---- calls ---- */
 
-/* The end of a call: its result copied to `out`, or looked at where it is. */
+/* Ends a call: copies its result to `out`, or reads it where it is. */
 static inline int finish(dp_bench *b, uint32_t slot, uint32_t size) {
     uint32_t got;
     int st = dp_channel_finish(b->ch, slot, b->registered ? NULL : b->side.out, &got, NULL);
@@ -294,7 +294,7 @@ static int calls_many(dp_bench *b, uint32_t function, uint32_t size, uint32_t wa
                 return st;
             head++;
         }
-        /* The oldest is waited for, those that have come with it are taken too. */
+        /* Waits for the oldest and takes the others that have arrived. */
         bool first = true;
         while (tail < head) {
             uint32_t slot = slots[tail % depth];
@@ -302,7 +302,7 @@ static int calls_many(dp_bench *b, uint32_t function, uint32_t size, uint32_t wa
             if (!st)
                 st = finish(b, slot, size);
             if (!first && st == DP_INVALID)
-                break; /* under way */
+                break; /* in flight */
             if (__builtin_expect(st, 0))
                 return st;
             first = false;

@@ -1,4 +1,4 @@
-/* The floors on shared memory, both ends of each: the plainest programs that move the same bytes. */
+/* The floors on shared memory, both ends of each: the simplest programs that move the same bytes. */
 #include "bench.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@ typedef struct box {
     uint8_t *data;
 } box;
 
-/* Sizes of what lies behind the head: two boxes, or two rings. */
+/* Size of a box. Two boxes, or two rings, follow the head. */
 static uint64_t box_size(uint64_t payload) { return ((64 + payload + 4095) & ~4095ull) + 512; }
 
 static uint32_t power_of_two(uint32_t n) {
@@ -36,7 +36,7 @@ uint64_t dp_bench_memory(uint32_t payload, uint32_t depth) {
 
 static bool is_near(const dp_bench_run *r) { return r->kind == DP_BENCH_NEAR; }
 
-/* Box 0 carries requests, box 1 replies. The odd 512 bytes keep equal offsets of the two off the same cache set. */
+/* Box 0 carries requests, box 1 replies. The extra 512 bytes keep equal offsets of the two out of the same cache set. */
 static box box_at(const dp_bench_side *s, const dp_bench_run *r, int which) {
     uint32_t payload = r->size > r->reply ? r->size : r->reply;
     uint8_t *base = (uint8_t *)s->area + DP_BENCH_HEAD + (which ? box_size(payload) : 0);
@@ -50,7 +50,7 @@ static uint8_t *ring_at(const dp_bench_side *s, const dp_bench_run *r, int which
 
 static uint64_t ring_stride(const dp_bench_run *r) { return dp_bench_stride(r->size > r->reply ? r->size : r->reply); }
 
-/* Whether the run's memory is there: the peer believes nobody. */
+/* Whether the run fits into the memory. The peer does not trust its client. */
 static bool floor_fits(const dp_bench_side *s, const dp_bench_run *r) {
     uint64_t payload = r->size > r->reply ? r->size : r->reply;
     if (s->verbs && r->kind >= DP_BENCH_IMM)
@@ -75,10 +75,10 @@ void dp_bench_floor_reset(const dp_bench_side *s, const dp_bench_run *r) {
 
 /* ---- waiting ---- */
 
-#define SPINS_PER_YIELD (1u << 11) /* some 60 us: a system call then is no part of the floor */
+#define SPINS_PER_YIELD (1u << 11) /* some 60 us, so that undisturbed round trips make no system call */
 
-/* A spinner that shares its core with the other side would have it wait for the end of its time slice, and a batch of thousands
- * of round trips for that many slices: it lets others run, and gives up at the batch's limit. */
+/* If both sides share a core, the other side could only run after the spinner's time slice, thousands of times in a batch. So a
+ * spinner yields, and gives up at the batch's limit. */
 static __attribute__((noinline)) bool too_late(const dp_bench_side *s) {
     sched_yield();
     return dp_now_ns() > __atomic_load_n(&s->area->limit, __ATOMIC_RELAXED);
@@ -87,7 +87,7 @@ static __attribute__((noinline)) bool too_late(const dp_bench_side *s) {
 /* Spins until the word has the value, one pause per look. */
 static ALWAYS_INLINE int await_word(const dp_bench_side *s, const uint64_t *word, uint64_t value) {
     uint32_t spins = 0;
-    /* Acquire pairs with the release of the other side's loop: what it wrote before is visible. */
+    /* Acquire pairs with the release of publish_word: the payload written before it is visible. */
     while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
         dp_cpu_pause();
         if (__builtin_expect(!(++spins % SPINS_PER_YIELD), 0) && too_late(s))
@@ -117,7 +117,7 @@ static void futex_publish(uint64_t *word, uint64_t value) {
     futex(word, FUTEX_WAKE, 1, NULL);
 }
 
-/* A count above one is the sign of who watches the processes: the other side is gone. */
+/* dp_bench_abort adds more than one to the count: the other side is gone. */
 static int event_await(int fd) {
     uint64_t count;
     for (;;) {
@@ -208,11 +208,11 @@ static ALWAYS_INLINE int futex_server(const trip *t, uint64_t i) {
     return st;
 }
 
-/* One-sided: the peer has no part in it. */
+/* One-sided: the peer does nothing. */
 static ALWAYS_INLINE int read_client(const trip *t, uint64_t i) {
     (void)i;
     memcpy(t->s->out, t->rep.data, t->r->reply);
-    /* A compiler must not move the copy out of the loop. */
+    /* The compiler must not move the copy out of the loop. */
     __asm__ volatile("" ::: "memory");
     return DP_OK;
 }
@@ -285,7 +285,7 @@ static int ring_client(const dp_bench_side *s, const dp_bench_run *r, uint32_t w
                 pushed[head & mask] = dp_now_ns();
             publish_word((uint64_t *)(void *)e, ++head);
         }
-        /* The oldest is waited for, those that have come with it are taken too. */
+        /* Waits for the oldest and takes the others that have arrived. */
         bool first = true;
         while (tail < head) {
             const uint64_t *seq = (const uint64_t *)(const void *)(from + (tail & mask) * stride);

@@ -1,4 +1,4 @@
-/* The bench's other side: a server as in a worker, with the floors' servers among its functions. */
+/* The peer: a server like a worker's, with the floors' servers among its functions. */
 #include "bench.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ typedef struct peer {
     uint32_t depth;
 } peer;
 
-/* The function ABI has no argument for it. One peer per thread. */
+/* Functions have no context argument. One peer per thread. */
 static __thread peer *serving;
 
 /* ---- functions ---- */
@@ -29,7 +29,7 @@ static uint32_t echo(void *args, uint32_t size, void *res) {
     return size;
 }
 
-/* Nothing is computed, as many bytes as came go back. */
+/* Returns as many bytes as it got, without touching them. */
 static uint32_t empty(void *args, uint32_t size, void *res) {
     (void)args;
     (void)res;
@@ -47,7 +47,7 @@ static uint32_t run_floor(void *args, uint32_t size, void *res) {
     return sizeof status;
 }
 
-/* Takes the client's card and gives ours. Empty result: not on this device. */
+/* Connects to the client's card and returns the peer's own. The result is empty if the device is not verbs. */
 static uint32_t join_verbs(void *args, uint32_t size, void *res) {
     dp_bench_card mine, theirs;
     dp_error err = {0};
@@ -64,7 +64,7 @@ static uint32_t join_verbs(void *args, uint32_t size, void *res) {
     return sizeof mine;
 }
 
-/* As empty, but it takes its time. */
+/* As empty, but takes area->delay ns. */
 static uint32_t delayed(void *args, uint32_t size, void *res) {
     (void)args;
     (void)res;
@@ -91,7 +91,7 @@ static const dp_function functions[DP_BENCH_FNS] = {
     [DP_BENCH_FN_BLOCKED] = blocked,
 };
 
-/* ---- life ---- */
+/* ---- start and end ---- */
 
 static int pin_peer(int cpu, dp_error *err) {
     cpu_set_t set;
@@ -117,11 +117,11 @@ static int receive_hello(int sock, dp_bench_hello *h, dp_error *err) {
     return DP_OK;
 }
 
-/* Without a descriptor, since the client is on another machine: memory of our own, in which nobody else looks. */
+/* fd is -1 if the client is on another machine: the area is then private memory. */
 static int map_memory(peer *p, int fd, dp_error *err) {
     struct stat st = {.st_size = DP_BENCH_HEAD};
     if (fd >= 0 && (fstat(fd, &st) || st.st_size < DP_BENCH_HEAD))
-        return dp_fail(err, DP_INVALID, 0, "bench peer: descriptor %d is no shared memory of the bench", fd);
+        return dp_fail(err, DP_INVALID, 0, "bench peer: descriptor %d is not the shared memory of the bench", fd);
     void *m = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE,
                    MAP_SHARED | MAP_POPULATE | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
     if (m == MAP_FAILED)
@@ -193,7 +193,7 @@ int dp_bench_serve(const dp_bench_fds *fds, const dp_bench_here *here, dp_error 
         serving = &p;
         st = dp_server_run(p.server);
         serving = NULL;
-        if (st == DP_PEER_GONE || st == DP_CONNECTION) /* verbs cannot tell a client's end from a broken connection */
+        if (st == DP_PEER_GONE || st == DP_CONNECTION) /* on verbs, a client that ends looks like a broken connection */
             st = DP_OK;
         else if (st)
             dp_fail(err, st, 0, "bench peer: serving ended: %s", dp_status_text(st));

@@ -1,7 +1,7 @@
 // Package raw measures calls of a channel and bare round trips of the same bytes, in C. bench.h describes how.
 //
-// Its C files use the headers of internal/dataplane, whose objects the program that imports this package links. cgo links
-// each package once by itself, without those objects, and must not fail then: hence the linker's flag.
+// Its C files use the headers of internal/dataplane. A program that imports this package links the objects of that package. cgo also
+// links each package once by itself, without those objects; the linker's flag lets that succeed.
 package raw
 
 /*
@@ -71,13 +71,13 @@ func (k Kind) String() string {
 // Functions of the bench's peer, as indices of Call.
 const (
 	FnEcho  uint32 = C.DP_BENCH_FN_ECHO  // copies its payload to its result
-	FnEmpty uint32 = C.DP_BENCH_FN_EMPTY // returns as many bytes, untouched
-	// FnDelayed is FnEmpty, but takes as long as Bench.Delay says.
+	FnEmpty uint32 = C.DP_BENCH_FN_EMPTY // returns as many bytes without touching them
+	// FnDelayed is FnEmpty, but takes the time set by Bench.Delay.
 	FnDelayed uint32 = C.DP_BENCH_FN_DELAYED
 )
 
-// BulkRequestHeader is the bytes of header that a request carries whose payload or result does not fit a slot. Other
-// requests that repeat the last one's header, and replies, carry none.
+// BulkRequestHeader is the size of a request's header if its payload or result does not fit into a slot. Other requests that
+// repeat the last one's header, and replies, carry no header.
 const BulkRequestHeader = C.DP_REQ_LONG
 
 // Config sizes a Bench.
@@ -86,12 +86,12 @@ type Config struct {
 	Depth   int // calls in flight, 1..Slots
 	Eager   int
 	Bulk    int64
-	Payload int // the most bytes of one call
+	Payload int // largest payload of a call, bytes
 	Mode    dataplane.WaitMode
-	PeerCPU int // the peer pins itself there; -1: not
-	// Registered: the C client's payloads lie in registered memory and results are left where they arrive.
+	PeerCPU int // to which the peer pins itself; -1: none
+	// Registered: the C client's payloads are in registered memory and results are read where they arrive.
 	Registered bool
-	CallsOnly  bool // no floors: nothing is made for them
+	CallsOnly  bool // no floors, and no memory for them
 }
 
 // FDs are the descriptors that client and peer share: one end each of a seqpacket socket, a memfd of Memory bytes and two
@@ -105,7 +105,7 @@ func (f FDs) c() C.dp_bench_fds {
 	return C.dp_bench_fds{socket: C.int(f.Socket), memory: C.int(f.Memory), ping: C.int(f.Ping), pong: C.int(f.Pong)}
 }
 
-// options is o for C. device is the name in C's memory, which stays the caller's.
+// options converts o for C. device is its name in C memory, which the caller frees.
 func options(o dataplane.Options, device *C.char) C.dp_dev_options {
 	return C.dp_dev_options{
 		device: device, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
@@ -117,7 +117,7 @@ func failure(op string, e *C.dp_error) error {
 	return &dataplane.Error{Op: op, Status: dataplane.Status(e.status), Detail: C.GoString(&e.msg[0]), Errno: syscall.Errno(e.sys_errno)}
 }
 
-// clampU32 maps what does not fit to 0, which every size check refuses.
+// clampU32 maps numbers that do not fit to 0, which every size check refuses.
 func clampU32(n int) uint32 {
 	if n < 0 || int64(n) > math.MaxUint32 {
 		return 0
@@ -130,8 +130,8 @@ func Memory(payload, depth int) int64 {
 	return int64(C.dp_bench_memory(C.uint32_t(clampU32(payload)), C.uint32_t(clampU32(depth))))
 }
 
-// Bench measures calls of a channel and bare round trips between the same two threads. It belongs to the OS thread that
-// opened it, but for Abort.
+// Bench measures calls of a channel and bare round trips between the same two threads. Only the OS thread that opened it may use
+// it, except for Abort.
 type Bench struct {
 	c *C.dp_bench
 }
@@ -171,8 +171,8 @@ func samplesOf(samples []int64, n int) (*C.int64_t, error) {
 	return (*C.int64_t)(unsafe.SliceData(samples)), nil
 }
 
-// Floor runs warm untimed bare round trips and then n, and returns the time of the n together in ns. With samples (nil or at
-// least n long) each is timed by itself too.
+// Floor makes warm untimed bare round trips and then n, and returns the time of the n together in ns. samples is nil or at least
+// n long; with samples, each round trip is timed too.
 func (b *Bench) Floor(k Kind, size, reply, warm, n int, samples []int64) (int64, error) {
 	s, err := samplesOf(samples, n)
 	if err != nil {
@@ -187,7 +187,7 @@ func (b *Bench) Floor(k Kind, size, reply, warm, n int, samples []int64) (int64,
 	return int64(ns), nil
 }
 
-// Calls is Floor for calls of a function, made in C: one call from Go for all of them.
+// Calls is Floor for calls of a function. C makes all of them in one call from Go.
 func (b *Bench) Calls(fn uint32, size, warm, n int, samples []int64) (int64, error) {
 	s, err := samplesOf(samples, n)
 	if err != nil {

@@ -1,6 +1,6 @@
 /* The floor on a verbs device: one bare reliable connected queue pair at each end and nothing between the program
- * and libibverbs. It shares with the channel only what must be the same for a fair comparison: the open device,
- * its port, GID, MTU and time-outs, which is why it looks into the provider's device. */
+ * and libibverbs. For a fair comparison it uses the channel's open device, port, GID, MTU and time-outs, so it reads the
+ * provider's device structure. */
 #include "bench.h"
 
 #include <arpa/inet.h>
@@ -23,7 +23,7 @@ struct dp_bench_verbs {
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
-    uint8_t *memory; /* first half is sent from, second half received into: `depth` slots each */
+    uint8_t *memory; /* the first half is for sends, the second half for receives: `depth` slots each */
     uint64_t half, stride;
     uint32_t depth;
     uint32_t queue; /* entries of the send queue, and of the receive queue */
@@ -174,7 +174,7 @@ int dp_bench_verbs_connect(dp_bench_verbs *v, const dp_bench_card *peer, dp_erro
 
 void dp_bench_verbs_abort(dp_bench_verbs *v) {
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
-    dpv_ibv.modify_qp(v->qp, &a, IBV_QP_STATE); /* flushes the posted receives, which wakes whoever waits for one */
+    dpv_ibv.modify_qp(v->qp, &a, IBV_QP_STATE); /* flushes the posted receives, which ends a wait for one */
 }
 
 /* ---- round trips ---- */
@@ -192,7 +192,7 @@ static inline int post_slot(dp_bench_verbs *v, uint32_t size, uint32_t slot) {
     wr.imm_data = htonl(slot);
     wr.wr.rdma.remote_addr = v->peer.addr + offset;
     wr.wr.rdma.rkey = v->peer.rkey;
-    /* Send-queue entries are given back by signalled completions only, which the wait for the answer collects. */
+    /* Only signalled completions free send-queue entries. The wait for the answer collects them. */
     if (++v->unsignalled == SIGNAL_EVERY) {
         wr.send_flags |= IBV_SEND_SIGNALED;
         v->unsignalled = 0;
@@ -202,7 +202,7 @@ static inline int post_slot(dp_bench_verbs *v, uint32_t size, uint32_t slot) {
 
 static inline int post_first(dp_bench_verbs *v, uint32_t size) { return post_slot(v, size, 0); }
 
-/* Takes completions. 1: the peer's write has arrived and a receive is posted in its receive's place; 0: not yet. */
+/* Polls completions. 1: the peer's write has arrived and its receive was reposted; 0: not yet. */
 static inline int poll_write(dp_bench_verbs *v) {
     struct ibv_wc wc[4];
     int n = ibv_poll_cq(v->cq, 4, wc);
@@ -219,7 +219,7 @@ static inline int poll_write(dp_bench_verbs *v) {
     return n < 0 ? DP_FATAL : arrived;
 }
 
-/* Whether a spinner that looks now and then has waited for too long. */
+/* Whether a spinner has waited for too long. Reads the clock only now and then. */
 static bool over(int64_t *since) {
     int64_t now = dp_now_ns();
     if (!*since)
@@ -245,13 +245,13 @@ static int await_warm(dp_bench_verbs *v) {
         if (!st) {
             if (ibv_req_notify_cq(v->cq, 0))
                 return DP_FATAL;
-            st = poll_write(v); /* what came before the request */
+            st = poll_write(v); /* completions from before the request */
         }
         if (st)
             return st < 0 ? st : DP_OK;
         struct ibv_cq *cq;
         void *context;
-        /* Without a time-out, as a bare program would: dp_bench_verbs_abort ends it when the peer is gone. */
+        /* No time-out, as in a bare program. dp_bench_verbs_abort ends the wait when the peer is gone. */
         if (dpv_ibv.get_cq_event(v->channel, &cq, &context))
             return DP_FATAL;
         if (++v->events == QUEUE_MIN) {
@@ -265,7 +265,7 @@ static int await_warm(dp_bench_verbs *v) {
 
 enum { BATCH = 16 };
 
-/* Waits until writes have arrived, posts receives in place of theirs and says which slots they were for. */
+/* Waits until writes have arrived, reposts their receives and returns their slots. */
 static int await_slots(dp_bench_verbs *v, uint32_t *slots, int *count) {
     int64_t since = 0;
     *count = 0;
@@ -322,7 +322,7 @@ static int window_client(dp_bench_verbs *v, const dp_bench_run *r, uint32_t warm
         int n, st = await_slots(v, slots, &n);
         if (st)
             return st;
-        for (int i = 0; i < n; i++, tail++) { /* in order, as everything on one queue pair */
+        for (int i = 0; i < n; i++, tail++) { /* in order, because all are on one queue pair */
             if (tail == warm)
                 begin = dp_now_ns();
             if (samples && tail >= warm)
@@ -358,7 +358,7 @@ static int one_sided(dp_bench_verbs *v, const dp_bench_run *r) {
         if (n < 0 || (n && wc.status != IBV_WC_SUCCESS))
             return n < 0 ? DP_FATAL : wc.status == IBV_WC_RETRY_EXC_ERR ? DP_PEER_GONE : DP_CONNECTION;
         if (n && (wc.opcode == IBV_WC_RDMA_READ || wc.opcode == IBV_WC_FETCH_ADD))
-            return DP_OK; /* anything else is a write of an earlier run */
+            return DP_OK; /* other completions are of writes of an earlier run */
         dp_cpu_pause();
         if (__builtin_expect(!(spins & 0x3ffff), 0) && over(&since))
             return DP_PEER_GONE;

@@ -1,4 +1,4 @@
-// Package report makes one report of what a run of the benchmarks left behind: tables, plots, and how each promise stands.
+// Package report makes one report of the results of a benchmark run: tables, plots, and a verdict on each promise.
 package report
 
 import (
@@ -23,11 +23,11 @@ type Start struct {
 	FirstContact       float64
 	FirstTLS, Process  float64   // 0: not measured
 	Steps              []Step    // medians
-	Runs               []float64 // p50 of each, ns; the rest is of the one with the median p50
+	Runs               []float64 // p50 of each run, ns; the rest is of the run with the median p50
 	Load               float64
 }
 
-// step is the median of one step, ns; 0 if there is none of that name.
+// step is the median of one step, ns; 0 if there is no such step.
 func (s *Start) step(name string) float64 {
 	for _, step := range s.Steps {
 		if step.Name == name {
@@ -43,22 +43,22 @@ type Step struct {
 	NS   float64
 }
 
-// Data is everything that a run left behind.
+// Data is all results of a run.
 type Data struct {
 	Results []*latency.Result
 	Between []*latency.Result // between two machines
 	Starts  []Start
 	Figures []Figure
-	Tests   map[string][]Test // by the part that ran them
+	Tests   map[string][]Test // by part
 	Notes   []string          // what was not measured or failed, and why
 	Machine []string          // lines about the machine
 }
 
-// stepOrder is in which order the steps of a start happen; others follow by name.
+// stepOrder is the order in which the steps of a start happen; others follow by name.
 var stepOrder = []string{"control", "fork", "sandbox", "connect", "code", "first_call"}
 
-// Read reads a directory: *.jsonl are results, *.log is what tests printed, machine.txt and notes.txt are lines. Figures of
-// *-vm-*.log, which tests printed in the virtual machine, are named vm.NAME, those of soak-*.log soak.NAME.
+// Read reads a directory: *.jsonl are results, *.log are the output of tests, machine.txt and notes.txt are lines. Figures of
+// *-vm-*.log, from tests in the virtual machine, are named vm.NAME, those of soak-*.log soak.NAME.
 func Read(dir string) (*Data, error) {
 	d := Data{Tests: map[string][]Test{}}
 	entries, err := os.ReadDir(dir)
@@ -138,7 +138,7 @@ func (d *Data) addResults(text []byte) error {
 	return nil
 }
 
-// parseStart takes every step that a start has, also those that came later than this program.
+// parseStart takes every step of a start, also steps that this program does not know.
 func parseStart(line []byte) (Start, error) {
 	var all map[string]any
 	if err := json.Unmarshal(line, &all); err != nil {
@@ -176,7 +176,7 @@ func parseStart(line []byte) (Start, error) {
 	return s, nil
 }
 
-// result is the last one that matches, or nil.
+// result is the last result that matches, or nil.
 func (d *Data) result(match func(*latency.Result) bool) *latency.Result {
 	for _, r := range slices.Backward(d.Results) {
 		if r.Skipped == "" && match(r) {
@@ -207,12 +207,12 @@ func (d *Data) control(provider, function string) *latency.Result {
 	})
 }
 
-// Empty says whether nothing was left behind, not even a word about what failed.
+// Empty says whether there is nothing to report, not even a failure.
 func (d *Data) Empty() bool {
 	return len(d.Results)+len(d.Between)+len(d.Starts)+len(d.Figures)+len(d.Tests)+len(d.Notes) == 0
 }
 
-// figure is the last one of that name, or nil.
+// figure is the last figure of that name, or nil.
 func (d *Data) figure(name string) *Figure {
 	for i := range slices.Backward(d.Figures) {
 		if d.Figures[i].Name == name {

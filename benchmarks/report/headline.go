@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 )
 
-// What stands around the table in a README.
+// Lines before and after the table in a README.
 const (
 	headlineBegin = "<!-- table of `make headline`: begin -->\n"
 	headlineEnd   = "<!-- table of `make headline`: end -->\n"
@@ -18,7 +18,7 @@ const (
 	HeadlinePlot = "latency-shm.png"
 )
 
-// headlineRows are what the README's table shows.
+// headlineRows are the rows of the README's table.
 var headlineRows = []struct {
 	name           string
 	provider, mode string
@@ -34,7 +34,7 @@ var headlineRows = []struct {
 	{"verbs, 64 KiB", "verbs", "hot", 64 << 10},
 }
 
-// HeadlineTable is the README's table. dir is where its plot and results lie, as seen from the README.
+// HeadlineTable is the README's table. dir is the directory of its plot and results, relative to the README.
 func HeadlineTable(d *Data, dir string) (string, error) {
 	var b strings.Builder
 	b.WriteString("Round trip of a call beside its floor, what a careful program could do with the same bytes, measured in pairs in one\nprocess pair (C client, medians)")
@@ -48,7 +48,7 @@ func HeadlineTable(d *Data, dir string) (string, error) {
 			return "", fmt.Errorf("no result of %s, %s, %d B: the table needs it", row.provider, row.mode, row.payload)
 		}
 		if r.Pairs < 5 {
-			return "", fmt.Errorf("%s, %s, %d B has %d undisturbed pairs, which is too few to print: measure that part again", row.provider, row.mode, row.payload, r.Pairs)
+			return "", fmt.Errorf("%s, %s, %d B has %d undisturbed pairs, fewer than 5: measure that part again", row.provider, row.mode, row.payload, r.Pairs)
 		}
 		fmt.Fprintf(&b, "| %s | %s us | %s us | %s us | %s |\n", row.name, us(float64(r.P50NS)), us(float64(r.P99NS)), us(float64(r.FloorP50)), ratioText(r.Ratio))
 	}
@@ -70,7 +70,7 @@ func otherName(r *latency.Result) string {
 	return r.Provider
 }
 
-// withHeadline returns the README's text with the table that belongs there.
+// withHeadline returns the README's text, and the text with the new table.
 func withHeadline(d *Data, dir, readme string) (old, now string, err error) {
 	text, err := os.ReadFile(readme)
 	if err != nil {
@@ -108,14 +108,14 @@ func Headline(d *Data, dir, readme string) error {
 	return os.WriteFile(readme, []byte(now), 0o644)
 }
 
-// CheckHeadline fails when the README is not what Headline would write.
+// CheckHeadline fails if the README differs from what Headline would write.
 func CheckHeadline(d *Data, dir, readme string) error {
 	old, now, err := withHeadline(d, dir, readme)
 	if err != nil {
 		return err
 	}
 	if old != now {
-		return fmt.Errorf("%s: its table is not what %s says: make headline-table", readme, dir)
+		return fmt.Errorf("%s: its table differs from the results in %s: run make headline-table", readme, dir)
 	}
 	if _, err := os.Stat(filepath.Join(dir, HeadlinePlot)); err != nil {
 		return fmt.Errorf("the plot of %s is missing: %w", readme, err)

@@ -33,7 +33,7 @@ type Picture struct{ File, Title string }
 func picture(dir, file, title, x, y string, logX, logY bool, lines []series) (*Picture, error) {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
-	p.Legend.Top, p.Legend.Left = logY, logY // a distribution leaves its lower right corner free
+	p.Legend.Top, p.Legend.Left = logY, logY // the lower right corner of a distribution is free
 	p.Legend.TextStyle.Font.Size = vg.Points(9)
 	p.Add(plotter.NewGrid())
 	if logX {
@@ -75,7 +75,7 @@ func picture(dir, file, title, x, y string, logX, logY bool, lines []series) (*P
 	return &Picture{file, title}, p.Save(width, height, filepath.Join(dir, file))
 }
 
-// Plots writes every picture that there is data for.
+// Plots writes every picture for which there is data.
 func Plots(d *Data, dir string) ([]Picture, error) {
 	var out []Picture
 	for _, draw := range []func() (*Picture, error){
@@ -98,7 +98,7 @@ func Plots(d *Data, dir string) ([]Picture, error) {
 	return out, nil
 }
 
-// byPayload collects a line of medians, us.
+// byPayload collects a series of values by payload.
 func byPayload(d *Data, name string, match func(*latency.Result) bool, of func(*latency.Result) float64) series {
 	s := series{name: name}
 	for _, r := range d.Results {

@@ -8,20 +8,20 @@ import (
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 )
 
-// Promise is a line that we claim, its bound, and where the measured value comes from.
+// Promise is a claim with its bound and the source of the measured value.
 type Promise struct {
 	Section string // what it is about
 	Line    string
 	Bound   float64
-	Least   bool // the bound is a lower one
+	Least   bool // the bound is a lower bound
 	Unit    string
 	// of returns the value; false: it was not measured.
 	of     func(*Data) (float64, bool)
-	figure string // in the place of of: a test's figure
+	figure string // a test's figure, instead of of
 	soak   bool   // only `make soak` measures it
 }
 
-// Verdict is a promise held against what was measured.
+// Verdict is a promise compared with the measured value.
 type Verdict struct {
 	Promise
 	Value    float64
@@ -29,7 +29,7 @@ type Verdict struct {
 	Failed   bool // the test that printed it did not pass
 }
 
-// Met says whether it holds.
+// Met says whether the promise is kept.
 func (v Verdict) Met() bool {
 	if v.Least {
 		return v.Measured && !v.Failed && v.Value >= v.Bound
@@ -71,7 +71,7 @@ func unit(u string) string {
 	return " " + u
 }
 
-// number is v with three digits, whole from a thousand on.
+// number is v with three digits; from a thousand on, without decimals.
 func number(v float64) string {
 	if math.Abs(v) >= 1000 {
 		return strconv.FormatFloat(v, 'f', 0, 64)
@@ -81,7 +81,7 @@ func number(v float64) string {
 
 func value(n latency.Number) (float64, bool) { return float64(n), !math.IsNaN(float64(n)) && n != 0 }
 
-// ratio is that of a call.
+// ratio returns the ratio of a call to its floor.
 func ratio(provider, client, mode string, payload, depth int) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
 		if r := d.call(provider, client, mode, payload, depth); r != nil {
@@ -110,7 +110,7 @@ func start(provider, mode string) func(*Data) (float64, bool) {
 	}
 }
 
-// startShare is how much of the start of a process, measured beside it, the mode takes.
+// startShare is the p50 of a start on verbs as a share of the start of a process.
 func startShare(mode string) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
 		s := d.start("verbs", mode)
@@ -121,9 +121,8 @@ func startShare(mode string) func(*Data) (float64, bool) {
 	}
 }
 
-// cachedControl is the control time of a lease on a cached connection as a share of a first one's, which has the connection to
-// make: asking and granting, channels, and connecting, on both sides. What a worker's start takes beside that (fork, sandbox, code) is in
-// neither.
+// cachedControl is the control time of a lease on a cached connection as a share of that of a first lease, which makes the connection:
+// request and grant, channels, and connecting, on both sides. The rest of a worker's start (fork, sandbox, code) is in neither.
 func cachedControl(provider string) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
 		cold, cached := d.start(provider, "cold"), d.start(provider, "cached")
@@ -151,7 +150,7 @@ func placementGrowth(d *Data) (float64, bool) {
 	return float64(large.P50NS) / float64(small.P50NS), true
 }
 
-// fasterThan is how many times the p50 of rfaas over TCP the p50 of another system's call is, with 8 bytes.
+// fasterThan is the p50 of another system's call divided by that of rfaas over TCP, with 8 bytes.
 func fasterThan(system string) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
 		p50 := map[string]int64{}
@@ -175,8 +174,7 @@ func charging(d *Data) (float64, bool) {
 	return 0, false
 }
 
-// Promises is all that we claim in figures. This is the one place where bounds other than those of calls
-// (latency.Bounds) are written down.
+// Promises are all claims in figures. Bounds other than those of calls (latency.Bounds) are defined only here.
 func Promises() []Promise {
 	var all []Promise
 	for _, b := range latency.Bounds {
@@ -249,7 +247,7 @@ func Promises() []Promise {
 	}...)
 }
 
-// Judge holds the data against every promise; those that only a longer run measures, if it was one.
+// Judge compares the data with every promise. It leaves out those of `make soak` if that did not run.
 func Judge(d *Data) []Verdict {
 	var out []Verdict
 	for _, p := range Promises() {
@@ -268,7 +266,7 @@ func Judge(d *Data) []Verdict {
 	return out
 }
 
-// size is bytes for people.
+// size formats a number of bytes.
 func size(n int) string {
 	switch {
 	case n >= 1<<20 && n%(1<<20) == 0:

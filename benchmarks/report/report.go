@@ -37,10 +37,10 @@ func Write(d *Data, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "results.csv"), csv.Bytes(), 0o644)
 }
 
-// Markdown writes the report for people.
+// Markdown writes the report.
 func Markdown(w io.Writer, d *Data, pictures []Picture) error {
 	var b strings.Builder
-	b.WriteString("# What rfaas takes, beside its floor\n\nAbsolute times are this machine's and this minute's; ratios to the floor are what counts. benchmarks/README.md has the method.\n\n")
+	b.WriteString("# rfaas compared with its floor\n\nAbsolute times depend on this machine and its load; the ratios to the floor count. benchmarks/README.md describes the method.\n\n")
 	for _, line := range d.Machine {
 		fmt.Fprintf(&b, "- %s\n", line)
 	}
@@ -127,7 +127,7 @@ func pairs(r *latency.Result) string {
 	return s
 }
 
-// waiting ranks the modes.
+// waiting is the rank of a mode in the tables.
 func waiting(mode string) int { return slices.Index([]string{"hot", "warm", "adaptive"}, mode) }
 
 func calls(b *strings.Builder, results []*latency.Result, provider, title string) {
@@ -148,13 +148,13 @@ func calls(b *strings.Builder, results []*latency.Result, provider, title string
 		fmt.Fprintf(b, "\n## %s\n\nNot measured in this run.\n", title)
 		return
 	}
-	fmt.Fprintf(b, "\n## %s\n\nMicroseconds; ratio: median of paired batches; pairs that did not count in brackets.\n\n", title)
+	fmt.Fprintf(b, "\n## %s\n\nMicroseconds; ratio: median of paired batches; discarded pairs in brackets.\n\n", title)
 	b.WriteString("| client | mode | payload | in flight | p50 | p90 | p99 | p99.9 | max | floor p50 | ratio | calls/s | pairs |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	b.WriteString(strings.Join(lines, "\n") + "\n")
 }
 
 func others(b *strings.Builder, d *Data) {
-	b.WriteString("\n## What else one could use\n\nThe same bytes there and back, on this machine, in this run; microseconds, ratio to the bare ping-pong.\n\n")
+	b.WriteString("\n## Alternatives\n\nThe same bytes there and back, on this machine, in this run; microseconds, ratio to the bare ping-pong.\n\n")
 	b.WriteString("| | payload | p50 | p99 | ratio | calls/s | pairs |\n|---|---|---|---|---|---|---|\n")
 	var skipped []string
 	for _, r := range d.Results {
@@ -190,7 +190,7 @@ func starts(b *strings.Builder, d *Data) {
 	if len(d.Starts) == 0 {
 		return
 	}
-	b.WriteString("\n## Starts: from asking for a lease to the first result\n\nMicroseconds, medians of the steps. Of several runs the one with the median p50.\n\n| | mode | p50 | p90 | p99 | max | steps | first contact | p50 of each run |\n|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("\n## Starts: from a lease's request to the first result\n\nMicroseconds, medians of the steps. Of several runs, the one with the median p50 is shown.\n\n| | mode | p50 | p90 | p99 | max | steps | first contact | p50 of each run |\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, s := range d.Starts {
 		var steps []string
 		for _, step := range s.Steps {
@@ -205,7 +205,7 @@ func starts(b *strings.Builder, d *Data) {
 	}
 }
 
-// leases is what control takes of a lease: all of it but the start of its worker, which is among the starts.
+// leases writes the control part of a lease: all of it but the worker's start, which is among the starts.
 func leases(b *strings.Builder, d *Data) {
 	var parts []string
 	for _, s := range d.Starts {
@@ -218,7 +218,7 @@ func leases(b *strings.Builder, d *Data) {
 	}
 }
 
-// disturbed tells what nobody should believe without a second look.
+// disturbed writes how disturbed the measurements were.
 func disturbed(b *strings.Builder, d *Data) {
 	b.WriteString("\n## Disturbances\n\n")
 	samples, outliers, lost, incomplete := 0, 0, 0, 0
@@ -228,7 +228,7 @@ func disturbed(b *strings.Builder, d *Data) {
 			incomplete++
 		}
 	}
-	fmt.Fprintf(b, "%d samples, all kept, of which %d took more than ten times their median. %d pairs did not count, because the machine changed while they were measured; %d results have fewer pairs than wanted.\n",
+	fmt.Fprintf(b, "All %d samples are kept; %d of them took more than ten times their median. %d pairs were discarded, because the machine changed while they were measured. %d results have fewer pairs than wanted.\n",
 		samples, outliers, lost, incomplete)
 	for _, note := range d.Notes {
 		fmt.Fprintf(b, "- %s\n", note)

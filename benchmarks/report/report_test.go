@@ -160,7 +160,7 @@ panic: test timed out after 1s
 	}
 }
 
-// The first lease has its connection to make, the second one has it.
+// The first lease makes the connection, the second one has it.
 func TestCachedControl(t *testing.T) {
 	lease := func(mode string, control, connect float64) Start {
 		return Start{Provider: "verbs", Mode: mode, Steps: []Step{{"control", control}, {"fork", 1e9}, {"connect", connect}}}
@@ -173,7 +173,7 @@ func TestCachedControl(t *testing.T) {
 	}{
 		{[]Start{lease("cold", 10, 30), lease("cached", 6, 2)}, 0.2, true},
 		{[]Start{lease("cold", 10, 30), lease("cached", 10, 30)}, 1, true},
-		{[]Start{lease("cold", 10, 0), lease("cached", 6, 2)}, 0, false}, // a first lease that connected nothing is none
+		{[]Start{lease("cold", 10, 0), lease("cached", 6, 2)}, 0, false}, // a first lease without a connect step does not count
 		{[]Start{lease("cached", 6, 2)}, 0, false},
 	} {
 		if got, known := of(&Data{Starts: c.starts}); got != c.want || known != c.known {
@@ -182,7 +182,7 @@ func TestCachedControl(t *testing.T) {
 	}
 }
 
-// A longer run is in the report whether it went well, failed or hung, and is not missed in a report of a shorter one.
+// The report has the parts of a longer run whether they passed, failed or hung, and does not mention them after a shorter run.
 func TestSoak(t *testing.T) {
 	for name, c := range map[string]struct {
 		files       map[string]string

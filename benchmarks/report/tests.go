@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Figure is what a test printed as `figure: NAME = VALUE UNIT`.
+// Figure is a line `figure: NAME = VALUE UNIT` that a test printed.
 type Figure struct {
 	Name   string
 	Value  float64
 	Unit   string
-	Failed bool // its test did not pass, so the value shows nothing
+	Failed bool // its test did not pass, so the value proves nothing
 }
 
-// Test is one that `go test -v` ran, without those inside of it.
+// Test is a top-level test of `go test -v`.
 type Test struct {
 	Name    string
 	Result  string // passed, failed, skipped, or not ended
@@ -34,14 +34,14 @@ var (
 	endLine    = regexp.MustCompile(`^--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+)s\)`)
 )
 
-// ParseTests finds the tests and the figures in what `go test -v` printed, one run or several after another. A figure that no
-// test is known to have printed counts; of several with one name the last counts.
+// ParseTests finds tests and figures in the output of one or more runs of `go test -v`. A figure outside any test counts; of
+// several with one name the last counts.
 func ParseTests(text string) ([]Figure, []Test) {
 	var figures []Figure
 	var tests []Test
-	by := []string{} // of each figure
+	by := []string{} // the test of each figure; empty: it passed, or there is none
 	now := ""
-	open := func(name string) *Test { // the last that has not ended
+	open := func(name string) *Test { // the last one of that name, if it has not ended
 		for i := range slices.Backward(tests) {
 			if tests[i].Name == name && tests[i].Result == notEnded {
 				return &tests[i]
@@ -90,13 +90,13 @@ func ParseTests(text string) ([]Figure, []Test) {
 	return figures, tests
 }
 
-// soaked says whether a part that `make soak` alone has was measured, or should have been.
+// soaked says whether a part that only `make soak` has was measured or tried.
 func (d *Data) soaked() bool {
 	return len(d.Tests["soak-kills"])+len(d.Tests["soak-nodes"])+len(d.Tests["soak-slurm"]) > 0 ||
 		slices.ContainsFunc(d.Notes, func(note string) bool { return strings.HasPrefix(note, "soak-") })
 }
 
-// notPassed is how many of a part's tests were neither passed nor left out.
+// notPassed counts the tests of a part that neither passed nor were skipped.
 func notPassed(part string) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
 		n := 0
@@ -109,7 +109,7 @@ func notPassed(part string) func(*Data) (float64, bool) {
 	}
 }
 
-// soak tells what `make soak` alone has measured.
+// soak writes the measurements of `make soak`.
 func soak(b *strings.Builder, d *Data) {
 	if !d.soaked() {
 		return

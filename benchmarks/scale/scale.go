@@ -1,5 +1,5 @@
-// Package scale predicts what a cluster of a size that nobody here has would ask of the resource manager, from unit costs that
-// were measured on this machine. README.md beside it has the model; the same run measures it at sizes that fit here.
+// Package scale predicts the load of a large cluster on the resource manager, from unit costs measured on this machine. README.md
+// in this directory has the model. The same run checks the model at sizes that fit on this machine.
 package scale
 
 import (
@@ -15,17 +15,17 @@ import (
 	"github.com/rfaas-go/rfaas/internal/board"
 )
 
-// Units are measured costs, seconds unless they say otherwise.
+// Units are measured costs in seconds.
 type Units struct {
-	Placement float64 // of a decision, for the client
+	Placement float64 // a decision, for the client
 	LineWrite float64 // an executor's heartbeat, for the executor
 	Message   float64 // a heartbeat by message, round trip
 	Charge    float64 // all counters of a lease
-	TellFixed float64 // a change told to nobody
-	TellEach  float64 // to one subscriber more
+	TellFixed float64 // announcing a change, without subscribers
+	TellEach  float64 // more for each subscriber
 }
 
-// Cluster is what is to be predicted. The zero value is of no use.
+// Cluster is the cluster to predict. The zero value is not useful.
 type Cluster struct {
 	Executors   int
 	Clients     int     // subscribed processes
@@ -39,21 +39,21 @@ type Cluster struct {
 // Target is the cluster of the promise.
 var Target = Cluster{Executors: 10_000, Clients: 1_000_000, CallersEach: 6, Heartbeat: 1, ChargeEvery: 1, LeaseTime: 60, ChangesHour: 0.5}
 
-// Load is what the cluster asks of the manager's node.
+// Load is the cluster's load on the manager's node.
 type Load struct {
 	BoardBytes     float64 // lines, identities and index
-	CellBytes      float64 // of leases that are held
+	CellBytes      float64 // accounts of held leases
 	Placements     float64 // a second
 	PlacementBytes float64 // a second, read from the board
 	LineWrites     float64 // a second
 	Charges        float64 // fetch-and-adds a second
 	Changes        float64 // a second
-	TellSeconds    float64 // to tell one change to all, one manager
-	TellShare      float64 // of one core of the manager, for telling as often as changes come
+	TellSeconds    float64 // to announce one change to all, one manager
+	TellShare      float64 // of one core of the manager, to announce changes as often as they happen
 	Messages       float64 // share of one core if all heartbeats were messages
 }
 
-// identityBytes is what a board has for an executor beside its line: identity record and its part of the index.
+// identityBytes is an executor's memory on the board besides its line: identity record and share of the index.
 const identityBytes = 1024
 
 // Predict is the model: README.md explains each line.
@@ -71,8 +71,7 @@ func Predict(u Units, c Cluster) Load {
 		TellSeconds:    u.TellFixed + u.TellEach*float64(c.Clients),
 		Messages:       float64(c.Executors) / c.Heartbeat * u.Message,
 	}
-	// While one change is told others are put down and told together: the manager is never asked for more than one round after
-	// the other.
+	// Changes that happen during an announcement are announced together afterwards, so rounds never overlap.
 	rounds := l.Changes
 	if l.TellSeconds > 0 {
 		rounds = math.Min(rounds, 1/l.TellSeconds)
@@ -83,7 +82,7 @@ func Predict(u Units, c Cluster) Load {
 
 var toldTo = regexp.MustCompile(`^change told to (\d+) subscribers$`)
 
-// told are the measurements of notifications on shm: subscribers and seconds.
+// told returns the measurements of notifications on shm: subscribers and seconds.
 func told(results []*latency.Result) (n, s []float64) {
 	for _, r := range results {
 		if m := toldTo.FindStringSubmatch(r.Function); m != nil && r.Name == "control" && r.Provider == "shm" && r.Samples > 0 {
@@ -107,7 +106,7 @@ func fit(x, y []float64) (fixed, each float64) {
 	return (sy - each*sx) / n, each
 }
 
-// UnitsFrom takes unit costs from results of `rfaas bench control` on shm; missing names the first that is not there.
+// UnitsFrom takes unit costs from results of `rfaas bench control` on shm; missing names the first one that has no result.
 func UnitsFrom(results []*latency.Result) (u Units, missing string) {
 	p50 := func(function string) float64 {
 		for _, r := range slices.Backward(results) {
@@ -135,7 +134,7 @@ func UnitsFrom(results []*latency.Result) (u Units, missing string) {
 	return u, missing
 }
 
-// Check is a prediction beside what was measured.
+// Check is a prediction and the measured value.
 type Check struct {
 	What                string
 	Predicted, Measured float64 // s
@@ -180,7 +179,7 @@ func WriteMarkdown(w io.Writer, u Units, results []*latency.Result) {
 		Target.Executors, Target.Heartbeat, Target.Clients, Target.CallersEach, Target.LeaseTime, Target.ChargeEvery, Target.ChangesHour)
 	fmt.Fprintf(w, "Unit costs measured here, medians: placement %s, heartbeat by write %s, by message %s, charge of all counters %s, a change %s and %s more for each subscriber.\n\n",
 		us(u.Placement), us(u.LineWrite), us(u.Message), us(u.Charge), us(u.TellFixed), us(u.TellEach))
-	fmt.Fprint(w, "| what the manager's node bears | |\n|---|---|\n")
+	fmt.Fprint(w, "| load of the manager's node | |\n|---|---|\n")
 	for _, row := range [][2]string{
 		{"memory of the board", g(l.BoardBytes/(1<<20)) + " MiB"},
 		{"memory of the accounts of held leases", g(l.CellBytes/(1<<20)) + " MiB"},

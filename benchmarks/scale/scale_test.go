@@ -36,7 +36,7 @@ func TestUnitsAndChecks(t *testing.T) {
 	if len(checks) != 2 || !close(checks[0].Predicted, 550e-6) || !close(checks[0].Measured, 550e-6) || !close(checks[1].Predicted, 4e-6) {
 		t.Errorf("%+v", checks)
 	}
-	// A cost that grows faster than the model says is seen.
+	// The check shows a cost that grows faster than the model predicts.
 	worse := all()
 	worse["change told to 1000 subscribers"] = 2000
 	if c := Checks(measured(worse)); c[0].Measured < 3*c[0].Predicted {
@@ -64,7 +64,7 @@ func TestPredict(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, pair[0], pair[1])
 		}
 	}
-	// More changes than rounds: they are told together, so that a core is the most.
+	// More changes than rounds are announced together, so the share is at most one core.
 	u.TellEach = 1
 	if l := Predict(u, Target); !close(l.TellShare, 1) {
 		t.Errorf("share of a core %v", l.TellShare)

@@ -1,5 +1,5 @@
-// Package scaling measures how calls per second grow with workers and with clients, on one executor of this node. Beside each
-// batch, the floor: the same work by as many threads of this process, with no call in between.
+// Package scaling measures how calls per second grow with workers and with clients, on one executor of this node. The floor of each
+// batch is the same work by as many threads of this process, without calls.
 package scaling
 
 import (
@@ -22,8 +22,8 @@ type Config struct {
 	Executor string // path of the program
 	Library  string // build/functions/echo.so
 	Provider string
-	Secret   string          // path of a secret that may be made
-	Max      int             // workers and clients; 0: the CPUs of this machine, at least 2
+	Secret   string          // path of a secret; created if it does not exist
+	Max      int             // largest number of workers and of clients; 0: the CPUs of this machine, at least 2
 	Works    []time.Duration // of one call; nil: 1 ms and 100 us
 	Pairs    int             // 0: 7
 	Batch    time.Duration   // 0: 100 ms
@@ -36,7 +36,7 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 		cfg.Max = max(runtime.NumCPU(), 2)
 	}
 	if cfg.Max < 1 || cfg.Max > 1024 || cfg.Pairs < 0 || cfg.Batch < 0 {
-		return fmt.Errorf("up to %d workers, %d pairs, batches of %v: want 1 to 1024, and nothing negative", cfg.Max, cfg.Pairs, cfg.Batch)
+		return fmt.Errorf("up to %d workers, %d pairs, batches of %v: want at most 1024 workers, and nothing negative", cfg.Max, cfg.Pairs, cfg.Batch)
 	}
 	if cfg.Works == nil {
 		cfg.Works = []time.Duration{time.Millisecond, 100 * time.Microsecond}
@@ -72,7 +72,7 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 	return nil
 }
 
-// next doubles, and ends with the largest.
+// next is twice n, but at most the largest number.
 func next(n, most int) int {
 	if n < most && 2*n > most {
 		return most
@@ -127,8 +127,8 @@ func open(ctx context.Context, cfg *Config, address string, workers, clients int
 	return &c, nil
 }
 
-// together runs each of the functions n times on a thread of its own and returns the time of one run, all of them together:
-// the time until the last has ended, divided by how many there were. samples are those of single runs.
+// together runs each of the functions n times on a thread of its own. It returns the time until the last has ended, divided by the
+// number of all runs. samples are the times of single runs.
 func together(fs []func() error, n int, samples [][]int64) (mean float64, err error) {
 	errs := make([]error, len(fs))
 	var ready, done sync.WaitGroup
@@ -212,7 +212,7 @@ func measure(ctx context.Context, cfg *Config, address string, workers, clients 
 	p.Fill(r, "as many threads of one process")
 	r.Complete = true
 	end()
-	r.Method = fmt.Sprintf("median of %d paired, interleaved batches of %d calls a worker on %d CPUs, no pinning of clients; the function uses its core for %v; times are per call of all together",
+	r.Method = fmt.Sprintf("median of %d paired, interleaved batches of %d calls a worker on %d CPUs, clients not pinned; the function uses its core for %v; a time is that of the batch divided by all calls",
 		cfg.Pairs, n, runtime.NumCPU(), work)
 	return emit(r)
 }

@@ -31,7 +31,7 @@ func TestRun(t *testing.T) {
 	var got []string
 	if err := Run(t.Context(), config(t), func(r *latency.Result) error {
 		got = append(got, r.Key())
-		// A call takes no less than its function, and together they cannot be quicker than all workers at once.
+		// A call takes at least as long as its function, and the rate cannot exceed that of all workers together.
 		least := int64(time.Millisecond) / int64(max(r.Workers, r.Clients))
 		if r.P50NS < int64(time.Millisecond) || float64(r.MeanNS) < float64(least) || !(r.Ratio > 0) || r.Samples != 2*r.BatchCalls {
 			t.Errorf("%+v", r)

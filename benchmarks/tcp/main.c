@@ -24,7 +24,7 @@ enum { LARGEST = 1 << 20, ROUNDS_MAX = 1000, IN_FLIGHT = 64 };
 static const uint32_t sizes[] = {8, 4 << 10, 64 << 10, 1 << 20};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
-enum { BARE = -1, PLAIN, ENCRYPTED, OFI, KINDS }; /* kinds of round trips; the provider's are indexes of side.links */
+enum { BARE = -1, PLAIN, ENCRYPTED, OFI, KINDS }; /* kinds of round trips; those of providers are indexes of side.links */
 
 /* A connection of the provider. */
 typedef struct wire {
@@ -107,7 +107,7 @@ static double run(side *s, int kind, uint32_t size, int n) {
     return (double)(dp_now_ns() - start) / n;
 }
 
-/* One message for each `size` bytes. Waits for a message and returns how many came with it, at most `most`. */
+/* Waits for at least one message of `size` bytes and returns how many arrived, at most `most`. */
 static int take_bare(side *s, uint32_t size, int most) {
     uint8_t all[IN_FLIGHT * 8];
     ssize_t n;
@@ -120,7 +120,7 @@ static int take_bare(side *s, uint32_t size, int most) {
     return (int)(n / size) + (part != 0);
 }
 
-/* n round trips of 8 bytes with IN_FLIGHT under way. With `batched`, posts that follow one another are sent together. Returns ns for one. */
+/* n round trips of 8 bytes with IN_FLIGHT in flight. With `batched`, consecutive posts are sent together. Returns ns for one. */
 static double run_in_flight(side *s, int kind, bool batched, int n) {
     enum { SIZE = 8 };
     wire *l = &s->links[kind == BARE ? PLAIN : kind];
@@ -181,7 +181,7 @@ static wire open_link(int kind, int ctl) {
     const dp_dev_options o = {.encrypt = kind == ENCRYPTED ? DP_ENCRYPT_REQUIRE : DP_ENCRYPT_OFF};
     int st = dp_dev_open(kind == OFI ? "ofi" : "tcp", &o, &s.dev, &err);
     if (kind == OFI && dp_status_class(st) == dp_status_class(DP_UNSUPPORTED))
-        return (wire){0}; /* likewise on the other side */
+        return (wire){0}; /* the other side does the same */
     must(st, &err);
     must(dp_domain_create(s.dev, &s.domain, &err), &err);
     must(dp_mem_alloc(s.domain, LARGEST, DP_REMOTE_WRITE, &s.mem, &err), &err);
@@ -230,7 +230,7 @@ static void measure(side *s, int ctl, uint32_t size, int rounds, int ms) {
     if (has_ofi)
         run(s, OFI, size, n);
     double warm = run(s, PLAIN, size, n);
-    if (s->asks) { /* this side says how many round trips fill the time */
+    if (s->asks) { /* this side chooses how many round trips fill the time */
         n = (int)(ms * 1e6 / warm) + 1;
         move(ctl, &n, sizeof n, true);
     } else {
@@ -278,7 +278,7 @@ static void measure_in_flight(side *s, int ctl, int rounds, int ms) {
     }
     if (!s->asks)
         return;
-    printf("\n8 bytes, %d in flight, thousands a second: bare %.0f, tcp %.0f (%.3f of bare), tcp batched %.0f, encrypted batched %.0f\n", IN_FLIGHT,
+    printf("\n8 bytes, %d in flight, thousands per second: bare %.0f, tcp %.0f (%.3f of bare), tcp batched %.0f, encrypted batched %.0f\n", IN_FLIGHT,
            1e6 / median(ns[0], rounds), 1e6 / median(ns[1], rounds), median(ratio, rounds), 1e6 / median(ns[2], rounds),
            1e6 / median(ns[3], rounds));
 }

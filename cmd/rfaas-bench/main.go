@@ -1,4 +1,4 @@
-// Command rfaas-bench measures calls beside their floor. rfaas bench executes it.
+// Command rfaas-bench compares calls with their floor. rfaas bench executes it.
 package main
 
 import (

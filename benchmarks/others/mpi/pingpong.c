@@ -27,7 +27,7 @@ static void pin(int cpu) {
     }
 }
 
-/* The server copies, as ours does. */
+/* Copies, like the server of rfaas-bench. */
 static void serve(int rounds, int size, char *in, char *out) {
     for (int i = 0; i < rounds; i++) {
         MPI_Recv(in, size, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);

@@ -9,11 +9,11 @@
 #include "../bench.h"
 
 static const char usage[] =
-    "rfaas-bench-peer is the other side of `rfaas bench`, which starts it. It is not for people.\n"
+    "rfaas-bench-peer is the server that `rfaas bench` measures. Only `rfaas bench` starts it.\n"
     "\n"
     "usage: rfaas-bench-peer        with a seqpacket socket as descriptor 3, shared memory as 4, eventfds as 5 and 6\n"
     "       rfaas-bench-peer --here DEVICE PORT GID_INDEX PKEY_INDEX TRAFFIC_CLASS SERVICE_LEVEL MTU CPU\n"
-    "                               with such a socket as 3, for a client on another machine\n"
+    "                               with such a socket as descriptor 3, for a client on another machine\n"
     "       rfaas-bench-peer --help\n";
 
 /* The numbers after DEVICE. */
@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
         fputs(usage, stderr);
         return 2;
     }
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a floor's loop does not look after its client */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a floor's loop does not notice that its client is gone */
     const dp_bench_fds fds = {DP_BENCH_FD_SOCKET, here ? -1 : DP_BENCH_FD_MEMORY, DP_BENCH_FD_PING, DP_BENCH_FD_PONG};
     const dp_bench_here mine = {
         .device = {.device = here ? argv[2] : "", .port = number[PORT], .gid_index = number[GID_INDEX],
