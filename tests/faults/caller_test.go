@@ -18,7 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// envCaller makes this test binary a client process: testdata/caller.c in Go, with its arguments and its output.
+// envCaller makes this test binary a client process with the arguments and the output of testdata/caller.c.
 const envCaller = "FAULTS_GO_CALLER"
 
 // report is the last line of a caller.
@@ -38,10 +38,10 @@ type report struct {
 
 const (
 	flights = 8 // requests in flight
-	tired   = 3 // connection errors in a row, until a new lease is taken
+	tired   = 3 // connection errors in a row before a new lease is taken
 
-	// Number of looks at a call after which the caller sleeps between looks. Linux 6.18 has let a caller that only looked use a processor
-	// alone for over 20 s, while its worker and kernel threads on that processor were ready to run.
+	// Number of polls of a call after which the caller sleeps between polls. Under Linux 6.18, a caller that only polled has kept a processor
+	// for itself for over 20 s, while its worker and kernel threads on that processor were ready to run.
 	patience = 1000
 )
 
@@ -61,7 +61,7 @@ type goCaller struct {
 	saidAt time.Time
 }
 
-// callerMain is the process. Arguments: those of testdata/caller.c.
+// callerMain is the main function of the client process. Its arguments are those of testdata/caller.c.
 func callerMain(args []string) int {
 	number := func(i int) int64 {
 		n, err := strconv.ParseInt(args[i], 10, 64)
@@ -124,7 +124,7 @@ func (c *goCaller) say(format string, args ...any) {
 	os.Stdout.WriteString(fmt.Sprintf(format, args...) + "\n")
 }
 
-// progress tells how far we are, now and then. Under mu.
+// progress prints the counts now and then. mu must be held.
 func (c *goCaller) progress(always bool) {
 	if now := time.Now(); always || now.Sub(c.saidAt) > 20*time.Millisecond {
 		c.saidAt = now
@@ -139,7 +139,7 @@ func (c *goCaller) wrong(format string, args ...any) {
 	c.say("wrong %s", strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
 }
 
-// took notes how long an operation waited.
+// took records how long an operation waited.
 func (c *goCaller) took(began time.Time, op string, longest *int64, longestOp *string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +153,7 @@ func (c *goCaller) tookCall(began time.Time, op string) {
 	c.took(began, op, &c.report.CallNS, &c.report.CallOp)
 }
 
-// checkError says whether an error is one that a caller may meet when anything around it dies, and of what kind.
+// checkError says whether a caller may get an error while other processes die, and returns its class.
 func (c *goCaller) checkError(op string, began time.Time, err error, alwaysSay bool) error {
 	var e *client.Error
 	var class error
@@ -185,7 +185,7 @@ func (c *goCaller) checkError(op string, began time.Time, err error, alwaysSay b
 	return class
 }
 
-// judge looks at the end of a call and returns the class of its error.
+// judge checks the outcome of a call and returns the class of its error.
 func (c *goCaller) judge(op string, began time.Time, n int, err error, f *flight) error {
 	c.tookCall(began, op)
 	c.mu.Lock()
@@ -205,7 +205,7 @@ func (c *goCaller) judge(op string, began time.Time, n int, err error, f *flight
 	return nil
 }
 
-// flight is one call's payload and room for its result.
+// flight has the payload and the result buffer of one call.
 type flight struct {
 	in, out []byte
 	hash    uint64
@@ -261,7 +261,7 @@ func (u *user) callAndWait() error {
 	return u.judge(op, began, n, err, f)
 }
 
-// callMany makes several calls that are in flight together, and ends them in any order and in every way.
+// callMany makes several calls that are in flight together, and waits for, tests or cancels them in random order.
 func (u *user) callMany() (worst error) {
 	type call struct {
 		client.Call
@@ -324,7 +324,7 @@ func (u *user) run(ctx context.Context, most int) {
 			class = u.callMany()
 		}
 		switch class {
-		case client.ErrBusy: // until the worker has answered the calls that were given up
+		case client.ErrBusy: // the worker has not answered the calls that were given up
 			if busySince.IsZero() {
 				busySince = time.Now()
 			}
@@ -340,7 +340,7 @@ func (u *user) run(ctx context.Context, most int) {
 	}
 }
 
-// control notes a control operation.
+// control records a control operation.
 func (c *goCaller) control(op string, began time.Time, err error) bool {
 	c.took(began, op, &c.report.ControlNS, &c.report.ControlOp)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 
 // TestChaos compares the bills with the audit lines and the faults that it caused.
 
-// chargeInterval is the executors' default: what a killed executor may leave uncharged of each lease.
+// chargeInterval is the executors' default. A killed executor may leave as much of each lease uncharged.
 const chargeInterval = time.Second
 
-// auditSlack is how far apart an audit line and the charge that belongs to it may be.
+// auditSlack is how far apart in time an audit line and its charge may be.
 const auditSlack = 250 * time.Millisecond
 
 // reapedWithin bounds the time between a lease's last audit line and the end of its charges. It is charged until its workers have been

@@ -22,7 +22,7 @@ import (
 
 // The faults of TestChaos that are not kills or stops: a full disk and damaged files.
 
-// noticed waits until a fault has the effect that it must have, while time passes for the other faults, and notes how long it took.
+// noticed waits until a fault has its required effect, while the other faults go on, and records how long it took.
 func (c *chaos) noticed(kind, what string, cond func() bool) {
 	c.Helper()
 	began := time.Now()
@@ -40,7 +40,7 @@ func (c *chaos) damage(kind string) {
 	c.history.add(time.Since(c.began).Round(100*time.Millisecond).String() + ": " + kind)
 }
 
-// get asks the manager over HTTP; it is empty while the manager does not answer.
+// get reads a path of the manager over HTTP. It returns "" while the manager does not answer.
 func (c *chaos) get(path string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), callerBound)
 	defer cancel()
@@ -80,7 +80,7 @@ func (c *chaos) fillLedger(r *rand.Rand) {
 	}
 	f.Close()
 	text := syscall.ENOSPC.Error()
-	// The ledger reuses the pages that it has. It grows with new tenants.
+	// The ledger reuses its pages. It only grows with new tenants.
 	d := c.newAuditedExecutor(fmt.Sprintf("executor-disk-%d", c.kind(ledgerFull).count), "--share-cores", "16")
 	tenants := 0
 	var leaseErr error
@@ -111,7 +111,7 @@ func (c *chaos) fillLedger(r *rand.Rand) {
 	c.await(ledgerFull)
 }
 
-// leaseAs takes a lease of a tenant and releases it. It may fail: what counts is that the executor then has something to charge.
+// leaseAs takes a lease of a tenant and releases it, which gives the executor something to charge. It may fail.
 func (c *chaos) leaseAs(d *daemon, tenant string) error {
 	s, err := client.Connect(c.t.Context(), client.Options{Executor: d.address, SecretFile: c.secret, Provider: provider(), Tenant: tenant, Timeout: callerBound})
 	if err != nil {
@@ -125,7 +125,7 @@ func (c *chaos) leaseAs(d *daemon, tenant string) error {
 	return err
 }
 
-// damageLedgerCopy damages a copy of the ledger. The command that checks ledgers says so, and restores nothing from it.
+// damageLedgerCopy damages a copy of the ledger. The command that checks ledgers must report it and restore nothing.
 func (c *chaos) damageLedgerCopy(r *rand.Rand) {
 	c.Helper()
 	c.damage(damagedLedger)
@@ -140,7 +140,7 @@ func (c *chaos) damageLedgerCopy(r *rand.Rand) {
 		c.Fatal(err)
 	}
 	const page, head = 4096, 16
-	for at := 0; at < len(b); at += page { // in the head of each page, since a page may have unused space
+	for at := 0; at < len(b); at += page { // in the head of each page, because a page may have unused space
 		b[at+r.IntN(head)] ^= byte(1 + r.IntN(255))
 	}
 	c.write(filepath.Join(dir, "ledger"), b)
@@ -154,7 +154,7 @@ func (c *chaos) damageLedgerCopy(r *rand.Rand) {
 	c.await(damagedLedger)
 }
 
-// write replaces a file at once, with the owner and mode that it had.
+// write replaces a file atomically and keeps its owner and mode.
 func (c *chaos) write(path string, b []byte) {
 	c.Helper()
 	if err := os.WriteFile(path+".new", b, 0o600); err != nil {
@@ -183,7 +183,7 @@ func (c *chaos) asAnn() (string, error) {
 	return string(out), err
 }
 
-// damageList cuts the revoked list. Tokens are refused until it is whole again. Clients with the secret go on.
+// damageList truncates the list of revoked tokens. Tokens are refused until it is complete again. Clients with the secret go on.
 func (c *chaos) damageList() {
 	c.Helper()
 	c.damage(damagedList)
@@ -207,7 +207,7 @@ func (c *chaos) damageList() {
 	c.await(damagedList)
 }
 
-// damageIdentity replaces the node's certificate by text. Running daemons keep the one that they have, and their logs name the file.
+// damageIdentity replaces the node's certificate by text. Running daemons keep the old one, and their logs name the file.
 func (c *chaos) damageIdentity() {
 	c.Helper()
 	c.damage(damagedIdentity)
@@ -219,7 +219,7 @@ func (c *chaos) damageIdentity() {
 	seen := len(c.manager.log.tail(1 << 20))
 	c.write(path, []byte("damaged"))
 	c.noticed(damagedIdentity, "the manager's log names the file", func() bool {
-		out, err := c.asAnn() // a daemon looks at its files when it is called
+		out, err := c.asAnn() // a daemon reads its files again when it is called
 		log := c.manager.log.tail(1 << 20)
 		log = log[min(seen, len(log)):]
 		c.lastly = out + log
@@ -235,8 +235,8 @@ func (c *chaos) damageIdentity() {
 	c.await(damagedIdentity)
 }
 
-// damageJournal kills an executor and damages a byte in the middle of its journal before the next one reads it. The next one says how many
-// records it skipped, if any, and goes on.
+// damageJournal kills an executor and damages a byte in the middle of its journal before the next executor reads it. That one reports how
+// many records it skipped, if any, and goes on.
 func (c *chaos) damageJournal(r *rand.Rand) {
 	c.Helper()
 	c.damage(damagedJournal)
@@ -251,7 +251,7 @@ func (c *chaos) damageJournal(r *rand.Rand) {
 	if err != nil {
 		c.Fatal(err)
 	}
-	v.signal(unix.SIGSTOP) // so that the supervisor does not start the next one first
+	v.signal(unix.SIGSTOP) // lets the damage happen before the supervisor starts the next one
 	from := time.Now()
 	for _, path := range files {
 		f, err := os.OpenFile(path, os.O_RDWR, 0)

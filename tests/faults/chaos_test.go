@@ -514,7 +514,7 @@ func (c *chaos) noGroupsLeft() {
 	})
 }
 
-// agentEnds waits until the agent has ended by itself, since no client is left.
+// agentEnds waits until the agent has ended by itself because no client is left.
 func (c *chaos) agentEnds() {
 	c.Helper()
 	took := c.eventually(recoverBound, "the agent ends", func() bool {
@@ -533,7 +533,7 @@ func (c *chaos) agentEnds() {
 	c.history.add(fmt.Sprintf("the agent ended after %v", took.Round(time.Millisecond)))
 }
 
-// table prints the counts of each kind of fault and the results.
+// table prints the count and the result of each kind of fault.
 func (c *chaos) table() {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n%-32s %6s %8s\n", "fault", "count", "longest wait")

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The wall clock of a node is set, far ahead and far back: leases, renewals, heartbeats and calls go by another one. Only in a
-// virtual machine, whose clock is nobody else's.
+// Leases, renewals, heartbeats and calls use the monotonic clock, so setting the wall clock far ahead and far back changes nothing. Runs
+// only in a virtual machine, because it sets the clock of the whole machine.
 func TestClockJumps(t *testing.T) {
 	if os.Getenv("SOFTROCE_ADDRESS") == "" || other != "" {
 		t.Skip("the clock of this machine is not ours")

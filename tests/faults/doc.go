@@ -1,4 +1,4 @@
 // Package faults holds tests of the whole system under faults: real daemons, real workers, and clients in C and Go as
-// processes of their own, which are killed and stopped while they call. It has no code besides its tests; README.md
-// says what is tested and how to run it.
+// separate processes, which are killed and stopped during calls. It has no code besides its tests; README.md
+// describes the tests and how to run them.
 package faults

@@ -18,12 +18,12 @@ import (
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
-// Faults of an earlier system that are best tested from outside; the table in README.md says where the others are.
+// Faults of the first rFaaS that are best tested from outside. The table in README.md names the tests of the others.
 
 // connect opens a session with an executor.
 func connect(t *testing.T, w *world, d *daemon) *client.Session {
 	t.Helper()
-	leakcheck.Check(t) // of this process, which is the client
+	leakcheck.Check(t) // this process is the client
 	s, err := client.Connect(t.Context(), client.Options{Executor: d.address, SecretFile: w.secret,
 		Provider: provider()})
 	if err != nil {
@@ -54,8 +54,8 @@ func function(t *testing.T, l *client.Lease, name string) *client.Function {
 	return f
 }
 
-// Every worker serves many times more calls than it has receives, many of them completing in one look at the queue, and
-// each runs exactly once: the workers count.
+// Every worker serves many times more calls than it has receives, and many of them complete in one poll of the queue. Each call
+// runs exactly once: the workers count.
 func TestEveryCallRunsOnceOnEveryWorker(t *testing.T) {
 	w := newWorld(t)
 	s := connect(t, w, w.newExecutor("executor"))
@@ -97,7 +97,7 @@ func TestEveryCallRunsOnceOnEveryWorker(t *testing.T) {
 	all.Wait()
 }
 
-// A lease may have more workers than a machine word has bits; each index is a process of its own.
+// A lease may have more workers than a machine word has bits. Each index is a separate process.
 func TestHundredWorkers(t *testing.T) {
 	if provider() == "verbs" {
 		t.Skip("a hundred emulated devices take half a minute to open, and what counts workers knows no fabric")
@@ -114,7 +114,7 @@ func TestHundredWorkers(t *testing.T) {
 			}
 		}
 	}
-	// Whoever takes any worker gets each of them.
+	// Calls to any worker reach each of them.
 	var all sync.WaitGroup
 	for range l.Workers() {
 		all.Go(func() {
@@ -141,8 +141,8 @@ func TestHundredWorkers(t *testing.T) {
 	all.Wait()
 }
 
-// One session takes and gives back many leases. None hangs, the first call finds its worker ready, and normal life writes
-// nothing into the log.
+// One session takes and releases many leases. None hangs, the first call finds its worker ready, and nothing is written to the
+// log.
 func TestManyLeasesOfOneSession(t *testing.T) {
 	w := newWorld(t)
 	d := w.newExecutor("executor")
@@ -165,7 +165,7 @@ func TestManyLeasesOfOneSession(t *testing.T) {
 		}
 		took := time.Since(start)
 		first = max(first, took)
-		if took > 500*time.Millisecond { // a receive that is posted too late costs 655 ms by itself
+		if took > 500*time.Millisecond { // a receive that is posted too late alone costs 655 ms
 			late++
 		}
 		if err := l.Release(t.Context()); err != nil {
@@ -177,7 +177,7 @@ func TestManyLeasesOfOneSession(t *testing.T) {
 	}
 	t.Logf("%d leases of 2 workers; the slowest took %v, the slowest first call %v", leases, longest.Round(time.Microsecond),
 		first.Round(time.Microsecond))
-	if late > leases/40 || longest > 5*time.Second { // the machine itself may stand still now and then
+	if late > leases/40 || longest > 5*time.Second { // the machine itself may pause now and then
 		t.Errorf("that is too slow: %d first calls took more than 0.5 s", late)
 	}
 	for line := range strings.Lines(strings.TrimPrefix(d.log.tail(1<<20), before)) {
@@ -218,7 +218,7 @@ func TestWorkersHaveCoresOfTheirOwn(t *testing.T) {
 	}
 }
 
-// Payload and result begin on a cache line, whatever way they travel.
+// Payload and result begin on a cache line, with every way to transfer them.
 func TestPayloadsAreAligned(t *testing.T) {
 	w := newWorld(t)
 	s := connect(t, w, w.newExecutor("executor"))
@@ -235,7 +235,7 @@ func TestPayloadsAreAligned(t *testing.T) {
 	}
 }
 
-// Names are not cut, and an address may be of IPv6.
+// Names are not truncated, and an address may be IPv6.
 func TestLongNamesAndIPv6(t *testing.T) {
 	w := newWorld(t)
 	if probe, err := net.Listen("tcp6", "[::1]:0"); err == nil {
@@ -269,7 +269,7 @@ func longNames(t *testing.T, w *world, d *daemon) {
 	}
 }
 
-// An executor whose worker program is missing or cannot run says so and ends. No client waits for it.
+// An executor whose worker program is missing or cannot run reports it and ends. No client waits for it.
 func TestMissingWorkerProgram(t *testing.T) {
 	w := newWorld(t)
 	for name, path := range map[string]string{"missing": "/does/not/exist", "no program": built(t, "build/functions/echo.so"), "directory": w.dir} {
@@ -292,7 +292,7 @@ func TestMissingWorkerProgram(t *testing.T) {
 	}
 }
 
-// What a worker is, and what its user may see of it, holds no secret and no key to a bill.
+// The command lines and environments of workers and the zygote contain no secret and no billing key.
 func TestNoSecretOnCommandLines(t *testing.T) {
 	w := newWorld(t)
 	d := w.newExecutor("executor")

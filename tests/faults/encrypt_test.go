@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire reads every packet on the client's side of the cable. It counts the packets that contain each of some patterns.
+// wire reads every packet on the client's side of the cable, and counts the packets that contain each pattern.
 type wire struct {
 	packets atomic.Int64
 	seen    []atomic.Int64 // by pattern
 }
 
 const (
-	steadyResult = 64 // bytes, as testdata/caller.c has it
+	steadyResult = 64 // bytes, as in testdata/caller.c
 	steadyPause  = 2 * time.Millisecond
 )
 
-// packetSocket opens a packet socket for everything on a node.
+// packetSocket opens a packet socket for all packets of a node.
 func (n *nodes) packetSocket(on machine) int {
 	n.Helper()
 	type result struct {
@@ -82,7 +82,7 @@ func (n *nodes) listen(patterns ...[]byte) *wire {
 	return w
 }
 
-// words returns numbers as they are in memory.
+// words returns the bytes of numbers in memory.
 func words(values ...uint32) (b []byte) {
 	for _, v := range values {
 		b = binary.LittleEndian.AppendUint32(b, v)
@@ -133,8 +133,8 @@ func TestBetweenNodesPayloadsAreHidden(t *testing.T) {
 	}
 }
 
-// With TLS on the control connections, the resource manager's memory is read and written between nodes, and nothing of it is on the network
-// in the clear. Without TLS the test sees it.
+// With TLS on the control connections, nodes read and write the resource manager's memory, and nothing of it crosses the network in the
+// clear. Without TLS the test sees it.
 func TestBetweenNodesMemoryIsHidden(t *testing.T) {
 	for name, c := range map[string]struct {
 		control func(*nodes)
@@ -180,7 +180,7 @@ func TestBetweenNodesMemoryIsHidden(t *testing.T) {
 	}
 }
 
-// Executors and clients whose setting contradicts the manager's use messages, and say why.
+// Executors and clients whose setting contradicts the manager's use messages, and report why.
 func TestBetweenNodesMemorySidesThatDisagree(t *testing.T) {
 	const text = "data encryption is off here and on at the tcp peer"
 	n := newCable(t)

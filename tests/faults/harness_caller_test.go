@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// caller is a client process; its lines are counted as they come.
+// caller is a client process. Its output lines are counted as they arrive.
 type caller struct {
 	*process
 	world *world
@@ -37,7 +37,7 @@ type callError struct {
 	text    string
 }
 
-// callerOptions say what a caller does; see testdata/caller.c.
+// callerOptions are the arguments of a caller; see testdata/caller.c.
 type callerOptions struct {
 	language string // "c" or "go"
 	steady   bool
@@ -112,7 +112,7 @@ func (c *caller) line(s string) {
 	}
 }
 
-// check fails the test when the caller has seen what must never be.
+// check fails the test if the caller has printed a line "wrong".
 func (c *caller) check() {
 	c.world.Helper()
 	c.mu.Lock()
@@ -127,14 +127,14 @@ func (c *caller) check() {
 	c.wrongs = nil
 }
 
-// failures is what it has said of errors so far.
+// failures returns the errors that the caller has printed so far.
 func (c *caller) failures() []callError {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.errors)
 }
 
-// finish ends the caller in good order within d and checks what it reports.
+// finish ends the caller with SIGTERM within d and checks its report.
 func (c *caller) finish(d time.Duration) *report {
 	c.world.Helper()
 	c.process.end(d, "caller "+c.name)

@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-// daemon is an executor or resource manager under a supervisor, which starts it again whenever it has ended.
+// daemon is an executor or resource manager with a supervisor that restarts it whenever it has ended.
 type daemon struct {
 	world   *world
 	on      machine
 	name    string
 	program string
-	before  []string // of the arguments: those of what runs the program
+	before  []string // arguments before the program, of a command that runs it
 	args    []string
 	address string
 	log     lines
@@ -27,11 +27,11 @@ type daemon struct {
 	mu      sync.Mutex
 	process *process
 	retired bool
-	ready   chan struct{} // closed when the present process answers
+	ready   chan struct{} // closed when the current process answers
 	ended   chan struct{} // closed when the supervisor has ended
 }
 
-// daemon starts a daemon on a free port, which it keeps when it is started again.
+// daemon starts a daemon on a free port, which it keeps after a restart.
 func (w *world) daemon(on machine, name, program string, args ...string) *daemon {
 	w.Helper()
 	d := &daemon{world: w, on: on, name: name, program: built(w, program), args: args, ended: make(chan struct{})}
@@ -53,7 +53,7 @@ func (w *world) daemon(on machine, name, program string, args ...string) *daemon
 	return d
 }
 
-// newManagerOn starts a resource manager; callers that are started later ask it.
+// newManagerOn starts a resource manager. Callers that are started later use it.
 func (w *world) newManagerOn(on machine, args ...string) *daemon {
 	w.Helper()
 	if on.namespace != "" {
@@ -64,7 +64,7 @@ func (w *world) newManagerOn(on machine, args ...string) *daemon {
 	return w.manager
 }
 
-// newExecutor starts an executor that lends two cores, with the manager if there is one.
+// newExecutor starts an executor with two cores, and with the manager if there is one.
 func (w *world) newExecutor(name string, args ...string) *daemon {
 	return w.newExecutorOn(here, name, args...)
 }
@@ -105,7 +105,7 @@ func (d *daemon) start(address string) error {
 	return nil
 }
 
-// supervise starts the daemon again until it is retired.
+// supervise restarts the daemon until it is retired.
 func (d *daemon) supervise() {
 	defer close(d.ended)
 	for {
@@ -121,7 +121,7 @@ func (d *daemon) supervise() {
 			d.world.Errorf("%s is not started again: %v", d.name, err)
 			return
 		}
-		select { // one that ends at once must not be started a thousand times a second
+		select { // a daemon that ends at once must not be started a thousand times a second
 		case <-d.current().done:
 			time.Sleep(50 * time.Millisecond)
 		case <-d.ready:
@@ -137,10 +137,10 @@ func (d *daemon) current() *process {
 
 func (d *daemon) pid() int { return d.current().pid() }
 
-// kill kills the daemon; the supervisor starts another.
+// kill kills the daemon, and the supervisor restarts it.
 func (d *daemon) signal(s syscall.Signal) { d.current().signal(s) }
 
-// waitReady waits until the present process answers. It fails the test at once if that process ends instead.
+// waitReady waits until the current process answers. It fails the test at once if that process ends instead.
 func (d *daemon) waitReady() {
 	d.world.Helper()
 	d.mu.Lock()
@@ -155,7 +155,7 @@ func (d *daemon) waitReady() {
 	}
 }
 
-// retire kills the daemon for good.
+// retire kills the daemon and does not restart it.
 func (d *daemon) retire() {
 	d.mu.Lock()
 	d.retired = true
@@ -164,7 +164,7 @@ func (d *daemon) retire() {
 	<-d.ended
 }
 
-// stop ends the daemon as an administrator would, and checks that it ends well.
+// stop ends the daemon as an administrator would, and checks its exit status.
 func (d *daemon) stop() {
 	d.world.Helper()
 	d.mu.Lock()
@@ -197,7 +197,7 @@ type executorState struct {
 	FreeMemoryBytes uint64 `json:"free_memory_bytes"`
 }
 
-// executors asks the manager as a person would.
+// executors returns the manager's executors as the command rfaas prints them.
 func (w *world) executors() ([]executorState, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

@@ -29,7 +29,7 @@ var (
 	longestFlapFlag = flag.Duration("longest-flap", 8*time.Second, "longest time without the link in TestBetweenNodesRandomKills")
 )
 
-// root is the repository, where make left the programs.
+// root is the repository, where make has built the programs.
 const root = "../.."
 
 func TestMain(m *testing.M) {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		os.Exit(callerMain(os.Args[1:]))
 	}
 	flag.Parse()
-	// Processes whose parent was killed become our children: those that should have died are seen.
+	// Processes whose parent was killed become children of this process, which finds those that should have died.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, "prctl:", err)
 		os.Exit(1)
@@ -76,7 +76,7 @@ func seed(t *testing.T) uint64 {
 	return s
 }
 
-// built returns the path of something that make makes, or fails.
+// built returns the path of a file that make builds, and fails the test if it does not exist.
 func built(t testing.TB, path string) string {
 	t.Helper()
 	p, err := filepath.Abs(filepath.Join(root, path))
@@ -89,7 +89,7 @@ func built(t testing.TB, path string) string {
 	return p
 }
 
-// provider is what the tests run on: verbs in the virtual machine, where a missing device is a failure.
+// provider is the provider of the tests: verbs in the virtual machine, where a missing device is a failure.
 func provider() string {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		return "verbs"
@@ -97,7 +97,7 @@ func provider() string {
 	return "shm"
 }
 
-// world is what a test starts: everything in it is of one secret and one directory for temporary files.
+// world has all processes of a test, which share a secret and a directory for temporary files.
 type world struct {
 	testing.TB
 	dir     string
@@ -105,22 +105,22 @@ type world struct {
 	secret  string
 	manager *daemon
 	client  machine // where clients, their agent and the command rfaas run
-	apart   bool    // whether the parts are on several machines, so that control messages need RFAAS_ALLOW_PLAINTEXT
+	apart   bool    // the processes are on several machines, so control messages need RFAAS_ALLOW_PLAINTEXT
 	files   int     // how many descriptors a daemon may have; 0: as many as this process
 
 	mu      sync.Mutex
 	daemons []*daemon
 	callers []*caller
-	lastly  string // what eventually saw last
+	lastly  string // last state that eventually saw
 }
 
-// started are the processes that any test started and did not wait for yet.
+// started are the processes that tests have started and not waited for yet.
 var started struct {
 	sync.Mutex
 	pids map[int]bool
 }
 
-// newWorld makes an empty world. At the test's end everything in it is killed.
+// newWorld makes an empty world. At the end of the test all its processes are killed.
 func newWorld(t testing.TB) *world {
 	w := &world{TB: t, dir: t.TempDir(), apart: other != ""}
 	if err := os.Mkdir(filepath.Join(w.dir, "tmp"), 0o700); err != nil {
@@ -168,8 +168,8 @@ func (w *world) run(on machine, env []string, line func(string), program string,
 	program, args = on.command(w, env, program, args)
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(append([]string(nil), w.env...), env...)
-	// Linux schedules the processes of a session as one group (autogroup). Linux 6.18 has let one group with callers on several CPUs use
-	// these alone for over 5 s, while workers and kernel threads on them were ready to run. Groups of one process do not starve others.
+	// Linux schedules the processes of a session as one group (autogroup). Under Linux 6.18, one group with callers on several CPUs has
+	// kept these for itself for over 5 s, while workers and kernel threads on them were ready to run. Groups of one process do not starve others.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	r, out, err := os.Pipe()
 	if err != nil {
@@ -215,7 +215,7 @@ func (w *world) run(on machine, env []string, line func(string), program string,
 	return p, nil
 }
 
-// newAgent starts an agent that no client has used, and returns the variable with which clients use it.
+// newAgent starts a new agent, and returns the environment variable by which clients use it.
 func (w *world) newAgent() string {
 	w.Helper()
 	socket := filepath.Join(w.TempDir(), "agent.sock")
@@ -251,7 +251,7 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// end asks the process to end and fails the test when it does not within d.
+// end sends SIGTERM and fails the test if the process does not end within d.
 func (p *process) end(d time.Duration, what string) {
 	p.world.Helper()
 	p.signal(syscall.SIGTERM)
@@ -264,7 +264,7 @@ func (p *process) end(d time.Duration, what string) {
 	}
 }
 
-// stacks is where the threads of a process are.
+// stacks returns the state of the threads of a process.
 func stacks(pid int) string {
 	var b strings.Builder
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
@@ -277,7 +277,7 @@ func stacks(pid int) string {
 	return b.String()
 }
 
-// lines keeps the end of what a program said.
+// lines keeps the end of a program's output.
 type lines struct {
 	mu   sync.Mutex
 	text []byte
@@ -298,14 +298,14 @@ func (l *lines) tail(n int) string {
 	return string(l.text[max(0, len(l.text)-n):])
 }
 
-// eventually fails the test unless cond holds within d, and returns how long it took. cond may say in w.lastly what it
-// saw.
+// eventually fails the test unless cond holds within d, and returns how long it took. cond may store what it saw in
+// w.lastly.
 func (w *world) eventually(d time.Duration, what string, cond func() bool) time.Duration {
 	w.Helper()
 	w.lastly = ""
 	start := time.Now()
 	for {
-		late := time.Since(start) > d // before it looks: what held this process up held up nothing else
+		late := time.Since(start) > d // before cond: a pause of this process alone then still allows one more check
 		if cond() {
 			break
 		}

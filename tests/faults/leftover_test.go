@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idle is what an executor or manager has when it has no clients.
+// idle has the resources of an executor or manager without clients.
 type idle struct{ files, mappings int }
 
 func (d *daemon) idle() idle { return idle{openFiles(d.pid()), sharedMappings(d.pid())} }
@@ -43,7 +43,7 @@ func (w *world) settled(executors []*daemon, before []idle, within time.Duration
 		alive := 0
 		for _, e := range list {
 			if e.State == "dead" {
-				continue // an earlier life of one of them
+				continue // registered by an earlier process of one of the executors
 			}
 			alive++
 			if e.FreeCores != e.Cores || e.FreeMemoryBytes != e.MemoryBytes {
@@ -55,8 +55,8 @@ func (w *world) settled(executors []*daemon, before []idle, within time.Duration
 	})
 }
 
-// strays are processes that became ours because their parents died, and that still run. Those that have ended are
-// reaped.
+// strays returns running processes whose parents died and which became children of this process. It reaps those that have
+// ended.
 func strays() (list []string) {
 	started.Lock()
 	defer started.Unlock()
@@ -73,15 +73,14 @@ func strays() (list []string) {
 			continue
 		}
 		if name == "rfaas-agent" {
-			continue // of all clients; TestMain ends it
+			continue // the agent of all clients, which TestMain ends
 		}
 		list = append(list, fmt.Sprintf("%d (%s, state %c)", pid, name, state))
 	}
 	return list
 }
 
-// nothingLeft checks, when all daemons and callers have ended, that they left nothing: no process, no file for
-// temporary use, nothing in /dev/shm.
+// nothingLeft checks, when all daemons and callers have ended, that no process, temporary file or file in /dev/shm is left.
 func (w *world) nothingLeft(sharedBefore map[string]bool) {
 	w.Helper()
 	w.eventually(5*time.Second, "no process is left", func() bool {
@@ -100,7 +99,7 @@ func (w *world) nothingLeft(sharedBefore map[string]bool) {
 	})
 }
 
-// shared is what lies in /dev/shm.
+// shared returns the files in /dev/shm.
 func shared() map[string]bool {
 	set := map[string]bool{}
 	list, _ := os.ReadDir("/dev/shm")
@@ -110,8 +109,7 @@ func shared() map[string]bool {
 	return set
 }
 
-// abandonedShared are files in /dev/shm that were not there before and that no process has mapped or open: others on
-// this machine may use it too.
+// abandonedShared returns new files in /dev/shm that no process has mapped or open. Other programs may have files there.
 func abandonedShared(before map[string]bool) (left []string) {
 	for name := range shared() {
 		if !before[name] && !inUse("/dev/shm/"+name) {

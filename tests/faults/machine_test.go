@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// machine is where a process runs: here, on the second of two virtual machines, where tests/remote serves, or in a network namespace.
+// machine is where a process runs: this machine, the second of two virtual machines (by tests/remote), or a network namespace.
 type machine struct {
 	remote    bool
-	namespace string // file of the network namespace, empty: that of the test
+	namespace string // file of the network namespace; empty: that of the test
 	ip        string // in the namespace
 }
 
@@ -23,10 +23,10 @@ var (
 	there = machine{remote: true}
 )
 
-// other is where tests/remote serves on the other machine, empty where there is none.
+// other is the address of tests/remote on the other machine; empty if there is none.
 var other = os.Getenv("FAULTS_REMOTE")
 
-// address is the machine's own.
+// address is the machine's IP address.
 func (m machine) address() string {
 	switch {
 	case m.namespace != "":
@@ -39,9 +39,9 @@ func (m machine) address() string {
 	return os.Getenv("SOFTROCE_PEER")
 }
 
-// command is how a program is run there with the world's environment and more.
+// command returns the command that runs a program on the machine, with the world's environment and further variables.
 func (m machine) command(w *world, env []string, program string, args []string) (string, []string) {
-	if m.namespace != "" { // nsenter becomes the program
+	if m.namespace != "" { // nsenter executes the program
 		return "nsenter", append([]string{"--net=" + m.namespace, "--", program}, args...)
 	}
 	if m == here {
@@ -51,7 +51,7 @@ func (m machine) command(w *world, env []string, program string, args []string) 
 	for _, kv := range append(append([]string(nil), w.env...), env...) {
 		name, _, _ := strings.Cut(kv, "=")
 		if name == "RFAAS_AGENT_SOCKET" {
-			continue // an agent is of one machine
+			continue // an agent serves one machine only
 		}
 		if strings.HasPrefix(name, "RFAAS_") || strings.HasPrefix(name, "FAULTS_") {
 			line = append(line, "-e", kv)
@@ -60,7 +60,7 @@ func (m machine) command(w *world, env []string, program string, args []string) 
 	return built(w, "build/twovm/remote"), append(append(line, "--", program), args...)
 }
 
-// shell runs a script on the machine and returns what it said.
+// shell runs a script on the machine and returns its output.
 func (m machine) shell(t testing.TB, script string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -76,22 +76,22 @@ func (m machine) shell(t testing.TB, script string) string {
 	return string(out)
 }
 
-// A way in which a network fails.
+// trouble is a way in which a network fails.
 type trouble struct {
 	name            string
 	tool, bad, mend string // `tool -batch` does both
 }
 
 var (
-	// loss: what the other machine sends is lost, and neither side is told.
+	// loss: packets of the other machine are lost, and neither side is notified.
 	loss = trouble{"packets lost", "tc", "qdisc replace dev eth0 root netem loss 100%", "qdisc del dev eth0 root"}
-	// unplugged: the other machine's RDMA device loses its link, as by a cable that is pulled: the port is down, and no packet
-	// gets through either way. scripts/softroce/cable has put that cable there.
+	// unplugged: the cable of the other machine's RDMA device is pulled. Its port is down, and no packet passes in either direction.
+	// scripts/softroce/cable has set up the cable.
 	unplugged = trouble{"link down", "ip", "link set plug0 down", "link set plug0 up"}
 )
 
-// begin has the trouble come in a moment, in a session of its own, since the order to end it could not come. How long it
-// lasted is in /tmp/trouble when it is over.
+// begin starts the trouble after a moment. It ends by itself, in a separate session, because no order to end it could arrive. Its
+// duration is in /tmp/trouble when it is over.
 func (how trouble) begin(t testing.TB, d time.Duration) {
 	t.Helper()
 	there.shell(t, fmt.Sprintf(`rm -f /tmp/trouble; setsid sh -c 'sleep 0.3; began=$(date +%%s%%N)
@@ -99,7 +99,7 @@ func (how trouble) begin(t testing.TB, d time.Duration) {
 		echo $(($(date +%%s%%N) - began)) >/tmp/trouble' >/dev/null 2>&1 </dev/null &`, how.bad, d.Seconds(), how.mend, how.tool))
 }
 
-// blink is a second of trouble; it returns for how long it was when it is over.
+// blink causes a second of trouble, waits for its end and returns its duration.
 func (how trouble) blink(t testing.TB) time.Duration {
 	t.Helper()
 	how.begin(t, time.Second)
@@ -110,7 +110,7 @@ func (how trouble) blink(t testing.TB) time.Duration {
 	return time.Duration(ns)
 }
 
-// crash ends the other machine as a power cut does: nothing is sent, nothing is closed.
+// crash ends the other machine like a power cut: nothing is sent, nothing is closed.
 func crash(t testing.TB) {
 	t.Helper()
 	there.shell(t, "setsid sh -c 'sleep 0.2; echo b >/proc/sysrq-trigger' >/dev/null 2>&1 </dev/null &")

@@ -28,7 +28,7 @@ const (
 type nodes struct {
 	*world
 	server    machine   // of the resource manager and the executors
-	downUntil time.Time // when the storm sets the link up again; zero while it is up
+	downUntil time.Time // when the storm sets the link up again; zero: the link is up
 }
 
 // newNodes makes two nodes without TLS, which end with the test process.
@@ -136,7 +136,7 @@ func (s *storm) linkLeft() time.Duration {
 	return max(time.Until(s.nodes.downUntil), 1)
 }
 
-// mendLink sets the link up when its time has come.
+// mendLink sets the link up after downUntil.
 func (s *storm) mendLink() {
 	if s.nodes != nil && !s.nodes.downUntil.IsZero() && time.Now().After(s.nodes.downUntil) {
 		s.nodes.link(true)
@@ -170,12 +170,12 @@ func TestBetweenNodesLinkOutages(t *testing.T) {
 	for _, outage := range []time.Duration{100 * time.Millisecond, 500 * time.Millisecond, time.Second} {
 		began := time.Now()
 		n.link(false)
-		time.Sleep(outage) // the length of the outage
+		time.Sleep(outage)
 		n.link(true)
 		down := time.Since(began)
 		for _, c := range callers {
 			p.served(c, waitBound)
-			if failed := c.failures(); len(failed) > 0 && down < 1500*time.Millisecond { // a busy machine makes it longer
+			if failed := c.failures(); len(failed) > 0 && down < 1500*time.Millisecond { // longer on a busy machine
 				t.Errorf("an outage of %v made a call of %s fail: %+v", down, c.name, failed)
 			}
 		}

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What /proc tells about processes.
+// Reading /proc.
 
-// stat returns name, state and parent of a process; ok is false when there is none.
+// stat returns name, state and parent of a process; ok is false if it does not exist.
 func stat(pid int) (name string, state byte, parent int, ok bool) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -45,7 +45,7 @@ func living(executor int) (zygotes, workers []int) {
 	for _, c := range children(spawner(executor)) {
 		switch name, state, _, ok := stat(c); {
 		case !ok || state == 'Z' || state == 'X':
-		case name == "rfaas-guard": // of a worker's sandbox
+		case name == "rfaas-guard": // belongs to a worker's sandbox
 		case name == "rfaas-zygote":
 			zygotes = append(zygotes, c)
 		default:
@@ -55,7 +55,7 @@ func living(executor int) (zygotes, workers []int) {
 	return zygotes, workers
 }
 
-// scheduling says what processor time the workers of executors get: the state of each, the time that it has run and has waited for a
+// scheduling describes the processor time of the executors' workers: the state of each, the time that it has run and has waited for a
 // processor (schedstat, ns), and the counters of its control group's quota.
 func scheduling(executors []*daemon) string {
 	var b strings.Builder
@@ -106,14 +106,14 @@ func spawner(executor int) int {
 	return -1
 }
 
-// openFiles is how many descriptors a process has open; -1 when there is no such process.
+// openFiles is how many descriptors a process has open; -1 if it does not exist.
 func openFiles(pid int) int {
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
 		return -1
 	}
 	if pid == os.Getpid() {
-		return len(list) - 1 // that of the directory itself
+		return len(list) - 1 // without the one of the directory itself
 	}
 	return len(list)
 }
@@ -140,10 +140,10 @@ func sharedMappings(pid int) (n int) {
 	return n
 }
 
-// handle is a process that a signal cannot miss: another one with the same id never gets it.
+// handle is a process (pidfd). A signal by it never reaches another process with the same id.
 type handle struct{ pid, fd int }
 
-// hold takes a handle of a child of parent, or of its spawner. ok is false when the child is gone.
+// hold opens a handle of a child of parent, or of its spawner. ok is false if the child is gone.
 func hold(pid, parent int) (handle, bool) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {

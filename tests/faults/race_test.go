@@ -23,15 +23,15 @@ type raceReport struct {
 	Deadline  uint64 `json:"deadline"`
 	Cancelled uint64 `json:"cancelled"`
 	Busy      uint64 `json:"busy"`
-	Closed    uint64 `json:"closed"` // times that a resting buffer could not be written or not even read
+	Closed    uint64 `json:"closed"` // times that an unused buffer was protected against writes, or also reads
 	Wrong     uint64 `json:"wrong"`
 	LongestNS int64  `json:"longest_ns"`
 	NS        int64  `json:"ns"`
 }
 
 // TestCancelsRaceReplies makes many calls whose cancels and deadlines race with their replies, from buffers between
-// guard pages: C in a process of its own in each waiting mode, and some in Go. No buffer is touched but between the start
-// and the end of its call, every result is right, and every slot is free at the end.
+// guard pages: a C process in each wait mode, and some calls in Go. No buffer is touched before the start or after
+// the end of its call, every result is right, and every slot is free at the end.
 func TestCancelsRaceReplies(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes many calls")
@@ -41,7 +41,7 @@ func TestCancelsRaceReplies(t *testing.T) {
 	executor := w.newExecutor("executor")
 	w.env = append(w.env, "RFAAS_EXECUTOR="+executor.address)
 	var made uint64
-	// Where others use the cores too, waiting without spinning is several times faster.
+	// If other programs use the cores too, waiting without spinning is several times faster.
 	for mode, c := range []struct {
 		name  string
 		calls int
@@ -72,7 +72,7 @@ func raceInC(t *testing.T, w *world, seed uint64, calls, mode int) uint64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The budget of a million calls is a minute; this is where they hang.
+	// A million calls take about a minute. At this bound they hang.
 	bound := 30*time.Second + time.Duration(calls)*time.Millisecond
 	select {
 	case <-p.done:
@@ -104,7 +104,7 @@ func isStatus(err error, st client.Status) bool {
 	return errors.As(err, &e) && e.Status == st
 }
 
-// guarded is memory between two pages without any right, as in race.c.
+// guarded is memory between two inaccessible pages, as in race.c.
 func guarded(t *testing.T, size int) []byte {
 	page := os.Getpagesize()
 	m, err := unix.Mmap(-1, 0, size+2*page, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -123,8 +123,8 @@ func protect(t *testing.T, b []byte, rights int) {
 	}
 }
 
-// raceInGo is race.c's kind of race in Go: calls whose contexts end, and calls in flight that are cancelled. A result
-// lies at the end of its buffer, and a buffer cannot be written while it rests.
+// raceInGo does the same as race.c in Go: calls whose contexts end, and calls in flight that are cancelled. A result
+// is at the end of its buffer, and a buffer is write-protected while no call uses it.
 func raceInGo(t *testing.T, w *world, executor *daemon, seed uint64, calls int) {
 	const depth, room, buffers = 8, 8192, 16
 	s, err := client.Connect(t.Context(), client.Options{Executor: executor.address, SecretFile: w.secret, Provider: provider()})
@@ -171,7 +171,7 @@ func raceInGo(t *testing.T, w *world, executor *daemon, seed uint64, calls int) 
 		tag++
 		return workPayload(tag, r.IntN(4096), uint32(want), 0)
 	}
-	// ended checks what a call left in buffer i and lets it rest.
+	// ended checks the result in buffer i and protects the buffer again.
 	ended := func(i, want, n int, hash uint64, err error) {
 		out := memory[i][room-want:]
 		switch {

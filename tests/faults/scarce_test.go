@@ -16,7 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// A daemon's resources are all in use, or another process takes them.
+// Tests of daemons whose resources are all in use, or are taken by other processes.
 
 // limitFiles sets how many descriptors a process may have, and returns how many it could have.
 func limitFiles(t testing.TB, pid int, n uint64) uint64 {
@@ -29,8 +29,8 @@ func limitFiles(t testing.TB, pid int, n uint64) uint64 {
 	for line := range strings.Lines(string(limits)) {
 		fmt.Sscanf(line, "Max open files %d %d", &old.Cur, &old.Max)
 	}
-	// As the process's own user: an executor that root started has given up root, and a container may lack the right to change
-	// limits of other processes.
+	// The limit is set as the process's own user: an executor that root started no longer runs as root, and in a container root may
+	// not change the limits of other users' processes.
 	set := exec.Command("prlimit", "--pid", strconv.Itoa(pid), fmt.Sprintf("--nofile=%d:%d", n, old.Max))
 	status, err := readProc(pid, "status")
 	if err != nil {
@@ -50,7 +50,7 @@ func limitFiles(t testing.TB, pid int, n uint64) uint64 {
 	return old.Cur
 }
 
-// processorTime is what a process has used so far, by the clock of the kernel's ticks.
+// processorTime is the processor time of a process so far, counted in the kernel's ticks.
 func processorTime(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	b, err := readProc(pid, "stat")
@@ -69,8 +69,8 @@ func processorTime(t testing.TB, pid int) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
-// Daemons that have no descriptor left do not spin, disturb no call and end none; who comes gets a named error; and when there are
-// descriptors again everything works again.
+// Daemons without a free descriptor do not spin, and disturb or end no call. New clients get a named error. Everything works again
+// when there are descriptors.
 func TestWithoutDescriptors(t *testing.T) {
 	single(t, "go", func(p *pair) {
 		daemons := []*daemon{p.executor, p.manager}
@@ -101,7 +101,7 @@ func TestWithoutDescriptors(t *testing.T) {
 	})
 }
 
-// Clients that keep connecting to the control ports without authenticating keep no other client from its lease.
+// Clients that keep connecting to the control ports without authenticating do not prevent other clients from getting leases.
 func TestUnauthenticatedConnectionsAtThePorts(t *testing.T) {
 	t.Parallel()
 	const limit = 256 // descriptors, of which a quarter is for unauthenticated connections
@@ -122,7 +122,7 @@ func TestUnauthenticatedConnectionsAtThePorts(t *testing.T) {
 				p.Fatal(err)
 			}
 			unauthenticated = append(unauthenticated, c)
-			if i%2 == 0 { // as far as HTTP/2 goes without a call
+			if i%2 == 0 { // completes the HTTP/2 set-up, but makes no call
 				_, _ = io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 			}
 		}

@@ -13,9 +13,9 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// The kills and stops one by one: what a caller sees of each, and how soon. The bounds are of a busy machine.
+// Single kills and stops: what a caller notices of each, and how soon. The bounds hold on a busy machine.
 
-// bound is d, or more where the machine is emulated.
+// bound is d, or more if the machine is emulated.
 func bound(d time.Duration) time.Duration {
 	if provider() == "verbs" {
 		return 3 * d
@@ -23,7 +23,7 @@ func bound(d time.Duration) time.Duration {
 	return d
 }
 
-// pair is an executor, a resource manager and a client that calls without end, 20 ms a call.
+// pair is an executor, a resource manager and a client that makes calls of 20 ms all the time.
 type pair struct {
 	*world
 	executor *daemon
@@ -68,7 +68,7 @@ func (p *pair) newSteady(seed uint64, env ...string) *caller {
 		timeout: callerBound, on: p.on, env: env})
 }
 
-// single runs a test for either kind of client, side by side; on verbs, where the machine is emulated, for one.
+// single runs a test for clients in C and in Go at the same time; on verbs, where the machine is emulated, for one of them.
 func single(t *testing.T, onVerbs string, test func(*pair)) {
 	t.Parallel()
 	if testing.Short() {
@@ -86,7 +86,7 @@ func single(t *testing.T, onVerbs string, test func(*pair)) {
 	}
 }
 
-// worker is the one worker, nil while there is none.
+// worker is the only worker; nil while there is none.
 func (p *pair) worker() handle {
 	var h handle
 	p.eventually(10*time.Second, "the executor has one worker", func() bool {
@@ -145,7 +145,7 @@ func (p *pair) fails(c *caller, hit time.Time, within time.Duration, statuses ..
 	return e
 }
 
-// undisturbed checks that for some time a caller gets right results and nothing else, none of them late.
+// undisturbed checks that a caller gets only right results for some time, none of them late.
 func (p *pair) undisturbed(c *caller, d time.Duration) {
 	p.Helper()
 	c.mu.Lock()
@@ -197,7 +197,7 @@ func TestWorkerStoppedForAMoment(t *testing.T) {
 	})
 }
 
-// One that stays stopped is ended and replaced.
+// A worker that stays stopped is killed and replaced.
 func TestWorkerStopped(t *testing.T) {
 	single(t, "c", func(p *pair) {
 		hit := time.Now()
@@ -241,7 +241,7 @@ func TestExecutorKilled(t *testing.T) {
 		workers := p.worker()
 		hit := time.Now()
 		p.executor.signal(syscall.SIGKILL)
-		// Its successor may be there before the caller has asked what became of the lease.
+		// The next executor may run before the caller has asked for the state of the lease.
 		if e := p.fails(p.caller, hit, bound(time.Second), client.StatusPeerGone, client.StatusLeaseEnded); !e.started {
 			p.Errorf("a call that was running is not said to have started: %s", e.text)
 		}
@@ -253,14 +253,14 @@ func TestExecutorKilled(t *testing.T) {
 	})
 }
 
-// Calls need no executor: they go on while it is stopped, until its silence counts as its end.
+// Calls need no executor: they go on while it is stopped, until it has been silent for so long that it counts as dead.
 func TestExecutorStopped(t *testing.T) {
 	single(t, "c", func(p *pair) {
 		hit := time.Now()
 		p.executor.signal(syscall.SIGSTOP)
 		p.undisturbed(p.caller, 3*time.Second)
 		e := p.fails(p.caller, hit, bound(10*time.Second), client.StatusPeerGone, client.StatusLeaseEnded)
-		if d := e.at.Sub(hit); d < 3500*time.Millisecond { // 5 s after the executor's last word, which comes every second
+		if d := e.at.Sub(hit); d < 3500*time.Millisecond { // 5 s after the executor's last message, which it sends every second
 			p.Errorf("given up after %v already", d)
 		}
 		p.executor.signal(syscall.SIGCONT)
@@ -270,7 +270,7 @@ func TestExecutorStopped(t *testing.T) {
 	})
 }
 
-// Calls need no resource manager; who comes while it is away is told so, and is served when it is back.
+// Calls need no resource manager. New clients get an error while it is away, and are served when it is back.
 func TestManagerKilled(t *testing.T) {
 	single(t, "go", func(p *pair) {
 		p.manager.signal(syscall.SIGKILL)
@@ -309,7 +309,7 @@ func TestClientKilled(t *testing.T) {
 	})
 }
 
-// A client that is stopped for a moment goes on; one that stays silent loses its lease and is told so when it is back.
+// A client that is stopped for a moment goes on. A client that stays stopped loses its lease, and gets an error when it continues.
 func TestClientStopped(t *testing.T) {
 	single(t, "c", func(p *pair) {
 		p.caller.signal(syscall.SIGSTOP)

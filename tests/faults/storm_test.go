@@ -13,18 +13,18 @@ import (
 
 const (
 	stopMost     = 2 * time.Second // the longest SIGSTOP of the storm
-	callerBound  = 5 * time.Second // of a caller's control operations
+	callerBound  = 5 * time.Second // for a caller's control operations
 	waitBound    = 15 * time.Second
 	recoverBound = 20 * time.Second
 	killsPerCalm = 10
 )
 
-// storm is everything that may be hit.
+// storm has everything that faults can hit.
 type storm struct {
 	*world
 	*rand.Rand
 	name      string  // prefix of the figures
-	nodes     *nodes  // with a link that is hit too; nil: none
+	nodes     *nodes  // whose link also fails; nil: none
 	server    machine // of the resource manager and the executors
 	executors []*daemon
 	callers   []*caller
@@ -36,25 +36,25 @@ type storm struct {
 	down      time.Duration // how long the link was down
 	hits      map[string]int
 
-	right                 int64 // of callers that are gone
+	right                 int64 // right results of callers that are gone
 	longCall, longControl time.Duration
-	recoveries            []time.Duration // of each calm
-	tick                  func()          // run while time passes; nil: nothing
+	recoveries            []time.Duration // time of each calm
+	tick                  func()          // called while time passes; nil: nothing
 }
 
-// stopped is a process that was stopped, and what comes then.
+// stopped is a process that was stopped, and what happens next.
 type stopped struct {
 	handle
 	what  string
 	until time.Time
 	then  unix.Signal
-	done  func() // after SIGKILL
+	done  func() // called after SIGKILL
 	after func() // after then; nil: nothing
 }
 
 // TestRandomKills kills and stops workers, zygotes, executors, the resource manager and clients at random, while
-// clients in C and Go call without end. Every call ends right or with a named error, no wait is longer than a bound, the
-// system serves every client again after each calm, and nothing is left at the end.
+// clients in C and Go make calls all the time. Every call ends with a right result or a named error, no wait is longer than a bound,
+// every client is served again in each calm, and nothing is left at the end.
 func TestRandomKills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("kills for a while")
@@ -105,13 +105,13 @@ func (s *storm) run() {
 	w.nothingLeft(sharedBefore)
 }
 
-// begin starts clients until each has called, notes what the idle daemons hold then, and starts the clients of the storm.
+// begin starts clients until each has called, records the resources of the idle daemons, and starts the clients of the storm.
 func (s *storm) begin() (before []idle, managerBefore idle) {
 	s.Helper()
 	for i := range 4 {
 		s.callers = append(s.callers, s.caller(i))
 	}
-	s.calm() // everybody has called: what is made once is there
+	s.calm() // every client has called, so everything that is made only once exists
 	for _, c := range s.callers {
 		s.account(c.finish(waitBound))
 	}
@@ -134,7 +134,7 @@ func (s *storm) begin() (before []idle, managerBefore idle) {
 	return before, managerBefore
 }
 
-// released checks that the daemons hold no more than before.
+// released checks that the daemons hold no more resources than before.
 func (s *storm) released(before []idle, managerBefore idle) {
 	s.Helper()
 	s.settled(s.executors, before, 10*time.Second)
@@ -152,7 +152,7 @@ func (s *storm) caller(i int) *caller {
 		timeout: callerBound, on: s.client})
 }
 
-// account adds up what a caller did.
+// account adds the counts of a caller.
 func (s *storm) account(r *report) {
 	s.right += int64(r.Right)
 	s.noteWaits(r.CallNS, r.ControlNS)
@@ -163,7 +163,7 @@ func (s *storm) noteWaits(call, control int64) {
 	s.longControl = max(s.longControl, time.Duration(control))
 }
 
-// pass lets time pass, and whoever has been stopped for long enough go on or die.
+// pass lets time pass, and continues or kills processes that have been stopped for long enough.
 func (s *storm) pass(d time.Duration) {
 	for end := time.Now().Add(d); ; time.Sleep(5 * time.Millisecond) {
 		now := time.Now()
@@ -195,7 +195,7 @@ func (s *storm) pass(d time.Duration) {
 	}
 }
 
-// hit kills or stops a process, or takes the link away. Kills and flaps keep pace with each other.
+// hit kills or stops a process, or takes the link down, so that kills and flaps progress evenly.
 func (s *storm) hit() {
 	if s.flaps < s.wantFlaps && s.flaps**killsFlag <= s.kills*s.wantFlaps {
 		if s.linkLeft() == 0 {
@@ -230,11 +230,11 @@ func (s *storm) hit() {
 	}
 }
 
-// strike kills a process, or stops it for a while; done runs after a kill.
+// strike kills a process, or stops it for a while. done runs after a kill.
 func (s *storm) strike(what string, pid, parent int, done func()) {
 	for _, v := range s.stopped {
 		if v.pid == pid {
-			return // it has been struck
+			return // it is already stopped
 		}
 	}
 	h, ok := hold(pid, parent)
@@ -294,7 +294,7 @@ func (s *storm) calm() {
 	s.recoveries = append(s.recoveries, took)
 }
 
-// figures prints what the report takes.
+// figures prints the figures of the report.
 func (s *storm) figures() {
 	s.Logf("figure: %s = %d", s.name, s.kills)
 	if s.wantFlaps > 0 {
@@ -313,7 +313,7 @@ func (s *storm) figures() {
 	s.percentiles(s.name+".all_served_again", s.recoveries)
 }
 
-// percentiles prints how many there are, and their distribution.
+// percentiles prints the number of values and their distribution.
 func (s *storm) percentiles(name string, of []time.Duration) {
 	s.Logf("figure: %s.count = %d", name, len(of))
 	if len(of) == 0 {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The tests that README.md names exist.
+// Every test that README.md names exists.
 func TestTableOfFaults(t *testing.T) {
 	b, err := os.ReadFile("README.md")
 	if err != nil {
@@ -37,7 +37,7 @@ func TestTableOfFaults(t *testing.T) {
 	}
 }
 
-// namedTest says what is wrong with the name of a test, "" if it exists.
+// namedTest returns what is wrong with the name of a test; "" if it exists.
 func namedTest(file, name string) string {
 	b, err := os.ReadFile(filepath.Join(root, file))
 	if err != nil {
@@ -104,7 +104,7 @@ func TestEndToEndAcrossMachines(t *testing.T) {
 	there := map[string]bool{}
 	for _, path := range paths("client/*_test.go") {
 		for _, name := range all(`(?m)^func (Test\w+)\(t `, read(strings.TrimPrefix(path, root+"/"))) {
-			there[name] = name != "TestClientProcess" // a part of TestClientKilled
+			there[name] = name != "TestClientProcess" // belongs to TestClientKilled
 		}
 	}
 	for _, path := range paths("tests/capi/testdata/*_test.*", "examples/mpi/*") {

@@ -10,13 +10,13 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// Two machines, each with its own kernel and RDMA device: `make test-twovm`. The last test of a run ends the other one.
+// Two machines, each with its own kernel and RDMA device: `make test-twovm`. The last test of a run ends the other machine.
 
-// lost is how soon a caller hears that the other machine fell silent: the data plane's keepalive, on a busy emulated
+// lost bounds the time in which a caller notices that the other machine is silent, by the data plane's keepalive on a busy emulated
 // machine.
 const lost = 10 * time.Second
 
-// The plain statuses of their classes.
+// Statuses by error class.
 const (
 	statusBusy       client.Status = -100
 	statusConnection client.Status = -500
@@ -28,7 +28,7 @@ func twoMachines(t *testing.T) {
 	}
 }
 
-// The client here, the executor there, the resource manager on either side.
+// The client is on this machine, the executor on the other one, the resource manager on either one.
 func TestTwoMachines(t *testing.T) {
 	twoMachines(t)
 	for language, manager := range map[string]machine{"c": here, "go": there} {
@@ -44,8 +44,8 @@ func TestTwoMachines(t *testing.T) {
 	}
 }
 
-// Programs of others here, what they call there: the C API's own tests, those of its C++ and Fortran layers, and the MPI examples
-// on two ranks, which check all that they compute.
+// Programs run on this machine and call functions on the other one: the tests of the C API and its C++ and Fortran layers, and the MPI
+// examples on two ranks, which check all their results.
 func TestProgramsAcrossMachines(t *testing.T) {
 	twoMachines(t)
 	w := newWorld(t)
@@ -56,7 +56,7 @@ func TestProgramsAcrossMachines(t *testing.T) {
 	w.known(executor)
 	for _, name := range []string{"api_test", "event_test", "cpp_test", "fortran_test"} {
 		var env []string
-		if name == "cpp_test" || name == "fortran_test" { // which show what there is without a manager
+		if name == "cpp_test" || name == "fortran_test" { // they test calls without a manager
 			env = []string{"RFAAS_MANAGER=", "RFAAS_EXECUTOR=" + executor.address}
 		}
 		w.succeeds(name, 60*time.Second, env, built(t, "build/twovm/"+name), built(t, "build/functions/echo.so"))
@@ -80,14 +80,14 @@ func TestProgramsAcrossMachines(t *testing.T) {
 	executor.stop()
 }
 
-// program is an example and what it says when all is right.
+// program is an example and its output if all results are right.
 type program struct {
 	path string
 	args []string
 	says []string
 }
 
-// known waits until the resource manager offers an executor.
+// known waits until the resource manager lists an executor.
 func (w *world) known(d *daemon) {
 	w.Helper()
 	w.eventually(20*time.Second, d.name+" is known", func() bool {
@@ -97,8 +97,8 @@ func (w *world) known(d *daemon) {
 	})
 }
 
-// A program's lease moves from one executor of the other machine to the next when the one that it is on is killed, or drains: no
-// idempotent call is lost, none is wrong.
+// A program's lease moves from one executor of the other machine to the next when its executor is killed or drains. No idempotent
+// call is lost or wrong.
 func TestFailoverAcrossMachines(t *testing.T) {
 	twoMachines(t)
 	for name, c := range map[string]struct {
@@ -133,7 +133,7 @@ func TestFailoverAcrossMachines(t *testing.T) {
 						continue
 					}
 					if moved < moves {
-						more() // there is somewhere to go before the present one is lost
+						more() // another executor runs before the current one is lost
 					}
 					if executors[address] == nil {
 						t.Fatalf("the program is on %q", address)
@@ -153,8 +153,8 @@ func TestFailoverAcrossMachines(t *testing.T) {
 	}
 }
 
-// An executor that is stopped is missed by its silence; one that comes back then gives its lease up. A worker that is stopped is
-// ended by its executor.
+// A stopped executor counts as dead after a silence; if it continues later, it gives up its lease. A stopped worker is killed by its
+// executor.
 func TestStoppedAcrossMachines(t *testing.T) {
 	twoMachines(t)
 	p := newPairOn(t, "go", there, there, here)
@@ -174,7 +174,7 @@ func TestStoppedAcrossMachines(t *testing.T) {
 	p.caller.finish(20 * time.Second)
 }
 
-// succeeds runs a program of this machine to its end, and returns what it said.
+// succeeds runs a program on this machine to its end, and returns its output.
 func (w *world) succeeds(what string, bound time.Duration, env []string, program string, args ...string) string {
 	w.Helper()
 	var said lines
@@ -197,7 +197,7 @@ func (w *world) succeeds(what string, bound time.Duration, env []string, program
 	return said.tail(8000)
 }
 
-// A link that is gone for a second costs time and nothing else, whether the machine's device is told of it or not.
+// An outage of a second only delays calls, whether the machine's device notices it or not.
 func TestLinkDownForASecond(t *testing.T) {
 	twoMachines(t)
 	for _, how := range []trouble{loss, unplugged} {
@@ -223,14 +223,14 @@ func downForASecond(t *testing.T, how trouble) {
 		case down < 1500*time.Millisecond:
 			t.Fatalf("the caller saw %+v", seen)
 		}
-		// The machine is so busy that its second was a long one.
+		// On a busy machine the outage may have lasted longer than a second.
 		t.Logf("try %d: %s", try, seen[0].text)
 		p.served(p.caller, 30*time.Second)
 	}
 	t.Fatal("no try took the link down for about a second")
 }
 
-// A link that is gone for long ends calls with a name; when it is back a new lease serves, and the old one is gone.
+// A long outage ends calls with a named error. Afterwards a new lease works, and the old one is gone.
 func TestLinkDownForHalfAMinute(t *testing.T) {
 	twoMachines(t)
 	p := newPairOn(t, "c", there, here, here)
@@ -261,7 +261,7 @@ func TestLinkDownForHalfAMinute(t *testing.T) {
 	p.free(30 * time.Second)
 }
 
-// The executor's machine is killed outright. Callers that have no other executor fail. A solver whose workers keep matrix
+// The executor's machine is killed. Calls without another executor fail. A solver whose workers keep matrix
 // rows moves to an executor of this machine, where new workers get the rows again: its residuals are the same to the last bit.
 func TestExecutorMachineKilled(t *testing.T) {
 	twoMachines(t)
@@ -275,7 +275,7 @@ func TestExecutorMachineKilled(t *testing.T) {
 	for _, c := range callers {
 		p.fails(c, hit, lost, client.StatusPeerGone, statusConnection)
 	}
-	// Whoever goes on trying gets an answer each time.
+	// Every further attempt gets an answer.
 	for _, c := range callers {
 		again := time.Now()
 		p.fails(c, again, waitBound, client.StatusPeerGone, statusConnection, client.StatusDeadline, client.StatusLeaseEnded,
@@ -337,8 +337,8 @@ func solverThatMoves(w *world) func() {
 	}
 }
 
-// The machine of the resource manager and of another client is killed outright: calls go on, and what the dead client
-// held is free soon.
+// The machine of the resource manager and of another client is killed. Calls go on, and the cores of the dead client are
+// soon free.
 func TestManagerAndClientMachineKilled(t *testing.T) {
 	twoMachines(t)
 	p := newPairOn(t, "c", here, there, here)

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 )
 
-// What the workers compute, as in testdata/work.h.
+// The function that workers execute, as in testdata/work.h.
 
 const workHead = 16 // tag u64, want u32, pause in us u32
 

@@ -1,16 +1,16 @@
-/* A client process of the fault tests: calls `work` without end, checks every result by its content and every error by its
- * name, and takes a new lease when the old one is lost. caller_test.go is the same in Go.
+/* A client process of the fault tests. It calls `work` all the time, checks the content of every result and the name of every
+ * error, and takes a new lease when the old one is lost. caller_test.go does the same in Go.
  *
  *     caller storm|steady LIBRARY SEED MAX_BYTES PAUSE_US WAIT_MODE TIMEOUT_MS
  *
  * storm: calls of all kinds (synchronous, with deadline, requests in flight, cancelled ones, registered payloads) with
- * payloads up to MAX_BYTES. steady: one small call after the other, of PAUSE_US each. Where to ask comes from the
- * environment, as for any client. SIGTERM: release everything, report, end. Lines on standard output:
+ * payloads up to MAX_BYTES. steady: one small call after the other, of PAUSE_US each. The address comes from the
+ * environment, as for any client. On SIGTERM it releases everything, reports and ends. Lines on standard output:
  *
- *     ready                               the first lease, a call in it and its release went well
+ *     ready                               the first lease, a call in it and its release succeeded
  *     ok CALLS CALL_NS CONTROL_NS         right results so far; the longest wait in a call, and in a control operation
  *     err STATUS STARTED WAIT_NS TEXT     a call ended with a connection or lease error, or a control operation with any
- *     wrong TEXT                          what must never be
+ *     wrong TEXT                          something that must never happen
  *     end JSON                            the report
  */
 #include <dirent.h>
@@ -25,9 +25,9 @@
 #include "work.h"
 
 #define FLIGHTS 8
-#define TIRED 3 /* connection errors in a row, until a new lease is taken */
+#define TIRED 3 /* connection errors in a row before a new lease is taken */
 #define STATUSES 8
-#define PATIENCE 1000 /* number of looks at a call after which the caller sleeps between looks: see caller_test.go */
+#define PATIENCE 1000 /* number of polls of a call after which the caller sleeps between polls: see caller_test.go */
 
 typedef struct flight {
     rfaas_request request;
@@ -79,7 +79,7 @@ static void progress(bool always) {
 
 #define WRONG(...) (wrongs++, printf("wrong " __VA_ARGS__), putchar('\n'))
 
-/* ---- what operations come to ---- */
+/* ---- results and errors ---- */
 
 static void took(int64_t began, const char *op, int64_t *longest, char *longest_op) {
     int64_t ns = now() - began;
@@ -99,8 +99,7 @@ static void count(int status) {
     errors[i].count++;
 }
 
-/* Whether an error is one that a caller may meet when anything around it dies: named, explained, of a class that says
- * what to do. */
+/* Whether a caller may get an error while other processes die: it has a name, a text, and a class that says what to do. */
 static void check_error(const char *op, int64_t began, int status, bool always_say) {
     count(status);
     const char *text = rfaas_last_error();
@@ -139,7 +138,7 @@ static size_t any_size(void) {
     return n < max_bytes ? n : max_bytes;
 }
 
-/* A payload of its own for the next call; `in` is where it goes. */
+/* Writes a unique payload for the next call to `in`. */
 static void prepare(flight *f, uint8_t *in) {
     work_head h = {.tag = ++tag, .want = (uint32_t)any_size(), .pause_us = any(32) ? 0 : (uint32_t)any(2000)};
     f->size = steady ? sizeof h + 8 : sizeof h + any_size();
@@ -162,7 +161,7 @@ static int call_and_wait(rfaas_lease *l, rfaas_function fn, int64_t deadline_ns)
     return judge(deadline_ns ? "invoke with deadline" : "invoke", began, status, f, n);
 }
 
-/* Several calls in flight, ended in any order and in every way. Returns the worst of their ends. */
+/* Makes several calls that are in flight together, and waits for, tests or cancels them in random order. Returns the worst outcome. */
 static int call_many(rfaas_lease *l, rfaas_function fn, uint8_t *registered) {
     uint64_t started = 0, want = 1 + any(FLIGHTS);
     int worst = RFAAS_OK;
@@ -247,7 +246,7 @@ static void use(rfaas_lease *l, uint64_t most) {
                      : kind == 5 ? call_and_wait(l, fn, 1 + (int64_t)any(3000000))
                                  : call_many(l, fn, registered);
         switch (RFAAS_CLASS(status)) {
-        case RFAAS_CLASS_BUSY: /* until the worker has answered the calls that were given up */
+        case RFAAS_CLASS_BUSY: /* the worker has not answered the calls that were given up */
             if (!busy_since)
                 busy_since = now();
             took(busy_since, "no free slot", &longest_call, longest_call_op);
@@ -338,7 +337,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s\n", rfaas_last_error());
         return 1;
     }
-    signal(SIGTERM, on_term); /* after init: the library's runtime has its own idea of signals */
+    signal(SIGTERM, on_term);
     while (!stopping && !cycle(20))
         usleep(20000);
     int files = open_files(), mappings = shared_mappings();

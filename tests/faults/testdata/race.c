@@ -2,11 +2,11 @@
  *
  *     race LIBRARY SEED CALLS DEPTH WAIT_MODE
  *
- * A buffer is the library's from the start of a call to its end, whatever the end is. Before and after it belongs to the
- * caller, who keeps a pattern in it, some of the time without the right to write or even to read it: whoever touches it
- * then is caught at once, or when the pattern is compared. Payloads are scribbled over when the call has started. At the end
- * every slot must be free again. Where to ask comes from the environment. Lines on standard output: "wrong TEXT" for
- * what must never be, at the end "end JSON". */
+ * A buffer belongs to the library from the start of a call to its end, however the call ends. Before and after, it belongs to the
+ * caller, which keeps a pattern in it and sometimes protects it against writes, or also reads. Any access in that time is
+ * detected at once, or when the pattern is compared. Payloads are overwritten as soon as the call has started. At the end
+ * every slot must be free again. The address comes from the environment. Lines on standard output: "wrong TEXT" for
+ * something that must never happen, at the end "end JSON". */
 #include <execinfo.h>
 #include <inttypes.h>
 #include <rfaas.h>
@@ -27,12 +27,12 @@
 #define DEPTH_MAX 64
 #define PATIENCE 10000000000ll
 
-/* A payload's and a result's memory, each alone between two pages without any right. */
+/* Memory of a payload and of a result, each between two inaccessible pages. */
 typedef struct cell {
     uint8_t *in, *out; /* `room` bytes */
     size_t room;
-    uint64_t pattern; /* what out is filled with while nobody calls */
-    bool closed;      /* out cannot be written, or not even read */
+    uint64_t pattern; /* fills `out` while no call uses it */
+    bool closed;      /* `out` is protected against writes, or also reads */
     /* of a call: */
     uint8_t *payload, *result;
     size_t size, want;
@@ -60,7 +60,7 @@ static int64_t any_time(void) { return (int64_t)(64 + any(64)) << any(9); }
 
 #define WRONG(...) (wrongs++ < 20 ? (printf("wrong " __VA_ARGS__), putchar('\n')) : 0)
 
-/* Somebody touched memory that is not his. */
+/* The library touched memory that belongs to the caller. */
 static void on_fault(int sig, siginfo_t *info, void *context) {
     (void)context;
     const uint8_t *at = info->si_addr;
@@ -87,9 +87,9 @@ static uint8_t *between_guards(size_t room) {
     return p + PAGE;
 }
 
-/* ---- a buffer's way from the caller to the library and back ---- */
+/* ---- passing buffers to the library and back ---- */
 
-/* The caller has it: a pattern, and perhaps no right. */
+/* The buffer becomes the caller's: fills it with a pattern, and perhaps protects it. */
 static void lay_down(cell *c) {
     c->pattern = work_mix(rng++);
     work_fill(c->out, c->room, c->pattern);
@@ -112,7 +112,7 @@ static cell *pick_up(void) {
     return c;
 }
 
-/* Payload and result end at the guard page behind them, or begin at the one before. */
+/* Payload and result end at the guard page after them, or begin at the one before. */
 static void prepare(cell *c) {
     work_head h = {.tag = ++tag, .pause_us = any(100) == 0};
     size_t most = c->room - sizeof h;
@@ -126,7 +126,7 @@ static void prepare(cell *c) {
     c->hash = work_hash(c->payload, c->size);
 }
 
-/* A call has ended and its buffers are the caller's again. */
+/* A call has ended, and its buffers belong to the caller again. */
 static void ended(cell *c, int status, size_t size) {
     calls++;
     size_t before = (size_t)(c->result - c->out);
@@ -153,11 +153,11 @@ static void ended(cell *c, int status, size_t size) {
     lay_down(c);
 }
 
-/* The payload may be reused: nobody may read it any more. */
+/* The payload may be reused: the library must not read it any more. */
 static void scribble(cell *c) {
     if (any(16) == 0) {
         mprotect(c->in, c->room, PROT_NONE);
-        mprotect(c->in, c->room, PROT_READ | PROT_WRITE); /* dropped from the address space for a moment */
+        mprotect(c->in, c->room, PROT_READ | PROT_WRITE); /* a read between the two crashes */
     }
     memset(c->payload, 0x5a, c->size);
 }
@@ -192,7 +192,7 @@ static void end_one(cell *c) {
         while (now() < until && !done)
             status = rfaas_test(&c->request, &done, &size);
         break;
-    case 2: /* tested until it has ended */
+    case 2: /* polled until it has ended */
         while (!done && now() - began < PATIENCE)
             status = rfaas_test(&c->request, &done, &size);
         break;
@@ -248,7 +248,7 @@ static bool all_slots_free(rfaas_lease *l, rfaas_function f, uint32_t depth) {
         for (; n < depth; n++) {
             cell *c = flying[n] = pick_up();
             prepare(c);
-            c->size = sizeof(work_head), c->want = 8; /* no bulk, whose room is not the question */
+            c->size = sizeof(work_head), c->want = 8; /* no bulk, because only slots are tested */
             work_head h = {.tag = ++tag, .want = 8, .pause_us = 0};
             memcpy(c->payload, &h, sizeof h);
             c->hash = work_hash(c->payload, c->size);
@@ -313,7 +313,7 @@ int main(int argc, char **argv) {
     if (!all_free)
         WRONG("slots are not free");
     while (n_rest)
-        pick_up(); /* all buffers once more */
+        pick_up(); /* checks all buffers once more */
     if (rfaas_lease_release(l) || rfaas_session_close(s) || rfaas_finalize())
         WRONG("end: %s", rfaas_last_error());
     printf("end {\"calls\":%" PRIu64 ",\"ok\":%" PRIu64 ",\"deadline\":%" PRIu64 ",\"cancelled\":%" PRIu64 ",\"busy\":%" PRIu64

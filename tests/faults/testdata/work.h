@@ -1,8 +1,8 @@
-/* What the fault tests let workers compute, so that a result tells which payload it belongs to: shared by the function
- * (work.c) and its callers in C; work_test.go is the same in Go.
+/* The computation of the fault tests, whose result identifies its payload. The function (work.c) and its callers in C share
+ * it; work_test.go does the same in Go.
  *
- * A payload is a work_head and any number of further bytes. The result is `want` bytes that follow from a hash of the
- * whole payload, tag included; every call has its own tag, so that no result is right for two calls. */
+ * A payload is a work_head and any number of further bytes. The result is `want` bytes computed from a hash of the
+ * whole payload, tag included. Every call has its own tag, so no result is right for two calls. */
 #ifndef WORK_H
 #define WORK_H
 
@@ -13,7 +13,7 @@
 typedef struct work_head {
     uint64_t tag;
     uint32_t want;     /* bytes of the result */
-    uint32_t pause_us; /* the function sleeps so long before it answers */
+    uint32_t pause_us; /* how long the function sleeps before it returns */
 } work_head;
 _Static_assert(sizeof(work_head) == 16, "work_test.go has these offsets");
 
@@ -39,7 +39,7 @@ static inline uint64_t work_hash(const void *data, size_t size) {
     return work_mix(h ^ work_word(p, size));
 }
 
-/* Byte i of what follows from a hash is byte i % 8 of word i / 8. */
+/* Byte i of the result of a hash is byte i % 8 of word i / 8. */
 static inline void work_fill(void *out, size_t size, uint64_t hash) {
     uint8_t *p = out;
     for (uint64_t i = 1; size; i++) {
