@@ -13,7 +13,7 @@ MAKEFLAGS += --no-builtin-rules
 PREFIX ?= /usr/local
 DESTDIR ?=
 MPI ?= openmpi# openmpi, mpich, or none to build without the MPI examples
-V ?=#            1: show the commands
+V ?=#            1: print the commands
 BENCH_ARGS ?=#   options of scripts/bench
 
 GO ?= go
@@ -21,7 +21,7 @@ CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 FC := $(if $(filter default,$(origin FC)),gfortran,$(FC))
 Q := $(if $(filter 1,$(V)),,@)
-# $(call say,VERB,WHAT): one line for each thing made.
+# $(call say,VERB,WHAT): one line for each target.
 SILENT := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 say = @$(if $(SILENT),:,printf '  %-8s %s\n' '$(1)' '$(2)')
 
@@ -33,13 +33,13 @@ DP := internal/dataplane
 WORKER := worker
 CFLAGS ?= -O2 -g
 NO_PATHS := -ffile-prefix-map=$(CURDIR)=.
-# Warnings are errors where they must not pass unseen; a newer compiler's must not stop a user.
+# Warnings are errors in CI and in lint only, so that warnings of a newer compiler do not stop a user.
 DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread -I$(DP) -Iclient/c -I. $(NO_PATHS) $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
 DP_LIBS := -ldl
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZE_THREAD := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
 GO_LDFLAGS := -X main.version=$(VERSION)
-# We stamp the version ourselves: go's own way fails in a clone that belongs to somebody else.
+# The version is passed by the linker: go's own stamping fails in a clone that belongs to another user.
 GO_BUILD = $(GO) build -buildvcs=false
 # Programs do not contain the path of the tree that they were built in. Tests have the same flag, so that they share compiled packages
 # with the programs.
@@ -58,20 +58,20 @@ help: ## this list
 deps: ## install the packages that are missing (as root or by sudo), or say which
 	$(Q)scripts/deps
 
-run: ## build what is needed and show it: an MPI program that offloads work
+run: ## build and run the demonstration: an MPI program that offloads work
 	$(Q)scripts/deps run
-	$(Q)mkdir -p build # two at a time build one after the other
+	$(Q)mkdir -p build # two of these at the same time build one after the other
 	+$(Q)flock build/lock $(MAKE) --no-print-directory run-parts
 	$(Q)scripts/demo
 
-demo-two-nodes: ## the same with the executor in a network namespace of its own, as on another node, over TCP (as root)
+demo-two-nodes: ## the same with the executor in a separate network namespace, as on another node, over TCP (as root)
 	$(Q)((EUID == 0)) || { echo 'make demo-two-nodes makes network namespaces: run it as root' >&2; exit 1; }
 	$(Q)scripts/deps two-nodes
 	$(Q)mkdir -p build
 	+$(Q)flock build/lock $(MAKE) --no-print-directory run-parts
 	$(Q)TWO_NODES=1 scripts/demo
 
-bench: build test-programs ## everything that is claimed, measured: build/bench/report.md with plots; some thirteen minutes (Slurm's part as root)
+bench: build test-programs ## measure every promise: build/bench/report.md with plots; about thirteen minutes (the Slurm part as root)
 	$(Q)scripts/bench $(BENCH_ARGS)
 
 soak: build test-programs ## bench, and longer tests: a thousand kills, 100 kills each of agents and clients, 100 link outages, a real Slurm (as root); 25 minutes more
@@ -101,7 +101,7 @@ build: programs bin/rfaas-cc worker library headers man fortran examples pingpon
 
 PROGRAMS := executor resource-manager rfaas rfaas-bench
 
-# $(call unless_same,FILE): standard input becomes FILE unless that is what it already holds.
+# $(call unless_same,FILE): writes standard input to FILE unless FILE already has this content.
 unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); then rm -f $(1).new; else mv -f $(1).new $(1); fi; }
 
 .PHONY: FORCE
@@ -156,11 +156,11 @@ DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
 WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c $(WORKER)/startup/*.c)))
 CTEST_SOURCES := $(sort $(wildcard tests/c/*.c)) $(filter-out client/c/agent_start.c,$(wildcard client/c/*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
-# The worker contains only what it runs, which keeps its clones small.
+# The worker contains only code that it runs, which keeps its clones small.
 WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(DP_SOURCES)
 BENCH_PEER_SOURCES := $(DP_SOURCES) $(wildcard benchmarks/raw/*.c benchmarks/raw/peer/*.c)
 
-worker: libexec/rfaas-worker libexec/rfaas-bench-peer # libexec/rfaas-worker, and the other side of `rfaas bench`
+worker: libexec/rfaas-worker libexec/rfaas-bench-peer # libexec/rfaas-worker, and the peer of `rfaas bench`
 $(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic))
 $(eval $(call c_program,libexec/rfaas-bench-peer,build/bench-peer,$(BENCH_PEER_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
 build/worker/$(WORKER)/main.o: VERSION_FLAG := -DRFAAS_VERSION='"$(VERSION)"'
@@ -247,7 +247,7 @@ FUNCTIONS := $(patsubst examples/functions/%.c,build/functions/%.so,$(wildcard e
 mpi_programs = $(patsubst examples/mpi/%/,build/examples/%,$(sort $(dir $(wildcard examples/mpi/*/$(1)))))
 MPI_PROGRAMS := $(call mpi_programs,*.c)
 MPICC ?= $(firstword $(shell command -v mpicc.$(strip $(MPI)) mpicc))
-# C++ and Fortran are for those who have them.
+# C++ and Fortran examples are built if there are compilers.
 MPICXX ?= $(firstword $(shell command -v mpicxx.$(strip $(MPI)) mpicxx))
 MPIFORT ?= $(firstword $(shell command -v mpifort.$(strip $(MPI)) mpifort))
 CXX_PROGRAMS := $(if $(and $(shell command -v $(CXX)),$(MPICXX)),$(call mpi_programs,*.cpp))
@@ -289,7 +289,7 @@ $(CXX_PROGRAMS): build/examples/%: examples/mpi/%/main.cpp build/examples/mpi | 
 	$(call say,MPICXX,$@)
 	$(Q)$(MPICXX) -std=c++17 -Wall -Wextra $(CFLAGS) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX -Iinclude -o $@ $< $(EXAMPLE_LINK)
 
-# Go itself knows what is newer.
+# go build checks what has changed.
 $(GO_MPI_PROGRAMS): build/examples/%: FORCE
 	$(call say,GO,$@)
 	$(Q)mkdir -p $(@D)
@@ -302,7 +302,7 @@ $(FORTRAN_PROGRAMS): build/examples/%: examples/mpi/%/main.f90 build/examples/mp
 
 -include $(FUNCTIONS:.so=.d)
 
-# Ping-pongs of MPI that `rfaas bench others` runs, for each MPI that is here.
+# Ping-pongs of MPI that `rfaas bench others` runs, for each MPI that is installed.
 MPI_PINGPONGS := $(foreach mpi,openmpi mpich,$(if $(shell command -v mpicc.$(mpi)),build/bench/pingpong.$(mpi)))
 .PHONY: pingpongs
 pingpongs: $(MPI_PINGPONGS)
@@ -315,14 +315,14 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
 RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|tests/(capi|faults|hostile|remote|slurm)|internal/conventions)(/|$$)')
-# Tests of the client in which several goroutines use the same lease, session, buffer or queue of events. What the others test is in other
-# processes, which the detector does not see, or in C.
+# Tests of the client in which several goroutines use the same lease, session, buffer or queue of events. The other tests concern other
+# processes, which the detector does not see, or C code.
 RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThreads TestSubmit TestDeadlineAndCancel TestBufferPayloads \
 	TestReleaseEndsCalls TestKilledWorkerEndsCallsInFlight TestUseAfterClose TestOperationsEndWithTheirContexts TestRenewal TestChanges \
 	TestEventOfADeath TestDroppedEventsAreCounted TestDrainUnderLoad TestFailoverOfOtherCalls TestExecutorStopsWithCallsInFlight TestMap \
 	TestReduce TestCancelEndsAMap TestCancelEndsAWaitForAWorker TestMapWithoutRequestsIsCancelled TestWaitAny TestPieces TestTyped TestReplace \
 	TestKillLate TestLateFunctionIsNamed TestLeaseStopsWaiting TestLeaseAcrossExecutors TestFailover
-# Packages whose tests also run on verbs, in the virtual machine; of internal/sandbox those of control groups, which have version 2 there.
+# Packages whose tests also run on verbs, in the virtual machine; of internal/sandbox only those of control groups, which have version 2 there.
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
@@ -333,8 +333,8 @@ test: ## everything that must pass: all lanes, with a table at the end
 .PHONY: build-tests
 build-tests: build test-programs # all that lanes run
 
-# Tests that need what could not be built fail by themselves; the others still tell something. With BUILT=1, as `make test` calls
-# a lane when the build lane has passed, nothing is built again.
+# If something cannot be built, only the tests that need it fail. With BUILT=1, which `make test` sets after the build lane has
+# passed, nothing is built again.
 try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'make build failed; going on with the tests' >&2)
 
 # The other packages of tests/ have lanes of their own.
@@ -364,7 +364,7 @@ test-c-plain: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider ofi $(OFI_QUICK)
 	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_QUICK_CXI)
 
-# Less than a minute; make test-c-ofi runs the rest.
+# This takes less than a minute; make test-c-ofi runs the rest.
 OFI_QUICK := '*ofi*' 'load/*' 'access/*-device' 'reset/*@one-device' 'write/source*' 'channel/sizes' 'channel/finish-*' 'channel/shuffle-hot'
 OFI_QUICK_CXI := 'access/*@one-device' 'write/source*@processes' 'channel/sizes' 'channel/shuffle-hot' 'channel/shuffle-depth-1024'
 
@@ -374,7 +374,7 @@ test-c-asan: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider tcp --encrypt 'channel/*' 'write/*' 'read/*' 'tcp/*'
 	$(Q)$(GO) test -asan -count=1 -vet=off ./internal/dataplane
 
-# The other forms of posts, by the rules of cxi over libfabric's tcp. tcp:efa takes the same path, because tcp does not tell how many
+# The other forms of posts, by the rules of cxi over libfabric's tcp. tcp:efa takes the same path, because tcp does not report how many
 # bytes a write with immediate data has written.
 OFI_CASES := 'access/*' 'connect/*' 'read/*' 'recv/*' 'reset/*' 'write/*' 'many/*' 'channel/sizes' 'channel/finish-alone' 'channel/shuffle-*'
 .PHONY: test-c-ofi
@@ -382,11 +382,11 @@ test-c-ofi: build/ctest/dp_test ## conformance and channel tests of the C core o
 	$(Q)build/ctest/dp_test --provider ofi
 	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_CASES)
 
-CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes it fail
-# The thread sanitizer sees one process: the cases whose threads meet in it. It knows no fences (-Wno-tsan): ours stand
-# between shared words of two processes or two threads that are atomic themselves, so that it misses orders and invents no
-# races. Nothing is suppressed. Where the kernel randomises addresses more than this compiler's runtime knows
-# (vm.mmap_rnd_bits above 28), setarch keeps them where it wants them.
+CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes mmap fail
+# The thread sanitizer sees one process, so only cases with several threads in it run. It does not know fences (-Wno-tsan). The
+# code's fences are between shared words that are themselves atomic, so the sanitizer may miss an order but reports no false
+# races. Nothing is suppressed. If the kernel randomises addresses more than the compiler's runtime supports
+# (vm.mmap_rnd_bits above 28), setarch turns randomisation off.
 TSAN_CASES := 'threads/*' 'reap/*' 'turns/*' '*@one-device' '*@two-devices' 'device/*' 'channel/*' 'wait/w*' 'wait/break*' 'connect/*-hello' 'connect/no-*' \
 	'reset/*-refused'
 test-c-tsan: build/ctest/dp_test-tsan
@@ -402,7 +402,7 @@ $(eval $(call c_program,build/ctest/dp_test-asan,build/ctest/asan,$(CTEST_SOURCE
 FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 FUZZ_CFLAGS := $(DP_CFLAGS) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-Itests/fuzz/stub
-# What is under test; main() and what would run a worker are of no use there.
+# The code under test, without main() and without the code that runs a worker.
 FUZZED := $(DP_SOURCES) $(WORKER_PARTS) $(filter-out client/c/agent.c client/c/agent_start.c client/c/agent_prepare.c,$(wildcard client/c/*.c)) tests/fuzz/fabric.c
 
 # $(call fuzz_build,DIRECTORY,COMPILER,FLAGS OF SOURCES,FLAGS OF THE LINK,DRIVER): DIRECTORY/NAME for each target.
@@ -426,7 +426,7 @@ $(addprefix $(1)/,$(FUZZ_NAMES)): $(1)/%: $(1)/tests/fuzz/fuzz_%.o $(1)/lib.a $(
 -include $(patsubst %.c,$(1)/%.d,$(FUZZED) $(FUZZ_NAMES:%=tests/fuzz/fuzz_%.c))
 endef
 
-# gcc, and the driver of our own, which must not be instrumented.
+# gcc with driver.c, which must not be instrumented.
 $(eval $(call fuzz_build,build/fuzz/gcc,$(CC),-fsanitize-coverage=trace-pc$(,)trace-cmp,,build/fuzz/driver.o))
 build/fuzz/driver.o: tests/fuzz/driver.c tests/fuzz/fuzz.h
 	$(call say,CC,$<)
@@ -440,10 +440,10 @@ FUZZTIME ?= 60s
 fuzz: ## every fuzz target for a while (FUZZTIME=60s each)
 	$(Q)tests/fuzz/run --time $(FUZZTIME)
 
-# clang and libFuzzer, for `make fuzz` where there is a clang.
+# clang and libFuzzer, for `make fuzz` if clang is installed.
 $(eval $(call fuzz_build,build/fuzz/clang,clang,-fsanitize=fuzzer-no-link,-fsanitize=fuzzer,))
 
-# Client processes of tests/faults, and what they call.
+# Client processes of tests/faults, and the library that they call.
 .PHONY: test-programs
 test-programs: build/faults/caller build/faults/race build/faults/work.so
 
@@ -457,8 +457,8 @@ build/faults/%.so: tests/faults/testdata/%.c tests/faults/testdata/work.h | head
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -fPIC -shared -Iinclude -o $@ $<
 
-# Most of these wait for something to be noticed, so many run side by side.
-test-faults: ## everything is killed and stopped, one at a time; cancels and deadlines race with 400,000 replies (make bench: a million)
+# Most of these tests wait until a fault is noticed, so many run at the same time.
+test-faults: ## single kills and stops of every process; cancels and deadlines race with 400,000 replies (make bench: a million)
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip 'TestRandomKills|TestChaos|TestBetweenNodes.*' ./tests/faults -calls 400000
 
@@ -475,19 +475,19 @@ test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in namespa
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster -rounds 10
 
-# Bounds are ratios, and what is above its bound is measured again; a regression of half is one on any machine. Status 3 is a machine
-# on which nothing could be measured: that is said, and is nobody's regression.
+# Bounds are ratios, and results above their bound are measured again, so a regression by half is found on any machine. Status 3 means
+# that the machine was too busy to measure anything: the lane reports it and does not fail.
 GUARD := bin/rfaas bench guard --pairs 9 --duration 4s --repeats 5 --total 35s
 unless_busy = || { s=$$?; [ $$s -eq 3 ] && echo "guard: NOT JUDGED, the machine is too busy"; }
 .PHONY: test-guard
-test-guard: $(if $(BUILT),,build) ## what has a bound, measured beside its floor: fails when the ratio has grown by half
+test-guard: $(if $(BUILT),,build) ## measure calls beside their floor: fails if a ratio has grown by half
 	$(Q)$(GUARD) --slack 1.5 --prove $(unless_busy)
 	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove $(unless_busy)
 
-test-install: # installs, uses what is there, uninstalls
+test-install: # installs, uses the installed files, uninstalls
 	$(Q)tests/run --install-check
 
-# What `make run` shows, and the other examples, with either MPI.
+# The demonstration of `make run` and the other examples, with each MPI.
 test-demo: $(if $(BUILT),,build)
 	$(Q)$(run_examples)
 	$(Q)tests/run --interrupt-check
@@ -497,14 +497,14 @@ test-demo: $(if $(BUILT),,build)
 	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory examples
 
-# On two ranks, and on four with two executors; and two whose executor is killed in the middle, with another one to go to and without.
+# On two ranks, on four with two executors, and on two whose executor is killed in the middle, with and without another executor.
 run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
 	PROGRAM=$$program RANKS=$$ranks EXECUTORS=$$((ranks / 2)) CORES=2 scripts/demo; done; done; \
 	export RANKS=2 KILL='rank 0 calls on'; for executors in 2 1; do \
 	PROGRAM=build/examples/montecarlo EXECUTORS=$$executors scripts/demo -mourn -points 300000000; done; \
 	PROGRAM=build/examples/conjugate EXECUTORS=2 scripts/demo 32 100 lose
 
-test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real verbs device in a virtual machine
+test-softroce: build/ctest/dp_test ## everything that uses verbs, on a real verbs device in a virtual machine
 	$(Q)$(try_build)
 	$(Q)rm -rf build/gotest && mkdir -p build/gotest/programs
 	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
@@ -518,7 +518,7 @@ test-softroce-faults: ## kills, stops and cancels on a real verbs device in a vi
 	$(Q)cd tests/faults && ../../scripts/softroce/run --timeout 290 -e RFAAS_REQUIRE_VERBS=1 -- \
 		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -test.skip 'TestBetweenNodes.*' -kills 30 -calls 8000
 
-# Nodes in namespaces of one machine that has a verbs device: all of them reach it.
+# The nodes are namespaces of one machine with a verbs device, which all of them reach.
 test-softroce-slurm: ## an MPI job on a real Slurm that is served by another node, over verbs in a virtual machine
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/gotest-slurm && $(GO) test -c -o build/gotest-slurm/ ./tests/slurm
@@ -528,7 +528,7 @@ test-softroce-slurm: ## an MPI job on a real Slurm that is served by another nod
 # Both machines read the same secret. Its bytes do not matter: the network ends with the machines.
 TWOVM_LINK := -Llib -lrfaas -pthread '-Wl,-rpath,$$ORIGIN/../../lib'
 TWOVM := scripts/softroce/run2 --expendable --timeout 680 -e FAULTS_REMOTE=10.77.0.3:7000
-test-twovm: ## client in one virtual machine, executor in another: the link is cut, a machine killed, accounts stay exact
+test-twovm: ## client in one virtual machine, executor in another: link outages, a killed machine, exact accounts
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults ./client ./internal/manager && $(GO_BUILD) -o build/twovm/ ./tests/remote
 	$(Q)for program in api event failover; do \
@@ -563,7 +563,7 @@ lint-go: $(STATICCHECK)
 	$(Q)$(GO) vet -tags mpich ./mpi
 	$(Q)$(STATICCHECK) ./...
 
-# Compiled for real, since many warnings come from the optimiser only. Headers must stand alone.
+# Compiles with optimisation, because many warnings come only from the optimiser. Each header must compile alone.
 lint-c:
 	$(call say,LINT,c)
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
@@ -574,13 +574,13 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h $(WORKER)/startup/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
 
-# SC2317 takes what only a trap calls for unreachable.
+# SC2317 reports code that only a trap calls as unreachable.
 lint-sh:
 	$(call say,LINT,sh)
 	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts tests/run tests/softroce tests/fuzz/run .ci/run | xargs -r shellcheck -x -e SC2317
 	$(Q)grep -rlE '^#!/bin/sh' scripts | xargs -r shellcheck -x -e SC2317 -s dash
 
-# README's table is what benchmarks/headline says.
+# README's table must agree with benchmarks/headline.
 .PHONY: lint-readme
 lint-readme:
 	$(call say,LINT,README.md)
@@ -590,14 +590,14 @@ lint-readme:
 
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
-# Fortran sources, and those that a program compiles with its own MPI.
+# Fortran sources, and sources that a program compiles with its own MPI.
 FORTRAN_INSTALLED := $(notdir $(FORTRAN_SOURCES) $(wildcard $(WORKER)/fortran/*)) rfaas_mpi.f90 rfaas_mpi_fortran.c
 INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) lib/pkgconfig/rfaas-fortran.pc \
 	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION) \
 	lib/cmake/rfaas/rfaas-config.cmake lib/cmake/rfaas/rfaas-config-version.cmake
-# What CMake and pkg-config compare: numbers and dots.
+# The version for CMake and pkg-config: numbers and dots.
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 UNITS := $(patsubst scripts/systemd/%,%,$(wildcard scripts/systemd/*.service scripts/systemd/user/*.service))
@@ -636,18 +636,18 @@ install: build ## into PREFIX, below DESTDIR
 		'Description: functions executed by remote memory write' 'Version: $(API_VERSION)' \
 		'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas' >$(LIBDIR)/pkgconfig/rfaas.pc
 
-uninstall: ## remove what install put there
+uninstall: ## remove the installed files
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
 	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager,rfaas-agent}.8
 	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd}
 	$(Q)for d in share/rfaas share/modulefiles/rfaas lib/cmake/rfaas; do \
 		[[ ! -d $(DESTDIR)$(PREFIX)/$$d ]] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/$$d; done
 
-clean: ## remove what was built (the virtual machine's image stays: make distclean)
+clean: ## remove built files, except the virtual machine's image (make distclean)
 	$(Q)rm -rf bin lib libexec include
 	$(Q)[[ ! -d build ]] || find build -mindepth 1 -maxdepth 1 -not -name softroce -exec rm -rf {} +
 
-distclean: clean ## clean, and the virtual machine's image too
+distclean: clean ## remove built files and the virtual machine's image
 	$(Q)rm -rf build
 
 proto: $(STATICCHECK) ## generate the Go code of the protobuf messages again (needs protoc)

@@ -198,10 +198,10 @@ func TestSoak(t *testing.T) {
 		"failed": {map[string]string{
 			"soak-kills.log": "=== RUN   TestRandomKills\n x: figure: kills = 1001\n--- FAIL: TestRandomKills (527.02s)\n",
 			"soak-slurm.log": "=== RUN   TestJobs\n--- FAIL: TestJobs (29.00s)\n=== RUN   TestPlan\npanic: test timed out\n",
-			"notes.txt":      "soak-kills: FAILED, status 1 after 530 s; what came before that is in the report\n"},
+			"notes.txt":      "soak-kills: FAILED, status 1 after 530 s; its earlier results are in the report\n"},
 			[]string{">= 1000 | 1001 | FAILED: its test did not pass |", "did not pass | <= 0 | 2 | NOT MET |", "| TestJobs | failed | 29 |", "| TestPlan | not ended | 0 |",
 				"**soak-kills: FAILED, status 1 after 530 s;"}, []string{"| met |"}},
-		"hung without a word": {map[string]string{"notes.txt": "soak-slurm: FAILED, ended after 480 s, which is more than it may take\n"},
+		"hung without a word": {map[string]string{"notes.txt": "soak-slurm: FAILED, ended after 480 s, which is longer than allowed\n"},
 			[]string{">= 1000 | - | not measured |", "did not pass | <= 0 | - | not measured |", "**soak-slurm: FAILED, ended after 480 s"}, []string{"| met |"}},
 		"no soak": {map[string]string{"kills.log": "=== RUN   TestRandomKills\n x: figure: kills = 300\n--- PASS: TestRandomKills (134.02s)\n"},
 			[]string{">= 300 | 300 | met |"}, []string{"Soak", "soak"}},

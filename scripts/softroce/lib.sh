@@ -6,14 +6,14 @@
 # and everything it owns is under $WORK/NAME:
 #     ctl/        shared with the guest: config, job, tty in; stdout, stderr, status out
 #     console     the kernel's console
-#     qemu.log    what qemu itself had to say
-# WORK is one directory per run, locked while the run lives, so a later run can tell a dead one's.
+#     qemu.log    messages of qemu itself
+# WORK is one directory per run, locked during the run, so that a later run recognizes the directories of dead ones.
 
 SOFTROCE_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 SOFTROCE_BUILD=${SOFTROCE_BUILD:-$SOFTROCE_DIR/../../build/softroce}
 
-# Exit statuses of our own. A command may of course end with the same numbers; the message on stderr,
-# which always starts with "softroce:", tells them apart.
+# Exit statuses of these scripts. A command may end with the same numbers. Only these statuses come with a message on stderr that
+# starts with "softroce:".
 # shellcheck disable=SC2034
 readonly EXIT_TIMEOUT=124 EXIT_SETUP=125
 
@@ -23,7 +23,7 @@ die() {
 	exit "$EXIT_SETUP"
 }
 
-# need TOOL...: ends with a useful message where one is missing.
+# need TOOL...: ends with a message if one is missing.
 need() {
 	local tool
 	for tool in "$@"; do
@@ -118,7 +118,7 @@ option_variable() {
 	fi
 }
 
-# base_environment NAME: sets BASE to what every command gets in machine NAME; -e comes after it and wins.
+# base_environment NAME: sets BASE to the environment of every command in machine NAME. -e takes precedence over it.
 base_environment() {
 	local name
 	BASE=(PATH="$PATH" HOME="${HOME:-/}" SOFTROCE_DEVICE=rxe0 SOFTROCE_GID_INDEX=1
@@ -130,7 +130,7 @@ base_environment() {
 
 # ---------------------------------------------------------------------------------------------- image
 
-# image_key: names the initramfs by all that goes into it, apart from the kernel.
+# image_key: a name for the initramfs that depends on its contents, apart from the kernel.
 image_key() {
 	cat -- "$SOFTROCE_DIR/image" "$SOFTROCE_DIR"/guest/* "$(command -v busybox)" | sha256sum | cut -c1-16
 }
@@ -155,9 +155,9 @@ image_ensure() {
 	clock_option
 }
 
-# clock_option: sets CLOCK to the kernel's option that says how fast the machines' time stamp counter is. A machine that finds out by
-# itself, while others use the processor, may find half or twice as much, and its clock is wrong from then on. Without a C
-# compiler it has to.
+# clock_option: sets CLOCK to the kernel option with the frequency of the machines' time stamp counter. A machine that measures it
+# by itself on a busy processor may get half or twice the frequency, and its clock is then wrong. Without a C compiler CLOCK stays
+# empty, and the machine measures.
 CLOCK=''
 clock_option() {
 	local program=$SOFTROCE_BUILD/tsc khz
@@ -178,7 +178,7 @@ TTY_STATE=
 
 work_new() {
 	local old lock parent=${TMPDIR:-/tmp}
-	# Sweep what runs left that were killed by SIGKILL: their lock is free.
+	# Removes directories of runs that were killed by SIGKILL: their lock is free.
 	for old in "$parent"/softroce.??????????; do
 		[[ -O $old && -f $old/lock ]] || continue
 		exec {lock}<"$old/lock" || continue
@@ -221,7 +221,7 @@ guarded() {
 
 # --------------------------------------------------------------------------------- virtual machine
 
-# vm_new NAME: its directory, with the defaults of a machine that is alone.
+# vm_new NAME: makes the directory of a machine, with the defaults of a single machine.
 vm_new() {
 	local name=$1
 	mkdir -p -- "$WORK/$name/ctl"
@@ -235,13 +235,13 @@ vm_new() {
 	VM_NET[$name]=user,restrict=on,ipv6=off
 }
 
-# vm_job NAME CWD ENV... -- CMD ARGS...: what the guest is to run. ENV is NAME=VALUE.
+# vm_job NAME CWD ENV... -- CMD ARGS...: sets the command of the guest. ENV is NAME=VALUE.
 vm_job() {
 	local name=$1 cwd=$2 word
 	shift 2
 	{
 		printf 'cd -- %s || exit 125\n' "$(sh_quote "$cwd")"
-		# A shell makes what it starts by "&" ignore these two signals.
+		# Processes that a shell starts by "&" ignore these two signals.
 		printf 'exec /usr/bin/env -i --default-signal=INT,QUIT'
 		while (($# > 0)) && [[ $1 != -- ]]; do
 			printf ' %s' "$(sh_quote "$1")"
@@ -306,8 +306,7 @@ vm_boot() {
 # qemu_quote PATH: a path inside one of qemu's comma-separated options.
 qemu_quote() { printf '%s' "${1//,/,,}"; }
 
-# vm_stream NAME [PREFIX]: passes on what the guest writes, as it comes, until the machine has ended. With PREFIX
-# each line starts with it.
+# vm_stream NAME [PREFIX]: passes on the guest's output until the machine has ended. Each line starts with PREFIX.
 vm_stream() {
 	local name=$1 prefix=${2:-}
 	stream_follow "$name" stdout "$prefix"
@@ -316,7 +315,7 @@ vm_stream() {
 
 stream_follow() {
 	local dir=$WORK/$1
-	# tail waits for inotify; it looks whether the machine lives only when nothing came for 0.1 s.
+	# tail waits for inotify. It checks the machine only after 0.1 s without output.
 	local -a follow=(tail -c +1 -s 0.1 --pid="${VM_PID[$1]}" -f "$dir/ctl/$2")
 	if [[ -z $3 ]]; then
 		guarded "${follow[@]}" </dev/null &
@@ -336,8 +335,8 @@ vm_timer() {
 	TIMER_PID=$!
 }
 
-# vm_wait NAME...: returns when all the machines have ended (0), the time is over (1), or nobody reads our output any
-# more (2). On 1 and 2 the machines are ended.
+# vm_wait NAME...: returns when all machines have ended (0), the time is over (1), or the reader of the output is gone (2). In
+# cases 1 and 2 it ends the machines.
 vm_wait() {
 	local name ended pid running why=0
 	running=$#
@@ -391,7 +390,7 @@ vm_result() {
 	[[ $STATUS =~ ^[0-9]+$ ]]
 }
 
-# vm_autopsy NAME: what a person needs to see about a machine that did not do its job.
+# vm_autopsy NAME: prints why a machine did not complete its job.
 vm_autopsy() {
 	local dir=$WORK/$1
 	if [[ -s $dir/ctl/stage ]]; then say "machine $1 was at: $(<"$dir/ctl/stage")"; fi

@@ -1,5 +1,5 @@
-/* Prints how many thousand ticks a second this machine's time stamp counter makes, which is what an emulated machine's makes too.
- * That is within some millionths, also while others use the processor: of many readings at either end, those count that took least. */
+/* Prints the frequency of this machine's time stamp counter in kHz. An emulated machine's counter has the same frequency. The result is
+ * accurate to some millionths even on a busy processor, because it uses the fastest of many readings at each end. */
 #include <stdint.h>
 #include <stdio.h>
 #include <time.h>
