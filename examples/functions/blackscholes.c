@@ -1,5 +1,5 @@
-/* libblackscholes: array of bs_option in, array of prices (double) out. The ABI is that of the first rFaaS; nothing of
- * rfaas is needed to build it:  gcc -O2 -shared -fPIC -o blackscholes.so blackscholes.c -lm */
+/* libblackscholes. Input: array of bs_option. Result: array of prices (double). The ABI is that of the first rFaaS, and building
+ * it needs nothing of rfaas:  gcc -O2 -shared -fPIC -o blackscholes.so blackscholes.c -lm */
 #include "blackscholes.h"
 
 __attribute__((visibility("default"))) uint32_t blackscholes(void *args, uint32_t size, void *res) {
@@ -11,7 +11,7 @@ __attribute__((visibility("default"))) uint32_t blackscholes(void *args, uint32_
     return n * (uint32_t)sizeof *price;
 }
 
-/* For latency: gives back what it got. */
+/* For latency: returns its payload. */
 __attribute__((visibility("default"))) uint32_t echo(void *args, uint32_t size, void *res) {
     __builtin_memcpy(res, args, size);
     return size;

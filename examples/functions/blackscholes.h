@@ -1,5 +1,5 @@
-/* European options by Black, Scholes and Merton. Shared by the function that runs on workers and by programs that price
- * locally, so that both give the same bits. */
+/* European options by Black, Scholes and Merton. The function on workers and programs that price locally use the same code,
+ * so prices are equal bit by bit. */
 #ifndef BLACKSCHOLES_H
 #define BLACKSCHOLES_H
 
@@ -16,11 +16,11 @@ typedef struct bs_option {
     int64_t put;       /* 0: call, 1: put */
 } bs_option;
 
-_Static_assert(sizeof(bs_option) == 56, "options travel as bytes");
+_Static_assert(sizeof(bs_option) == 56, "options are sent as bytes");
 
 static inline double bs_normal(double x) { return 0.5 * erfc(-x * 0.70710678118654752440); }
 
-/* Price of one option; NaN when it makes no sense (spot or strike not above 0, negative volatility or time). */
+/* Price of one option; NaN if the option is invalid (spot or strike not above 0, negative volatility or time). */
 static inline double bs_price(const bs_option *o) {
     if (!(o->spot > 0 && o->strike > 0 && o->volatility >= 0 && o->years >= 0))
         return NAN;

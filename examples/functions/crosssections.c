@@ -5,13 +5,13 @@
 
 #include "crosssections.h"
 
-/* cross_lookups in; double out. */
+/* Input: cross_lookups. Result: double. */
 __attribute__((visibility("default"))) uint32_t lookups(void *args, uint32_t size, void *res) {
     cross_lookups l;
     size_t bytes;
     const cross_row *row = rfaas_table("cross sections", &bytes);
     if (size != sizeof l)
-        return rfaas_fail("%u bytes, want the %zu of which lookups to make", size, sizeof l);
+        return rfaas_fail("the payload has %u bytes, want the %zu of struct cross_lookups", size, sizeof l);
     if (bytes < 2 * sizeof *row)
         return rfaas_fail("the table \"cross sections\" has %zu bytes: publish it by rfaas_table_put before the lease is opened", bytes);
     memcpy(&l, args, sizeof l);

@@ -1,5 +1,5 @@
-/* Cross sections of nuclides on a grid of energies, as codes for neutron transport look them up: a search for the energy, then an interpolation. The
- * program and the function of its workers use the same code, so that results are equal bit by bit. */
+/* Lookups of cross sections of nuclides on a grid of energies, as in codes for neutron transport: a search for the energy, then an interpolation.
+ * The program and the function of its workers use the same code, so results are equal bit by bit. */
 #ifndef CROSSSECTIONS_H
 #define CROSSSECTIONS_H
 
@@ -13,7 +13,7 @@ typedef struct cross_row {
     double section[CROSSSECTIONS_NUCLIDES];
 } cross_row;
 
-/* Some lookups: the payload of a call. The result is their sum, a double. */
+/* The payload of a call: some lookups. The result is their sum, a double. */
 typedef struct cross_lookups {
     uint64_t first, count;
 } cross_lookups;

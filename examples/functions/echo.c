@@ -1,4 +1,4 @@
-/* Functions that tests and benchmarks call: the quickest, and those that misbehave in every way we know. */
+/* Functions for tests and benchmarks: fast ones, and ones that misbehave in every known way. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Nothing in, nothing out: the cost of a call itself. */
+/* Does nothing: measures the cost of a call itself. */
 FUNCTION uint32_t empty(void *args, uint32_t size, void *res) {
     (void)args;
     (void)size;
@@ -35,13 +35,13 @@ FUNCTION uint32_t empty(void *args, uint32_t size, void *res) {
     return 0;
 }
 
-/* The payload comes back. */
+/* Returns its payload. */
 FUNCTION uint32_t echo(void *args, uint32_t size, void *res) {
     memcpy(res, args, size);
     return size;
 }
 
-/* Sum of the payload's bytes, as u64: reads everything, answers little. */
+/* Returns the sum of the payload's bytes, as u64: a large payload and a small result. */
 FUNCTION uint32_t sum(void *args, uint32_t size, void *res) {
     const unsigned char *p = args;
     uint64_t s = 0;
@@ -50,7 +50,7 @@ FUNCTION uint32_t sum(void *args, uint32_t size, void *res) {
     return answer(res, s);
 }
 
-/* How often this worker was called, from 1: state lives as long as the worker. */
+/* Returns how often this worker was called, from 1. State lasts as long as the worker. */
 FUNCTION uint32_t count(void *args, uint32_t size, void *res) {
     static uint64_t calls;
     (void)args;
@@ -58,14 +58,14 @@ FUNCTION uint32_t count(void *args, uint32_t size, void *res) {
     return answer(res, ++calls);
 }
 
-/* Process id of the worker. */
+/* Returns the process id of the worker. */
 FUNCTION uint32_t pid(void *args, uint32_t size, void *res) {
     (void)args;
     (void)size;
     return answer(res, (uint64_t)getpid());
 }
 
-/* Uses the core for as many ns as the u64 says. */
+/* Uses the core for u64 ns. */
 FUNCTION uint32_t spin(void *args, uint32_t size, void *res) {
     uint64_t end = now_ns() + argument(args, size);
     while (now_ns() < end) {
@@ -73,7 +73,7 @@ FUNCTION uint32_t spin(void *args, uint32_t size, void *res) {
     return answer(res, end);
 }
 
-/* Sleeps for as many ns as the u64 says. */
+/* Sleeps for u64 ns. */
 FUNCTION uint32_t sleep_ns(void *args, uint32_t size, void *res) {
     uint64_t ns = argument(args, size);
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
@@ -82,7 +82,7 @@ FUNCTION uint32_t sleep_ns(void *args, uint32_t size, void *res) {
     return answer(res, ns);
 }
 
-/* Segmentation fault. */
+/* Ends the worker by a segmentation fault. */
 FUNCTION uint32_t crash(void *args, uint32_t size, void *res) {
     (void)args;
     (void)size;
@@ -100,13 +100,13 @@ FUNCTION uint32_t call_abort(void *args, uint32_t size, void *res) {
     abort();
 }
 
-/* Ends the worker with the exit status that the u64 says. */
+/* Ends the worker with exit status u64. */
 FUNCTION uint32_t call_exit(void *args, uint32_t size, void *res) {
     (void)res;
     _exit((int)argument(args, size));
 }
 
-/* Claims a result of one byte more than there is room for, and writes nothing. */
+/* Claims a result one byte larger than the capacity, and writes nothing. */
 FUNCTION uint32_t too_large(void *args, uint32_t size, void *res) {
     (void)args;
     (void)size;
@@ -114,7 +114,7 @@ FUNCTION uint32_t too_large(void *args, uint32_t size, void *res) {
     return rfaas_result_capacity() + 1;
 }
 
-/* Prints the payload; what a function prints comes back with an error. */
+/* Prints the payload. Errors of a call contain what its function printed. */
 FUNCTION uint32_t print(void *args, uint32_t size, void *res) {
     (void)res;
     printf("%.*s\n", (int)size, (const char *)args);
@@ -134,7 +134,7 @@ FUNCTION uint32_t fail(void *args, uint32_t size, void *res) {
     return rfaas_fail("%.*s", (int)size, size ? (const char *)args : "");
 }
 
-/* Allocates and touches as many bytes as the u64 says, and keeps them. */
+/* Allocates and touches u64 bytes, and keeps them. */
 FUNCTION uint32_t allocate(void *args, uint32_t size, void *res) {
     size_t n = (size_t)argument(args, size);
     char *p = malloc(n);

@@ -1,5 +1,5 @@
-/* Heat on a plate: a block of columns that stays in the worker between calls. What travels in each step is the two
- * columns beside the block and its own two outermost columns. Columns are contiguous, doubles, as in Fortran. */
+/* Heat on a plate: a block of columns that stays in the worker between calls. Each step transfers only the two columns
+ * beside the block and the block's two outermost columns. Columns are contiguous doubles, as in Fortran. */
 #include <math.h>
 #include <string.h>
 
@@ -11,13 +11,13 @@
 
 typedef struct block {
     int64_t rows, columns; /* 0: none yet; rows include the fixed edge, columns not */
-    double *now, *next;    /* (columns + 2) * rows each, the first and last column are neighbours' */
+    double *now, *next;    /* (columns + 2) * rows each; the first and the last column belong to neighbours */
     double cells[];
 } block;
 
 static block *mine(void) { return rfaas_state(sizeof(block) + 2 * sizeof(double) * CELLS_MAX, NULL); }
 
-/* {i64 rows, i64 columns, rows * columns doubles}: keeps the block. */
+/* Input: {i64 rows, i64 columns, rows * columns doubles}, which the worker keeps. */
 FUNCTION uint32_t heat_begin(void *args, uint32_t size, void *res) {
     (void)res;
     int64_t shape[2];
@@ -25,7 +25,7 @@ FUNCTION uint32_t heat_begin(void *args, uint32_t size, void *res) {
     if (!b)
         return rfaas_fail("no memory for %u cells", CELLS_MAX);
     if (size < sizeof shape)
-        return rfaas_fail("%u bytes are no block", size);
+        return rfaas_fail("the payload has %u bytes, want at least the 16 of the numbers of rows and columns", size);
     memcpy(shape, args, sizeof shape);
     if (shape[0] < 3 || shape[0] > CELLS_MAX || shape[1] < 1 || shape[1] > CELLS_MAX ||
         shape[0] * (shape[1] + 2) > CELLS_MAX || size != sizeof shape + 8u * (uint64_t)(shape[0] * shape[1]))
@@ -36,18 +36,18 @@ FUNCTION uint32_t heat_begin(void *args, uint32_t size, void *res) {
     b->now = b->cells;
     b->next = b->cells + CELLS_MAX;
     memcpy(b->now + b->rows, (char *)args + sizeof shape, size - sizeof shape);
-    memcpy(b->next + b->rows, (char *)args + sizeof shape, size - sizeof shape); /* the edge stays as it is */
+    memcpy(b->next + b->rows, (char *)args + sizeof shape, size - sizeof shape); /* the edge does not change */
     return 0;
 }
 
-/* The columns to the left and to the right in; the block's own first and last column after the step out. */
+/* Input: the columns to the left and to the right. Result: the block's first and last column after the step. */
 FUNCTION uint32_t heat_step(void *args, uint32_t size, void *res) {
     block *b = mine();
     if (!b || !b->columns)
         return rfaas_fail("this worker has no block: call heat_begin first");
     size_t m = (size_t)b->rows, bytes = m * sizeof(double);
     if (size != 2 * bytes)
-        return rfaas_fail("%u bytes, want two columns of %zu", size, bytes);
+        return rfaas_fail("the payload has %u bytes, want two columns of %zu", size, bytes);
     memcpy(b->now, args, bytes);
     memcpy(b->now + (size_t)(b->columns + 1) * m, (char *)args + bytes, bytes);
     for (int64_t j = 1; j <= b->columns; j++) {
@@ -64,7 +64,7 @@ FUNCTION uint32_t heat_step(void *args, uint32_t size, void *res) {
     return (uint32_t)(2 * bytes);
 }
 
-/* The whole block out. */
+/* Result: the whole block. */
 FUNCTION uint32_t heat_end(void *args, uint32_t size, void *res) {
     (void)args;
     (void)size;

@@ -1,5 +1,5 @@
-/* Rows of the Mandelbrot set. Shared by the function that runs on workers and by programs that compute locally. In whole numbers,
- * so that everybody finds the same. */
+/* Rows of the Mandelbrot set. The function on workers and programs that compute locally use the same code. It uses whole numbers, so
+ * results are equal everywhere. */
 #ifndef MANDELBROT_H
 #define MANDELBROT_H
 
@@ -17,7 +17,7 @@ static inline int64_t mandelbrot_count(const mandelbrot_rows *m) {
     return m->first < m->height ? (m->height - m->first + m->stride - 1) / m->stride : 0;
 }
 
-/* After how many steps the points of one row leave the circle: width counts. Fixed point, 28 bits behind it. */
+/* Counts the steps after which each point of a row leaves the circle. Fixed point with 28 fractional bits. */
 static inline void mandelbrot_row(const mandelbrot_rows *m, int64_t row, uint16_t *counts) {
     const int64_t one = (int64_t)1 << 28;
     int64_t ci = (2 * row - m->height) * (5 * one / 4) / m->height; /* -1.25 .. 1.25 */

@@ -1,5 +1,5 @@
-/* Rows of a matrix product. The second matrix is sent once and stays in the worker; then come rows of the first one, as
- * many as the caller likes, and go back as rows of the product. Matrices are double, by rows. */
+/* Rows of a matrix product. The second matrix is sent once and stays in the worker. Each further call sends any number of rows
+ * of the first matrix and returns rows of the product. Matrices are doubles, by rows. */
 #include <string.h>
 
 #include "rfaas_function.h"
@@ -7,7 +7,7 @@
 #define FUNCTION __attribute__((visibility("default")))
 
 typedef struct matrix {
-    uint64_t n; /* rows and columns; 0: none yet */
+    uint64_t n; /* rows and columns; 0: no matrix yet */
     double a[];
 } matrix;
 
@@ -15,7 +15,7 @@ typedef struct matrix {
 
 static matrix *mine(void) { return rfaas_state(sizeof(matrix) + sizeof(double) * N_MAX * N_MAX, NULL); }
 
-/* {u64 n, n * n doubles}: keeps the matrix. */
+/* Input: {u64 n, n * n doubles}. The worker keeps the matrix. */
 FUNCTION uint32_t matmul_keep(void *args, uint32_t size, void *res) {
     (void)res;
     const matrix *in = args;
@@ -23,21 +23,21 @@ FUNCTION uint32_t matmul_keep(void *args, uint32_t size, void *res) {
     if (!b)
         return rfaas_fail("no memory for a matrix of %d x %d", N_MAX, N_MAX);
     if (size < sizeof *in || in->n == 0 || in->n > N_MAX || size != sizeof *in + sizeof(double) * in->n * in->n)
-        return rfaas_fail("%u bytes are no square matrix of up to %d rows", size, N_MAX);
+        return rfaas_fail("the payload has %u bytes, which is not a square matrix of at most %d rows", size, N_MAX);
     memcpy(b, in, size);
     return 0;
 }
 
-/* Rows of n doubles in, as many rows of the product out. */
+/* Input: rows of n doubles. Result: as many rows of the product. */
 FUNCTION uint32_t matmul_rows(void *args, uint32_t size, void *res) {
     const double *a = args;
     double *c = res;
     const matrix *b = mine();
     uint32_t n = b ? (uint32_t)b->n : 0;
     if (n == 0)
-        return rfaas_fail("this worker keeps no matrix: call matmul_keep first");
+        return rfaas_fail("this worker has no matrix: call matmul_keep first");
     if (size % (n * sizeof *a))
-        return rfaas_fail("%u bytes are no rows of %u", size, n);
+        return rfaas_fail("the payload has %u bytes, which are not whole rows of %u numbers", size, n);
     uint32_t rows = size / (n * (uint32_t)sizeof *a);
     memset(c, 0, size);
     for (uint32_t i = 0; i < rows; i++)

@@ -1,5 +1,5 @@
-/* How many of n points of a square lie in the circle's quarter. The points follow from the seed, in whole numbers, so that
- * anybody finds the same count. */
+/* Counts how many of n points of a square are in the quarter circle. The seed determines the points, in whole numbers, so the
+ * count is the same everywhere. */
 #include <string.h>
 
 #include "rfaas_function.h"
@@ -11,11 +11,11 @@ static uint64_t next(uint64_t *state) { /* SplitMix64 */
     return z ^ z >> 31;
 }
 
-/* {u64 seed, u64 n} in, u64 count out. */
+/* Input: {u64 seed, u64 n}. Result: u64 count. */
 __attribute__((visibility("default"))) uint32_t circle(void *args, uint32_t size, void *res) {
     uint64_t in[2], hits = 0;
     if (size != sizeof in)
-        return rfaas_fail("%u bytes, want a seed and a number of points", size);
+        return rfaas_fail("the payload has %u bytes, want the 16 of a seed and a number of points", size);
     memcpy(in, args, sizeof in);
     for (uint64_t i = 0; i < in[1]; i++) {
         uint64_t r = next(&in[0]), x = r >> 33, y = r & 0x7fffffff;

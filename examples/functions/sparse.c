@@ -1,4 +1,4 @@
-/* Products of a sparse matrix with vectors. The worker keeps rows of the matrix, which it gets once, by the init call of its lease. */
+/* Products of a sparse matrix with vectors. The worker gets rows of the matrix once, by the init call of its lease, and keeps them. */
 #include <string.h>
 
 #include "rfaas_function.h"
@@ -27,7 +27,7 @@ FUNCTION uint32_t sparse_times(void *args, uint32_t size, void *res) {
     if (!kept)
         return rfaas_fail("this worker has no rows: name sparse_keep as init_function of the lease");
     if (size != kept->columns * sizeof(double) || kept->rows * sizeof(double) > rfaas_result_capacity())
-        return rfaas_fail("a vector of %u bytes and room for a product of %u bytes, want %llu and %llu", size, rfaas_result_capacity(),
+        return rfaas_fail("a vector of %u bytes and a capacity of %u bytes for the product, want %llu and %llu", size, rfaas_result_capacity(),
                           (unsigned long long)(kept->columns * sizeof(double)), (unsigned long long)(kept->rows * sizeof(double)));
     sparse_multiply(kept, args, res);
     return (uint32_t)(kept->rows * sizeof(double));

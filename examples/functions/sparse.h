@@ -1,5 +1,5 @@
-/* Rows of a sparse matrix and their product with a vector. The program and the function of its workers use the same code, which adds each row's
- * products in the same order, so that results are equal bit by bit. */
+/* Rows of a sparse matrix and their product with a vector. The program and the function of its workers use the same code. It adds each row's
+ * products in the same order, so results are equal bit by bit. */
 #ifndef SPARSE_H
 #define SPARSE_H
 
@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Consecutive rows. The structure is followed by the value of each entry (double), the column of each entry (uint32_t), and the number of the first entry
- * of each row, with a last one for the end (uint32_t). */
+/* Consecutive rows. Three arrays follow the structure: the value of each entry (double), the column of each entry (uint32_t), and the number of the
+ * first entry of each row (uint32_t) with one more for the end. */
 typedef struct sparse_rows {
     uint64_t rows, columns, entries;
     double value[];
@@ -21,7 +21,7 @@ static inline size_t sparse_size(uint64_t rows, uint64_t entries) {
     return sizeof(sparse_rows) + entries * (sizeof(double) + sizeof(uint32_t)) + (rows + 1) * sizeof(uint32_t);
 }
 
-/* Reports whether `size` bytes are rows whose entries can be found in a vector of a->columns numbers. */
+/* Whether `size` bytes are rows whose columns are all below a->columns. */
 static inline bool sparse_valid(const sparse_rows *a, size_t size) {
     if (size < sizeof *a || a->rows > UINT32_MAX || a->columns > UINT32_MAX || a->entries > UINT32_MAX || size != sparse_size(a->rows, a->entries))
         return false;

@@ -11,18 +11,18 @@ static const char help[] =
     "\n"
     "Prices European options, part of them on leased cores of other processes, and checks every price.\n"
     "\n"
-    "  --options FILE       option file (default: options.txt of this example)\n"
-    "  --library FILE       functions to lease (default: build/functions/blackscholes.so)\n"
-    "  --n N                options to price, all ranks together; the file repeats (default 4000000)\n"
+    "  --options FILE       option file (default: this example's options.txt)\n"
+    "  --library FILE       library of functions (default: build/functions/blackscholes.so)\n"
+    "  --n N                options to price on all ranks together; the file is repeated (default 4000000)\n"
     "  --workers N          workers that each rank leases (default 1)\n"
-    "  --remote-share X     part of each rank's options that workers price, 0 to 1 (default: as many as they can)\n"
+    "  --remote-share X     share of each rank's options that workers price, 0 to 1 (default: as many as they can)\n"
     "  --batch N            options per call (default 256)\n"
     "  --samples N          latency calls per size and rank, 0 for none (default 5000)\n"
     "  --executor ADDRESS   executor to use (default: $RFAAS_EXECUTOR)\n"
     "  --manager ADDRESS    resource manager to ask (default: $RFAAS_MANAGER)\n"
     "  --provider NAME      auto, shm or verbs (default: $RFAAS_PROVIDER, else auto)\n"
     "  --json               print one JSON object instead of text\n"
-    "  --help               print this\n"
+    "  --help               print this text\n"
     "\n"
     "Exit status: 0 all prices are right, 1 a price is wrong or something failed, 2 wrong usage.\n";
 
@@ -118,6 +118,6 @@ int arguments_parse(arguments *a, int argc, char **argv, bool talk) {
         good = false;
     }
     if (!good && talk)
-        fputs("blackscholes: --help tells the usage\n", stderr);
+        fputs("blackscholes: see --help\n", stderr);
     return good ? 0 : 2;
 }

@@ -15,22 +15,22 @@ typedef struct arguments {
     char options[4096]; /* file */
     char library[4096];
     long n;            /* options to price, all ranks together */
-    double share;      /* part of each rank's options that is priced remotely, 0..1; below 0: as many as the workers can */
+    double share;      /* share of each rank's options that workers price, 0..1; below 0: as many as they can */
     int workers;       /* per rank */
     int batch;         /* options per call */
-    int samples;       /* of the latency, per size and rank; 0: no latency phase */
+    int samples;       /* latency calls per size and rank; 0: none */
     const char *executor, *manager, *provider; /* NULL: from the environment */
     bool json;
 } arguments;
 
-/* Fills args. 0: go on; 1: help was printed; 2: wrong usage, told on standard error. Only `talk` prints. */
+/* Fills args. 0: go on; 1: help was printed; 2: wrong usage, with a message on standard error. Prints only if `talk` is set. */
 int arguments_parse(arguments *args, int argc, char **argv, bool talk);
 
 /* ---- options.c ---- */
 
 typedef struct entry {
     bs_option option;
-    double reference; /* published price, NaN when there is none */
+    double reference; /* published price, NaN if there is none */
     double tolerance; /* half a unit of its last digit */
 } entry;
 
@@ -39,8 +39,8 @@ entry *options_read(const char *path, int *n, char *error, size_t room);
 
 /* ---- quiet.c ---- */
 
-/* A barrier in which waiting ranks sleep in the kernel: MPI's own would have them poll, on the very cores that are being
- * measured. Ranks of one node share a pthread barrier in a shared window; nodes meet by MPI through their first rank. */
+/* A barrier in which waiting ranks sleep in the kernel. In MPI's barrier they would poll on the cores that are being measured.
+ * Ranks of one node share a pthread barrier in a shared window. The first rank of each node meets those of the others by MPI. */
 typedef struct quiet quiet;
 quiet *quiet_create(MPI_Comm comm);
 void quiet_barrier(quiet *q);
@@ -54,7 +54,7 @@ typedef struct latency {
     double p50_ns, p99_ns, min_ns;
 } latency;
 
-/* Measures a synchronous call of `echo` by the caller, which everybody else must leave in peace. 0, or an rfaas status with
+/* Measures synchronous calls of `echo` by this rank. All other ranks must be idle. Returns 0, or an rfaas status with
  * rfaas_last_error set. */
 struct rfaas_lease;
 int latency_measure(struct rfaas_lease *lease, uint32_t echo, int payload, int samples, latency *out);

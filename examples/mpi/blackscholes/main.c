@@ -1,5 +1,5 @@
-/* Black-Scholes on borrowed cores: each MPI rank leases workers, lets them price part of its options while it prices the
- * rest itself, and checks every price. The offloading is in price(): the rest is bookkeeping.
+/* Black-Scholes on leased cores. Each MPI rank leases workers, lets them price a part of its options while it prices the
+ * others itself, and checks every price. price() offloads the work; everything else is input, checks and output.
  *
  *     mpirun -n 2 build/examples/blackscholes --n 1000000 --workers 1
  */
@@ -56,7 +56,7 @@ static long price(rfaas_lease *lease, rfaas_function fn, const bs_option *option
     f.requests = calloc((size_t)f.room, sizeof *f.requests);
     if (!f.requests)
         die("out of memory");
-    const long most = share < 0 ? n : (long)((double)n * share), least = share < 0 ? 0 : most; /* of the workers */
+    const long most = share < 0 ? n : (long)((double)n * share), least = share < 0 ? 0 : most; /* options for the workers */
     long sent = 0, here = n;
     while (sent < here || f.count) {
         while (sent < most && sent < here && f.count < f.room) {
@@ -91,7 +91,7 @@ static long price(rfaas_lease *lease, rfaas_function fn, const bs_option *option
     return sent;
 }
 
-/* What a rank found. All doubles, so that one reduction and one gather do. */
+/* Figures of a rank. All are doubles, so that one reduction and one gather are enough. */
 typedef struct result {
     double seconds, local_seconds, lease_seconds;
     double idle_cores; /* of this rank's node, while the ranks computed alone */
@@ -145,7 +145,7 @@ static rfaas_lease *take_lease(rfaas_session *s, const arguments *a, int workers
     return l;
 }
 
-/* One rank after the other measures with a hot worker of its own while the others sleep. */
+/* The ranks measure one after the other, each with its own hot worker, while the others sleep. */
 static void measure_latency(rfaas_session *s, const arguments *a, quiet *q, result *r) {
     for (int turn = 0; turn < ranks; turn++) {
         quiet_barrier(q);
@@ -202,7 +202,7 @@ static void print_text(const arguments *a, const result *sum, const result *all,
                    payloads[k], i, all[i].p50[k] * 1e-3, all[i].p99[k] * 1e-3, a->samples);
 }
 
-/* Reads the file on rank 0 and gives it to everybody. */
+/* Reads the file on rank 0 and sends it to all ranks. */
 static entry *share_options(const char *path, int *n) {
     entry *entries = NULL;
     char error[8192];

@@ -6,13 +6,13 @@
 
 #include "example.h"
 
-/* Half a unit of the last printed digit, and a little for prices that lie just there. */
+/* Half a unit of the last printed digit, and a little more for prices at the limit. */
 static double half_unit(const char *printed) {
     const char *point = strchr(printed, '.');
     return 0.501 * pow(10, point ? -(double)strlen(point + 1) : 0);
 }
 
-/* One line into e; false when it is malformed. */
+/* Parses a line into e; false if it is malformed. */
 static bool parse(const char *line, entry *e) {
     char type, price[64], rest;
     bs_option *o = &e->option;

@@ -23,8 +23,8 @@ static int rank, ranks;
 
 /* The cube of a rank. Vectors have one more plane below and one above, with copies of the neighbours' numbers. */
 typedef struct cube {
-    size_t edge, plane, n; /* numbers in a plane, in the cube */
-    size_t here;           /* rows that the rank multiplies itself in any case */
+    size_t edge, plane, n; /* numbers in a plane and in the cube */
+    size_t here;           /* rows that the rank always multiplies itself */
     sparse_rows *own, *lent;
 } cube;
 
@@ -142,7 +142,7 @@ static void executor_of(const worker *w, char name[256]) {
     snprintf(name, 256, "%s", strcmp(d.provider, "local") ? d.executor_address : "this rank");
 }
 
-/* Says on which executor rank 0 calls, and repeats the product until the lease is elsewhere. */
+/* Prints the executor on which rank 0 calls, and repeats the product until the lease has moved. */
 static void lose_executor(const cube *c, const worker *w, double *v, double *product) {
     char before[256], now[256];
     executor_of(w, before);

@@ -50,7 +50,7 @@ static const char *library(const char *program) {
     return path;
 }
 
-/* The same on all ranks. */
+/* Makes the table, which is the same on all ranks. */
 static cross_row *make_table(uint64_t rows) {
     cross_row *row = malloc(rows * sizeof *row);
     if (!row)
@@ -63,7 +63,7 @@ static cross_row *make_table(uint64_t rows) {
     return row;
 }
 
-/* Call number i of a rank: its part of the second half of the rank's lookups. */
+/* The payload of a rank's call i: a part of the second half of the rank's lookups. */
 static cross_lookups part(uint64_t lookups, int i) {
     uint64_t half = lookups / 2, from = half * (uint64_t)i / CALLS, to = half * (uint64_t)(i + 1) / CALLS;
     return (cross_lookups){(uint64_t)rank * lookups + half + from, to - from};

@@ -1,7 +1,7 @@
-!> Heat on a plate by Jacobi's method, in Fortran. The plate's columns are divided among the MPI ranks; each rank keeps the
-!> left half of its columns and lends the right half to a worker, where they stay between steps. In each step the worker
-!> and the rank compute at the same time, and only columns at the seams travel: by MPI between ranks, by rfaas to the
-!> worker. At the end every temperature is compared with the same steps computed by the rank alone.
+!> Heat on a plate by Jacobi's method, in Fortran. The plate's columns are divided among the MPI ranks. Each rank computes the
+!> left half of its columns, and a worker keeps and computes the right half. In each step the worker and the rank compute at the
+!> same time, and only columns at the borders are transferred: by MPI between ranks, by rfaas to the worker. At the end every
+!> temperature is compared with the same steps computed by the rank alone.
 !>
 !>     mpirun -n 2 build/examples/heat [rows and columns, 128 if not given] [steps, 200]
 program heat
@@ -41,9 +41,9 @@ program heat
       call sweep(whole, other)
       call swap(whole, other)
    end do
-   alone = (MPI_Wtime() - start)/ranks ! as if it had been divided at no cost
+   alone = (MPI_Wtime() - start)/ranks ! as if the work had been divided without any cost
 
-   ! This rank's columns first..last with a neighbour on each side; from `lent` on they are the worker's.
+   ! This rank's columns first..last, with a neighbour on each side. The worker has those from `lent` on.
    lent = (first + last)/2 + 1
    allocate (plate(0:n + 1, first - 1:lent), source=0.0_real64)
    plate(0, :) = 100
@@ -69,7 +69,7 @@ program heat
    call MPI_Barrier(MPI_COMM_WORLD)
    start = MPI_Wtime()
    do step = 1, steps
-      ! edges: the worker's first and last column. The seam of two ranks is left of a plate, right of a worker's block.
+      ! edges: the worker's first and last column. Left of this rank's columns is the worker of the rank to the left.
       call MPI_Sendrecv(plate(:, first), n + 2, MPI_DOUBLE_PRECISION, left, 1, &
                         beside(:, 2), n + 2, MPI_DOUBLE_PRECISION, right, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE)
       call MPI_Sendrecv(edges(:, 2), n + 2, MPI_DOUBLE_PRECISION, right, 2, &
@@ -114,7 +114,7 @@ contains
       end do
    end subroutine
 
-   !> Size of so many elements, all of which have 8 bytes here.
+   !> Bytes of a number of elements of 8 bytes.
    pure integer(c_size_t) function bytes(elements)
       integer, intent(in) :: elements
       bytes = 8_c_size_t*elements
@@ -144,7 +144,7 @@ contains
       end if
    end function
 
-   !> HEAT_LIBRARY, else beside the program.
+   !> The path of the library: HEAT_LIBRARY, else ../functions/heat.so beside the program.
    function library() result(path)
       character(len=:), allocatable :: path
       character(len=1024) :: text

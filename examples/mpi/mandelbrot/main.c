@@ -1,6 +1,6 @@
-/* The Mandelbrot set with workers of several cores: what they run is an OpenMP function. Every `cores` MPI ranks share one worker with
- * that many cores; the first of them calls it. Half of each rank's rows are computed there, the other half here meanwhile, and
- * every count is compared with the same rows computed by the rank alone.
+/* The Mandelbrot set with workers of several cores, which run an OpenMP function. Every `cores` MPI ranks share one worker with
+ * that many cores, and the first of them calls it. The worker computes half of each rank's rows while the rank computes the other
+ * half. Every count is compared with the same rows computed by the rank alone.
  *
  *     mpirun -n 2 build/examples/mandelbrot [width and height, 600 if not given] [cores of a worker, 2]
  */
@@ -46,7 +46,7 @@ static long argument(int argc, char **argv, int i, long otherwise, long low, lon
     return v;
 }
 
-/* The rows of a rank: a part of 2 * ranks, interleaved, since those in the middle take longest. */
+/* The rows of a rank: one of 2 * ranks interleaved parts, because rows in the middle take longest. */
 static mandelbrot_rows rows_of(long side, int part) {
     return (mandelbrot_rows){.width = side, .height = side, .first = part, .stride = 2 * ranks, .limit = LIMIT};
 }
@@ -58,7 +58,7 @@ static void compute(const mandelbrot_rows *m, uint16_t *counts) {
         mandelbrot_row(m, m->first + k * m->stride, counts + k * m->width);
 }
 
-/* MANDELBROT_LIBRARY, else beside the program. */
+/* The path of the library: MANDELBROT_LIBRARY, else ../functions/mandelbrot.so beside the program. */
 static const char *library(const char *program) {
     static char path[4096];
     const char *given = getenv("MANDELBROT_LIBRARY"), *slash = strrchr(program, '/');
@@ -112,7 +112,7 @@ static void collect(shared *s) {
     }
 }
 
-/* Compares counts with those of the rank alone, and says how many differ. */
+/* Returns how many counts differ from those of the rank alone. */
 static long wrong_of(const mandelbrot_rows *m, const uint16_t *counts) {
     uint16_t *own = memory(bytes_of(m));
     long wrong = 0;

@@ -1,5 +1,5 @@
-/* Dense matrix product, part here and part on borrowed cores, in C++. Each MPI rank computes its rows of C = A * B: some
- * on workers that keep B, some itself meanwhile. Every number is compared with a product computed here alone.
+/* Dense matrix product on MPI ranks and leased cores, in C++. Each rank computes its rows of C = A * B: workers that keep B
+ * compute some of them while the rank computes the others. Every number is compared with a product computed by the rank alone.
  *
  *     mpirun -n 2 build/examples/matmul [n, 256 if not given]
  */
@@ -63,7 +63,7 @@ int work(std::size_t n, const std::string &library_path) {
             lease.invoke(keep, kept, rfaas::span<double>(), rfaas::call_options().on(w));
     }
 
-    /* From the front the rows go to the workers, from the back they are done here, until the two meet. */
+    /* The workers take rows from the front, this rank takes rows from the back, until they meet. */
     const std::size_t batch = n >= 64 ? 8 : 1;
     std::vector<rfaas::request> requests(std::size_t(lease.workers()) * 4);
     std::size_t sent = 0, here = rows, in_flight = 0;
@@ -111,7 +111,7 @@ int main(int argc, char **argv) {
     try {
         const long n = argc > 1 ? std::atol(argv[1]) : 256;
         if (n < 1 || n > 2048)
-            throw std::invalid_argument("n is \"" + std::string(argv[1]) + "\", want 1..2048");
+            throw std::invalid_argument("n is \"" + std::string(argv[1]) + "\", want 1 to 2048");
         status = work(std::size_t(n), library_of(argv[0]));
     } catch (const std::exception &e) {
         std::fprintf(stderr, "matmul: %s\n", e.what());

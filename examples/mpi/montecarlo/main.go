@@ -1,9 +1,9 @@
-// Command montecarlo estimates pi on MPI ranks and borrowed cores, in Go: rank 0 deals out chunks of random points, each
-// rank has its chunks counted by the workers of its own lease and by itself, and the sums meet in a reduction. Every count
-// is compared with the same points counted by the rank alone.
+// Command montecarlo estimates pi on MPI ranks and leased cores, in Go. Rank 0 distributes chunks of random points. Each rank and
+// the workers of its lease count its chunks, and a reduction adds the sums. Every count is compared with the same points counted
+// by the rank alone.
 //
-// A count may be made again: the calls are idempotent. So the program survives the death of executors: their leases go on
-// elsewhere, or in the ranks themselves while there is no other executor.
+// The calls are idempotent, so the program survives the death of executors: their leases move to other executors, or calls run in
+// the ranks themselves while there is no other executor.
 //
 //	mpirun -n 2 build/examples/montecarlo -points 4000000
 package main
@@ -43,9 +43,9 @@ func circle(seed, n uint64) (hits uint64) {
 }
 
 func main() {
-	points := flag.Uint64("points", 4000000, "random points in all")
+	points := flag.Uint64("points", 4000000, "total number of random points")
 	workers := flag.Int("workers", 1, "workers of each rank")
-	mourn := flag.Bool("mourn", false, "say, when a tenth is counted, on which executor rank 0 calls, and fail unless an executor was lost after that")
+	mourn := flag.Bool("mourn", false, "after a tenth, print the executor on which rank 0 calls; fail unless an executor is lost after that")
 	library := flag.String("library", "", "path of montecarlo.so (default: where make build puts it)")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -76,7 +76,7 @@ func run(points uint64, workers int, library string, mourn bool) error {
 	if err != nil {
 		return err
 	}
-	// Rank 0 says how much there is, and deals out the seeds.
+	// Rank 0 chooses the number of points, and distributes the seeds.
 	total := []uint64{points / chunk}
 	if err := mpi.Bcast(world, 0, total); err != nil {
 		return err
@@ -127,9 +127,9 @@ func run(points uint64, workers int, library string, mourn bool) error {
 		pi := 4 * float64(sums[0]) / n
 		fmt.Printf("montecarlo: pi is %.5f by %.0f points on %d ranks, %d of %d chunks remotely, %d counts wrong\n", pi, n, ranks, sums[1], share*ranks, sums[2])
 		fmt.Printf("  alone %.2f ms, with workers %.2f ms: speed-up %.2f\n", slowest[0]*1e3, slowest[1]*1e3, slowest[0]/slowest[1])
-		fmt.Printf("  leases that went on elsewhere %d, calls made again %d, in a rank for want of executors %d\n", sums[4], sums[3], sums[5])
+		fmt.Printf("  leases that moved %d, calls repeated %d, calls in a rank without another executor %d\n", sums[4], sums[3], sums[5])
 		if mourn && sums[4]+sums[5] == 0 {
-			return errors.New("no executor was lost")
+			return errors.New("-mourn: no executor was lost")
 		}
 		if math.Abs(pi-math.Pi) > 10/math.Sqrt(n) {
 			return fmt.Errorf("pi is not %v", pi)
@@ -141,14 +141,14 @@ func run(points uint64, workers int, library string, mourn bool) error {
 	return nil
 }
 
-// counted is what a rank found.
+// counted has the figures of a rank.
 type counted struct {
 	hits, remote uint64
 	took         time.Duration
 	client.LeaseStatistics
 }
 
-// count counts the points of all seeds: each worker and the rank itself take the next chunk when they are ready for one.
+// count counts the points of all seeds. Each worker and the rank itself take the next chunk when they are ready.
 func count(seeds []uint64, workers int, library string, tell bool) (c counted, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -173,7 +173,7 @@ func count(seeds []uint64, workers int, library string, tell bool) (c counted, e
 	var wg sync.WaitGroup
 	failed := make(chan error, lease.Workers())
 	start := time.Now()
-	// The first chunk of each worker is its own, however slow it starts.
+	// Each worker gets one chunk in any case, however slowly it starts.
 	next.Store(uint64(min(lease.Workers(), len(seeds))))
 	calls := client.Idempotent(ctx, 3)
 	for w := range min(lease.Workers(), len(seeds)) {

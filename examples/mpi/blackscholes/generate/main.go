@@ -1,6 +1,6 @@
 // Command generate writes options.txt, the input of the Black-Scholes example: first options whose prices are
-// published in textbooks, then made-up ones from a fixed linear congruential generator, so that everybody who runs
-// it gets the same file.
+// published in textbooks, then options from a linear congruential generator with a fixed seed, so that the file is always
+// the same.
 //
 //	go run ./examples/mpi/blackscholes/generate >examples/mpi/blackscholes/options.txt
 package main
@@ -25,7 +25,7 @@ const header = `# European options for the Black-Scholes example. Written by exa
 #
 `
 
-// published are prices that others have printed. Those of Haug's book were compared with QuantLib's test suite
+// published are options with prices from textbooks. Those of Haug's book were compared with QuantLib's test suite
 // (europeanoption.cpp), which quotes them.
 const published = `# J. Hull, Options, Futures, and Other Derivatives: stock
 42 40 0.10 0 0.20 0.5 C 4.76

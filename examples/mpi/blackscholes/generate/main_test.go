@@ -17,7 +17,7 @@ func TestShippedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(b.Bytes(), shipped) {
-		t.Fatal("options.txt is not what generate writes; run it again")
+		t.Fatal("options.txt differs from the output of generate: run generate again")
 	}
 	// The comment lines aside, there is one option per line.
 	options := 0
