@@ -86,6 +86,20 @@ func TestMeter(t *testing.T) {
 	want("a century", 100*365*24*time.Hour, Use{CoreMicros: 1024 * 100 * 365 * 24 * 3600 * 1e6, MemoryMiBMillis: 4 << 20 * 100 * 365 * 24 * 3600 * 1000})
 }
 
+// A meter charges cores and memory from when the lease has them, also after its state was saved.
+func TestMeterGrew(t *testing.T) {
+	at := func(s int) time.Time { return time.Unix(1000, 0).Add(time.Duration(s) * time.Second) }
+	m := NewMeter(2, 1, 1<<20, at(0))
+	m.Grew(2, 3<<20, at(10))
+	u := RestoreMeter(m.Save()).Use(at(15))
+	if want := uint64(10*1+5*3) * 1e6; u[CoreMicros] != want {
+		t.Errorf("%d core microseconds, want %d", u[CoreMicros], want)
+	}
+	if want := uint64(10*1+5*4) * 1e3; u[MemoryMiBMillis] != want {
+		t.Errorf("%d MiB ms, want %d", u[MemoryMiBMillis], want)
+	}
+}
+
 // Whatever a worker reports: no counter shrinks, and time stays below the kernel's.
 func TestMeterProperties(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))

@@ -20,8 +20,8 @@ type Report struct {
 // says that its process computed, and no sum shrinks. Not safe for concurrent use.
 type Meter struct {
 	cores  uint64
-	memory uint64 // bytes
-	began  time.Time
+	memory uint64    // bytes
+	began  time.Time // since when the lease has had these
 	ended  time.Time
 	seats  []seatMeter
 	base   Use // of earlier parts
@@ -68,6 +68,15 @@ func (m *Meter) Replaced(i int) {
 	s.now = Report{}
 }
 
+// Grew notes that the lease has more cores and memory from a time on.
+func (m *Meter) Grew(cores int, memory uint64, from time.Time) {
+	until := m.held(from)
+	m.seats[0].past = m.seats[0].past.plus(until) // as if a worker that has left had used them
+	m.began = from
+	m.cores += uint64(cores)
+	m.memory += memory
+}
+
 // End stops the clock of the lease; the first time counts.
 func (m *Meter) End(at time.Time) {
 	if m.ended.IsZero() {
@@ -93,15 +102,17 @@ func (m *Meter) whole(now time.Time) Use {
 	if !m.ended.IsZero() && now.After(m.ended) {
 		now = m.ended
 	}
-	elapsed := uint64(max(now.Sub(m.began), 0)) // ns
-	u := Use{
-		CoreMicros:      mulDiv(m.cores, elapsed, 1e3),
-		MemoryMiBMillis: mulDiv(m.memory, elapsed, 1<<20*1e6),
-	}
+	u := m.held(now)
 	for i := range m.seats {
 		u = u.plus(m.seats[i].past).plus(m.seats[i].now.use())
 	}
 	return u
+}
+
+// held is what the present cores and memory have amounted to since the lease has had them.
+func (m *Meter) held(now time.Time) Use {
+	elapsed := uint64(max(now.Sub(m.began), 0)) // ns
+	return Use{CoreMicros: mulDiv(m.cores, elapsed, 1e3), MemoryMiBMillis: mulDiv(m.memory, elapsed, 1<<20*1e6)}
 }
 
 // mulDiv is a*b/c without overflow in between; the largest number if the result is larger.

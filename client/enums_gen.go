@@ -31,6 +31,9 @@ const (
 	EventMoved EventKind = 5
 	// EventLocal: with LeaseOptions.Local, calls now run in this process. Reason says why.
 	EventLocal EventKind = 6
+	// EventWorkerAdded: the lease was opened with fewer workers than it asked for (LeaseOptions.WorkersMin), and the one with index
+	// Worker was added.
+	EventWorkerAdded EventKind = 7
 )
 
 // Start is how a worker came to its lease. Slower ways have lower numbers.

@@ -8,7 +8,7 @@ import (
 )
 
 func (k EventKind) String() string {
-	if k < EventWorkerDied || k > EventLocal {
+	if k < EventWorkerDied || k > EventWorkerAdded {
 		return fmt.Sprintf("event %d", int(k))
 	}
 	return api.EventNames[k]
@@ -17,7 +17,7 @@ func (k EventKind) String() string {
 // Event is one thing that happened to a lease.
 type Event struct {
 	Kind   EventKind
-	Worker int           // EventWorkerDied: index of the worker
+	Worker int           // EventWorkerDied, EventWorkerAdded: index of the worker
 	In     time.Duration // EventDraining, EventExpiring: time until the end
 	Reason string
 	Lost   int // number of earlier events that were dropped because OnEvent blocked

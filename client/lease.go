@@ -22,9 +22,12 @@ type LeaseOptions struct {
 	Code           []byte // or its bytes
 	Workers        int    // 0: 1
 	CoresPerWorker int    // 0: 1
-	Memory         uint64 // bytes per worker; 0: the executor's default
-	Depth          int    // calls in flight per worker; 0: DefaultDepth
-	Eager          int    // bytes of payload that travel with the request; 0: 16 KiB
+	// WorkersMin is the fewest workers with which the lease is opened, at most Workers. It gets as many as the executor has room for, up to
+	// Workers. The others are added as cores become free on that executor, and EventWorkerAdded reports each of them. 0: Workers.
+	WorkersMin int
+	Memory     uint64 // bytes per worker; 0: the executor's default
+	Depth      int    // calls in flight per worker; 0: DefaultDepth
+	Eager      int    // bytes of payload that travel with the request; 0: 16 KiB
 	// Bulk bounds the bytes of all large payloads in flight, for each worker and direction, and so the largest payload and
 	// result. 0: 2 MiB. Negative: none, so that Eager is the limit.
 	Bulk     int64
@@ -83,7 +86,7 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 	for _, x := range []struct {
 		name  string
 		value int
-	}{{"workers", o.Workers}, {"cores per worker", o.CoresPerWorker}, {"depth", o.Depth}, {"eager", o.Eager}, {"wait mode", int(o.WaitMode)}} {
+	}{{"workers", o.Workers}, {"the fewest workers", o.WorkersMin}, {"cores per worker", o.CoresPerWorker}, {"depth", o.Depth}, {"eager", o.Eager}, {"wait mode", int(o.WaitMode)}} {
 		if x.value < 0 || x.value > math.MaxInt32 {
 			return nil, fail(op, dataplane.StatusInvalid, "%s %d is negative or too large", x.name, x.value)
 		}
@@ -96,7 +99,7 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 	if o.Duration < 0 || o.CallLimit < 0 || o.Wait < 0 {
 		return nil, fail(op, dataplane.StatusInvalid, "duration %v, call limit %v, wait %v: negative", o.Duration, o.CallLimit, o.Wait)
 	}
-	return &c.LeaseOptions{Workers: uint32(o.Workers), CoresPerWorker: uint32(o.CoresPerWorker), Depth: uint32(o.Depth),
+	return &c.LeaseOptions{Workers: uint32(o.Workers), WorkersMin: uint32(o.WorkersMin), CoresPerWorker: uint32(o.CoresPerWorker), Depth: uint32(o.Depth),
 		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, Memory: o.Memory, Duration: o.Duration,
 		CallLimit: o.CallLimit, Wait: o.Wait, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
 		Bundle: strings.Join(o.Bundle, ":"), Failover: o.Failover, Local: o.Local, Reuse: o.Reuse, InitFunction: o.InitFunction,
@@ -200,16 +203,19 @@ func (s *Session) newLease(handle *c.Lease, o *LeaseOptions) (*Lease, error) {
 		return nil, err
 	}
 	l := &Lease{session: s, c: handle, begun: info, over: make(chan struct{}), gone: make(chan struct{}),
-		workers: make([]Worker, info.Workers), large: info.Workers > lanes}
-	l.turns.init(info.Workers)
+		workers: make([]Worker, info.Wanted), large: info.Wanted > lanes}
+	l.turns.init(info.Workers, info.Wanted)
 	for i := range l.workers {
 		w := &l.workers[i]
 		w.lease, w.index = l, i
-		w.turns.init(1)
+		w.turns.init(1, 1)
 	}
 	s.mu.Lock()
 	s.leases[l] = struct{}{}
 	s.mu.Unlock()
+	if info.Workers < info.Wanted {
+		l.events.Go(func() { l.grow(info.Workers) })
+	}
 	if o.OnEvent != nil {
 		l.events.Go(func() { l.watch(o.OnEvent) })
 	}
@@ -228,10 +234,34 @@ func (l *Lease) info() c.Info {
 	return info
 }
 
-// Workers returns the number of workers.
-func (l *Lease) Workers() int { return len(l.workers) }
+// grow gives calls a turn for each worker that is added to the lease. Like watch it polls, which also makes the C library add workers.
+func (l *Lease) grow(n int) {
+	tick := time.NewTicker(eventsEvery)
+	defer tick.Stop()
+	for n < len(l.workers) {
+		select {
+		case <-l.over:
+			return
+		case <-tick.C:
+		}
+		for now := l.c.Workers(); n < now; n++ {
+			l.turns.give()
+		}
+	}
+}
 
-// Worker returns worker i, 0 <= i < Workers(). It panics on another index, as a slice would.
+// Workers returns the number of workers that the lease has now. With LeaseOptions.WorkersMin it grows up to LeaseOptions.Workers.
+func (l *Lease) Workers() int {
+	if !l.released.Load() {
+		if n := l.c.Workers(); n > 0 {
+			return n
+		}
+	}
+	return l.begun.Workers
+}
+
+// Worker returns worker i, 0 <= i < LeaseOptions.Workers. It panics on another index, as a slice would. Calls on a worker that has not been
+// added yet (LeaseOptions.WorkersMin) fail with ErrInvalid.
 func (l *Lease) Worker(i int) *Worker { return &l.workers[i] }
 
 // Functions returns the names of the library's functions in the order of their indices. A local lease knows only the functions that
@@ -328,7 +358,7 @@ func (l *Lease) Err() error {
 // Start returns how the workers of the lease started; if they differ, the slowest way.
 func (l *Lease) Start() Start {
 	how := StartCached
-	for i := range l.workers {
+	for i := range l.Workers() {
 		how = min(how, l.workers[i].StartSteps().Start)
 	}
 	return how
@@ -373,9 +403,10 @@ type turns struct {
 	wake chan struct{}
 }
 
-func (t *turns) init(n int) {
+// init makes n turns, which give may increase up to `most`.
+func (t *turns) init(n, most int) {
 	t.free.Store(int64(n))
-	t.wake = make(chan struct{}, n)
+	t.wake = make(chan struct{}, most)
 }
 
 // take takes a turn; false: the context or the lease ended first.

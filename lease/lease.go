@@ -54,6 +54,7 @@ const (
 // Terms are what a request asks for.
 type Terms struct {
 	Workers         int           // at least 1
+	WorkersMin      int           // fewest with which the lease is granted, at most Workers; 0: Workers. Grow adds the others
 	CoresPerWorker  int           // physical cores for each worker, at least 1
 	MemoryPerWorker uint64        // bytes
 	Duration        time.Duration // from the grant on, above 0; Renew prolongs
@@ -77,8 +78,13 @@ func (t Terms) sameRequest(again *Terms) bool {
 	return t == *again || t.Fingerprint != [32]byte{} && t.Fingerprint == again.Fingerprint && t.Tenant == again.Tenant
 }
 
-// memory is what all workers get together.
-func (t Terms) memory() uint64 { return uint64(t.Workers) * t.MemoryPerWorker }
+// least returns the fewest workers with which the lease is granted.
+func (t Terms) least() int {
+	if t.WorkersMin == 0 {
+		return t.Workers
+	}
+	return t.WorkersMin
+}
 
 // fit says whether workers that were started for old can serve t.
 func (t Terms) fit(old Terms) bool {
@@ -93,7 +99,7 @@ type Lease struct {
 	RequestID RequestID
 	State     State
 	Terms     Terms
-	CPUs      [][]int   // of each worker, ascending
+	CPUs      [][]int   // of each worker, ascending; none for a worker that has not been added yet
 	Granted   time.Time // zero until granted
 	Expires   time.Time // zero until granted
 	ClientEnd time.Time // when the client stops using it: Config.Margin before Expires
@@ -105,6 +111,18 @@ type Lease struct {
 	Evict []ID
 
 	rec *record // what Wait waits on; it outlives the table's memory of the lease
+}
+
+// Present returns the number of workers that have cores. It is less than Terms.Workers until Grow has added the others.
+func (l *Lease) Present() int { return present(l.CPUs) }
+
+func present(of [][]int) (n int) {
+	for _, s := range of {
+		if len(s) > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // record is the table's own view of a lease.
@@ -121,7 +139,7 @@ type record struct {
 	dropped  bool      // they were cached, and are to be reaped
 	reaped   bool
 
-	shares [][]int // of each worker: indices into the table's cores
+	shares [][]int // of each worker: indices into the table's cores; none for a worker that has not been added
 	memory uint64  // bytes held
 }
 

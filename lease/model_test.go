@@ -53,7 +53,7 @@ func (m *model) taken() (map[int]int, uint64) {
 		for c, n := range coresOf(l) {
 			cpus[c] += n - m.lost[id][c]
 		}
-		memory += l.Terms.memory() - m.lostM[id]
+		memory += memoryOf(l.Terms) - m.lostM[id]
 	}
 	return cpus, memory
 }
@@ -65,7 +65,7 @@ func (m *model) possible(tm Terms) bool {
 	for _, c := range m.cores {
 		sum += min(m.share-cpus[c.CPUs[0]], tm.Workers)
 	}
-	return sum >= tm.Workers*tm.CoresPerWorker && m.memory-memory >= tm.memory()
+	return sum >= tm.Workers*tm.CoresPerWorker && m.memory-memory >= memoryOf(tm)
 }
 
 // check compares the table with the model: the same amounts, no core with more leases than it may have.
@@ -147,7 +147,7 @@ func (m *model) request(t *testing.T, tab *Table, rid RequestID, tm Terms, reuse
 		for c, n := range coresOf(k) {
 			others[c] += n
 		}
-		memory += k.Terms.memory()
+		memory += memoryOf(k.Terms)
 	}
 	for i, id := range l.Evict {
 		if m.cached[i].ID != id {
@@ -167,9 +167,9 @@ func (m *model) request(t *testing.T, tab *Table, rid RequestID, tm Terms, reuse
 			t.Fatalf("lease %d has CPU %d, which is taken", l.ID, c)
 		}
 	}
-	need := int64(tm.memory()) - int64(m.memory-memory)
+	need := int64(memoryOf(tm)) - int64(m.memory-memory)
 	for _, id := range l.Evict {
-		give := min(max(need, 0), int64(m.held[id].Terms.memory()))
+		give := min(max(need, 0), int64(memoryOf(m.held[id].Terms)))
 		m.lostM[id] = uint64(give)
 		need -= give
 	}
@@ -472,3 +472,5 @@ func (m *model) finish(t *testing.T, tab *Table) {
 		}
 	}
 }
+
+func memoryOf(t Terms) uint64 { return uint64(t.Workers) * t.MemoryPerWorker }

@@ -14,7 +14,7 @@ type Saved struct {
 	Left     time.Time // when the client went away last
 	ComeBy   time.Time // deadline for the absent client; zero while it is present
 	Notice   time.Time // when the client is notified that the end is near
-	Shares   [][]int   // of each worker: indices into the sorted cores
+	Shares   [][]int   // of each worker: indices into the sorted cores; none for a worker that has not been added
 }
 
 // Save returns the leases that are granted and have not ended. No lease may be Requested or cached, and no ended one may have
@@ -66,13 +66,14 @@ func (t *Table) restore(s *Saved) error {
 	if err := t.possible(s.Terms); err != nil {
 		return err
 	}
-	if len(s.Shares) != s.Terms.Workers || s.Terms.memory() > t.memory {
-		return fmt.Errorf("cores of %d workers and %d bytes of memory, %d are free: %w", len(s.Shares), s.Terms.memory(), t.memory, ErrInvalid)
+	memory := uint64(present(s.Shares)) * s.Terms.MemoryPerWorker
+	if len(s.Shares) != s.Terms.Workers || present(s.Shares) < s.Terms.least() || memory > t.memory {
+		return fmt.Errorf("cores of %d of %d workers and %d bytes of memory, %d are free: %w", present(s.Shares), len(s.Shares), memory, t.memory, ErrInvalid)
 	}
 	r := &record{Lease: s.Lease, settled: make(chan struct{}), presence: s.Presence, present: s.Present, left: s.Left, comeBy: s.ComeBy,
-		notice: s.Notice, memory: s.Terms.memory()}
+		notice: s.Notice, memory: memory}
 	for _, share := range s.Shares {
-		if len(share) != s.Terms.CoresPerWorker {
+		if len(share) != 0 && len(share) != s.Terms.CoresPerWorker {
 			return fmt.Errorf("a worker with %d cores: %w", len(share), ErrInvalid)
 		}
 		for _, core := range share {

@@ -133,6 +133,8 @@ func (t *Table) possible(terms Terms) error {
 	switch {
 	case w < 1:
 		return fmt.Errorf("%d workers: want at least 1: %w", w, ErrInvalid)
+	case terms.WorkersMin < 0 || terms.WorkersMin > w:
+		return fmt.Errorf("at least %d of %d workers: want 1 to %d: %w", terms.WorkersMin, w, w, ErrInvalid)
 	case c < 1:
 		return fmt.Errorf("%d cores per worker: want at least 1: %w", c, ErrInvalid)
 	case w > all/c || c > len(t.cores.list):
@@ -149,43 +151,65 @@ func (t *Table) possible(terms Terms) error {
 	return nil
 }
 
-// take finds cores and memory for the terms. When there are not enough free ones, it evicts cached leases, the oldest
-// first.
+// most returns how many workers of these terms the free cores and memory suffice for at most, with those of cached leases.
+func (t *Table) most(terms *Terms) int {
+	n := min(terms.Workers, t.cores.free()/terms.CoresPerWorker)
+	if m := terms.MemoryPerWorker; m > 0 {
+		n = int(min(uint64(n), (t.memory+t.cachedMemory)/m))
+	}
+	return n
+}
+
+// take finds cores and memory for the terms: for all workers, or for as many as possible, but not fewer than the terms permit.
 func (t *Table) take(r *record, terms *Terms) error {
+	for n := max(t.most(terms), terms.least()); ; n-- {
+		shares, evict, err := t.takeSome(terms, n)
+		if err == nil {
+			r.shares = append(shares, make([][]int, terms.Workers-n)...)
+			r.memory, r.Evict = uint64(n)*terms.MemoryPerWorker, evict
+			return nil
+		}
+		if n == terms.least() {
+			return err
+		}
+	}
+}
+
+// takeSome takes the cores and the memory of n workers. When there are not enough free ones, it evicts cached leases, the oldest first,
+// and returns them.
+func (t *Table) takeSome(terms *Terms, n int) (shares [][]int, evict []ID, err error) {
 	have := make([]int, len(t.cores.list))
 	for i := range have {
 		have[i] = t.cores.available(i)
 	}
-	memory := t.memory
+	memory, need := t.memory, uint64(n)*terms.MemoryPerWorker
 	victims := 0
 	for {
-		if memory >= terms.memory() {
-			if r.shares = t.cores.place(terms.Workers, terms.CoresPerWorker, have); r.shares != nil {
+		if memory >= need {
+			if shares = t.cores.place(n, terms.CoresPerWorker, have); shares != nil {
 				break
 			}
 		}
 		if victims == len(t.cached) {
-			return t.busy(terms)
+			return nil, nil, t.busy(terms, n)
 		}
 		v := t.leases[t.cached[victims]]
 		count(have, v.shares, 1)
 		memory += v.memory
 		victims++
 	}
-	r.memory = terms.memory()
-	evicted := slices.Clone(t.cached[:victims])
-	for _, id := range evicted {
+	evict = slices.Clone(t.cached[:victims])
+	for _, id := range evict {
 		t.drop(t.leases[id])
 	}
-	r.Evict = evicted
-	t.charge(r, evicted)
-	return nil
+	t.charge(shares, need, evict)
+	return shares, evict, nil
 }
 
-// charge books what a new lease takes: from what is free, and where that is not enough from the victims, which keep the
-// rest until they are reaped.
-func (t *Table) charge(r *record, victims []ID) {
-	for _, s := range r.shares {
+// charge books what a lease takes: from what is free, and where that is not enough from the victims, which keep the rest until they are
+// reaped.
+func (t *Table) charge(shares [][]int, need uint64, victims []ID) {
+	for _, s := range shares {
 		for _, i := range s {
 			if t.cores.available(i) > 0 {
 				t.cores.used[i]++
@@ -198,7 +222,6 @@ func (t *Table) charge(r *record, victims []ID) {
 			}
 		}
 	}
-	need := r.memory
 	from := min(need, t.memory)
 	t.memory -= from
 	for _, id := range victims {
@@ -220,16 +243,17 @@ func (r *record) yield(i int) bool {
 	return false
 }
 
-func (t *Table) busy(terms *Terms) error {
+// busy returns the error for n workers of these terms.
+func (t *Table) busy(terms *Terms, n int) error {
 	free, memory := t.cores.free(), t.memory+t.cachedMemory
-	if need := terms.Workers * terms.CoresPerWorker; need > free {
+	if need := n * terms.CoresPerWorker; need > free {
 		return fmt.Errorf("%d cores wanted, %d of %d are free: %w", need, free, t.cores.total(), ErrBusy)
 	}
-	if need := terms.memory(); need > memory {
+	if need := uint64(n) * terms.MemoryPerWorker; need > memory {
 		return fmt.Errorf("%d bytes wanted, %d of %d are free: %w", need, memory, t.cfg.Memory, ErrBusy)
 	}
 	return fmt.Errorf("%d different cores wanted for each of %d workers, those that are free are not different enough: %w",
-		terms.CoresPerWorker, terms.Workers, ErrBusy)
+		terms.CoresPerWorker, n, ErrBusy)
 }
 
 func (t *Table) newID() ID {

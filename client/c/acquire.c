@@ -18,11 +18,11 @@
 
 rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l) {
     rfaas_grant *h = calloc(1, sizeof *h);
-    if (!h || !(h->workers = calloc(l->n_workers, sizeof *h->workers))) {
+    if (!h || !(h->workers = calloc(l->wanted, sizeof *h->workers))) {
         free(h);
         return NULL;
     }
-    h->n_workers = l->n_workers;
+    h->n_workers = l->wanted;
     h->key = rfaas_api_new_key(l);
     return h;
 }
@@ -41,6 +41,7 @@ static void drop_channels(rfaas_grant *h) {
 }
 
 void rfaas_api_grant_destroy(rfaas_grant *h) {
+    rfaas_agent_drop(h->growing);
     drop_channels(h);
     for (uint32_t i = 0; i < h->n_workers; i++)
         free(h->workers[i].details);
@@ -171,7 +172,7 @@ static bool lost(int status) {
 /* Polls the init calls of the granted workers. Returns true if all have returned, or one has failed. */
 static bool init_step(rfaas_acquisition *a) {
     bool busy = false;
-    for (uint32_t i = 0; i < a->grant->n_workers; i++) {
+    for (uint32_t i = 0; i < a->grant->present; i++) {
         int status = rfaas_api_init_step(a->lease, a->grant, i);
         if (status && status != RFAAS_BUSY) {
             a->init_failed = rfaas_api_init_failed();
@@ -185,7 +186,7 @@ static bool init_step(rfaas_acquisition *a) {
 /* Starts the init calls of all workers that were granted. */
 static bool init_start(rfaas_acquisition *a) {
     a->initialising = true;
-    for (uint32_t i = 0; i < a->grant->n_workers; i++) {
+    for (uint32_t i = 0; i < a->grant->present; i++) {
         int status = rfaas_api_init_start(a->lease, a->grant, i);
         if (status) {
             a->init_failed = true;
@@ -257,6 +258,7 @@ static uint64_t change_key(rfaas_lease *l, rfaas_grant *h) {
         l->line->key = key;
     h->key = key;
     h->lease_id = 0;
+    h->present = h->room = 0;
     h->ended = 0;
     for (uint32_t i = 0; i < h->n_workers; i++)
         h->workers[i].pid = h->workers[i].dead_pid = h->workers[i].silent_pid = 0;
@@ -347,10 +349,14 @@ static bool behind_network(const rfaas_grant *h) { return !strcmp(h->provider, "
 static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, const uint8_t *behind, size_t size) {
     rfaas_lease *l = a->lease;
     rfaas_grant *h = a->grant;
-    if (c->workers != h->n_workers || !h->ep || size != c->workers * sizeof(rfaas_agent_worker) + c->names_size)
-        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: a grant of %u workers in %zu bytes, want %u", c->workers, size, h->n_workers);
+    if (c->workers < l->spec.workers_min || c->workers > h->n_workers || !h->ep || size != c->workers * sizeof(rfaas_agent_worker) + c->names_size)
+        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: a grant of %u workers in %zu bytes, want %u to %u workers", c->workers, size, l->spec.workers_min,
+                              h->n_workers);
     int status = take_functions(l, c, (const char *)behind + c->workers * sizeof(rfaas_agent_worker));
-    for (uint32_t i = 0; i < h->n_workers && !status; i++) {
+    pthread_mutex_lock(&l->mu);
+    h->present = c->workers;
+    pthread_mutex_unlock(&l->mu);
+    for (uint32_t i = 0; i < c->workers && !status; i++) {
         rfaas_agent_worker w;
         memcpy(&w, behind + i * sizeof w, sizeof w);
         status = a->unreached = rfaas_api_connect_worker(l, h, i, &w);

@@ -121,7 +121,7 @@ static int open_some(across *a, const rfaas_reply *plan, uint64_t first, uint32_
         p->options = *a->options;
         if (!share.workers || share.workers > RFAAS_WORKERS_MAX)
             status = rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: %llu workers at %s", op, (unsigned long long)share.workers, share.executor);
-        p->options.workers = (uint32_t)share.workers;
+        p->options.workers = p->options.workers_min = (uint32_t)share.workers;
         memcpy(p->at, share.executor, sizeof p->at);
         if (!status)
             status = note_tried(a, share.executor);
@@ -183,12 +183,20 @@ static int open_here(across *a, int status) {
         return status;
     for (status = RFAAS_OK; a->left && !status; a->left -= o.workers) {
         rfaas_acquisition each = refused;
-        o.workers = a->left < RFAAS_WORKERS_MAX ? a->left : RFAAS_WORKERS_MAX;
+        o.workers = o.workers_min = a->left < RFAAS_WORKERS_MAX ? a->left : RFAAS_WORKERS_MAX;
         status = rfaas_api_lease_begin(a->session, &o, NULL, &a->leases[a->count], &each);
         if (!status && !(status = rfaas_api_lease_finish(&a->leases[a->count], &each, true)))
             a->count++;
     }
     return status;
+}
+
+/* Leases that are opened together have all their workers, because the first of them would take the cores that the others need. */
+static int check_workers_min(const char *what, const rfaas_lease_options *o) {
+    if (o->workers_min == o->workers)
+        return RFAAS_OK;
+    return rfaas_api_fail(RFAAS_INVALID, 0, "%s: workers_min %u of %u workers: leases that are opened together have all their workers; set workers_min "
+                          "to 0, or open each lease with rfaas_lease_open", what, o->workers_min, o->workers);
 }
 
 int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options, size_t capacity, rfaas_lease *leases[],
@@ -197,6 +205,8 @@ int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options
     int status = rfaas_api_bad_session(s, op);
     if (!status)
         status = rfaas_api_lease_options(options, ACROSS_MAX, &o);
+    if (!status)
+        status = check_workers_min(op, &o);
     if (status)
         return status;
     if (!leases || !count || !capacity)
@@ -229,6 +239,8 @@ int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t co
     int status = rfaas_api_bad_session(s, what);
     if (!status)
         status = rfaas_api_lease_options(options, RFAAS_WORKERS_MAX, &o);
+    if (!status)
+        status = check_workers_min(what, &o);
     if (status)
         return status;
     if (!places || !count || count > ACROSS_MAX)

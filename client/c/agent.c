@@ -464,6 +464,16 @@ bool rfaas_agent_take(rfaas_ticket id, rfaas_reply *reply) {
     return done;
 }
 
+bool rfaas_agent_done(rfaas_ticket id) {
+    pthread_mutex_lock(&mu);
+    const ticket *t = tickets;
+    while (t && t->id != id)
+        t = t->next;
+    bool done = !t || t->done;
+    pthread_mutex_unlock(&mu);
+    return done;
+}
+
 uint32_t rfaas_agent_generation(void) { return __atomic_load_n(&generation, __ATOMIC_ACQUIRE); }
 
 bool rfaas_agent_connected(void) {

@@ -63,6 +63,8 @@ int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *pa
 rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request_parts *parts, int64_t until);
 /* rfaas_agent_take takes the reply of a request, and the ticket is invalid then. Returns false if there is no reply yet. */
 bool rfaas_agent_take(rfaas_ticket ticket, rfaas_reply *reply);
+/* Reports whether rfaas_agent_take would return true. */
+bool rfaas_agent_done(rfaas_ticket ticket);
 /* rfaas_agent_generation returns how many agents this process has had. What an earlier one has granted is not known to the present one,
  * unless rfaas_api_reopen has handed it over. */
 uint32_t rfaas_agent_generation(void);

@@ -42,7 +42,7 @@ enum {
     RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, offers; with the first step also the library's descriptor ->
                                 rfaas_agent_candidate; if `granted` is set also workers and the names of functions */
     RFAAS_AGENT_ADOPT = 7,   /* rfaas_agent_adopt, pids of the workers, descriptor of the library -> rfaas_agent_until */
-    RFAAS_AGENT_REPLACE = 8, /* rfaas_agent_replace -> rfaas_agent_worker. A repeated offer gets the same worker */
+    RFAAS_AGENT_REPLACE = 8, /* rfaas_agent_replace -> rfaas_agent_worker. A repeated offer gets the same worker. Also adds a worker */
     RFAAS_AGENT_RELEASE = 9, /* rfaas_agent_release -> rfaas_agent_released. At any stage of a lease; no event follows */
     RFAAS_AGENT_INSPECT = 10, /* rfaas_agent_worker_name -> rfaas_agent_inspection */
     RFAAS_AGENT_RENEW = 11,   /* rfaas_agent_renewal -> rfaas_agent_until */
@@ -151,6 +151,8 @@ typedef struct rfaas_agent_blob {
 /* The terms of a lease: rfaas_lease_options, checked, with defaults filled in. */
 typedef struct rfaas_agent_spec {
     uint32_t workers, cores_per_worker, wait_mode, flags, depth, eager;
+    uint32_t workers_min; /* at least 1 */
+    uint32_t reserved;
     uint64_t memory, bulk;
     int64_t duration_ns, call_limit_ns;
     char executor[RFAAS_AGENT_ADDRESS]; /* the only executor to ask, or "" */
@@ -180,7 +182,7 @@ typedef struct rfaas_agent_acquire {
 
 typedef struct rfaas_agent_candidate {
     uint32_t granted; /* 0: offer channels of `provider` */
-    uint32_t workers;
+    uint32_t workers; /* granted: the first ones, workers_min or more. An event ROOM follows for the others */
     uint32_t functions;
     uint32_t names_size;                /* of their names, each with its NUL */
     uint32_t handed;  /* granted: the agent holds the channels' descriptors. Otherwise: the channels of a cached lease came before this
@@ -200,10 +202,12 @@ typedef struct rfaas_agent_worker {
     rfaas_agent_blob blob;
 } rfaas_agent_worker;
 
-/* A lease that an earlier agent held. Followed by the pid of each worker, a uint64_t. */
+/* A lease that an earlier agent held. Followed by the pid of each worker, a uint64_t; 0 for workers that have not been added. */
 typedef struct rfaas_agent_adopt {
     uint64_t key, session, lease_id;
     int64_t until_ns;
+    uint32_t present; /* workers that have been granted or added, the first ones */
+    uint32_t reserved;
     uint8_t library[32];
     char at[RFAAS_AGENT_ADDRESS], node[RFAAS_AGENT_ADDRESS]; /* the executor, and its node */
     char provider[16];
@@ -313,7 +317,9 @@ typedef struct rfaas_agent_event {
     char text[512];
 } rfaas_agent_event;
 
-/* Kind of an event: the workers cached under this key have ended. */
+/* Kinds of events. DROPPED: the workers cached under this key have ended. ROOM: the executor may have room for another worker of the lease,
+ * which the library asks for with REPLACE. After a refusal, another event follows when there is room again. */
 #define RFAAS_AGENT_DROPPED 100
+#define RFAAS_AGENT_ROOM 101
 
 #endif

@@ -91,7 +91,7 @@ static bool dirty(const rfaas_grant *h) {
 /* Reports whether the channels can serve another lease: no call is in flight, and no late reply can arrive. */
 static bool at_rest(rfaas_lease *l) {
     const rfaas_grant *h = l->grant;
-    if (!h->ep || (!(h->spec.flags & RFAAS_LEASE_REUSE) && dirty(h)) || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
+    if (!h->ep || h->present < h->n_workers || (!(h->spec.flags & RFAAS_LEASE_REUSE) && dirty(h)) || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
         return false;
     for (uint32_t i = 0; i < h->n_workers; i++)
         if (h->workers[i].broken || !dp_channel_idle(h->workers[i].ch))

@@ -64,8 +64,10 @@ int rfaas_api_leave_shared(rfaas_lease *l, int status);
 static inline int leave(rfaas_lease *l, int status) {
     if (UNLIKELY(shared(l)))
         return rfaas_api_leave_shared(l, status);
-    if (UNLIKELY(++l->entered % LOOK_EVERY == 0))
-        rfaas_agent_look();
+    uint32_t entered = __atomic_load_n(&l->entered, __ATOMIC_RELAXED) + 1; /* grow.c may change it meanwhile, to no effect */
+    __atomic_store_n(&l->entered, entered, __ATOMIC_RELAXED);
+    if (UNLIKELY(entered % LOOK_EVERY == 0))
+        rfaas_api_look_leaving(l, status);
     __atomic_store_n(&l->line->busy, 0, __ATOMIC_RELAXED);
     /* busy is cleared before draining is read. The agent stores SOON, passes a barrier and reads busy. So one of the two sees the
      * other's store. */
@@ -75,6 +77,9 @@ static inline int leave(rfaas_lease *l, int status) {
     __atomic_store_n(&owner_of(l)->busy, 0, __ATOMIC_RELEASE);
     return status;
 }
+
+/* Returns the number of workers that the lease has, for a thread that may be outside or holds no unit. */
+static inline uint32_t rfaas_api_workers(const rfaas_lease *l) { return __atomic_load_n(&l->n_workers, __ATOMIC_RELAXED); }
 
 /* Reports whether the lease starts no more calls. Read it after enter(): the agent sets it, passes a barrier on all processors and
  * then looks whether a thread is inside. */
@@ -90,6 +95,11 @@ static inline int rfaas_api_enter(rfaas_lease *l, const char *op) {
 }
 
 /* ---- a lease that several threads use: threads.c ---- */
+
+/* Enters the lease unless another thread owns it alone. */
+bool rfaas_api_enter_if_free(rfaas_lease *l, const char *op);
+/* Sets the number of workers. The caller owns the lease or holds all units, and then also those of the new workers. */
+void rfaas_api_set_workers(rfaas_lease *l, uint32_t n);
 
 /* The unit of dp_turns for a worker: the lane of its channel. */
 static inline uint32_t unit_of(uint32_t worker) { return worker % DP_LANES_MAX; }

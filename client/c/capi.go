@@ -187,6 +187,7 @@ func (s *Session) Changes() ([]Change, error) {
 // LeaseOptions are rfaas_lease_options. Bulk below 0: none.
 type LeaseOptions struct {
 	Workers, CoresPerWorker, Depth, Eager, WaitMode uint32
+	WorkersMin                                      uint32
 	Bulk                                            int64
 	Memory                                          uint64
 	Duration, CallLimit, Wait                       time.Duration
@@ -208,7 +209,7 @@ func (o *LeaseOptions) with(f func(*C.rfaas_lease_options) *C.rfaas_shim_error) 
 		wait_mode: C.uint32_t(o.WaitMode), bulk: C.uint64_t(o.Bulk), memory: C.uint64_t(o.Memory),
 		duration_ns: C.int64_t(o.Duration), library: texts.c(o.Library), executor: texts.c(o.Executor),
 		call_limit_ns: C.int64_t(o.CallLimit), wait_ns: C.int64_t(o.Wait), bundle: texts.c(o.Bundle),
-		init_function: texts.c(o.InitFunction)}
+		init_function: texts.c(o.InitFunction), workers_min: C.uint32_t(o.WorkersMin)}
 	if o.Bulk < 0 {
 		c.bulk = C.RFAAS_NO_BULK
 	}
@@ -304,6 +305,7 @@ func (l *Lease) Event() (Event, error) {
 // Info is rfaas_lease_details.
 type Info struct {
 	Workers, Depth, Eager, Functions, Replaced int
+	Wanted                                     int // number of workers when all have been added
 	Bulk, ID                                   uint64
 	Node, Executor, Provider                   string
 	Left                                       time.Duration
@@ -317,10 +319,13 @@ func (l *Lease) Info() (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	return Info{int(c.workers), int(c.depth), int(c.eager), int(c.functions), int(c.replaced), uint64(c.bulk), uint64(c.lease_id),
+	return Info{int(c.workers), int(c.depth), int(c.eager), int(c.functions), int(c.replaced), int(c.workers_wanted), uint64(c.bulk), uint64(c.lease_id),
 		C.GoString(&c.node_name[0]), C.GoString(&c.executor_address[0]), C.GoString(&c.provider[0]), time.Duration(c.left_ns),
 		C.GoString(&c.local_reason[0])}, nil
 }
+
+// Workers returns the number of workers that the lease has now; a negative status after an error.
+func (l *Lease) Workers() int { return int(C.rfaas_lease_workers(l.c())) }
 
 // Function finds a function by name.
 func (l *Lease) Function(name string) (uint32, error) {

@@ -12,6 +12,7 @@
  *                          worker.c, event.c            replacing dead workers; events of a lease
  *                          init.c                       init calls of new workers
  *                          replace.c                    ending living workers
+ *                          grow.c                       adding workers to a lease that was granted with fewer than it wants
  *                          failover.c                   moving a lease to another executor
  *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
@@ -160,7 +161,10 @@ typedef struct rfaas_grant {
     uint8_t sha256[32];  /* of the library */
     dp_endpoint *ep;
     rfaas_worker *workers;
-    uint32_t n_workers;
+    uint32_t n_workers;    /* channels: as many as the lease wants workers */
+    uint32_t present;      /* workers that the executor has granted or added, the first ones */
+    uint32_t room;         /* 1: the executor may have room for another worker; atomic */
+    rfaas_ticket growing;  /* of the request for another worker; 0: there is none */
     dp_channel_config cfg;
     uint64_t lease_id;
     char node[256], executor[256], provider[16];
@@ -226,8 +230,11 @@ struct rfaas_lease {
     uint32_t entered; /* counts calls, to look at the agent at every LOOK_EVERY-th */
     rfaas_owner *owner; /* atomic; changes only while the owner is outside */
     uint32_t shared;    /* several threads use the lease; atomic, stays set until the release */
+    uint32_t grows;     /* grow.c has something to do; atomic */
     rfaas_agent_lease_line *line; /* in the page that the agent shares: threads inside, and whether the node drains */
-    uint32_t n_workers;
+    uint32_t n_workers; /* that the lease has; grows up to `wanted` */
+    uint32_t wanted;
+    int64_t grow_at;    /* earliest time of the next look at new workers; INT64_MAX: a thread looks. Atomic */
     uint32_t n_functions;
     rfaas_worker *workers; /* the grant's */
     uint32_t sync_worker;  /* worker of the last synchronous call, whose cache lines are here */
@@ -497,6 +504,21 @@ void rfaas_api_discard(rfaas_lease *l, uint32_t worker, const char *why);
  * owns the lease or holds the worker's unit. result_in_place: the function may write to the program's memory, so this waits until the
  * executor has ended the old worker, at most for the session's time-out. Returns status. */
 __attribute__((cold)) int rfaas_api_kill_late(rfaas_lease *l, rfaas_function fn, uint32_t worker, int status, bool result_in_place);
+
+/* ---- grow.c ---- */
+
+/* Notes that the executor may have room for another worker of a grant. Under the lease's mutex. */
+void rfaas_api_note_room(rfaas_lease *l, rfaas_grant *h);
+/* Asks for more workers, and connects those that were granted, without waiting. The caller is inside the lease and holds no unit. */
+__attribute__((cold)) void rfaas_api_grow(rfaas_lease *l);
+/* Returns whether rfaas_api_grow has something to do. */
+static inline bool rfaas_api_grows(const rfaas_lease *l) { return __builtin_expect(__atomic_load_n(&l->grows, __ATOMIC_RELAXED) != 0, 0); }
+/* rfaas_agent_look and rfaas_api_grow for a thread that leaves the lease with a status. */
+__attribute__((cold)) void rfaas_api_look_leaving(rfaas_lease *l, int status);
+/* The same for a thread that is not inside, if the lease lacks workers. Another thread that owns the lease looks for itself. */
+void rfaas_api_look_for_workers(rfaas_lease *l);
+/* Sets the error for a worker that the lease does not have, and returns RFAAS_INVALID. */
+int rfaas_api_no_worker(const rfaas_lease *l, const char *what, int worker);
 
 /* ---- event.c ---- */
 

@@ -39,6 +39,7 @@ int rfaas_lease_event(rfaas_lease *l, rfaas_event *event) {
                               event->struct_size);
     rfaas_event e = {.struct_size = event->struct_size};
     rfaas_agent_look();
+    rfaas_api_look_for_workers(l);
     pthread_mutex_lock(&l->mu);
     if (l->news_count) {
         const rfaas_news *n = &l->news[l->news_first];
@@ -64,7 +65,7 @@ void rfaas_api_keep_news(rfaas_lease *l, const rfaas_agent_event *e) {
         l->news_lost++;
     }
     rfaas_news *n = &l->news[(l->news_first + l->news_count++) % RFAAS_NEWS_KEPT];
-    *n = (rfaas_news){.kind = e->kind, .worker = e->worker < l->n_workers ? e->worker : 0, .at = e->in_ns > 0 ? dp_now_ns() + e->in_ns : 0};
+    *n = (rfaas_news){.kind = e->kind, .worker = e->worker < rfaas_api_workers(l) ? e->worker : 0, .at = e->in_ns > 0 ? dp_now_ns() + e->in_ns : 0};
     snprintf(n->text, sizeof n->text, "%.*s", (int)sizeof n->text - 1, e->text);
 }
 

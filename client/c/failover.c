@@ -81,6 +81,7 @@ static void begin(rfaas_lease *l) {
     l->seek_waited = 0;
     if (l->local)
         __atomic_add_fetch(&local_searches, 1, __ATOMIC_RELAXED);
+    l->spec.workers_min = l->n_workers; /* the program may name any of them */
     rfaas_api_acquire_begin(&l->seek, l, h, NULL, l->local ? LOCAL_PATIENCE_NS : PATIENCE_NS, l->local);
     if (l->local && l->seek.status) {
         l->seek_waited = dp_now_ns() - now;
@@ -192,6 +193,8 @@ static void take_next(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     l->grant = h;
     l->workers = h->workers;
+    rfaas_api_set_workers(l, h->present);
+    __atomic_store_n(&l->grows, __atomic_load_n(&h->room, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
     if (memcmp(&l->cfg, &h->cfg, sizeof l->cfg)) /* no write if it is the same, since other threads read it */
         l->cfg = h->cfg;
     l->next = NULL;

@@ -122,8 +122,7 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
                               o->struct_size);
     int64_t timeout = o->struct_size >= offsetof(rfaas_call_options, timeout_ns) + sizeof timeout ? o->timeout_ns : 0;
     if (o->worker != RFAAS_ANY_WORKER && (o->worker < 0 || (uint32_t)o->worker >= l->n_workers))
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, o->worker,
-                              l->n_workers - 1);
+        return rfaas_api_no_worker(l, op, o->worker);
     if (timeout < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: timeout_ns %lld is negative", op, (long long)timeout);
     p->worker = o->worker;

@@ -93,7 +93,7 @@ static void destroy_lease(rfaas_lease *l) {
     l->functions = NULL;
     l->requests = NULL;
     l->workers = NULL;
-    l->n_workers = l->n_functions = l->requests_used = l->requests_free = 0;
+    l->n_workers = l->wanted = l->grows = l->n_functions = l->requests_used = l->requests_free = 0;
     l->sync_worker = l->next_worker = l->replaced = 0;
     l->line->busy = 0;
     l->line->key = 0;
@@ -102,6 +102,7 @@ static void destroy_lease(rfaas_lease *l) {
         close(l->library_fd);
     l->library_fd = -1;
     l->entered = 0;
+    l->grow_at = 0;
     rfaas_api_threads_reset(l);
     memset(&l->past, 0, sizeof l->past);
     l->news_first = l->news_count = l->news_lost = 0;
@@ -143,6 +144,10 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         o->bulk = 0;
     if (o->workers > most)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: workers %u, want 1..%u", op, o->workers, most);
+    if (!o->workers_min)
+        o->workers_min = o->workers;
+    if (o->workers_min > o->workers)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: workers_min %u, want at most workers, which is %u; 0 means all", op, o->workers_min, o->workers);
     if (o->depth > DP_DEPTH_MAX)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: depth %u, want 1..%d", op, o->depth, DP_DEPTH_MAX);
     if (o->eager > DP_EAGER_MAX)
@@ -160,8 +165,8 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: wait_ns %lld is negative", op, (long long)o->wait_ns);
     if (o->wait_ns > RFAAS_TIMEOUT_MAX_NS)
         o->wait_ns = RFAAS_TIMEOUT_MAX_NS;
-    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL | RFAAS_LEASE_REUSE) || o->reserved)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: flags %#x, reserved %#x: unknown bits", op, o->flags, o->reserved);
+    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL | RFAAS_LEASE_REUSE) || o->reserved || o->reserved2)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: flags %#x, reserved %#x: unknown bits", op, o->flags, o->reserved | o->reserved2);
     if (!o->library && !o->library_data)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: neither library nor library_data is set", op);
     if (!o->library && !o->library_size)
@@ -234,7 +239,7 @@ static int open_library(rfaas_lease *l) {
 static int describe(rfaas_lease *l) {
     const rfaas_lease_options *o = &l->options;
     l->spec = (rfaas_agent_spec){.workers = o->workers, .cores_per_worker = o->cores_per_worker, .wait_mode = o->wait_mode,
-                                 .flags = o->flags, .depth = o->depth, .eager = o->eager, .memory = o->memory, .bulk = o->bulk,
+                                 .flags = o->flags, .depth = o->depth, .eager = o->eager, .workers_min = o->workers_min, .memory = o->memory, .bulk = o->bulk,
                                  .duration_ns = o->duration_ns, .call_limit_ns = o->call_limit_ns};
     if (o->executor && (size_t)snprintf(l->spec.executor, sizeof l->spec.executor, "%s", o->executor) >= sizeof l->spec.executor)
         return rfaas_api_fail(RFAAS_INVALID, 0, "lease: the executor's address has %zu bytes, want at most %zu: %s", strlen(o->executor),
@@ -261,7 +266,8 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
     rfaas_lease *l = take_lease(s);
     if (!l)
         return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %d leases are open, that is the limit", op, RFAAS_LEASES_MAX);
-    l->n_workers = o.workers;
+    l->wanted = o.workers;
+    l->n_workers = o.workers_min; /* until the executor has granted more */
     l->options = o;
     l->open_ns = begun;
     l->requests = calloc((size_t)o.workers * o.depth, sizeof *l->requests);
@@ -311,6 +317,8 @@ int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a, bool may_b
     }
     l->workers = l->grant->workers;
     l->cfg = l->grant->cfg;
+    if (l->grant->ep)
+        rfaas_api_set_workers(l, l->grant->present);
     l->open_ns = dp_now_ns() - l->open_ns;
     __atomic_store_n(&l->magic, RFAAS_LEASE_MAGIC, __ATOMIC_RELEASE);
     return RFAAS_OK;
@@ -351,7 +359,10 @@ int rfaas_api_release_of(rfaas_lease *l, const rfaas_session *of) {
 
 int rfaas_lease_workers(const rfaas_lease *l) {
     int status = check_lease(l, "lease workers");
-    return status ? status : (int)l->n_workers;
+    if (status)
+        return status;
+    rfaas_api_look_for_workers((rfaas_lease *)l);
+    return (int)rfaas_api_workers(l);
 }
 
 int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
@@ -364,13 +375,15 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
     if (details->struct_size < offsetof(rfaas_lease_details, depth) || details->struct_size > 1 << 16)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: details.struct_size is %u, want sizeof(rfaas_lease_details)", op,
                               details->struct_size);
+    rfaas_api_look_for_workers((rfaas_lease *)l);
     pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease, or releasing it */
     if (!l->grant) {
         pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
         return rfaas_api_bad_lease(l, op);
     }
     rfaas_lease_details d = {.struct_size = details->struct_size,
-                             .workers = l->n_workers,
+                             .workers = rfaas_api_workers(l),
+                             .workers_wanted = l->wanted,
                              .depth = l->cfg.depth,
                              .eager = l->cfg.eager,
                              .bulk = l->cfg.bulk,
@@ -417,7 +430,7 @@ int rfaas_worker_origin(const rfaas_lease *lease, int worker, rfaas_worker_start
     if (start->struct_size < offsetof(rfaas_worker_start, fork_ns) || start->struct_size > 1 << 16)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: start.struct_size is %u, want sizeof(rfaas_worker_start)", op, start->struct_size);
     if (worker < 0 || (uint32_t)worker >= l->n_workers)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
+        return rfaas_api_no_worker(l, op, worker);
     rfaas_worker_start s = {.pid = getpid()};
     pthread_mutex_lock(&l->mu); /* another thread may be moving the lease, or releasing it */
     if (!l->grant) {
@@ -454,7 +467,7 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: details.struct_size is %u, want sizeof(rfaas_worker_details)", op,
                               details->struct_size);
     if (worker < 0 || (uint32_t)worker >= l->n_workers)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
+        return rfaas_api_no_worker(l, op, worker);
     pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease, or releasing it */
     bool workers = l->grant && l->grant->ep;
     uint64_t key = l->grant ? l->grant->key : 0;

@@ -46,7 +46,7 @@ typedef struct map {
 static size_t next_chunk(const map *m) {
     size_t left = m->count - m->next, n = m->chunk;
     if (!n) {
-        n = left / ((size_t)m->l->n_workers * m->l->cfg.depth * 2);
+        n = left / ((size_t)(m->fold ? m->l->wanted : m->l->n_workers) * m->l->cfg.depth * 2);
         if (n > m->max_items)
             n = m->max_items;
         if (n == 0)
@@ -92,7 +92,7 @@ static void fold(map *m, const part *p) {
 static int make_ring(map *m) {
     ring *k = &m->ring;
     size_t items = next_chunk(m), all; /* no later chunk is larger */
-    k->size = 2 * (size_t)m->l->n_workers * m->l->cfg.depth;
+    k->size = 2 * (size_t)m->l->wanted * m->l->cfg.depth;
     k->bytes = items * m->out_item;
     if (!(k->items = calloc(k->size, sizeof *k->items)) || __builtin_mul_overflow(k->size, k->bytes, &all) || !(k->results = malloc(all)))
         return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory for the results of %zu calls of %zu items each; set a smaller chunk", m->op, k->size, items);
@@ -176,6 +176,8 @@ static bool worth_filling(const map *m) {
 static int run(map *m) {
     int64_t busy_since = 0;
     for (;;) {
+        if (rfaas_api_grows(m->l))
+            rfaas_api_grow(m->l);
         int status = worth_filling(m) ? fill_or_cancel(m, busy_since) : RFAAS_BUSY;
         if (status && status != RFAAS_BUSY)
             return status;
@@ -201,7 +203,7 @@ static int run(map *m) {
             if (shared(m->l) && m->cancelled)
                 deadline = rfaas_api_sooner(deadline, now, START_NS);
         }
-        if (!shared(m->l) && rfaas_api_replacing(m->l))
+        if (!shared(m->l) && (rfaas_api_replacing(m->l) || rfaas_api_grows(m->l)))
             deadline = rfaas_api_sooner(deadline, now, RFAAS_REPLACED_NS);
         wait_some(m, deadline);
     }
@@ -303,7 +305,7 @@ int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_
         int64_t now = dp_now_ns();
         m.plan.deadline = o.timeout_ns > INT64_MAX - now ? 0 : now + o.timeout_ns;
     }
-    if (!(m.parts = malloc((size_t)l->n_workers * l->cfg.depth * sizeof *m.parts)))
+    if (!(m.parts = malloc((size_t)l->wanted * l->cfg.depth * sizeof *m.parts)))
         return leave(l, rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op));
     status = fold ? make_ring(&m) : RFAAS_OK;
     if (!status && (status = run(&m)))

@@ -66,7 +66,7 @@ int rfaas_worker_replace(rfaas_lease *l, int worker) {
     if (status)
         return status;
     if (worker < 0 || (uint32_t)worker >= l->n_workers)
-        return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1));
+        return leave(l, rfaas_api_no_worker(l, op, worker));
     if (!l->grant->ep)
         return leave(l, rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: the lease has no workers; its calls run in this process", op));
     if (draining(l))

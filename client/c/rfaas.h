@@ -394,21 +394,28 @@ typedef struct rfaas_lease_options {
     const char *init_function;
     const void *init_payload;  /* payload of the init call; NULL: none */
     size_t init_size;          /* bytes of init_payload, at most `bulk` or `eager`, whichever is larger */
+    /* The fewest workers with which the lease is opened, at most `workers`. It gets as many as the
+     * executor has room for, up to `workers`. The others are added as cores become free on that
+     * executor, while the program makes calls or asks about the lease (rfaas_lease_workers). The
+     * executor must lend enough for all of them. 0: the lease is opened with all its workers. */
+    uint32_t workers_min;
+    uint32_t reserved2;        /* 0 */
 } rfaas_lease_options;
 
 #define RFAAS_LEASE_OPTIONS_INIT \
-    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL, NULL, NULL, 0 }
+    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0 }
 
 /* RFAAS_LEASE_RENEW: The agent renews the lease until it is released. A lease without duration_ns is
  * always renewed. */
 #define RFAAS_LEASE_RENEW 1u
 
 /* RFAAS_LEASE_FAILOVER: Moves the lease to another executor when its executor is lost or its node
- * drains. The next call asks for a new lease with as many workers wherever the session finds one, or
- * only at options->executor if that is given. It waits until there is one, at most until its deadline,
- * or for the session's timeout_ns if it has none, and then fails with RFAAS_LEASE_ENDED and
- * RFAAS_NOT_STARTED. Later calls continue the search. State that functions kept in the old workers is
- * lost. Calls in flight fail as without the flag, except those with `repeats`. */
+ * drains. The next call asks for a new lease with as many workers as it has (and up to `workers`)
+ * wherever the session finds one, or only at options->executor if that is given. It waits until there
+ * is one, at most until its deadline, or for the session's timeout_ns if it has none, and then fails
+ * with RFAAS_LEASE_ENDED and RFAAS_NOT_STARTED. Later calls continue the search. State that functions
+ * kept in the old workers is lost. Calls in flight fail as without the flag, except those with
+ * `repeats`. */
 #define RFAAS_LEASE_FAILOVER 2u
 
 /* RFAAS_LEASE_LOCAL: Runs functions in the calling process while no executor has room. The library is
@@ -561,10 +568,14 @@ RFAAS_API int rfaas_lease_renew(rfaas_lease *lease, int64_t duration_ns);
 #define RFAAS_EVENT_MOVED 5       /* the lease has moved: calls go to another executor; the text is its address */
 #define RFAAS_EVENT_LOCAL 6       /* with RFAAS_LEASE_LOCAL: calls run in this process; the text says why */
 
+/* RFAAS_EVENT_WORKER_ADDED: the lease was opened with fewer workers than it asked for (workers_min),
+ * and one was added; the text says how many there are */
+#define RFAAS_EVENT_WORKER_ADDED 7
+
 typedef struct rfaas_event {
     uint32_t struct_size; /* set by the caller to sizeof(rfaas_event) */
     uint32_t kind;        /* RFAAS_EVENT_* */
-    uint32_t worker;      /* RFAAS_EVENT_WORKER_DIED: index of the worker */
+    uint32_t worker;      /* RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_WORKER_ADDED: index of the worker */
     uint32_t lost;        /* number of earlier events that were dropped because they were not taken in time */
     int64_t left_ns;      /* RFAAS_EVENT_EXPIRING, RFAAS_EVENT_DRAINING: time until the end, from now */
     char text[256];       /* the reason */
@@ -580,14 +591,15 @@ RFAAS_API int rfaas_lease_event(rfaas_lease *lease, rfaas_event *event);
 
 /* ---- information about a lease ---- */
 
-/* rfaas_lease_workers returns the number of workers of a lease.
+/* rfaas_lease_workers returns the number of workers that a lease has now.
  *
- * Returns a negative status on an error. */
+ * With workers_min the number grows up to rfaas_lease_details.workers_wanted. It never decreases.
+ * Returns a negative status on an error. Does not block. */
 RFAAS_API int rfaas_lease_workers(const rfaas_lease *lease);
 
 typedef struct rfaas_lease_details {
     uint32_t struct_size;       /* set by the caller to sizeof(rfaas_lease_details) */
-    uint32_t workers;
+    uint32_t workers;           /* that the lease has now */
     uint32_t depth;             /* calls in flight per worker */
     uint32_t eager;             /* bytes */
     uint64_t bulk;              /* bytes */
@@ -602,6 +614,7 @@ typedef struct rfaas_lease_details {
     /* Time until the lease expires unless it is renewed. 0: it has ended, or does not expire. */
     int64_t left_ns;
     char local_reason[256];     /* why calls run in this process (RFAAS_LEASE_LOCAL); "": they do not */
+    uint32_t workers_wanted;    /* rfaas_lease_options.workers: that the lease has when all have been added */
 } rfaas_lease_details;
 
 /* rfaas_lease_info describes a lease.

@@ -430,7 +430,7 @@ static void hand_over(rfaas_lease *l) {
     rfaas_agent_adopt req = {0};
     uint64_t *pids = ours ? malloc(h->n_workers * sizeof *pids) : NULL;
     if (pids) {
-        req = (rfaas_agent_adopt){.key = h->key, .session = l->session->open.session, .lease_id = h->lease_id, .until_ns = h->until_ns, .spec = h->spec};
+        req = (rfaas_agent_adopt){.key = h->key, .session = l->session->open.session, .lease_id = h->lease_id, .until_ns = h->until_ns, .present = h->present, .spec = h->spec};
         memcpy(req.library, h->sha256, sizeof req.library);
         memcpy(req.at, h->executor, sizeof req.at);
         memcpy(req.node, h->node, sizeof req.node);

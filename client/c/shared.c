@@ -290,7 +290,12 @@ void rfaas_api_await_slot(rfaas_lease *l, int32_t worker, uint32_t *turn, int64_
             return; /* calls run in this process */
         if (rfaas_api_collect_ended(l))
             return; /* their slots are free now, and nothing else may end */
-        if (rfaas_api_replacing(l))
+        uint32_t before = l->n_workers;
+        if (rfaas_api_grows(l))
+            rfaas_api_grow(l);
+        if (l->n_workers > before)
+            return; /* the new workers have free slots */
+        if (rfaas_api_replacing(l) || rfaas_api_grows(l))
             until = rfaas_api_sooner(until, dp_now_ns(), RFAAS_REPLACED_NS);
         if (dp_endpoint_wait_turn(l->grant->ep, until) == DP_YIELD)
             rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
@@ -299,7 +304,7 @@ void rfaas_api_await_slot(rfaas_lease *l, int32_t worker, uint32_t *turn, int64_
     } else if (rfaas_api_requests_full(l)) {
         await_request(l, until);
     } else {
-        await_lane(l, worker == RFAAS_ANY_WORKER ? (*turn)++ % l->turns->n : unit_of((uint32_t)worker), until);
+        await_lane(l, worker == RFAAS_ANY_WORKER ? (*turn)++ % dp_turns_count(l->turns) : unit_of((uint32_t)worker), until);
     }
 }
 
@@ -317,7 +322,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
     const call_plan *p = a->p;
     rfaas_function fn = a->fn;
     bool any = p->worker == RFAAS_ANY_WORKER;
-    uint32_t from = any ? warm % l->turns->n : unit_of((uint32_t)p->worker), unit, begun = 0, tries = 0, passed = 0;
+    uint32_t from = any ? warm % dp_turns_count(l->turns) : unit_of((uint32_t)p->worker), unit, begun = 0, tries = 0, passed = 0;
     for (;;) {
         int st = dp_turns_take(l->turns, DP_TURN_CALL, from, any, p->deadline, &unit);
         if (UNLIKELY(st == DP_DEADLINE))
@@ -325,9 +330,9 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
         if (UNLIKELY(st))
             return fail_released(op, RFAAS_NOT_STARTED);
         uint32_t w = *at = any ? worker_of(l, unit) : (uint32_t)p->worker;
-        if (UNLIKELY(marked(l, w)) && rfaas_api_overdue(l, w) && any && passed++ < l->turns->n) {
+        if (UNLIKELY(marked(l, w)) && rfaas_api_overdue(l, w) && any && passed++ < dp_turns_count(l->turns)) {
             dp_turns_give(l->turns, unit); /* another worker may be free */
-            from = unit + 1 >= l->turns->n ? 0 : unit + 1;
+            from = unit + 1 >= dp_turns_count(l->turns) ? 0 : unit + 1;
             continue;
         }
         if (UNLIKELY(draining(l))) { /* the drain began after this thread entered */
@@ -337,13 +342,13 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
         }
         if (UNLIKELY(dead(l, w))) {
             /* Starts the replacement of every dead worker before it waits for one, since another worker may be alive. */
-            bool first = any && begun++ < l->turns->n;
+            bool first = any && begun++ < dp_turns_count(l->turns);
             st = first ? rfaas_api_begin_repair(l, w) : replace(l, w, p->deadline);
             if (st) {
                 dp_turns_give(l->turns, unit);
                 if (!first || (st != RFAAS_BUSY && dp_status_class(st) == RFAAS_CLASS_LEASE) || st == RFAAS_DEADLINE)
                     return st;
-                from = unit + 1 >= l->turns->n ? 0 : unit + 1;
+                from = unit + 1 >= dp_turns_count(l->turns) ? 0 : unit + 1;
                 continue;
             }
         }
@@ -370,10 +375,10 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_args *a, uint32_t *got, u
             dp_turns_give(l->turns, unit);
             if (st)
                 return st;
-            from = any && unit + 1 < l->turns->n ? unit + 1 : any ? 0 : from;
+            from = any && unit + 1 < dp_turns_count(l->turns) ? unit + 1 : any ? 0 : from;
             continue;
         }
-        if (next_attempt(status, started) && ++tries < 3 * l->turns->n) { /* the channel broke when the call was posted */
+        if (next_attempt(status, started) && ++tries < 3 * dp_turns_count(l->turns)) { /* the channel broke when the call was posted */
             dp_turns_give(l->turns, unit);
             continue;
         }

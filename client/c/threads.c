@@ -87,7 +87,18 @@ void rfaas_api_threads_reset(rfaas_lease *l) {
 
 /* ---- owning and sharing ---- */
 
-static uint32_t units(const rfaas_lease *l) { return l->n_workers < DP_LANES_MAX ? l->n_workers : DP_LANES_MAX; }
+static uint32_t units_for(uint32_t workers) { return workers < DP_LANES_MAX ? workers : DP_LANES_MAX; }
+
+static uint32_t units(const rfaas_lease *l) { return units_for(l->n_workers); }
+
+void rfaas_api_set_workers(rfaas_lease *l, uint32_t n) {
+    if (shared(l)) /* no other thread uses the new units before n_workers and turns->n are set */
+        for (uint32_t i = units(l); i < units_for(n); i++)
+            dp_turns_try(l->turns, DP_TURN_BRIEF, i);
+    __atomic_store_n(&l->n_workers, n, __ATOMIC_RELEASE);
+    if (shared(l))
+        dp_turns_set_count(l->turns, units(l));
+}
 
 /* Asks the thread that waits on a lane to yield, and after a release to end a submit. The mutex keeps the grant and its channels from being
  * freed. */
@@ -171,8 +182,10 @@ static int change_owner(rfaas_lease *l, const char *op, int64_t deadline) {
     if (!status && usable(l) && !shared(l)) {
         bool again = outside && l->owned - l->first_owned <= CHANGES_MAX;
         set_owner(l, again ? me : RFAAS_OWNER_NONE);
-        if (!again)
+        if (!again) {
+            dp_turns_set_count(l->turns, units(l)); /* the owner may have added workers since make_turns */
             __atomic_store_n(&l->shared, 1, __ATOMIC_RELEASE);
+        }
     }
     pthread_mutex_unlock(&l->owner_mu);
     return status;
@@ -203,9 +216,15 @@ int rfaas_api_join(rfaas_lease *l, const char *op, int64_t deadline) {
     }
 }
 
+bool rfaas_api_enter_if_free(rfaas_lease *l, const char *op) {
+    uintptr_t owner = owner_thread(l);
+    return (shared(l) || owner == 0 || owner == this_thread()) && !rfaas_api_enter(l, op);
+}
+
 bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind) {
     if (owner_thread(l) == this_thread())
         return false;
+    dp_turns_set_count(l->turns, units(l)); /* the owner may have added workers since make_turns */
     dp_turns_enter(l->turns, place()); /* line->busy counts this thread already */
     if (unit != RFAAS_NO_UNIT)
         dp_turns_try(l->turns, kind, unit); /* succeeds, since no other thread is inside */
@@ -216,8 +235,8 @@ bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind) {
 
 int rfaas_api_leave_shared(rfaas_lease *l, int status) {
     static _Thread_local uint32_t left;
-    if (UNLIKELY(++left % LOOK_EVERY == 0))
-        rfaas_agent_look();
+    if (UNLIKELY(++left % LOOK_EVERY == 0 || rfaas_api_grows(l)))
+        rfaas_api_look_leaving(l, status);
     rfaas_agent_lease_line *line = l->line;
     bool last = !__atomic_sub_fetch(&line->busy, 1, __ATOMIC_SEQ_CST);
     if (UNLIKELY(last && __atomic_load_n(&line->draining, __ATOMIC_SEQ_CST) == RFAAS_AGENT_DRAIN_SOON) &&

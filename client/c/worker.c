@@ -90,6 +90,8 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details) {
             note_death(&h->workers[e->worker], e, details);
         else if (kind == RFAAS_EVENT_ENDED)
             note_end(h, e);
+        else if (kind == RFAAS_AGENT_ROOM)
+            rfaas_api_note_room(l, h);
         else if (kind == RFAAS_EVENT_DRAINING) {
             uint32_t none = RFAAS_AGENT_DRAIN_NOT; /* still so if the lease moved after the agent had looked at the line's key */
             if (!l->draining_reason[0])

@@ -219,6 +219,7 @@ struct lease_options : rfaas_lease_options {
     explicit lease_options(std::string library_path = {})
         : rfaas_lease_options(RFAAS_LEASE_OPTIONS_INIT), path_(std::move(library_path)) {}
     lease_options &with_workers(std::uint32_t n) { return workers = n, *this; }
+    lease_options &with_workers_min(std::uint32_t n) { return workers_min = n, *this; } /* opens with n or more; grows up to `workers` */
     lease_options &with_depth(std::uint32_t n) { return depth = n, *this; }
     lease_options &with_wait_mode(rfaas::wait_mode mode) { return wait_mode = static_cast<std::uint32_t>(mode), *this; }
     lease_options &lasting(std::chrono::nanoseconds t) { return duration_ns = t.count(), *this; }

@@ -143,6 +143,7 @@ enum class event_kind : int {
     expiring = RFAAS_EVENT_EXPIRING, /* the lease expires soon unless it is renewed */
     moved = RFAAS_EVENT_MOVED, /* the lease has moved: calls go to another executor; the text is its address */
     local = RFAAS_EVENT_LOCAL, /* with RFAAS_LEASE_LOCAL: calls run in this process; the text says why */
+    worker_added = RFAAS_EVENT_WORKER_ADDED,
 };
 constexpr bool operator==(event_kind a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, event_kind b) noexcept { return b == a; }

@@ -88,7 +88,7 @@ contains
    end subroutine
 
    subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                        call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse)
+                        call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min)
       type(lease_arguments), intent(inout), target :: a
       character(len=*), intent(in) :: library
       character(len=*), intent(in), optional :: executor, bundle
@@ -100,11 +100,13 @@ contains
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
       logical, intent(in), optional :: reuse
+      integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
       if (.not. present(library_data)) a%options%library = string(library, a%library)
       a%options%executor = string(executor, a%executor)
       if (present(workers)) a%options%workers = workers
+      if (present(workers_min)) a%options%workers_min = workers_min
       if (present(cores_per_worker)) a%options%cores_per_worker = cores_per_worker
       if (present(depth)) a%options%depth = depth
       if (present(eager)) a%options%eager = eager
@@ -219,9 +221,9 @@ module rfaas
       RFAAS_DATA_ENCRYPTION_ON, RFAAS_DATA_ENCRYPTION_REQUIRE, RFAAS_EXECUTOR_OPEN, RFAAS_EXECUTOR_DRAINING, &
       RFAAS_EXECUTOR_SILENT, RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_LEASES_MAX, &
       RFAAS_NO_BULK, RFAAS_EVENT_NONE, RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, &
-      RFAAS_EVENT_MOVED, RFAAS_EVENT_LOCAL, RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_POOLED, RFAAS_START_CACHED, &
-      RFAAS_ANY_WORKER, RFAAS_TABLES_MAX, RFAAS_SUM, RFAAS_MIN, RFAAS_MAX, RFAAS_INT32, RFAAS_INT64, RFAAS_FLOAT32, &
-      RFAAS_FLOAT64
+      RFAAS_EVENT_MOVED, RFAAS_EVENT_LOCAL, RFAAS_EVENT_WORKER_ADDED, RFAAS_START_UNKNOWN, RFAAS_START_COLD, &
+      RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_ANY_WORKER, RFAAS_TABLES_MAX, RFAAS_SUM, RFAAS_MIN, RFAAS_MAX, RFAAS_INT32, &
+      RFAAS_INT64, RFAAS_FLOAT32, RFAAS_FLOAT64
    ! end of what is generated
    integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany if all requests are null
 
@@ -455,7 +457,7 @@ contains
    !> the library in memory, `library` is not used. `bundle` has paths of files and directories that travel with the library, separated by colons.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                                duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size, wait, &
-                               bundle, init, reuse)
+                               bundle, init, reuse, workers_min)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
@@ -469,18 +471,19 @@ contains
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
       logical, intent(in), optional :: reuse
+      integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
       call set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                     call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse)
+                     call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min)
       call finish(rfaas_lease_open_c(session%handle, a%options, lease%handle), ierror)
    end subroutine
 
    !> As rfaas_lease_open, at the executor of `place` only.
    subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                   memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, wait, &
-                                  bundle, init, reuse)
+                                  bundle, init, reuse, workers_min)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(in) :: place
@@ -494,6 +497,7 @@ contains
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
       logical, intent(in), optional :: reuse
+      integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
@@ -502,7 +506,7 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle, init=init, reuse=reuse)
+                     bundle=bundle, init=init, reuse=reuse, workers_min=workers_min)
       do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
          raw%executor(i) = place%executor(i:i)
       end do

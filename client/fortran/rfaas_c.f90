@@ -80,6 +80,7 @@ module rfaas_c
    integer, parameter :: RFAAS_EVENT_EXPIRING = 4 !< the lease expires soon unless it is renewed
    integer, parameter :: RFAAS_EVENT_MOVED = 5 !< the lease has moved: calls go to another executor; the text is its address
    integer, parameter :: RFAAS_EVENT_LOCAL = 6 !< with RFAAS_LEASE_LOCAL: calls run in this process; the text says why
+   integer, parameter :: RFAAS_EVENT_WORKER_ADDED = 7
 
    integer, parameter :: RFAAS_START_UNKNOWN = 0 !< the executor does not say, or the worker is this process
    integer, parameter :: RFAAS_START_COLD = 1 !< a new process
@@ -157,6 +158,8 @@ module rfaas_c
       type(c_ptr) :: init_function = c_null_ptr
       type(c_ptr) :: init_payload = c_null_ptr
       integer(c_size_t) :: init_size = 0
+      integer(c_int32_t) :: workers_min = 0
+      integer(c_int32_t) :: reserved2 = 0
    end type
 
    type, bind(c) :: rfaas_place_c
@@ -188,6 +191,7 @@ module rfaas_c
       character(kind=c_char) :: executor_address(256) = c_null_char
       integer(c_int64_t) :: left_ns = 0
       character(kind=c_char) :: local_reason(256) = c_null_char
+      integer(c_int32_t) :: workers_wanted = 0
    end type
 
    type, bind(c) :: rfaas_worker_start_c
@@ -393,7 +397,7 @@ module rfaas_c
          type(rfaas_event_c), intent(inout) :: event
       end function
 
-      !> rfaas_lease_workers returns the number of workers of a lease.
+      !> rfaas_lease_workers returns the number of workers that a lease has now.
       integer(c_int) function rfaas_lease_workers_c(lease) bind(c, name='rfaas_lease_workers')
          import
          type(c_ptr), value :: lease

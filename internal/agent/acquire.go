@@ -92,6 +92,7 @@ func (c *client) acquire(r *request) (func(bool), body, error) {
 	}
 	d := protocol.Candidate{Granted: true, Handed: l.holds(), LeaseID: held.ID, UntilNs: untilNs(held), Library: held.Library(), Executor: held.Address,
 		Node: held.Node, Provider: held.Provider, Functions: held.Functions}
+	l.growth.present = len(held.Workers)
 	for i := range held.Workers {
 		d.Workers = append(d.Workers, workerOf(&held.Workers[i]))
 	}
@@ -104,6 +105,7 @@ func (l *lease) granted(sent bool) {
 	given := l.given
 	if sent && !given {
 		l.held.Watch(l.tell)
+		l.growth.begin(l)
 	}
 	l.mu.Unlock()
 	if !sent && !given {
@@ -292,7 +294,7 @@ func (l *lease) planBeyond(old *lease, st dataplane.Status, reason string) error
 }
 
 func (c *client) spec(s *protocol.Spec) grant.Spec {
-	return grant.Spec{Library: s.Library, Workers: int(s.Workers), CoresPerWorker: int(s.CoresPerWorker), Memory: s.Memory,
+	return grant.Spec{Library: s.Library, Workers: int(s.Workers), WorkersMin: int(s.WorkersMin), CoresPerWorker: int(s.CoresPerWorker), Memory: s.Memory,
 		Mode: control.WaitMode(s.WaitMode), Duration: time.Duration(s.DurationNs), Renew: s.Flags&protocol.Renew != 0 || s.DurationNs == 0,
 		CallLimit: time.Duration(s.CallLimitNs), KeepsState: s.Flags&protocol.Reuse != 0, Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
 }

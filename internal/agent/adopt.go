@@ -50,5 +50,8 @@ func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*gran
 	}
 	pending, held, err := l.session.control.Adopt(ctx, lib, spec, a)
 	l.pending = pending
+	if held != nil {
+		l.growth.present = int(m.Present)
+	}
 	return held, err
 }

@@ -30,7 +30,8 @@ type lease struct {
 	replaced  map[int]*replacement
 	taken     *grant.Cached // cached lease whose channels the client has received but not offered yet
 	handed    *handed       // the lease's channels as they were before the lease; nil: the agent does not hold them
-	coming    *handed       // the channels that the client hands over before it releases the lease
+	growth    growth
+	coming    *handed // the channels that the client hands over before it releases the lease
 
 	// Of the request that looks for an executor.
 	next    *grant.Candidate // named to the client, which has not offered it channels yet
@@ -90,6 +91,9 @@ func (l *lease) tell(e grant.Event) {
 		e.Backtrace = l.pending.WithLines(e.Backtrace)
 		m.Text, m.Worker, m.PID, m.Details = e.Death(), uint32(e.Worker), uint64(e.PID), details(&e)
 	}
+	if e.Kind == grant.LeaseEnded {
+		l.growth.end()
+	}
 	drains := false
 	if e.Kind == grant.Draining {
 		l.draining.Store(true)
@@ -138,8 +142,8 @@ func (c *client) replace(r *request) (body, error) {
 		return nil, err
 	}
 	i := int(m.Worker)
-	if i >= len(held.Workers) {
-		return nil, failed(op, dataplane.StatusInvalid, "worker %d, the lease has workers 0..%d", i, len(held.Workers)-1)
+	if i >= held.Wanted {
+		return nil, failed(op, dataplane.StatusInvalid, "worker %d, the lease has workers 0..%d", i, held.Wanted-1)
 	}
 	l.mu.Lock()
 	x := l.replaced[i]
@@ -152,6 +156,7 @@ func (c *client) replace(r *request) (body, error) {
 		c.background(func() {
 			defer close(x.done)
 			x.worker, x.err = held.Replace(c.ctx, i, m.Offer, m.Kill)
+			l.growth.tried(i, x.err)
 		})
 	}
 	l.mu.Unlock()

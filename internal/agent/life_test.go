@@ -150,6 +150,7 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 			Provider: l.Provider, Spec: l.spec}
 		for _, w := range l.Workers {
 			a.PIDs = append(a.PIDs, w.PID)
+			a.Present++
 		}
 		if until, err := protocol.DecodeUntil(protocol.OpAdopt, q.must(protocol.OpAdopt, a.Encode, library(t))); err != nil || until <= dataplane.Now() {
 			t.Errorf("adopted until %d, %v", until, err)

@@ -17,6 +17,7 @@ func (l *lease) giveUp() (held *grant.Held, acquiring bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.given = true
+	l.growth.end()
 	if l.acquiring {
 		l.cancel()
 	}

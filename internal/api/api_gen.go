@@ -32,17 +32,18 @@ var WaitNames = [...]string{WaitAdaptive: "adaptive", WaitHot: "hot", WaitWarm: 
 
 // RFAAS_EVENT_*.
 const (
-	EventNone       = 0 // there is no event
-	EventWorkerDied = 1 // a worker died; the next call gets a new worker in its place
-	EventEnded      = 2 // it has ended; the text begins with released, expired, revoked, drained or lost
-	EventDraining   = 3 // the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED
-	EventExpiring   = 4 // the lease expires soon unless it is renewed
-	EventMoved      = 5 // the lease has moved: calls go to another executor; the text is its address
-	EventLocal      = 6 // with RFAAS_LEASE_LOCAL: calls run in this process; the text says why
+	EventNone        = 0 // there is no event
+	EventWorkerDied  = 1 // a worker died; the next call gets a new worker in its place
+	EventEnded       = 2 // it has ended; the text begins with released, expired, revoked, drained or lost
+	EventDraining    = 3 // the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED
+	EventExpiring    = 4 // the lease expires soon unless it is renewed
+	EventMoved       = 5 // the lease has moved: calls go to another executor; the text is its address
+	EventLocal       = 6 // with RFAAS_LEASE_LOCAL: calls run in this process; the text says why
+	EventWorkerAdded = 7
 )
 
 // EventNames are the names of RFAAS_EVENT_*, by number.
-var EventNames = [...]string{EventNone: "none", EventWorkerDied: "worker died", EventEnded: "ended", EventDraining: "draining", EventExpiring: "expiring", EventMoved: "moved", EventLocal: "local"}
+var EventNames = [...]string{EventNone: "none", EventWorkerDied: "worker died", EventEnded: "ended", EventDraining: "draining", EventExpiring: "expiring", EventMoved: "moved", EventLocal: "local", EventWorkerAdded: "worker added"}
 
 // RFAAS_START_*.
 const (

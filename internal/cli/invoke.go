@@ -43,6 +43,7 @@ type invokeFlags struct {
 	input, hexInput, print      string
 	args                        []string
 	capacity, workers, cores    int
+	workersMin                  int
 	memory                      string
 	callLimit                   time.Duration
 	bundle                      []string
@@ -90,6 +91,7 @@ func newInvoke(a *app) *cobra.Command {
 	c.Flags().StringArrayVar(&f.args, "args", nil, "values of the payload, like f64:3,4")
 	c.Flags().IntVar(&f.capacity, "capacity", 1<<20, "most bytes that a result may have")
 	c.Flags().IntVar(&f.workers, "workers", 1, "workers to lease and to call")
+	c.Flags().IntVar(&f.workersMin, "workers-min", 0, "call fewer workers if there is no room for all, but at least so many (default: all)")
 	c.Flags().IntVar(&f.cores, "cores", 1, "cores for each worker")
 	c.Flags().StringVar(&f.memory, "memory", "", "memory for each worker, like 2GiB (default: the executor's)")
 	c.Flags().DurationVar(&f.callLimit, "call-limit", 0, "how long the call may run: a worker that takes longer is killed (default: the executor's limit)")
@@ -138,7 +140,7 @@ func (f *invokeFlags) payload(a *app) ([]byte, error) {
 
 // lease returns what the flags ask for.
 func (f *invokeFlags) lease(a *app, library string, payload int) (client.LeaseOptions, error) {
-	o := client.LeaseOptions{Library: library, Depth: 1, Bulk: int64(max(payload, f.capacity, 1<<16)), Workers: f.workers,
+	o := client.LeaseOptions{Library: library, Depth: 1, Bulk: int64(max(payload, f.capacity, 1<<16)), Workers: f.workers, WorkersMin: f.workersMin,
 		CoresPerWorker: f.cores, CallLimit: f.callLimit, Bundle: f.bundle}
 	var memory config.Bytes
 	if err := memory.UnmarshalText([]byte(f.memory)); err != nil {
@@ -149,6 +151,9 @@ func (f *invokeFlags) lease(a *app, library string, payload int) (client.LeaseOp
 		if n < 1 {
 			return o, a.BadUsage(fmt.Errorf("--%s %d: want 1 at least", name, n))
 		}
+	}
+	if f.workersMin < 0 || f.workersMin > f.workers {
+		return o, a.BadUsage(fmt.Errorf("--workers-min %d: want 1 to %d (--workers), or 0 for all", f.workersMin, f.workers))
 	}
 	if f.callLimit < 0 {
 		return o, a.BadUsage(fmt.Errorf("--call-limit %v is negative", f.callLimit))

@@ -21,6 +21,7 @@ type leaseRow struct {
 	Tenant      string `json:"tenant"`
 	State       string `json:"state"`
 	Workers     uint32 `json:"workers"`
+	Wanted      uint32 `json:"workers_wanted"` // more than workers: the others are added as cores become free
 	CPUs        string `json:"cpus"`
 	MemoryBytes uint64 `json:"memory_bytes"`
 	AgeMS       uint64 `json:"age_ms"`
@@ -60,7 +61,7 @@ func newLeases(a *app) *cobra.Command {
 						cpus = append(cpus, int(n))
 					}
 					rows = append(rows, leaseRow{ID: strconv.FormatUint(l.GetLeaseId(), 10), Tenant: l.GetTenant(),
-						State: l.GetState(), Workers: l.GetWorkers(), CPUs: config.Cores{List: cpus}.String(),
+						State: l.GetState(), Workers: l.GetWorkers(), Wanted: max(l.GetWorkersWanted(), l.GetWorkers()), CPUs: config.Cores{List: cpus}.String(),
 						MemoryBytes: l.GetMemoryBytes(), AgeMS: l.GetAgeMs(), LeftMS: l.GetLeftMs(), Flag: l.GetFlag()})
 				}
 				return err
@@ -88,7 +89,11 @@ func (a *app) printLeases(rows []leaseRow) error {
 	fmt.Fprintln(w, "LEASE\tTENANT\tSTATE\tWORKERS\tCPUS\tMEMORY\tAGE\tLEFT\tFLAG")
 	seconds := func(ms uint64) time.Duration { return (time.Duration(ms) * time.Millisecond).Round(time.Second) }
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%v\t%v\t%s\n", r.ID, plain(r.Tenant), r.State, r.Workers, r.CPUs, mib(r.MemoryBytes),
+		workers := fmt.Sprint(r.Workers)
+		if r.Workers < r.Wanted {
+			workers = fmt.Sprintf("%d of %d", r.Workers, r.Wanted)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%v\t%v\t%s\n", r.ID, plain(r.Tenant), r.State, workers, r.CPUs, mib(r.MemoryBytes),
 			seconds(r.AgeMS), seconds(r.LeftMS), cmp.Or(r.Flag, "-"))
 	}
 	return w.Flush()

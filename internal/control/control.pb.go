@@ -483,8 +483,11 @@ type LeaseRequest struct {
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only the client knows, or none: its workers are not cached
 	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs
 	KeepsState      bool                   `protobuf:"varint,22,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"`      // workers that have executed functions of this lease may be cached, and serve another one with keeps_state
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The fewest workers with which the lease is granted, 0: all. A reply with fewer than `workers` has the first ones. Replace adds the
+	// others when there is room for them (RoomRequest.growing).
+	WorkersMin    uint32 `protobuf:"varint,23,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseRequest) Reset() {
@@ -641,6 +644,13 @@ func (x *LeaseRequest) GetKeepsState() bool {
 		return x.KeepsState
 	}
 	return false
+}
+
+func (x *LeaseRequest) GetWorkersMin() uint32 {
+	if x != nil {
+		return x.WorkersMin
+	}
+	return 0
 }
 
 type LeaseReply struct {
@@ -1640,7 +1650,8 @@ type LeaseEntry struct {
 	MemoryBytes   uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	AgeMs         uint64                 `protobuf:"varint,7,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"` // since the grant
 	LeftMs        uint64                 `protobuf:"varint,8,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"`
-	Flag          string                 `protobuf:"bytes,9,opt,name=flag,proto3" json:"flag,omitempty"` // empty: none; "unreserved": granted while the tenant's limit could not be looked at
+	Flag          string                 `protobuf:"bytes,9,opt,name=flag,proto3" json:"flag,omitempty"`                                          // empty: none; "unreserved": granted while the tenant's limit could not be looked at
+	WorkersWanted uint32                 `protobuf:"varint,10,opt,name=workers_wanted,json=workersWanted,proto3" json:"workers_wanted,omitempty"` // more than `workers` until the others have been added (LeaseRequest.workers_min)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1736,6 +1747,13 @@ func (x *LeaseEntry) GetFlag() string {
 		return x.Flag
 	}
 	return ""
+}
+
+func (x *LeaseEntry) GetWorkersWanted() uint32 {
+	if x != nil {
+		return x.WorkersWanted
+	}
+	return 0
 }
 
 type RevokeRequest struct {
@@ -2178,6 +2196,7 @@ type RoomRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cores         uint32                 `protobuf:"varint,1,opt,name=cores,proto3" json:"cores,omitempty"`
 	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	Growing       bool                   `protobuf:"varint,3,opt,name=growing,proto3" json:"growing,omitempty"` // for a lease that is granted already: the room that is left for it by clients that wait for their leases
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2224,6 +2243,13 @@ func (x *RoomRequest) GetMemoryBytes() uint64 {
 		return x.MemoryBytes
 	}
 	return 0
+}
+
+func (x *RoomRequest) GetGrowing() bool {
+	if x != nil {
+		return x.Growing
+	}
+	return false
 }
 
 type RoomReply struct {
@@ -4028,7 +4054,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xa2\x05\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xc3\x05\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -4052,7 +4078,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tclient_id\x18\x14 \x01(\fR\bclientId\x12\x14\n" +
 	"\x05reuse\x18\x15 \x01(\x04R\x05reuse\x12\x1f\n" +
 	"\vkeeps_state\x18\x16 \x01(\bR\n" +
-	"keepsStateB\x0e\n" +
+	"keepsState\x12\x1f\n" +
+	"\vworkers_min\x18\x17 \x01(\rR\n" +
+	"workersMinB\x0e\n" +
 	"\f_duration_ms\"\xbd\x02\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
@@ -4130,7 +4158,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tclient_ms\x18\x02 \x01(\x04R\bclientMs\"\x0f\n" +
 	"\rLeasesRequest\"C\n" +
 	"\vLeasesReply\x124\n" +
-	"\x06leases\x18\x01 \x03(\v2\x1c.rfaas.control.v1.LeaseEntryR\x06leases\"\xea\x01\n" +
+	"\x06leases\x18\x01 \x03(\v2\x1c.rfaas.control.v1.LeaseEntryR\x06leases\"\x91\x02\n" +
 	"\n" +
 	"LeaseEntry\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
@@ -4141,7 +4169,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x15\n" +
 	"\x06age_ms\x18\a \x01(\x04R\x05ageMs\x12\x17\n" +
 	"\aleft_ms\x18\b \x01(\x04R\x06leftMs\x12\x12\n" +
-	"\x04flag\x18\t \x01(\tR\x04flag\"B\n" +
+	"\x04flag\x18\t \x01(\tR\x04flag\x12%\n" +
+	"\x0eworkers_wanted\x18\n" +
+	" \x01(\rR\rworkersWanted\"B\n" +
 	"\rRevokeRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\r\n" +
@@ -4171,10 +4201,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tbytes_out\x18\b \x01(\x04R\bbytesOut\x12\x15\n" +
 	"\x06cpu_ns\x18\t \x01(\x04R\x05cpuNs\x12\x1a\n" +
 	"\brunnable\x18\n" +
-	" \x01(\bR\brunnable\"F\n" +
+	" \x01(\bR\brunnable\"`\n" +
 	"\vRoomRequest\x12\x14\n" +
 	"\x05cores\x18\x01 \x01(\rR\x05cores\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\x1f\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12\x18\n" +
+	"\agrowing\x18\x03 \x01(\bR\agrowing\"\x1f\n" +
 	"\tRoomReply\x12\x12\n" +
 	"\x04room\x18\x01 \x01(\bR\x04room\"*\n" +
 	"\rEventsRequest\x12\x19\n" +

@@ -89,7 +89,8 @@ bool dp_turns_try(dp_turns *t, dp_turn_kind kind, uint32_t unit) {
 }
 
 static bool try_any(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any, uint32_t *unit) {
-    for (uint32_t i = 0; i < (any ? t->n : 1); i++, from = from + 1 >= t->n ? 0 : from + 1)
+    uint32_t n = dp_turns_count(t);
+    for (uint32_t i = 0; i < (any ? n : 1); i++, from = from + 1 >= n ? 0 : from + 1)
         if (dp_turns_try(t, kind, from)) {
             *unit = from;
             return true;
@@ -148,7 +149,7 @@ static void wake_for(dp_turns *t, uint32_t unit, uint32_t state) {
 
 /* Passes on the wake of a thread that leaves the list without having tried: it may be the only thread that was woken for a unit. Under mu. */
 static void wake_others(dp_turns *t) {
-    for (uint32_t i = 0; t->first && i < t->n; i++)
+    for (uint32_t i = 0; t->first && i < dp_turns_count(t); i++)
         wake_for(t, i, __atomic_load_n(&t->units[i].state, __ATOMIC_SEQ_CST));
 }
 
@@ -218,7 +219,7 @@ static bool give_up(dp_turns *t, dp_turn_waiter *w) {
 
 /* Asks the threads that hold what this thread waits for. A thread with a claim is not asked to make room for another call. */
 static void ask(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any) {
-    for (uint32_t i = any ? 0 : from; i < (any ? t->n : from + 1); i++) {
+    for (uint32_t i = any ? 0 : from; i < (any ? dp_turns_count(t) : from + 1); i++) {
         uint32_t state = __atomic_load_n(&t->units[i].state, __ATOMIC_SEQ_CST);
         if (kind == DP_TURN_CALL ? state == DP_TURN_HELD : state & DP_TURN_HELD)
             t->ask(t->arg, i);
@@ -292,6 +293,6 @@ void dp_turns_close(dp_turns *t) {
         if (__atomic_load_n(&w->word, __ATOMIC_RELAXED) == ASLEEP)
             wake_to_try(w);
     pthread_mutex_unlock(&t->mu);
-    for (uint32_t i = 0; i < t->n; i++)
+    for (uint32_t i = 0; i < dp_turns_count(t); i++)
         t->ask(t->arg, i);
 }

@@ -69,7 +69,7 @@ typedef struct dp_turn {
 } dp_turn;
 
 typedef struct dp_turns {
-    uint32_t n;
+    uint32_t n; /* atomic; only grows while threads are inside */
     uint32_t closed;  /* atomic */
     uint32_t waiting; /* atomic: threads in the list */
     uint32_t any;     /* atomic: threads that wait with DP_TURN_CALL for any unit */
@@ -124,6 +124,10 @@ void dp_turns_drain(dp_turns *t, uint32_t most);
  * threads that hold units to yield. dp_turns_reset reopens the turns, with all units free; no other thread may use them. */
 void dp_turns_close(dp_turns *t);
 void dp_turns_reset(dp_turns *t, uint32_t n);
+/* dp_turns_count returns the number of units. dp_turns_set_count raises it. Units that the calling thread has taken by dp_turns_try before
+ * are its own. */
+static inline uint32_t dp_turns_count(const dp_turns *t) { return __atomic_load_n(&t->n, __ATOMIC_RELAXED); }
+static inline void dp_turns_set_count(dp_turns *t, uint32_t n) { __atomic_store_n(&t->n, n, __ATOMIC_SEQ_CST); }
 static inline bool dp_turns_closed(const dp_turns *t) { return __atomic_load_n(&t->closed, __ATOMIC_SEQ_CST) != 0; }
 
 #endif

@@ -59,7 +59,7 @@ type account struct {
 	began   time.Time
 	part    uint32
 	meter   *accounting.Meter
-	workers []*metered // by seat
+	workers []*metered // by seat; nil for a worker that has not been added yet
 	ended   time.Time
 }
 
@@ -107,8 +107,8 @@ func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time
 	if a == nil {
 		return
 	}
-	acc := &account{id: l.ID, tenant: tenantOf(l.Terms.Tenant), began: began, workers: make([]*metered, len(workers)),
-		meter: accounting.NewMeter(len(workers), l.Terms.Workers*l.Terms.CoresPerWorker, l.Terms.MemoryPerWorker*uint64(len(workers)), began)}
+	acc := &account{id: l.ID, tenant: tenantOf(l.Terms.Tenant), began: began, workers: make([]*metered, l.Terms.Workers),
+		meter: accounting.NewMeter(l.Terms.Workers, len(workers)*l.Terms.CoresPerWorker, l.Terms.MemoryPerWorker*uint64(len(workers)), began)}
 	for i, w := range workers {
 		m := &metered{Worker: w, polls: polls, at: began}
 		if w.Steps().Cached { // an earlier lease has paid for its processor time so far
@@ -174,6 +174,20 @@ func (a *accounts) seat(id lease.ID, i int, w Worker) {
 	}
 }
 
+// add charges another worker of a lease from now on.
+func (a *accounts) add(l *lease.Lease, i int, w Worker) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if acc := a.leases[l.ID]; acc != nil {
+		now := a.now()
+		acc.meter.Grew(l.Terms.CoresPerWorker, l.Terms.MemoryPerWorker, now)
+		acc.workers[i] = &metered{Worker: w, polls: acc.workers[0].polls, at: now}
+	}
+}
+
 // last measures the workers of a lease that is about to end, while they exist.
 func (a *accounts) last(id lease.ID) {
 	if a == nil {
@@ -222,8 +236,10 @@ func (a *accounts) stop(id lease.ID) {
 }
 
 func (acc *account) lookAll(now time.Time) {
-	for i := range acc.workers {
-		acc.look(i, now)
+	for i, w := range acc.workers {
+		if w != nil {
+			acc.look(i, now)
+		}
 	}
 }
 
@@ -269,6 +285,9 @@ func (a *accounts) sample() {
 	defer a.mu.Unlock()
 	for _, acc := range a.leases {
 		for _, w := range acc.workers {
+			if w == nil {
+				continue
+			}
 			w.samples++
 			if w.Running() != "" {
 				w.inside++

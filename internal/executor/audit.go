@@ -13,13 +13,17 @@ import (
 // audit records an event of a lease, and the caller if ctx is that of a call.
 func (e *Executor) audit(ctx context.Context, event string, h *holding, tenant, reason string, more func(*identity.AuditEntry)) {
 	line := identity.AuditEntry{Event: event, Lease: uint64(h.id), Tenant: tenant, Who: control.Caller(ctx).Name, Remote: control.Remote(ctx),
-		Code: hex.EncodeToString(h.code.sum[:]), Workers: len(h.seats), MemoryBytes: h.spec.MemoryLimit * uint64(len(h.seats)), Reason: reason}
+		Code: hex.EncodeToString(h.code.sum[:]), Reason: reason}
 	if h.spec.UID != 0 {
 		line.UID = &h.spec.UID
 	}
+	h.mu.Lock()
 	for i := range h.seats {
-		line.Cores = append(line.Cores, h.seats[i].cpus...) // a seat's cores do not change
+		line.Cores = append(line.Cores, h.seats[i].cpus...)
 	}
+	h.mu.Unlock()
+	line.Workers = h.present()
+	line.MemoryBytes = h.spec.MemoryLimit * uint64(line.Workers)
 	if more != nil {
 		more(&line)
 	}

@@ -252,7 +252,7 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 	case k != nil:
 		workers, err = e.resumeAll(h, k, blobs, limit)
 	default:
-		workers, err = e.spawnAll(h, blobs, limit)
+		workers, err = e.spawnAll(h, blobs[:h.present()], limit)
 	}
 	if err != nil {
 		close(h.started)
@@ -430,8 +430,8 @@ func isScarce(err error) bool {
 // death before the executor, and then the reason is worth reporting.
 const replaceGrace = 100 * time.Millisecond
 
-// Replace starts a new worker for one that died, or that its client cannot reach any more. Repeating a request with the
-// same blob returns the same worker.
+// Replace starts a new worker for one that died, or that its client cannot reach any more, or adds a worker to a lease that was granted with
+// fewer than it asked for. Repeating a request with the same blob returns the same worker.
 func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*control.ReplaceReply, error) {
 	defer e.turns.enter()()
 	h, err := e.findFor(ctx, "Replace", lease.ID(req.GetLeaseId()))
@@ -460,6 +460,9 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 		case c.old != nil:
 			defer h.settle(req.GetWorker())
 			return e.replace(ctx, h, req, c.old)
+		case c.grow:
+			defer h.settle(req.GetWorker())
+			return e.grow(ctx, h, req)
 		}
 		select {
 		case <-c.wait:

@@ -273,7 +273,7 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 	s := &handover.Lease{Id: uint64(l.ID), Request: l.RequestID[:], State: uint32(l.State), Granted: clock.Put(l.Granted), Expires: clock.Put(l.Expires),
 		ClientEnd: clock.Put(l.ClientEnd), Notice: clock.Put(l.Notice), ComeBy: clock.Put(l.ComeBy), Presence: l.Presence, Present: l.Present,
 		Left: clock.Put(l.Left), Reuses: uint64(l.Reuses),
-		Terms: &handover.Terms{Workers: uint32(t.Workers), Cores: uint32(t.CoresPerWorker), Memory: t.MemoryPerWorker, Duration: int64(t.Duration),
+		Terms: &handover.Terms{Workers: uint32(t.Workers), WorkersMin: uint32(t.WorkersMin), Cores: uint32(t.CoresPerWorker), Memory: t.MemoryPerWorker, Duration: int64(t.Duration),
 			Wait: uint32(t.Wait), CallLimit: int64(t.CallLimit), Tenant: t.Tenant, Uid: t.UID, Gid: t.GID, Kind: t.Kind[:],
 			Fingerprint: t.Fingerprint[:], KeepsState: t.KeepsState}}
 	for _, share := range l.Shares {
@@ -314,6 +314,9 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 // saveSeat returns a seat and its worker. The caller holds the holding's lock.
 func (e *Executor) saveSeat(h *holding, i int, clock handover.Clock) (s *handover.Seat, err error) {
 	seat := &h.seats[i]
+	if seat.vacant() {
+		return &handover.Seat{}, nil
+	}
 	w, ok := seat.worker.(*zygote.Worker)
 	if !ok {
 		return nil, fmt.Errorf("it is a %T", seat.worker)
@@ -351,6 +354,10 @@ func (a *accounts) saveLease(id lease.ID, clock handover.Clock) *handover.Accoun
 	s := &handover.Account{Tenant: acc.tenant, Began: acc.began.UnixNano(), MeteredSince: clock.Put(m.Began), Part: acc.part, Cores: m.Cores, Memory: m.Memory,
 		Base: m.Base[:]}
 	for i, w := range acc.workers {
+		if w == nil {
+			s.Workers = append(s.Workers, &handover.Metered{Meter: &handover.Report{}, Past: slices.Clone(m.Past[i][:])})
+			continue
+		}
 		s.Workers = append(s.Workers, &handover.Metered{Polls: w.polls, At: clock.Put(w.at), Cpu: int64(w.cpu), Base: int64(w.base),
 			Seen: saveReport(w.report), Meter: saveReport(m.Now[i]), Past: slices.Clone(m.Past[i][:])})
 	}

@@ -51,7 +51,8 @@ type holding struct {
 	changed  chan struct{}  // closed and replaced at every change
 }
 
-// seat is the position of one worker in a lease. Its cores do not change when the worker is replaced.
+// seat is the position of one worker in a lease. Its cores do not change when the worker is replaced. A seat without cores is vacant: its
+// worker has not been added yet (grow.go).
 type seat struct {
 	cpus      []int
 	worker    Worker
@@ -65,6 +66,8 @@ type seat struct {
 	replacing chan struct{}        // closed when the replacement in progress has started or failed; nil: none in progress
 }
 
+func (s *seat) vacant() bool { return len(s.cpus) == 0 }
+
 func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
 	h := &holding{id: id, code: c, spec: spec, started: make(chan struct{}), gone: make(chan struct{}), cached: make(chan struct{}),
 		changed: make(chan struct{})}
@@ -73,6 +76,18 @@ func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
 		h.seats = append(h.seats, seat{cpus: c})
 	}
 	return h
+}
+
+// present returns the number of workers that have cores.
+func (h *holding) present() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.seats {
+		if !h.seats[i].vacant() {
+			n++
+		}
+	}
+	return n
 }
 
 // notify wakes the streams. The caller holds mu.
@@ -141,6 +156,7 @@ type claimed struct {
 	grant *control.WorkerGrant // done: an earlier copy of the request got this worker
 	wait  <-chan struct{}      // wait for another replacement, then claim again
 	old   Worker               // replace this worker, dead or not; settle must follow
+	grow  bool                 // add this worker to the lease; settle must follow
 }
 
 // claimSeat claims a seat for a client that offers blob to a new worker. A living worker is replaced too: its client
@@ -157,10 +173,12 @@ func (h *holding) claimSeat(i uint32, blob []byte) (c claimed, err error) {
 		return c, h.endingError()
 	case s.replacing != nil:
 		c.wait = s.replacing
-	case !s.dead && s.offer == sha256.Sum256(blob):
+	case !s.dead && s.worker != nil && s.offer == sha256.Sum256(blob):
 		c.grant = s.grant
+	case s.worker == nil && !s.vacant():
+		return c, control.Errorf(control.ClassBusy, "worker %d of lease %d is being started", i, h.id)
 	default:
-		c.old = s.worker
+		c.old, c.grow = s.worker, s.vacant()
 		s.replacing = make(chan struct{})
 		h.spawns.Add(1)
 	}

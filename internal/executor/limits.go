@@ -301,7 +301,7 @@ func (e *Executor) reserve(h *holding) (flag string, err error) {
 	if err != nil {
 		return "", err
 	}
-	release, flag, err := e.limits.reserve(l.Terms.Tenant, l.Terms.Workers*l.Terms.CoresPerWorker)
+	release, flag, err := e.limits.reserve(l.Terms.Tenant, l.Present()*l.Terms.CoresPerWorker)
 	if flag != "" {
 		e.tell(h, slog.LevelWarn, "lease granted without its tenant's limit", "lease", uint64(h.id), "tenant", l.Terms.Tenant, "flag", flag)
 	}

@@ -92,7 +92,7 @@ func (e *Executor) Leases(ctx context.Context, _ *control.LeasesRequest) (*contr
 			continue
 		}
 		entry := &control.LeaseEntry{LeaseId: uint64(l.ID), Tenant: l.Terms.Tenant, State: l.State.String(),
-			Workers: uint32(l.Terms.Workers), MemoryBytes: l.Terms.MemoryPerWorker * uint64(l.Terms.Workers)}
+			Workers: uint32(l.Present()), WorkersWanted: uint32(l.Terms.Workers), MemoryBytes: l.Terms.MemoryPerWorker * uint64(l.Present())}
 		for _, w := range l.CPUs {
 			for _, cpu := range w {
 				entry.Cpus = append(entry.Cpus, uint32(cpu))

@@ -144,7 +144,7 @@ func savedLease(l *handover.Lease, clock handover.Clock) (s lease.Saved, err err
 	}
 	s.Lease = lease.Lease{ID: lease.ID(l.GetId()), RequestID: lease.RequestID(l.GetRequest()), State: lease.State(l.GetState()),
 		Granted: clock.Get(l.GetGranted()), Expires: clock.Get(l.GetExpires()), ClientEnd: clock.Get(l.GetClientEnd()), Reuses: lease.ID(l.GetReuses()),
-		Terms: lease.Terms{Workers: int(t.GetWorkers()), CoresPerWorker: int(t.GetCores()), MemoryPerWorker: t.GetMemory(), Duration: time.Duration(t.GetDuration()),
+		Terms: lease.Terms{Workers: int(t.GetWorkers()), WorkersMin: int(t.GetWorkersMin()), CoresPerWorker: int(t.GetCores()), MemoryPerWorker: t.GetMemory(), Duration: time.Duration(t.GetDuration()),
 			Wait: lease.Wait(t.GetWait()), CallLimit: time.Duration(t.GetCallLimit()), Tenant: t.GetTenant(), UID: t.GetUid(), GID: t.GetGid(),
 			Kind: [32]byte(t.GetKind()), KeepsState: t.GetKeepsState(), Fingerprint: [32]byte(t.GetFingerprint())}}
 	s.Presence, s.Present, s.Left = l.GetPresence(), l.GetPresent(), clock.Get(l.GetLeft())
@@ -204,6 +204,9 @@ func (e *Executor) restoreHolding(s *handover.Lease, z *zygote.Zygote, clock han
 
 func (e *Executor) restoreSeat(h *holding, i int, s *handover.Seat, z *zygote.Zygote, clock handover.Clock) error {
 	seat := &h.seats[i]
+	if seat.vacant() {
+		return nil
+	}
 	spec := h.workerSpec(i, nil)
 	w, err := z.Restore(s.GetWorker(), &spec)
 	if err != nil {
@@ -283,6 +286,10 @@ func (a *accounts) restoreLease(h *holding, s *handover.Account, clock handover.
 			return fmt.Errorf("%d counters", len(w.GetPast()))
 		}
 		m.Past, m.Now = append(m.Past, accounting.Use(w.GetPast())), append(m.Now, restoreReport(w.GetMeter()))
+		if h.seats[i].vacant() {
+			acc.workers = append(acc.workers, nil)
+			continue
+		}
 		acc.workers = append(acc.workers, &metered{Worker: h.seats[i].worker, polls: w.GetPolls(), at: clock.Get(w.GetAt()), cpu: time.Duration(w.GetCpu()),
 			base: time.Duration(w.GetBase()), report: restoreReport(w.GetSeen())})
 	}
@@ -367,14 +374,14 @@ func (e *Executor) begin() {
 	for _, l := range e.table.List() {
 		h := e.holding(l.ID)
 		if e.limits != nil {
-			release := e.limits.take(l.Terms.Tenant, l.Terms.Workers*l.Terms.CoresPerWorker)
+			release := e.limits.take(l.Terms.Tenant, l.Present()*l.Terms.CoresPerWorker)
 			h.mu.Lock()
 			h.reserved = release
 			h.mu.Unlock()
 		}
 		for i := range h.seats {
-			if !h.seats[i].dead {
-				e.watch(h, i, h.seats[i].worker)
+			if s := &h.seats[i]; !s.dead && !s.vacant() {
+				e.watch(h, i, s.worker)
 			}
 		}
 		e.away(h, h.presence) // does nothing if the client was absent before

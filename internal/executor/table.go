@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -463,7 +464,7 @@ func (e *Executor) dropCachedWithTables() bool {
 func (e *Executor) requestWithRoom(terms *lease.Terms, try func() error) error {
 	for {
 		err := try()
-		short := e.table.Capacity().FreeMemory < uint64(terms.Workers)*terms.MemoryPerWorker
+		short := e.table.Capacity().FreeMemory < uint64(cmp.Or(terms.WorkersMin, terms.Workers))*terms.MemoryPerWorker
 		if !errors.Is(err, lease.ErrBusy) || !short || !e.tables.evictOne() {
 			return err
 		}

@@ -127,7 +127,10 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	if n := req.GetWorkers(); n < 1 || n > uint32(e.maxWorkers) {
 		return t, invalidf("workers %d: this executor gives 1 to %d to a lease", n, e.maxWorkers)
 	}
-	t.Workers = int(req.GetWorkers())
+	if n := req.GetWorkersMin(); n > req.GetWorkers() {
+		return t, invalidf("workers_min %d: want at most workers, which is %d", n, req.GetWorkers())
+	}
+	t.Workers, t.WorkersMin = int(req.GetWorkers()), int(cmp.Or(req.GetWorkersMin(), req.GetWorkers()))
 	t.CoresPerWorker = max(1, int(req.GetCoresPerWorker()))
 	if c := req.GetCoresPerWorker(); c > uint32(len(e.cfg.Cores)) || t.Workers*t.CoresPerWorker > capacity.Cores {
 		return t, invalidf("workers %d with cores_per_worker %d: this executor lends %d cores", t.Workers, c, capacity.Cores)

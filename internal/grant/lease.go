@@ -2,6 +2,7 @@ package grant
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -39,6 +40,7 @@ const maxDuration = 100 * 365 * 24 * time.Hour
 type Spec struct {
 	Library        string // name of the shared library for messages
 	Workers        int
+	WorkersMin     int // fewest with which the lease is granted, 0: Workers
 	CoresPerWorker int
 	Memory         uint64 // bytes per worker, 0: the executor's default
 	Mode           control.WaitMode
@@ -93,6 +95,8 @@ func (s *Spec) check() error {
 	switch {
 	case s.Workers < 1 || s.Workers > MaxWorkers:
 		return fail(op, dataplane.StatusInvalid, "%d workers, want 1 to %d", s.Workers, MaxWorkers)
+	case s.WorkersMin < 0 || s.WorkersMin > s.Workers:
+		return fail(op, dataplane.StatusInvalid, "at least %d workers, want 1 to %d", s.WorkersMin, s.Workers)
 	case s.CoresPerWorker < 1 || s.CoresPerWorker > 1<<16:
 		return fail(op, dataplane.StatusInvalid, "%d cores per worker, want 1 to %d", s.CoresPerWorker, 1<<16)
 	case s.Duration < 0:
@@ -104,6 +108,9 @@ func (s *Spec) check() error {
 	}
 	return nil
 }
+
+// least returns the fewest workers with which the lease is granted.
+func (s *Spec) least() int { return cmp.Or(s.WorkersMin, s.Workers) }
 
 // Look finds candidates, and forgets earlier ones.
 func (p *Pending) Look(ctx context.Context) (err error) {
@@ -211,7 +218,8 @@ func (h *Held) Library() [sha256.Size]byte { return h.sha }
 type Held struct {
 	Candidate
 	ID        uint64
-	Workers   []Worker
+	Workers   []Worker // that were granted at first
+	Wanted    int      // number of workers when all have been added
 	Functions []string // by index
 	Duration  time.Duration
 
@@ -321,15 +329,15 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	p.granted = true
 	p.c.note(cand.Provider)
 	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(), sha: p.sha, library: p.name,
-		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.ClientMs)), unanswered: make(chan Unanswered, reportsMax)}
+		Duration: milliseconds(r.DurationMs), Wanted: p.spec.Workers, end: asked.Add(milliseconds(r.ClientMs)), unanswered: make(chan Unanswered, reportsMax)}
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))
 	}
 	switch {
 	case r.Tables != uint32(len(wanted)):
 		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers %d of %d tables and bundles: the executor has an earlier version, upgrade it", cand.Address, r.Tables, len(wanted))
-	case len(h.Workers) != len(blobs):
-		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d were asked for", cand.Address, len(h.Workers), len(blobs))
+	case len(h.Workers) < p.spec.least() || len(h.Workers) > len(blobs):
+		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d to %d were asked for", cand.Address, len(h.Workers), p.spec.least(), len(blobs))
 	case r.DurationMs > uint64(maxDuration/time.Millisecond):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted a lease of %d ms", cand.Address, r.DurationMs)
 	default:
@@ -357,6 +365,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		CoresPerWorker:  uint32(p.spec.CoresPerWorker),
 		MemoryPerWorker: p.spec.Memory,
 		Provider:        p.candidates[p.current].Provider,
+		WorkersMin:      uint32(p.spec.least()),
 		WaitMode:        p.spec.Mode,
 		ClientBlobs:     blobs,
 		Tenant:          p.c.opts.Tenant,

@@ -30,10 +30,10 @@ func (c *shared) only(ctx context.Context, addr string, s *Spec) (Candidate, err
 		return Candidate{}, err
 	}
 	cand, err := c.suited(addr, info, s)
-	if need := uint32(s.Workers * s.CoresPerWorker); err == nil && need > info.FreeCores {
+	if need := uint32(s.least() * s.CoresPerWorker); err == nil && need > info.FreeCores {
 		// Checked here, because the channels of an impossible lease may take gigabytes before the executor refuses it.
 		err = fail("find an executor", dataplane.StatusBusy, "%d workers of %d cores need %d cores, executor %s has %d of %d free",
-			s.Workers, s.CoresPerWorker, need, addr, info.FreeCores, info.Cores)
+			s.least(), s.CoresPerWorker, need, addr, info.FreeCores, info.Cores)
 	}
 	return cand, err
 }

@@ -171,12 +171,22 @@ func (p *places) refresh(age time.Duration) error {
 	return nil
 }
 
+// pickLocked prefers an executor with room for all workers to one that has room only for the fewest.
 func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
-	p := &c.places
 	if err := c.attach(ctx); err != nil {
 		return Candidate{}, err
 	}
-	need := board.Need{Cores: uint32(s.Workers * s.CoresPerWorker), MemoryMiB: uint32(min((s.Memory*uint64(s.Workers)+1<<20-1)>>20, 1<<32-1)),
+	cand, err := c.pickFor(s, s.Workers, refused)
+	if errors.Is(err, board.ErrNone) && s.least() < s.Workers {
+		return c.pickFor(s, s.least(), refused)
+	}
+	return cand, err
+}
+
+// pickFor finds an executor with room for a number of workers.
+func (c *shared) pickFor(s *Spec, workers int, refused map[uint32]bool) (Candidate, error) {
+	p := &c.places
+	need := board.Need{Cores: uint32(workers * s.CoresPerWorker), MemoryMiB: uint32(min((s.Memory*uint64(workers)+1<<20-1)>>20, 1<<32-1)),
 		For: s.Duration}
 	switch c.opts.Provider {
 	case "shm":

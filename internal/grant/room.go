@@ -42,7 +42,7 @@ func (c *shared) rooms(ctx context.Context, cores, memory uint64) *Rooms {
 
 // Rooms returns what a pending lease follows while it waits. The caller closes it.
 func (p *Pending) Rooms(ctx context.Context) *Rooms {
-	return p.c.rooms(ctx, uint64(p.spec.Workers)*uint64(p.spec.CoresPerWorker), uint64(p.spec.Workers)*p.spec.Memory)
+	return p.c.rooms(ctx, uint64(p.spec.least())*uint64(p.spec.CoresPerWorker), uint64(p.spec.least())*p.spec.Memory)
 }
 
 // Impossible reports whether err, returned by Look, means that the only executor allowed for the lease can never grant it.

@@ -29,7 +29,7 @@ type Unanswered struct {
 // the worker never will answer, the watch reports that it died, although its process lives; replacing it ends the process. Safe for
 // concurrent use.
 func (h *Held) Unanswered(s Unanswered) {
-	if s.Since == 0 || s.Worker < 0 || s.Worker >= len(h.Workers) {
+	if s.Since == 0 || s.Worker < 0 || s.Worker >= h.Wanted {
 		return
 	}
 	select {

@@ -1205,6 +1205,7 @@ type Terms struct {
 	Kind          []byte                 `protobuf:"bytes,10,opt,name=kind,proto3" json:"kind,omitempty"`
 	Fingerprint   []byte                 `protobuf:"bytes,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	KeepsState    bool                   `protobuf:"varint,12,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"`
+	WorkersMin    uint32                 `protobuf:"varint,13,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1321,6 +1322,13 @@ func (x *Terms) GetKeepsState() bool {
 		return x.KeepsState
 	}
 	return false
+}
+
+func (x *Terms) GetWorkersMin() uint32 {
+	if x != nil {
+		return x.WorkersMin
+	}
+	return 0
 }
 
 // Places are the cores of one worker: indices into Node.cores.
@@ -1869,7 +1877,7 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\bexpiring\x18\x15 \x01(\bR\bexpiring\x121\n" +
 	"\aaccount\x18\x16 \x01(\v2\x17.rfaas.handover.AccountR\aaccount\x12\x16\n" +
 	"\x06tables\x18\x17 \x03(\fR\x06tables\x12\x16\n" +
-	"\x06bundle\x18\x18 \x01(\fR\x06bundle\"\xb1\x02\n" +
+	"\x06bundle\x18\x18 \x01(\fR\x06bundle\"\xd2\x02\n" +
 	"\x05Terms\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\rR\aworkers\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\rR\x05cores\x12\x16\n" +
@@ -1885,7 +1893,9 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	" \x01(\fR\x04kind\x12 \n" +
 	"\vfingerprint\x18\v \x01(\fR\vfingerprint\x12\x1f\n" +
 	"\vkeeps_state\x18\f \x01(\bR\n" +
-	"keepsState\"\x1c\n" +
+	"keepsState\x12\x1f\n" +
+	"\vworkers_min\x18\r \x01(\rR\n" +
+	"workersMin\"\x1c\n" +
 	"\x06Places\x12\x12\n" +
 	"\x04core\x18\x01 \x03(\rR\x04core\"\xd4\x01\n" +
 	"\x04Seat\x12.\n" +

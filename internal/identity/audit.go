@@ -17,7 +17,7 @@ import (
 
 // The events of audit lines.
 const (
-	AuditGrant    = "grant"    // a lease is granted
+	AuditGrant    = "grant"    // a lease is granted, or a worker is added to it
 	AuditRelease  = "release"  // a lease is released by its client
 	AuditKill     = "kill"     // a lease expired, was revoked or lost its client, or one worker is killed
 	AuditDrain    = "drain"    // a node drains, or the drain ends a lease

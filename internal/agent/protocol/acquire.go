@@ -10,6 +10,7 @@ import "bytes"
 // Spec has the terms of a lease.
 type Spec struct {
 	Workers, CoresPerWorker, WaitMode, Flags, Depth, Eager uint32
+	WorkersMin                                             uint32
 	Memory, Bulk                                           uint64
 	DurationNs, CallLimitNs                                int64
 	Executor, Library                                      string
@@ -18,7 +19,7 @@ type Spec struct {
 
 func (t *texts) spec(c *C.rfaas_agent_spec) Spec {
 	return Spec{uint32(c.workers), uint32(c.cores_per_worker), uint32(c.wait_mode), uint32(c.flags), uint32(c.depth),
-		uint32(c.eager), uint64(c.memory), uint64(c.bulk), int64(c.duration_ns), int64(c.call_limit_ns),
+		uint32(c.eager), uint32(c.workers_min), uint64(c.memory), uint64(c.bulk), int64(c.duration_ns), int64(c.call_limit_ns),
 		t.of("executor", c.executor[:]), t.of("library", c.library[:]), t.of("bundle", c.bundle[:])}
 }
 
@@ -130,6 +131,7 @@ func (d *Candidate) Encode(b []byte) []byte {
 type Adopt struct {
 	Key, Session, LeaseID uint64
 	UntilNs               int64
+	Present               uint32 // workers that have been granted or added
 	Library               [32]byte
 	At, Node, Provider    string
 	Spec                  Spec
@@ -144,7 +146,7 @@ func DecodeAdopt(b []byte) (Adopt, error) {
 		err = list[C.uint64_t](OpAdopt, "workers", rest, uint64(c.spec.workers), MaxWorkers)
 	}
 	t := texts{op: OpAdopt, err: err}
-	a := Adopt{Key: uint64(c.key), Session: uint64(c.session), LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns),
+	a := Adopt{Key: uint64(c.key), Session: uint64(c.session), LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns), Present: uint32(c.present),
 		At: t.of("at", c.at[:]), Node: t.of("node", c.node[:]), Provider: t.of("provider", c.provider[:]), Spec: t.spec(&c.spec)}
 	copy(a.Library[:], view(&c.library))
 	if t.err != nil {

@@ -116,7 +116,7 @@ func DecodeChanges(b []byte) (changes []Change, err error) {
 }
 
 func (s *Spec) c() (c C.rfaas_agent_spec) {
-	c = C.rfaas_agent_spec{workers: C.uint32_t(s.Workers), cores_per_worker: C.uint32_t(s.CoresPerWorker),
+	c = C.rfaas_agent_spec{workers: C.uint32_t(s.Workers), cores_per_worker: C.uint32_t(s.CoresPerWorker), workers_min: C.uint32_t(s.WorkersMin),
 		wait_mode: C.uint32_t(s.WaitMode), flags: C.uint32_t(s.Flags), depth: C.uint32_t(s.Depth), eager: C.uint32_t(s.Eager),
 		memory: C.uint64_t(s.Memory), bulk: C.uint64_t(s.Bulk), duration_ns: C.int64_t(s.DurationNs),
 		call_limit_ns: C.int64_t(s.CallLimitNs)}
@@ -204,7 +204,7 @@ func DecodeCandidate(b []byte) (Candidate, error) {
 // Encode appends the body of the message.
 func (a *Adopt) Encode(b []byte) []byte {
 	c := C.rfaas_agent_adopt{key: C.uint64_t(a.Key), session: C.uint64_t(a.Session), lease_id: C.uint64_t(a.LeaseID),
-		until_ns: C.int64_t(a.UntilNs), spec: a.Spec.c()}
+		until_ns: C.int64_t(a.UntilNs), present: C.uint32_t(a.Present), spec: a.Spec.c()}
 	copy(view(&c.library), a.Library[:])
 	set(c.at[:], a.At)
 	set(c.node[:], a.Node)

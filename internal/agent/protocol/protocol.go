@@ -90,6 +90,9 @@ const (
 // Dropped is a kind of event that only the library sees, besides api.Event*.
 const Dropped = C.RFAAS_AGENT_DROPPED
 
+// Room is the kind of an event that reports room for another worker of a lease.
+const Room = C.RFAAS_AGENT_ROOM
+
 // What a line of the shared page says about draining.
 const (
 	DrainNot   = C.RFAAS_AGENT_DRAIN_NOT

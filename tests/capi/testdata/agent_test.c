@@ -1,5 +1,6 @@
 /* A client that agent_test.go leads by lines on standard input. It answers each with a line:
  *   init | session | open | renew | release | close | finalize   "STATUS MILLISECONDS TEXT"
+ *   open N        opens a lease with N workers or more (workers_min)
  *   calls N       N calls, each checked: "STATUS MILLISECONDS LONGEST_MICROSECONDS TEXT"
  *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
  *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
@@ -34,11 +35,12 @@ static int open_session(void) {
     return rfaas_session_open(&o, &session);
 }
 
-static int open_lease(char **argv) {
+static int open_lease(char **argv, int least) {
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
     o.library = argv[1];
     o.workers = (uint32_t)atoi(argv[2]);
     o.flags = (uint32_t)atoi(argv[3]);
+    o.workers_min = (uint32_t)least;
     o.bulk = RFAAS_NO_BULK;
     int status = rfaas_lease_open(session, &o, &lease);
     return status ? status : rfaas_lease_function(lease, "echo", &echo);
@@ -95,7 +97,7 @@ static int forked(char **argv) {
     if (!pid) {
         int status = rfaas_init(NULL);
         status = status ? status : open_session();
-        status = status ? status : open_lease(argv);
+        status = status ? status : open_lease(argv, 0);
         status = status ? status : one_call();
         _exit(status ? 1 : rfaas_finalize() != 0);
     }
@@ -130,7 +132,9 @@ int main(int argc, char **argv) {
         else if (!strcmp(line, "session"))
             status = open_session();
         else if (!strcmp(line, "open"))
-            status = open_lease(argv);
+            status = open_lease(argv, 0);
+        else if (!strncmp(line, "open ", 5))
+            status = open_lease(argv, atoi(line + 5));
         else if (!strcmp(line, "renew"))
             status = rfaas_lease_renew(lease, 0);
         else if (!strcmp(line, "release"))

@@ -191,7 +191,7 @@ int main(int, char **argv) {
     THROWS(rfaas::invalid_error, "/none/second: no such file",
            rfaas::lease(session, rfaas::lease_options(argv[1]).with_bundle(argv[1]).with_bundle("/none/second")));
     {
-        rfaas::lease lease(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4).with_reuse());
+        rfaas::lease lease(session, rfaas::lease_options(argv[1]).with_workers(2).with_workers_min(1).with_depth(4).with_reuse());
         CHECK(lease.workers() == 2 && lease.info().depth == 4);
         rfaas::function echo = lease.function("echo"), fail = lease.function("fail"), crash = lease.function("crash");
         THROWS(rfaas::invalid_error, "ecko", lease.function("ecko"));

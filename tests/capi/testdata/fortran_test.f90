@@ -46,7 +46,7 @@ program fortran_test
    call get_command_argument(1, text)
    call rfaas_lease_open(session, text, lease, ierror=ierror, bundle='/none/first:/none/second')
    call check(ierror == RFAAS_INVALID, 'files that do not exist')
-   call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE, reuse=.true.)
+   call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE, reuse=.true., workers_min=1)
    call rfaas_lease_workers(lease, workers)
    call check(workers == 2, 'workers')
    call rfaas_lease_function(lease, 'ecko', echo, ierror)
