@@ -276,6 +276,7 @@ struct rfaas_lease {
     rfaas_acquisition seek;
     bool seeking, next_ready;
     int64_t seek_again;    /* earliest time of the next search */
+    int64_t local_look;    /* while calls run in this process: earliest time of the next step of the search */
     int64_t seek_pause;    /* with RFAAS_LEASE_LOCAL: the pause before the present search, ns */
     int64_t seek_waited;   /* the same: time that calls have waited for the present search, ns */
     char next_reason[512]; /* why the last search failed */

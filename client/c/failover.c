@@ -19,6 +19,7 @@
 #define LOCAL_PATIENCE_NS 30000000000ll
 #define LOCAL_PAUSE_MAX_NS 2000000000ll
 #define LOCAL_WAITED_TIMES 10 /* such a pause is also so many times as long as calls have waited for the search */
+#define LOCAL_LOOK_NS 100000  /* calls that run in this process look for messages of the agent, a system call, only so often */
 #define LOCAL_SEARCHES_MAX 64 /* of this process, at a time: the agent accepts 1024 requests without a reply */
 /* How long to wait for the agent to report a lost executor. The agent itself waits 3 s for an executor to come back. */
 #define NEWS_PATIENCE_NS 5000000000ll
@@ -78,6 +79,7 @@ static void begin(rfaas_lease *l) {
     l->next = h; /* events may name it */
     pthread_mutex_unlock(&l->mu);
     l->seeking = true;
+    l->init_status = RFAAS_OK;
     l->seek_waited = 0;
     if (l->local)
         __atomic_add_fetch(&local_searches, 1, __ATOMIC_RELAXED);
@@ -131,7 +133,7 @@ void rfaas_api_stop_seeking(rfaas_lease *l) {
     drop_next(l);
     l->next_reason[0] = 0;
     l->init_status = RFAAS_OK;
-    l->seek_again = l->seek_pause = l->seek_waited = 0;
+    l->seek_again = l->seek_pause = l->seek_waited = l->local_look = 0;
 }
 
 void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s) {
@@ -242,6 +244,9 @@ static bool worth_waiting(const rfaas_lease *l, const call_plan *p, int64_t star
 
 int rfaas_api_move(rfaas_lease *l, const char *op, const call_plan *p) {
     int64_t start = dp_now_ns(), until = start + l->session->timeout_ns, news = start + NEWS_PATIENCE_NS, deadline = start_deadline(p);
+    if (runs_here(l) && start < l->local_look)
+        return RFAAS_OK;
+    l->local_look = start + LOCAL_LOOK_NS;
     bool cut = deadline && deadline < until;
     if (cut)
         until = deadline;

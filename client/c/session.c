@@ -257,6 +257,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     rfaas_request_parts parts = {.body = &s->open, .body_size = sizeof s->open, .fd = -1};
     rfaas_reply reply;
     bool asked = !status;
+    int64_t begun = dp_now_ns();
     if (asked)
         status = rfaas_agent_ask(op, RFAAS_AGENT_OPEN, &parts, s->timeout_ns, sizeof(rfaas_agent_opened), &reply);
     if (status && !(asked && rfaas_api_without_agent(s, status, &reply))) {
@@ -265,7 +266,9 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     }
     s->nowhere = s->encrypt = 0;
     s->away.until = 0;
-    if (!status) {
+    if (status) {
+        rfaas_api_note_away(s, status, rfaas_last_error(), dp_now_ns() - begun);
+    } else {
         memcpy(s->provider, ((const rfaas_agent_opened *)reply.data)->provider, sizeof s->provider - 1);
         take_opened(s, &reply);
     }
