@@ -158,7 +158,7 @@ func TestExitCodes(t *testing.T) {
 func TestExecutors(t *testing.T) {
 	_, _, run := world(t)
 	code, out, errs := run("executors")
-	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    0       shm,verbs  -         300ms ago", "busy", "draining", "dead"} {
+	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    0       shm,verbs  -         300ms ago", "busy", "draining", "silent"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s%s", want, out, errs)
 		}
@@ -166,7 +166,7 @@ func TestExecutors(t *testing.T) {
 	table := out
 	_, out, _ = run("executors", "--json")
 	var rows []executorRow
-	if err := json.Unmarshal([]byte(out), &rows); err != nil || len(rows) != 4 || rows[0].FreeCores != 4 || rows[3].State != "dead" {
+	if err := json.Unmarshal([]byte(out), &rows); err != nil || len(rows) != 4 || rows[0].FreeCores != 4 || rows[3].State != "silent" {
 		t.Errorf("%v, %v", rows, err)
 	}
 	if until := time.Unix(int64(rows[1].Until), 0); time.Until(until) < 50*time.Second || !strings.Contains(table, until.Format(time.TimeOnly)) {

@@ -24,7 +24,7 @@ import (
 type executorRow struct {
 	Address         string   `json:"address"`
 	Node            string   `json:"node"`
-	State           string   `json:"state"` // idle, busy, draining or dead
+	State           string   `json:"state"` // idle, busy, draining or silent
 	Cores           uint32   `json:"cores"`
 	FreeCores       uint32   `json:"free_cores"`
 	MemoryBytes     uint64   `json:"memory_bytes"`
@@ -52,7 +52,7 @@ func (r *executorRow) reachable() error {
 func stateText(alive, draining bool, free, cores uint32) string {
 	switch {
 	case !alive:
-		return "dead"
+		return "silent"
 	case draining:
 		return "draining"
 	case free < cores:

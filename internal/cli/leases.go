@@ -185,7 +185,7 @@ func (a *app) executorsOf(ctx context.Context, manager, node string) ([]string, 
 		if r.Node != node && r.Address != node {
 			continue
 		}
-		if r.State == "dead" {
+		if r.State == "silent" {
 			dead = true
 			continue
 		}

@@ -104,7 +104,7 @@ func (a *app) publishUntil(v *boardView) *slurm.Publish {
 			rows, err := v.list(ctx)
 			var lent []slurm.Lent
 			for _, r := range rows {
-				if r.State == "dead" || r.State == "draining" || r.reachable() != nil {
+				if r.State == "silent" || r.State == "draining" || r.reachable() != nil {
 					continue
 				}
 				e := slurm.Lent{Node: r.Node, Address: r.Address}

@@ -50,7 +50,7 @@ type State struct {
 type ExecutorState struct {
 	Address         string   `json:"address"`
 	Node            string   `json:"node"`
-	State           string   `json:"state"` // open, draining, dead
+	State           string   `json:"state"` // open, draining, silent
 	Cores           uint32   `json:"cores"`
 	FreeCores       uint32   `json:"free_cores"`
 	MemoryBytes     uint64   `json:"memory_bytes"`
@@ -107,7 +107,7 @@ func (m *Manager) executorStates() []ExecutorState {
 		state := "open"
 		switch {
 		case !e.GetAlive():
-			state = "dead"
+			state = "silent"
 		case i.GetDraining():
 			state = "draining"
 		}

@@ -105,7 +105,7 @@ func TestHTTP(t *testing.T) {
 		}
 	}
 	_, _, body = get("/metrics")
-	for _, line := range []string{`rfaas_manager_executors{state="open"} 1`, `rfaas_manager_executors{state="draining"} 1`, `rfaas_manager_executors{state="dead"} 0`,
+	for _, line := range []string{`rfaas_manager_executors{state="open"} 1`, `rfaas_manager_executors{state="draining"} 1`, `rfaas_manager_executors{state="silent"} 0`,
 		"rfaas_manager_cores 8", "rfaas_manager_free_cores 7", "rfaas_manager_leases 1", "rfaas_manager_ledger_ok 1", "rfaas_manager_refused_charges_total 0", "rfaas_manager_changes_total 3", "go_goroutines"} {
 		if !strings.Contains(body, "\n"+line) {
 			t.Errorf("no %q in the metrics", line)
@@ -136,7 +136,7 @@ func TestHTTP(t *testing.T) {
 	w.table.sweep()
 	fresh, err := w.state()
 	ok(err)
-	if len(fresh.Leases) != 0 || fresh.Executors[0].State != "dead" || len(fresh.Bills) != 2 {
+	if len(fresh.Leases) != 0 || fresh.Executors[0].State != "silent" || len(fresh.Bills) != 2 {
 		t.Errorf("%+v", fresh)
 	}
 	// No request changes anything, and a browser may load nothing from elsewhere.

@@ -298,7 +298,7 @@ func (c *chaos) crowd() {
 			list, err := c.world.executors()
 			alive, leased := 0, false
 			for _, e := range list {
-				if e.State != "dead" {
+				if e.State != "silent" {
 					alive++
 				}
 				leased = leased || e.Address == d.address && e.FreeCores < e.Cores

@@ -42,7 +42,7 @@ func (w *world) settled(executors []*daemon, before []idle, within time.Duration
 		}
 		alive := 0
 		for _, e := range list {
-			if e.State == "dead" {
+			if e.State == "silent" {
 				continue // registered by an earlier process of one of the executors
 			}
 			alive++

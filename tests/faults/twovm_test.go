@@ -93,7 +93,7 @@ func (w *world) known(d *daemon) {
 	w.eventually(20*time.Second, d.name+" is known", func() bool {
 		list, err := w.executors()
 		w.lastly = fmt.Sprintf("%+v, %v", list, err)
-		return err == nil && slices.ContainsFunc(list, func(e executorState) bool { return e.Address == d.address && e.State != "dead" })
+		return err == nil && slices.ContainsFunc(list, func(e executorState) bool { return e.Address == d.address && e.State != "silent" })
 	})
 }
 

@@ -51,7 +51,7 @@ function picture(executors) {
   for (const s of spans)
     for (let i = s.first; i < s.end; i++) {
       const used = i - s.first < s.e.cores - s.e.free_cores;
-      g.fillStyle = s.e.state === "dead" ? color.dead : used ? color.used : s.e.state === "draining" ? color.draining : color.free;
+      g.fillStyle = s.e.state === "silent" ? color.dead : used ? color.used : s.e.state === "draining" ? color.draining : color.free;
       g.fillRect(i % perRow * step, Math.floor(i / perRow) * step, side, side);
     }
 }
@@ -67,7 +67,7 @@ function show(s) {
   const all = s.leases !== undefined;
   $("ask").hidden = all;
   for (const e of document.querySelectorAll(".named")) e.hidden = !all;
-  const alive = s.executors.filter(e => e.state !== "dead");
+  const alive = s.executors.filter(e => e.state !== "silent");
   const cores = alive.reduce((n, e) => n + e.cores, 0), free = alive.reduce((n, e) => n + e.free_cores, 0);
   $("summary").textContent = `${alive.length} of ${s.executors.length} executors, ${cores - free} of ${cores} cores used` +
     (all ? `, ${s.leases.length} leases, ${s.subscribers} subscribers` : "");
