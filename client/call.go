@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -209,9 +210,22 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 		done = i >= 0 || err != nil
 	}
 	if err != nil {
-		err = f.lease.explain(err)
+		err = f.renamed(f.lease.explain(err))
 	}
 	return n, err
+}
+
+// renamed names this call in an error of the C functions that make it up.
+func (f *Function) renamed(err error) error {
+	if e, ok := err.(*Error); ok {
+		for _, op := range []string{"waitany ", "iinvokev ", "iinvoke "} {
+			if text, found := strings.CutPrefix(e.Text, op+f.name); found {
+				e.Text = f.op() + text
+				break
+			}
+		}
+	}
+	return err
 }
 
 // isLate reports whether err says that the deadline passed before the call started.

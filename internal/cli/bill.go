@@ -63,7 +63,7 @@ func newBill(a *app) *cobra.Command {
 			}
 			r, err := control.NewManagerClient(conn).Bill(ctx, req)
 			if err != nil {
-				return fmt.Errorf("resource manager at %s: %s", manager, control.Text(err))
+				return daemonError{"resource manager at " + manager, err}
 			}
 			if t := r.GetTrouble(); t != "" {
 				fmt.Fprintf(a.Stderr, "rfaas: warning: %s\n", t)

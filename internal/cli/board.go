@@ -111,7 +111,7 @@ func (v *boardView) list(parent context.Context) ([]executorRow, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("resource manager at %s: %s", v.manager, control.Text(err))
+		return nil, daemonError{"resource manager at " + v.manager, err}
 	}
 	slices.SortFunc(rows, func(a, b executorRow) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Address, b.Address))
@@ -160,7 +160,7 @@ func rowOfLine(l *board.Line, id *board.Identity, now time.Time, heartbeat time.
 func (v *boardView) ask(ctx context.Context) ([]executorRow, error) {
 	reply, err := control.NewManagerClient(v.conn).List(ctx, &control.ListRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("resource manager at %s: %s", v.manager, control.Text(err))
+		return nil, daemonError{"resource manager at " + v.manager, err}
 	}
 	rows := make([]executorRow, 0, len(reply.GetExecutors()))
 	for _, e := range reply.GetExecutors() {

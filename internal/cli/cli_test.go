@@ -226,6 +226,7 @@ func TestDefaultAddresses(t *testing.T) {
 		want bool
 	}{
 		{[]string{"leases"}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR)", true},
+		{[]string{"invoke", "lib.so", "f", "--secret-file", secret}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR)", true},
 		{[]string{"executors"}, "", 1, "(default address; set --manager or RFAAS_MANAGER)", true},
 		{[]string{"drain", "n1"}, "", 1, "(default address; set --manager or RFAAS_MANAGER)", true},
 		{[]string{"leases", "--executor", control.DefaultExecutorAddress}, "", 1, "default address", false},

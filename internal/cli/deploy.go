@@ -88,7 +88,7 @@ func (a *app) deploy(ctx context.Context, executor, path string) (*deployed, err
 	sum := [sha256.Size]byte(hash.Sum(nil))
 	reply, err := control.Upload(ctx, control.NewExecutorClient(conn), filepath.Base(path), sum, st.Size(), f)
 	if err != nil {
-		return nil, fmt.Errorf("%s on %s: %s", path, executor, control.Text(err))
+		return nil, daemonError{path + " on " + executor, err}
 	}
 	d := &deployed{Executor: executor, SHA256: fmt.Sprintf("%x", sum), Bytes: st.Size(), WasKnown: reply.GetWasKnown()}
 	for i, name := range reply.GetFunctions() {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // invoked is what `rfaas invoke --json` prints, for each worker.
@@ -64,8 +66,12 @@ func newInvoke(a *app) *cobra.Command {
 		Example: "  rfaas invoke libhypot.so hypotenuse --args f64:3,4 --print f64",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
-			defer cancel()
+			if err := a.oneFlag(c, "input", "hex", "args"); err != nil {
+				return err
+			}
+			if err := a.oneFlag(c, "executor", "manager"); err != nil {
+				return err
+			}
 			in, err := f.payload(a)
 			if err != nil {
 				return err
@@ -74,7 +80,7 @@ func newInvoke(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			results, err := a.invoke(ctx, &f, o, args[1], in)
+			results, err := a.invoke(c.Context(), &f, o, args[1], in)
 			for _, r := range results {
 				if perr := a.printResult(&f, r); perr != nil {
 					return perr
@@ -98,9 +104,16 @@ func newInvoke(a *app) *cobra.Command {
 	c.Flags().StringArrayVar(&f.bundle, "bundle", nil, "send this file or directory with the library; functions find it by rfaas_bundle_path (repeatable)")
 	c.Flags().StringVar(&f.print, "print", "", "how results are printed: hex, or the type of their values (default: the bytes as they are)")
 	c.Flags().BoolVar(&f.asJSON, "json", false, "print a JSON object for each worker")
-	c.MarkFlagsMutuallyExclusive("input", "hex", "args")
-	c.MarkFlagsMutuallyExclusive("executor", "manager")
 	return c
+}
+
+// oneFlag returns an error if the command line has more than one of these flags.
+func (a *app) oneFlag(c *cobra.Command, names ...string) error {
+	given := slices.DeleteFunc(names, func(name string) bool { return !c.Flags().Changed(name) })
+	if len(given) > 1 {
+		return a.BadUsage(fmt.Errorf("--%s: want one", strings.Join(given, " and --")))
+	}
+	return nil
 }
 
 // payload reads what shall be sent.
@@ -118,7 +131,7 @@ func (f *invokeFlags) payload(a *app) ([]byte, error) {
 	case f.hexInput != "":
 		b, err := hex.DecodeString(strings.Join(strings.Fields(f.hexInput), ""))
 		if err != nil {
-			return nil, a.BadUsage(fmt.Errorf("--hex: %w", err))
+			return nil, a.BadUsage(fmt.Errorf("--hex %.64s: %s: want two digits for each byte", f.hexInput, strings.TrimPrefix(err.Error(), "encoding/hex: ")))
 		}
 		return b, nil
 	case len(f.args) > 0:
@@ -181,12 +194,13 @@ func (a *app) printResult(f *invokeFlags, r *invoked) error {
 func (a *app) invoke(ctx context.Context, f *invokeFlags, lease client.LeaseOptions, name string, in []byte) (results []*invoked, err error) {
 	o := client.Options{Executor: f.executor, Manager: f.manager, Provider: f.provider, SecretFile: a.secretFile, TokenFile: a.tokenFile,
 		AllowPlaintext: a.allowPlaintext, DataEncryption: a.dataEncryption, Timeout: a.timeout}
-	if f.executor == "" && f.manager == "" && a.Getenv("RFAAS_EXECUTOR") == "" && a.Getenv("RFAAS_MANAGER") == "" {
+	byDefault := f.executor == "" && f.manager == "" && a.Getenv(grant.EnvExecutor) == "" && a.Getenv(grant.EnvManager) == ""
+	if byDefault {
 		o.Executor = control.DefaultExecutorAddress
 	}
 	s, err := client.Connect(ctx, o)
 	if err != nil {
-		return nil, err
+		return nil, withDefault(err, byDefault, control.DefaultExecutorAddress, "executor", grant.EnvExecutor)
 	}
 	defer func() {
 		if cerr := s.Close(); err == nil && cerr != nil && !errors.Is(cerr, client.ErrLease) {
@@ -194,15 +208,17 @@ func (a *app) invoke(ctx context.Context, f *invokeFlags, lease client.LeaseOpti
 		}
 	}()
 	began := time.Now()
-	l, err := s.Lease(ctx, lease)
+	l, err := s.Lease(ctx, lease) // within the session's time-out, which is longer for a large library or bundle
 	if err != nil {
-		return nil, err
+		return nil, withDefault(err, byDefault, control.DefaultExecutorAddress, "executor", grant.EnvExecutor)
 	}
 	leased := microseconds(time.Since(began))
 	fn, err := l.Function(name)
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
 	calls := make([]call, l.Workers())
 	var wg sync.WaitGroup
 	for i := range calls {
@@ -212,7 +228,7 @@ func (a *app) invoke(ctx context.Context, f *invokeFlags, lease client.LeaseOpti
 	var failures *multierror.Error
 	for i, call := range calls {
 		if call.err != nil {
-			failures = multierror.Append(failures, call.err)
+			failures = multierror.Append(failures, remedy(call.err, a.timeout))
 			continue
 		}
 		r := &invoked{Function: name, Executor: l.Executor(), Node: l.Node(), Provider: l.Provider(), Worker: i, Size: len(call.out),
@@ -230,6 +246,19 @@ func (a *app) invoke(ctx context.Context, f *invokeFlags, lease client.LeaseOpti
 		results = append(results, r)
 	}
 	return results, lastError(failures.ErrorOrNil())
+}
+
+// remedy adds the flag that sets the limit which a call has exceeded.
+func remedy(err error, timeout time.Duration) error {
+	var e *client.Error
+	switch {
+	case !errors.As(err, &e):
+	case e.Status == client.StatusResultTooLarge:
+		return fmt.Errorf("%w: raise --capacity", err)
+	case e.Status == client.StatusDeadline:
+		return fmt.Errorf("%w: raise --timeout (%v)", err, timeout)
+	}
+	return err
 }
 
 // call is the call of one worker.

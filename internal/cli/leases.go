@@ -39,7 +39,7 @@ func (a *app) onExecutor(ctx context.Context, address string, f func(context.Con
 	}
 	defer conn.Close()
 	if err := f(ctx, control.NewExecutorClient(conn)); err != nil {
-		return fmt.Errorf("executor at %s: %s", address, control.Text(err))
+		return daemonError{"executor at " + address, err}
 	}
 	return nil
 }

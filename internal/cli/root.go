@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/grant"
@@ -49,7 +51,7 @@ func newRoot(a *app) *cobra.Command {
 	f.BoolVar(&a.allowPlaintext, "allow-plaintext", allow, "speak without TLS, also to addresses that are not loopback ($RFAAS_ALLOW_PLAINTEXT)")
 	f.StringVar(&a.dataEncryption, "data-encryption", cmp.Or(a.Getenv(grant.EnvDataEncryption), "on"),
 		"encryption of data on provider tcp: off, on or require ($RFAAS_DATA_ENCRYPTION)")
-	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "bound of one command that talks to a daemon")
+	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "bound of one command that talks to a daemon, and of each call of invoke")
 	root.AddCommand(
 		newVersion(a),
 		newMan(a),
@@ -91,7 +93,7 @@ func (a *app) dial(addr string) (*grpc.ClientConn, error) {
 	return control.Dial(addr, a.dialConfig())
 }
 
-// addressFlag adds a flag for a daemon's address. Its default is the environment variable, else fallback. An error with the address
+// addressFlag adds a flag for a daemon's address. Its default is the environment variable, else fallback. An error about the address
 // fallback names the flag and the variable. The command's RunE must be set before.
 func (a *app) addressFlag(c *cobra.Command, into *string, name, variable, fallback, help string) {
 	value := a.Getenv(variable)
@@ -102,11 +104,27 @@ func (a *app) addressFlag(c *cobra.Command, into *string, name, variable, fallba
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {
 		err := run(c, args)
-		if err != nil && fallback != "" && a.Getenv(variable) == "" && !c.Flags().Changed(name) && strings.Contains(err.Error(), fallback) {
-			return fmt.Errorf("%w (default address; set --%s or %s)", err, name, variable)
-		}
-		return err
+		return withDefault(err, fallback != "" && a.Getenv(variable) == "" && !c.Flags().Changed(name), fallback, name, variable)
 	}
+}
+
+// daemonError is an error of a request to a daemon.
+type daemonError struct {
+	daemon string // which
+	err    error  // with its class
+}
+
+func (e daemonError) Error() string { return e.daemon + ": " + control.Text(e.err) }
+func (e daemonError) Unwrap() error { return e.err }
+
+// withDefault names the flag and the variable of an address in an error that says that no daemon of the right kind is there, if the command
+// used the default address.
+func withDefault(err error, byDefault bool, address, name, variable string) error {
+	absent := control.ClassOf(err) == control.ClassConnection || control.ClassOf(err) == control.ClassUnsupported || errors.Is(err, client.ErrConnection)
+	if err != nil && byDefault && absent && strings.Contains(err.Error(), address) {
+		return fmt.Errorf("%w (default address; set --%s or %s)", err, name, variable)
+	}
+	return err
 }
 
 // printJSON writes v, indented, as the whole output.

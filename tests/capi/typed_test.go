@@ -58,8 +58,10 @@ func TestTypedFunctions(t *testing.T) {
 		{name: "structure of another size", line: "intrinsic --args f64:3,4,5,6", fails: "input of 32 bytes: want 24"},
 		{name: "no multiple", line: "doubled --args i32:3,4,5", fails: "input of 12 bytes: want a multiple of 8"},
 		{name: "no multiple after a value", line: "shifted --args i32:1,2,3", fails: "input of 12 bytes: want 8 and a multiple of 8"},
+		{name: "two inputs", line: "type_of_nothing --args i32:1 --hex 00", fails: "--hex and --args: want one\nusage: "},
+		{name: "half a byte", line: "type_of_nothing --hex 010", fails: "--hex 010: odd length hex string"},
 		{name: "input for none", line: "type_of_nothing --args i32:1", fails: "input of 4 bytes: want 0"},
-		{name: "room for a value", line: "hypotenuse --args f64:3,4 --capacity 4", fails: "result of 8 bytes, the capacity is 4"},
+		{name: "room for a value", line: "hypotenuse --args f64:3,4 --capacity 4", fails: "result of 8 bytes, the capacity is 4: raise --capacity"},
 		{name: "room for a span", line: "doubled --args f64:3,4 --capacity 8", fails: "result of 16 bytes, the capacity is 8"},
 		{name: "room for a container", line: "iota --args i64:3 --capacity 16", fails: "result of 24 bytes, the capacity is 16"},
 	})
