@@ -196,7 +196,7 @@ func TestBundleRefused(t *testing.T) {
 	library := compile(t, "bundle.so", "", "testdata/bundle.c", "-I../worker", "-D_GNU_SOURCE", "-O1")
 	dir := t.TempDir()
 	large, fifo, loop := filepath.Join(dir, "large"), filepath.Join(dir, "fifo"), filepath.Join(dir, "loop")
-	if err := errors.Join(os.WriteFile(large, make([]byte, 2<<20), 0o600), unix.Mkfifo(fifo, 0o600), os.Mkdir(loop, 0o700), os.Symlink(loop, filepath.Join(loop, "again")),
+	if err := errors.Join(os.WriteFile(large, make([]byte, 2<<20), 0o600), unix.Mkfifo(fifo, 0o600), os.Mkdir(loop, 0o700), os.Symlink(loop, filepath.Join(loop, "again")), os.Symlink("nowhere", filepath.Join(dir, "dangling")),
 		os.Mkdir(filepath.Join(dir, "x"), 0o700), os.WriteFile(filepath.Join(dir, "x", "fifo"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,8 @@ func TestBundleRefused(t *testing.T) {
 		{[]string{fifo}, fifo + " is neither a file nor a directory"},
 		{[]string{loop}, loop + "/again links to a directory that contains it"},
 		{[]string{large, filepath.Join(dir, "x", "fifo"), fifo}, "have the same name in the bundle"},
-		{[]string{"/"}, "same name in the bundle"},
+		{[]string{"/"}, "/ has no name"},
+		{[]string{filepath.Join(dir, "dangling")}, dir + "/dangling is a symbolic link to nowhere, which does not exist"},
 		{[]string{"a:b"}, `"a:b" contains a colon`},
 		{[]string{"/" + strings.Repeat("n", 4100)}, "more than 4095 bytes"},
 		{[]string{filepath.Join(dir, ".rfaas")}, "same name in the bundle"},
@@ -306,7 +307,8 @@ func TestBundleByEnvironment(t *testing.T) {
 			t.Errorf("sandbox %s, without the variable: %v\n%s", sandbox, err, out)
 		}
 		out, err = invoke("LD_LIBRARY_PATH=", "RFAAS_BUNDLE_LIBRARIES=off")
-		if err == nil || !strings.Contains(string(out), "libfirst.so.1: cannot open shared object file") {
+		if err == nil || !strings.Contains(string(out), "libfirst.so.1: cannot open shared object file") ||
+			!strings.Contains(string(out), "RFAAS_BUNDLE_LIBRARIES=off") {
 			t.Errorf("sandbox %s, libraries do not travel: %v\n%s", sandbox, err, out)
 		}
 	}

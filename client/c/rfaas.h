@@ -380,11 +380,11 @@ typedef struct rfaas_lease_options {
      * not wait. */
     int64_t wait_ns;
     /* Paths, on this machine, of files and directories that travel with the library, separated by
-     * colons. A directory travels with its contents. Functions get the path of each from
-     * rfaas_bundle_path (rfaas_function.h), by the last component of the path given here. They can
-     * only read the files. A node that already has the same files does not receive them again.
-     * Libraries that the library needs from outside the system's directories travel without being
-     * named. NULL or "": no files. */
+     * colons. A directory travels with its contents. A symbolic link that leads out of a named
+     * directory travels as a copy of its target. Functions get the path of each from rfaas_bundle_path
+     * (rfaas_function.h), by the last component of the path given here. They can only read the files.
+     * A node that already has the same files does not receive them again. Libraries that the library
+     * needs from outside the system's directories travel without being named. NULL or "": no files. */
     const char *bundle;
     /* Name of the init call, a function of the library. Every worker of the lease executes it before
      * any other call of the lease, so functions can rely on state that it makes. This includes workers

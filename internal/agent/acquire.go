@@ -80,6 +80,7 @@ func (c *client) acquire(r *request) (func(bool), body, error) {
 	}
 	l := r.lease
 	held, cand, err := l.acquire(r.ctx, &r.acquire, r)
+	err = c.explainLibrary(err)
 	if !l.done(held, err) { // the client released it meanwhile
 		return nil, nil, failed(opLease, dataplane.StatusCancelled, "the lease was released while it was being acquired")
 	}

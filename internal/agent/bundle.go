@@ -2,12 +2,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
@@ -24,6 +26,17 @@ func (l *lease) bundle(ctx context.Context, lib *grant.Library, s *protocol.Spec
 		}
 	}
 	return l.session.control.Bundle(ctx, lib, o)
+}
+
+// explainLibrary adds to an error about a library that the user's setting kept the libraries that it needs from travelling.
+func (c *client) explainLibrary(err error) error {
+	var e *dataplane.Error
+	if c.env.values[libraryTravelEnv] == "off" && errors.As(err, &e) && e.Status == dataplane.StatusBadLibrary {
+		told := *e
+		told.Detail += " (" + libraryTravelEnv + "=off: libraries that it needs do not travel with it)"
+		return &told
+	}
+	return err
 }
 
 // directoryOf returns the directory of an open file, "" if the file has none, like a memory file or a deleted one.
