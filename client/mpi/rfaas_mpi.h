@@ -166,8 +166,8 @@ static inline int rfaas_mpi_open(MPI_Comm comm, const rfaas_session_options *ses
         goto end;
     if (MPI_Scatter(places, (int)sizeof place, MPI_BYTE, &place, (int)sizeof place, MPI_BYTE, 0, comm) != MPI_SUCCESS)
         status = rfaas_mpi_failed("lease for a communicator: MPI_Scatter failed", text);
-    else
-        status = rfaas_mpi_keep(rfaas_mpi_take(session_options, options, &place, session, lease), text);
+    else if ((status = rfaas_mpi_take(session_options, options, &place, session, lease)) != RFAAS_OK)
+        snprintf(text, sizeof text, "rank %d: %s", rank, rfaas_last_error());
     status = rfaas_mpi_agree(comm, rank, status, text);
 end:
     free(places);

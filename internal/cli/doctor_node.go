@@ -117,7 +117,11 @@ func checkGroups() finding {
 // groupsFinding describes control groups that lack the controllers in missing.
 func groupsFinding(missing []string, err error) finding {
 	const check = "control groups"
-	const mend = "run the executor as root, or with Delegate=yes in its unit, and boot with systemd.unified_cgroup_hierarchy=1 if control groups of version 2 have more controllers"
+	mend := "run the executor as root, or with Delegate=yes in its unit"
+	if os.Geteuid() == 0 {
+		mend = "start the executor by its unit, which has Delegate=yes"
+	}
+	mend += ", load the kernel's modules (rdma: modprobe ib_core), and boot with systemd.unified_cgroup_hierarchy=1 if control groups of version 2 have more controllers"
 	switch {
 	case err != nil:
 		return note(check, mend, "an executor that this user starts here cannot make any for its workers: %v", err)

@@ -79,7 +79,7 @@ func writeToken(path string, cred *identity.Credentials, fresh bool) error {
 	}
 	err = identity.WriteFile(path, b, 0o600, fresh)
 	if errors.Is(err, fs.ErrExist) {
-		err = fmt.Errorf("%w: choose another file with --out, or have this token renewed with rfaas token renew", err)
+		err = fmt.Errorf("%w: choose another file with --out, or renew this token by rfaas token renew", err)
 	}
 	return err
 }

@@ -98,10 +98,10 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 		t, err := OpenToken(token)
 		switch {
 		case err == nil || missing(err):
-		case IsClassed(err):
-			return nil, err
-		default:
+		case errors.Is(err, fs.ErrNotExist):
 			return nil, fmt.Errorf("%w%s", err, remedy)
+		default: // the text says what is wrong with the file
+			return nil, err
 		}
 		found.token = t
 	}
@@ -113,7 +113,10 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 		if s, err = LoadSecret(secret); err == nil {
 			found.secret = &s
 		} else if !missing(err) {
-			return nil, fmt.Errorf("%w%s", err, remedy)
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("%w%s", err, remedy)
+			}
+			return nil, err
 		}
 	} else if !named {
 		_, err = SecretPath(c.getenv)

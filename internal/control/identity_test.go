@@ -257,7 +257,7 @@ func TestRefusals(t *testing.T) {
 		text   string
 	}{
 		"wrong secret":         {DialConfig{Secret: &wrong}, identity.Wrong, "wrong secret"},
-		"expired":              {DialConfig{TokenFile: r.token("past", past, 2*time.Hour)}, identity.Expired, "renew it with rfaas token renew"},
+		"expired":              {DialConfig{TokenFile: r.token("past", past, 2*time.Hour)}, identity.Expired, "ask the administrator to renew it by `rfaas token renew`"},
 		"too early":            {DialConfig{TokenFile: r.token("future", future, 0)}, identity.TooEarly, "too early"},
 		"revoked":              {DialConfig{TokenFile: revoked}, identity.Revoked, "revoked"},
 		"of another cluster":   {DialConfig{TokenFile: other.token("o", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)}, identity.Wrong, "not signed by this cluster"},

@@ -35,7 +35,7 @@ func (e *Executor) checkBlob(b []byte, provider string) error {
 		return fmt.Errorf("made for provider %d (%v), the lease asks for %s (%d)", uint8(blob.Provider), blob.Provider,
 			provider, uint8(providerID(provider)))
 	case blob.Bulk > most:
-		return fmt.Errorf("bulk size %d, this executor allows %d", blob.Bulk, most)
+		return fmt.Errorf("bulk area of %d bytes, this executor allows %d (its max-bulk)", blob.Bulk, most)
 	}
 	return nil
 }

@@ -110,7 +110,7 @@ func TestBadLeaseRequests(t *testing.T) {
 		"absurd workers":   {func(r *control.LeaseRequest) { r.Workers = ^uint32(0) }, invalid, inv, []string{"4294967295"}},
 		"too many cores":   {func(r *control.LeaseRequest) { r.CoresPerWorker = 5 }, invalid, inv, []string{"cores_per_worker 5", "4 cores"}},
 		"cores wrap":       {func(r *control.LeaseRequest) { r.CoresPerWorker = 1 << 31 }, invalid, inv, []string{"2147483648"}},
-		"little memory":    {func(r *control.LeaseRequest) { r.MemoryPerWorker = 1 }, invalid, inv, []string{"memory_per_worker 1 "}},
+		"little memory":    {func(r *control.LeaseRequest) { r.MemoryPerWorker = 1 }, invalid, inv, []string{"memory_per_worker 1 ", "at least 16MiB"}},
 		"too much memory":  {func(r *control.LeaseRequest) { r.MemoryPerWorker = 1 << 63 }, invalid, inv, []string{"9223372036854775808"}},
 		"no duration":      {func(r *control.LeaseRequest) { r.DurationMs = proto.Uint64(0) }, invalid, inv, []string{"duration_ms 0", "24h"}},
 		"long":             {func(r *control.LeaseRequest) { r.DurationMs = proto.Uint64(86_400_001) }, invalid, inv, []string{"86400001", "24h"}},
@@ -134,7 +134,7 @@ func TestBadLeaseRequests(t *testing.T) {
 		"depth 0":          {blobOf(func(b *invoke.ChannelBlob) { b.Depth = 0 }), invalid, inv, []string{"depth 0"}},
 		"depth 1025":       {blobOf(func(b *invoke.ChannelBlob) { b.Depth = 1025 }), invalid, inv, []string{"depth 1025"}},
 		"eager":            {blobOf(func(b *invoke.ChannelBlob) { b.Eager = 1 << 20 }), invalid, inv, []string{"eager size 1048576"}},
-		"bulk":             {blobOf(func(b *invoke.ChannelBlob) { b.Bulk = 1<<30 + 64 }), invalid, inv, []string{"bulk size 1073741888", "allows 1073741824"}},
+		"bulk":             {blobOf(func(b *invoke.ChannelBlob) { b.Bulk = 1<<30 + 64 }), invalid, inv, []string{"bulk area of 1073741888", "allows 1073741824", "max-bulk"}},
 		"tenant":           {func(r *control.LeaseRequest) { r.Tenant = strings.Repeat("x", 256) }, invalid, inv, []string{"256"}},
 	} {
 		t.Run(name, func(t *testing.T) {

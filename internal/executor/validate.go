@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/lease"
 )
@@ -158,9 +159,12 @@ func (e *Executor) memory(req *control.LeaseRequest, t *lease.Terms) (uint64, er
 
 // fits returns an error if a worker cannot have m bytes for its functions besides its channel.
 func (e *Executor) fits(m, channel, most uint64, workers int) error {
-	if m < minMemory || m > most || channel > most-m {
-		return invalidf("memory_per_worker %d with %d workers, and %d for the channel of each: this executor lends at least %d to the functions of a "+
-			"worker, and %d to each with its channel. Ask for less memory, fewer workers, or smaller channels", m, workers, channel, minMemory, most)
+	if m < minMemory {
+		return invalidf("memory_per_worker %d bytes (option memory): ask for at least %v", m, config.Bytes(minMemory))
+	}
+	if m > most || channel > most-m {
+		return invalidf("memory_per_worker %d bytes (option memory) with %d workers, and %d bytes for the channel of each: this executor lends %d bytes "+
+			"to each worker with its channel. Ask for less memory, fewer workers, or smaller channels", m, workers, channel, most)
 	}
 	return nil
 }
@@ -179,7 +183,7 @@ func (e *Executor) callLimit(ms uint64) (time.Duration, error) {
 		return own, nil
 	}
 	if most := cmp.Or(own, e.cfg.Settings.LeaseMax); ms > uint64(most/time.Millisecond) {
-		return 0, invalidf("call_limit_ms %d: this executor lets a call run %d at most (%v)", ms, most.Milliseconds(), most)
+		return 0, invalidf("call_limit_ms %d (option call_limit_ns; in Go, CallLimit): this executor lets a call run %d at most (%v)", ms, most.Milliseconds(), most)
 	}
 	return time.Duration(ms) * time.Millisecond, nil
 }

@@ -163,7 +163,7 @@ func (c *Claims) checkTime(now time.Time) error {
 		return refuse(TooEarly, "token %s of tenant %q: valid from %s, but it is %s here: %v too early, or a clock is wrong",
 			c.ID, c.Tenant, stamp(begins), stamp(now), begins.Sub(now).Round(time.Second))
 	case !now.Before(ends):
-		return refuse(Expired, "token %s of tenant %q: expired at %s, %v ago: renew it with rfaas token renew", c.ID, c.Tenant, stamp(ends),
+		return refuse(Expired, "token %s of tenant %q: expired at %s, %v ago: ask the administrator to renew it by `rfaas token renew`", c.ID, c.Tenant, stamp(ends),
 			now.Sub(ends).Round(time.Second))
 	}
 	return nil

@@ -461,8 +461,8 @@ func (z *Zygote) opened(m *wire.Message, fds []int) {
 	}
 }
 
-// lineLimit is the length, in bytes, at which lineLogger breaks lines.
-const lineLimit = 1024
+// lineLimit is the length, in bytes, at which lineLogger breaks lines. The longest known lines, which list what a sandbox lacks, are shorter.
+const lineLimit = 4096
 
 // lineLogger logs the output of the spawner and the zygote, line by line. Longer lines are broken at lineLimit.
 type lineLogger struct {

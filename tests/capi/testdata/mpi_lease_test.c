@@ -82,7 +82,12 @@ int main(int argc, char **argv) {
             CHECK(rfaas_lease_info(m, &d) == RFAAS_OK && !strcmp(d.provider, "local"));
             CHECK(rfaas_session_close(t) == RFAAS_OK);
         }
-        /* One rank's mistake is everybody's error. */
+        /* One rank's mistake is everybody's error, and the text names the rank. */
+        o.library = rank == 1 ? "/absent.so" : argv[1];
+        status = rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, &o, &t, &m, why);
+        CHECK(status == RFAAS_BAD_LIBRARY && !t && !m && strstr(why, "rank 1: ") == why && strstr(why, "/absent.so"));
+        same(__LINE__, status, why);
+        o.library = argv[1];
         o.flags = flags;
         status = rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, rank == 1 ? NULL : &o, &t, &m, why);
         CHECK(status == RFAAS_INVALID && strstr(why, "options is NULL on rank 1"));
