@@ -286,6 +286,24 @@ func (l *Lease) Function(name string) (*Function, error) {
 	return &Function{lease: l, index: i, name: name}, nil
 }
 
+// Chain returns a function that calls first, and then second with the result of first. Both run one after the other in the same worker, and only the
+// result of second travels back. It works with everything that takes a Function. The result of first may have as many bytes as the
+// larger of the lease's eager size and bulk area. If it is larger, or first fails, second is not called and the error is ErrFunction, whose
+// text names the function. rfaas_lease_chain(3) has the details.
+func (l *Lease) Chain(first, second *Function) (*Function, error) {
+	if first == nil || second == nil || first.lease != l || second.lease != l {
+		return nil, fail("chain", dataplane.StatusInvalid, "a function is nil or of another lease")
+	}
+	if l.released.Load() {
+		return nil, fail("chain", StatusLeaseEnded, "the lease was released")
+	}
+	i, err := l.c.Chain(first.index, second.index)
+	if err != nil {
+		return nil, l.explain(err)
+	}
+	return &Function{lease: l, index: i, name: first.name + ", then " + second.name}, nil
+}
+
 // ID is the lease's number at its executor.
 func (l *Lease) ID() uint64 { return l.info().ID }
 

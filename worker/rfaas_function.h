@@ -46,7 +46,8 @@ extern "C" {
 #define RFAAS_FUNCTION_EXTRA __attribute__((weak))
 #endif
 
-/* Bytes that the caller accepts as result. Elsewhere UINT32_MAX. */
+/* Bytes that the caller accepts as result. In the first function of a chain (rfaas_lease_chain), bytes that the second
+ * one can get. Elsewhere UINT32_MAX. */
 RFAAS_FUNCTION_EXTRA uint32_t rfaas_result_capacity(void);
 
 /* Marks this call as failed with a message (printf's format; at most 511 bytes, the rest is cut). The caller gets an

@@ -217,6 +217,7 @@ func Promises() []Promise {
 		{Section: "Client library", Line: "C library over the bare channel, a call", Bound: 15, Unit: "ns", figure: "library.over_channel_ns"},
 		{Section: "Client library", Line: "C library, 3 pieces of 21 KB to as many contiguous bytes", Bound: 1.1, figure: "library.pieces"},
 		{Section: "Client library", Line: "shm, payload and result of 1 MiB in place, to the copying call", Bound: 0.2, figure: "library.in_place"},
+		{Section: "Client library", Line: "shm, a chain with 1 MiB between its functions, to two calls", Bound: 0.3, figure: "library.chain"},
 		{Section: "Client library", Line: "rfaas_map, functions of 1 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.1us"},
 		{Section: "Client library", Line: "rfaas_map, functions of 100 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.100us"},
 		{Section: "Client library", Line: "shm, second lease, on a cached connection: asking, granting and connecting as a share of the first one's", Bound: 0.5, of: cachedControl("shm")},

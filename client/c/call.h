@@ -110,8 +110,11 @@ static inline uint32_t unit_of(uint32_t worker) { return worker % DP_LANES_MAX; 
 #define RFAAS_NO_UNIT UINT32_MAX
 bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind);
 
+/* Returns "first, then second". It is valid until this thread's next error or name of a chain. */
+__attribute__((cold)) const char *rfaas_api_chain_name(const rfaas_lease *l, rfaas_function chain);
+
 static inline const char *function_name(const rfaas_lease *l, rfaas_function fn) {
-    return fn < l->n_functions ? l->functions[fn] : "?";
+    return fn < l->n_functions ? l->functions[fn] : dp_is_chain(fn) ? rfaas_api_chain_name(l, fn) : "?";
 }
 
 /* Returns the registration of the buffer that contains the whole payload, or NULL. */

@@ -336,6 +336,13 @@ func (l *Lease) Function(name string) (uint32, error) {
 	return uint32(f), err
 }
 
+// Chain makes a chain of two functions.
+func (l *Lease) Chain(first, second uint32) (uint32, error) {
+	var f C.rfaas_function
+	err := errorOf(C.rfaas_shim_lease_chain(l.c(), C.rfaas_function(first), C.rfaas_function(second), &f))
+	return uint32(f), err
+}
+
 // FunctionName is the name of a function, "" if there is none.
 func (l *Lease) FunctionName(f uint32) string {
 	return C.GoString(C.rfaas_lease_function_name(l.c(), C.rfaas_function(f)))

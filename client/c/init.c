@@ -143,7 +143,7 @@ int rfaas_api_init_here(rfaas_lease *l) {
     rfaas_local_failure failure;
     rfaas_session *before = rfaas_api_tables_of(l->session);
     const char *paths = rfaas_api_bundle_of(l->spec.bundle);
-    int status = rfaas_local_call(l->local, f, limit, &in, c->size, &out, 0, &got, &failure);
+    int status = rfaas_local_call(l->local, f, NULL, limit, &in, c->size, &out, 0, &got, &failure);
     rfaas_api_bundle_of(paths);
     rfaas_api_tables_of(before);
     if (status == DP_FUNCTION_FAILED)

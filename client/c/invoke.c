@@ -27,6 +27,7 @@ _Static_assert(RFAAS_NOT_STARTED == (int)DP_NOT_STARTED && RFAAS_MAYBE_EXECUTED 
 /* ---- errors of a thread ---- */
 
 #define TEXT_MAX 9216 /* a worker's last output has up to 4 KiB, its stack 3.5 */
+#define CHAIN_MAX 320
 
 /* Small, because a library that is opened by dlopen gets little of the static TLS block. */
 static _Thread_local struct {
@@ -34,7 +35,7 @@ static _Thread_local struct {
     int started, status;
     int32_t code; /* of rfaas_fail_code */
     bool init_failed;
-    char *buf; /* TEXT_MAX bytes, allocated by the first error */
+    char *buf; /* TEXT_MAX bytes for the text and CHAIN_MAX for the name of a chain, allocated by the first error */
 } last;
 
 static pthread_key_t at_thread_end;
@@ -44,7 +45,7 @@ static void make_key(void) { key_made = pthread_key_create(&at_thread_end, free)
 
 static char *text_of_thread(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (!last.buf && (last.buf = calloc(1, TEXT_MAX))) {
+    if (!last.buf && (last.buf = calloc(1, TEXT_MAX + CHAIN_MAX))) {
         pthread_once(&once, make_key);
         if (key_made)
             pthread_setspecific(at_thread_end, last.buf);
@@ -53,6 +54,16 @@ static char *text_of_thread(void) {
 }
 
 const char *rfaas_strerror(int status) { return dp_status_text(status); }
+
+const char *rfaas_api_chain_name(const rfaas_lease *l, rfaas_function chain) {
+    char *name = text_of_thread();
+    uint32_t first = dp_chain_first(chain), second = dp_chain_second(chain);
+    if (!name)
+        return "a chain";
+    snprintf(name += TEXT_MAX, CHAIN_MAX, "%.128s, then %.128s", first < l->n_functions ? l->functions[first] : "?",
+             second < l->n_functions ? l->functions[second] : "?");
+    return name;
+}
 
 const char *rfaas_last_error(void) { return last.text ? last.text : last.buf ? last.buf : ""; }
 
@@ -145,6 +156,10 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
     return RFAAS_OK;
 }
 
+static bool is_chain_of(const rfaas_lease *l, rfaas_function fn) {
+    return dp_is_chain(fn) && dp_chain_first(fn) < l->n_functions && dp_chain_second(fn) < l->n_functions;
+}
+
 int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
                        const void *in, size_t in_size, const void *out, size_t capacity) {
     if (draining(l) && !rfaas_api_fails_over(l) && l->grant->ep) {
@@ -152,7 +167,7 @@ int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
         return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: executor %s is draining: %s", op, function_name(l, fn),
                               l->grant->executor, l->draining_reason);
     }
-    if (fn >= l->n_functions)
+    if (fn >= l->n_functions && !is_chain_of(l, fn))
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: function %u, the library has functions 0..%u", op, fn,
                               l->n_functions - 1);
     if (!in && in_size)
@@ -182,12 +197,20 @@ int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_funct
  * anything. */
 void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker, const void *text, uint32_t size) {
     char what[320];
-    snprintf(what, sizeof what, "%.256s on worker %u", function_name(l, fn), worker);
+    uint8_t which;
+    uint32_t bytes = size;
+    dp_failure_code(text, &bytes, &which);
+    if (dp_is_chain(fn) && which)
+        snprintf(what, sizeof what, "%.256s, the %s function of a chain, on worker %u", function_name(l, which == DP_CHAIN_FIRST ? dp_chain_first(fn) : dp_chain_second(fn)),
+                 which == DP_CHAIN_FIRST ? "first" : "second", worker);
+    else
+        snprintf(what, sizeof what, "%.256s on worker %u", function_name(l, fn), worker);
     rfaas_api_fail_function(what, text, size);
 }
 
 void rfaas_api_fail_function(const char *what, const void *message, uint32_t size) {
-    int32_t code = dp_failure_code(message, &size);
+    uint8_t which;
+    int32_t code = dp_failure_code(message, &size, &which);
     rfaas_api_fail_code(RFAAS_FUNCTION_FAILED, RFAAS_MAYBE_EXECUTED, code, "%s failed%s%.*s", what, size ? ": " : "",
                         size > 512 ? 512 : (int)size, size ? (const char *)message : "");
 }

@@ -103,9 +103,10 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
     uint32_t room = cut_capacity(l, a->room);
     rfaas_call_pieces whole = {.in = {&(dp_piece){(void *)a->in, a->in_size, 1, 0}, 1}, .out = {&(dp_piece){a->out, room, 1, 0}, 1}};
     const rfaas_call_pieces *pieces = a->pieces ? a->pieces : &whole;
-    rfaas_local_fn *f = rfaas_local_find(l->local, l->functions[fn]);
-    if (!f)
-        return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s %s: not in the library as this process has it", op, l->functions[fn]);
+    const char *first = l->functions[dp_chain_first(fn)], *second = dp_is_chain(fn) ? l->functions[dp_chain_second(fn)] : NULL;
+    rfaas_local_fn *f = rfaas_local_find(l->local, first), *then = second ? rfaas_local_find(l->local, second) : NULL;
+    if (!f || (second && !then))
+        return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s %s: not in the library as this process has it", op, f ? second : first);
     uint64_t limit = rfaas_api_local_limit(l);
     pthread_mutex_lock(&l->local_mu); /* one call at a time, as in a worker */
     rfaas_session *before = rfaas_api_tables_of(l->session); /* a function may use a lease of its own */
@@ -113,7 +114,7 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
     rfaas_local_failure failure;
     int init = rfaas_api_init_here(l), status = init;
     if (!init)
-        status = rfaas_local_call(l->local, f, limit, &pieces->in, a->in_size, &pieces->out, room, got, &failure);
+        status = rfaas_local_call(l->local, f, then, limit, &pieces->in, a->in_size, &pieces->out, room, got, &failure);
     rfaas_api_bundle_of(paths);
     rfaas_api_tables_of(before);
     pthread_mutex_unlock(&l->local_mu);
@@ -125,10 +126,12 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
         return rfaas_api_fail(status, 0, "%s: no memory for payload and result of %llu bytes", op, (unsigned long long)limit);
     __atomic_add_fetch(&l->past.local, 1, __ATOMIC_RELAXED);
     if (status == RFAAS_FUNCTION_FAILED)
-        return rfaas_api_fail_code(status, RFAAS_MAYBE_EXECUTED, failure.code, "%s in this process failed%s%s", l->functions[fn],
+        return rfaas_api_fail_code(status, RFAAS_MAYBE_EXECUTED, failure.code, "%s%s in this process failed%s%s",
+                                   failure.second ? second : first,
+                                   !second ? "" : failure.second ? ", the second function of a chain," : ", the first function of a chain,",
                                    *failure.text ? ": " : "", failure.text);
     if (status)
-        return rfaas_api_fail(status, RFAAS_MAYBE_EXECUTED, "%s %s in this process: %s", op, l->functions[fn],
+        return rfaas_api_fail(status, RFAAS_MAYBE_EXECUTED, "%s %s in this process: %s", op, function_name(l, fn),
                               rfaas_strerror(status));
     return RFAAS_OK;
 }

@@ -125,7 +125,25 @@ static bool make_room(rfaas_local *l, uint64_t limit) {
     return true;
 }
 
-int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, uint64_t limit, const dp_pieces *in, uint32_t in_size,
+/* Runs f, and then `then` on its result unless that is NULL. Returns the size of the last result, and in *res its place. */
+static uint32_t run(rfaas_local *l, rfaas_local_fn *f, rfaas_local_fn *then, uint64_t limit, uint32_t size, uint8_t **res,
+                    rfaas_local_failure *failure) {
+    failure->failed = failure->second = false;
+    *res = l->out;
+    size = f(l->in, size, l->out);
+    if (!then || failure->failed)
+        return size;
+    if (size > limit) {
+        fail_here(0, "its result has %u bytes, and in this lease a chain passes on at most %llu: lease a larger bulk area", size,
+                  (unsigned long long)limit);
+        return 0;
+    }
+    failure->second = true;
+    *res = l->in; /* the payload is not needed any more */
+    return then(l->out, size, l->in);
+}
+
+int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, rfaas_local_fn *then, uint64_t limit, const dp_pieces *in, uint32_t in_size,
                      const dp_pieces *out, uint32_t capacity, uint32_t *got, rfaas_local_failure *failure) {
     if (in_size > limit)
         return DP_TOO_LARGE;
@@ -134,14 +152,14 @@ int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, uint64_t limit, const dp
     dp_gather(l->in, in, in_size);
     rfaas_local_failure *before = failing; /* a function may use a lease of its own */
     failing = failure;
-    failure->failed = false;
-    uint32_t size = f(l->in, in_size, l->out);
+    uint8_t *res;
+    uint32_t size = run(l, f, then, limit, in_size, &res, failure);
     failing = before;
     *got = size;
     if (failure->failed)
         return DP_FUNCTION_FAILED;
     if (size > capacity)
         return DP_RESULT_TOO_LARGE;
-    dp_scatter(out, l->out, size);
+    dp_scatter(out, res, size);
     return DP_OK;
 }

@@ -718,8 +718,35 @@ RFAAS_API int rfaas_lease_function(const rfaas_lease *lease, const char *name, r
  *
  *   function: 0 .. functions - 1 of rfaas_lease_details.
  *
- * The string belongs to the lease. NULL: there is no such function. */
+ * The string belongs to the lease. NULL: there is no such function, or it is a chain. */
 RFAAS_API const char *rfaas_lease_function_name(const rfaas_lease *lease, rfaas_function function);
+
+/* rfaas_lease_chain makes a function that calls two functions, the second with the result of the
+ * first.
+ *
+ * A chain can be used like a function of the library, for example with rfaas_invoke, rfaas_iinvokev
+ * and rfaas_map. The worker calls `first` with the payload, then `second` with the result of `first`,
+ * and only the result of `second` travels back. The result of `first` stays in the worker. It may have
+ * as many bytes as the larger of the lease's `eager` and `bulk`, whatever the capacity of the call,
+ * also with RFAAS_CALL_IN_PLACE. A worker takes memory of the lease for that many bytes when it
+ * executes its first chain.
+ *
+ * The number is valid as long as the lease, also after the lease has moved. Nothing needs to be freed.
+ *
+ * If `first` fails, or its result is larger than that, the call ends with RFAAS_FUNCTION_FAILED, and
+ * `second` is not called. The error text names the function that failed and says whether it was the
+ * first or the second. RFAAS_RESULT_TOO_LARGE is about the result of `second`. A deadline holds for
+ * both functions together; the text of RFAAS_DEADLINE names the one that still runs. call_limit_ns of
+ * the lease holds for each. A chain is one request in rfaas_statistics. In the figures of workers and
+ * in the account it is two calls, or one if `first` fails.
+ *
+ * Errors:
+ *   RFAAS_INVALID: `first` or `second` is a chain itself, or the index of `second` is 65535.
+ *   RFAAS_NO_FUNCTION: the lease has no function of this number.
+ *   RFAAS_UNSUPPORTED: returned by calls of the chain: the executor runs a release of rfaas without
+ *     chains. */
+RFAAS_API int rfaas_lease_chain(const rfaas_lease *lease, rfaas_function first, rfaas_function second,
+                                rfaas_function *chain);
 
 /* ---- registered buffers ---- */
 

@@ -199,6 +199,9 @@ static inline rfaas_shim_error *rfaas_shim_lease_info(rfaas_lease *l, rfaas_leas
 static inline rfaas_shim_error *rfaas_shim_lease_function(rfaas_lease *l, const char *name, rfaas_function *f) {
     return rfaas_shim_check(rfaas_lease_function(l, name, f));
 }
+static inline rfaas_shim_error *rfaas_shim_lease_chain(rfaas_lease *l, rfaas_function first, rfaas_function second, rfaas_function *f) {
+    return rfaas_shim_check(rfaas_lease_chain(l, first, second, f));
+}
 static inline rfaas_shim_error *rfaas_shim_worker_origin(rfaas_lease *l, int worker, rfaas_worker_start *s) {
     return rfaas_shim_check(rfaas_worker_origin(l, worker, s));
 }

@@ -508,6 +508,12 @@ class lease {
         check(rfaas_lease_function(handle_, name.c_str(), &f));
         return f;
     }
+    /* A function that calls `first`, and then `second` with the result of `first`. Valid as long as the lease. */
+    rfaas::function chain(rfaas::function first, rfaas::function second) const {
+        rfaas::function f = 0;
+        check(rfaas_lease_chain(handle_, first, second, &f));
+        return f;
+    }
 
     /* Calls f, waits, and writes the result to `out`. Returns the number of elements of the result. in and out are
      * anything that std::data and std::size take. */

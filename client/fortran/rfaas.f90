@@ -291,7 +291,8 @@ module rfaas
    public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
       rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
       rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
-   public :: rfaas_session_cached, rfaas_lease_status, rfaas_worker_origin, rfaas_worker_replace, rfaas_lease_function_name
+   public :: rfaas_session_cached, rfaas_lease_status, rfaas_worker_origin, rfaas_worker_replace, rfaas_lease_function_name, &
+      rfaas_lease_chain
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
    public :: rfaas_pieces, rfaas_add_piece, rfaas_invokev, rfaas_iinvokev
    public :: rfaas_table_put, rfaas_table_put_at, rfaas_table_drop
@@ -711,6 +712,15 @@ contains
       integer(rfaas_function), intent(inout) :: f
       integer, intent(out), optional :: ierror
       call finish(rfaas_lease_function_c(lease%handle, trim(name)//c_null_char, f), ierror)
+   end subroutine
+
+   !> A chain: a function that calls first, and then second with the result of first. Valid as long as the lease.
+   subroutine rfaas_lease_chain(lease, first, second, chain, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      integer(rfaas_function), intent(in) :: first, second
+      integer(rfaas_function), intent(inout) :: chain
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_lease_chain_c(lease%handle, first, second, chain), ierror)
    end subroutine
 
    !> The name of a function, whose index counts from 0. '' if there is none.

@@ -454,6 +454,15 @@ module rfaas_c
          integer(c_int32_t), value :: function
       end function
 
+      !> rfaas_lease_chain makes a function that calls two functions, the second with the result of the first.
+      integer(c_int) function rfaas_lease_chain_c(lease, first, second, chain) bind(c, name='rfaas_lease_chain')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int32_t), value :: first
+         integer(c_int32_t), value :: second
+         integer(c_int32_t), intent(inout) :: chain
+      end function
+
       !> rfaas_alloc allocates registered memory.
       integer(c_int) function rfaas_alloc_c(lease, size, buffer) bind(c, name='rfaas_alloc')
          import

@@ -66,7 +66,7 @@ func TestGoldenBytesOfDocumentAndCode(t *testing.T) {
 			t.Errorf("docs/PROTOCOL.md: %s is not hex bytes: %q", name, hex)
 		}
 	}
-	for _, name := range []string{"request_short", "request_long", "request_keyed", "reply", "channel_blob"} {
+	for _, name := range []string{"request_short", "request_long", "request_keyed", "request_chain", "reply", "reply_chain", "channel_blob"} {
 		if doc[name] == "" {
 			t.Errorf("docs/PROTOCOL.md has no golden bytes %s", name)
 		}

@@ -101,7 +101,7 @@ int dp_channel_status(const dp_channel *ch);
 /* dp_channel_broken returns the status of the connection, and ignores dp_channel_hold and dp_channel_reserve. */
 int dp_channel_broken(const dp_channel *ch);
 
-/* dp_channel_submit_until starts a call: function index, payload, the most result bytes wanted. *slot names the call until
+/* dp_channel_submit_until starts a call: function index or DP_CHAIN, payload, the most result bytes wanted. *slot names the call until
  * dp_channel_finish or abandonment. The payload may be reused when submit returns, unless it lies in `reg` (a
  * region of this endpoint's domain, or NULL): then it must stay unchanged until the call ends.
  * If the send queue fills up after a part of the request was posted, it waits for room. With DP_CAP_POLLED_TARGET it also waits if nothing
@@ -165,14 +165,14 @@ int dp_channel_finish(dp_channel *ch, uint32_t slot, void *out, uint32_t *size, 
 /* dp_channel_finish_pieces is dp_channel_finish with a result that is scattered to pieces. They have room for the submitted capacity. */
 int dp_channel_finish_pieces(dp_channel *ch, uint32_t slot, const dp_pieces *out, uint32_t *size, dp_started *started);
 /* dp_channel_message is what the function said in the last call that finished with DP_FUNCTION_FAILED: *len bytes, which dp_failure_code
- * separates into text and code. Valid until the next finish or call. */
+ * separates into its parts. Valid until the next finish or call. */
 const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
 /* dp_channel_abandon gives up a call: its reply will be dropped. The slot name is dead afterwards. */
 void dp_channel_abandon(dp_channel *ch, uint32_t slot);
 /* dp_channel_overdue is dp_channel_abandon for a call whose deadline has passed. */
 void dp_channel_overdue(dp_channel *ch, uint32_t slot);
-/* dp_channel_runs_overdue reports whether the worker's oldest unanswered call is overdue (dp_channel_overdue). It sets the call's function
- * and the time at which its deadline passed. */
+/* dp_channel_runs_overdue reports whether the worker's oldest unanswered call is overdue (dp_channel_overdue). It sets the call's function,
+ * of a chain the one that runs, and the time at which the deadline passed. */
 bool dp_channel_runs_overdue(const dp_channel *ch, uint32_t *function, int64_t *since);
 /* dp_channel_give_up_at returns the time at which a wait without a deadline ends because the worker runs an overdue call. 0: no such time. */
 int64_t dp_channel_give_up_at(const dp_channel *ch);

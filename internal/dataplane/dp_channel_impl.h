@@ -17,7 +17,7 @@ typedef struct slot {
     slot_state state;
     uint32_t call_id;
     uint32_t capacity;
-    uint32_t function;
+    uint32_t function;      /* or chain */
     int64_t overdue_since;  /* of an ABANDONED call: when its deadline passed, CLOCK_MONOTONIC ns; 0: it was given up for another reason */
     uint32_t in_at, out_at; /* bulk ranges, DP_NOTHING when none */
     uint64_t told;          /* what the last header for this slot said, dp_told(); DP_UNTOLD when there was none */
@@ -29,11 +29,13 @@ typedef struct slot {
     const uint8_t *place; /* of the result, when out_at is DP_PLACED */
 } slot;
 
-/* What a bare request repeats. Headers of calls with bulk ranges are told afresh each time. */
+/* What a bare request repeats. Headers of calls with bulk ranges are told afresh each time. Their flags differ from those of all others,
+ * so it does not matter that a capacity above DP_EAGER_MAX loses bits here. */
 static inline uint64_t dp_told(const dp_request *h) {
-    return (uint64_t)h->capacity << 32 | (uint32_t)h->function << 16 | h->flags;
+    return (uint64_t)h->capacity << 44 | (uint64_t)h->then << 28 | (uint32_t)h->function << 12 | h->flags;
 }
 #define DP_UNTOLD UINT64_MAX /* no header says that: these flags do not exist */
+_Static_assert(DP_EAGER_MAX < 1u << 19 && DP_REQ_BATCH < 1u << 11, "a told word holds capacity, chain or function, and flags");
 
 /* A completion queue with its channels, used by one thread at a time. */
 typedef struct dp_lane {
@@ -104,7 +106,7 @@ struct dp_channel {
     dp_channel_stats stats;
     quiet quiet;
     uint32_t message_len; /* of the last DP_FUNCTION_FAILED */
-    char message[DP_FAILURE_TEXT + DP_FAILURE_CODE];
+    char message[DP_FAILURE_TEXT + DP_FAILURE_TAIL];
 };
 
 /* Reports whether calls in flight can still end with a reply. */

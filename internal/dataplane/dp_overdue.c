@@ -11,6 +11,15 @@ void dp_channel_overdue(dp_channel *ch, uint32_t i) {
     ch->n_overdue++;
 }
 
+/* Returns which function of the call in a slot runs, as far as the worker has said. */
+static uint32_t runs_now(const dp_channel *ch, uint32_t i) {
+    const slot *s = &ch->slots[i];
+    const uint32_t *note = (const void *)((const uint8_t *)ch->results->addr + (uint64_t)i * ch->layout.stride);
+    if (!dp_is_chain(s->function))
+        return s->function;
+    return __atomic_load_n(note, __ATOMIC_RELAXED) == s->call_id ? dp_chain_second(s->function) : dp_chain_first(s->function);
+}
+
 bool dp_channel_runs_overdue(const dp_channel *ch, uint32_t *function, int64_t *since) {
     const slot *oldest = NULL;
     if (!ch->n_overdue)
@@ -22,7 +31,7 @@ bool dp_channel_runs_overdue(const dp_channel *ch, uint32_t *function, int64_t *
     }
     if (!oldest || oldest->state != SLOT_ABANDONED || !oldest->overdue_since)
         return false;
-    *function = oldest->function;
+    *function = runs_now(ch, (uint32_t)(oldest - ch->slots));
     *since = oldest->overdue_since;
     return true;
 }

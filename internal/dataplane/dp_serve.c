@@ -1,4 +1,5 @@
 /* The serving thread: requests from the queue pair and the mailbox, the functions, the replies. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -141,7 +142,7 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
         head = !where ? DP_REQ_SHORT : where & DP_REQ_PLACED ? DP_REQ_KEYED : DP_REQ_LONG;
     }
     /* Where no header has come, generation is 0, which no channel has. */
-    if (h->generation != s->client.generation || h->reserved ||
+    if (h->generation != s->client.generation ||
         (h->flags & ~(DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_EXCLUSIVE | DP_REQ_BATCH)))
         return DP_BAD_REQUEST;
     if (where & (DP_REQ_BULK_IN | DP_REQ_PLACED_IN)) {
@@ -158,7 +159,7 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
     } else if (h->capacity > l->eager) {
         return DP_BAD_REQUEST;
     }
-    return h->function < s->n_functions ? DP_OK : DP_NO_FUNCTION;
+    return h->function < s->n_functions && h->then <= s->n_functions ? DP_OK : DP_NO_FUNCTION;
 }
 
 /* Finds the memory in which payload or result of a request with a placed flag are. *args stays what it is if the payload is elsewhere.
@@ -195,14 +196,21 @@ static inline bool guard_damaged(const uint8_t *res, uint32_t capacity) {
     return found != GUARD;
 }
 
-/* A function that returns more than its capacity asks for more room. It may have written beyond the capacity, so the guard is not checked. */
-static __attribute__((noinline, cold)) void fail_overrun(dp_invocation *inv, uint32_t size) {
-    int n = snprintf(inv->message, sizeof inv->message,
-                     "it wrote beyond the %u bytes of room for its result, and returned %u: write at most rfaas_result_capacity() bytes",
-                     inv->capacity, size);
+/* Lets the call fail with a text of the worker. */
+static __attribute__((noinline, cold, format(printf, 2, 3))) void fail_text(dp_invocation *inv, const char *format, ...) {
+    va_list ap;
+    va_start(ap, format);
+    int n = vsnprintf(inv->message, DP_FAILURE_TEXT + 1, format, ap);
+    va_end(ap);
     inv->failed = 1;
     inv->code = 0;
-    inv->message_len = n > 0 ? (uint32_t)n : 0;
+    inv->message_len = n < 0 ? 0 : n < DP_FAILURE_TEXT ? (uint32_t)n : DP_FAILURE_TEXT;
+}
+
+/* A function that returns more than its capacity asks for more room. It may have written beyond the capacity, so the guard is not checked. */
+static __attribute__((noinline, cold)) void fail_overrun(dp_invocation *inv, uint32_t size) {
+    fail_text(inv, "it wrote beyond the %u bytes of room for its result, and returned %u: write at most rfaas_result_capacity() bytes",
+              inv->capacity, size);
 }
 
 typedef struct outcome {
@@ -214,11 +222,27 @@ typedef struct outcome {
     bool placed; /* res is memory that the client shares */
 } outcome;
 
-/* Runs the function. Where it writes: straight to the result's place when nothing else lies behind it that
+/* Runs a function whose result has `room` bytes at res, of which the caller accepts inv->capacity. Returns the result's size. */
+static inline uint32_t run(dp_server *s, uint32_t function, void *args, uint32_t size, uint8_t *res, uint64_t room, dp_invocation *inv) {
+    inv->room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
+    inv->failed = 0;
+    inv->message_len = 0;
+    current_invocation = inv;
+    bool guarded = set_guard(res, inv->capacity, room);
+    __atomic_store_n(&s->stats->running, (s->stats->calls + 1) << 16 | function, __ATOMIC_RELAXED);
+    uint32_t got = s->functions[function](args, size, res);
+    current_invocation = NULL;
+    if (__builtin_expect(guarded && guard_damaged(res, inv->capacity) && got <= inv->capacity, 0))
+        fail_overrun(inv, got);
+    s->stats->calls++;
+    return got;
+}
+
+/* Runs the function that makes the result. Where it writes: straight to the result's place when nothing else lies behind it that
  * counts (the client says so), otherwise to scratch, so that a result larger than announced harms nobody. place: the client's memory
  * in which it wants the result, or NULL. */
-static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, void *args, uint8_t *place, dp_invocation *inv,
-                           outcome *o) {
+static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, uint32_t function, void *args, uint32_t size, uint8_t *place,
+                           dp_invocation *inv, outcome *o) {
     const dp_layout *l = &s->layout;
     o->at = h->flags & DP_REQ_BULK_OUT ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
     o->in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
@@ -230,17 +254,7 @@ static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, voi
         room = h->capacity; /* and none for a guard: what is behind belongs to the program */
     }
     inv->capacity = h->capacity;
-    inv->room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
-    inv->failed = 0;
-    inv->message_len = 0;
-    current_invocation = inv;
-    bool guarded = set_guard(o->res, h->capacity, room);
-    __atomic_store_n(&s->stats->running, (s->stats->calls + 1) << 16 | h->function, __ATOMIC_RELAXED);
-    o->size = s->functions[h->function](args, h->size, o->res);
-    current_invocation = NULL;
-    if (__builtin_expect(guarded && guard_damaged(o->res, h->capacity) && o->size <= h->capacity, 0))
-        fail_overrun(inv, o->size);
-    s->stats->calls++;
+    o->size = run(s, function, args, size, o->res, room, inv);
     s->stats->bytes_in += h->size;
     if (__builtin_expect(inv->failed != 0, 0)) {
         s->stats->failed++;
@@ -254,11 +268,51 @@ static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, voi
     }
 }
 
+/* ---- chains ---- */
+
+/* Notes in the client's slot that the second function begins. Without room in the send queue it leaves this out: only an error's text
+ * depends on it. */
+static void note_second(dp_server *s, uint32_t slot, uint32_t call_id) {
+    dp_sge sge = {&call_id, DP_SLOT_NOTE, 0};
+    dp_post_write(s->qp, &sge, 1, s->client.addr + (uint64_t)slot * s->layout.stride, s->client.rkey, 0, 0);
+}
+
+/* Runs the first function of a chain. Returns the size of its result, which is in s->between, or sets inv->failed. */
+static uint32_t run_first(dp_server *s, const dp_request *h, void *args, dp_invocation *inv) {
+    uint64_t most = s->layout.eager > s->layout.bulk ? s->layout.eager : s->layout.bulk;
+    inv->which = DP_CHAIN_FIRST;
+    inv->capacity = most > UINT32_MAX ? UINT32_MAX : (uint32_t)most;
+    if (!s->between && !(s->between = dp_server_scratch(s->scratch_size))) {
+        fail_text(inv, "there is no memory for a result of up to %u bytes, which the second function would get: lease more memory, or a smaller bulk area",
+                  inv->capacity);
+        return 0;
+    }
+    uint32_t got = run(s, h->function, args, h->size, s->between, s->scratch_size, inv);
+    if (!inv->failed && got > inv->capacity)
+        fail_text(inv, "its result has %u bytes, and in this lease a chain passes on at most %u: lease a larger bulk area", got, inv->capacity);
+    return got;
+}
+
+/* execute() for a chain. Its second function gets what the first one has returned. */
+static __attribute__((noinline)) void execute_chain(dp_server *s, uint32_t slot, const dp_request *h, void *args, uint8_t *place,
+                                                    dp_invocation *inv, outcome *o) {
+    uint32_t got = run_first(s, h, args, inv);
+    if (inv->failed) {
+        s->stats->failed++;
+        s->stats->bytes_in += h->size;
+        o->status = DP_FUNCTION_FAILED;
+        return;
+    }
+    note_second(s, slot, h->call_id);
+    inv->which = DP_CHAIN_SECOND;
+    execute(s, slot, h, h->then - 1, s->between, got, place, inv, o);
+}
+
 /* Answers by the queue pair. */
 static int reply(dp_server *s, uint32_t slot, const dp_request *h, dp_invocation *inv, outcome *o) {
     dp_reply r = {h->generation, h->call_id, o->status, o->size};
     if (o->status == DP_FUNCTION_FAILED) {
-        r.size = dp_failure_message(inv->message, inv->message_len, inv->code, s->layout.eager);
+        r.size = dp_failure_message(inv->message, inv->message_len, inv->code, h->then ? inv->which : DP_CHAIN_NONE, s->layout.eager);
         return post_reply(s, slot, &r, inv->message, r.size);
     }
     if (o->status || o->placed)
@@ -336,7 +390,7 @@ static int answer_mailbox(dp_server *s, uint64_t word) {
     }
     dp_invocation inv;
     outcome o;
-    execute(s, slot, &h, args, NULL, &inv, &o);
+    execute(s, slot, &h, h.function, args, h.size, NULL, &inv, &o);
     if (o.status || o.size > DP_MAILBOX_MAX) {
         int st = reply(s, slot, &h, &inv, &o);
         return st ? st : 1;
@@ -390,7 +444,10 @@ static int handle(dp_server *s, const dp_wc *wc, bool others) {
     }
     dp_invocation inv;
     outcome o;
-    execute(s, slot, &h, args, place, &inv, &o);
+    if (__builtin_expect(h.then != 0, 0))
+        execute_chain(s, slot, &h, args, place, &inv, &o);
+    else
+        execute(s, slot, &h, h.function, args, h.size, place, &inv, &o);
     s->more = brief(s, &h) && others ? DP_MORE : 0;
     st = reply(s, slot, &h, &inv, &o);
     s->more = 0;

@@ -76,7 +76,8 @@ typedef struct dp_invocation {
     int failed;
     int32_t code;         /* of rfaas_fail_code, valid if failed */
     uint32_t message_len; /* bytes of its text */
-    char message[DP_FAILURE_TEXT + DP_FAILURE_CODE];
+    uint8_t which;        /* of a chain: the function that runs, DP_CHAIN_*. Not set for other calls */
+    char message[DP_FAILURE_TEXT + DP_FAILURE_TAIL];
 } dp_invocation;
 dp_invocation *dp_current_invocation(void);
 

@@ -25,6 +25,7 @@ struct dp_server {
     uint8_t *out;     /* where results are put: staging, or the client's region mapped here */
     uint8_t *scratch; /* results that must not touch anything else; an inaccessible page follows */
     uint64_t scratch_size;
+    uint8_t *between; /* like scratch: what the first function of a chain returns. NULL before the first chain */
     const dp_function *functions;
     uint32_t n_functions;
     dp_mailbox *mailbox;      /* in our requests region; NULL without shared memory */
@@ -47,6 +48,8 @@ struct dp_server {
 
 /* Carries out the request of another thread, when the server has nothing to do. Returns true if the server is to end. */
 bool dp_server_obey(dp_server *s, int32_t what);
+/* Maps `size` bytes (a multiple of the page size) with an inaccessible page behind them. NULL: errno says why not. */
+uint8_t *dp_server_scratch(uint64_t size);
 /* Waits until an unconnected server's client has connected, or until another thread has a request. */
 int dp_server_meet(dp_server *s);
 

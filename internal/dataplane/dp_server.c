@@ -9,19 +9,36 @@
 
 #include "dp_serve_impl.h"
 
+#define SCRATCH_GUARD 4096
 #define FINISH_NS 2000000 /* how long a server that is to finish polls for more requests */
 
 /* ---- set-up ---- */
 
+uint8_t *dp_server_scratch(uint64_t size) {
+    uint8_t *p = mmap(NULL, size + SCRATCH_GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    if (!mprotect(p, size, PROT_READ | PROT_WRITE))
+        return p;
+    int e = errno;
+    munmap(p, size + SCRATCH_GUARD);
+    errno = e;
+    return NULL;
+}
+
+static void scratch_free(uint8_t *p, uint64_t size) {
+    if (p)
+        munmap(p, size + SCRATCH_GUARD);
+}
+
 static int scratch_create(dp_server *s, dp_error *err) {
     uint64_t want = s->layout.eager > s->layout.bulk ? s->layout.eager : s->layout.bulk;
     s->scratch_size = (want + DP_CACHE_LINE + 4095) & ~4095ull; /* a guard follows each result */
-    uint8_t *p = mmap(NULL, s->scratch_size + 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED || mprotect(p, s->scratch_size, PROT_READ | PROT_WRITE))
+    s->scratch = dp_server_scratch(s->scratch_size);
+    if (!s->scratch)
         return dp_fail(err, DP_FATAL, errno, "scratch memory of %llu bytes", (unsigned long long)s->scratch_size);
     /* Only the eager part is prefaulted: large results are normally produced in place. */
-    madvise(p, (s->layout.eager + 4095) & ~4095u, MADV_POPULATE_WRITE);
-    s->scratch = p;
+    madvise(s->scratch, (s->layout.eager + 4095) & ~4095u, MADV_POPULATE_WRITE);
     return DP_OK;
 }
 
@@ -220,8 +237,8 @@ void dp_server_destroy(dp_server *s) {
     dp_mem_free(s->staging);
     dp_cq_destroy(s->cq);
     dp_domain_destroy(s->domain);
-    if (s->scratch)
-        munmap(s->scratch, s->scratch_size + 4096);
+    scratch_free(s->scratch, s->scratch_size);
+    scratch_free(s->between, s->scratch_size);
     free(s->pending);
     free(s->headers);
     free(s);

@@ -218,15 +218,13 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
                                 const dp_mem *reg, uint32_t capacity, const placed *at, int64_t deadline_ns, uint32_t *out) {
     if (__builtin_expect(ch->failed != 0, 0))
         return ch->failed;
-    if (function > UINT16_MAX)
-        return DP_NO_FUNCTION;
     if (size && !in && !pieces)
         return DP_INVALID;
     if (__builtin_expect(dp_qp_broken(ch->qp), 0)) {
         dp_lane_reap(ch->lane);
         return ch->failed;
     }
-    if (!at && fits_mailbox(ch, size, reg, capacity) && post_mailbox(ch, function, in, pieces, size, capacity)) {
+    if (!at && fits_mailbox(ch, size, reg, capacity) && !dp_is_chain(function) && post_mailbox(ch, function, in, pieces, size, capacity)) {
         *out = mailbox_submitted(ch, function, capacity);
         return DP_OK;
     }
@@ -267,6 +265,7 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         .size = size,
         .capacity = capacity,
         .function = (uint16_t)function,
+        .then = function >> 16,
         .flags = (uint16_t)((s->in_at != DP_NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != DP_NOTHING ? DP_REQ_BULK_OUT : 0) |
                             (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0) | (ch->batch && ch->qp->peer_batches ? DP_REQ_BATCH : 0)),
     };
@@ -408,7 +407,7 @@ static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in,
                        bool yields, uint32_t *at) {
     uint32_t i = DP_NOTHING;
     const dp_waiter *w = &ch->lane->waiter;
-    if (!from && __builtin_expect(fits_mailbox(ch, size, reg, capacity), 1) && !ch->failed && function <= UINT16_MAX && in && out &&
+    if (!from && __builtin_expect(fits_mailbox(ch, size, reg, capacity), 1) && !ch->failed && !dp_is_chain(function) && in && out &&
         w->mode != DP_WAIT_WARM && !w->shared_until && !dp_qp_broken(ch->qp) &&
         call_by_mailbox(ch, function, in, size, out, capacity, out_size, &i)) {
         *started = DP_MAYBE_EXECUTED;

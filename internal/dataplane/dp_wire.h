@@ -6,7 +6,7 @@
  * write carries both.
  *
  *   slot + 0     24, 32 or 40      64                    64 + eager
- *        |  unused  |   header     |  payload ...         |
+ *        |  (note)  |   header     |  payload ...         |
  */
 #ifndef RFAAS_DP_WIRE_H
 #define RFAAS_DP_WIRE_H
@@ -66,8 +66,16 @@ typedef struct dp_request {
     uint32_t capacity; /* result bytes that the caller accepts */
     uint16_t function; /* index into the worker's table */
     uint16_t flags;
-    uint32_t reserved; /* 0 */
+    uint32_t then; /* of a chain: 1 + the index of its second function. 0: the request is no chain */
 } dp_request;
+
+/* What a client calls: a function, or a chain, whose second function gets the result of the first as its payload. Either is a number of
+ * 32 bits: the index of the (first) function, and in the high half what dp_request.then says. So the second one's index is below 65535. */
+#define DP_CHAIN(first, second) ((uint32_t)(first) | ((uint32_t)(second) + 1) << 16)
+#define DP_CHAIN_SECOND_MAX 0xfffeu
+static inline bool dp_is_chain(uint32_t function) { return function >> 16; }
+static inline uint32_t dp_chain_first(uint32_t function) { return function & 0xffff; }
+static inline uint32_t dp_chain_second(uint32_t function) { return (function >> 16) - 1; }
 
 #define DP_REQ_LONG 32
 #define DP_REQ_SHORT 24
@@ -84,39 +92,52 @@ typedef struct dp_reply {
 
 #define DP_REPLY_SIZE 16
 
-/* The message of DP_FUNCTION_FAILED: the function's text without its NUL. If the function gave a code, a NUL and the code's 4 bytes follow. */
+/* The message of DP_FUNCTION_FAILED: the function's text without its NUL. If the function gave a code, or the call is a chain, a NUL and
+ * the code's 4 bytes follow. In a chain, one more byte says which function failed. */
 #define DP_FAILURE_TEXT 511 /* most bytes of the text */
 #define DP_FAILURE_CODE 5   /* bytes of NUL and code */
+#define DP_FAILURE_TAIL 6   /* most bytes behind the text */
+enum { DP_CHAIN_NONE, DP_CHAIN_FIRST, DP_CHAIN_SECOND }; /* which function of a chain; NONE: the call is no chain */
 
-/* Appends the code to a text of `size` bytes. message has room for DP_FAILURE_CODE more bytes than the text. Returns the bytes of the
- * message, at most `room`. The text is cut if both do not fit. */
-static inline uint32_t dp_failure_message(char *message, uint32_t size, int32_t code, uint32_t room) {
-    uint32_t extra = code ? DP_FAILURE_CODE : 0;
+/* Appends code and `which` to a text of `size` bytes. message has room for DP_FAILURE_TAIL more bytes than the text. Returns the bytes of
+ * the message, at most `room`. The text is cut if all of it does not fit. */
+static inline uint32_t dp_failure_message(char *message, uint32_t size, int32_t code, uint8_t which, uint32_t room) {
+    uint32_t extra = which ? DP_FAILURE_TAIL : code ? DP_FAILURE_CODE : 0;
     if (size > room - extra)
         size = room - extra;
     if (extra) {
         message[size] = 0;
         __builtin_memcpy(message + size + 1, &code, sizeof code);
     }
+    if (which)
+        message[size + DP_FAILURE_CODE] = (char)which;
     return size + extra;
 }
 
-/* Returns the code of a message, 0 if it has none, and sets *size to the bytes of the text. The message may contain any bytes. */
-static inline int32_t dp_failure_code(const void *message, uint32_t *size) {
+/* Returns the code of a message, 0 if it has none. Sets *size to the bytes of the text, and *which to DP_CHAIN_*. The message may contain
+ * any bytes. */
+static inline int32_t dp_failure_code(const void *message, uint32_t *size, uint8_t *which) {
     const uint8_t *nul = *size ? (const uint8_t *)__builtin_memchr(message, 0, *size) : NULL;
-    uint32_t text = nul ? (uint32_t)(nul - (const uint8_t *)message) : *size;
+    uint32_t text = nul ? (uint32_t)(nul - (const uint8_t *)message) : *size, tail = *size - text;
     int32_t code = 0;
-    if (*size - text == DP_FAILURE_CODE)
+    *which = DP_CHAIN_NONE;
+    if (tail == DP_FAILURE_CODE || tail == DP_FAILURE_TAIL)
         __builtin_memcpy(&code, nul + 1, sizeof code);
+    if (tail == DP_FAILURE_TAIL)
+        *which = nul[DP_FAILURE_CODE] == DP_CHAIN_FIRST ? DP_CHAIN_FIRST : DP_CHAIN_SECOND;
     *size = text;
     return code;
 }
+
+/* The word at the beginning of a slot of the client: the call id of the chain whose first function has returned last. The client reads it
+ * to name the function that still runs when a deadline has passed. */
+#define DP_SLOT_NOTE 4
 
 _Static_assert(sizeof(dp_request) == DP_REQ_LONG, "request header");
 _Static_assert(offsetof(dp_request, generation) == DP_REQ_LONG - DP_REQ_SHORT, "short form is the tail");
 _Static_assert(offsetof(dp_request, call_id) == 12 && offsetof(dp_request, size) == 16 &&
                    offsetof(dp_request, capacity) == 20 && offsetof(dp_request, function) == 24 &&
-                   offsetof(dp_request, flags) == 26 && offsetof(dp_request, reserved) == 28,
+                   offsetof(dp_request, flags) == 26 && offsetof(dp_request, then) == 28,
                "request header layout");
 _Static_assert(sizeof(dp_reply) == DP_REPLY_SIZE && offsetof(dp_reply, call_id) == 4 &&
                    offsetof(dp_reply, status) == 8 && offsetof(dp_reply, size) == 12,
@@ -171,7 +192,7 @@ static inline void dp_request_pack(uint64_t w[4], const dp_request *h) {
     w[0] = dp_two(h->in_offset, h->out_offset);
     w[1] = dp_two(h->generation, h->call_id);
     w[2] = dp_two(h->size, h->capacity);
-    w[3] = dp_two(h->function | (uint32_t)h->flags << 16, h->reserved);
+    w[3] = dp_two(h->function | (uint32_t)h->flags << 16, h->then);
 }
 
 /* Reads each word of a header in shared memory once. */

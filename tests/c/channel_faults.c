@@ -15,7 +15,9 @@ T_CASE(refusals, "channel/refusals") {
     dp_started started;
     CHECK_STATUS(dp_channel_call(s.ch, FN_COUNT, buf, 8, NULL, buf, 8, &size, 0, &started), DP_NO_FUNCTION);
     CHECK_EQ(started, DP_NOT_STARTED);
-    CHECK_STATUS(dp_channel_call(s.ch, 65536, buf, 8, NULL, buf, 8, &size, 0, &started), DP_NO_FUNCTION);
+    CHECK_STATUS(dp_channel_call(s.ch, DP_CHAIN(FN_ECHO, FN_COUNT), buf, 8, NULL, buf, 8, &size, 0, &started), DP_NO_FUNCTION);
+    CHECK_STATUS(dp_channel_call(s.ch, DP_CHAIN(FN_COUNT, FN_ECHO), buf, 8, NULL, buf, 8, &size, 0, &started), DP_NO_FUNCTION);
+    CHECK_EQ(started, DP_NOT_STARTED);
     CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, buf, 4097, NULL, buf, 8, &size, 0, &started), DP_TOO_LARGE);
     CHECK_EQ(started, DP_NOT_STARTED);
     CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, buf, 8, NULL, buf, 4097, &size, 0, &started), DP_TOO_LARGE);

@@ -173,7 +173,6 @@ T_CASE(pieces_wrong, "channel/pieces-refused") {
     served_open(&s, true, DP_WAIT_ADAPTIVE, 1, 64, 4096);
     dp_piece large = {byte, 64, 1000, 64};
     CHECK_STATUS(dp_channel_submit_pieces(s.ch, FN_ECHO, &(dp_pieces){&large, 1}, 64000, 8, 0, &slot), DP_TOO_LARGE);
-    CHECK_STATUS(dp_channel_submit_pieces(s.ch, 1 << 16, &(dp_pieces){p, 0}, 0, 8, 0, &slot), DP_NO_FUNCTION);
     CHECK_OK(dp_channel_submit_pieces(s.ch, FN_ECHO, &(dp_pieces){NULL, 0}, 0, 0, 0, &slot));
     CHECK_STATUS(dp_channel_submit_pieces(s.ch, FN_ECHO, &(dp_pieces){NULL, 0}, 0, 0, 0, &slot), DP_BUSY);
     CHECK_OK(dp_channel_wait(s.ch, slot, 0));

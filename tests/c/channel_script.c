@@ -281,7 +281,8 @@ static int submit(run *r, pending *p) {
     p->capacity = p->function == FN_TOO_LARGE ? limit - 1 : p->size;
     p->seed = (uint32_t)t_random();
     fill_payload(p, in);
-    int st = dp_channel_submit(r->s.ch, p->function, in, p->size, NULL, p->capacity, &p->slot);
+    bool chain = p->function != FN_FAIL && t_random() % 4 == 0; /* FN_ECHO passes the payload on */
+    int st = dp_channel_submit(r->s.ch, chain ? DP_CHAIN(FN_ECHO, p->function) : p->function, in, p->size, NULL, p->capacity, &p->slot);
     if (st)
         return st;
     r->made++;

@@ -96,8 +96,14 @@ static uint32_t f_scribble(void *args, uint32_t n, void *res) {
     return 0;
 }
 
-const dp_function served_functions[FN_COUNT] = {f_echo, f_empty,  f_too_large, f_fail,    f_slow,    f_crash,
-                                                f_fill, f_finish, f_pace,      f_overrun, f_scribble};
+static uint32_t f_length(void *args, uint32_t n, void *res) {
+    (void)args;
+    memcpy(res, &n, sizeof n);
+    return sizeof n;
+}
+
+const dp_function served_functions[FN_COUNT] = {f_echo, f_empty,  f_too_large, f_fail,    f_slow,     f_crash,
+                                                f_fill, f_finish, f_pace,      f_overrun, f_scribble, f_length};
 
 static void server_main(int sock, void *arg) {
     dp_wait_mode mode = *(dp_wait_mode *)arg;

@@ -18,6 +18,7 @@ enum {
     FN_PACE,     /* payload: u32 bytes per second, the rate at which the worker's process sends from now on over tcp */
     FN_OVERRUN,  /* payload: u32 bytes written, u32 bytes returned */
     FN_SCRIBBLE, /* writes to its payload; returns nothing */
+    FN_LENGTH,   /* returns how many bytes its payload has, as u32 */
     FN_COUNT
 };
 extern const dp_function served_functions[FN_COUNT];

@@ -14,9 +14,12 @@ static const char golden_request_keyed[] = "5d 5c 5b 5a 04 03 02 01 10 00 00 00 
                                            "03 00 30 00 00 00 00 00";
 static const char golden_request_long[] = "10 00 00 00 20 00 00 00 4d 3c 2b 1a 03 00 01 00 "
                                           "00 00 10 00 00 00 20 00 03 00 03 00 00 00 00 00";
+static const char golden_request_chain[] = "4d 3c 2b 1a 02 00 01 00 40 00 00 00 00 01 00 00 "
+                                           "03 00 04 00 06 00 00 00";
 static const char golden_reply[] = "4d 3c 2b 1a 02 00 01 00 00 00 00 00 40 00 00 00";
 static const char golden_reply_too_large[] = "4d 3c 2b 1a 03 00 01 00 6f fe ff ff 00 00 30 00";
 static const char golden_reply_failed[] = "4d 3c 2b 1a 04 00 01 00 70 fe ff ff 07 00 00 00 6e 6f 00 d6 ff ff ff";
+static const char golden_reply_chain[] = "4d 3c 2b 1a 04 00 01 00 70 fe ff ff 08 00 00 00 6e 6f 00 d6 ff ff ff 01";
 static const char golden_channel_blob[] = "52 46 43 48 01 00 01 01 4d 3c 2b 1a 08 00 04 00 "
                                           "00 40 00 00 11 00 00 00 40 33 22 11 00 7f 00 00 "
                                           "00 00 20 00 00 00 00 00 40 35 24 11 00 7f 00 00 "
@@ -47,6 +50,8 @@ T_CASE(wire_request, "wire/request") {
     dp_request s = {.generation = 0x1a2b3c4d, .call_id = 0x00010002, .size = 64, .capacity = 256, .function = 3,
                     .flags = DP_REQ_EXCLUSIVE};
     check_golden(golden_request_short, (const uint8_t *)&s + DP_REQ_LONG - DP_REQ_SHORT, DP_REQ_SHORT);
+    s.then = DP_CHAIN(3, 5) >> 16;
+    check_golden(golden_request_chain, (const uint8_t *)&s + DP_REQ_LONG - DP_REQ_SHORT, DP_REQ_SHORT);
     dp_request l = {.in_offset = 16, .out_offset = 32, .generation = 0x1a2b3c4d, .call_id = 0x00010003,
                     .size = 1 << 20, .capacity = 2 << 20, .function = 3, .flags = DP_REQ_BULK_IN | DP_REQ_BULK_OUT};
     check_golden(golden_request_long, &l, DP_REQ_LONG);
@@ -64,37 +69,43 @@ T_CASE(wire_reply, "wire/reply") {
     check_golden(golden_reply_too_large, &big, DP_REPLY_SIZE);
     struct {
         dp_reply head;
-        char message[2 + DP_FAILURE_CODE];
+        char message[2 + DP_FAILURE_TAIL];
     } failed = {{.generation = 0x1a2b3c4d, .call_id = 0x00010004, .status = DP_FUNCTION_FAILED}, "no"};
-    failed.head.size = dp_failure_message(failed.message, 2, -42, DP_EAGER_MAX);
+    failed.head.size = dp_failure_message(failed.message, 2, -42, DP_CHAIN_NONE, DP_EAGER_MAX);
     check_golden(golden_reply_failed, &failed, DP_REPLY_SIZE + failed.head.size);
+    failed.head.size = dp_failure_message(failed.message, 2, -42, DP_CHAIN_FIRST, DP_EAGER_MAX);
+    check_golden(golden_reply_chain, &failed, DP_REPLY_SIZE + failed.head.size);
 }
 
 /* A worker may send anything as the message of a failed function. */
 T_CASE(wire_failure, "wire/failure") {
-    char message[64 + DP_FAILURE_CODE];
+    char message[64 + DP_FAILURE_TAIL];
     uint32_t size;
-    for (uint32_t room = DP_FAILURE_CODE; room <= 64; room++) {
-        memset(message, 'x', sizeof message);
-        size = dp_failure_message(message, 64, INT32_MIN, room);
-        CHECK_EQ(size, room);
-        CHECK_EQ(dp_failure_code(message, &size), INT32_MIN);
-        CHECK_EQ(size, room - DP_FAILURE_CODE);
-    }
+    uint8_t which;
+    for (uint8_t w = DP_CHAIN_NONE; w <= DP_CHAIN_SECOND; w++)
+        for (uint32_t tail = w ? DP_FAILURE_TAIL : DP_FAILURE_CODE, room = tail; room <= 64; room++) {
+            memset(message, 'x', sizeof message);
+            size = dp_failure_message(message, 64, INT32_MIN, w, room);
+            CHECK_EQ(size, room);
+            CHECK_EQ(dp_failure_code(message, &size, &which), INT32_MIN);
+            CHECK_EQ(size, room - tail);
+            CHECK_EQ(which, w);
+        }
     memset(message, 'x', sizeof message);
-    size = dp_failure_message(message, 64, 0, 64);
+    size = dp_failure_message(message, 64, 0, DP_CHAIN_NONE, 64);
     CHECK_EQ(size, 64u);
-    CHECK_EQ(dp_failure_code(message, &size), 0);
+    CHECK_EQ(dp_failure_code(message, &size, &which), 0);
     CHECK_EQ(size, 64u);
-    /* A NUL that anything but a code follows ends the text. */
+    /* A NUL that anything but a code, or a code and a function, follows ends the text. */
     for (uint32_t behind = 0; behind < 8; behind++) {
         message[10] = 0;
         size = 11 + behind;
-        CHECK_EQ(dp_failure_code(message, &size) == 0, behind != sizeof(int32_t));
+        CHECK_EQ(dp_failure_code(message, &size, &which) == 0, behind != 4 && behind != 5);
+        CHECK_EQ(which, behind == 5 ? DP_CHAIN_SECOND : DP_CHAIN_NONE);
         CHECK_EQ(size, 10u);
     }
     size = 0;
-    CHECK_EQ(dp_failure_code(NULL, &size), 0);
+    CHECK_EQ(dp_failure_code(NULL, &size, &which), 0);
 }
 
 T_CASE(wire_immediate, "wire/immediate") {

@@ -145,7 +145,7 @@ static void finish(script *s, bool only_look) {
         uint32_t len;
         const char *text = dp_channel_message(s->ch, &len);
         volatile char sum = 0;
-        MUST(len <= DP_FAILURE_TEXT + DP_FAILURE_CODE);
+        MUST(len <= DP_FAILURE_TEXT + DP_FAILURE_TAIL);
         for (uint32_t i = 0; i < len; i++)
             sum ^= text[i];
     }

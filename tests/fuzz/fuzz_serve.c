@@ -100,7 +100,8 @@ static int request(script *s, dp_wc *wc) {
     case 6: h.flags ^= take16(&s->in); break;
     case 7: h.in_offset ^= take32(&s->in); break;
     case 8: h.out_offset ^= take32(&s->in); break;
-    case 9: h.reserved ^= take32(&s->in); break;
+    case 9: h.then ^= take32(&s->in); break;
+    case 14: h.then = 1 + take8(&s->in) % (sizeof functions / sizeof *functions); break;
     case 10: len ^= take32(&s->in); break;
     case 11: imm ^= take32(&s->in); break;
     case 12: h.size += take16(&s->in), len = head + h.size; break;

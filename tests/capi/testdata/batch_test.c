@@ -243,6 +243,62 @@ static void maps(void) {
     OK(rfaas_lease_release(l));
 }
 
+static rfaas_function chain(rfaas_lease *l, rfaas_function first, rfaas_function second) {
+    rfaas_function c = 0;
+    OK(rfaas_lease_chain(l, first, second, &c));
+    return c;
+}
+
+static uint64_t calls_of(rfaas_lease *l, uint64_t *failed) {
+    rfaas_worker_details d = {.struct_size = sizeof d};
+    OK(rfaas_worker_info(l, 0, &d));
+    *failed = d.failed;
+    return d.calls;
+}
+
+/* Two functions in one call, by each way to call. */
+static void chains(void) {
+    rfaas_lease *l = doubling(1, 4, 4096);
+    rfaas_function twice = find(l, "twice"), same = find(l, "same"), picky = find(l, "picky"), four = chain(l, twice, twice), c = 7;
+    static uint64_t in[1000], out[1000];
+    size_t n = 0;
+    for (size_t i = 0; i < 1000; i++)
+        in[i] = i;
+    OK(rfaas_invoke(l, four, in, sizeof in, out, sizeof out, &n, NULL));
+    CHECK(n == sizeof out && out[999] == 3996);
+    rfaas_piece from[] = {RFAAS_PIECE(&in[1], 8), RFAAS_PIECE(&in[5], 8)}, to[] = {RFAAS_PIECE(&out[1], 8), RFAAS_PIECE(&out[0], 8)};
+    OK(rfaas_invokev(l, four, from, 2, to, 2, &n, NULL));
+    CHECK(n == 16 && out[1] == 4 && out[0] == 20);
+    map_n(l, chain(l, twice, same), 1000, 3);
+    rfaas_map_options each = RFAAS_MAP_OPTIONS_INIT;
+    each.chunk = 1;
+    FAILS(rfaas_map(l, chain(l, same, picky), in, 8, out, 8, 1000, &each), RFAAS_FUNCTION_FAILED, "picky, the second function of a chain, on worker 0");
+    FAILS(rfaas_invoke(l, chain(l, picky, same), &in[700], 8, out, 8, NULL, NULL), RFAAS_FUNCTION_FAILED,
+          "picky, the first function of a chain, on worker 0 failed: item 700");
+    rfaas_request r;
+    OK(rfaas_iinvoke(l, chain(l, twice, picky), &in[350], 8, out, 8, NULL, &r));
+    FAILS(rfaas_wait(&r, NULL), RFAAS_FUNCTION_FAILED, "picky, the second function of a chain, on worker 0 failed: item 700");
+    FAILS(rfaas_invoke(l, four, in, 16, out, 8, &n, NULL), RFAAS_RESULT_TOO_LARGE, "invoke twice, then twice: result of 16 bytes, the capacity is 8");
+    CHECK(n == 16 && !rfaas_lease_function_name(l, four));
+
+    /* Two calls of the worker, or one if the first function fails. */
+    uint64_t failed, before, calls = calls_of(l, &before);
+    OK(rfaas_invoke(l, four, in, 8, out, 8, NULL, NULL));
+    CHECK(calls_of(l, &failed) == calls + 2 && failed == before);
+    CHECK(rfaas_invoke(l, chain(l, picky, same), &in[700], 8, out, 8, NULL, NULL) == RFAAS_FUNCTION_FAILED);
+    CHECK(calls_of(l, &failed) == calls + 3 && failed == before + 1);
+
+    FAILS(rfaas_lease_chain(l, four, twice, &c), RFAAS_INVALID, "is a chain itself");
+    FAILS(rfaas_lease_chain(l, twice, four, &c), RFAAS_INVALID, "is a chain itself");
+    FAILS(rfaas_lease_chain(l, twice, 99, &c), RFAAS_NO_FUNCTION, "function 99, the library has functions 0..");
+    FAILS(rfaas_lease_chain(l, twice, 65535, &c), RFAAS_NO_FUNCTION, "function 65535");
+    FAILS(rfaas_lease_chain(l, twice, twice, NULL), RFAAS_INVALID, "chain is NULL");
+    FAILS(rfaas_lease_chain(NULL, twice, twice, &c), RFAAS_INVALID, "NULL");
+    FAILS(rfaas_invoke(l, twice | 100u << 16, in, 8, out, 8, NULL, NULL), RFAAS_NO_FUNCTION, "function 6553"); /* made by hand */
+    CHECK(c == 7);
+    OK(rfaas_lease_release(l));
+}
+
 static void subtract(void *accumulator, const void *result, size_t size, void *arg) {
     double *a = accumulator;
     const double *r = result;
@@ -401,6 +457,7 @@ void everything(void) {
     all();
     any_is_fair();
     maps();
+    chains();
     reductions();
     registered();
     statistics();

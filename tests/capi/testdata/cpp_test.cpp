@@ -93,6 +93,9 @@ static void futures(rfaas::lease &lease) {
     while (!fails.ready()) {
     }
     CHECK(fails.get() == std::vector<std::uint64_t>{8});
+    CHECK(lease.async<std::uint64_t>(lease.chain(twice, twice), good).get() == std::vector<std::uint64_t>{16});
+    THROWS(rfaas::function_error, "picky, the second function of a chain", lease.async<std::uint64_t>(lease.chain(lease.function("same"), picky), bad).get());
+    THROWS(rfaas::invalid_error, "function 999", lease.chain(twice, rfaas::function(999)));
     THROWS(rfaas::function_error, "capacity", lease.async<std::uint64_t>(twice, std::array<std::uint64_t, 2>(), 1).get());
     THROWS(rfaas::invalid_error, "function 999", lease.async<std::uint64_t>(rfaas::function(999), good));
     /* Other requests have all slots. */

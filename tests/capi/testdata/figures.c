@@ -13,6 +13,7 @@
  * function_ns is what came of that, the fastest of several rounds, so that nothing but the function is in it.
  * pieces: time of rfaas_invokev with three pieces of 21 KB each way in parts of that of rfaas_invoke with as many contiguous bytes: median
  * of the ratios of 100 pairs of batches. column: the same with a column of 8,064 doubles each way.
+ * chain, chain_8, chain_4k: time of a chain of two functions in parts of that of two calls, with 1 MiB, 8 bytes and 4 KiB between them.
  * own_share: the part of all that time for which this thread, which spins, had a core. Well below 1 others use the machine. */
 #define CHECK_ARGUMENT distance
 static const char *distance;
@@ -201,6 +202,49 @@ static void placed(void) {
     OK(rfaas_lease_release(l));
 }
 
+/* Two functions of which the first makes `bytes` bytes from 8 and the second makes 8 from them: the time of a chain in parts of that of two
+ * calls; and, as a floor, that of the two copies of the intermediate result that two calls make, in the same parts. */
+static void chained(const char *name, size_t bytes, int calls) {
+    static double took[3][ALL];
+    rfaas_lease *l = take(getenv("TEST_LIBRARY"), 1);
+    rfaas_function first = find(l, "spread"), second = find(l, "head"), chain = 0;
+    uint64_t in = bytes, out = 0, *between = malloc(bytes), *copy = malloc(bytes);
+    OK(rfaas_lease_chain(l, first, second, &chain));
+    memset(between, 1, bytes);
+    memset(copy, 1, bytes);
+    for (int round = -2; round < ALL; round++)
+        for (int k = 0; k < 3; k++) {
+            int kind = (k + round + 3) % 3; /* 0: two calls, 1: a chain, 2: memcpy */
+            double start = now();
+            for (int i = 0; i < calls; i++) {
+                size_t n = bytes;
+                int status = RFAAS_OK;
+                out = 0;
+                if (kind == 0)
+                    status = rfaas_invoke(l, first, &in, 8, between, bytes, &n, NULL);
+                if (kind == 2) {
+                    memcpy(copy, between, bytes);
+                    __asm__ volatile("" ::: "memory");
+                    memcpy(between, copy, bytes);
+                    __asm__ volatile("" ::: "memory");
+                } else if (status || n != bytes || rfaas_invoke(l, kind ? chain : second, kind ? &in : between, kind ? 8 : bytes, &out, 8, NULL, NULL) || out != bytes) {
+                    report(__LINE__, name);
+                }
+            }
+            if (round >= 0)
+                took[kind][round] = now() - start;
+        }
+    double ratio[2][ALL];
+    for (int i = 0; i < ALL; i++) {
+        ratio[0][i] = took[1][i] / took[0][i];
+        ratio[1][i] = took[2][i] / took[0][i];
+    }
+    printf("%s %.4f\n%s_copies %.3f\n", name, median(ratio[0]), name, median(ratio[1]));
+    free(between);
+    free(copy);
+    OK(rfaas_lease_release(l));
+}
+
 /* What a call that computes for so long takes by itself, in ns. */
 static double alone(uint64_t ns, int calls) {
     void *h = dlopen(getenv("TEST_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
@@ -261,6 +305,9 @@ void everything(void) {
     overhead();
     pieces_of_both_kinds();
     placed();
+    chained("chain", 1 << 20, 10);
+    chained("chain_8", 8, 500);
+    chained("chain_4k", 4096, 200);
     rfaas_lease *l = take(getenv("TEST_LIBRARY"), cores > 2 ? (uint32_t)cores - 1 : 1);
     printf("workers %d\n", rfaas_lease_workers(l));
     double extra = alone(1000, 10000) - 1000;

@@ -15,7 +15,7 @@ program fortran_test
    type(rfaas_worker_start) :: origin
    type(rfaas_statistics) :: stats
    integer(rfaas_function) :: printing
-   integer(rfaas_function) :: echo, fail, sleep_ns, twice
+   integer(rfaas_function) :: echo, fail, sleep_ns, twice, chain
    real(c_double), target, asynchronous :: in(10, 5), out(10, 5), many(50, 4)
    real(c_double), pointer :: big(:)
    integer(c_int64_t) :: numbers(10001), doubled(10001), ns, total(1)
@@ -187,6 +187,11 @@ program fortran_test
    numbers = [(int(i, c_int64_t), i=1, 10001)]
    call rfaas_map(lease, twice, numbers, 8_c_size_t, doubled, 8_c_size_t, 10001_c_size_t)
    call check(all(doubled == 2*numbers), 'map')
+   call rfaas_lease_chain(lease, twice, twice, chain)
+   call rfaas_map(lease, chain, numbers, 8_c_size_t, doubled, 8_c_size_t, 10001_c_size_t)
+   call check(all(doubled == 4*numbers), 'map of a chain')
+   call rfaas_lease_chain(lease, chain, twice, chain, ierror)
+   call fails(RFAAS_INVALID, 'is a chain itself', 'chain of a chain')
    call rfaas_map(lease, twice, numbers, 0_c_size_t, doubled, 8_c_size_t, 5_c_size_t, ierror=ierror)
    call fails(RFAAS_INVALID, 'in_item', 'map of nothing')
    total = 5

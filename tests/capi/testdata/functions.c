@@ -120,6 +120,20 @@ uint32_t ends(void *args, uint32_t size, void *res) {
     return size;
 }
 
+/* Makes as many bytes as the u64 says, and writes the first 8. The payload of the next function, by a chain or by two calls. */
+uint32_t spread(void *args, uint32_t size, void *res) {
+    (void)size;
+    memcpy(res, args, 8);
+    return (uint32_t)*(uint64_t *)args;
+}
+
+/* Returns the first 8 bytes. */
+uint32_t head(void *args, uint32_t size, void *res) {
+    (void)size;
+    memcpy(res, args, 8);
+    return 8;
+}
+
 /* Writes to its payload. */
 uint32_t scribble(void *args, uint32_t size, void *res) {
     memset(args, 0xEE, size);

@@ -45,6 +45,18 @@ static void late(rfaas_lease *l) {
         OK(rfaas_invoke(l, echo, &in, 8, &out, 8, NULL, NULL));
     OK(rfaas_worker_replace(l, 1));
     is_new(l, 1, before);
+
+    /* Of a chain, the function that runs is named. */
+    rfaas_function chain;
+    before = pid_of(l, 1);
+    OK(rfaas_lease_chain(l, echo, sleep_ns, &chain));
+    o.timeout_ns = 50000000;
+    OK(rfaas_iinvoke(l, chain, &forever, 8, &out, 8, &o, &r));
+    until_runs(l, 1, "sleep_ns");
+    FAILS(rfaas_wait(&r, NULL), RFAAS_DEADLINE, "wait echo, then sleep_ns on worker 1");
+    CHECK(strstr(rfaas_last_error(), "worker 1 still runs \"sleep_ns\""));
+    OK(rfaas_worker_replace(l, 1));
+    is_new(l, 1, before);
 }
 
 static void replace(rfaas_lease *l) {

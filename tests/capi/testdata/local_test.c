@@ -52,6 +52,14 @@ static void busy(void) {
     }
     CHECK(rfaas_invoke(l, echo, &in, 8, &out, 4, &n, NULL) == RFAAS_RESULT_TOO_LARGE && n == 8);
     FAILS(rfaas_invoke(l, 99, &in, 8, &out, 8, &n, NULL), RFAAS_NO_FUNCTION, "99");
+    OK(rfaas_lease_chain(l, echo, echo, &f));
+    OK(rfaas_invoke(l, f, &in, 8, &out, 8, &n, NULL));
+    CHECK(n == 8 && out == 7);
+    CHECK(rfaas_invoke(l, f, &in, 8, &out, 4, &n, NULL) == RFAAS_RESULT_TOO_LARGE && n == 8);
+    OK(rfaas_lease_chain(l, echo, fail, &f));
+    FAILS(rfaas_invoke(l, f, "no", 2, &out, 8, &n, NULL), RFAAS_FUNCTION_FAILED, "fail, the second function of a chain, in this process failed: no");
+    OK(rfaas_lease_chain(l, fail, echo, &f));
+    FAILS(rfaas_invoke(l, f, "no", 2, &out, 8, &n, NULL), RFAAS_FUNCTION_FAILED, "fail, the first function of a chain, in this process failed: no");
     FAILS(rfaas_invoke(l, fail, "no", 2, &out, 8, &n, NULL), RFAAS_FUNCTION_FAILED, "fail in this process failed: no");
     static char large[(2 << 20) + 1], back[2 << 20];
     memset(large, 3, sizeof large);

@@ -93,6 +93,26 @@ static void mixed_calls(rfaas_lease *l, uint64_t *a, uint64_t *b) {
     FAILS(rfaas_invoke(l, find(l, "picky"), a, 4096, b, 4096, &n, &o), RFAAS_FUNCTION_FAILED, "item 700");
 }
 
+/* Payload and result of a chain are in place, and what one function passes to the other is not. */
+static void chains(rfaas_lease *l, uint64_t *a, uint64_t *b) {
+    rfaas_function twice = find(l, "twice"), chain = 0, small = 0;
+    rfaas_call_options o = options();
+    size_t n = 0;
+    OK(rfaas_lease_chain(l, twice, twice, &chain));
+    fill(a, MIB, 8);
+    OK(rfaas_invoke(l, chain, a, MIB, b, MIB, &n, &o));
+    CHECK(n == MIB && b[0] == 32 && b[MIB / 8 - 1] == 4 * (8 + MIB / 8 - 1) && a[0] == 8);
+    OK(rfaas_lease_chain(l, find(l, "spread"), find(l, "head"), &small));
+    if (in_place) {
+        a[0] = MIB;
+        OK(rfaas_invoke(l, small, a, BIG, b, BIG, &n, &o));
+        CHECK(n == 8 && b[0] == MIB);
+    }
+    a[0] = MIB + 8;
+    FAILS(rfaas_invoke(l, small, a, 4096, b, 4096, &n, &o), RFAAS_FUNCTION_FAILED, "spread, the first function of a chain, ");
+    CHECK(strstr(rfaas_last_error(), "its result has 1048584 bytes, and in this lease a chain passes on at most 1048576"));
+}
+
 static void refusals(rfaas_lease *l, uint64_t *a, uint64_t *b) {
     rfaas_function twice = find(l, "twice");
     rfaas_call_options o = options();
@@ -169,6 +189,7 @@ static void killed(rfaas_lease *l, uint64_t *a, uint64_t *b) {
         CHECK(kill((pid_t)start.pid, 0) && errno == ESRCH);
         OK(rfaas_free(l, c));
         fill(a, MIB, 2);
+        o = options(); /* without a time limit */
         OK(rfaas_invoke(l, find(l, "twice"), a, MIB, b, MIB, NULL, &o));
         CHECK(doubled(b, MIB, 2));
     }
@@ -263,6 +284,7 @@ void everything(void) {
     OK(rfaas_alloc(l, BIG, &b));
     good_calls(l, a, b);
     mixed_calls(l, a, b);
+    chains(l, a, b);
     refusals(l, a, b);
     written_payload(l, a, b);
     given_up(l, a);
