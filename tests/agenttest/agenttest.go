@@ -1,4 +1,4 @@
-// Package agenttest runs an agent for the tests of a package, apart from the user's own.
+// Package agenttest runs an agent for the tests of a package. The user's own agent is not used.
 package agenttest
 
 import (
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Run runs tests with an agent, as Serve says, and returns their exit status.
+// Run runs tests with an agent (see Serve), and returns their exit status.
 func Run(root string, tests func() int) int {
 	stop, err := Serve(root)
 	if err != nil {
@@ -23,8 +23,8 @@ func Run(root string, tests func() int) int {
 	return tests()
 }
 
-// Serve starts the agent that make has built, of the repository at root, and has this process and its children use it. stop ends
-// it. The agent also ends with this process.
+// Serve starts the agent that make has built in the repository at root. This process and its children use it. stop ends the agent,
+// which also ends with this process.
 func Serve(root string) (stop func(), err error) {
 	dir, err := os.MkdirTemp("", "rfaas-agent-test")
 	if err != nil {

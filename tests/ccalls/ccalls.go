@@ -1,7 +1,7 @@
 // Package ccalls calls functions in a loop in C, on the lease of a Go program, for tests that compare the two.
 //
-// Its C code uses rfaas.h, whose functions the program links since it imports package client. cgo links each package once by itself,
-// without those, and must not fail then: hence the linker's flag.
+// Its C code uses rfaas.h, whose functions the program links because it imports package client. cgo also links each package once by
+// itself, without those functions; the linker's flag lets that succeed.
 package ccalls
 
 /*

@@ -1,8 +1,8 @@
-// Package leakcheck tells whether a test gives back what it takes: goroutines, descriptors, shared mappings, segments in
-// /dev/shm, processes, and what else its package counts (regions, queue pairs). For tests only.
+// Package leakcheck checks that tests release goroutines, descriptors, shared mappings, segments in /dev/shm, processes, and
+// objects that their package counts (regions, queue pairs). For tests only.
 //
-// Check notes what there is and looks again when the test and its other cleanups are over; Main does the same for a whole
-// package. A leak fails the test. So does a look that is not possible: a check that cannot run is no check.
+// Check records the resources in use, and counts again after the test and its other cleanups. Main does the same for a whole
+// package. A leak fails the test. So does an error in counting.
 package leakcheck
 
 import (
@@ -26,25 +26,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long something may take to end after the test: a process that has been told to, a goroutine on its way
-// out.
+// patience is how long after the test a process or goroutine may take to end.
 var patience = 5 * time.Second
 
-// keep is what goroutines a package keeps on purpose; see Main.
+// keep names the goroutines that a package keeps on purpose; see Main.
 var keep []goleak.Option
 
-// Kind is one kind of resource. Look returns how many there are of each name.
+// Kind is a kind of resource. Look counts them by name.
 type Kind struct {
 	Name string
 	Look func() (map[string]int, error)
 }
 
-// Objects makes a kind of a package's own counters, as dataplane.Live has them.
+// Objects is the kind of the objects that a package counts, such as those of dataplane.Live.
 func Objects(count func() map[string]int) Kind {
 	return Kind{"objects", func() (map[string]int, error) { return count(), nil }}
 }
 
-// The kinds that every check looks at. Goroutines are looked at by goleak, which knows the runtime's own.
+// kinds are counted by every check. goleak checks goroutines, because it knows those of the runtime.
 var kinds = []Kind{
 	{"descriptors", descriptors},
 	{"shared mappings", mappings},
@@ -52,18 +51,18 @@ var kinds = []Kind{
 	{"processes", processes},
 }
 
-// proc is where the kernel tells; tests point it elsewhere.
+// proc is the path of /proc, which tests replace.
 var proc = "/proc"
 
-// Usage is what there was at some moment.
+// Usage is the resources in use at some time.
 type Usage struct {
 	kinds   []Kind
 	had     map[string]map[string]int
 	ignore  []goleak.Option
-	failure error // of the first look
+	failure error // of the first count
 }
 
-// Take notes what there is now.
+// Take counts the resources in use now.
 func Take(extra ...Kind) *Usage {
 	prepare()
 	u := &Usage{kinds: slices.Concat(kinds, extra), had: map[string]map[string]int{}, ignore: append(slices.Clone(keep), goleak.IgnoreCurrent())}
@@ -77,8 +76,8 @@ func Take(extra ...Kind) *Usage {
 	return u
 }
 
-// Leaks returns what there is more than there was, waiting up to limit for it to go. The error says that it could not
-// look.
+// Leaks returns the resources that are in use beyond those of u. It waits up to limit for them to be released. The error reports
+// that counting failed.
 func (u *Usage) Leaks(limit time.Duration) ([]string, error) {
 	if u.failure != nil {
 		return nil, u.failure
@@ -112,15 +111,15 @@ func (u *Usage) look() (leaks []string, err error) {
 	return leaks, nil
 }
 
-// Check fails the test if, at the end of it, there is more of anything than now. Call it first: cleanups that are registered
-// later run before. Not for tests that run in parallel with others.
+// Check fails the test if more resources are in use at its end than now. Call it first, because cleanups that are registered
+// later run earlier. Not for tests that run in parallel with others.
 func Check(t testing.TB, extra ...Kind) {
 	t.Helper()
 	u := Take(extra...)
 	t.Cleanup(func() { u.Verify(t) })
 }
 
-// Verify fails the test if there is more of anything than when u was taken.
+// Verify fails the test if more resources are in use than when u was taken.
 func (u *Usage) Verify(t testing.TB) {
 	t.Helper()
 	leaks, err := u.Leaks(patience)
@@ -132,13 +131,13 @@ func (u *Usage) Verify(t testing.TB) {
 	}
 }
 
-// Main runs the tests of a package and ends the process: for TestMain. Goroutines that the package keeps on purpose are
-// named by goleak's options, for the package's Checks too.
+// Main runs the tests of a package and ends the process; TestMain calls it. The options of goleak name goroutines that the package
+// keeps on purpose, for the package's Checks too.
 func Main(m *testing.M, goroutines []goleak.Option, extra ...Kind) {
 	os.Exit(Run(m, goroutines, extra...))
 }
 
-// Run is Main for those who have something to do afterwards: it returns the exit status.
+// Run is Main, but returns the exit status.
 func Run(m *testing.M, goroutines []goleak.Option, extra ...Kind) int {
 	keep = goroutines
 	u := Take(extra...)
@@ -159,13 +158,13 @@ func Run(m *testing.M, goroutines []goleak.Option, extra ...Kind) int {
 	return code
 }
 
-// markEnv marks every process that this one starts, and those that they start: however far they run from their parents, their
-// environment says whose they are.
+// markEnv is an environment variable that marks all descendants of this process, also those that have left their parents and
+// sessions.
 const markEnv = "RFAAS_LEAKCHECK"
 
 var mark string
 
-// prepare makes once what stays for good: the mark, and what package net makes at its first use.
+// prepare makes permanent resources once: the mark, and everything that package net makes at its first use.
 var prepare = sync.OnceFunc(func() {
 	var b [8]byte
 	rand.Read(b[:])
@@ -197,7 +196,7 @@ func descriptors() (map[string]int, error) {
 		if err != nil { // closed meanwhile
 			continue
 		}
-		if kind, _, _ := strings.Cut(to, ":["); kind == "socket" || kind == "pipe" { // socket:[4711]: one is as good as another
+		if kind, _, _ := strings.Cut(to, ":["); kind == "socket" || kind == "pipe" { // socket:[4711]: only the number of sockets counts
 			to = kind
 		}
 		found[to]++
@@ -241,7 +240,7 @@ func segments() (map[string]int, error) {
 	return found, nil
 }
 
-// processes are the living that carry our mark, and children of ours that nobody has waited for.
+// processes returns live processes with this process's mark, and children of this process that were not waited for.
 func processes() (map[string]int, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaky takes something of each kind and returns how to give it back.
+// leaky takes a resource of each kind and returns functions that release them.
 var leaky = map[string]func(t testing.TB) (undo func()){
 	"goroutines": func(testing.TB) func() {
 		stop := make(chan struct{})
@@ -48,14 +48,14 @@ var leaky = map[string]func(t testing.TB) (undo func()){
 		f.Close()
 		return func() { os.Remove(f.Name()) }
 	},
-	// The grandchild has another session and another parent: only its environment tells.
+	// The grandchild has another session and another parent. Only its environment identifies it.
 	"processes": func(t testing.TB) func() {
 		out, err := exec.Command("sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo $!").Output()
 		if err != nil {
 			t.Fatal(err)
 		}
 		pid := strings.TrimSpace(string(out))
-		for end := time.Now().Add(10 * time.Second); ; { // in the middle of its exec it has no environment to tell by
+		for end := time.Now().Add(10 * time.Second); ; { // during exec it has no environment
 			if line, _ := os.ReadFile("/proc/" + pid + "/cmdline"); strings.HasPrefix(string(line), "sleep") {
 				break
 			}
@@ -84,7 +84,7 @@ func counted() Kind {
 	return Objects(func() map[string]int { return map[string]int{"regions": objects} })
 }
 
-// Every kind of leak is found, by its name, and is no leak any more when it has been given back.
+// Every kind of leak is found by its name, and is no longer reported after its release.
 func TestEveryKindIsFound(t *testing.T) {
 	for name, take := range leaky {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestEveryKindIsFound(t *testing.T) {
 	}
 }
 
-// What goes away by itself shortly after the test is no leak.
+// A resource that is released shortly after the test is not a leak.
 func TestLateIsNotLeaked(t *testing.T) {
 	u := Take()
 	undo := leaky["descriptors"](t)
@@ -117,7 +117,7 @@ func TestLateIsNotLeaked(t *testing.T) {
 	}
 }
 
-// A look that is not possible is an error and not the absence of leaks, at the beginning and at the end.
+// If counting fails at the beginning or at the end, the result is an error.
 func TestCannotLook(t *testing.T) {
 	real := proc
 	defer func() { proc = real }()
@@ -137,7 +137,7 @@ func TestCannotLook(t *testing.T) {
 	}
 }
 
-// leakyEnv tells a subprocess of the tests below what to leak, and who shall notice.
+// leakyEnv tells a subprocess what to leak, and whether Check or Main must notice it.
 const leakyEnv = "LEAKCHECK_TEST_LEAK"
 
 func TestMain(m *testing.M) {
@@ -150,7 +150,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestLeaking leaks as it is told, in a subprocess.
+// TestLeaking leaks in a subprocess, as leakyEnv tells it.
 func TestLeaking(t *testing.T) {
 	who, kind, _ := strings.Cut(os.Getenv(leakyEnv), ":")
 	if who == "" {
@@ -164,10 +164,10 @@ func TestLeaking(t *testing.T) {
 	}
 }
 
-// kept holds what is leaked, so that no finalizer gives it back.
+// kept holds leaked resources, so that no finalizer releases them.
 var kept func()
 
-// A test that leaks fails, by Check and by Main, whatever it leaks; one that does not passes.
+// A test that leaks fails, by Check and by Main, for each kind of leak. A test without leaks passes.
 func TestLeakFails(t *testing.T) {
 	for _, who := range []string{"check", "main"} {
 		for _, kind := range []string{"nothing", "goroutines", "descriptors", "shared mappings", "objects"} {

@@ -1,12 +1,12 @@
-// Command remote runs programs on another machine of a test, as ssh would, without users, keys and encryption: for
-// throw-away virtual machines on a network of their own, and nothing else.
+// Command remote runs programs on another machine of a test, like ssh, but without users, keys and encryption. It is only for
+// throw-away virtual machines on a private network.
 //
-//	remote serve HOST:PORT                     runs what it is told, until it is killed
+//	remote serve HOST:PORT                     runs programs for remote run, until it is killed
 //	remote run HOST:PORT [-e NAME=VALUE]... -- PROGRAM ARGS...
-//	remote wait HOST:PORT                      returns when somebody serves there
+//	remote wait HOST:PORT                      returns when remote serve runs there
 //
-// run behaves like the program: its output, its exit status (128 + n after signal n), and what SIGTERM, SIGINT and SIGCONT
-// do. When run is killed, or its connection breaks, the program is killed; while the network is silent it goes on.
+// run behaves like the program: it has the same output and exit status (128 + n after signal n), and passes on SIGTERM, SIGINT and
+// SIGCONT. When run is killed, or its connection breaks, the program is killed. While the network is silent, the program goes on.
 package main
 
 import (
@@ -24,20 +24,20 @@ import (
 	"time"
 )
 
-// order is the first line from run, signals follow: each a JSON value.
+// order is the first message of run. Signals follow. Each message is a JSON value.
 type order struct {
 	Args []string `json:"args"`
 	Env  []string `json:"env"` // added to the server's
 	Dir  string   `json:"dir"`
 }
 
-// part is a line to run: some output, or the end.
+// part is a message to run: output, or the end.
 type part struct {
 	Stream int    `json:"stream,omitempty"` // 1, 2
 	Data   []byte `json:"data,omitempty"`
 	Ended  bool   `json:"ended,omitempty"`
 	Status int    `json:"status,omitempty"`
-	Error  string `json:"error,omitempty"` // it was not started
+	Error  string `json:"error,omitempty"` // why it was not started
 }
 
 func main() {
@@ -87,7 +87,7 @@ func wait(addr string) error {
 	return fmt.Errorf("nobody serves after a minute: %w", err)
 }
 
-// ---- the side that asks ----
+// ---- remote run ----
 
 func run(addr string, o order) (int, error) {
 	conn, err := net.DialTimeout("tcp", addr, 10*time.Second)
@@ -125,7 +125,7 @@ func run(addr string, o order) (int, error) {
 	}
 }
 
-// ---- the side that does ----
+// ---- remote serve ----
 
 func serve(addr string) error {
 	l, err := net.Listen("tcp", addr)
@@ -148,7 +148,7 @@ func answer(conn net.Conn) {
 	in := json.NewDecoder(conn)
 	var o order
 	if in.Decode(&o) != nil || len(o.Args) == 0 {
-		return // somebody who only looked whether we are here
+		return // remote wait
 	}
 	var mu sync.Mutex
 	out := json.NewEncoder(conn)
@@ -186,7 +186,7 @@ func answer(conn net.Conn) {
 	tell(part{Ended: true, Status: status(cmd.ProcessState)})
 }
 
-// stream sends what is written to it.
+// stream is a writer that sends parts to run.
 func stream(n int, tell func(part)) io.Writer {
 	return writer(func(b []byte) (int, error) {
 		tell(part{Stream: n, Data: b})

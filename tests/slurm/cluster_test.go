@@ -37,10 +37,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// bound is how long a test waits for what must happen; longer where the machine is emulated.
+// bound is how long a test waits for an expected event; longer on an emulated machine.
 var bound = map[bool]time.Duration{false: 60 * time.Second, true: 180 * time.Second}[os.Getenv("RFAAS_REQUIRE_VERBS") != ""]
 
-// root is the repository, where make left the programs.
+// root is the repository, where make has built the programs.
 func root(t *testing.T) string {
 	dir, err := filepath.Abs("../..")
 	if err != nil {
@@ -49,12 +49,12 @@ func root(t *testing.T) string {
 	return dir
 }
 
-// cluster is a Slurm.
+// cluster is a Slurm cluster of scripts/slurm/testcluster.
 type cluster struct {
 	t      *testing.T
 	root   string
 	dir    string // of the cluster
-	files  string // of the test, writable, seen by all nodes
+	files  string // directory of the test, writable on all nodes
 	script string
 
 	mu    sync.Mutex
@@ -62,7 +62,7 @@ type cluster struct {
 	seen  *sync.Cond
 }
 
-// up starts a cluster, for the length of the test. Without root and Slurm it fails: who asks for these tests wants them.
+// up starts a cluster until the end of the test. Without root and Slurm it fails, because these tests only run on request.
 func up(t *testing.T, nodes int, args ...string) *cluster {
 	t.Helper()
 	if !*clusterFlag {
@@ -98,7 +98,7 @@ func up(t *testing.T, nodes int, args ...string) *cluster {
 	return c
 }
 
-// testcluster runs the script.
+// testcluster runs scripts/slurm/testcluster.
 func (c *cluster) testcluster(limit time.Duration, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -108,7 +108,7 @@ func (c *cluster) testcluster(limit time.Duration, args ...string) (string, erro
 	return string(out), err
 }
 
-// logTail is how much of a log a failed test shows.
+// logTail is how many bytes of a log a failed test prints.
 const logTail = 400000
 
 // logs prints the ends of all logs.
@@ -122,7 +122,7 @@ func (c *cluster) logs() {
 	}
 }
 
-// environment of what runs in the cluster.
+// environment is the environment of programs in the cluster.
 func (c *cluster) environment() []string {
 	return append(os.Environ(), "RFAAS_SECRET_FILE="+c.files+"/secret", "RFAAS_EXECUTOR_MANAGER=head:7464", "RFAAS_MANAGER=head:7464",
 		"RFAAS_ALLOW_PLAINTEXT=1", "RFAAS_EXECUTOR_ALLOW_PLAINTEXT=true", "RFAAS="+c.root+"/bin/rfaas", "RFAAS_SLURM_SOCKET="+c.socket(),
@@ -130,10 +130,10 @@ func (c *cluster) environment() []string {
 		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_mpi_yield_when_idle=1")
 }
 
-// socket is each node's own file.
+// socket is a path at which each node has its own file.
 func (c *cluster) socket() string { return c.dir + "/local/rfaas/slurm.sock" }
 
-// command is a command on a node, or on head.
+// command returns a command on a node, or on head.
 func (c *cluster) command(ctx context.Context, node string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.script, append([]string{"--dir", c.dir, "exec", "-n", node}, args...)...)
 	cmd.Dir, cmd.Env, cmd.WaitDelay = c.files, c.environment(), time.Second
@@ -163,7 +163,7 @@ func (c *cluster) must(node string, args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// daemon starts a command that runs until the test's end, or until stop. Its output goes to a log.
+// daemon starts a command that runs until the end of the test, or until stop. Its output goes to a log.
 func (c *cluster) daemon(name, node string, args ...string) (stop func()) {
 	c.t.Helper()
 	log, err := os.OpenFile(filepath.Join(c.files, name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
@@ -182,7 +182,7 @@ func (c *cluster) daemon(name, node string, args ...string) (stop func()) {
 		close(ended)
 	}()
 	stop = sync.OnceFunc(func() {
-		// The script is a shell; what it runs is found by its arguments.
+		// The script is a shell. The program that it runs is found by its arguments.
 		for _, pid := range processes(strings.Join(args, "\x00")) {
 			syscall.Kill(pid, syscall.SIGTERM)
 		}
@@ -198,7 +198,7 @@ func (c *cluster) daemon(name, node string, args ...string) (stop func()) {
 	return stop
 }
 
-// processes are those whose arguments contain a text, a zero between two.
+// processes returns processes whose arguments contain a text, in which zeros separate arguments.
 func processes(text string) (pids []int) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, f := range files {
@@ -211,7 +211,7 @@ func processes(text string) (pids []int) {
 	return pids
 }
 
-// self starts this test binary as something else on a node. Closing stdin ends it.
+// self starts this test binary on a node as one of the processes of runAs. Closing stdin ends it.
 func (c *cluster) self(as, node, mark string, args ...string) (stdin io.Closer, stdout *bufio.Reader, wait func() error) {
 	c.t.Helper()
 	exe, err := os.Executable()
@@ -267,7 +267,7 @@ func (c *cluster) manage(args ...string) {
 	})
 }
 
-// wait waits for what has no event.
+// wait waits for a state that has no event.
 func wait(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(bound); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -277,7 +277,7 @@ func wait(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// await returns the first list, of those from a time on, for which ok holds. The list that holds at that time counts too.
+// await returns the first list at or after a time for which ok holds. The list that was current at that time counts too.
 func (c *cluster) await(what string, from time.Time, ok func(up map[string]listed) bool) listing {
 	c.t.Helper()
 	expired := false
@@ -309,7 +309,7 @@ func (c *cluster) await(what string, from time.Time, ok func(up map[string]liste
 	}
 }
 
-// upByNode are the executors that take leases.
+// upByNode returns the executors that accept leases.
 func upByNode(l listing) map[string]listed {
 	up := map[string]listed{}
 	for _, e := range l.Executors {
@@ -336,10 +336,10 @@ type taken struct {
 	nodes     []string
 }
 
-// job runs a job of high priority: whole nodes, for some time.
+// job runs a job of high priority on whole nodes.
 func (c *cluster) job(nodes int, lasts time.Duration, args ...string) taken {
 	c.t.Helper()
-	// All clocks are one, in and out of the cluster.
+	// All nodes and this process have the same clock.
 	script := fmt.Sprintf(`echo "$(date +%%s.%%N)"; exec srun --quiet -p batch -N%d --ntasks-per-node=1 --exclusive %s sh -c 'echo "$(hostname) $(date +%%s.%%N)"; sleep %g; echo "$(hostname) $(date +%%s.%%N)"'`,
 		nodes, strings.Join(args, " "), lasts.Seconds())
 	out := c.must("head", "sh", "-c", script)
@@ -372,7 +372,7 @@ func (c *cluster) job(nodes int, lasts time.Duration, args ...string) taken {
 	return j
 }
 
-// finished is how a job ended, as Slurm's own records tell.
+// finished is a job in Slurm's records.
 type finished struct{ name, state, nodes, exit string }
 
 // records reads Slurm's file of finished jobs.
@@ -393,7 +393,7 @@ func (c *cluster) records() []finished {
 	return all
 }
 
-// callers puts a caller on each node. The functions return when each has a lease, and what each has seen.
+// callers starts a caller on each node. The returned functions wait until each has a lease, and return the report of each.
 type callers struct {
 	c     *cluster
 	mark  string
@@ -447,10 +447,10 @@ func (c *cluster) callers(nodes ...string) *callers {
 	return all
 }
 
-// deserters are the processes on a node that functions have left behind.
+// deserters returns the processes on a node that functions have left behind.
 func (a *callers) deserters(node string) []int { return processes(a.mark + node + "-") }
 
-// signal sends a signal by name.
+// signal sends a signal, given by name.
 func signal(pid int, name string) error {
 	return syscall.Kill(pid, map[string]syscall.Signal{"STOP": syscall.SIGSTOP, "KILL": syscall.SIGKILL, "TERM": syscall.SIGTERM}[name])
 }

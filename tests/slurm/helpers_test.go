@@ -18,13 +18,13 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// asEnv makes this test binary one of the processes below, inside the cluster.
+// asEnv makes this test binary one of the processes of runAs, inside the cluster.
 const asEnv = "RFAAS_SLURM_TEST_AS"
 
-// markEnv is the text in the arguments of deserters. Not an argument of the caller, which is no deserter.
+// markEnv is the text in the arguments of deserters. The caller gets it by the environment, so that its own arguments do not contain it.
 const markEnv = "RFAAS_SLURM_TEST_MARK"
 
-// runAs is the process; arguments follow the flags of the test binary, if any.
+// runAs runs a process. Its arguments follow the flags of the test binary, if any.
 func runAs(as string, args []string) int {
 	switch as {
 	case "watcher":
@@ -35,7 +35,7 @@ func runAs(as string, args []string) int {
 	return 2
 }
 
-// untilStdinEnds returns a context that ends with standard input: when the test, or its end of the pipe, is gone.
+// untilStdinEnds returns a context that ends with standard input: when the test is gone or has closed its end of the pipe.
 func untilStdinEnds() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -55,13 +55,13 @@ type listed struct {
 	Until       uint64
 }
 
-// listing is the manager's list at a time.
+// listing is the manager's list at some time.
 type listing struct {
 	At        time.Time
 	Executors []listed
 }
 
-// watcher prints a listing whenever the list has changed; it asks every 10 ms.
+// watcher asks for the list every 10 ms, and prints it whenever it has changed.
 func watcher(manager string) int {
 	ctx := untilStdinEnds()
 	conn, err := control.Dial(manager, control.DialConfig{SecretFile: os.Getenv("RFAAS_SECRET_FILE"), AllowPlaintext: true})
@@ -99,7 +99,7 @@ func watcher(manager string) int {
 	return 0
 }
 
-// called is what a caller has seen, its last line.
+// called is the report of a caller, its last line.
 type called struct {
 	Calls, Right, Wrong int
 	Errors              map[string]int // by class and text, of calls
@@ -107,7 +107,7 @@ type called struct {
 	Longest             time.Duration // of a call
 }
 
-// className names an error's class, "" for one that has none.
+// className returns the name of an error's class; "" if it has none.
 func className(err error) string {
 	for name, class := range map[string]error{"busy": client.ErrBusy, "invalid": client.ErrInvalid, "unsupported": client.ErrUnsupported,
 		"function": client.ErrFunction, "connection": client.ErrConnection, "lease": client.ErrLease, "fatal": client.ErrFatal, "credential": client.ErrCredential} {
@@ -121,8 +121,8 @@ func className(err error) string {
 // callBound is how long a call may take, whatever happens to its executor.
 const callBound = 10 * time.Second
 
-// caller leases a worker of an executor that it can reach and calls nap one call after the other, with a deserter for each
-// lease, until standard input ends. What fails to be leased is tried again.
+// caller leases a worker of a reachable executor and calls nap, one call after the other, until standard input ends. Each lease
+// leaves a deserter. If a lease fails, caller tries again.
 func caller(manager, library, mark string) int {
 	ctx := untilStdinEnds()
 	report := called{Errors: map[string]int{}}
@@ -191,7 +191,7 @@ func callUntilError(ctx context.Context, manager, library, mark string, report *
 	return nil
 }
 
-// named says whether every error of a report has a class that says what to do next, and a text.
+// named says whether every error of a report has a class and a text.
 func (c *called) named() error {
 	for _, text := range slices.Sorted(maps.Keys(c.Errors)) {
 		class, rest, _ := strings.Cut(text, ": ")

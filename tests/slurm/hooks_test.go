@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// hooked starts a cluster whose prolog and epilog are ours, a manager, and a node daemon on each node.
+// hooked starts a cluster with the prolog and epilog of scripts/slurm, a manager, and a node daemon on each node.
 func hooked(t *testing.T, nodes int, args ...string) *cluster {
 	t.Helper()
 	hooks := t.TempDir()
 	for _, hook := range []string{"prolog", "epilog"} {
-		// The cluster's directory is not known yet, and the hook's environment is empty: $0 and /proc tell.
+		// The cluster's directory is not known yet, and the hook's environment is empty. The hook finds the directory by $0 and /proc.
 		text := fmt.Sprintf(`#!/bin/sh
 export RFAAS=%s/bin/rfaas RFAAS_SLURM_SOCKET=$(dirname "$SLURM_CONF")/local/rfaas/slurm.sock
 exec %[1]s/scripts/slurm/%s
@@ -35,8 +35,8 @@ exec %[1]s/scripts/slurm/%s
 	return c
 }
 
-// The prolog has the executor leave before the job starts, the epilog brings it back, again and again while it is in use;
-// other nodes do not notice.
+// The prolog ends the executor before the job starts, and the epilog brings it back, many times while it is in use. Other nodes
+// are not affected.
 func TestHooksFollowJobs(t *testing.T) {
 	c := hooked(t, 4)
 	load := c.callers("n1", "n2", "n3", "n4")
@@ -51,7 +51,7 @@ func TestHooksFollowJobs(t *testing.T) {
 	}
 }
 
-// What jobs have of a node is not lent, to the CPU and to the byte; nothing is left of what functions left behind.
+// The executor lends exactly the CPUs and bytes that no job has. Processes that functions left behind are gone when a job starts.
 func TestHooksLendTheRestExactly(t *testing.T) {
 	c := hooked(t, 1)
 	whole := c.awaitAll(1)["n1"]
@@ -65,13 +65,13 @@ func TestHooksLendTheRestExactly(t *testing.T) {
 		c.await(what, time.Now(), func(up map[string]listed) bool { return up["n1"].Cores == cores && up["n1"].Memory == mib<<20 })
 	}
 	old := load.deserters("n1")
-	// In the job: which executor processes are there, at its very start.
+	// The job lists the processes as soon as it starts.
 	out := c.must("head", "srun", "--quiet", "-p", "batch", "-N1", "--exclusive", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 	if strings.Contains(out, load.mark) || strings.Contains(out, "rfaas-worker") {
 		t.Errorf("the job of a whole node found processes of the executor: %s", out)
 	}
 	if now := load.deserters("n1"); slices.ContainsFunc(old, func(pid int) bool { return slices.Contains(now, pid) }) {
-		t.Errorf("what functions left behind is still there: %v of %v", now, old)
+		t.Errorf("processes that functions left behind are still there: %v of %v", now, old)
 	}
 	if whole.Cores < 2 {
 		t.Logf("one CPU only: nothing is left of a node with a job")
@@ -85,7 +85,7 @@ func TestHooksLendTheRestExactly(t *testing.T) {
 		t.Errorf("status says %s", status)
 	}
 	c.must("head", "scancel", first)
-	load.stops["n1"]() // an executor in use would stay as it is for a while
+	load.stops["n1"]() // an executor in use would keep its size for a while
 	lends("all of it again", whole.Cores, 2048)
 }
 

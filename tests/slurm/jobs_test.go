@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// follow starts the controller and returns what kills it, as kill -9 does.
+// follow starts the controller. kill ends it by SIGKILL.
 func (c *cluster) follow(name string, args ...string) (kill func()) {
 	c.t.Helper()
 	line := append([]string{c.root + "/bin/rfaas", "slurm", "follow", "--partition", "idle", "--script", c.root + "/scripts/slurm/executor.sbatch",
 		"--job-name", "rfaas-", "--again-most", "10s"}, args...)
-	line = append(line, "--", "--comment="+name) // which makes this one's arguments its own
+	line = append(line, "--", "--comment="+name) // makes the arguments of this controller unique
 	stop := c.daemon(name, "head", line...)
 	return func() {
 		for _, pid := range processes(strings.Join(line, "\x00")) {
@@ -25,11 +25,11 @@ func (c *cluster) follow(name string, args ...string) (kill func()) {
 	}
 }
 
-// The whole of it: executors come up on idle nodes; a job takes two of them, again and again, while every executor is in use;
-// exactly those two leave, and come back. Measured on the way.
+// Executors start on idle nodes. Many times a job takes two of the nodes, while every executor is in use. Exactly those two
+// executors end and come back. The test also measures the times.
 func TestJobsFollowIdleNodes(t *testing.T) {
 	c := up(t, 4)
-	// The floor: the same job, on nodes on which nothing runs.
+	// The floor: the same job on idle nodes.
 	var floor []time.Duration
 	for range max(3, *roundsFlag/2) {
 		j := c.job(2, 0)
@@ -59,7 +59,7 @@ func TestJobsFollowIdleNodes(t *testing.T) {
 	c.checkRecords(len(backs))
 }
 
-// checkLoad ends the callers. Nothing they called is lost: each call ended in time, with its result or a named error.
+// checkLoad ends the callers. Each of their calls must have ended in time, with its result or a named error.
 func (c *cluster) checkLoad(load *callers, rounds int) {
 	t := c.t
 	t.Helper()
@@ -93,7 +93,7 @@ func sum(m map[string]int) (n int) {
 	return n
 }
 
-// checkRecords looks at how the executors' jobs ended: those that left did so with status 0, within the grace.
+// checkRecords checks how the executors' jobs ended: with status 0, within the grace.
 func (c *cluster) checkRecords(least int) {
 	left := 0
 	for _, r := range c.records() {
@@ -105,12 +105,12 @@ func (c *cluster) checkRecords(least int) {
 		}
 	}
 	if left < least {
-		c.t.Errorf("%d executor jobs have ended, want %d at least", left, least)
+		c.t.Errorf("%d executor jobs have ended, want at least %d", left, least)
 	}
 }
 
-// A job that has a node has all of it: no process of an executor is left when the job starts, not even those that functions
-// have left behind in sessions of their own.
+// A job gets the whole node: no process of an executor is left when the job starts, not even processes that functions have left
+// behind in other sessions.
 func TestJobsLeaveNothingBehind(t *testing.T) {
 	c := up(t, 2)
 	c.manage()
@@ -119,7 +119,7 @@ func TestJobsLeaveNothingBehind(t *testing.T) {
 	load := c.callers("n1", "n2")
 	wait(t, "functions have left something behind", func() bool { return len(load.deserters("n1")) > 0 && len(load.deserters("n2")) > 0 })
 	left := load.deserters("n2")
-	// In the job, before it does anything else. Process numbers are the node's own.
+	// The job lists the processes of its node before it does anything else.
 	out := c.must("head", "srun", "--quiet", "-p", "batch", "-w", "n1", "-N1", "--exclusive", "sh", "-c",
 		"cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 	for _, text := range []string{load.mark, "rfaas-worker", "executor", "slurm run"} {
@@ -131,17 +131,17 @@ func TestJobsLeaveNothingBehind(t *testing.T) {
 		t.Errorf("the job saw no processes of its node: %q", out)
 	}
 	if len(load.deserters("n2")) == 0 {
-		t.Error("the other node's are gone too")
+		t.Error("the processes left behind on the other node are gone too")
 	}
-	// By the batch system's own hand, without any grace: SIGKILL to all that it knows of the job.
+	// Slurm sends SIGKILL to all processes of the job that it knows, without any grace.
 	ids := c.must("head", "squeue", "-h", "-t", "R", "-n", "rfaas-n2", "-o", "%A")
 	c.must("head", "scancel", "--signal=KILL", "--full", ids)
-	wait(t, "what functions left on n2 has ended", func() bool { // while the next executor's are made
+	wait(t, "what functions left on n2 has ended", func() bool { // the next executor's functions leave others
 		return !slices.ContainsFunc(left, func(pid int) bool { return slices.Contains(load.deserters("n2"), pid) })
 	})
 }
 
-// A controller that is killed and comes back, or has a twin, changes nothing: one job for each node, and the same executors.
+// Killing and restarting the controller, or starting a second one, changes nothing: there is one job for each node, and the same executors.
 func TestControllerKilledAndDoubled(t *testing.T) {
 	c := up(t, 4)
 	c.manage()
@@ -153,7 +153,7 @@ func TestControllerKilledAndDoubled(t *testing.T) {
 	}
 	killTwin := c.follow("twin")
 	defer killTwin()
-	// A job comes and goes while both are there, and while there is none.
+	// A job runs while there are two controllers, and another one while there is none.
 	j := c.job(2, time.Second)
 	c.awaitAll(4)
 	kill()
@@ -167,7 +167,7 @@ func TestControllerKilledAndDoubled(t *testing.T) {
 			t.Errorf("the executor on %s is another one, and no job was there", node)
 		}
 	}
-	// It is quiet now: exactly one job each, all running.
+	// When all is quiet, each node has exactly one job, which runs.
 	var jobs []string
 	wait(t, "one job for each node", func() bool {
 		jobs = strings.Fields(c.must("head", "squeue", "-h", "-p", "idle", "-o", "%j/%T"))
@@ -220,7 +220,7 @@ func TestJobsLeaveDrainingNodes(t *testing.T) {
 	}
 }
 
-// When the plan gives a node to a job earlier or later than was known, the node's line on the board says so. Other lines stay.
+// If Slurm's plan changes when a job gets a node, the node's line on the board changes too. Other lines stay.
 func TestPlanIsPublished(t *testing.T) {
 	c := up(t, 2)
 	c.manage()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// submit submits a job script and returns what it printed when it has ended well.
+// submit submits a job script and returns its output. The job must end with status 0.
 func (c *cluster) submit(args ...string) string {
 	c.t.Helper()
 	out := filepath.Join(c.files, "job.out")
@@ -21,7 +21,7 @@ func (c *cluster) submit(args ...string) string {
 	return string(text)
 }
 
-// priced checks what examples/mpi/blackscholes says.
+// priced checks the output of examples/mpi/blackscholes.
 func priced(t *testing.T, out string) {
 	t.Helper()
 	for _, want := range []string{"against the local ones: 0 wrong", "against published ones: 0 wrong", "remotely (50 %)"} {
@@ -31,7 +31,7 @@ func priced(t *testing.T, out string) {
 	}
 }
 
-// mpichProgram builds the example program with MPICH, apart from the one of make.
+// mpichProgram builds the example program with MPICH, in another place than make.
 func mpichProgram(c *cluster) string {
 	if _, err := exec.LookPath("mpicc.mpich"); err != nil {
 		c.t.Fatalf("%v: scripts/deps mpi installs it", err)
@@ -50,8 +50,8 @@ func mpichProgram(c *cluster) string {
 	return program
 }
 
-// MPI jobs of the batch partition use the spare cores of the nodes on which they run, by shared memory, with either MPI; and
-// one brings all that it needs.
+// MPI jobs of the batch partition use the spare cores of their own nodes by shared memory, with each MPI. A self-contained job
+// starts its own manager and executors.
 func TestMPIJobs(t *testing.T) {
 	c := hooked(t, 2)
 	examples := c.root + "/scripts/slurm/examples/"
@@ -66,7 +66,7 @@ func TestMPIJobs(t *testing.T) {
 		priced(t, c.submit(append(append(append(options, examples+script), program), arguments...)...))
 	}
 	run("openmpi.sbatch", program, "--mem=256")
-	// Debian's MPICH 4.0.2 sometimes waits for ever in MPI_Finalize when ranks are on several nodes, rfaas or not.
+	// Debian's MPICH 4.0.2 sometimes hangs in MPI_Finalize if ranks are on several nodes, with and without rfaas.
 	run("mpich.sbatch", mpichProgram(c), "--mem=256", "--nodes=1")
 	run("selfcontained.sbatch", program)
 	if out := c.must("head", "sinfo", "-h", "-p", "batch", "-o", "%T"); strings.Contains(out, "drain") {
@@ -74,8 +74,8 @@ func TestMPIJobs(t *testing.T) {
 	}
 }
 
-// An MPI job of the batch partition is served by the executor on a node that it does not have, over tcp, or over verbs in a virtual
-// machine with an RDMA device. The job takes the other nodes, whose executors drain and start again. The executor in use is not affected.
+// An MPI job of the batch partition uses the executor on another node, over tcp, or over verbs in a virtual machine with an RDMA
+// device. The job takes the other nodes, whose executors drain and start again. The executor in use is not affected.
 func TestMPIJobOnOtherNodes(t *testing.T) {
 	provider := "tcp"
 	var manager []string
@@ -86,7 +86,7 @@ func TestMPIJobOnOtherNodes(t *testing.T) {
 		t.Setenv("RFAAS_EXECUTOR_PROVIDERS", "shm,tcp")
 		t.Setenv("RFAAS_DATA_ENCRYPTION", "require") // of the ranks; control messages are in plaintext here
 	}
-	// What the MPI library does between its ranks is its own; it would try the RDMA device too.
+	// Keeps the MPI library from using the RDMA device between ranks.
 	t.Setenv("OMPI_MCA_pml", "ob1")
 	t.Setenv("OMPI_MCA_btl", "self,tcp")
 	c := up(t, 3, "--grace", "10") // three nodes on a machine of two CPUs are too slow for short times

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// What takeTurns measures may last so long, in 95 of 100 cases.
+// Bounds for 95 of 100 times that takeTurns measures.
 const (
 	mostWait = 1500 * time.Millisecond // from a job's submission to its start
 	mostAway = 3 * time.Second         // from a node's last job's end to its executor in the list
 )
 
-// takeTurns has jobs take two of the four nodes, again and again, and checks that exactly their executors leave and come back.
-// The jobs last 0, 1 to 3 steps. It returns each job's wait from submission to start beyond base, and how long after a job's
-// end each node's executor was in the list again. A p95 of few jobs is its slowest one: above the bound, up to three times
-// as many jobs tell whether it was the machine or us.
+// takeTurns runs jobs that each take two of the four nodes, and checks that exactly their executors end and come back. Jobs last
+// 0 to 3 steps. It returns each job's wait from submission to start beyond base, and how long after a job's end each node's
+// executor was in the list again. The p95 of few jobs is the slowest one, so if it is above the bound, up to three times as many
+// jobs run.
 func (c *cluster) takeTurns(rounds int, step, base time.Duration) (waits, backs []time.Duration) {
 	c.t.Helper()
 	above := func() bool {
@@ -46,7 +46,7 @@ func (c *cluster) takeTurns(rounds int, step, base time.Duration) (waits, backs 
 	return waits, backs
 }
 
-// percentile of a sorted list, nearest rank.
+// percentile is a percentile of a sorted list, by nearest rank.
 func percentile(sorted []time.Duration, p int) time.Duration {
 	if len(sorted) == 0 {
 		return 0

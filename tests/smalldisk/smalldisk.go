@@ -1,5 +1,5 @@
-// Package smalldisk lets a test fill a disk: it runs the test again where a small file system is mounted, or mounts one for
-// the programs that the test starts.
+// Package smalldisk lets a test fill a disk. It runs the test again in a mount namespace with a small file system, or mounts one
+// for the programs that the test starts.
 package smalldisk
 
 import (
@@ -20,7 +20,7 @@ import (
 
 const env = "RFAAS_TEST_SMALL_DISK"
 
-// apart is for a process in a user and mount namespace of its own.
+// apart are the attributes of a process in new user and mount namespaces.
 func apart() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -77,7 +77,7 @@ func Run(t *testing.T, size string, test func(t *testing.T, dir string)) {
 	cmd.Env = append(os.Environ(), env+"="+dir)
 	cmd.SysProcAttr = apart()
 	out, err := cmd.CombinedOutput()
-	began := strings.Contains(string(out), "=== RUN   "+t.Name()) // then what the test prints is not mount's
+	began := strings.Contains(string(out), "=== RUN   "+t.Name()) // if not, the output is an error of mount
 	if errors.Is(err, syscall.EPERM) || !began && strings.Contains(string(out), "mount:") {
 		testkit.Lacks(t, "no namespaces here: %v %s", err, out)
 	}

@@ -1,4 +1,4 @@
-// Package testkit has what the tests of all packages share.
+// Package testkit has helpers for the tests of all packages.
 package testkit
 
 import (
@@ -14,7 +14,7 @@ const Bound = 60 * time.Second
 func Eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	for end := time.Now().Add(Bound); ; time.Sleep(time.Millisecond) {
-		late := time.Now().After(end) // before cond, because what stops this process for a while also delays what it waits for
+		late := time.Now().After(end) // before cond: after a pause of this process, cond is checked once more
 		if cond() {
 			return
 		}
@@ -24,8 +24,8 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// Lacks ends a test for which this machine lacks something. It skips the test, but fails it where CI is set: a test that CI
-// never runs is no test.
+// Lacks ends a test for which this machine lacks something. It skips the test, but fails it if CI is set, because CI must run
+// every test.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("CI") != "" {

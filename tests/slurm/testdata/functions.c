@@ -1,4 +1,4 @@
-/* Functions of the callers: what runs while a job takes the node. */
+/* Functions of the callers, which run while a job takes the node. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ uint32_t nap(void *args, uint32_t size, void *res) {
     return sizeof in[1];
 }
 
-/* args: text without a zero. Leaves a process in a session of its own whose parents are gone, with the text in its arguments. */
+/* args: text without a zero. Leaves an orphan process in a new session, with the text in its arguments. */
 uint32_t desert(void *args, uint32_t size, void *res) {
     (void)res;
     char mark[128];
