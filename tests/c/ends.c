@@ -10,7 +10,7 @@ dp_dev_options quick_options(void) {
     return (dp_dev_options){.gid_index = -1, .timeout = 10, .retry_count = 2, .keepalive_ms = 20};
 }
 
-/* ---- queues whose owner waits for something else ---- */
+/* ---- queues that are polled while their owner waits for something else ---- */
 
 enum { ATTENDED_MAX = 32 };
 static __thread dp_cq *attended[ATTENDED_MAX];
@@ -171,7 +171,7 @@ bool end_poll(end *e, dp_wc *wc, int64_t ns) {
         dp_cpu_pause();
         if (i % 64)
             continue;
-        sched_yield(); /* both sides and other people's programs share two cores */
+        sched_yield(); /* both sides and other programs share two cores */
         int64_t now = dp_now_ns();
         if (!until)
             until = now + ns;
@@ -377,7 +377,7 @@ static void run_side(int sock, void *arg) {
     if (!o.unconnected)
         duo_connect(d);
     (s->left ? def->left : def->right)(d);
-    t_sync(sock); /* neither goes before the other is done */
+    t_sync(sock); /* neither side ends before the other is done */
     end_close(&d->e);
     dp_dev_close(own);
     t_sync(sock);

@@ -1,15 +1,15 @@
-/* What the conformance cases share: one end of a connection, and two of them that talk.
+/* For conformance cases: one end of a connection, and two connected ends.
  *
  * An `end` is a device, a domain, an exposed region, local memory, a completion queue and one queue pair.
- * A `duo` is two ends, each with its own thread or process, joined by a socketpair over which they exchange
- * cards (blob and region addresses) and keep step. DUO_CASE registers a pair of such functions three times:
+ * A `duo` is two ends, each with its own thread or process. They exchange cards (blob and region addresses) and synchronise over
+ * a socketpair. DUO_CASE registers a pair of functions three times:
  *
  *   name@one-device    two threads, one device, two domains
- *   name@two-devices   two threads, a device each
+ *   name@two-devices   two threads with a device each
  *   name@processes     two processes, forked before any device is opened
  *
- * The helpers fail the case on anything unexpected: a completion that does not come within poll_ns, one in
- * error, one with a wrong wr_id.
+ * The helpers fail the case on anything unexpected: a completion that does not arrive within poll_ns, has failed, or has a wrong
+ * wr_id.
  */
 #ifndef RFAAS_CTEST_ENDS_H
 #define RFAAS_CTEST_ENDS_H
@@ -39,7 +39,7 @@ typedef struct end_opts {
     region_opts regions[REGIONS_MAX - 1]; /* regions 1.. */
     int n_regions;
     bool unconnected;  /* duo: leave connecting to the case */
-    bool quick_errors; /* verbs: small time-out and retry count, so that a dead peer is noticed soon */
+    bool quick_errors; /* verbs: small time-out and retry count, to notice a dead peer soon */
     bool right_active_only; /* shm, duo: the right side's device has active_side_only (a worker) */
 } end_opts;
 
@@ -48,7 +48,7 @@ typedef struct reg_ref {
     uint32_t rkey;
 } reg_ref;
 
-/* What the peer must know of an end. */
+/* The addresses of an end, for its peer. */
 typedef struct card {
     uint8_t blob[DP_BLOB_MAX];
     uint32_t blob_len;
@@ -73,66 +73,65 @@ typedef struct end {
     dp_cq *cq;
     dp_qp *qp;
     uint64_t recvs_posted, recvs_done; /* since the last reset */
-    stash sent, received;              /* completions polled while looking for the other kind */
+    stash sent, received;              /* completions of one kind that were polled while waiting for the other */
 } end;
 
 /* How long a completion may take before the case fails. */
 int64_t poll_ns(void);
-/* Options for a device on which errors come soon. */
+/* Options for a device that reports errors soon. */
 dp_dev_options quick_options(void);
 
-/* dev NULL: opens one of its own. */
+/* Opens a device if dev is NULL. */
 void end_open(end *e, const end_opts *o, dp_dev *dev);
 void end_close(end *e);
 void end_card(end *e, card *c); /* exports */
 void end_connect(end *e, const card *peer);
-/* Back to the initial state, receives posted again. */
+/* Resets the end to the initial state and posts its receives again. */
 void end_reset(end *e);
 void end_post_recv(end *e);
 static inline unsigned char *end_bytes(end *e) { return e->mem->addr; }
 static inline unsigned char *local_bytes(end *e) { return e->local->addr; }
-/* Piece of local memory. */
+/* A piece of local memory. */
 dp_sge local_sge(end *e, uint64_t off, uint32_t len);
 
 /* Makes this thread poll the queue, without taking completions, whenever it waits for something else: for t_recv, t_sync, or a
- * completion of another end. On a device with DP_CAP_POLLED_TARGET,
- * peers' operations proceed only while their target polls. On other devices, this does nothing. Ends attend to their own queues. */
+ * completion of another end. On a device with DP_CAP_POLLED_TARGET, peers' operations proceed only while their target polls. On
+ * other devices it does nothing. Ends attend to their own queues. */
 void end_attend(dp_cq *cq);
 void end_unattend(dp_cq *cq);
 
-/* One completion of any kind, or false after ns. Does not look at the stashes. */
+/* One completion of any kind, or false after ns. Ignores the stashes. */
 bool end_poll(end *e, dp_wc *wc, int64_t ns);
-/* Completion of an own post, whatever its status; false after ns. */
+/* Completion of an own post with any status; false after ns. */
 bool end_poll_sent(end *e, dp_wc *wc, int64_t ns);
-/* Completion of a receive (operation of the peer), whatever its status. */
+/* Completion of a receive (operation of the peer) with any status. */
 bool end_poll_recv(end *e, dp_wc *wc, int64_t ns);
-/* On a device with DP_CAP_SILENT_DEATH: breaks the queue pair, as the control plane does when it reports the peer's end. On other devices
- * it does nothing and returns false. */
+/* On a device with DP_CAP_SILENT_DEATH, breaks the queue pair, as the control plane does when it reports the peer's end. On other
+ * devices it does nothing and returns false. */
 bool end_report_death(end *e);
-/* Completion of a post to a peer that is gone. Where DP_CAP_SILENT_DEATH permits that none comes, it returns false after a shorter time. */
+/* Completion of a post to a peer that is gone. If DP_CAP_SILENT_DEATH permits that there is none, it returns false after a shorter time. */
 bool end_poll_lost(end *e, dp_wc *wc);
-/* The next own completion: good, and with this wr_id and op. */
+/* The next own completion. It must have succeeded and have this wr_id and op. */
 void end_sent(end *e, uint64_t wr_id, dp_op op);
-/* The next receive: good, in order, a write-with-immediate; posts another one (unless no_recvs). */
+/* The next receive. It must be a successful write-with-immediate in order. Posts another receive (unless no_recvs). */
 dp_wc end_imm(end *e);
-/* No completion at all for ms milliseconds. */
+/* Checks that there is no completion for ms milliseconds. */
 void end_quiet(end *e, int ms);
 
-/* Posts that wait while the queue is full (polling into the stashes), and check the status. */
+/* Post, wait while the queue is full (polling into the stashes), and check the status. */
 void end_write(end *e, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
 void end_write_imm(end *e, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id,
                    uint32_t flags);
 
-/* Moves completions from the queue into the stashes; for loops that only want to keep it moving. */
+/* Moves completions from the queue into the stashes. */
 void end_drain(end *e);
 
-/* n bytes that depend on the seed, and the check of them. */
+/* Fills n bytes with a pattern that depends on the seed; checks it. */
 void fill_pattern(void *p, size_t n, uint32_t seed);
 void t_check_pattern(const char *file, int line, const void *p, size_t n, uint32_t seed);
 #define CHECK_PATTERN(p, n, seed) t_check_pattern(__FILE__, __LINE__, p, n, seed)
 
-/* Connects two ends of one thread and shows that they work, also after blobs that were refused: no operation needs the other
- * side to run. */
+/* Connects two ends of one thread and checks that they work, also after refused blobs. No operation needs the other side to run. */
 void ends_connect_and_write(end *a, end *b);
 
 /* ---- duos ---- */
@@ -155,14 +154,14 @@ typedef struct duo_def {
 enum { DUO_ONE_DEVICE, DUO_TWO_DEVICES, DUO_PROCESSES };
 void duo_run(const t_case *c);
 
-/* Resets both sides, exchanges new cards, connects. Both call it. */
+/* Resets both sides, exchanges new cards, and connects. Both sides call it. */
 void duo_reconnect(duo *d);
-/* Exchanges cards and connects; both call it, with unconnected queue pairs. */
+/* Exchanges cards and connects unconnected queue pairs. Both sides call it. */
 void duo_connect(duo *d);
-/* A write-with-immediate without data, as an acknowledgement, and the wait for one. */
+/* Sends a write-with-immediate without data as an acknowledgement; waits for one. */
 void duo_ack(duo *d);
 void duo_await(duo *d);
-/* Both: one good round trip with data in both directions; shows that the connection works. */
+/* Both sides call it: a round trip with data in both directions, to check that the connection works. */
 void duo_ping(duo *d);
 
 #define DUO_VARIANT(fn, suffix, nm, which, def, ...)                                                                   \

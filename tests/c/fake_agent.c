@@ -12,9 +12,9 @@ uint32_t fake_ends_at, fake_ends, fake_unreached, fake_leaves, fake_refused;
 int fake_unreached_as = DP_PEER_GONE;
 void (*fake_hands)(uint32_t id);
 static uint64_t fake_pid;
-static uint64_t fake_ended_lease; /* key of the lease whose workers cannot be reached, until the library goes on from it; 0: none */
+static uint64_t fake_ended_lease; /* key of the lease whose workers cannot be reached, until the library moves on; 0: none */
 static pthread_t fake_thread;
-static int fake_socket = -1; /* written by whoever has fake_mu */
+static int fake_socket = -1; /* writes need fake_mu */
 
 static uint32_t fake_echo(void *args, uint32_t n, void *res) {
     memcpy(res, args, n);
@@ -33,7 +33,7 @@ static void *fake_serve(void *arg) {
 
 static void fake_suspended(void *arg) { sem_post(arg); }
 
-/* Under fake_mu, as are the next ones. */
+/* This function and the next ones need fake_mu. */
 static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_error err;
     CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &w->dev, &err), err);
@@ -88,7 +88,7 @@ static void fake_send(uint32_t op, uint32_t id, const void *body, size_t size, c
     rfaas_agent_header h = {.size = (uint32_t)(sizeof h + size + tail_size), .op = op, .id = id};
     struct iovec iov[3] = {{&h, sizeof h}, {(void *)body, size}, {(void *)tail, tail_size}};
     struct msghdr m = {.msg_iov = iov, .msg_iovlen = 3};
-    sendmsg(fake_socket, &m, MSG_NOSIGNAL); /* a client that has left needs it no more */
+    sendmsg(fake_socket, &m, MSG_NOSIGNAL); /* the client may have left */
 }
 
 void fake_hand(uint32_t id, const rfaas_agent_hand *hand, const void *tail, size_t tail_size, int fd, uint32_t n) {
@@ -143,7 +143,7 @@ static void fake_ended(const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_dev_close(dev);
 }
 
-/* Grants what is offered. Without offers it names the provider first. */
+/* Grants workers for the offers. Without offers it names the provider first. */
 static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaas_agent_blob *offers) {
     rfaas_agent_candidate c = {.provider = "shm"};
     struct {
@@ -158,7 +158,7 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
         fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, NULL, 0);
         return;
     }
-    if (req->from && !fake_ended_lease) { /* of an earlier agent */
+    if (req->from && !fake_ended_lease) { /* a lease of an earlier agent */
         fake_refused++;
         rfaas_agent_header h = {.size = sizeof h, .op = RFAAS_AGENT_ACQUIRE, .id = id, .status = RFAAS_INVALID};
         CHECK(send(fake_socket, &h, sizeof h, MSG_NOSIGNAL) == sizeof h);
@@ -226,7 +226,7 @@ static void fake_replace(uint32_t id, const rfaas_agent_replace *req) {
     fake_send(RFAAS_AGENT_REPLACE, id, &w, sizeof w, NULL, 0);
 }
 
-/* Ends a lease, or has its workers come to rest. Every fourth is not cached, although it could be. */
+/* Ends a lease, or caches its workers. Every fourth lease is not cached although it could be. */
 static void fake_release(uint32_t id, const rfaas_agent_release *req) {
     fake_lease *l = fake_find(req->key);
     rfaas_agent_released r = {.cached = l && req->keep && t_random() % 4};
@@ -293,7 +293,7 @@ static void *fake_agent(void *arg) {
     t_name("agent");
     sigset_t all;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, NULL); /* signals are the program's */
+    pthread_sigmask(SIG_SETMASK, &all, NULL); /* the program handles signals */
     t_sleep_ms(fake_reads_ms);
     for (rfaas_agent_header h; recv(fd, &h, sizeof h, MSG_WAITALL) == sizeof h;) {
         size_t size = h.size - sizeof h;
@@ -313,7 +313,7 @@ int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
     int fd[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd));
     if (fake_socket >= 0)
-        pthread_join(fake_thread, NULL); /* its client has left */
+        pthread_join(fake_thread, NULL); /* it ends when its client has left */
     pthread_mutex_lock(&fake_mu);
     fake_socket = fd[1];
     fake_ended_lease = 0;

@@ -14,7 +14,7 @@ typedef enum action { NOTHING, BUSY, FAIL, DROP, DUP, DELAY, ERROR, GONE, BREAK,
 static const char *const point_names[POINTS] = {"post", "post-recv", "recv",    "sent",  "qp",   "poll",    "arm",
                                                 "wait", "probe",     "make", "connect", "reset", "rkey-ptr"};
 
-/* Which actions a point knows, by their names in the order of enum action. */
+/* The actions of each point, by name in the order of enum action. */
 static const char *const action_names[] = {"", "busy", "fail", "drop", "dup", "delay", "error", "gone", "break", "early"};
 #define ON(a) (1u << (a))
 static const unsigned allowed[POINTS] = {
@@ -39,7 +39,7 @@ typedef struct rule {
     uint32_t first, every, k;
 } rule;
 
-/* A completion on its way through the decorator. */
+/* A completion held by the decorator. */
 typedef struct held {
     dp_wc wc;
     uint64_t due; /* poll that may deliver it */
@@ -61,7 +61,7 @@ struct fault {
     uint32_t count;
     bool stopped;
     queue queues[CQS_MAX];
-    const dp_qp *down[QPS_MAX]; /* broken by us */
+    const dp_qp *down[QPS_MAX]; /* broken by a rule */
 };
 
 static fault *of(const dp_ops *ops) { return (fault *)(uintptr_t)ops; }
@@ -95,7 +95,7 @@ static bool number(const char **p, uint32_t *out) {
     return true;
 }
 
-/* Length of the name at p that is in the table, its index in *out; 0: none. The longest wins. */
+/* Length of the longest name of the table at p, its index in *out; 0: none. */
 static size_t name(const char *p, const char *const *table, int n, int *out) {
     size_t best = 0;
     for (int i = 0; i < n; i++) {
@@ -150,7 +150,7 @@ void fault_stop(fault *f) {
 
 uint32_t fault_count(const fault *f) { return __atomic_load_n(&f->count, __ATOMIC_RELAXED); }
 
-/* ---- queue pairs that we broke ---- */
+/* ---- queue pairs broken by rules ---- */
 
 static const dp_qp **down_entry(fault *f, const dp_qp *qp) {
     for (int i = 0; i < QPS_MAX; i++)
@@ -166,7 +166,7 @@ static void break_qp(fault *f, dp_qp *qp) {
     dp_qp_break(qp, DP_PEER_GONE);
 }
 
-/* An operation of the queue pair; may break it. True when it is broken. */
+/* Counts an operation of the queue pair, which may break it. True if it is broken. */
 static bool broken(fault *f, dp_qp *qp) {
     if (due(f, QP, NULL) == BREAK)
         break_qp(f, qp);
@@ -232,7 +232,7 @@ static int cq_poll(dp_cq *cq, dp_wc *wc, int n) {
     for (int got = PULL; got == PULL;) {
         dp_wc in[PULL];
         got = f->inner->cq_poll(cq, in, PULL);
-        cq->peek = NULL; /* what we hold does not show there */
+        cq->peek = NULL; /* it does not show the held completions */
         if (got < 0 && !q->n)
             return got;
         for (int i = 0; i < got; i++)
@@ -261,7 +261,7 @@ static int cq_wait(dp_cq *cq, int64_t timeout_ns) {
     action a = due(f, WAIT, NULL);
     if (a == FAIL)
         return DP_FATAL;
-    /* Polls bring what is held nearer, sleeping does not. */
+    /* Held completions become due by polls, not by sleeping. */
     return a == EARLY || queue_of(f, cq)->n ? DP_OK : f->inner->cq_wait(cq, timeout_ns);
 }
 
@@ -316,7 +316,7 @@ static int post_recv(dp_qp *qp, uint64_t wr_id) {
     FORWARD(POST_RECV, qp, post_recv(qp, wr_id));
 }
 
-/* ---- making, connecting, taking apart ---- */
+/* ---- making, connecting, destroying ---- */
 
 static bool cannot_make(fault *f, const char *what, dp_error *err) {
     if (due(f, MAKE, NULL) != FAIL)

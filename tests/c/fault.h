@@ -1,8 +1,8 @@
-/* A device with faults: decorates an open device of any provider by a table of operations of its own, which forwards to
- * the provider's and misbehaves as a script says. Nothing of it is in the product, nor on an undecorated device's path.
+/* A device with faults. It decorates an open device of any provider with a table of operations that forwards to the provider's
+ * and misbehaves by a script. It is not part of the product, and does not affect other devices.
  *
  * A script is a list of rules, POINT:N[+M]=ACTION[(K)], separated by commas: at the Nth event of that kind on the device
- * (and every Mth after it) the action happens. Events are counted from 1.
+ * (and every Mth after it), the action happens. Events are counted from 1.
  *
  *   point       event                                            actions
  *   post        a write, read, atomic or send                    busy   DP_BUSY, without effect
@@ -22,7 +22,7 @@
  *   make        a domain, region, completion queue or queue pair fail   DP_FATAL, nothing made
  *   connect     a queue pair's connect                           fail   DP_CONNECTION
  *   reset       a queue pair's reset                             fail   DP_FATAL, the queue pair in error
- *   rkey-ptr    a pointer asked for                              fail   NULL
+ *   rkey-ptr    a request for a pointer                          fail   NULL
  *
  *   "post:5=busy,recv:7+10=drop,qp:100=break"
  *
@@ -34,10 +34,10 @@
 
 typedef struct fault fault;
 
-/* Decorates dev, from which nothing may have been made yet. The script is copied. DP_INVALID names what is wrong in it. The
- * decoration goes with the device. */
+/* Decorates dev, from which nothing may have been made yet. Copies the script. DP_INVALID names the error in the script. The
+ * decoration ends with the device. */
 int fault_wrap(dp_dev *dev, const char *script, fault **out, dp_error *err);
-/* No more faults: what was held back is delivered by the next poll, broken queue pairs stay so until they are reset. */
+/* Ends all faults. The next poll delivers held completions. Broken queue pairs stay broken until they are reset. */
 void fault_stop(fault *f);
 /* How many faults have happened. */
 uint32_t fault_count(const fault *f);

@@ -108,7 +108,7 @@ dp_mailbox *raw_mailbox(raw *r, bool own) {
     return m;
 }
 
-/* Writes the first `len` bytes of local memory so that they end `payload` bytes behind the start of slot `at`'s payload. */
+/* Writes the first `len` bytes of local memory so that they end `payload` bytes after the start of slot `at`'s payload. */
 static void put(raw *r, uint32_t at, uint32_t len, uint32_t payload, uint32_t imm, uint32_t flags) {
     dp_sge sge = local_sge(&r->e, 0, len);
     end_write_imm(&r->e, &sge, 1, r->peer.addr + dp_slot_payload(&r->l, at) + payload - len, r->peer.rkey, imm, 0, flags);
@@ -162,7 +162,7 @@ uint32_t raw_take(raw *r, dp_request *q, bool *bare) {
     return slot;
 }
 
-/* Waits until the post has arrived, unless only a poll of the client can show that and the client is another process. */
+/* Waits until the post has arrived, unless that needs polls by the client, and the client is another process. */
 static void put_and_wait(raw *r, uint32_t at, uint32_t size, uint32_t payload, uint32_t imm) {
     bool wait = r->client_polls || !(r->e.dev->caps & DP_CAP_POLLED_TARGET);
     put(r, at, size, payload, imm, wait ? DP_SIGNALED : 0);

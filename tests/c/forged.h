@@ -1,4 +1,4 @@
-/* Hand-made sides of a channel, which put on the wire what the test wants. Shape: 8 slots of 512 bytes, 4096 of bulk. */
+/* Hand-made sides of a channel, which send any bytes. Channels have 8 slots of 512 bytes and 4096 bytes of bulk. */
 #ifndef RFAAS_CTEST_FORGED_H
 #define RFAAS_CTEST_FORGED_H
 
@@ -10,14 +10,13 @@ typedef struct raw {
     end e;
     dp_layout l;
     dp_side peer;
-    uint64_t keys;       /* client: of the memory that a request with a placed flag names */
+    uint64_t keys;       /* client: keys of the memory of a request with a placed flag */
     uint32_t generation; /* 77 for a client, the client's for a worker */
     dp_request told[8];  /* worker: last header by slot */
     bool client_polls;   /* worker: end_attend was called for the client's queue */
 } raw;
 
-/* A hand-made client, connected to a server process whose functions all echo. The server sends the status with which it
- * ended (int) when it has. */
+/* A hand-made client, connected to a server process whose functions all echo. At its end the server sends its status (int). */
 void raw_client(raw *r, t_peer *p);
 /* A hand-made worker at the other end of `sock`, for a client that served_by opened. */
 void raw_worker(raw *r, int sock);
@@ -35,10 +34,10 @@ void raw_request(raw *r, uint32_t slot, dp_request h, uint32_t payload, uint32_t
 void raw_request_as(raw *r, uint32_t at, dp_request h, uint32_t payload, uint32_t imm);
 /* Client: `payload` bytes alone. */
 void raw_bare(raw *r, uint32_t slot, uint32_t payload, uint32_t tag);
-/* Client: the next reply, which must be for slot and, as far as it says, this call. A bare one as its meaning. */
+/* Client: the next reply, which must be for slot and, if it names one, this call. A bare reply is returned as a full header. */
 dp_reply raw_reply(raw *r, uint32_t slot, uint32_t call_id);
 
-/* Worker: the next request, its header put together when it came bare. Returns the slot. */
+/* Worker: the next request. The header of a bare one is reconstructed. Returns the slot. */
 uint32_t raw_take(raw *r, dp_request *q, bool *bare);
 /* Worker: writes header and `payload` bytes of value `fill` to slot `at`, with that immediate, and waits until sent. */
 void raw_answer(raw *r, uint32_t at, dp_reply h, uint32_t payload, int fill, uint32_t imm);

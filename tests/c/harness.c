@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 t_run this_run = {.provider = "shm"};
-static t_peer *peers; /* process peers of this process, so that later ones can drop their sockets */
+static t_peer *peers; /* process peers of this process; later ones close the sockets of earlier ones */
 
 static __thread t_slot *my_slot;
 static __thread uint64_t random_state;
@@ -53,7 +53,7 @@ double t_time_scale(void) {
     return T_ASAN || T_TSAN ? v * 4 : v;
 }
 
-/* ---- where we are ---- */
+/* ---- last CHECK of each thread ---- */
 
 t_slot *t_claim_slot(void) {
     t_slot *s = &this_run.board->slots[__atomic_fetch_add(&this_run.board->claimed, 1, __ATOMIC_RELAXED) % SLOTS];
@@ -191,7 +191,7 @@ void t_usage_check(const t_usage *before) {
     /* A joined thread may stay in /proc for a moment. */
     for (int i = 0; i < 200; i++) {
         t_usage_now(&now);
-        now.threads -= T_TSAN && now.threads > 1; /* the sanitizer's own, which it starts with the first other */
+        now.threads -= T_TSAN && now.threads > 1; /* without the sanitizer's thread, which it starts with the first other one */
         if (now.threads <= before->threads)
             break;
         t_sleep_ms(2);
@@ -273,7 +273,7 @@ void t_peer_start(t_peer *p, bool process, void (*fn)(int, void *), void *arg) {
         t_usage_now(&before);
         fn(sv[1], arg);
         t_usage_check(&before);
-        exit(0); /* not _exit: the leak sanitizer looks now */
+        exit(0); /* not _exit: the leak sanitizer checks in exit */
     }
     close(sv[1]);
     p->next = peers;

@@ -4,20 +4,20 @@
  *       CHECK_EQ(1 + 1, 2);
  *   }
  *
- * The program's main is in runner.c; a file of cases needs nothing but this header and to be linked in.
+ * main is in runner.c. A file of cases only includes this header and is linked in.
  *
  *   dp_test [--list] [--provider shm|verbs|tcp|ofi] [--encrypt] [--case GLOB]... [--repeat N] [--verbose] [GLOB]...
  *
  * What the harness does for every case:
- *   - forks a child that leads its own process group; everything it starts dies with it;
- *   - keeps its output and prints it only when the case fails (--verbose: at once);
+ *   - forks a child that leads its own process group; all processes of the group die with it;
+ *   - keeps its output and prints it only if the case fails (--verbose: at once);
  *   - enforces the deadline from the parent (pidfd and poll, no SIGALRM): a hang is a failure that names
  *     the case, the last CHECK that each of its threads and processes passed, and their stacks;
  *   - compares open descriptors, shared mappings, threads and objects of the fabric before and after the case, in the child and in
- *     every peer process; looks for processes left behind and for files left in /dev/shm.
+ *     every peer process; finds processes and files in /dev/shm that are left behind.
  *
- * A failed CHECK prints where and why and ends the process at once, whichever thread it is in: a case
- * does not go on after its first failure. Environment:
+ * A failed CHECK in any thread prints its place and reason, and ends the process at once: a case does not go on after its
+ * first failure. Environment:
  *   RFAAS_REQUIRE_VERBS=1     --provider verbs without a device is a failure, not a skip
  *   RFAAS_TEST_TIMEOUT_SCALE  multiplies every deadline (default 1; sanitizers: 4)
  *   RFAAS_TEST_SEED           seed of t_random (default: the clock; printed with a failure)
@@ -50,7 +50,7 @@
 /* ---- cases ---- */
 
 /* Which providers a case runs on; 0 means all. */
-enum { T_SHM = 1, T_VERBS = 2, T_TCP = 4, T_ENCRYPT = 8 /* a case of T_TCP alone: also with --encrypt */, T_OFI = 16 };
+enum { T_SHM = 1, T_VERBS = 2, T_TCP = 4, T_ENCRYPT = 8 /* for a case of T_TCP alone: runs with --encrypt too */, T_OFI = 16 };
 
 typedef struct t_case {
     const char *name; /* "subject/what" or "subject/what@variant" */
@@ -71,7 +71,7 @@ void t_register(t_case *c);
     __attribute__((constructor)) static void fn##_register(void) { t_register(&fn##_case); }                           \
     static void fn(__attribute__((unused)) const t_case *self)
 
-/* "shm", "verbs" or "tcp": what --provider said. */
+/* The provider that --provider selected. */
 const char *t_provider(void);
 bool t_is_shm(void);
 bool t_is_verbs(void);
@@ -80,20 +80,20 @@ bool t_is_ofi(void);
 /* dp_dev_open, which with --encrypt adds DP_ENCRYPT_REQUIRE to the options of tcp devices that do not set `encrypt`. */
 int t_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
 #define dp_dev_open t_dev_open
-/* One of two counts or sizes, by provider (verbs runs in an emulated machine). On tcp, where each message costs system calls, 1/32
- * of the value for shm, but at least the value for verbs. */
+/* Chooses one of two counts or sizes by provider (verbs runs in an emulated machine). On tcp, where each message costs system calls, it
+ * is 1/32 of the value for shm, but at least the value for verbs. */
 static inline long t_pick(long shm, long verbs) {
     return t_is_shm() ? shm : t_is_verbs() || verbs > shm / 32 ? verbs : shm / 32;
 }
 /* Multiplier of deadlines, for time-outs inside cases. */
 double t_time_scale(void);
 
-/* Ends the case as skipped, with a reason. From the case's own process only. */
+/* Ends the case as skipped, with a reason. Only the case's own process may call it. */
 void t_skip(const char *fmt, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
-/* ---- checks: any thread, any process of the case ---- */
+/* ---- checks, for any thread and any process of the case ---- */
 
-/* Says what is being tried; printed with a failure or a hang of this thread. */
+/* Describes the current step. Printed if this thread fails or hangs. */
 void t_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Names this thread or process in reports. */
 void t_name(const char *name);
@@ -108,7 +108,7 @@ void t_fail_at(const char *file, int line, const char *fmt, ...) __attribute__((
             T_FAIL("CHECK(%s)", #cond);                                                                                \
     } while (0)
 
-/* CHECK with a message of one's own. */
+/* CHECK with a message. */
 #define CHECKF(cond, ...)                                                                                              \
     do {                                                                                                               \
         t_at(__FILE__, __LINE__);                                                                                      \
@@ -149,7 +149,7 @@ void t_fail_at(const char *file, int line, const char *fmt, ...) __attribute__((
         if (t_s_ != DP_OK)                                                                                             \
             T_FAIL("%s: %d (%s): %s", #expr, t_s_, dp_status_text(t_s_), (err).msg);                                   \
     } while (0)
-/* A call that must fail with this status and say why in `err`. */
+/* A call that must fail with this status and a text in `err`. */
 #define CHECK_REFUSED(expr, want, err)                                                                                 \
     do {                                                                                                               \
         memset(&(err), 0, sizeof(err));                                                                                \
@@ -166,33 +166,33 @@ void t_check_same(const char *file, int line, const void *got, const void *want,
 /* ---- randomness, time ---- */
 
 uint64_t t_random(void); /* per thread; seeded from RFAAS_TEST_SEED */
-void t_sleep_ms(int ms); /* to provoke an order of events, never to wait for readiness */
+void t_sleep_ms(int ms); /* only to provoke an order of events, never to wait for readiness */
 
 /* ---- peers: a second thread or process of the case, joined by a socketpair ---- */
 
 typedef struct t_peer {
-    int sock; /* ours; the peer has the other end */
+    int sock; /* this side's end; the peer has the other one */
     bool process;
     pid_t pid;
     pthread_t thread;
     struct t_peer *next;
 } t_peer;
 
-/* Starts fn(sock, arg) in a thread, or in a forked process: fork before any device is opened. A peer process
- * is checked for leaks when fn returns; it dies with the case. arg of a process is its copy. */
+/* Starts fn(sock, arg) in a thread, or in a forked process, which must be forked before any device is opened. A peer process
+ * is checked for leaks when fn returns, and dies with the case. A process gets a copy of arg. */
 void t_peer_start(t_peer *p, bool process, void (*fn)(int sock, void *arg), void *arg);
-/* Waits for its end; a peer process that failed fails the case. Closes the socket. */
+/* Waits for the peer's end. A peer process that failed fails the case. Closes the socket. */
 void t_peer_join(t_peer *p);
-/* SIGKILL to a peer process, which is reaped before this returns. Closes the socket. */
+/* Sends SIGKILL to a peer process and reaps it. Closes the socket. */
 void t_peer_kill(t_peer *p);
 
-/* Called again and again while this thread waits in t_recv or t_sync; NULL: nothing is. See ends.h. */
+/* Called repeatedly while this thread waits in t_recv or t_sync, unless NULL. See ends.h. */
 extern __thread void (*t_idle)(void);
 
-/* Whole messages over a socketpair. The other side's end is a failure, for it says more there. */
+/* Send and receive whole messages over a socketpair. If the other side has ended, the case fails. */
 void t_send(int sock, const void *msg, size_t len);
 void t_recv(int sock, void *msg, size_t len);
-/* Both sides call it; neither returns before the other has called. */
+/* Both sides call it. Neither returns before the other has called it. */
 void t_sync(int sock);
 
 /* ---- leaks ---- */
@@ -201,13 +201,13 @@ typedef struct t_usage {
     uint64_t fds[16]; /* bit set of descriptors below 1024 */
     int n_fds;
     int shared_maps; /* shared mappings: memfds, devices */
-    int maps;        /* all mappings; the allocator's vary, for loops only */
+    int maps;        /* all mappings, for loops only, because the allocator's vary */
     int threads;
     dp_live live;    /* objects of the fabric */
 } t_usage;
 
 void t_usage_now(t_usage *u);
-/* Fails if descriptors, shared mappings, threads or objects of the fabric are more than they were. */
+/* Fails if there are more descriptors, shared mappings, threads or objects of the fabric than before. */
 void t_usage_check(const t_usage *before);
 
 #endif

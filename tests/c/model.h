@@ -8,31 +8,31 @@
 
 enum { DEPTH_MAX = 8, EAGER = 512, BULK = 4096, UNITS = BULK / DP_BULK_UNIT, ANY_BYTES = -1 };
 
-/* A slot as the model has it. */
+/* The model of a slot. */
 typedef struct m_slot {
     slot_state state;
     uint32_t id, size, capacity, function;
     uint32_t in_at, in_units, out_at, out_units;
     bool mailbox;  /* the request came by the mailbox */
-    bool answered; /* by a reply that counts, which may still be under way */
+    bool answered; /* by a valid reply, which may still be in flight */
     int status;    /* of a DONE call */
     uint32_t result;
     dp_started started;
-    int fill;      /* what the result's bytes are; ANY_BYTES: something has been written over them */
+    int fill;      /* value of the result's bytes; ANY_BYTES: they were overwritten */
 } m_slot;
 
-/* A reply between the worker and the client's next look. */
+/* A reply that the client has not polled yet. */
 typedef struct m_reply {
     uint32_t slot, tag, byte_len;
     bool bare;
     dp_reply h;
     int fill;
-    uint32_t at; /* slot whose memory it is in */
+    uint32_t at; /* slot in whose memory it is */
     uint32_t payload;
     bool in_bulk; /* the result, in the call's range */
 } m_reply;
 
-/* What the last header for a slot said, and the id of its last request: a request that says the same comes bare. */
+/* The last header for a slot, and the id of its last request. A request that would repeat the header is bare. */
 typedef struct m_told {
     bool any;
     uint32_t capacity, function, id;
@@ -44,12 +44,12 @@ typedef struct model {
     uint64_t seed;
     int step;
     bool trace;
-    /* what is tested */
+    /* the channel under test */
     dp_dev *dev;
     dp_endpoint *ep;
     dp_channel *ch;
     raw worker;
-    /* the model of it */
+    /* its model */
     uint32_t depth, last_id;
     m_slot slots[DEPTH_MAX];
     m_told told[DEPTH_MAX];
@@ -60,7 +60,7 @@ typedef struct model {
     m_reply pending[DEPTH_MAX];
     uint32_t n_pending;
     uint32_t lost; /* receives that a failed channel did not post again */
-    bool connected, any_call; /* any_call: of this life */
+    bool connected, any_call; /* any_call: since the last reset */
     int broken, failed;
     uint64_t ended, seen;
     dp_channel_stats stats;
@@ -74,7 +74,7 @@ static inline uint32_t pick(model *m, uint32_t n) {
     return (uint32_t)((z ^ (z >> 31)) % n);
 }
 
-/* Says what is done next. */
+/* Notes the next step (t_note). */
 #define STEP(m, ...)                                                                                                   \
     do {                                                                                                               \
         char what_[80];                                                                                                \
@@ -88,32 +88,32 @@ uint32_t m_count(const model *m, slot_state s);
 void m_free(model *m, m_slot *s);
 /* The channel has failed. */
 void m_fail(model *m, int status);
-/* The client looks whether somebody has marked the channel, */
+/* The client checks the channel's mark, */
 void m_reap(model *m);
-/* into the mailbox, */
+/* the mailbox, */
 void m_mailbox(model *m);
-/* and there and at everything else that has arrived. */
+/* or all arrivals, the mailbox included. */
 void m_progress(model *m);
-/* What a submit of the call s returns; takes its bulk ranges. *mailbox: it goes by the mailbox. */
+/* The status of a submit of call s. Takes its bulk ranges. *mailbox: whether it goes by the mailbox. */
 int m_submit(model *m, m_slot *s, bool *mailbox);
-/* Checks that the channel is as the model says. */
+/* Compares the channel with the model. */
 void m_compare(const model *m);
 
-/* ---- the worker's steps (model_worker.c); each does nothing when there is no occasion ---- */
+/* ---- the worker's steps (model_worker.c); each may find nothing to do ---- */
 
 /* The reply in that slot's memory which the client has not seen yet, or NULL. */
 const m_reply *w_unseen(const model *m, uint32_t at);
 /* Whether the client has a receive for one more. */
 bool w_can_reply(const model *m);
-/* Writes a reply and tells the model. */
+/* Writes a reply and updates the model. */
 void w_put(model *m, m_reply r);
-/* The one reply that a call gets, good or malformed. */
+/* Sends the reply of a call, good or malformed. */
 void w_reply(model *m);
-/* A reply to no call. */
+/* Sends a reply to no call. */
 void w_stray(model *m);
-/* A reply once more: together with the first one, or later, when its slot may have another call. */
+/* Repeats a reply: together with the first one, or later, when its slot may have another call. */
 void w_repeat(model *m);
-/* A word in the mailbox for a call that is over or not yet made. */
+/* Writes a word to the mailbox for a call that has ended or was not made yet. */
 void w_odd_mailbox(model *m);
 
 #endif

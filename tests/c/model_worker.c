@@ -1,7 +1,7 @@
-/* The worker of the model test: right replies, and those that a hostile or broken worker might send. */
+/* The worker of the model test. It sends right replies, and replies of a hostile or broken worker. */
 #include "model.h"
 
-/* Writes a reply and tells the model. */
+/* Writes a reply and updates the model. */
 void w_put(model *m, m_reply r) {
     raw *w = &m->worker;
     uint32_t imm = (r.bare ? DP_IMM_BARE : 0) | dp_imm(r.slot, r.tag);
@@ -15,7 +15,7 @@ void w_put(model *m, m_reply r) {
     } else if (r.bare) {
         raw_answer_bare(w, r.at, r.payload, r.fill, imm);
     } else {
-        if (r.in_bulk) { /* result first, header behind it */
+        if (r.in_bulk) { /* the result first, then the header */
             uint32_t n = r.h.size;
             memset(local_bytes(&w->e), r.fill, n);
             dp_sge sge = local_sge(&w->e, 0, n);
@@ -61,7 +61,7 @@ static void reply_by_mailbox(model *m, uint32_t i, int status, uint32_t size, in
     m->mailbox_fill = fill;
 }
 
-/* The one reply that a call gets, good or malformed. */
+/* Sends the reply of a call, good or malformed. */
 void w_reply(model *m) {
     int i = unanswered(m);
     if (i < 0 || !w_can_reply(m) || w_unseen(m, (uint32_t)i))
@@ -83,14 +83,14 @@ void w_reply(model *m) {
         reply_by_mailbox(m, (uint32_t)i, status, size, fill);
         return;
     }
-    if (malformed && bulk) /* bare it would go over other ranges */
+    if (malformed && bulk) /* a bare one would overwrite other ranges */
         bare = false;
     m_reply r = {.slot = (uint32_t)i, .tag = s->id & 0xffff, .bare = bare, .fill = fill, .at = (uint32_t)i};
     r.payload = status == DP_OK || status == DP_FUNCTION_FAILED ? size : 0;
-    if (malformed && pick(m, 2) && (bulk || s->capacity < EAGER)) { /* more than it accepts */
+    if (malformed && pick(m, 2) && (bulk || s->capacity < EAGER)) { /* larger than it accepts */
         size = s->capacity + 1;
         r.payload = bulk ? 0 : size;
-    } else if (malformed && !bare && size && !bulk) { /* a header that does not say what came */
+    } else if (malformed && !bare && size && !bulk) { /* a header with another size than arrived */
         r.payload = size - 1;
     } else if (malformed && bulk) {
         r.payload = 1;
@@ -103,8 +103,8 @@ void w_reply(model *m) {
     w_put(m, r);
 }
 
-/* It may go over a result that waits. And should its slot have a call with the same tag when the client looks, 65,536 calls
- * later, it is that call's reply, whose bytes may be elsewhere. */
+/* It may overwrite a result that was not read yet. If its slot has a call with the same tag when the client polls, 65,536 calls
+ * later, it counts as that call's reply, whose bytes may be elsewhere. */
 static void put_unasked(model *m, m_reply r) {
     m->slots[r.at].fill = ANY_BYTES;
     w_put(m, r);
@@ -123,10 +123,10 @@ void w_stray(model *m) {
     m_reply r = {.slot = i, .tag = id & 0xffff, .bare = false, .fill = 222,
                  .h = {m->ch->generation, id, DP_OK, size}, .at = i, .payload = size};
     switch (kind) {
-    case 0: /* another life's */
+    case 0: /* of another generation */
         r.h.generation ^= 1u << pick(m, 32);
         break;
-    case 1: /* a call so much older or younger that its tag is the same */
+    case 1: /* of an older or later call with the same tag */
         r.h.call_id += 65536;
         break;
     case 2: /* the tag of another call */
@@ -136,7 +136,7 @@ void w_stray(model *m) {
         r.tag = (r.tag + 1 + pick(m, 65535)) & 0xffff;
         r.bare = true;
         break;
-    case 4: /* header and tag agree, on a call that is not there */
+    case 4: /* header and tag agree, but there is no such call */
         r.h.call_id -= 1 + pick(m, 1000);
         r.tag = r.h.call_id & 0xffff;
         break;
@@ -144,7 +144,7 @@ void w_stray(model *m) {
         r.slot = pick(m, 2) ? m->depth : m->depth + pick(m, 32768 - m->depth);
         r.bare = pick(m, 2);
         break;
-    default: /* right but for its slot, in which there is nothing to answer */
+    default: /* right except for its slot, which has no call */
         if (outstanding)
             return;
         r.bare = pick(m, 2);
@@ -153,7 +153,7 @@ void w_stray(model *m) {
     put_unasked(m, r);
 }
 
-/* A reply once more: together with the first one, or later, when its slot may have another call. */
+/* Repeats a reply: together with the first one, or later, when its slot may have another call. */
 void w_repeat(model *m) {
     if (!w_can_reply(m) || !m->any_call)
         return;
@@ -167,7 +167,7 @@ void w_repeat(model *m) {
     const m_slot *s = &m->slots[i];
     uint32_t id = m->last_id - pick(m, 3), size = pick(m, 9);
     if ((s->state == SLOT_BUSY || s->state == SLOT_ABANDONED) && (id & 0xffff) == (s->id & 0xffff))
-        return; /* that would be the first, as far as a bare one says */
+        return; /* a bare reply would count as the first one */
     bool bare = pick(m, 2);
     STEP(m, "late%s repetition of the reply to call %#x in slot %u", bare ? " bare" : "", id, i);
     put_unasked(m, (m_reply){.slot = i, .tag = id & 0xffff, .bare = bare, .fill = 221, .at = i, .payload = size,
@@ -181,7 +181,7 @@ void w_odd_mailbox(model *m) {
     uint64_t word = which ? dp_mailbox_reply(id, DP_OK, 8) : dp_mailbox_request(id, 0, 8);
     for (uint32_t i = 0; i < m->depth; i++)
         if (m->slots[i].mailbox && m->slots[i].state != SLOT_FREE)
-            return; /* its words are awaited or its result is read there */
+            return; /* its mailbox words or result are still in use */
     STEP(m, "mailbox word %u for call %#x", which, id);
     dp_mailbox *b = raw_mailbox(&m->worker, true);
     __atomic_store_n(which == 0 ? &b->request : which == 1 ? &b->reply : &b->long_reply, word, __ATOMIC_RELEASE);

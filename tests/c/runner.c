@@ -1,4 +1,4 @@
-/* The program that runs the cases. Each runs in a child process. The parent enforces its deadline and looks for what it leaves behind. */
+/* The program that runs the cases. Each runs in a child process. The parent enforces its deadline and finds what it leaves behind. */
 #include "runner.h"
 
 #include <dirent.h>
@@ -19,11 +19,11 @@
 #include <unistd.h>
 
 static bool verbose;
-static bool private_dev_shm; /* /dev/shm is ours alone, so that whatever is left there is ours */
+static bool private_dev_shm; /* this program has its own /dev/shm, so all files in it are its own */
 
 /* ---- the child of a case ---- */
 
-/* Prints this thread's stack. SIGQUIT asks for it after a hang; a crash gets it too. */
+/* Prints this thread's stack, on SIGQUIT after a hang and after a crash. */
 static void print_stack(int sig) {
     void *frames[48];
     const t_slot *s = t_my_slot();
@@ -103,7 +103,7 @@ static void print_thread_state(pid_t pid, pid_t tid) {
     unsigned long long ran = 0, waited = 0;
     if (!read_task_file(pid, tid, "stat", stat, sizeof stat))
         return;
-    const char *end = strrchr(stat, ')'); /* of the name, which may contain anything */
+    const char *end = strrchr(stat, ')'); /* end of the name, which may contain any character */
     if (read_task_file(pid, tid, "schedstat", sched, sizeof sched))
         sscanf(sched, "%llu %llu", &ran, &waited);
     printf("    process %d thread %d: state %c, ran for %llu ms, waited %llu ms for a CPU\n", pid, tid, end && end[1] ? end[2] : '?',
@@ -151,10 +151,10 @@ static void print_log(int log) {
         fwrite(buf, 1, (size_t)n, stdout);
 }
 
-/* Kills and reaps what is left of the group; returns how many processes there were. */
+/* Kills and reaps the rest of the group. Returns the number of processes. */
 static int sweep_group(pid_t group) {
     int n = 0;
-    /* Peers that were killed with the case's own exit come to us as zombies: those are not left behind. */
+    /* Peers that died with the case are zombies here. They do not count as left behind. */
     while (waitpid(-group, NULL, WNOHANG) > 0)
         ;
     if (kill(-group, SIGKILL))
@@ -180,7 +180,7 @@ static void own_dev_shm(void) {
     private_dev_shm = mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, NULL) == 0;
 }
 
-/* Names one file left in /dev/shm, or returns false. Without a /dev/shm of our own only ours by name count. */
+/* Names one file left in /dev/shm, or returns false. In a shared /dev/shm only files with this program's names count. */
 static bool left_in_dev_shm(char *name, size_t len) {
     DIR *d = opendir("/dev/shm");
     bool found = false;
@@ -260,7 +260,7 @@ static int run_case(const t_case *c) {
     return result;
 }
 
-/* Looks for a usable device in a child, since nothing may be open when cases fork. */
+/* Finds a usable device in a child, because nothing may be open when cases fork. */
 static bool provider_present(char *why, size_t len) {
     int fds[2];
     if (pipe2(fds, O_CLOEXEC))

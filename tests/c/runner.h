@@ -1,4 +1,4 @@
-/* What the harness and the runner share; cases need harness.h only. */
+/* Shared by the harness and the runner. Cases need only harness.h. */
 #ifndef RFAAS_CTEST_RUNNER_H
 #define RFAAS_CTEST_RUNNER_H
 
@@ -6,8 +6,8 @@
 
 enum { EXIT_FAILED = 1, EXIT_SKIPPED = 77, EXIT_NO_DEVICE = 78, SLOTS = 256 };
 
-/* Where one thread of the case is. Lives in memory shared by the runner and everything it forks; the
- * file names are literals of the same program, so the runner can follow the pointers. */
+/* The last CHECK of one thread of the case, in memory shared by the runner and its descendants. File names are literals of the
+ * same program, so the runner can follow the pointers. */
 typedef struct t_slot {
     pid_t pid, tid;
     const char *file;
@@ -33,9 +33,9 @@ typedef struct t_run {
 
 extern t_run this_run;
 
-/* A slot for this thread. */
+/* Claims a slot for this thread. */
 t_slot *t_claim_slot(void);
-/* This thread's, NULL if it has claimed none. Good in a signal handler. */
+/* This thread's slot, or NULL. Async-signal-safe. */
 const t_slot *t_my_slot(void);
 const char *t_base_name(const char *file); /* "?" for NULL */
 

@@ -85,7 +85,7 @@ static uint32_t f_overrun(void *args, uint32_t n, void *res) {
     uint32_t sizes[2];
     (void)n;
     memcpy(sizes, args, sizeof sizes);
-    dp_current_invocation()->code = 7; /* the failure of an overrun has no code */
+    dp_current_invocation()->code = 7; /* ignored: the failure of an overrun has no code */
     memset(res, 0xEE, sizes[0]);
     return sizes[1];
 }

@@ -9,13 +9,13 @@
 enum {
     FN_ECHO,     /* copies its payload */
     FN_EMPTY,    /* touches nothing, returns the payload's size */
-    FN_TOO_LARGE, /* returns 1 + what the caller accepts, writing it too */
+    FN_TOO_LARGE, /* writes and returns one byte more than the caller accepts */
     FN_FAIL,     /* fails with a message */
     FN_SLOW,     /* payload: u32 milliseconds; echoes */
     FN_CRASH,    /* SIGSEGV */
     FN_FILL,     /* payload: u32 n; returns n bytes of pattern n */
     FN_FINISH,   /* tells its server to finish; echoes */
-    FN_PACE,     /* payload: u32 bytes per second, the rate at which the worker's process sends from now on over tcp */
+    FN_PACE,     /* payload: u32 bytes per second, at which the worker's process then sends over tcp */
     FN_OVERRUN,  /* payload: u32 bytes written, u32 bytes returned */
     FN_SCRIBBLE, /* writes to its payload; returns nothing */
     FN_LENGTH,   /* returns how many bytes its payload has, as u32 */
@@ -33,7 +33,7 @@ typedef struct served {
 
 /* Opens a channel of this shape whose server is a process (or a thread with a device of its own). */
 void served_open(served *s, bool process, dp_wait_mode mode, uint32_t depth, uint32_t eager, uint64_t bulk);
-/* Closes the client's side and waits for the server, which must end by itself. */
+/* Closes the client's side and waits until the server has ended by itself. */
 void served_close(served *s);
 /* After the server was killed: the client's side only. */
 void served_close_client(served *s);

@@ -56,7 +56,7 @@ void rogue_join(rogue *r, end *e) {
     static const uint8_t can_batch[24] = {[8] = 1};
     CHECK(h.n_regions >= 1 && h.n_regions <= DP_EXPOSE_MAX);
     CHECK_SAME(&h.regions[h.n_regions - 1], can_batch, sizeof can_batch);
-    CHECK(!e->qp->peer_batches); /* the rogue has not announced it, and neither have earlier builds */
+    CHECK(!e->qp->peer_batches); /* not announced by the rogue, as by earlier builds */
 }
 
 void rogue_say(rogue *r, const void *bytes, size_t len) {
