@@ -1,6 +1,6 @@
 /* Runs a fuzz target without libFuzzer: replays a corpus, then mutates it, guided by the coverage that gcc's
- * -fsanitize-coverage=trace-pc,trace-cmp reports. Small on purpose; clang's libFuzzer is the better hunter, this one
- * is there wherever gcc is, and gives the same inputs for the same seed.
+ * -fsanitize-coverage=trace-pc,trace-cmp reports. It is small: clang's libFuzzer finds more, but this driver only needs gcc, and makes
+ * the same inputs from the same seed.
  *
  *   fuzz_NAME [--seconds S] [--runs N] [--seed N] [--max-len N] [--artifact PREFIX] [--save DIR] FILE|DIR...
  *   fuzz_NAME --unhex DIR FILE|DIR...      writes the corpus as bytes, for libFuzzer
@@ -24,7 +24,7 @@ enum { MAP = 1 << 16, OPERANDS = 512, CORPUS_MAX = 1 << 14, HANG_SECONDS = 20 };
 
 /* ---- coverage: called from the instrumented code ---- */
 
-static uint8_t seen[MAP];   /* buckets of counts that some input has reached */
+static uint8_t seen[MAP];   /* buckets of counts that an input has reached */
 static _Alignas(8) uint8_t counts[MAP]; /* of this run */
 static uintptr_t previous;
 static bool tracing;
@@ -130,7 +130,7 @@ static uint64_t hash(const item *it) { /* FNV-1a */
     return h;
 }
 
-/* Async-signal-safe: called while the program dies. */
+/* Async-signal-safe, because signal handlers call it. */
 static void write_hex(const char *prefix, const item *it) {
     char path[512], line[3 * 32 + 1];
     static const char digits[] = "0123456789abcdef";
@@ -284,7 +284,7 @@ static size_t insert(uint8_t *data, size_t size, const uint8_t *from, size_t n) 
     return size + n;
 }
 
-/* One change; data has room for max_len bytes. Returns the new size. */
+/* Makes one change. data has room for max_len bytes. Returns the new size. */
 static size_t mutate(uint8_t *data, size_t size) {
     static const uint64_t interesting[] = {0, 1, 2, 7, 8, 15, 16, 31, 32, 63, 64, 65, 127, 128, 255, 256, 257, 511, 512, 1023, 1024,
                                            1025, 4095, 4096, 4097, 32767, 32768, 65535, 65536, 0x7fffffff, 0x80000000,
@@ -314,7 +314,7 @@ static size_t mutate(uint8_t *data, size_t size) {
         memcpy(data + at, &v, w);
         return size;
     }
-    case 4: { /* what the program has compared with */
+    case 4: { /* a value with which the program has compared */
         uint32_t n = n_operands < OPERANDS ? n_operands : OPERANDS;
         struct operand o = operands[below(n ? n : 1)];
         put(data, size, o.value, o.size);
@@ -372,7 +372,7 @@ static void hunt(double seconds, uint64_t runs, const struct timespec *t0) {
     uint8_t *work = malloc(max_len);
     uint64_t first = run_number;
     while ((!runs || run_number - first < runs) && (run_number % 64 || since(t0) < seconds)) {
-        /* New ones are tried more often: they have been tried less. */
+        /* New inputs are tried more often. */
         size_t pick = rnd() & 1 ? below(n_corpus) : n_corpus - 1 - below(n_corpus < 16 ? n_corpus : 16);
         size_t size = corpus[pick].size < max_len ? corpus[pick].size : max_len;
         memcpy(work, corpus[pick].data, size);

@@ -111,14 +111,14 @@ static int may_post(dp_qp *q) {
     return DP_BUSY;
 }
 
-/* The side under test writes only where the peer has said that it may. */
+/* The side under test may only write where the peer has permitted it. */
 static uint64_t put(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey) {
     fabric *f = (fabric *)q->domain->dev;
     uint64_t total = 0, at = raddr - FABRIC_BASE;
     MUST(n >= 0 && n <= 2);
     for (int i = 0; i < n; i++)
         total += sge[i].len;
-    MUST(total <= f->dev.max_msg + 128ull); /* a header beside the largest message of an eager call */
+    MUST(total <= f->dev.max_msg + 128ull); /* a header and the largest message of an eager call */
     MUST(total == 0 || (rkey == FABRIC_RKEY && at <= f->peer_size && total <= f->peer_size - at));
     for (int i = 0; i < n; i++) {
         if (sge[i].len && f->peer + at != sge[i].addr)

@@ -1,4 +1,4 @@
-/* What fuzz targets share. A target is a file fuzz_NAME.c with LLVMFuzzerTestOneInput; README.md tells the rest. */
+/* Helpers for fuzz targets. A target is a file fuzz_NAME.c with LLVMFuzzerTestOneInput; see README.md. */
 #ifndef RFAAS_FUZZ_H
 #define RFAAS_FUZZ_H
 
@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         }                                                                                                              \
     } while (0)
 
-/* The input, taken piece by piece; zeros when it has ended. */
+/* The input, read piece by piece; zeros after its end. */
 typedef struct input {
     const uint8_t *at;
     size_t left;
@@ -59,7 +59,7 @@ static inline uint64_t take64(input *in) {
     return v;
 }
 
-/* A copy of n bytes in memory of exactly that size, so that reading beyond is noticed. free() it. */
+/* A copy of n bytes in memory of exactly that size, so that the sanitizer detects reads beyond it. The caller frees it. */
 static inline void *exact_copy(const void *data, size_t n) {
     void *p = malloc(n ? n : 1);
     MUST(p);

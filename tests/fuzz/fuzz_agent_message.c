@@ -1,4 +1,4 @@
-/* What the client library reads from its agent: messages, and the names of functions in a grant. */
+/* Messages that the client library reads from its agent, and the names of functions in a grant. */
 #define rfaas_api_take_event fuzz_take_event
 #include "../../client/c/agent.c"
 #include "../../client/c/acquire.c"
@@ -42,7 +42,7 @@ static void messages(const uint8_t *data, size_t size) {
     rfaas_agent_end();
 }
 
-/* Twice: the names of a first grant, and of one where the lease goes on. */
+/* Twice: the names in a first grant, and in a grant to which the lease moves. */
 static void names(input *from) {
     rfaas_lease l = {0};
     for (int i = 0; i < 2; i++) {

@@ -1,9 +1,9 @@
-/* A client whose worker is hostile: results, mailbox and completions come from the input, between any calls that the
- * program makes. What must hold: caller memory of exactly the announced size is never exceeded, and every slot is in
+/* A client whose worker is hostile: results, mailbox and completions come from the input, between calls of the
+ * program. What must hold: caller memory of exactly the announced size is never exceeded, and every slot is in
  * one state.
  *
  * Byte 0: 1 shared memory (mailbox), 2 posts take their source at once, bits 2 to 4 depth 1 to 8. Byte 1: eager size and
- * bulk area, in 64 bytes, half a byte each. Then operations, a byte each with what act() takes. */
+ * bulk area, in 64 bytes, half a byte each. Then operations, a byte each with the arguments that act() reads. */
 #include "dp_channel_impl.h"
 #include "fabric.h"
 
@@ -34,7 +34,7 @@ static void push(script *s, dp_wc wc) {
         return;
     if (wc.op == DP_OP_RECV || wc.op == DP_OP_RECV_IMM) {
         if (s->f.recvs == 0)
-            return; /* no provider lets more in */
+            return; /* no provider delivers more */
         s->f.recvs--;
     }
     wc.qp = s->ch->qp;
@@ -68,7 +68,7 @@ static void write_results(script *s, uint64_t at, uint32_t n) {
         memcpy((uint8_t *)s->ch->results->addr + at, bytes, n < l->size - at ? n : l->size - at);
 }
 
-/* A reply to the last request in a slot, right but for what `twist` says. */
+/* A reply to the last request in a slot, correct except for `twist`. */
 static void reply(script *s) {
     const dp_layout *l = &s->ch->layout;
     uint32_t which = take8(&s->in) % l->depth, twist = take8(&s->in) % 12;
@@ -236,7 +236,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     MUST(posix_memalign((void **)&s.f.peer, 128, s.f.peer_size) == 0);
     memset(s.f.peer, 0, s.f.peer_size);
     connect_again(&s);
-    /* Not by chance: so that an input gives the same run again. */
+    /* A fixed value, so that an input always gives the same run. */
     s.ch->next_call = 0x00010002;
     while (s.in.left)
         act(&s);

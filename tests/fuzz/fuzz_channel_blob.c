@@ -1,4 +1,4 @@
-/* Channel blobs, as either side reads the other's. Byte 0: 1 mends the checksum, which random bytes never have; 2 the
+/* Channel blobs, as either side reads the other's. Byte 0: 1 corrects the checksum, which random bytes never have; 2 the
  * role; 4 the provider. */
 #include "dp_layout.h"
 #include "fuzz.h"

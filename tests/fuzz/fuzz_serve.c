@@ -14,7 +14,7 @@ typedef struct script {
     input in;
     dp_server *server;
     dp_layout l;
-    uint8_t *requests; /* the worker's region, which the client may write as it likes */
+    uint8_t *requests; /* the worker's region, to which the client may write anything */
 } script;
 
 /* ---- functions ---- */
@@ -35,7 +35,7 @@ static uint32_t f_fail(void *args, uint32_t n, void *res) {
     (void)res;
     dp_invocation *inv = dp_current_invocation();
     inv->failed = 1;
-    inv->code = (int32_t)n; /* 0 is no code */
+    inv->code = (int32_t)n; /* 0: no code */
     inv->message_len = n < DP_FAILURE_TEXT ? n : DP_FAILURE_TEXT;
     memcpy(inv->message, args, inv->message_len);
     return 0;
@@ -72,13 +72,13 @@ static void write_requests(script *s, uint64_t at, uint32_t n) {
 
 static int arrive(script *s, dp_wc *wc, uint32_t imm, uint32_t len) {
     if (s->f.recvs == 0)
-        return 0; /* no provider lets more in */
+        return 0; /* no provider delivers more */
     s->f.recvs--;
     *wc = (dp_wc){.qp = s->f.qp, .imm = imm, .byte_len = len, .op = DP_OP_RECV_IMM};
     return 1;
 }
 
-/* A request that is right but for what `twist` says. */
+/* A request that is correct except for `twist`. */
 static int request(script *s, dp_wc *wc) {
     uint32_t slot = take8(&s->in) % s->l.depth, twist = take8(&s->in) % 16;
     dp_request h = {.generation = GENERATION, .call_id = take16(&s->in), .flags = take8(&s->in) & 15};
@@ -126,7 +126,7 @@ static void mailbox(script *s, bool right) {
     m->request = word;
 }
 
-/* One thing that the client does. Returns how many completions it makes. */
+/* One action of the client. Returns the number of its completions. */
 static int act(script *s, dp_wc *wc) {
     static const int statuses[] = {DP_OK, DP_INVALID, DP_PEER_GONE, DP_CONNECTION};
     switch (take8(&s->in) % 9) {
@@ -157,7 +157,7 @@ static int act(script *s, dp_wc *wc) {
         return 1;
     }
     case 6: s->f.busy = take8(&s->in) % 16; return 0;
-    case 7: { /* a bare request: what the slot's last header said, with this size */
+    case 7: { /* a bare request: repeats the slot's last header, with this size */
         uint32_t slot = take8(&s->in) % s->l.depth, tag = take16(&s->in), len = take16(&s->in);
         return arrive(s, wc, DP_IMM_BARE | dp_imm(slot, tag), len % (s->l.eager + 2));
     }

@@ -1,4 +1,4 @@
-/* What one process tells another over the socket of shm: blobs, and hello messages with descriptors.
+/* Messages of one process to another over the socket of shm: blobs, and hello messages with descriptors.
  *
  * Byte 0: 0 a blob, on a node whose boot id is 16 bytes 5a. Otherwise a hello: byte 0 is how many descriptors come with
  * it, and the next byte of each says what it is (see offer()). */
@@ -22,7 +22,7 @@ static int offer(uint8_t kind) {
         const int fixed = F_SEAL_SHRINK | F_SEAL_GROW;
         fds[0] = memfd(SHM_PAGE, fixed);
         fds[1] = memfd(64 * SHM_PAGE, fixed);
-        fds[2] = memfd(64 * SHM_PAGE, 0); /* may shrink under us */
+        fds[2] = memfd(64 * SHM_PAGE, 0); /* may shrink while it is mapped */
         fds[3] = memfd(64 * SHM_PAGE, fixed | F_SEAL_WRITE);
         fds[4] = memfd(64 * SHM_PAGE + 1, fixed);
         fds[5] = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -57,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (pair[0] < 0) {
         MUST(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
     }
-    int lowest = dup(0); /* of this run: libFuzzer has files of its own */
+    int lowest = dup(0); /* libFuzzer has open files too */
     close(lowest);
     int fds[SHM_HELLO_FDS + 4];
     n = (uint8_t)((n - 1) % (sizeof fds / sizeof *fds));
@@ -89,7 +89,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     dp_error err = {0};
     int e = shm_hello_recv(pair[1], MSG_DONTWAIT, &h, &p);
     if (!e && !h.status && shm_peer_map(&p, true, &err) == DP_OK) {
-        /* All that the peer gave is there, to the last byte, and aligned as it says. */
+        /* The peer's memory is mapped to the last byte, with the alignment that the peer announced. */
         MUST(p.segment && p.mode);
         volatile uint32_t first = p.segment->posted, mode = *p.mode;
         volatile uint8_t last = ((uint8_t *)p.segment)[shm_segment_size(p.ring_size) - 1];

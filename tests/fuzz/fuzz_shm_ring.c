@@ -1,6 +1,5 @@
-/* A receive ring of shm that its writer fills with anything: byte 0 is how many receives are posted, then come entries of
- * 32 bytes: a control byte (1: the sequence number is right, so that the entry counts; 2: the peer takes back memory
- * meanwhile), 7 bytes of nothing, 8 of `what`, 8 of `offset`, 8 of data. */
+/* A receive ring of shm that its writer fills with any bytes. Byte 0 is the number of posted receives. Entries of 32 bytes follow:
+ * a control byte (1: the sequence number is right, so the entry counts; 2: the peer takes back memory at the same time), 7 unused bytes, 8 of `what`, 8 of `offset`, 8 of data. */
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -52,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             fallocate(q->expose[0]->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, REGION);
         dp_wc wc[2];
         int n = dp_cq_poll(cq, wc, 2);
-        MUST(n >= 0 && n <= 1); /* the entry behind it has another number */
+        MUST(n >= 0 && n <= 1); /* the next entry has another number */
         if (n == 0)
             continue;
         pos++;

@@ -1,4 +1,4 @@
-/* Address blobs of verbs queue pairs. Byte 0: 1 mends the checksum. What is accepted encodes to the same bytes. */
+/* Address blobs of verbs queue pairs. Byte 0: 1 corrects the checksum. An accepted blob encodes to the same bytes. */
 #include "dp_verbs.h"
 #include "dp_wire.h"
 #include "fuzz.h"

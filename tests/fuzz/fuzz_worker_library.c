@@ -1,5 +1,5 @@
-/* What a worker checks of a library before the dynamic linker sees it, and its list of function names. Byte 0: 0 a
- * library; otherwise so many names. */
+/* A worker's check of a library before the dynamic linker loads it, and of its list of function names. Byte 0: 0 a library,
+ * otherwise the number of names. */
 #include "worker/load.c"
 
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
 /* Messages from the executor to the zygote: a packet as it comes from the socket. Byte 0: how many descriptors come with
- * it: 0 as many as with a SPAWN, otherwise one less than the byte says. Byte 1: 1 makes the body as long as a SPAWN's. */
+ * it: 0 as many as with a SPAWN, otherwise the byte minus one. Byte 1: 1 makes the body as long as a SPAWN's. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (pair[0] < 0) {
         MUST(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
     }
-    int lowest = dup(0); /* of this run: libFuzzer has files of its own */
+    int lowest = dup(0); /* libFuzzer has open files too */
     close(lowest);
     int fds[DP_PACKET_FDS_MAX + 4] = {0};
     union {
