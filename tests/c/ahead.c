@@ -1,4 +1,4 @@
-/* Memory of regions that a second thread fills (worker/startup/ahead.h). */
+/* Memory of regions that a second thread prefaults (worker/startup/ahead.h). */
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ static dp_ahead *begin(int n) {
     return a;
 }
 
-/* What is taken is there when the thread is, has zeros and a page behind it that is nobody's; what is not taken goes. */
+/* Memory that is taken is complete when the thread has ended, is zeroed, and has a guard page behind it. Memory that is not taken is freed. */
 T_CASE(taken, "ahead/taken-and-left", .providers = T_SHM) {
     uint64_t size = whole(SIZE), page = page_size();
     dp_ahead *a = begin(2);
@@ -63,7 +63,7 @@ T_CASE(taken, "ahead/taken-and-left", .providers = T_SHM) {
     CHECK(write(ends[1], one + size, 1) == -1 && errno == EFAULT);
     close(ends[0]);
     close(ends[1]);
-    CHECK(munmap(one, size + page) == 0); /* the other one is counted by the harness */
+    CHECK(munmap(one, size + page) == 0); /* the harness checks that the other one is unmapped */
 
     a = begin(2);
     one = dp_ahead_take(a, size);
@@ -76,7 +76,7 @@ T_CASE(taken, "ahead/taken-and-left", .providers = T_SHM) {
     CHECK(munmap(two, size + page) == 0);
 }
 
-/* It is the thread that fills, also if its caller may be on one CPU only. */
+/* The second thread fills the memory, even if its caller may use only one CPU. */
 T_CASE(by_itself, "ahead/fills-by-itself", .providers = T_SHM) {
     dp_cpus all;
     cpu_set_t one;
@@ -98,7 +98,7 @@ T_CASE(by_itself, "ahead/fills-by-itself", .providers = T_SHM) {
     CHECK(munmap(map, whole(SIZE) + page_size()) == 0);
 }
 
-/* What one process maps and fills is another's, and of no third: with the same bytes, and what was not filled is by the second one. */
+/* Memory that one process maps and fills is inherited by one other process only. That process fills the rest. */
 T_CASE(passed, "ahead/passed-on", .providers = T_SHM) {
     dp_ahead *a = mapped(2);
     uint64_t size = whole(SIZE), page = page_size();
@@ -141,7 +141,7 @@ T_CASE(from_sizes, "ahead/sizes-not-blob", .providers = T_SHM) {
     CHECK_EQ(s.size, dp_server_region(&(dp_channel_config){4, 4096, 0}));
     CHECK(s.size > 4 * 4096);
     uint64_t before = s.size;
-    CHECK(!dp_spare_take(&s, NULL)); /* this worker needs none: the next one may */
+    CHECK(!dp_spare_take(&s, NULL)); /* this worker needs no memory, the next one may */
     CHECK_EQ(s.size, before);
     m.n_functions = 0; /* as of a PREPARE */
     CHECK(!dp_msg_pinned_channel(&m, &sizes));
@@ -161,7 +161,7 @@ T_CASE(nothing, "ahead/nothing", .providers = T_SHM) {
     dp_ahead_end(NULL);
 }
 
-/* A device's regions of that size are made of it, as many as there are, and work as others do. */
+/* A device makes regions of that size from prepared memory while there is some, and they work like others. */
 T_CASE(registered, "ahead/registered", .providers = T_VERBS) {
     dp_error err;
     dp_dev *dev;
@@ -187,7 +187,7 @@ T_CASE(registered, "ahead/registered", .providers = T_VERBS) {
     dp_dev_close(dev);
 }
 
-/* Devices that were listed once are opened without another look, by name or as the first; what they lack is told as always. */
+/* Devices that were listed once are opened without listing again, by name or as the first one. Errors are the same as always. */
 T_CASE(preloaded, "device/preloaded", .providers = T_VERBS) {
     CHECK(dp_verbs_preload(NULL) > 0);
     CHECK_EQ(dp_verbs_preload(NULL), dp_verbs_preload(NULL));

@@ -1,4 +1,4 @@
-/* Messages without a header: what they mean to a worker, and when a client sends them. */
+/* Messages without a header: their meaning for a worker, and when a client sends them. */
 #include "forged.h"
 
 T_CASE(bare_client, "channel/bare-requests") {
@@ -51,7 +51,7 @@ T_CASE(bare_client, "channel/bare-requests") {
     raw_bare(&r, 4, 8, 10);
     CHECK_STATUS(raw_reply(&r, 4, 10).status, DP_BAD_REQUEST);
 
-    raw_request_as(&r, 0, h, 0, dp_imm(8, 5)); /* no such slot: the server ends */
+    raw_request_as(&r, 0, h, 0, dp_imm(8, 5)); /* there is no such slot, so the server ends */
     int ended;
     t_recv(p.sock, &ended, sizeof ended);
     CHECK_STATUS(ended, DP_PROTOCOL);
@@ -81,7 +81,7 @@ static void reporter(int sock, void *arg) {
     end_close(&r.e);
 }
 
-/* n calls by the queue pair; true when the last came bare. */
+/* Makes n calls by the queue pair. True if the last request was bare. */
 static bool last_bare(served *s, int32_t n, uint32_t function, uint32_t size, uint32_t capacity) {
     static uint8_t bytes[512];
     struct {
@@ -112,7 +112,7 @@ T_CASE(bare_sent, "channel/bare-when", .seconds = 20) {
     CHECK(!last_bare(&s, 1, FN_ECHO, 300, 401));
     CHECK(!last_bare(&s, 1, FN_EMPTY, 300, 401));
     CHECK(last_bare(&s, 1, FN_EMPTY, 300, 401));
-    /* Two under way: the second is in a slot of its own and not alone. Its slot then rests while the other's calls go
+    /* Two in flight: the second has another slot and is not alone. Its slot then rests while the other's calls go
      * round all the tags, and a tag alone would name the wrong call. (Not all of them in an emulated machine.) */
     for (int round = 0; round < 2; round++) {
         int32_t two = 2;

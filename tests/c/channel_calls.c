@@ -1,4 +1,4 @@
-/* Calls that go well: sizes, modes, depths, ids. */
+/* Calls that succeed: sizes, modes, depths, ids. */
 #include <stdlib.h>
 
 #include "ends.h"
@@ -59,7 +59,7 @@ static void shuffle(dp_wait_mode mode, long rounds, uint32_t depth) {
             fill_pattern(buf, p[k].size, p[k].seed);
             dp_channel_batch(s.ch, t_random() % 4);
             int st = dp_channel_submit(s.ch, FN_ECHO, buf, p[k].size, NULL, p[k].size, &p[k].slot);
-            if (st == DP_BUSY) /* bulk area or send queue: an ended call makes room */
+            if (st == DP_BUSY) /* the bulk area or the send queue is full until a call ends */
                 continue;
             CHECK_OK(st);
             p[k].used = true;
@@ -147,7 +147,7 @@ T_CASE(registered, "channel/registered-payload") {
 T_CASE(wait_any, "channel/wait-any") {
     served s;
     served_open(&s, true, DP_WAIT_ADAPTIVE, 8, 64, 0);
-    uint32_t ms[2] = {1, 1200}, slot[2]; /* far apart: two ends that are seen together end one wait */
+    uint32_t ms[2] = {1, 1200}, slot[2]; /* far apart, because two ends that are noticed together end one wait */
     for (int i = 0; i < 2; i++)
         CHECK_OK(dp_channel_submit(s.ch, FN_SLOW, &ms[i], 4, NULL, 4, &slot[i]));
     CHECK_OK(dp_endpoint_wait_any(s.ep, 0)); /* one worker serves in order */

@@ -1,4 +1,4 @@
-/* Calls that go wrong: refusals, failures, deadlines, deaths, forgeries. */
+/* Calls that fail: refusals, failures, deadlines, deaths, forgeries. */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -100,7 +100,7 @@ static void overrun(served *s, uint32_t capacity, uint32_t writes, uint32_t retu
     }
 }
 
-/* A function that writes beyond its capacity and returns less fails, wherever its result is made. The worker goes on. */
+/* A function that writes beyond its capacity and returns less fails, wherever its result is stored. The worker goes on. */
 T_CASE(overrun_caught, "channel/overrun-is-caught") {
     served s;
     served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 1024, 64 << 10);
@@ -187,8 +187,8 @@ T_CASE(deadline, "channel/deadline", .seconds = 20) {
         uint8_t out[64];
         int64_t took, most = (int64_t)(90e6 * t_time_scale());
         memset(out, 0x5A, sizeof out);
-        do { /* once more if something else may have had the processor */
-            uint32_t ms = 1200; /* longer than a machine stands still */
+        do { /* again if another program may have used the processor */
+            uint32_t ms = 1200; /* longer than a machine pauses */
             int64_t t0 = dp_now_ns();
             CHECK_STATUS(dp_channel_call(s.ch, FN_SLOW, &ms, 4, NULL, out, 64, &size, t0 + 20000000, &started), DP_DEADLINE);
             took = dp_now_ns() - t0;
@@ -210,7 +210,7 @@ T_CASE(deadline, "channel/deadline", .seconds = 20) {
     }
 }
 
-/* A worker's death ends the calls on it: spinning and blocked callers alike. */
+/* A worker's death ends its calls, whether callers spin or block. */
 static void death(dp_wait_mode mode, bool crash) {
     served s;
     served_open(&s, true, mode, 4, 64, 0);
@@ -252,7 +252,7 @@ static void *fail_later(void *arg) {
     return NULL;
 }
 
-/* The control plane's word ends a call on every provider. */
+/* A report of the control plane ends a call on every provider. */
 static void failed_by_control(dp_wait_mode mode) {
     served s;
     served_open(&s, true, mode, 4, 64, 0);
@@ -270,7 +270,7 @@ static void failed_by_control(dp_wait_mode mode) {
     t_peer_kill(&s.peer);
     CHECK_OK(dp_channel_reset(s.ch, NULL));
     CHECK_STATUS(dp_channel_status(s.ch), DP_OK);
-    /* Its worker could not be replaced: calls on the channel without a connection say what it was failed with. */
+    /* If the worker cannot be replaced, calls on the channel without a connection return the status of the failure. */
     dp_channel_fail(s.ch, DP_PEER_GONE);
     for (int i = 0; i < 3; i++) {
         CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, &ms, 4, NULL, &ms, 4, &size, 0, &started), DP_PEER_GONE);

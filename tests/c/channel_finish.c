@@ -1,4 +1,4 @@
-/* A server that is to finish answers every call that it has got, and its answers survive it. */
+/* A server that is told to finish answers every call that it has received, and its answers arrive after its end. */
 #include "ends.h"
 #include "served.h"
 
@@ -21,7 +21,7 @@ static void finish(dp_wait_mode mode) {
     if (s.dev->caps & DP_CAP_SILENT_DEATH) /* answers arrive only while the client polls */
         for (uint32_t i = 0; i < CALLS; i++)
             CHECK_OK(dp_channel_wait(s.ch, slot[i], 0));
-    t_peer_join(&s.peer); /* nobody has looked for an answer yet */
+    t_peer_join(&s.peer); /* the client has not polled yet */
     for (uint32_t i = 0; i < CALLS; i++) {
         CHECK_OK(dp_channel_wait(s.ch, slot[i], 0));
         CHECK_OK(dp_channel_finish(s.ch, slot[i], out, &size, NULL));
@@ -36,7 +36,7 @@ static void finish(dp_wait_mode mode) {
 T_CASE(finish_spinning, "channel/finish-spinning") { finish(DP_WAIT_HOT); }
 T_CASE(finish_blocking, "channel/finish-blocking") { finish(DP_WAIT_WARM); }
 
-/* A lone call that comes by the mailbox, where there is one. */
+/* A single call, which comes by the mailbox if there is one. */
 T_CASE(finish_alone, "channel/finish-alone") {
     for (int i = 0; i < 2; i++) {
         served s;

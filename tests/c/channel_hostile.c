@@ -2,7 +2,7 @@
 #include "dp_layout.h"
 #include "forged.h"
 
-/* A slot that does not exist leaves no place for a refusal: the server ends the connection. */
+/* A request for a slot that does not exist has no place for a refusal, so the server ends the connection. */
 static void end_server(raw *r, t_peer *p) {
     int ended;
     raw_request_as(r, 0, (dp_request){.generation = 77}, 0, dp_imm(8, 5));
@@ -62,7 +62,7 @@ T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {
     end_server(&r, &p);
 }
 
-/* A completion that comes twice, when the header of the slot's next request has been written: the second one neither refuses nor announces
+/* A completion that arrives twice, after the header of the slot's next request was written. The second one neither refuses nor announces
  * that request. */
 T_CASE(repeated_completion, "channel/repeated-completion", .providers = 0) {
     t_peer p;
@@ -85,7 +85,7 @@ static void forger(int sock, void *arg) {
     (void)arg;
     raw r;
     raw_worker(&r, sock);
-    /* The client's one call, read by hand. */
+    /* Reads the client's only call. */
     dp_request q;
     uint32_t slot = raw_take(&r, &q, NULL);
     const uint32_t imm = dp_imm(slot, q.call_id), bare = DP_IMM_BARE | imm;
@@ -101,7 +101,7 @@ static void forger(int sock, void *arg) {
         {7, DP_IMM_BARE | dp_imm(32000, q.call_id), {0}},
         {slot + 1, DP_IMM_BARE | dp_imm(slot + 1, q.call_id), {0}}, /* bare: a slot that is free, another call */
         {slot, bare ^ 1, {0}},
-        {slot, bare, {0}},                                   /* the true one */
+        {slot, bare, {0}},                                   /* the correct one */
         {slot, bare, {0}},                                   /* repeated */
         {slot, imm, {q.generation, q.call_id, DP_OK, 8}},    /* repeated, with header */
     };
@@ -110,10 +110,10 @@ static void forger(int sock, void *arg) {
             raw_answer_bare(&r, forged[i].at, 8, (int)i, forged[i].imm);
         else
             raw_answer(&r, forged[i].at, forged[i].h, 8, (int)i, forged[i].imm);
-        t_sync(sock); /* it is there */
-        t_sync(sock); /* and was looked at */
+        t_sync(sock); /* it has arrived */
+        t_sync(sock); /* and the client has polled it */
     }
-    /* More than a call accepts, with header and bare; and a status that no worker may use. */
+    /* Results larger than a call accepts, with header and bare; and a status that no worker may send. */
     for (int k = 0; k < 3; k++) {
         slot = raw_take(&r, &q, NULL);
         if (k == 1)

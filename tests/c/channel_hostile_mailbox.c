@@ -48,11 +48,11 @@ static void mailbox_forger(int sock, void *arg) {
         int status;
         uint32_t size;
     } forged[] = {
-        {1, DP_OK, 8},             /* no call of the client's */
-        {0, DP_OK, 9},             /* more than it accepts: a broken promise */
-        {0, DP_LEASE_ENDED, 0},    /* not a worker's to say */
+        {1, DP_OK, 8},             /* not a call of the client */
+        {0, DP_OK, 9},             /* more than it accepts */
+        {0, DP_LEASE_ENDED, 0},    /* a status that no worker may send */
         {0, DP_OK, 0xffff},
-        {0, DP_OK, 8},             /* true at last */
+        {0, DP_OK, 8},             /* the correct one */
     };
     uint64_t seen = 0, word;
     for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
@@ -91,7 +91,7 @@ T_CASE(hostile_worker_mailbox, "channel/hostile-worker-mailbox", .providers = T_
     served_by_close(&s);
 }
 
-/* The mailbox holds an answer to a call that has not been made: after 2^32 calls a stale one may. */
+/* The mailbox holds an answer to a call that was not made yet, like a stale answer after 2^32 calls. */
 static void foreteller(int sock, void *arg) {
     (void)arg;
     raw r;

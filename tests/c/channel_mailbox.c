@@ -1,4 +1,4 @@
-/* The mailbox beside the queue pair, and channels at their limits: what only an unlucky moment or a hostile peer shows. */
+/* The mailbox together with the queue pair, and channels at their limits: states that only an unlikely timing or a hostile peer causes. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -73,7 +73,7 @@ static void local_server(int sock, void *arg) {
     l->ended = dp_server_run(l->server);
 }
 
-/* Waits for the server's end. It goes only now: whoever stops it must find it. */
+/* Waits for the server's end and frees it. Before that, other threads may still stop it. */
 static void local_end(local *l) {
     t_peer_join(&l->s.peer);
     dp_server_destroy(l->server);
@@ -103,14 +103,14 @@ static void local_client(local *l, const dp_dev_options *o, bool hook_it, dp_cha
 }
 
 static void local_close(local *l) {
-    dp_server_stop(l->server); /* on verbs it does not miss a client that never called */
+    dp_server_stop(l->server); /* on verbs it does not notice the end of a client that never called */
     local_end(l);
     served_close_client(&l->s);
 }
 
 /* ---- order of the mailbox and the queue pair ---- */
 
-static int stage; /* 1: the server's next poll waits; 2: it does; 3: go on */
+static int stage; /* 1: the server's next poll is to wait; 2: it waits; 3: it may go on */
 
 static int late_poll(dp_cq *cq, dp_wc *wc, int n) {
     int one = 1;
@@ -134,9 +134,9 @@ static uint32_t f_overrun(void *args, uint32_t n, void *res) {
     return 2000;
 }
 
-/* The first call is alone when it starts, so its result is made in place. It comes by the mailbox, the second one by
- * the queue pair, both after the server looked into the one and before it looked into the other. Whoever serves
- * the second one first lets the first one's overrun spoil its result. */
+/* The first call is alone when it starts, so its result is made in place. It comes by the mailbox, the second one by the queue
+ * pair, both after the server checked the mailbox and before it polls the queue pair. If the server executed the second call
+ * first, the first one's overrun would damage its result. */
 T_CASE(mailbox_first, "channel/mailbox-before-queue-pair", .providers = T_SHM) {
     static const dp_function table[] = {f_echo, f_overrun};
     local l = {.table = table, .n = 2, .server_poll = late_poll, .s.mode = DP_WAIT_HOT};
@@ -163,7 +163,7 @@ T_CASE(mailbox_first, "channel/mailbox-before-queue-pair", .providers = T_SHM) {
 
 /* ---- answers of a server that has left ---- */
 
-static int blind; /* polls that find nothing, whatever there is */
+static int blind; /* number of further polls that return nothing */
 
 static int blind_poll(dp_cq *cq, dp_wc *wc, int n) {
     if (blind) {
@@ -175,7 +175,7 @@ static int blind_poll(dp_cq *cq, dp_wc *wc, int n) {
     return got;
 }
 
-/* A worker that leaves answers first. What it answered counts, in whichever order the client looks at the answers and at
+/* A worker answers its calls before it ends. Its answers count, in whichever order the client notices the answers and
  * the connection. */
 T_CASE(answers_survive, "channel/answers-before-the-end") {
     static const dp_function table[] = {f_echo};
@@ -194,9 +194,9 @@ T_CASE(answers_survive, "channel/answers-before-the-end") {
             CHECK_OK(dp_channel_wait(l.s.ch, slot[i], 0));
         dp_server_finish(l.server);
         local_end(&l);
-        dp_channel_fail(l.s.ch, DP_LEASE_ENDED); /* as the event of its end does, if the provider does not tell */
+        dp_channel_fail(l.s.ch, DP_LEASE_ENDED); /* like the event of its end, if the provider does not report it */
         blind = later;
-        if (later) /* a post finds out, or a look at a call */
+        if (later) /* a post notices it, or a test of a call */
             CHECK_EQ(dp_channel_test(l.s.ch, slot[2]), 1);
         else
             CHECK(dp_channel_submit(l.s.ch, 0, in, 64, NULL, 64, &another) != DP_OK);
@@ -218,11 +218,11 @@ static uint32_t f_again(void *args, uint32_t n, void *res) {
     (void)args;
     (void)n;
     (void)res;
-    /* The request that came by shared memory has put this in order already; the thread sanitizer cannot know. */
+    /* The request by shared memory has ordered this already, which the thread sanitizer does not know. */
     dp_mailbox *mailbox = __atomic_load_n(&endless, __ATOMIC_ACQUIRE);
     if (++endless_calls == 1000)
         dp_server_stop(endless_server->server);
-    if (endless_calls < 100000) /* what a hostile client would write meanwhile */
+    if (endless_calls < 100000) /* as a hostile client would do at this time */
         __atomic_store_n(&mailbox->request, dp_mailbox_request(endless_calls, 0, 8), __ATOMIC_RELEASE);
     return 0;
 }
@@ -284,7 +284,7 @@ static int flood_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, 
     return real->post_write_imm(qp, sge, n, raddr, rkey, imm, wr_id, flags);
 }
 
-static bool given_up; /* by who called f_late */
+static bool given_up; /* set by the caller of f_late */
 
 static uint32_t f_late(void *args, uint32_t n, void *res) {
     (void)args;
@@ -327,7 +327,7 @@ T_CASE(flood, "channel/deadline-in-a-flood", .providers = T_SHM | T_TCP, .second
 /* ---- batches ---- */
 
 static bool answered;   /* the client has the reply of the first call */
-static uint32_t joined; /* posts that waited for the next one */
+static uint32_t joined; /* posts that were sent together with the next one */
 
 static int counted_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id, uint32_t flags) {
     joined += !!(flags & DP_MORE);
@@ -363,7 +363,7 @@ T_CASE(long_call_in_batch, "channel/batch-long-call") {
         CHECK_OK(dp_channel_submit(l.s.ch, i, in, sizeof in, NULL, sizeof in, &slot[i]));
     CHECK_EQ(joined, 2);
     CHECK_OK(dp_channel_wait(l.s.ch, slot[0], 0));
-    CHECK_EQ(dp_channel_test(l.s.ch, slot[1]), 0); /* its function waits for us */
+    CHECK_EQ(dp_channel_test(l.s.ch, slot[1]), 0); /* its function waits for this thread */
     __atomic_store_n(&answered, true, __ATOMIC_RELEASE);
     CHECK_OK(dp_channel_wait(l.s.ch, slot[1], 0));
     for (int i = 0; i < 2; i++) {
@@ -375,7 +375,7 @@ T_CASE(long_call_in_batch, "channel/batch-long-call") {
 
 /* ---- limits ---- */
 
-/* What a channel carries does not depend on which way a call takes. */
+/* The sizes that a channel carries do not depend on the way of a call. */
 T_CASE(limits, "channel/limits-are-the-same-when-busy") {
     served s;
     uint8_t in[257] = {0};
@@ -399,11 +399,11 @@ T_CASE(limits, "channel/limits-are-the-same-when-busy") {
     }
 }
 
-/* Bulk room that an abandoned call held comes back although nobody waits for anything. */
+/* The bulk range of an abandoned call becomes free although nothing waits. */
 T_CASE(bulk_abandoned, "channel/bulk-room-after-abandoned-call") {
     served s;
     served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 64, 1024);
-    uint8_t buf[1024] = {1200 & 0xff, 1200 >> 8}; /* ms, longer than a machine stands still */
+    uint8_t buf[1024] = {1200 & 0xff, 1200 >> 8}; /* ms, longer than a machine pauses */
     uint32_t size, slot;
     dp_started started;
     CHECK_STATUS(dp_channel_call(s.ch, FN_SLOW, buf, 1024, NULL, buf, 8, &size, dp_now_ns() + 5000000, &started),
@@ -451,7 +451,7 @@ T_CASE(many_parts, "channel/payload-of-many-messages") {
     uint8_t *in = malloc(n), *out = malloc(n);
     fill_pattern(in, n, 3);
     local_client(&l, &o, true, (dp_channel_config){2, 64, 1 << 20});
-    if (!t_is_verbs()) /* its queue takes any number of writes; one that does not is full now and then */
+    if (!t_is_verbs()) /* its queue takes any number of writes; other queues are sometimes full */
         hooked.post_write = small_write;
     l.s.dev->max_msg = 4096;
     local_connect(&l);

@@ -1,9 +1,8 @@
 /* The slot state machine against a model of it (model.h). Random sequences of submit, test, wait, finish, abandon,
- * failure, reset and reconnect at the client, and at a worker made by hand of right, late, repeated, forged and malformed
- * replies, by queue pair and mailbox. Everything happens on one thread, so the model knows what each call returns and
+ * failure, reset and reconnect at the client, and of right, late, repeated, forged and malformed replies of a hand-made worker, by queue pair and mailbox. Everything happens on one thread, so the model knows what each call returns and
  * which state each slot is in after it.
  *
- * A run follows from its seed, which is printed with a failure; RFAAS_MODEL_SEED=N repeats that run and prints each
+ * The seed determines a run. It is printed with a failure; RFAAS_MODEL_SEED=N repeats that run and prints each
  * step. */
 #include <stdlib.h>
 
@@ -82,7 +81,7 @@ static void submit(model *m) {
     receive(m, i, mailbox, in);
 }
 
-/* A slot in that state, or any when there is none or now and then. */
+/* A slot in that state; sometimes, or if there is none, any slot. */
 static uint32_t some_slot(model *m, slot_state a, slot_state b) {
     uint32_t start = pick(m, m->depth);
     if (pick(m, 8))
@@ -216,7 +215,7 @@ static void m_connect(model *m) {
     CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_CLIENT, w->e.dev->provider, &w->peer, &err), err);
     w->l = w->peer.layout;
     CHECK_EQ(w->l.depth, m->depth);
-    memset(end_bytes(&w->e), 0, w->l.size); /* as a new worker's is */
+    memset(end_bytes(&w->e), 0, w->l.size); /* like that of a new worker */
     w->generation = w->peer.generation;
     CHECK_OK_ERR(dp_qp_connect(w->e.qp, w->peer.qp_blob, w->peer.qp_len, &err), err);
     len = sizeof blob;
@@ -226,7 +225,7 @@ static void m_connect(model *m) {
     m->lost = 0;
     m->any_call = false;
     memset(m->told, 0, sizeof m->told);
-    /* Ids wrap now and then, and their tags. */
+    /* Ids and their tags sometimes wrap. */
     static const uint32_t near[] = {0xfffffff0, 0x0000fff0, 0x7ffffff0};
     m->ch->next_call = pick(m, 2) ? near[pick(m, 3)] + pick(m, 16) : pick(m, UINT32_MAX);
 }
@@ -252,7 +251,7 @@ static void m_reset(model *m) {
     m->connected = false;
     CHECK_NE(m->ch->generation, generation);
     m_compare(m);
-    if (pick(m, 8) == 0) { /* a call before there is anybody to call */
+    if (pick(m, 8) == 0) { /* a call before there is a worker */
         submit(m);
         m_compare(m);
         if (pick(m, 2))
@@ -267,7 +266,7 @@ static void m_reset(model *m) {
     m_connect(m);
 }
 
-/* The first look may only tell of what had ended before; after the second everything that arrived has been seen. */
+/* The first poll may only report calls that had ended before. After the second, everything that has arrived was polled. */
 static void look_twice(model *m) {
     wait_any(m);
     m_compare(m);
@@ -275,7 +274,7 @@ static void look_twice(model *m) {
     m_compare(m);
 }
 
-/* Ends all calls as a good worker and a good caller do. */
+/* Ends all calls like a good worker and a good caller. */
 static void settle_all(model *m) {
     for (uint32_t i = 0; i < m->depth; i++) {
         m_slot *s = &m->slots[i];
@@ -298,7 +297,7 @@ static void settle_all(model *m) {
         CHECK_EQ(dp_channel_free_slots(m->ch), m->depth);
 }
 
-/* As if so many calls had been made in other slots. */
+/* Skips ids, as if calls had been made in other slots. */
 static void skip_ids(model *m) {
     static const uint32_t far[] = {1, 1000, 65533, 65534, 65535, 65536, 1u << 31};
     uint32_t n = far[pick(m, 7)];
@@ -364,14 +363,14 @@ static void one_run(model *m, uint64_t seed) {
     }
     if (pick(m, 4)) {
         settle_all(m);
-        if (!m->failed && !m->broken) { /* nothing of the bulk area is lost */
+        if (!m->failed && !m->broken) { /* no bulk range is lost */
             uint8_t all[BULK] = {0};
             uint32_t i;
             CHECK_OK(dp_channel_submit(m->ch, 0, all, BULK, NULL, BULK, &i));
         }
     }
     end_unattend(cq);
-    dp_channel_destroy(m->ch); /* in whatever state it is */
+    dp_channel_destroy(m->ch); /* in any state */
 }
 
 T_CASE(slot_model, "channel/slot-model", .seconds = 60, .verbs_seconds = 60) {

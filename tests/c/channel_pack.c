@@ -18,7 +18,7 @@
 /* A packed endpoint with one channel. */
 typedef struct packed {
     dp_packed_channel ch;
-    int fds[FDS]; /* the endpoint's, the channel's */
+    int fds[FDS]; /* of the endpoint and the channel */
 } packed;
 
 static void pack(served *s, packed *p) {

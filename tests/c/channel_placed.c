@@ -8,7 +8,7 @@
 
 #define MIB (1u << 20)
 
-/* Memory of a program that can be lent. */
+/* Memory of a program that can be shared with a worker. */
 typedef struct lent {
     int fd;
     uint8_t *at;
@@ -44,7 +44,7 @@ static void call_placed(served *s, int fn, const void *in, uint32_t n, void *out
     CHECK_EQ(size, want_size);
 }
 
-/* Payloads and results far larger than what the channel carries, so none of it was copied through the channel. */
+/* Payloads and results far larger than the channel carries, so the channel did not copy them. */
 static void in_place(bool process) {
     served s;
     served_open(&s, process, DP_WAIT_ADAPTIVE, 4, 512, 0);
@@ -72,17 +72,17 @@ static void in_place(bool process) {
     call_placed(&s, FN_ECHO, b.at, DP_PLACE_MIN, small, sizeof small, b.mem, NULL, DP_RESULT_TOO_LARGE, DP_PLACE_MIN);
     call_placed(&s, FN_ECHO, b.at, MIB, b.at + 2 * MIB, MIB, b.mem, b.mem, DP_OK, MIB);
     CHECK_PATTERN(b.at + 2 * MIB, MIB, MIB);
-    /* What cannot be placed is copied, or too large for that. */
+    /* Payloads and results that cannot be in place are copied, or are too large for that. */
     call_placed(&s, FN_ECHO, b.at + 1, 500, small, sizeof small, b.mem, NULL, DP_OK, 500);
     CHECK_SAME(small, b.at + 1, 500);
     call_placed(&s, FN_ECHO, b.at + 1, MIB, small, sizeof small, b.mem, NULL, DP_TOO_LARGE, 0);
     call_placed(&s, FN_ECHO, b.at + b.size - 1024, 2048, small, sizeof small, b.mem, NULL, DP_TOO_LARGE, 0);
     call_placed(&s, FN_ECHO, a.at, 2048, small, sizeof small, b.mem, NULL, DP_TOO_LARGE, 0);
-    /* Failures and results without room. */
+    /* Failures, and results larger than the capacity. */
     call_placed(&s, FN_FAIL, a.at, MIB, b.at, MIB, a.mem, b.mem, DP_FUNCTION_FAILED, 511);
     call_placed(&s, FN_FILL, &n, sizeof n, b.at, 2048, NULL, b.mem, DP_RESULT_TOO_LARGE, MIB);
     call_placed(&s, FN_EMPTY, a.at, MIB, b.at, MIB, a.mem, b.mem, DP_OK, MIB);
-    /* Several at once, mixed with copied ones: headers of placed calls are not repeated by bare ones. */
+    /* Calls in place and copied calls together: bare requests do not repeat headers of calls in place. */
     uint32_t slots[4];
     for (uint32_t round = 0; round < 50; round++) {
         for (uint32_t i = 0; i < 4; i++) {
@@ -127,7 +127,7 @@ T_CASE(placed_elsewhere, "channel/placed-elsewhere", .providers = T_VERBS | T_TC
     served_close(&s);
 }
 
-/* A worker maps memory when a call needs it, and unmaps it when the client has freed it. More regions than can be shared at once. */
+/* A worker maps memory when a call needs it, and unmaps it when the client has freed it. There are more regions than can be shared at once. */
 T_CASE(placed_unshare, "channel/placed-unshare", .providers = T_SHM) {
     enum { TIMES = 3 * DP_SHARED_MAX };
     served s;

@@ -1,4 +1,4 @@
-/* What counts as the silence of a worker: the rule itself with a clock of the case, and a large result over a slow tcp connection. */
+/* The rule for the silence of a worker, with a simulated clock, and with a large result over a slow tcp connection. */
 #include <stdlib.h>
 
 #include "dp_channel_impl.h"

@@ -1,4 +1,4 @@
-/* Payloads that find no room, because the worker takes nothing from its connection: over tcp, the request then waits in the client. */
+/* Payloads that do not fit because the worker reads nothing from its connection. Over tcp, the request then waits in the client. */
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #define MS 1000000ll
 
 enum {
-    LARGE = 48 << 20,   /* more than the queue pair and the sockets on both sides take together */
+    LARGE = 48 << 20,   /* more than the queue pair and the sockets on both sides hold together */
     MESSAGE = 1 << 20,  /* goes in one message */
 };
 
@@ -38,7 +38,7 @@ T_CASE(room_deadline, "channel/deadline-without-room", .providers = T_TCP, .seco
         t_note("mode %d", modes[m]);
         fill_stopped(&s, modes[m], in);
         expect_late(s.ch, in, LARGE, out);
-        /* No call is in flight whose end could make room, so a later call waits for room even for its first message. */
+        /* No call in flight could end and make room, so a later call waits even with its first message. */
         expect_late(s.ch, in, MESSAGE, out);
         CHECK_STATUS(dp_channel_submit_until(s.ch, FN_ECHO, in, MESSAGE, NULL, 64, dp_now_ns() + 10 * MS, &slot), DP_DEADLINE);
         /* The worker has seen only whole messages, none of which was a request. */

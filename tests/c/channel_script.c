@@ -1,5 +1,5 @@
-/* The channel on devices that misbehave by script: whatever happens below, each call has its right result or a named
- * error in bounded time, memory that was handed back is not written, no slot is lost, and a reset puts an end to it. */
+/* The channel on devices that misbehave by script (fault.h). Each call must end with its right result or a named error in bounded
+ * time, memory that was handed back must not be written, no slot may be lost, and a reset must restore the channel. */
 #include <stdlib.h>
 
 #include "dp_channel_impl.h"
@@ -13,7 +13,7 @@ enum { DEPTH = 8, EAGER = 512, BULK = 32 << 10, BIGGEST = 6000, BUFFERS = 3 * DE
 
 typedef struct script {
     const char *text;
-    bool server; /* whose device has the faults; a server's script starts anew with each server */
+    bool server; /* whether the server's device has the faults; its script restarts with each server */
     dp_wait_mode mode;
 } script;
 
@@ -21,7 +21,7 @@ static const script scripts[] = {
     {"post:5=busy,post:7+4=busy", false, DP_WAIT_ADAPTIVE},
     {"post:7=fail", false, DP_WAIT_ADAPTIVE},
     {"post:3+11=fail", false, DP_WAIT_WARM},
-    {"post-recv:9=busy", false, DP_WAIT_ADAPTIVE}, /* the first eight are the channel's */
+    {"post-recv:9=busy", false, DP_WAIT_ADAPTIVE}, /* the first eight receives are posted by the channel */
     {"post-recv:12+20=fail", false, DP_WAIT_ADAPTIVE},
     {"recv:4=drop", false, DP_WAIT_ADAPTIVE},
     {"recv:3+9=drop", false, DP_WAIT_WARM},
@@ -52,7 +52,7 @@ static const script scripts[] = {
     {"recv:4=drop", true, DP_WAIT_ADAPTIVE},
     {"recv:3+9=drop", true, DP_WAIT_WARM},
     {"recv:4=dup", true, DP_WAIT_ADAPTIVE},
-    {"recv:12=dup,recv:9=drop,recv:10=drop", true, DP_WAIT_ADAPTIVE}, /* with room for the receive that is given back twice */
+    {"recv:12=dup,recv:9=drop,recv:10=drop", true, DP_WAIT_ADAPTIVE}, /* two are dropped to make room for the receive that is reposted twice */
     {"recv:5=delay(50)", true, DP_WAIT_ADAPTIVE},
     {"recv:1+2=delay(5)", true, DP_WAIT_WARM},
     {"recv:16=error", true, DP_WAIT_HOT},
@@ -73,13 +73,13 @@ typedef struct worker {
     const char *script; /* or NULL */
     dp_wait_mode mode;
     pthread_mutex_t lock;
-    dp_server *server; /* NULL when it has ended; under the lock */
+    dp_server *server; /* NULL if it has ended; needs the lock */
     int ended;
-    fault *device;   /* NULL when it has none; under the lock */
-    uint32_t faults; /* of devices that are gone */
+    fault *device;   /* NULL if it has none; needs the lock */
+    uint32_t faults; /* of earlier devices */
 } worker;
 
-/* FN_SLOW that naps but never sleeps: a request that comes twice may find another call's payload in its slot. */
+/* Like FN_SLOW, but with bounded sleeps: a request that arrives twice may read another call's payload as its time. */
 static uint32_t f_nap(void *args, uint32_t n, void *res) {
     uint32_t ms;
     memcpy(&ms, args, sizeof ms);
@@ -147,10 +147,10 @@ typedef struct run {
     served s;
     worker w;
     pending calls[DEPTH];
-    uint8_t *buffers[BUFFERS]; /* of callers; those of no call are filled with HANDED_BACK */
+    uint8_t *buffers[BUFFERS]; /* of callers; buffers without a call are filled with HANDED_BACK */
     uint32_t next_buffer;
     uint32_t made, ok, function_errors, deadlines, abandoned, failed, busy, connects;
-    uint32_t ends; /* classes of what servers ended with, as bits */
+    uint32_t ends; /* error classes with which servers ended, as bits */
     int64_t longest_ns, until;
 } run;
 
@@ -170,7 +170,7 @@ static void stop_worker(run *r) {
     r->ends |= 1u << dp_status_class(r->w.ended);
 }
 
-/* 0, or why there is no connection. */
+/* Returns 0, or the status of the failed connection. */
 static int try_connect(run *r) {
     dp_error err = {0};
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
@@ -206,7 +206,7 @@ static void connect_again(run *r) {
         in_time(r);
 }
 
-/* Every slot is in one list, and the counters say how long each is. */
+/* Checks that every slot is in one list, and that the counters are the lengths of the lists. */
 static void check_slots(const run *r) {
     const dp_channel *ch = r->s.ch;
     uint32_t n[SLOT_FENCED + 1] = {0}, used = 0;
@@ -230,7 +230,7 @@ static void over(run *r, pending *p) {
 
 static bool is_connection_error(int st) { return dp_status_class(st) == 5 || dp_status_class(st) == 7; }
 
-/* A slow function's payload is how slow, one to three milliseconds. */
+/* A slow function's payload is its time, one to three milliseconds. */
 static void fill_payload(const pending *p, uint8_t *in) {
     uint32_t ms = 1 + p->seed % 3;
     if (p->function == FN_SLOW)
@@ -287,12 +287,12 @@ static int submit(run *r, pending *p) {
         return st;
     r->made++;
     p->used = true;
-    p->out = r->buffers[r->next_buffer++ % BUFFERS]; /* a long time since it was handed back */
+    p->out = r->buffers[r->next_buffer++ % BUFFERS]; /* it was handed back long ago */
     CHECK_BYTES(p->out, HANDED_BACK, BIGGEST);
     return DP_OK;
 }
 
-/* One way or another to get on with a call. */
+/* Continues or ends a call in a random way. */
 static void attend(run *r, pending *p) {
     int64_t start = dp_now_ns(), deadline = start + t_pick(10, 30) * MS;
     int how = (int)(t_random() % 8), st;
@@ -366,7 +366,7 @@ static void storm(run *r, uint32_t calls) {
             stuck = 0;
             continue;
         }
-        /* All slots or the bulk area are held by abandoned calls whose replies may never come: up to the user. */
+        /* Abandoned calls whose replies may never arrive hold all slots or the bulk area. The user must reset the channel. */
         r->busy++;
         int64_t now = dp_now_ns();
         stuck = stuck ? stuck : now;
@@ -375,7 +375,7 @@ static void storm(run *r, uint32_t calls) {
     }
 }
 
-/* How many faults the workers' devices have had. */
+/* The number of faults of the workers' devices. */
 static uint32_t worker_faults(run *r) {
     pthread_mutex_lock(&r->w.lock);
     uint32_t n = r->w.faults + (r->w.device ? fault_count(r->w.device) : 0);
@@ -404,8 +404,8 @@ static void run_script(const t_case *c) {
     CHECK_OK_ERR(dp_channel_create(r->s.ep, &(dp_channel_config){DEPTH, EAGER, BULK}, &r->s.ch, &err), err);
     r->until = dp_now_ns() + (int64_t)((c->seconds - 3) * 1000 * MS * t_time_scale());
     connect_again(r);
-    /* Where a worker gives up after so many looks, a slow client may have had no answer until then, again and again. */
-    /* How often a client polls for its calls depends on how many replies each poll finds, so the fault may come late. */
+    /* A worker that gives up after a number of polls may do so several times before a slow client has an answer. */
+    /* The number of a client's polls depends on how many replies each poll finds, so the fault may come late. */
     for (int i = 0; i < 8 && (r->ok == 0 || (!sc->server && fault_count(f) == 0)); i++)
         storm(r, r->made + (uint32_t)t_pick(300, 60));
     /* A worker that always finds a request never waits. Give it pauses until the fault happens. */
@@ -419,7 +419,7 @@ static void run_script(const t_case *c) {
            "%u times busy, %u connects, longest wait %.0f ms\n",
            c->name, r->ok, r->function_errors, r->deadlines, r->abandoned, r->failed, r->busy, r->connects,
            (double)r->longest_ns / 1e6);
-    /* And when the device is well again, so is the channel. */
+    /* When the device works again, so does the channel. */
     fault_stop(f);
     r->w.script = NULL;
     dp_channel_fail(r->s.ch, DP_CONNECTION);
@@ -457,7 +457,7 @@ __attribute__((constructor)) static void register_scripts(void) {
 
 /* ---- one by one ---- */
 
-/* The look for a free slot finds one, and that the channel has failed: a call on it would never end. */
+/* A submit finds a free slot, and at the same time that the channel has failed. A call in that slot would never end. */
 T_CASE(last_slot, "script/slot-freed-while-the-channel-fails") {
     static const uint8_t in[400];
     run r = {.w.lock = PTHREAD_MUTEX_INITIALIZER, .until = dp_now_ns() + poll_ns()};
@@ -503,7 +503,7 @@ T_CASE(bad_scripts, "script/bad-scripts") {
 
 /* ---- set-ups that fail half-way ---- */
 
-/* Whatever cannot be made: a named error, nothing left behind, and the next attempt is a new one. */
+/* If an object cannot be made, there is a named error, nothing is left behind, and the next attempt can succeed. */
 T_CASE(setup, "script/set-up", .seconds = 20) {
     dp_error err;
     uint32_t server_steps = 0, client_steps = 0;

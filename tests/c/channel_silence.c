@@ -1,5 +1,5 @@
-/* A peer that dies without a word, behind a network, with the time-outs that users have: calls and servers end all the
- * same, within seconds, however they wait. On shm the word comes at once. And one that lives and does not answer, which is told. */
+/* A peer that dies silently behind a network, with the time-outs of users: calls and servers end within seconds in each wait mode.
+ * On shm the death is reported at once. Also a peer that lives and does not answer, which is reported. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 
 #define MS 1000000ll
 
-/* verbs: a second of quiet, the next look and seven times 268 ms are 3.1 s; as much again for a busy machine. */
+/* verbs: a second of silence, the next probe and seven times 268 ms are 3.1 s; doubled for a busy machine. */
 static int64_t bound(void) { return (int64_t)((t_is_verbs() ? 6000 : 1000) * MS * t_time_scale()); }
 
 static void server_of(int sock, void *arg) {
@@ -70,7 +70,7 @@ static void *wait_for_nobody(void *arg) {
     t_name(way_names[w->way]);
     CHECK_OK(dp_channel_call(w->ch, FN_ECHO, &ms, 4, NULL, &ms, 4, &size, 0, &started));
     CHECK_OK(dp_channel_submit(w->ch, FN_SLOW, &ms, 4, NULL, 4, &slot));
-    t_sleep_ms(50); /* so that the request was delivered: what is lost with the peer is noticed by that */
+    t_sleep_ms(50); /* lets the request be delivered, because the loss of an undelivered one would be noticed */
     pthread_barrier_wait(w->ready); /* now they are killed */
     pthread_barrier_wait(w->ready);
     int64_t until = *w->killed_ns + 3 * bound();
@@ -249,7 +249,7 @@ T_CASE(unanswered, "channel/unanswered", .seconds = 60) {
         CHECK_STATUS(dp_channel_wait(s.ch, slot, dp_now_ns() + 100 * MS), DP_DEADLINE);
     check_told(&t, &s, began);
 
-    /* All slots are given up, and nobody waits: who is told that all are busy looks, too. */
+    /* All slots are abandoned and no thread waits. A submit that returns busy also checks for silence. */
     dp_channel_abandon(s.ch, slot);
     uint32_t times = t.times;
     while (t.times == times) {
@@ -258,7 +258,7 @@ T_CASE(unanswered, "channel/unanswered", .seconds = 60) {
     }
     check_told(&t, &s, began);
 
-    /* It was a long function after all: with its answer the silence is over, and the next one is another. */
+    /* The function was only long. Its answer ends the silence, and a later silence is reported again. */
     while (dp_channel_submit(s.ch, FN_ECHO, &ms, 4, NULL, 4, &slot) == DP_BUSY)
         usleep(50000);
     CHECK_OK(dp_channel_wait(s.ch, slot, 0));

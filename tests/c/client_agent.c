@@ -1,4 +1,4 @@
-/* The C library beside agents that end, hang, and grant names of the greatest length. */
+/* The C library with agents that end, hang, and grant names of the maximum length. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ T_CASE(api_names, "api/long-names", .providers = T_SHM) {
     CHECK(strlen(d.node) == sizeof d.node - 1 && !strncmp(d.node, fake_name(), sizeof d.node - 1));
     CHECK(strlen(d.executor) == sizeof d.executor - 1 && !strncmp(d.executor, fake_name(), sizeof d.executor - 1));
     memset(&d, 7, sizeof d);
-    d.struct_size = offsetof(rfaas_lease_details, node_name); /* of an older program */
+    d.struct_size = offsetof(rfaas_lease_details, node_name); /* as in an older program */
     CHECK_EQ(rfaas_lease_info(leases[0], &d), RFAAS_OK);
     CHECK(d.provider[0] == 's' && d.node_name[0] == 7);
     rfaas_place place;
@@ -37,7 +37,7 @@ T_CASE(api_names, "api/long-names", .providers = T_SHM) {
     fake_leave();
 }
 
-/* What makes each agent end is not asked for ever. */
+/* The library does not repeat for ever a request that ends each agent. */
 T_CASE(api_agents_end, "api/agents-end-in-an-acquisition", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *lease = NULL;
@@ -81,7 +81,7 @@ T_CASE(api_unreached, "api/unreached-workers", .providers = T_SHM) {
     fake_leave();
 }
 
-/* The next agent does not know the lease to go on from, so the search begins anew there. */
+/* The next agent does not know the lease from which the search continues, so the search starts again. */
 T_CASE(api_unreached_lost, "api/unreached-workers-and-agents-end", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *lease = NULL;
@@ -130,7 +130,7 @@ static void hands(uint32_t id) {
         h.first = 1;
         fake_hand(id, &h, junk, sizeof junk, hand_fd, 5);
         break;
-    case 11: /* a description that is well-formed as far as the agent's messages go */
+    case 11: /* a description that is well-formed as an agent's message */
         junk[0].version = junk[1].version = DP_PACKED_VERSION;
         junk[0].blob_len = junk[1].blob_len = 80;
         junk[0].cfg = junk[1].cfg = (dp_channel_config){8, 4096, 0};
@@ -182,7 +182,7 @@ static void all_held(rfaas_session *session, rfaas_lease **leases, int n) {
     }
 }
 
-/* An agent that takes too long to adopt a lease is left, and ends none. */
+/* The library leaves an agent that takes too long to adopt a lease. No lease ends. */
 T_CASE(api_agent_hangs_adopting, "api/agent-hangs-in-an-adoption", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *leases[2];
@@ -200,7 +200,7 @@ T_CASE(api_agent_hangs_adopting, "api/agent-hangs-in-an-adoption", .providers = 
     fake_leave();
 }
 
-/* And has another one in its place. */
+/* Another lease replaces it. */
 static void *end_agent_soon(void *session) {
     t_sleep_ms(200);
     fake_hang_up();
@@ -208,7 +208,7 @@ static void *end_agent_soon(void *session) {
     return NULL;
 }
 
-/* The agent ends when it has granted the lease's next grant, while calls still run at the old one: the lease does not move to a grant
+/* The agent ends after it has made the next grant of a lease, while calls still run at the old one. The lease must not move to a grant
  * that the next agent does not know. */
 T_CASE(api_agent_ends_moving, "threads/agent-ends-while-a-lease-moves", .providers = T_SHM) {
     rfaas_lease_options lo;
@@ -241,7 +241,7 @@ T_CASE(api_agent_ends_moving, "threads/agent-ends-while-a-lease-moves", .provide
     fake_leave();
 }
 
-/* The agent ends, and the next one while leases are handed to it: the third one has them. */
+/* The agent ends, and so does the next one while leases are handed to it. The third one gets them. */
 T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *leases[3];
@@ -259,7 +259,7 @@ T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_
     fake_leave();
 }
 
-/* The next agent refuses to adopt a lease, whatever the status: the lease has ended, and its calls say so. */
+/* The next agent refuses to adopt a lease, with any status: the lease has ended, and its calls return that. */
 T_CASE(api_agent_refuses_adopting, "api/agent-refuses-an-adoption", .providers = T_SHM) {
     static const int statuses[] = {RFAAS_INVALID, RFAAS_BUSY, RFAAS_DEADLINE, RFAAS_FATAL, RFAAS_LEASE_ENDED};
     for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++) {
@@ -317,7 +317,7 @@ T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM)
 
 static void nothing(int signal) { (void)signal; }
 
-/* Signals do not end a connection whose buffer is full, and what no message holds is said. */
+/* Signals do not end a connection whose buffer is full, and texts that do not fit into a message give an error. */
 T_CASE(api_environment, "api/large-environment", .providers = T_SHM) {
     static char value[2 * RFAAS_AGENT_MESSAGE_MAX];
     rfaas_lease_options lo;

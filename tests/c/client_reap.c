@@ -11,8 +11,8 @@
 static const dp_ops *real;
 static dp_ops slow;
 static int32_t hangs, entered, finished; /* atomic: whether destructions hang; how many began and ended */
-static int32_t signals_open;            /* a destruction ran where signals are not blocked */
-static int32_t here;                    /* destructions by the thread that released */
+static int32_t signals_open;            /* a destruction ran in a thread that does not block signals */
+static int32_t here;                    /* destructions by the releasing thread */
 static pthread_t releaser;
 
 static int32_t get(const int32_t *n) { return __atomic_load_n(n, __ATOMIC_ACQUIRE); }
@@ -51,7 +51,7 @@ static void call(rfaas_lease *lease) {
     CHECK_EQ(out, in);
 }
 
-/* Opens a lease on the slow device. `first` gets another lease, whose queue pairs are as usual. */
+/* Opens a lease on the slow device. `first` gets another lease with normal queue pairs. */
 static rfaas_lease *slow_lease(rfaas_session *session, const rfaas_lease_options *lo, rfaas_lease **first) {
     rfaas_lease *lease;
     CHECKF(rfaas_lease_open(session, lo, first) == RFAAS_OK, "lease: %s", rfaas_last_error());
@@ -101,7 +101,7 @@ T_CASE(reap_quick, "reap/quick", .providers = T_SHM) {
     fake_leave();
 }
 
-/* A destruction that hangs delays neither the release nor other leases, and neither the end of the session nor that of the library. */
+/* A destruction that hangs does not delay the release, other leases, or the end of the session or the library. */
 T_CASE(reap_hangs, "reap/hangs", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *first;
@@ -112,7 +112,7 @@ T_CASE(reap_hangs, "reap/hangs", .providers = T_SHM) {
     CHECK(get(&entered) == 1 && !get(&finished));
     CHECK(!get(&signals_open));
     call(first);
-    pid_t child = fork(); /* has no such thread, and may use the library */
+    pid_t child = fork(); /* the child has no such thread, and can use the library */
     CHECK(child >= 0);
     if (!child) {
         alarm(20);
@@ -126,7 +126,7 @@ T_CASE(reap_hangs, "reap/hangs", .providers = T_SHM) {
     CHECK(get(&entered) == 1 && !get(&finished));
     fake_leave();
     int before = threads();
-    CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* again, while the thread is there */
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* again, while the thread still runs */
     __atomic_store_n(&hangs, 0, __ATOMIC_RELEASE);
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
     all_gone();

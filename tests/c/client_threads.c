@@ -1,4 +1,4 @@
-/* The C library in several threads: sessions and leases of their own, or one lease that they share, while workers die. */
+/* The C library in several threads, with separate sessions and leases, or with one shared lease, while workers die. */
 #include <sched.h>
 
 #include "fake_agent.h"
@@ -6,7 +6,7 @@
 typedef struct api_thread {
     pthread_t thread;
     int rounds;
-    uint32_t died; /* calls that ended so */
+    uint32_t died; /* calls that ended with a death */
     int32_t done;
 } api_thread;
 
@@ -81,7 +81,7 @@ static void *close_session(void *arg) {
     return NULL;
 }
 
-/* Of two threads that close a session, one does. */
+/* If two threads close a session, only one succeeds. */
 T_CASE(api_closed_twice, "threads/session-closed-twice", .providers = T_SHM) {
     pthread_barrier_t together;
     rfaas_lease_options lo;
@@ -101,10 +101,10 @@ T_CASE(api_closed_twice, "threads/session-closed-twice", .providers = T_SHM) {
     fake_leave();
 }
 
-/* Several threads with sessions and leases of their own, and one that tells of deaths. */
+/* Several threads with separate sessions and leases, and one that reports deaths. */
 T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
     api_thread a[CLIENTS] = {0};
-    CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* the last finalize is ours */
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* so that the last finalize is this thread's */
     for (int i = 0; i < CLIENTS; i++) {
         a[i].rounds = 8;
         CHECK(!pthread_create(&a[i].thread, NULL, api_use, &a[i]));
@@ -126,7 +126,7 @@ T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
             pthread_mutex_lock(&fake_mu);
             uint64_t name = fake_drop(0);
             if (name)
-                fake_dropped(name); /* before its session can have been closed */
+                fake_dropped(name); /* before its session can be closed */
             pthread_mutex_unlock(&fake_mu);
         }
         t_sleep_ms((int)(t_random() % 3));
@@ -159,7 +159,7 @@ typedef struct sharer {
     int32_t done;
 } sharer;
 
-/* One call in one of the ways in which there are. Returns its status. */
+/* Makes a call in a random way. Returns its status. */
 static int shared_call(sharer *s, uint64_t in, uint64_t *out) {
     rfaas_request r = RFAAS_REQUEST_NULL;
     size_t n = 0, at;
@@ -221,7 +221,7 @@ static void tell_a_death(void) {
     pthread_mutex_unlock(&fake_mu);
 }
 
-/* Several threads call in one lease while its workers die, until they have done enough, or the lease is released. */
+/* Several threads call on one lease while its workers die, until they have made enough calls or the lease is released. */
 static void one_lease(bool release) {
     for (int round = 0; round < (release ? (int)t_pick(40, 8) : 2); round++) {
         sharer s[CLIENTS] = {0};

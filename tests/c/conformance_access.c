@@ -1,6 +1,6 @@
-/* What a peer must not reach: wrong keys, bounds, rights, alignment. Each refusal is an immediate DP_INVALID or
- * a completion with DP_INVALID and the post's wr_id, changes no memory on either side, tells the target
- * nothing good, and leaves queue pairs that reset and reconnect. */
+/* Accesses that are refused: wrong keys, bounds, rights, alignment. Each refusal is an immediate DP_INVALID or
+ * a completion with DP_INVALID and the post's wr_id. It changes no memory on either side, causes no successful completion at the
+ * target, and leaves queue pairs that can be reset and reconnected. */
 #include <stdlib.h>
 
 #include "ends.h"
@@ -110,7 +110,7 @@ static int post_attack(duo *d, const attack *a, uint64_t wr_id, uint32_t flags) 
     case W: return dp_post_write(e->qp, &s, 1, at, key, wr_id, flags);
     case I: return dp_post_write_imm(e->qp, &s, 1, at, key, 0xBAD, wr_id, flags);
     case R: return dp_post_read(e->qp, &s, at, key, wr_id, flags);
-    case C: return dp_post_compare_swap(e->qp, &s, at, key, 0xEEEEEEEEEEEEEEEEull, 1, wr_id, flags); /* what is there */
+    case C: return dp_post_compare_swap(e->qp, &s, at, key, 0xEEEEEEEEEEEEEEEEull, 1, wr_id, flags); /* the present value */
     default: return dp_post_fetch_add(e->qp, &s, at, key, 1, wr_id, flags);
     }
 }
@@ -125,7 +125,7 @@ static void attacks_left(duo *d) {
         memset(local_bytes(e), 0x99, e->local->size);
         t_sync(d->sock);
         uint64_t wr_id = 0xBAD0000 + (uint64_t)i;
-        int st = post_attack(d, a, wr_id, i % 2 ? DP_SIGNALED : 0); /* a failure shows, signalled or not */
+        int st = post_attack(d, a, wr_id, i % 2 ? DP_SIGNALED : 0); /* a failure completes, signalled or not */
         if (st == DP_OK) {
             dp_wc wc;
             CHECKF(end_poll_sent(e, &wc, poll_ns()), "accepted, and no completion");
@@ -139,7 +139,7 @@ static void attacks_left(duo *d) {
         } else {
             CHECK_STATUS(st, DP_INVALID);
         }
-        CHECK_BYTES(local_bytes(e), 0x99, e->local->size); /* a refused read brings nothing */
+        CHECK_BYTES(local_bytes(e), 0x99, e->local->size); /* a refused read writes nothing */
         t_sync(d->sock);
         t_sync(d->sock);
         duo_reconnect(d);
@@ -178,7 +178,7 @@ static const end_opts attack_opts = {
 };
 DUO_CASE(attacks_left, attacks_right, "access/refused", &attack_opts, .seconds = 20, .verbs_seconds = 60)
 
-/* And what it may reach, to the last byte: otherwise the case above passes with a provider that refuses all. */
+/* Permitted accesses, to the last byte. Without this, a provider that refuses everything would pass the case above. */
 static void allowed_left(duo *d) {
     end *e = &d->e;
     const reg_ref *r = d->peer.regions;
@@ -218,8 +218,7 @@ static void allowed_right(duo *d) {
 
 DUO_CASE(allowed_left, allowed_right, "access/allowed", &attack_opts)
 
-/* Posts that were good and stand before the failing one have taken effect; those behind it have not, and each
- * signalled one is accounted for. */
+/* Valid posts before the failing one take effect, posts after it do not, and each signalled one completes. */
 static void flush_left(duo *d) {
     end *e = &d->e;
     for (int round = 0; round < 10; round++) {

@@ -57,7 +57,7 @@ static const atomic atomics[] = {
     {S, 5ull << 32 | 6, 9, 5ull << 32 | 7, 5ull << 32 | 7}, /* and the lower one */
     {S, 5ull << 32 | 7, UINT64_MAX, 5ull << 32 | 7, UINT64_MAX},
     {A, 2, 0, UINT64_MAX, 1},
-    {S, 1, 0, 1, 0}, /* the next word's turn begins with 0 */
+    {S, 1, 0, 1, 0}, /* the next word starts with 0 */
 };
 #undef A
 #undef S
@@ -170,7 +170,7 @@ static void hold(const contest *of, bool process) {
         CHECK_OK_ERR(dp_qp_connect(qp[i], theirs.blob, theirs.blob_len, &err), err);
         t_sync(p[i].sock);
     }
-    for (int round = 0; round < 2; round++) /* they start, they are done */
+    for (int round = 0; round < 2; round++) /* start and end */
         for (int i = 0; i < CONTENDERS; i++)
             t_sync(p[i].sock);
     of->judge(&hub);

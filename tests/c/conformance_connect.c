@@ -47,9 +47,9 @@ T_CASE(bad_blobs, "connect/bad-blobs", .seconds = 20) {
     end_close(&b);
 }
 
-/* Any damaged byte: an error in bounded time, or a connection that cannot reach anything. Never a crash. Bytes 8 to 15
- * of a shm blob only serve to explain a failure; bytes 24 to 43 of a tcp blob are an address, and others are not for tests to call. From
- * byte 104 on it has the secret of a queue pair that encrypts: a connection with another one is made, and ends (tcp_seal.c). */
+/* A damaged byte gives an error in bounded time, or a connection that cannot reach anything, but never a crash. Bytes 8 to 15
+ * of a shm blob only explain failures. Bytes 24 to 43 of a tcp blob are an address, and tests must not connect to other addresses. From
+ * byte 104 on it has the secret of a queue pair that encrypts: a connection with another secret is made, and ends (tcp_seal.c). */
 T_CASE(damaged_blobs, "connect/damaged-blobs", .seconds = 30, .providers = T_SHM | T_TCP) {
     end a, b;
     end_open(&a, NULL, NULL);
@@ -142,7 +142,7 @@ T_CASE(connect_twice, "connect/twice") {
     end_close(&b);
 }
 
-/* The owner of the blob is gone: connecting fails, or the first write does. In bounded time either way. */
+/* The owner of the blob is gone: connecting or the first write fails in bounded time. */
 T_CASE(stale_blob, "connect/blob-of-destroyed-qp", .seconds = 20) {
     end a, b;
     end_opts o = {.quick_errors = true};
@@ -206,8 +206,8 @@ T_CASE(dead_blob, "connect/blob-of-dead-process", .seconds = 20) {
     end_close(&a);
 }
 
-/* Neither the order of connecting nor an operation before the other side has connected matters: the
- * receives were posted before the blobs left. */
+/* Sides may connect in any order, and one may start operations before the other has connected, because receives were posted before the
+ * blobs were sent. */
 static void early_left(duo *d) {
     end *e = &d->e;
     card mine;
@@ -244,8 +244,8 @@ static void early_right(duo *d) {
 static const end_opts early_opts = {.unconnected = true};
 DUO_CASE(early_left, early_right, "connect/one-side-first", &early_opts)
 
-/* A worker's device has active_side_only: it does not listen, so it connects first. A client that comes too
- * early is told so at once, or waits; its queue pair is as good as before. */
+/* A worker's device has active_side_only: it does not listen, so it connects first. A client that connects too
+ * early gets an error at once, or waits. Its queue pair can be used afterwards. */
 static void worker_left(duo *d) {
     end *e = &d->e;
     for (int round = 0; round < 20; round++) {
@@ -288,7 +288,7 @@ static void worker_right(duo *d) {
 static const end_opts worker_opts = {.right_active_only = true, .unconnected = true};
 DUO_CASE(worker_left, worker_right, "connect/active-side-only", &worker_opts)
 
-/* Both at the same moment, over and over. */
+/* Both at the same time, many times. */
 static void crossing(duo *d) {
     for (int i = 0; i < t_pick(100, 20); i++) {
         card mine;
@@ -299,7 +299,7 @@ static void crossing(duo *d) {
         for (unsigned k = t_random() % 2000; k; k--)
             dp_cpu_pause();
         end_connect(&d->e, &d->peer);
-        /* What the peer left here in vain would keep descriptors of its memory. */
+        /* A connection attempt of the peer that was not used would keep descriptors of its memory. */
         CHECK(!t_is_shm() || ((const shm_qp *)d->e.qp)->deposit == NULL);
         duo_ping(d);
         t_sync(d->sock);

@@ -57,7 +57,7 @@ static void take(end *e, const dp_wc *wc) {
         (void)dp_post_recv(e->qp, RECV_ID(0));
 }
 
-/* shm: the mark must stand within a second, by probing or by itself. Without a post. */
+/* shm: the queue pair must be marked within a second without a post, by probing or by itself. */
 static void await_mark(end *e, bool block) {
     int64_t start = dp_now_ns(), probed = start;
     end_report_death(e);
@@ -154,7 +154,7 @@ static void mourn(victim v, bool block, int delay_ms) {
         CHECK_STATUS(dp_post_fetch_add(e.qp, &s, r->addr, r->rkey, 1, 1, 0), DP_CONNECTION);
         CHECK_STATUS(dp_post_compare_swap(e.qp, &s, r->addr, r->rkey, 0, 1, 1, 0), DP_CONNECTION);
     }
-    /* And somebody else takes its place on the same queue pair. */
+    /* Another peer takes its place on the same queue pair. */
     end next;
     end_open(&next, &opts, e.dev);
     card mine, theirs;
@@ -212,10 +212,10 @@ T_CASE(random_kills, "death/random-moments", .seconds = 20) {
     end_close(&e);
 }
 
-/* Atomics that are in flight when the peer dies complete in order. Those that fail bring no old value. */
+/* Atomics in flight when the peer dies complete in order. Failed ones return no old value. */
 T_CASE(atomics_in_flight, "death/atomics-in-flight") {
     enum { IN_FLIGHT = 8 };
-    victim v = IDLE; /* where the target's thread executes atomics, it does not execute these */
+    victim v = IDLE; /* if the target's thread executes atomics, it does not execute these */
     t_peer p;
     t_peer_start(&p, true, die, &v);
     end e;
@@ -247,7 +247,7 @@ T_CASE(atomics_in_flight, "death/atomics-in-flight") {
     end_close(&e);
 }
 
-/* Its memory outlives it until we let go: pointers and posts after the death do not crash. */
+/* The peer's memory stays mapped until this side releases it: pointers and posts after the death do not crash. */
 T_CASE(orphaned, "death/orphaned-memory", .providers = T_SHM) {
     victim v = IDLE;
     t_peer p;

@@ -25,7 +25,7 @@ T_CASE(bad_options, "device/bad-options", .providers = T_VERBS) {
     static const struct {
         const char *what;
         dp_dev_options o;
-        int other; /* a second status that is right too */
+        int other; /* a second permitted status */
     } bad[] = {
         {"device", {.device = "nosuchdevice0", .gid_index = -1}, DP_NO_DEVICE},
         {"device name longer than any", {.device = "x123456789012345678901234567890123456789012345678901234567890123456789",
@@ -100,11 +100,11 @@ T_CASE(null_frees, "device/freeing-nothing") {
     dp_qp_destroy(NULL);
 }
 
-/* Every step of a set-up fails once because there are no descriptors left: an error, no crash, no leak. */
+/* Every step of a set-up fails once because no descriptor is free: an error, no crash, no leak. */
 T_CASE(no_descriptors, "device/no-descriptors-left") {
     dp_dev *first = NULL;
     dp_error first_err = {0};
-    CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &first, &first_err), first_err); /* loads what is loaded once */
+    CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &first, &first_err), first_err); /* loads libraries that are loaded only once */
     dp_dev_close(first);
     t_usage before;
     t_usage_now(&before);
@@ -178,7 +178,7 @@ static void close_domain(bench b) {
     dp_dev_close(b.dev);
 }
 
-/* Whether the kernel can read this byte; asks it instead of touching, so that nothing crashes. */
+/* Whether this byte is readable. Asks the kernel, because an access could crash. */
 static bool readable(const void *p) {
     int fds[2];
     CHECK(!pipe(fds));

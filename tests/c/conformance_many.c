@@ -8,7 +8,7 @@ enum { LEAVES = 8, CREDITS = 8 };
 
 static long items(void) { return t_pick(5000, 150); }
 
-/* Sends items() numbered writes-with-immediate, CREDITS under way; the hub answers each. */
+/* Sends items() numbered writes-with-immediate, with CREDITS in flight. The hub answers each. */
 static void leaf(int sock, void *arg) {
     (void)arg;
     duo d = {.sock = sock};
@@ -119,7 +119,7 @@ T_CASE(many_processes, "many/eight-on-one-queue@processes", .seconds = 20, .verb
 T_CASE(many_block_threads, "many/eight-blocking@two-devices", .seconds = 20, .verbs_seconds = 60) { hub(false, true); }
 T_CASE(many_block_processes, "many/eight-blocking@processes", .seconds = 20, .verbs_seconds = 60) { hub(true, true); }
 
-/* One peer floods without pause; a quiet one's message still comes through promptly. */
+/* One peer floods without pause. A quiet peer's message still arrives promptly. */
 T_CASE(fair, "many/flood-does-not-starve", .seconds = 15) {
     end busy, quiet;
     end_opts o = {.max_send = 256, .max_recv = 256};
@@ -152,7 +152,7 @@ T_CASE(fair, "many/flood-does-not-starve", .seconds = 15) {
     for (int i = 0; i < 200; i++)
         end_write_imm(&busy, NULL, 0, addr, host.mem->rkey, 1, 0, 0);
     end_write_imm(&quiet, NULL, 0, addr, host.mem->rkey, 2, 0, 0);
-    /* While the flood goes on (each one taken is sent again), the quiet one's must show within a few hundred. */
+    /* During the flood (each received message is sent again), the quiet peer's message must arrive among the next few hundred. */
     int floods = 0;
     int64_t until = dp_now_ns() + poll_ns();
     for (bool seen = false; !seen;) {

@@ -1,4 +1,4 @@
-/* Queue pairs: what they can be made with, and what they refuse before they are connected. */
+/* Queue pairs: valid and invalid options, and refusals before they are connected. */
 #include "ends.h"
 
 T_CASE(qp_limits, "qp/bad-arguments") {
@@ -68,7 +68,7 @@ T_CASE(cq_reservation, "qp/completion-queue-reservation") {
     CHECK_EQ(cq->reserved, 0);
     dp_qp_attr a = {.max_send = 8, .max_recv = 8};
     uint32_t fit = capacity / 16;
-    CHECK_EQ(fit, 4); /* capacity is what was asked: the reservation is checked against it */
+    CHECK_EQ(fit, 4); /* the reservation is checked against the requested capacity */
     for (uint32_t i = 0; i < fit; i++)
         CHECK_OK_ERR(dp_qp_create(e.dom, cq, &a, &qp[i], &err), err);
     CHECK_EQ(cq->reserved, 64);

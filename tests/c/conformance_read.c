@@ -126,8 +126,8 @@ DUO_CASE(ptr_left, ptr_right, "rkey-ptr/semantics", &ptr_opts)
 
 /* ---- order across kinds ---- */
 
-/* Writes-with-immediate among other operations, at several sizes and alignments, since providers carry small data
- * in other ways. The data of a write-with-immediate is in place when the target has polled it, perhaps no
+/* Writes-with-immediate among other operations, at several sizes and alignments, because providers transfer small data
+ * differently. The data of a write-with-immediate is in place when the target has polled it, perhaps no
  * sooner: from then on reads and atomics see it and later writes stand. It never undoes what lies beside it, and
  * comes after what was posted before it. */
 static const struct {

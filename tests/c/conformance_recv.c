@@ -114,7 +114,7 @@ static void flood_right(duo *d) {
 static const end_opts flood_opts = {.no_recvs = true, .max_recv = 4, .max_send = 32};
 DUO_CASE(flood_left, flood_right, "recv/late-receives", &flood_opts, .verbs_seconds = 60)
 
-/* With as many posts under way as the peer has receives, a post never fails: both directions at once. */
+/* With as many posts in flight as the peer has receives, a post never fails, in both directions at once. */
 static void credits(duo *d) {
     end *e = &d->e;
     long n = t_pick(50000, 1500);
@@ -134,7 +134,7 @@ static void credits(duo *d) {
             CHECK_OK(wc[i].status);
             CHECK_EQ(wc[i].wr_id, RECV_ID(e->recvs_done));
             e->recvs_done++;
-            end_post_recv(e); /* before the answer that lets the peer use it */
+            end_post_recv(e); /* before the answer, after which the peer may use it */
             if (wc[i].imm == 1) {
                 got++;
                 CHECK_OK(dp_post_write_imm(e->qp, NULL, 0, PEER(d, 0), 2, 0, 0));

@@ -25,7 +25,7 @@ static void stale_left(duo *d) {
             end_write_imm(e, &s, 1, d->peer.regions[0].addr, d->peer.regions[0].rkey, (uint32_t)k, 0xDEAD, DP_SIGNALED);
         }
         if (i % 2)
-            t_sleep_ms(t_pick(1, 20)); /* all done, or still under way */
+            t_sleep_ms(t_pick(1, 20)); /* all done, or still in flight */
         t_sync(d->sock);
         end_reset(e);
         end_quiet(e, t_pick(1, 10));
@@ -50,8 +50,8 @@ static void stale_right(duo *d) {
 }
 DUO_CASE(stale_left, stale_right, "reset/drops-completions", NULL)
 
-/* What became of a post to a queue pair that no longer is this one's peer: DP_OK if it was accepted and completed
- * well. On shm such a store may have gone to orphaned pages; the mark that probing leaves is what counts there. */
+/* The outcome of a post to a queue pair that is no longer the peer: DP_OK if it was accepted and completed
+ * successfully. On shm such a store may have gone to orphaned pages; there the mark of a probe counts. */
 static int outcome(end *e, int posted) {
     dp_wc wc;
     if (posted != DP_OK)
@@ -59,7 +59,7 @@ static int outcome(end *e, int posted) {
     return end_poll_lost(e, &wc) ? wc.status : DP_CONNECTION;
 }
 
-/* The initiator learns that it has lost its peer: verbs by the completion, shm by a probe within a second. */
+/* The initiator notices that it has lost its peer: on verbs by the completion, on shm by a probe within a second. */
 static void check_told(end *e, int st) {
     if (t_is_verbs()) {
         CHECKF(dp_status_class(st) == 5, "the write ends with %d (%s)", st, dp_status_text(st));
@@ -75,7 +75,7 @@ static void check_told(end *e, int st) {
     CHECK_STATUS(dp_post_write(e->qp, NULL, 0, 0, 0, 1, DP_SIGNALED), DP_CONNECTION);
 }
 
-/* Once the right side has reset, what the left side still posts changes nothing there, and the left side is told. */
+/* After the right side has reset, later posts of the left side change nothing there, and the left side gets an error. */
 static void fenced_left(duo *d) {
     end *e = &d->e;
     memset(local_bytes(e), 0x66, 4096);
@@ -107,7 +107,7 @@ static void fenced_right(duo *d) {
 static const end_opts fenced_opts = {.quick_errors = true};
 DUO_CASE(fenced_left, fenced_right, "reset/fences-old-peer", &fenced_opts)
 
-/* The right side goes on with somebody else on the same queue pair: the old peer reaches nothing. */
+/* The right side connects the same queue pair to another peer. The old peer reaches nothing. */
 T_CASE(fenced_by_new_peer, "reset/new-peer-fences-old", .seconds = 20) {
     end old, mid, fresh;
     end_opts o = {.quick_errors = true};
@@ -138,8 +138,8 @@ T_CASE(fenced_by_new_peer, "reset/new-peer-fences-old", .seconds = 20) {
     end_close(&fresh);
 }
 
-/* A blob is good for one connection: the one from before a reset opens nothing, neither before the next peer
- * has come nor afterwards, and does the next peer no harm. */
+/* A blob is valid for one connection. A blob from before a reset opens nothing, neither before the next peer has connected
+ * nor afterwards, and does not harm the next peer. */
 static void try_old_blob(end *a, const card *old) {
     dp_error err = {0};
     int st = dp_qp_connect(a->qp, old->blob, old->blob_len, &err);
@@ -297,7 +297,7 @@ static void meet_peers(bool process, int n) {
     }
     t_usage_now(&late);
     t_note("after %d peers", n);
-    if (process) { /* in one process the peer's set-up is under way or not */
+    if (process) { /* in one process, the peer's set-up may be in progress */
         CHECK_EQ(late.n_fds, early.n_fds);
         CHECK_EQ(late.shared_maps, early.shared_maps);
         if (!T_ASAN)

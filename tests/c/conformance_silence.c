@@ -1,5 +1,5 @@
-/* Peers that fall silent without a word, as a network lets them: dp_qp_probe alone must find out, a short silence must
- * do no harm, and its keepalives must never disturb a user's posts. */
+/* Peers that become silent behind a network. dp_qp_probe alone must detect it, a short silence must not break anything, and its
+ * keepalives must never disturb a user's posts. */
 #include <sched.h>
 #include <stdlib.h>
 
@@ -18,14 +18,14 @@ static void join(end *a, end *b) {
     end_connect(a, &of_b);
 }
 
-/* One write-with-immediate from a to b, so that both have heard of each other. */
+/* One write-with-immediate from a to b, so that both have received something. */
 static void greet(end *a, end *b) {
     end_write_imm(a, NULL, 0, 0, 0, 5, 1, DP_SIGNALED);
     end_sent(a, 1, DP_OP_WRITE);
     CHECK_EQ(end_imm(b).imm, 5);
 }
 
-/* Waits without posting anything until the peer is named as gone. Nothing else may be seen than flushed receives. */
+/* Waits without posting until the peer is reported as gone. There may be no completions but flushed receives. */
 static void await_silence(end *e, bool block) {
     int64_t start = dp_now_ns(), until = start + poll_ns();
     while (!dp_qp_broken(e->qp)) {
@@ -51,7 +51,7 @@ static void await_silence(end *e, bool block) {
     CHECK_STATUS(dp_post_write(e->qp, &s, 1, 0, 0, 1, DP_SIGNALED), DP_CONNECTION);
 }
 
-/* Its queue pair is gone, or of another life. Who only ever sent and who only ever received both find out. */
+/* The peer's queue pair is gone or was reset. A side that only sent and a side that only received both notice it. */
 T_CASE(silent, "silence/queue-pair-gone", .providers = T_VERBS) {
     for (int variant = 0; variant < 8; variant++) {
         bool block = variant & 1, sender = variant & 2, reset = variant & 4;
@@ -67,7 +67,7 @@ T_CASE(silent, "silence/queue-pair-gone", .providers = T_VERBS) {
         else
             end_close(&b);
         await_silence(&a, block);
-        /* The next one is served, and not called gone. */
+        /* The next peer is served, and not reported as gone. */
         if (!reset)
             end_open(&b, &quick, a.dev);
         end_reset(&a);
@@ -82,7 +82,7 @@ T_CASE(silent, "silence/queue-pair-gone", .providers = T_VERBS) {
     }
 }
 
-/* A node that does not exist: the first post says so. Until then there may be one that has not come up yet. */
+/* A node that does not exist: the first post fails. Before that, the node may just not have started yet. */
 T_CASE(never_there, "silence/nobody-there", .providers = T_VERBS) {
     end e;
     card mine;
@@ -92,12 +92,12 @@ T_CASE(never_there, "silence/nobody-there", .providers = T_VERBS) {
     end_card(&e, &mine);
     CHECK_OK_ERR(dpv_blob_decode(mine.blob, mine.blob_len, &b, &err), err);
     if (b.link_layer == IBV_LINK_LAYER_ETHERNET)
-        b.gid.raw[15] ^= 0x55; /* another address of our network */
+        b.gid.raw[15] ^= 0x55; /* another address of the same network */
     else
         b.lid ^= 0x1555;
     dpv_blob_encode(&b, mine.blob);
     int st = dp_qp_connect(e.qp, mine.blob, mine.blob_len, &err);
-    if (st != DP_OK) { /* adapters that look for the node when they connect */
+    if (st != DP_OK) { /* some adapters search for the node when they connect */
         CHECK_STATUS(st, DP_CONNECTION);
         end_close(&e);
         return;
@@ -113,8 +113,8 @@ T_CASE(never_there, "silence/nobody-there", .providers = T_VERBS) {
     end_close(&e);
 }
 
-/* A peer that answers after more than a second, as over a link that was down: everything posted meanwhile arrives,
- * in a queue that was full for all that time and probed without end. */
+/* A peer that answers after more than a second, as over a link that was down. All posts arrive, although the queue was full
+ * and probed all that time. */
 T_CASE(interrupted, "silence/of-a-second-is-survived", .providers = T_VERBS) {
     static const end_opts opts = {.max_send = 16, .max_recv = 32};
     end a, b;
@@ -152,7 +152,7 @@ T_CASE(interrupted, "silence/of-a-second-is-survived", .providers = T_VERBS) {
     end_close(&a);
 }
 
-/* Keepalives as often as can be, among posts in small queues: completions stay right and in order, and in the end as
+/* Keepalives as often as possible, among posts in small queues. Completions stay right and in order, and at the end as
  * much can be posted as at the start. */
 T_CASE(among_traffic, "silence/keepalives-among-traffic", .providers = T_VERBS) {
     static const end_opts sizes[] = {
@@ -175,7 +175,7 @@ T_CASE(among_traffic, "silence/keepalives-among-traffic", .providers = T_VERBS) 
         dp_wc wc[8];
         for (int64_t until = dp_now_ns() + 400 * MS; dp_now_ns() < until;) {
             t_note("max_send %u, post %llu", sizes[k].max_send, (unsigned long long)posted);
-            if (t_random() % 8 == 0) /* quiet long enough for a keepalive */
+            if (t_random() % 8 == 0) /* a silence long enough for a keepalive */
                 for (int64_t quiet = dp_now_ns() + 3 * MS; dp_now_ns() < quiet;)
                     CHECK_STATUS(dp_qp_probe(a.qp), DP_OK);
             CHECK_STATUS(dp_qp_probe(a.qp), DP_OK);

@@ -1,4 +1,4 @@
-/* Two processes of different users share memory: the blob's token admits, not the user id. */
+/* Two processes of different users share memory. The blob's token gives access, not the user id. */
 #include <unistd.h>
 
 #include "ends.h"

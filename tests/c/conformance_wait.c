@@ -1,4 +1,4 @@
-/* Blocking: arm, poll, wait, wake, break; and the hunt for lost wake-ups. */
+/* Blocking: arm, poll, wait, wake, break; and lost wake-ups. */
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #define PEER(d, off) (d)->peer.regions[0].addr + (off), (d)->peer.regions[0].rkey
 #define MS 1000000ll
-/* A wait that goes on to its time-out although there is something to wake it has lost its wake-up. On a busy machine
- * whoever was to wake it may be late by seconds: nothing shorter tells. */
+/* A wait that lasts until its time-out although something should wake it has lost its wake-up. On a busy machine the waking
+ * process may be late by seconds, so a shorter time-out would prove nothing. */
 #define LOST (4000 * MS)
 
 /* Blocks once by the rules; returns how long the wait took, 0 if a completion was there before it. */
@@ -44,7 +44,7 @@ T_CASE(wait_timeouts, "wait/time-out") {
         struct timespec c0, c1;
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &c0);
         int64_t start = dp_now_ns(), left;
-        /* A spurious return is allowed, a stream of them is not. */
+        /* Single spurious returns are permitted, many are not. */
         while ((left = timeouts[i] - (dp_now_ns() - start)) > 0 || returns == 0) {
             block_once(e.cq, left > 0 ? left : 0, &wc, &n);
             CHECK_EQ(n, 0);
@@ -93,7 +93,7 @@ static void scribble_later(int sock, void *arg) {
     __atomic_store_n(((shm_cq *)s->cq)->mode, s->flag, __ATOMIC_SEQ_CST);
 }
 
-/* Waits without a time-out: only the event can end it. Spurious returns are let pass until *done. */
+/* Waits without a time-out, so only the event can end it. Ignores spurious returns until *done. */
 static void wait_until(dp_cq *cq, bool (*done)(void *), void *arg) {
     for (int i = 0; !done(arg); i++) {
         dp_wc wc;
@@ -115,14 +115,14 @@ T_CASE(wake_present, "wait/wake-ends-present-wait") {
         t_peer_start(&p, false, wake_later, &w);
         wait_until(e.cq, never_twice, &once);
         t_peer_join(&p);
-        /* The wake may have come after a spurious return: use it up. */
+        /* The wake may have come after a spurious return: consume it. */
         dp_cq_wake(e.cq);
         CHECK_OK(dp_cq_wait(e.cq, -1));
     }
     end_close(&e);
 }
 
-/* A peer that died between taking the sleeping flag and waking us, or that scribbles over the flag. */
+/* A peer that died between clearing the sleeping flag and waking this side, or that overwrites the flag. */
 T_CASE(wake_flag, "wait/wake-whatever-the-flag-says", .providers = T_SHM) {
     static const uint32_t flags[] = {SHM_AWAKE, SHM_HOT, 77};
     end e;
@@ -200,7 +200,7 @@ T_CASE(wake_next, "wait/wake-ends-next-wait") {
         case 2: /* between arm and wait */
             CHECK_OK(dp_cq_arm(e.cq));
             dp_cq_wake(e.cq);
-            CHECK_EQ(dp_cq_poll(e.cq, &wc, 1), 0); /* polling does not use it up */
+            CHECK_EQ(dp_cq_poll(e.cq, &wc, 1), 0); /* polling does not consume it */
             CHECK_OK(dp_cq_wait(e.cq, -1));
             continue;
         case 3: /* disarming does not either */
@@ -212,7 +212,7 @@ T_CASE(wake_next, "wait/wake-ends-next-wait") {
         block_once(e.cq, -1, &wc, &n); /* hangs if the wake is lost */
         CHECK_EQ(n, 0);
     }
-    /* Used up: wakes do not pile up without end. */
+    /* Consumed: wakes do not accumulate. */
     for (int i = 0; i < 1000; i++)
         dp_cq_wake(e.cq);
     int64_t start = dp_now_ns();
@@ -322,7 +322,7 @@ T_CASE(break_wakes, "wait/break-from-other-thread") {
         wait_until(a.cq, is_broken, a.qp);
         t_peer_join(&p);
         CHECK_STATUS(dp_qp_broken(a.qp), DP_WORKER_DIED);
-        dp_qp_break(a.qp, DP_PEER_GONE); /* the first reason stays */
+        dp_qp_break(a.qp, DP_PEER_GONE); /* the first status stays */
         CHECK_STATUS(dp_qp_broken(a.qp), DP_WORKER_DIED);
         CHECK_EQ(dp_qp_broken(b.qp), 0);
         end_reset(&a); /* checks that the mark is gone */
@@ -404,12 +404,12 @@ DUO_CASE(own_left, own_right, "wait/own-completions", NULL)
 
 /* ---- lost wake-ups ---- */
 
-/* Ping-pong in which each side blocks for each message. A lost wake-up shows as a wait that lasts until its
- * time-out although the completion is there: no round may take more than 2 s. */
+/* Ping-pong in which each side blocks for each message. After a lost wake-up, a wait lasts until its time-out although there is
+ * a completion, so no round may take more than 2 s. */
 typedef enum hammer_mode {
     BLOCK_AT_ONCE,
-    SPIN_FIRST,  /* a random number of polls, so that the message comes at every point of going to sleep */
-    PROMISE_HOT, /* and the promise not to sleep, made and withdrawn at random */
+    SPIN_FIRST,  /* a random number of polls, so that the message arrives at every point before the sleep */
+    PROMISE_HOT, /* also makes and withdraws the promise not to sleep, at random */
 } hammer_mode;
 
 static void await_blocking(end *e, hammer_mode mode, dp_wc *wc) {
@@ -420,7 +420,7 @@ static void await_blocking(end *e, hammer_mode mode, dp_wc *wc) {
         dp_cq_promise_hot(e->cq, true);
     for (; spins; spins--) {
         if (dp_cq_poll(e->cq, wc, 1) == 1)
-            goto out; /* possibly with the promise standing */
+            goto out; /* possibly with the promise in force */
         dp_cpu_pause();
     }
     if (hot && (r & 4))

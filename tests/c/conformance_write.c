@@ -17,7 +17,7 @@ typedef struct shape {
     bool plain;                /* a write, and a write-with-immediate without data behind it */
 } shape;
 
-/* The next of the combinations that both sides go through in step; false at the end. */
+/* The next combination, which is the same on both sides; false at the end. */
 static bool next_shape(unsigned *i, shape *s) {
     for (;;) {
         unsigned k = (*i)++;
@@ -44,7 +44,7 @@ static void shapes_left(duo *d) {
     for (unsigned i = 0; next_shape(&i, &s);) {
         uint64_t id = 0xF000000000000ull + i;
         fill_pattern(local_bytes(e) + 5, s.size, i);
-        /* Two pieces lie apart, the second one first. */
+        /* The two pieces are separate, the second one first in memory. */
         dp_sge sge[2] = {local_sge(e, 5, s.size), {0}};
         int n = 1;
         if (s.cut != UINT32_MAX) {
@@ -145,8 +145,8 @@ DUO_CASE(empty_left, empty_right, "write/nothing-needs-no-key", NULL)
 
 /* ---- sources ---- */
 
-/* What the provider takes at once may be overwritten at once: inline data, or everything with
- * DP_CAP_SYNC_SOURCE. From unregistered memory. */
+/* Data that the provider copies at once may be overwritten at once: inline data, or everything with
+ * DP_CAP_SYNC_SOURCE. The data is in unregistered memory. */
 static void source_left(duo *d) {
     end *e = &d->e;
     uint32_t most = e->dev->caps & DP_CAP_SYNC_SOURCE ? 4096 : e->qp->max_inline;
@@ -224,7 +224,7 @@ static void refused_left(duo *d) {
         CHECK_STATUS(dp_post_write(e->qp, &huge, 1, PEER(d, 0), 1, 0), DP_INVALID);
     }
     end_quiet(e, 5);
-    CHECK_EQ(e->qp->state, DP_QP_CONNECTED); /* no effect: the connection is still good */
+    CHECK_EQ(e->qp->state, DP_QP_CONNECTED); /* no effect: the connection still works */
     duo_ping(d);
     /* The sum of two lengths does not wrap to something small. (This may count as out of bounds, which ends the
      * connection.) */
@@ -253,7 +253,7 @@ DUO_CASE(refused_left, refused_right, "write/bad-arguments", NULL)
 
 /* ---- order ---- */
 
-/* Many writes to the same words, then an immediate: the last values stand, and nothing is torn. */
+/* Many writes to the same words, then an immediate: the last values remain, and no word is torn. */
 static void order_left(duo *d) {
     end *e = &d->e;
     long rounds = t_pick(300, 15);
@@ -326,7 +326,7 @@ static void stream_right(duo *d) {
 static const end_opts stream_opts = {.max_send = 256, .max_recv = 64};
 DUO_CASE(stream_left, stream_right, "write/stream", &stream_opts, .verbs_seconds = 60)
 
-/* One at a time to a side that spins: the moment its completion shows, the last byte is there. */
+/* One write at a time to a side that spins: the last byte is there as soon as the completion is polled. */
 enum { WHOLE = 8192 };
 
 static void complete_left(duo *d) {
@@ -383,7 +383,7 @@ static void signals_left(duo *d) {
         for (int i = 0; i < n; i++)
             end_sent(e, want[i], DP_OP_WRITE);
     }
-    end_quiet(e, 20); /* the unsignalled ones never show */
+    end_quiet(e, 20); /* unsignalled posts never complete */
 }
 static void signals_right(duo *d) { end_quiet(&d->e, 20); }
 DUO_CASE(signals_left, signals_right, "write/completions-of-signalled-only", NULL)

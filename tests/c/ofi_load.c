@@ -113,7 +113,7 @@ T_CASE(ofi_forged, "connect/forged-ofi-blob", .providers = T_OFI) {
     end_close(&e);
 }
 
-/* A peer that knows the address and not the key of a region does not write to it. */
+/* A peer that knows the address but not the key of a region cannot write to it. */
 T_CASE(ofi_forged_key, "access/forged-ofi-key", .providers = T_OFI) {
     end e, peer;
     end_open(&e, &(end_opts){0}, NULL);
@@ -140,7 +140,7 @@ T_CASE(ofi_forged_key, "access/forged-ofi-key", .providers = T_OFI) {
     end_close(&e);
 }
 
-/* libfabric tries to connect without end; the queue pair does not. */
+/* libfabric tries to connect for ever; the queue pair gives up. */
 T_CASE(ofi_unreachable, "connect/ofi-unreachable-peer", .providers = T_OFI) {
     dp_error err = {0};
     dp_dev *dev = NULL;

@@ -22,9 +22,9 @@
 /* ---- mmap that fails: the program is linked with --wrap=mmap ---- */
 
 static __thread struct {
-    void *at;  /* of the mapping that is to fail; NULL: none */
+    void *at;  /* address of the mapping that is to fail; NULL: none */
     int times; /* so many attempts there */
-    bool hole; /* the first one takes the old mapping away, as kernels before 6.12 may */
+    bool hole; /* the first failure removes the old mapping, as kernels before 6.12 may */
 } refusal;
 
 void *__real_mmap(void *at, size_t len, int prot, int flags, int fd, off_t off);
@@ -41,7 +41,7 @@ void *__wrap_mmap(void *at, size_t len, int prot, int flags, int fd, off_t off) 
     return MAP_FAILED;
 }
 
-/* A region that cannot be renewed: the reset fails, and its place belongs to nobody else for as long as it lives. */
+/* If a region cannot be renewed, the reset fails, and its addresses stay reserved until it is freed. */
 static void renewal_fails(bool hole, int times) {
     end a, b;
     card ca, cb;
@@ -62,7 +62,7 @@ static void renewal_fails(bool hole, int times) {
     refusal.at = NULL;
     if (times == 1)
         CHECK_PATTERN(end_bytes(&a), 4096, 5);
-    /* Somebody else's mapping takes the hole, if there is one. */
+    /* Another mapping takes the hole, if there is one. */
     uint8_t *other = mmap(end_bytes(&a), 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE,
                           -1, 0);
     CHECK((other != MAP_FAILED) == (times == 3));
@@ -95,7 +95,7 @@ static void forbid(int number) {
     CHECKF(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0, "seccomp: %s", strerror(errno));
 }
 
-/* A hot promise that cannot be withdrawn safely: one short wait, then no promise any more. */
+/* A hot promise that cannot be withdrawn safely: one short wait, and no further promises. */
 T_CASE(no_membarrier, "wait/membarrier-refused", .providers = T_SHM) {
     end e;
     end_open(&e, NULL, NULL);
@@ -179,7 +179,7 @@ T_CASE(newcomers, "connect/no-descriptor-for-a-newcomer", .providers = T_SHM, .s
         leave_descriptors(room);
         t_send(p.sock, &mine, sizeof mine);
         if (room == 0) {
-            /* It waits to be accepted, and we do not run in circles meanwhile. */
+            /* It waits to be accepted, and this side does not spin meanwhile. */
             int64_t before = cpu_ns();
             t_sleep_ms(500);
             int64_t used = cpu_ns() - before;
@@ -192,7 +192,7 @@ T_CASE(newcomers, "connect/no-descriptor-for-a-newcomer", .providers = T_SHM, .s
         if (room == 0) {
             CHECKF(st == DP_OK, "connect: %s", msg);
         } else {
-            /* Accepted, but what it brings finds no room. */
+            /* Accepted, but there are no descriptors for its memory. */
             CHECKF(st == DP_CONNECTION && strstr(msg, "no descriptors left"), "connect: %d %s", st, msg);
         }
         t_sync(p.sock);
@@ -322,7 +322,7 @@ T_CASE(bad_hello, "connect/bad-hello", .providers = T_SHM) {
 
 /* ---- memory that is not what it should be ---- */
 
-/* A memfd of that size whose pages are not there yet. */
+/* A memfd of that size whose pages are not allocated yet. */
 static int no_pages(const char *name, uint64_t size, unsigned flags, int seals) {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
     CHECKF(fd >= 0, "memfd_create: %s", strerror(errno));
@@ -331,7 +331,7 @@ static int no_pages(const char *name, uint64_t size, unsigned flags, int seals) 
     return fd;
 }
 
-/* A peer that hands over `fd` with that size as its region; the status of connecting to it. */
+/* Connects to a peer that passes `fd` with that size as its region. Returns the status. */
 static int connect_to(int fd, uint64_t size, dp_error *err) {
     end e, other;
     card c, co;
@@ -372,7 +372,7 @@ T_CASE(bad_memory, "connect/bad-memory", .providers = T_SHM) {
         int fd = no_pages(bad[i].what, bad[i].holds, bad[i].flags, bad[i].seals);
         dp_error err = {0};
         CHECK_REFUSED(connect_to(fd, SIZE, &err), DP_BAD_BLOB, err);
-        /* As such, and not because there is no huge page just now. */
+        /* Because it has huge pages, not because none is free now. */
         CHECKF(strstr(err.msg, strerror(EBADF)), "said: %s", err.msg);
         close(fd);
     }
@@ -412,7 +412,7 @@ static void take_and_refuse(int sock, void *arg) {
     t_sync(sock);
 }
 
-/* A reset takes the memory away from somebody who refused the connection, too. */
+/* A reset also takes the memory away from a peer that refused the connection. */
 T_CASE(refused_and_fenced, "reset/fences-who-refused", .providers = T_SHM) {
     end e, other;
     card c;
@@ -464,7 +464,7 @@ static void serve_stingy(int sock, void *arg) {
     t_sync(sock);
 }
 
-/* A server that waits for room to reply hears its executor at once, not when its patience with the client has ended. */
+/* A server that waits for room for a reply stops at once when its executor says so, and not only after its time-out for the client. */
 T_CASE(stop_in_reply, "channel/stop-while-the-client-takes-no-replies", .providers = T_SHM) {
     static const end_opts o = {.size = 64 << 10, .no_recvs = true};
     static const dp_function table[] = {one_byte};
@@ -494,7 +494,7 @@ T_CASE(stop_in_reply, "channel/stop-while-the-client-takes-no-replies", .provide
     end_write_imm(&e, &sge, 1, worker.addr + dp_slot_payload(&l, 0) - DP_REQ_SHORT, worker.rkey, dp_imm(0, 1), 0, 0);
     t_peer p;
     t_peer_start(&p, false, serve_stingy, &s);
-    t_sleep_ms(50); /* by now it waits for room; should it not, it stops anyway */
+    t_sleep_ms(50); /* by now it waits for room; if not, it stops anyway */
     int64_t t0 = dp_now_ns();
     dp_server_stop(s.server);
     t_sync(p.sock);

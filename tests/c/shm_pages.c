@@ -1,4 +1,4 @@
-/* Which pages of the client's memory a worker makes present, and which it leaves alone. */
+/* Which pages of the client's memory a worker prefaults, and which it does not touch. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -63,7 +63,7 @@ T_CASE(touch, "channel/pages-that-calls-use", .providers = T_SHM) {
         t_skip("needs pages of 4 KiB and MADV_POPULATE_WRITE (Linux 5.14)");
     uint64_t slots = (l.bulk_at + PAGE - 1) / PAGE, bulk = l.mailbox_at / PAGE - slots, mailbox = (l.size - 1) / PAGE - l.mailbox_at / PAGE + 1;
     CHECK(slots > 1 && bulk > 1);
-    uint64_t had = present((uint8_t *)c.mem->addr + slots * PAGE, bulk * PAGE); /* none, unless the node gives huge ones */
+    uint64_t had = present((uint8_t *)c.mem->addr + slots * PAGE, bulk * PAGE); /* none, unless the node uses huge pages */
     CHECK_OK_ERR(dp_side_encode(c.qp, &l, DP_ROLE_CLIENT, 7, c.mem, blob, &len, &err), err);
     CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &dev, &err), err);
     CHECK_OK_ERR(dp_server_create(dev, &(dp_server_config){.mode = DP_WAIT_WARM}, blob, len, &s, &err), err);

@@ -79,7 +79,7 @@ T_CASE(ports, "tcp/port-range", .providers = T_TCP) {
 
 /* ---- hellos ---- */
 
-/* Says a hello and returns whether the end answered before it closed the socket. */
+/* Sends a hello and returns whether the end answered before it closed the socket. */
 static bool answered(const card *c, const tcp_hello *h) {
     int fd = rogue_dial(c);
     char byte;
@@ -130,7 +130,7 @@ T_CASE(hellos, "tcp/hellos-refused", .providers = T_TCP) {
     shutdown(fd, SHUT_WR);
     CHECK_EQ(recv(fd, &byte, 1, 0), 0);
     close(fd);
-    /* A good one, and the same once more. */
+    /* A good one, and the same again. */
     rogue_join(&r, &e);
     REFUSED("a token that was used", (void)0);
     dp_tcp_count(e.dev, &after);
@@ -182,7 +182,7 @@ T_CASE(impostor, "tcp/another-queue-pair-connects", .providers = T_TCP) {
     end_close(&f);
 }
 
-/* Silent sockets: the oldest give way to newer ones, all are closed after a second, and a peer that sends a hello is always served. */
+/* Silent sockets: newer ones replace the oldest, all are closed after a second, and a peer that sends a hello is always served. */
 T_CASE(silent_connections, "tcp/silent-connections", .providers = T_TCP, .seconds = 30) {
     enum { N = DP_TCP_PENDING + 20 };
     end e;

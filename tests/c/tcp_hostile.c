@@ -174,8 +174,8 @@ T_CASE(together, "tcp/posts-together", .providers = T_TCP) {
 typedef struct hostile {
     const char *what;
     tcp_frame f;
-    int region;  /* whose key and address are added */
-    enum { NOTHING, WRITE_WAITS, READ_WAITS, ADD_WAITS, SWAP_WAITS } posted; /* what this side waits for an answer to */
+    int region;  /* the region whose key and address are added */
+    enum { NOTHING, WRITE_WAITS, READ_WAITS, ADD_WAITS, SWAP_WAITS } posted; /* the post of this side that waits for an answer */
 } hostile;
 
 static const hostile frames[] = {
@@ -246,7 +246,7 @@ T_CASE(hostile_frames, "tcp/hostile-frames", .providers = T_TCP) {
         if (h->posted == SWAP_WAITS)
             CHECK_OK(dp_post_compare_swap(e.qp, &s, 0x10000, 7, 0, 1, 5, DP_SIGNALED));
         tcp_frame f = h->f;
-        uint8_t payload[128]; /* as operands: what the words hold, and 0 */
+        uint8_t payload[128]; /* also the operands: the present value of the words, and 0 */
         memset(payload, 0xEE, sizeof payload);
         memset(payload + 8, 0, 8);
         if (f.op <= TCP_FETCH_ADD || f.op == TCP_COMPARE_SWAP) {
@@ -404,7 +404,7 @@ T_CASE(held, "tcp/immediate-without-a-receive", .providers = T_TCP) {
     stream s = good_stream(&r.of);
     rogue_say(&r, s.bytes, s.len);
     tcp_frame ack;
-    rogue_hear(&r, &e, &ack, sizeof ack); /* of the write that comes first */
+    rogue_hear(&r, &e, &ack, sizeof ack); /* of the first write */
     end_quiet(&e, 5);
     CHECK_BYTES(end_bytes(&e) + 256, 0, 300);
     int returns = 0;

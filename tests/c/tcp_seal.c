@@ -188,10 +188,10 @@ T_CASE(records_damaged, "tcp/encrypt-records-damaged", .providers = T_TCP) {
 typedef struct middle {
     end a, b;
     dp_dev *dev_a, *dev_b;
-    card of_a, of_b; /* as the control plane carries them; the address in of_b is the middle's */
+    card of_a, of_b; /* as the control plane passes them on; of_b has the address of the middle */
     card real_b;
     int listen_fd, to_a, to_b;
-    int hello_byte; /* byte of the first hello that is changed on its way; -1: none */
+    int hello_byte; /* byte of the first hello that the middle changes; -1: none */
 } middle;
 
 static void pass_hello(int from, int to, int change) {

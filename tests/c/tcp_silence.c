@@ -35,7 +35,7 @@ static void mend(end *a, end *b) {
     hear(b);
 }
 
-/* Polls, but the far ends do not: they are at the other side of the link. */
+/* Polls this side only: the far ends are at the other side of the link. */
 static void look(end *e) {
     dp_wc wc;
     CHECK_EQ(dp_cq_poll(e->cq, &wc, 0), 0);
@@ -91,7 +91,7 @@ T_CASE(links, "tcp/links-dead-and-interrupted", .providers = T_TCP, .seconds = 4
             if (!named[i] && dp_qp_broken(near[i].qp))
                 named[i] = dp_now_ns() - start;
         }
-        if (!later && now - start > 1500 * MS) { /* the link is dead for a while when it is needed */
+        if (!later && now - start > 1500 * MS) { /* the link has been dead for a while when it is used */
             write_words(&near[SENT_LATER], &c[SENT_LATER], 0, 5);
             later = true;
         }
@@ -115,7 +115,7 @@ T_CASE(links, "tcp/links-dead-and-interrupted", .providers = T_TCP, .seconds = 4
         CHECK_EQ(end_imm(&far[INTERRUPTED]).imm, i);
         CHECK_EQ(((uint32_t *)(void *)end_bytes(&far[INTERRUPTED]))[i], i);
     }
-    /* Stopped: it goes on where it was. */
+    /* A stopped peer continues where it was. */
     CHECK_EQ(dp_qp_broken(near[STOPPED].qp), 0);
     int st;
     for (int64_t until = dp_now_ns() + poll_ns();;) {

@@ -1,5 +1,5 @@
-/* A client with several threads: an endpoint for each, channels failed from outside. Written for the thread sanitizer (make test-c-tsan), and run without it as well. The servers are threads of
- * this process, so that everything is seen by it. */
+/* A client with several threads, each with an endpoint. Another thread fails their channels. Written for the thread sanitizer (make test-c-tsan), and
+ * run without it too. The servers are threads of this process, so that the sanitizer sees everything. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -15,11 +15,11 @@ typedef struct caller {
     served s;
     pthread_t thread;
     int rounds;
-    uint32_t calls, failures; /* atomic: the breaker looks */
+    uint32_t calls, failures; /* atomic: the breaking thread reads them */
     int32_t done;
 } caller;
 
-/* Calls until the channel fails, then brings it to life again, so many times. */
+/* Calls until the channel fails, then connects it again, a number of times. */
 static void *call_and_recover(void *arg) {
     caller *c = arg;
     served *s = &c->s;
@@ -46,7 +46,7 @@ static void *call_and_recover(void *arg) {
         }
         __atomic_add_fetch(&c->failures, 1, __ATOMIC_RELAXED);
         CHECK_OK_ERR(dp_channel_reset(s->ch, &err), err);
-        t_peer_join(&s->peer); /* it noticed that we left */
+        t_peer_join(&s->peer); /* it noticed that this side left */
     }
     __atomic_store_n(&c->done, 1, __ATOMIC_RELEASE);
     return NULL;

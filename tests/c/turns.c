@@ -1,4 +1,4 @@
-/* Turns (dp_turns.h): one thread at a time has a unit, those that wait get it, deadlines and the end hold. */
+/* Turns (dp_turns.h): one thread at a time has a unit, waiting threads get it, deadlines and the end are kept. */
 #include <stdlib.h>
 
 #include "dp_turns.h"
@@ -8,7 +8,7 @@ enum { UNITS = 3, THREADS = 6 };
 
 typedef struct shared_units {
     dp_turns *t;
-    uint64_t plain[UNITS];   /* guarded by the units: the thread sanitizer sees to that */
+    uint64_t plain[UNITS];   /* guarded by the units, as the thread sanitizer checks */
     uint64_t claimed[UNITS]; /* by the claims */
     uint32_t asked[UNITS];   /* atomic */
     int rounds;
@@ -41,7 +41,7 @@ static void finish(shared_units *s) {
     free(s->t);
 }
 
-/* As a call: claims a unit, puts it down while it waits, and takes it up again. */
+/* Like a call: claims a unit, puts it down during a wait, and takes it up again. */
 static void one_call(user *u, bool any) {
     shared_units *s = u->s;
     uint32_t unit, from = (uint32_t)(t_random() % UNITS);
@@ -121,7 +121,7 @@ T_CASE(turns_exclude, "turns/one-thread-at-a-time", .providers = T_SHM, .seconds
     finish(&s);
 }
 
-/* What a take that has to wait comes to, in a thread. */
+/* The outcome of a take that has to wait, in a thread. */
 typedef struct waiting {
     shared_units *s;
     dp_turn_kind kind;
@@ -163,7 +163,7 @@ T_CASE(turns_order, "turns/what-suits-whom", .providers = T_SHM) {
         CHECK_STATUS(dp_turns_take(s.t, DP_TURN_CALL, i, false, 0, &unit), DP_OK);
     CHECK(!dp_turns_try(s.t, DP_TURN_BRIEF, 1) && !dp_turns_try(s.t, DP_TURN_CALL, 1));
     start(&call, &s, DP_TURN_CALL, false, 0);
-    CHECK(!dp_turns_brief(s.t, 1)); /* who has a claim makes no room for another call */
+    CHECK(!dp_turns_brief(s.t, 1)); /* a thread with a claim makes no room for another call */
     CHECK(!__atomic_load_n(&s.asked[1], __ATOMIC_ACQUIRE));
     start(&brief, &s, DP_TURN_BRIEF, false, 0);
     while (!__atomic_load_n(&s.asked[1], __ATOMIC_ACQUIRE))
@@ -216,7 +216,7 @@ T_CASE(turns_end, "turns/deadlines-and-the-end", .providers = T_SHM) {
         CHECK_STATUS(join(&w[i]), DP_LEASE_ENDED);
     CHECK_STATUS(dp_turns_take(s.t, DP_TURN_CALL, 0, true, 0, &unit), DP_LEASE_ENDED);
     dp_turns_put_down(s.t, 1);
-    CHECK_STATUS(dp_turns_take(s.t, DP_TURN_CLAIMED, 1, false, 0, &unit), DP_OK); /* to end what it has begun */
+    CHECK_STATUS(dp_turns_take(s.t, DP_TURN_CLAIMED, 1, false, 0, &unit), DP_OK); /* to end the call that it has begun */
     for (uint32_t i = 0; i < UNITS; i++)
         dp_turns_give(s.t, i);
     dp_turns_leave(s.t, 7);

@@ -1,4 +1,4 @@
-/* Turns (dp_turns.h): no wake is lost, and the end reaches every thread. A lost wake shows as a thread that never ends. */
+/* Turns (dp_turns.h): no wake is lost, and the end reaches every thread. After a lost wake, a thread never ends. */
 #include <sched.h>
 #include <stdlib.h>
 
@@ -152,7 +152,7 @@ T_CASE(turns_late, "turns/a-late-thread-wakes-the-next", .providers = T_SHM, .se
     free(s.t);
 }
 
-/* Waits as a thread does that has a call on a lane: until it is asked. It then looks whether the turns are closed. */
+/* Waits like a thread that has a call on a lane: until it is asked. It then checks whether the turns are closed. */
 static void *call_until_closed(void *arg) {
     thread_of_turns *w = arg;
     dp_turns *t = w->s->t;
@@ -206,7 +206,7 @@ T_CASE(turns_hear, "turns/the-end-reaches-every-thread", .providers = T_SHM, .se
     free(s.t);
 }
 
-/* A thread that leaves when it is told to. */
+/* A thread that leaves when asked. */
 static void *leave_later(void *arg) {
     thread_of_turns *w = arg;
     t_name("leaves later");

@@ -79,7 +79,7 @@ T_CASE(missing, "load/missing-library") {
     CHECK_STATUS(dpv_ibv_load_from("librfaas-no-such-verbs.so.1", &f, NULL), DP_UNSUPPORTED);
 }
 
-/* Any other library stands for a libibverbs that is too old. */
+/* Another library simulates a libibverbs that is too old. */
 T_CASE(too_old, "load/missing-function") {
     dpv_ibv_functions f = {0}, before = f;
     dp_error err = {0};
@@ -96,7 +96,7 @@ static void *load(void *arg) {
     return NULL;
 }
 
-/* Where the library is missing, every thread hears so. */
+/* If the library is missing, every thread gets the error. */
 T_CASE(many_threads, "load/threads") {
     enum { THREADS = 8 };
     pthread_t threads[THREADS];

@@ -39,7 +39,7 @@ static size_t unhex(const char *text, uint8_t *out, size_t room) {
     return n;
 }
 
-/* got is `len` bytes; they are these, and no more. */
+/* Checks that the `len` bytes of got are exactly these. */
 static void check_golden(const char *text, const void *got, size_t len) {
     uint8_t want[DP_CHANNEL_BLOB_MAX];
     CHECK_EQ(unhex(text, want, sizeof want), len);

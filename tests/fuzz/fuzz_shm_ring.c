@@ -1,5 +1,6 @@
 /* A receive ring of shm that its writer fills with any bytes. Byte 0 is the number of posted receives. Entries of 32 bytes follow:
- * a control byte (1: the sequence number is right, so the entry counts; 2: the peer takes back memory at the same time), 7 unused bytes, 8 of `what`, 8 of `offset`, 8 of data. */
+ * a control byte (1: the sequence number is right, so the entry counts; 2: the peer takes back memory at the same time), 7 unused
+ * bytes, 8 of `what`, 8 of `offset`, 8 of data. */
 #include <fcntl.h>
 #include <sys/mman.h>
 
