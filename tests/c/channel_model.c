@@ -1,6 +1,7 @@
 /* The slot state machine against a model of it (model.h). Random sequences of submit, test, wait, finish, abandon,
- * failure, reset and reconnect at the client, and of right, late, repeated, forged and malformed replies of a hand-made worker, by queue pair and mailbox. Everything happens on one thread, so the model knows what each call returns and
- * which state each slot is in after it.
+ * failure, reset and reconnect at the client, and of right, late, repeated, forged and malformed replies of a hand-made
+ * worker, by queue pair and mailbox. Everything happens on one thread, so the model knows what each call returns and which
+ * state each slot is in after it.
  *
  * The seed determines a run. It is printed with a failure; RFAAS_MODEL_SEED=N repeats that run and prints each
  * step. */

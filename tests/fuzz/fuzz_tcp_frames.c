@@ -1,7 +1,8 @@
 /* The stream of a tcp connection whose peer sends arbitrary bytes. Byte 0 of the input: number of posted receives. Byte 1: posts of this
- * side that wait for an answer (2 bits each: none, write, read, atomic: fetch-and-add and compare-and-swap in turn). Then pieces follow, each after a control byte. Bit 7
- * of it: the piece begins with a frame header, which gets a valid key and an address in the region or just behind it. Its low 7 bits: how
- * many bytes of input the piece takes besides; control byte 0: as many as a piece can have. The region ends at an inaccessible page. */
+ * side that wait for an answer (2 bits each: none, write, read, atomic: fetch-and-add and compare-and-swap in turn). Then pieces follow,
+ * each after a control byte. Bit 7 of it: the piece begins with a frame header, which gets a valid key and an address in the region or
+ * just behind it. Its low 7 bits: how many more bytes of input the piece takes; control byte 0: as many as a piece can have. The region
+ * ends at an inaccessible page. */
 #include <sys/socket.h>
 #include <unistd.h>
 
