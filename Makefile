@@ -173,7 +173,7 @@ BENCH_TCP_SOURCES := $(DP_SOURCES) benchmarks/tcp/main.c
 $(eval $(call c_program,build/bench-tcp/pingpong,build/bench-tcp,$(BENCH_TCP_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
 
 # The library exports only what rfaas.h declares. An MPI program may have dp_ functions of its own. The functions of
-# rfaas_function.h must stay undefined in a client, because their absence tells a library of functions that it runs as a
+# rfaas_function.h must stay undefined in a client, because a library of functions recognizes by their absence that it runs as a
 # local fallback.
 CLIENT := client/c
 LIBRARY_SOURCES := $(sort $(wildcard $(CLIENT)/*.c)) $(filter-out $(DP)/dp_serve% $(DP)/dp_raw%,$(DP_SOURCES))

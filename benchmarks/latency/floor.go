@@ -13,7 +13,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// Floor makes bare round trips between the batches of other measurements. Its peer sleeps meanwhile. It belongs to the
+// Floor makes bare round trips between the batches of other measurements. Its peer sleeps during those. It belongs to the
 // goroutine that opened it, which it locks to its thread.
 type Floor struct {
 	s   *session

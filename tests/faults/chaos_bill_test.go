@@ -255,7 +255,7 @@ func (b *executorEvents) compare(c *chaos) {
 
 const crowdTenant = "crowd"
 
-// crowd kills the resource manager again and again while a client has many leases. Every lease goes on, and every call is billed.
+// crowd kills the resource manager several times while a client has many leases. Every lease survives, and every call is billed.
 func (c *chaos) crowd() {
 	c.Helper()
 	k := c.kind(underLeases)

@@ -193,7 +193,7 @@ func descriptors() (map[string]int, error) {
 			continue
 		}
 		to, err := os.Readlink(filepath.Join(proc, "self/fd", n))
-		if err != nil { // closed meanwhile
+		if err != nil { // closed since the directory was read
 			continue
 		}
 		if kind, _, _ := strings.Cut(to, ":["); kind == "socket" || kind == "pipe" { // socket:[4711]: only the number of sockets counts

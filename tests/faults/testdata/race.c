@@ -313,7 +313,7 @@ int main(int argc, char **argv) {
     if (!all_free)
         WRONG("slots are not free");
     while (n_rest)
-        pick_up(); /* checks all buffers once more */
+        pick_up(); /* checks all buffers again */
     if (rfaas_lease_release(l) || rfaas_session_close(s) || rfaas_finalize())
         WRONG("end: %s", rfaas_last_error());
     printf("end {\"calls\":%" PRIu64 ",\"ok\":%" PRIu64 ",\"deadline\":%" PRIu64 ",\"cancelled\":%" PRIu64 ",\"busy\":%" PRIu64
