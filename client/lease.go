@@ -45,7 +45,7 @@ type LeaseOptions struct {
 	// Local runs functions in this process while no executor has room. The library is loaded here too (dlopen): its constructors
 	// run, and everything that it is linked with must exist (StatusBadLibrary). If no executor can be reached or has room,
 	// Session.Lease succeeds, Provider is "local", and LocalReason says why. With Options.Local this includes a session without an address,
-	// an agent or a credential. When an executor has room for all workers, the next call moves the lease there (EventMoved). It waits until
+	// an agent or a credential. When an executor has room for the lease, the next call moves the lease there (EventMoved). It waits until
 	// the workers are ready, at most for half of the time that its context has left, or for the session's time-out. State that functions kept
 	// in this process is not transferred: the new workers execute the init call. If that executor is lost, the lease ends, unless it has
 	// Failover. Then calls run here again (EventLocal), and the lease moves on to the next executor. A local call runs on the caller's

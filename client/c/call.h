@@ -267,6 +267,23 @@ int rfaas_api_move(rfaas_lease *l, const char *op, const call_plan *p);
 int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, const call_plan *p);
 uint64_t rfaas_api_grant_key(rfaas_lease *l);
 
+/* ---- local.c ---- */
+
+/* Opens the lease's library in this process. */
+int rfaas_api_local_load(rfaas_lease *l);
+void rfaas_api_local_free(rfaas_lease *l);
+/* Reports whether a lease with RFAAS_LEASE_LOCAL that got no workers, with this status, is opened nevertheless. */
+bool rfaas_api_local_suits(const rfaas_lease *l, int status);
+/* Prepares a lease for calls in this process, for the reason `why`, and executes the init call. Functions get the numbers that executors
+ * give them. */
+int rfaas_api_local_open(rfaas_lease *l, const char *why);
+/* Keeps the reason why calls run in this process, and with `event` tells the program. */
+void rfaas_api_local_because(rfaas_lease *l, const char *why, bool event);
+/* Returns the largest payload and result of a local call. It is that of the channels to workers. */
+uint64_t rfaas_api_local_limit(const rfaas_lease *l);
+/* Runs a function on this thread, in this process. *got is the size of its result, also when that is too large. */
+int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t *got);
+
 /* ---- map.c ---- */
 
 /* How rfaas_reduce combines the results of a map. */

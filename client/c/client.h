@@ -552,24 +552,6 @@ void rfaas_api_forget_searches(void);
 /* Adds the counters of a grant's channels to s. */
 void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s);
 
-/* ---- local.c ---- */
-
-/* Opens the lease's library in this process. */
-int rfaas_api_local_load(rfaas_lease *l);
-void rfaas_api_local_free(rfaas_lease *l);
-/* Reports whether a lease with RFAAS_LEASE_LOCAL that got no workers, with this status, is opened nevertheless. */
-bool rfaas_api_local_suits(const rfaas_lease *l, int status);
-/* Prepares a lease for calls in this process, for the reason `why`, and executes the init call. Functions get the numbers that executors
- * give them. */
-int rfaas_api_local_open(rfaas_lease *l, const char *why);
-/* Keeps the reason why calls run in this process, and with `event` tells the program. */
-void rfaas_api_local_because(rfaas_lease *l, const char *why, bool event);
-/* Returns the largest payload and result of a local call. It is that of the channels to workers. */
-uint64_t rfaas_api_local_limit(const rfaas_lease *l);
-struct rfaas_call_args;
-/* Runs a function on this thread, in this process. *got is the size of its result, also when that is too large. */
-int rfaas_api_here(rfaas_lease *l, const char *op, const struct rfaas_call_args *a, uint32_t *got);
-
 /* ---- table.c ---- */
 
 typedef struct rfaas_table rfaas_table;

@@ -424,13 +424,13 @@ typedef struct rfaas_lease_options {
  * rfaas_lease_open succeeds, and rfaas_lease_info reports the provider "local" and the reason. With
  * RFAAS_SESSION_LOCAL this includes a session without an address, an agent or a credential.
  *
- * The agent waits for an executor that has room for all workers, and the next call after that moves
- * the lease there (RFAAS_EVENT_MOVED). Local calls that run at that time finish. The call that moves
- * the lease waits until the workers are ready, at most for half of the time until its deadline, or for
- * the session's timeout_ns if it has none. State that functions kept in this process is not
- * transferred: the new workers execute the init call. If that executor is lost, the lease ends, unless
- * it has RFAAS_LEASE_FAILOVER. Then calls run locally again (RFAAS_EVENT_LOCAL), and the lease moves
- * on to the next executor.
+ * The agent waits for an executor that has room for the lease, and the next call after that moves the
+ * lease there (RFAAS_EVENT_MOVED). Local calls that run at that time finish. The call that moves the
+ * lease waits until the workers are ready, at most for half of the time until its deadline, or for the
+ * session's timeout_ns if it has none. State that functions kept in this process is not transferred:
+ * the new workers execute the init call. If that executor is lost, the lease ends, unless it has
+ * RFAAS_LEASE_FAILOVER. Then calls run locally again (RFAAS_EVENT_LOCAL), and the lease moves on to
+ * the next executor.
  *
  * A local call runs on the caller's thread, before rfaas_invoke or rfaas_iinvoke returns. No deadline,
  * time limit or memory limit ends it, and a crash of the function is a crash of the program.
