@@ -286,7 +286,7 @@ static void measure_in_flight(side *s, int ctl, int rounds, int ms) {
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 15, ms = argc > 2 ? atoi(argv[2]) : 60, ctl[2];
     if (rounds < 1 || rounds > ROUNDS_MAX || ms < 1 || argc > 3) {
-        fprintf(stderr, "usage: tcp [ROUNDS [MILLISECONDS]]: rounds 1 to %d, milliseconds from 1\n", ROUNDS_MAX);
+        fprintf(stderr, "usage: pingpong [ROUNDS [MILLISECONDS]]: 1 to %d rounds, at least 1 ms\n", ROUNDS_MAX);
         return 2;
     }
     need(!socketpair(AF_UNIX, SOCK_STREAM, 0, ctl), "socketpair");
