@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/rfaas-go/rfaas/client"
@@ -62,4 +63,34 @@ func TestLeaseGrows(t *testing.T) {
 	if l = w.lease(t, client.LeaseOptions{Workers: 4}); l.Workers() != 4 { // all cores are free again
 		t.Errorf("%d workers on an idle node", l.Workers())
 	}
+}
+
+// TestGrowingLeaseMoves kills the executor of a lease that has two of four workers. The lease moves to one with room for three, and grows there.
+func TestGrowingLeaseMoves(t *testing.T) {
+	w := &world{secret: secretFile(t)}
+	manager := start(t, managerProgram, w.secret)
+	executor := func() *daemon {
+		return start(t, "bin/executor", w.secret, "--cores", "2", "--share-cores", "2", "--providers", provider(), "--manager", manager.Address).joined(t)
+	}
+	a := executor()
+	w.session = w.connect(t, client.Options{Manager: manager.Address})
+	w.lease(t, client.LeaseOptions{Workers: 2})
+	events := make(chan client.Event, 16)
+	l := w.lease(t, client.LeaseOptions{Workers: 4, WorkersMin: 1, Failover: true, OnEvent: func(e client.Event) { events <- e }})
+	if n := l.Workers(); n != 2 {
+		t.Fatalf("%d workers with two free cores", n)
+	}
+	b := executor()
+	held := w.lease(t, client.LeaseOptions{Executor: b.Address})
+	a.signal(syscall.SIGKILL)
+	for kind := client.EventKind(0); kind != client.EventMoved; kind = ends(t, "the move", events).Kind {
+		_, _ = function(t, l, "echo").Invoke(client.Idempotent(t.Context(), 3), u64(1), make([]byte, 8)) // a call moves the lease
+	}
+	if n := l.Workers(); n != 3 || l.Executor() != b.Address {
+		t.Errorf("%d workers at %s, want 3 at %s", n, l.Executor(), b.Address)
+	}
+	if err := held.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	grows(t, l, 3, 4, events)
 }
