@@ -62,7 +62,7 @@ func (s *stub) Upload(st grpc.ClientStreamingServer[control.UploadChunk, control
 }
 
 func (*stub) Leases(context.Context, *control.LeasesRequest) (*control.LeasesReply, error) {
-	return &control.LeasesReply{Leases: []*control.LeaseEntry{{LeaseId: 1<<63 + 1, Tenant: "alice", State: "active", Workers: 2,
+	return &control.LeasesReply{Leases: []*control.LeaseEntry{{LeaseId: 1<<63 + 1, Tenant: "alice", State: "active", Workers: 2, WorkersWanted: 4,
 		Cpus: []uint32{2, 3, 10, 11}, MemoryBytes: 2 << 30, AgeMs: 61_000, LeftMs: 3_539_400}}}, nil
 }
 
@@ -177,7 +177,7 @@ func TestExecutors(t *testing.T) {
 func TestLeases(t *testing.T) {
 	_, _, run := world(t)
 	code, out, errs := run("leases")
-	if code != 0 || !strings.Contains(out, "9223372036854775809  alice   active  2        2-3,10-11  2GiB    1m1s  58m59s  -") {
+	if code != 0 || !strings.Contains(out, "9223372036854775809  alice   active  2 of 4   2-3,10-11  2GiB    1m1s  58m59s  -") {
 		t.Errorf("code %d, output\n%s%s", code, out, errs)
 	}
 	code, out, _ = run("leases", "--json")

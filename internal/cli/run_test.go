@@ -116,9 +116,10 @@ func TestRun(t *testing.T) {
 	}{
 		{"-- bin/rfaas " + invoke + " --hex 0102 --print hex", 0, "0102\n", `^$`},
 		{"-- bin/rfaas " + invoke + " --args f64:3,-4.5 --args u8:1,0x02 --print u8", 0, "0 0 0 0 0 0 8 64 0 0 0 0 0 0 18 192 1 2\n", `^$`},
-		{"--cores 2 -- bin/rfaas " + invoke + " --workers 2 --args i32:-7,8 --print i32", 0, "-7 8\n-7 8\n", `^$`},
+		{"--cores 2 -- bin/rfaas " + invoke + " --workers 2 --workers-min 1 --args i32:-7,8 --print i32", 0, "-7 8\n-7 8\n", `^$`},
 		{"-- bin/rfaas " + invoke + " --memory 1PiB", 2, "", `--memory: "1PiB" is not a size`},
 		{"-- bin/rfaas " + invoke + " --workers 0", 2, "", `--workers 0: want 1 at least`},
+		{"-- bin/rfaas " + invoke + " --workers 2 --workers-min 3", 2, "", `--workers-min 3: want 1 to 2`},
 		{"-- bin/rfaas " + invoke + " --args u8:1,2,3 --print u16", 1, "", `--print u16: result of worker 0: 3 bytes are not`},
 		{"--verbose true", 0, "", `(?s)^rfaas run: resource manager at 127.0.0.1:\d+ and executor at 127.0.0.1:\d+ are ready.*stopped the daemons\n$`},
 		{"false", 1, "", `^$`},
