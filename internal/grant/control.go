@@ -114,7 +114,7 @@ func (c *Control) Configured() bool { return c.opts.Manager != "" || c.opts.Exec
 // manager returns the manager's address, or an error if none is configured.
 func (c *shared) manager() (string, error) {
 	if c.opts.Manager == "" {
-		return "", fail("connect", dataplane.StatusInvalid, "no address: give a manager or an executor, or set %s or %s", EnvManager, EnvExecutor)
+		return "", fail("connect", dataplane.StatusInvalid, "no address: give a manager or an executor, set %s or %s, or "+tryRun, EnvManager, EnvExecutor)
 	}
 	return c.opts.Manager, nil
 }
@@ -211,7 +211,7 @@ func (c *shared) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
 	}
 	r, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
 	if err != nil {
-		return nil, fromControl(op, at, err)
+		return nil, c.explainAbsent(fromControl(op, at, err), at)
 	}
 	return r.Executors, nil
 }

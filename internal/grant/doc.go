@@ -53,6 +53,24 @@ func fromControl(op, who string, err error) error {
 	return &dataplane.Error{Op: op, Status: st, Detail: detail}
 }
 
+// tryRun is the remedy of a program for which no daemon runs.
+const tryRun = "run the program by `rfaas run -- PROGRAM`"
+
+// explainAbsent adds to the error of a daemon, which the program's options name, what to do if the daemon does not run.
+func (c *shared) explainAbsent(err error, address string) error {
+	e, ok := err.(*dataplane.Error)
+	if !ok || e.Status != dataplane.StatusPeerGone || address != c.opts.Executor && address != c.opts.Manager {
+		return err
+	}
+	daemon := "executor"
+	if address == c.opts.Manager {
+		daemon = "resource-manager"
+	}
+	told := *e
+	told.Detail += ": if it does not run, start it (`" + daemon + "`), or " + tryRun
+	return &told
+}
+
 func contextError(st dataplane.Status) error {
 	switch st {
 	case dataplane.StatusDeadline:

@@ -58,13 +58,13 @@ func TestMissingCredential(t *testing.T) {
 	if err := os.Chmod(open, 0o666); err != nil { // readable for others: not used
 		t.Fatal(err)
 	}
-	for name, c := range map[string]struct{ address, variable, file string }{
-		"no file at the default paths":       {"127.0.0.1:1", "", ""},
-		"no file, and an address of another": {"192.0.2.1:1", "", ""},
-		"no secret file":                     {"127.0.0.1:1", "RFAAS_SECRET_FILE", filepath.Join(dir, "none")},
-		"no token file":                      {"127.0.0.1:1", "RFAAS_TOKEN_FILE", filepath.Join(dir, "none")},
-		"a secret file of others":            {"127.0.0.1:1", "RFAAS_SECRET_FILE", open},
-		"a directory as token file":          {"127.0.0.1:1", "RFAAS_TOKEN_FILE", dir},
+	for name, c := range map[string]struct{ address, variable, file, remedy string }{
+		"no file at the default paths":       {"127.0.0.1:1", "", "", "start a daemon as this user"},
+		"no file, and an address of another": {"192.0.2.1:1", "", "", "start a daemon as this user"},
+		"no secret file":                     {"127.0.0.1:1", "RFAAS_SECRET_FILE", filepath.Join(dir, "none"), "start a daemon as this user"},
+		"no token file":                      {"127.0.0.1:1", "RFAAS_TOKEN_FILE", filepath.Join(dir, "none"), "start a daemon as this user"},
+		"a secret file of others":            {"127.0.0.1:1", "RFAAS_SECRET_FILE", open, "has mode 0666, so other users can access it; chmod 600 it"},
+		"a directory as token file":          {"127.0.0.1:1", "RFAAS_TOKEN_FILE", dir, "is not a regular file"},
 	} {
 		pool := NewPool(0)
 		defer pool.Close()
@@ -78,8 +78,8 @@ func TestMissingCredential(t *testing.T) {
 			return ""
 		}})
 		var e *dataplane.Error
-		if !errors.As(err, &e) || e.Status != dataplane.StatusCredential || !containsAny(e.Detail, "RFAAS_TOKEN_FILE") {
-			t.Errorf("%s: %v, want status %v and the remedy", name, err, dataplane.StatusCredential)
+		if !errors.As(err, &e) || e.Status != dataplane.StatusCredential || !containsAny(e.Detail, c.remedy) || containsAny(e.Detail, "start a daemon") != containsAny(c.remedy, "start a daemon") {
+			t.Errorf("%s: %v, want status %v and only the remedy %q", name, err, dataplane.StatusCredential, c.remedy)
 		}
 		if c.file != "" && err != nil && !containsAny(err.Error(), c.file) {
 			t.Errorf("%s: %v does not name the file", name, err)

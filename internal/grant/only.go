@@ -72,7 +72,7 @@ func (c *shared) info(ctx context.Context, addr string) (*control.InfoReply, err
 	}
 	r, err := control.NewExecutorClient(conn).Info(ctx, &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
 	if err != nil {
-		return nil, fromControl(op, addr, err)
+		return nil, c.explainAbsent(fromControl(op, addr, err), addr)
 	}
 	if r.ProtocolVersion != control.ProtocolVersion {
 		return nil, fail(op, dataplane.StatusProtocol, "%s speaks control protocol %d, this client %d", addr, r.ProtocolVersion, control.ProtocolVersion)

@@ -71,7 +71,7 @@ func (c *shared) hello(ctx context.Context) (*control.ManagerHelloReply, error) 
 	}
 	r, err := control.NewManagerClient(conn).Hello(ctx, &control.ManagerHelloRequest{ProtocolVersion: control.ProtocolVersion})
 	if err != nil {
-		return nil, fromControl(op, at, err)
+		return nil, c.explainAbsent(fromControl(op, at, err), at)
 	}
 	return r, nil
 }
