@@ -36,6 +36,7 @@ func TestCompiler(t *testing.T) {
 		"good.c": goodFunction, "hidden.cpp": hiddenFunction, "trampoline.c": trampoline,
 		"undefined.c": "int g(int); int f(int x) { return g(x); }\n",
 		"outside.c":   "int g(int); int f(int x) { return g(x); }\n", "g.c": "int g(int x) { return x; }\n",
+		"format.c": strings.Replace(goodFunction, "empty", "%u bytes", 1),
 		"broken.c": "int f(int x) { return y; }\n",
 		"good.f90": "function f(a, n, r) bind(C)\nuse iso_c_binding\ntype(c_ptr), value :: a, r\ninteger(c_int32_t), value :: n\ninteger(c_int32_t) :: f\nf = n\nend function\n",
 	})
@@ -56,6 +57,7 @@ func TestCompiler(t *testing.T) {
 		{name: "march", line: "-v --march=x86-64-v3 -o libgood.so good.c", says: []string{"'-march=x86-64-v3'"}},
 		{name: "native", line: "-v --native -o libgood.so good.c", says: []string{"'-march=native'"}},
 		{name: "flags", line: "--cflags --libs", says: []string{"-fPIC", "-shared -Wl,-z,defs"}},
+		{name: "missing argument of rfaas_fail", line: "-o libf.so format.c", says: []string{"format.c:2", "-Wformat"}},
 		{name: "undefined symbol", line: "-o libu.so undefined.c", exit: 1, says: []string{"undefined.c:1: undefined reference to `g'"}},
 		{name: "compiler's error", line: "-o libb.so broken.c", exit: 1, says: []string{"broken.c:1"}},
 		{name: "libraries elsewhere travel too", line: "-o libo.so outside.c ./libg.so", silent: true},
