@@ -14,7 +14,8 @@
  *
  * Compile with rfaas-cc, or with -O3 -shared -fPIC. A function that uses none of the extras below need not include this
  * header. A worker calls one function at a time, always on the same thread, pinned to the worker's cores. A function
- * may start threads of its own. What a function prints goes to a bounded log that comes back with an error. A crash ends
+ * may start threads of its own. What a function prints goes to a bounded log.
+ * If the worker dies, the caller's error has the end of that log; errors made by rfaas_fail do not have it. A crash ends
  * the worker and the call, and no other worker. The caller's error then names the functions on the stack. It also names
  * their source lines if the library was compiled with -g1, as by rfaas-cc.
  *

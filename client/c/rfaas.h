@@ -445,7 +445,7 @@ typedef struct rfaas_lease_options {
 
 /* rfaas_lease_open leases workers on one executor.
  *
- *   options: everything in it is copied.
+ *   options: begins as RFAAS_LEASE_OPTIONS_INIT; everything in it is copied.
  *
  * Connects to the workers and loads the library there. The library is sent only if the node does not
  * have it yet. Blocks for at most the session's timeout_ns plus options->wait_ns. Nothing stays leased
@@ -851,7 +851,7 @@ typedef struct rfaas_call_options {
  *     reserves as much of `bulk` during the call, so it should not be much larger than the result. A
  *     capacity above the lease's limit counts as the limit.
  *   out_size: bytes of the result; may be NULL. Also set with RFAAS_RESULT_TOO_LARGE.
- *   options: NULL means any worker and no time limit.
+ *   options: begins as RFAAS_CALL_OPTIONS_INIT. NULL: any worker and no time limit.
  *
  * Waits as the lease's wait_mode says. When it returns, the caller may reuse `in`. A payload in
  * rfaas_alloc memory is an exception after RFAAS_DEADLINE: it must not change until the lease is
@@ -886,7 +886,7 @@ typedef struct rfaas_piece {
  *   in_count: number of pieces, without a limit.
  *   out: the pieces that receive the result; may be NULL if out_count is 0.
  *   out_size: bytes of the result; may be NULL. Also set with RFAAS_RESULT_TOO_LARGE.
- *   options: NULL means any worker and no time limit.
+ *   options: begins as RFAAS_CALL_OPTIONS_INIT. NULL: any worker and no time limit.
  *
  * Works like rfaas_invoke. The function gets one contiguous payload, the pieces of `in` one after the
  * other, and returns one contiguous result. The result is stored to the pieces of `out` one after the
@@ -1106,6 +1106,7 @@ typedef struct rfaas_map_options {
  *   out: room for count * out_item bytes.
  *   out_item: bytes of one result; may be 0.
  *   count: number of items. If it is 0, nothing is done.
+ *   options: begins as RFAAS_MAP_OPTIONS_INIT; NULL: the defaults.
  *
  * One call of the function gets k >= 1 consecutive items, k * in_item bytes, and returns the results
  * of these items in the same order, k * out_item bytes. A result of another size is

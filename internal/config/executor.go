@@ -155,7 +155,7 @@ var executorOptions = slices.Concat([]option{
 	{"lease-notice", "30s", "how long before the end of a lease its client is notified (at most a third of the lease)"},
 	{"client-first-use", "10s", "how long a granted lease waits for its client's first use"},
 	{"client-return", "2s", "how long a lease waits for its client or agent to come back after the control connection broke"},
-	{"agent-grace", "1m", "how long it waits instead while workers are connected to the client's process, for example because only its agent has died; the lease is charged"},
+	{"agent-grace", "1m", "how long it waits, in place of client-return, while workers are connected to the client's process, for example because only its agent has died; the lease is charged"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
 	{"sandbox", "auto", "confine workers: require (the executor does not start without a complete sandbox), on (use what the node supports and log the rest), " +
