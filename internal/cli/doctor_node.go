@@ -117,11 +117,11 @@ func checkGroups() finding {
 // groupsFinding describes control groups that lack the controllers in missing.
 func groupsFinding(missing []string, err error) finding {
 	const check = "control groups"
-	mend := "run the executor as root, or with Delegate=yes in its unit"
+	mend := "run the executor as root, or with Delegate=yes in its unit, and boot with systemd.unified_cgroup_hierarchy=1 if control groups of version 2 have more controllers"
 	if os.Geteuid() == 0 {
-		mend = "start the executor by its unit, which has Delegate=yes"
+		mend = "a controller that neither /proc/cgroups nor cgroup.controllers in /sys/fs/cgroup lists is not in the kernel (rdma: CONFIG_CGROUP_RDMA); for others " +
+			"set Delegate=yes in the executor's unit, or boot with systemd.unified_cgroup_hierarchy=1"
 	}
-	mend += ", load the kernel's modules (rdma: modprobe ib_core), and boot with systemd.unified_cgroup_hierarchy=1 if control groups of version 2 have more controllers"
 	switch {
 	case err != nil:
 		return note(check, mend, "an executor that this user starts here cannot make any for its workers: %v", err)
