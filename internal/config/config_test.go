@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -159,6 +160,10 @@ func TestCheckedDirectories(t *testing.T) {
 	if err := errors.Join(os.Symlink(filepath.Join(dir, "no", "where"), astray), os.Symlink("audit", ahead)); err != nil {
 		t.Fatal(err)
 	}
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	const readOnly = "/proc/sys/kernel/ostype" // for root, too
 	for name, c := range map[string]struct {
 		args []string
@@ -184,6 +189,8 @@ func TestCheckedDirectories(t *testing.T) {
 		"worker":                     {[]string{"--worker", file}, []string{"worker: execute " + file + ": permission denied"}},
 		"address file":               {[]string{"--address-file", state + "/address"}, []string{"address-file: stat " + state + ": no such file"}},
 		"secret that cannot be made": {[]string{"--secret-file", file + "/secret"}, []string{"secret-file: ", "not a directory"}},
+		"file that is no secret":     {[]string{"--secret-file", file}, []string{"secret-file: secret: "}},
+		"FIFO as secret":             {[]string{"--secret-file", fifo}, []string{"secret-file: secret: ", "not a regular file"}},
 		"secret to be made":          {[]string{"--secret-file", state + "/secret"}, nil},
 		"address of another node":    {[]string{"--providers", "tcp", "--data-listen", "192.0.2.1:7000", "--allow-plaintext"}, []string{"data-listen: listen tcp 192.0.2.1:0: "}},
 		"below a file":               {[]string{"--state-dir", file + "/x"}, []string{"state-dir: ", "not a directory"}},

@@ -58,7 +58,7 @@ func (c *Executor) CheckMemory(root string) error {
 func (c *Executor) here() error {
 	var v validator
 	v.add(here(c.providersParsed, c.DataListen, place{"identity-dir", c.IdentityDir, opensIdentity}, place{"state-dir", c.StateDir, canMake},
-		place{"audit-file", c.AuditFile, canAppend}, place{"address-file", c.AddressFile, canReplace}, place{"secret-file", c.SecretFile, canReadOrMake},
+		place{"audit-file", c.AuditFile, canAppend}, place{"address-file", c.AddressFile, canReplace}, place{"secret-file", c.SecretFile, canHaveSecret},
 		place{"worker", c.Worker, isProgram}, place{"bundle-dir", c.BundleDir, writable}))
 	allowed, err := topology.Affinity()
 	v.add(err)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
@@ -63,16 +64,13 @@ func opensIdentity(dir string) error {
 // canReplace returns an error if a file cannot be written to its directory, which must be there.
 func canReplace(file string) error { return writable(filepath.Dir(file)) }
 
-// canReadOrMake returns an error if a file can neither be read nor made.
-func canReadOrMake(file string) error {
-	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
+// canHaveSecret returns an error if a daemon can neither read the shared secret nor make it.
+func canHaveSecret(file string) error {
+	_, err := control.LoadSecret(file)
+	if errors.Is(err, fs.ErrNotExist) {
 		return canMake(filepath.Dir(file))
 	}
-	f, err := os.Open(file)
-	if err != nil {
-		return err
-	}
-	return f.Close()
+	return err
 }
 
 // isProgram returns an error if a file cannot be executed.

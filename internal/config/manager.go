@@ -131,7 +131,7 @@ func (c *Manager) Bounds() control.Bounds {
 
 func (c *Manager) here() error {
 	return here(c.providersParsed, c.DataListen, place{"identity-dir", c.IdentityDir, opensIdentity}, place{"state-dir", c.StateDir, canMake},
-		place{"audit-file", c.AuditFile, canAppend}, place{"address-file", c.AddressFile, canReplace}, place{"secret-file", c.SecretFile, canReadOrMake})
+		place{"audit-file", c.AuditFile, canAppend}, place{"address-file", c.AddressFile, canReplace}, place{"secret-file", c.SecretFile, canHaveSecret})
 }
 
 func (c *Manager) validate() error {

@@ -31,8 +31,10 @@ const (
 
 // Fetch copies a table from the memory of its client, over a queue pair of the provider that the client names. Nothing parses the bytes.
 func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
-	ctx, leave := e.turns.enterToYield(stream.Context())
-	defer leave()
+	return e.turns.yieldTo(stream.Context(), func(ctx context.Context) error { return e.fetch(ctx, req, stream) })
+}
+
+func (e *Executor) fetch(ctx context.Context, req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
 	h, err := checkSum("sha256", req.GetSha256())
 	if err != nil {
 		return err

@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/rfaas-go/rfaas/internal/control"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // turnstile lets operations that change leases pass, until it is shut for a handover. The zero value is open.
@@ -32,14 +33,14 @@ func (t *turnstile) enter() (leave func()) {
 	return t.leave
 }
 
-// enterToYield is enter for an operation that may take as long as its client wants. ctx ends when the turnstile is to be shut; the operation
-// must then return an error to its client.
-func (t *turnstile) enterToYield(parent context.Context) (ctx context.Context, leave func()) {
-	out := t.enter()
+// yieldTo runs a transfer, which may take as long as its client wants. When the turnstile is to be shut, the transfer's context ends. Then
+// yieldTo returns errHandsOver when the turnstile is open again. If the new program has taken over by then, the client's connection has
+// broken. In both cases the client repeats its request.
+func (t *turnstile) yieldTo(parent context.Context, transfer func(context.Context) error) error {
+	leave := t.enter()
 	ctx, cancel := context.WithCancelCause(parent)
 	key := new(byte)
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	if t.shut != nil { // since enter
 		cancel(errHandsOver)
 	}
@@ -47,16 +48,22 @@ func (t *turnstile) enterToYield(parent context.Context) (ctx context.Context, l
 		t.yields = map[*byte]context.CancelCauseFunc{}
 	}
 	t.yields[key] = cancel
-	return ctx, func() {
-		cancel(nil)
-		t.mu.Lock()
-		delete(t.yields, key)
-		t.mu.Unlock()
-		out()
+	t.mu.Unlock()
+	err := transfer(ctx)
+	cancel(nil)
+	t.mu.Lock()
+	delete(t.yields, key)
+	t.mu.Unlock()
+	leave()
+	if err == nil || context.Cause(ctx) != errHandsOver {
+		return err
 	}
+	t.enter()()
+	return errHandsOver
 }
 
-var errHandsOver = control.Errorf(control.ClassBusy, "the executor hands over to the program that is installed now: try again")
+// errHandsOver has no class, like the error of a connection that breaks, so that clients repeat the request.
+var errHandsOver = status.Error(codes.Unavailable, "the executor hands over to the program that is installed now")
 
 func (t *turnstile) leave() {
 	t.mu.Lock()

@@ -12,21 +12,25 @@ func TestTurnstile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var turns turnstile
 		leave := turns.enter()
-		yielding, leaveToo := turns.enterToYield(t.Context())
+		yielded := make(chan error, 1)
+		go func() {
+			yielded <- turns.yieldTo(t.Context(), func(ctx context.Context) error {
+				<-ctx.Done()
+				return ctx.Err()
+			})
+		}()
+		synctest.Wait()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := turns.close(ctx); !errors.Is(err, context.Canceled) {
 			t.Fatalf("shut while something is inside: %v", err)
 		}
-		if context.Cause(yielding) != errHandsOver {
-			t.Errorf("an operation that yields: %v", context.Cause(yielding))
+		if err := <-yielded; err != errHandsOver {
+			t.Errorf("a transfer: %v", err)
 		}
-		leaveToo()
 		turns.enter()() // it is open again
-		if ctx, leave := turns.enterToYield(t.Context()); ctx.Err() != nil {
-			t.Errorf("it is open again, and ends an operation: %v", context.Cause(ctx))
-		} else {
-			leave()
+		if err := turns.yieldTo(t.Context(), func(ctx context.Context) error { return ctx.Err() }); err != nil {
+			t.Errorf("it is open again, and ends a transfer: %v", err)
 		}
 		shut := make(chan error)
 		go func() { shut <- turns.close(t.Context()) }()

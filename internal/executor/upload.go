@@ -23,8 +23,10 @@ const (
 
 // Upload stores a library.
 func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
-	ctx, leave := e.turns.enterToYield(stream.Context())
-	defer leave()
+	return e.turns.yieldTo(stream.Context(), func(ctx context.Context) error { return e.upload(ctx, stream) })
+}
+
+func (e *Executor) upload(ctx context.Context, stream grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
 	// Recv has no deadline of its own; it ends when this function returns.
 	chunks := make(chan *control.UploadChunk)
 	fault := make(chan error, 1)
@@ -103,9 +105,5 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 
 // interrupted returns the error for a transfer whose context has ended.
 func interrupted(ctx context.Context, what string) error {
-	why := context.Cause(ctx)
-	if control.IsClassed(why) {
-		return why
-	}
-	return control.Errorf(control.ClassConnection, "%s: %v", what, why)
+	return control.Errorf(control.ClassConnection, "%s: %v", what, context.Cause(ctx))
 }

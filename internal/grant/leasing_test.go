@@ -3,6 +3,7 @@ package grant
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"path/filepath"
 	"sync"
@@ -287,5 +288,42 @@ func TestOldStream(t *testing.T) {
 	}
 	if n := x.streams.Load(); n != 2 {
 		t.Errorf("%d streams", n)
+	}
+}
+
+// handing is an executor whose first uploads end because another program takes its place.
+type handing struct {
+	*lessor
+	ends    int
+	uploads atomic.Int64
+}
+
+func (x *handing) Upload(s grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
+	if x.uploads.Add(1) <= int64(x.ends) {
+		return status.Error(codes.Unavailable, "the executor hands over")
+	}
+	for {
+		if _, err := s.Recv(); errors.Is(err, io.EOF) {
+			return s.SendAndClose(&control.UploadReply{})
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// A library is sent once more if the executor hands over during its upload.
+func TestUploadIsRepeatedOnce(t *testing.T) {
+	for ends, works := range []bool{true, true, false} {
+		x := &handing{lessor: &lessor{}, ends: ends}
+		c, port, _, _ := lessee(t, x)
+		conn, err := c.dial("test", port.Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &Pending{c: c, lib: &Library{code: []byte("code")}}
+		err = p.upload(t.Context(), control.NewExecutorClient(conn), port.Address)
+		if (err == nil) != works || x.uploads.Load() != int64(min(ends, 1)+1) {
+			t.Errorf("%d uploads end early: %v after %d uploads", ends, err, x.uploads.Load())
+		}
 	}
 }

@@ -201,6 +201,24 @@ func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *
 		op = "transfer a bundle"
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.c.opts.Timeout+transferTime([]*Table{t}))
+	defer cancel()
+	err := p.transfer(ctx, cl, cand, t)
+	if broke(ctx, err) {
+		err = p.transfer(ctx, cl, cand, t)
+	}
+	err = fromControl(op, cand.Address, err)
+	var typed *dataplane.Error
+	if errors.As(err, &typed) {
+		if t.bundle == nil {
+			typed.Detail = fmt.Sprintf("%q: %s", t.Name, typed.Detail)
+		}
+	}
+	return err
+}
+
+// transfer makes a table readable over a queue pair, and asks the executor to read it.
+func (p *Pending) transfer(ctx context.Context, cl control.ExecutorClient, cand *Candidate, t *Table) error {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream
 	provider := cand.Provider
 	if provider == dataplane.OFI {
@@ -237,20 +255,10 @@ func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *
 	var from peer.Peer
 	stream, err := cl.Fetch(ctx, &control.FetchRequest{Sha256: t.Sum[:], Size: t.Size, Provider: provider, Blob: blob, Bundle: t.bundle != nil,
 		Memory: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}}, grpc.Peer(&from))
-	if err == nil {
-		err = p.c.serveTable(ctx, provider, cand, stream, conn, server)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		return nil
-	}
-	err = fromControl(op, cand.Address, err)
-	var typed *dataplane.Error
-	if errors.As(err, &typed) {
-		if t.bundle == nil {
-			typed.Detail = fmt.Sprintf("%q: %s", t.Name, typed.Detail)
-		}
-	}
-	return err
+	return p.c.serveTable(ctx, provider, cand, stream, conn, server)
 }
 
 // serveTable connects to the executor and waits until it has read the table.
