@@ -31,8 +31,8 @@ typedef struct slot {
 
 /* What a bare request repeats. Headers of calls with bulk ranges are told afresh each time. Their flags differ from those of all others,
  * so it does not matter that a capacity above DP_EAGER_MAX loses bits here. */
-static inline uint64_t dp_told(const dp_request *h) {
-    return (uint64_t)h->capacity << 44 | (uint64_t)h->then << 28 | (uint32_t)h->function << 12 | h->flags;
+static inline uint64_t dp_told(uint32_t function, const dp_request *h) {
+    return (uint64_t)h->capacity << 44 | (uint64_t)function << 12 | h->flags;
 }
 #define DP_UNTOLD UINT64_MAX /* no header says that: these flags do not exist */
 _Static_assert(DP_EAGER_MAX < 1u << 19 && DP_REQ_BATCH < 1u << 11, "a told word holds capacity, chain or function, and flags");

@@ -159,7 +159,7 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
     } else if (h->capacity > l->eager) {
         return DP_BAD_REQUEST;
     }
-    return h->function < s->n_functions && h->then <= s->n_functions ? DP_OK : DP_NO_FUNCTION;
+    return h->function < s->n_functions ? DP_OK : DP_NO_FUNCTION; /* execute_chain() checks h->then */
 }
 
 /* Finds the memory in which payload or result of a request with a placed flag are. *args stays what it is if the payload is elsewhere.
@@ -296,6 +296,13 @@ static uint32_t run_first(dp_server *s, const dp_request *h, void *args, dp_invo
 /* execute() for a chain. Its second function gets what the first one has returned. */
 static __attribute__((noinline)) void execute_chain(dp_server *s, uint32_t slot, const dp_request *h, void *args, uint8_t *place,
                                                     dp_invocation *inv, outcome *o) {
+    o->size = 0;
+    o->placed = false;
+    if (h->then > s->n_functions) {
+        s->stats->refused++;
+        o->status = DP_NO_FUNCTION;
+        return;
+    }
     uint32_t got = run_first(s, h, args, inv);
     if (inv->failed) {
         s->stats->failed++;

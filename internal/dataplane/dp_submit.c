@@ -265,7 +265,6 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         .size = size,
         .capacity = capacity,
         .function = (uint16_t)function,
-        .then = function >> 16,
         .flags = (uint16_t)((s->in_at != DP_NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != DP_NOTHING ? DP_REQ_BULK_OUT : 0) |
                             (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0) | (ch->batch && ch->qp->peer_batches ? DP_REQ_BATCH : 0)),
     };
@@ -279,7 +278,9 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         s->out_at = DP_PLACED;
         s->place = at->result;
     }
-    bool bare = !at && dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
+    bool bare = !at && dp_told(function, &h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
+    if (!bare) /* a bare request repeats it */
+        h.then = function >> 16;
     room r = {.deadline_ns = deadline_ns};
     int st = pieces ? gather(ch, i, pieces, size, &in, &reg) : DP_OK;
     if (__builtin_expect(st == DP_OK, 1)) {
@@ -309,7 +310,7 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
     s->call_id = h.call_id;
     s->function = function;
     s->capacity = capacity;
-    s->told = eager && !at ? dp_told(&h) : DP_UNTOLD;
+    s->told = eager && !at ? dp_told(function, &h) : DP_UNTOLD;
     s->told_id = h.call_id;
     *out = i;
     return DP_OK;
