@@ -6,9 +6,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
 )
 
 // growing leases four workers while fewer cores are free, and returns the request and the grant of `there` workers.
@@ -43,6 +45,14 @@ func TestGrow(t *testing.T) {
 		return nil
 	}
 	n.e.limits = newLimiter(nil, n.e.incarnation, true, n.e.log)
+	n.e.accounts = newAccounts("node", n.e.incarnation, time.Now, nil, n.e.log)
+	charged := func(id uint64) uint64 { // cores
+		n.e.accounts.sample()
+		n.e.accounts.step(t.Context(), newLedgerStub())
+		n.e.accounts.mu.Lock()
+		defer n.e.accounts.mu.Unlock()
+		return n.e.accounts.leases[lease.ID(id)].meter.Save().Cores
+	}
 	impossible := n.request(2)
 	impossible.WorkersMin = 3
 	if _, err := n.Lease(n.ctx(), impossible); control.ClassOf(err) != control.ClassInvalid || !strings.Contains(err.Error(), "workers_min 3") {
@@ -57,6 +67,9 @@ func TestGrow(t *testing.T) {
 	third, err := n.grow(req, l, 2)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if cores := charged(l.GetLeaseId()); cores != 3 {
+		t.Errorf("a lease with three of four workers is charged for %d cores", cores)
 	}
 	if again, err := n.grow(req, l, 2); err != nil || again.GetPid() != third.GetPid() {
 		t.Errorf("the same offer again got process %d, not %d: %v", again.GetPid(), third.GetPid(), err)
