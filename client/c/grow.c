@@ -19,13 +19,19 @@
 
 static const char op[] = "add worker";
 
-static void set_grows(rfaas_lease *l, bool more) { __atomic_store_n(&l->grows, more, __ATOMIC_RELAXED); }
+/* The agent's events set `room` and then `grows`. A step that finds no room clears `grows` and then reads `room` again. These accesses are
+ * sequentially consistent, so one of the two sees the other. */
+static void set_grows(rfaas_lease *l, bool more) { __atomic_store_n(&l->grows, more, __ATOMIC_SEQ_CST); }
+
+static bool has_room(const rfaas_grant *h) { return __atomic_load_n(&h->room, __ATOMIC_SEQ_CST); }
+
+static void set_room(rfaas_grant *h, bool room) { __atomic_store_n(&h->room, room, __ATOMIC_SEQ_CST); }
 
 /* Makes the owner look at the agent when it leaves the lease. */
 static void look_soon(rfaas_lease *l) { __atomic_store_n(&l->entered, LOOK_EVERY - 1, __ATOMIC_RELAXED); }
 
 void rfaas_api_note_room(rfaas_lease *l, rfaas_grant *h) {
-    __atomic_store_n(&h->room, 1, __ATOMIC_RELAXED);
+    set_room(h, true);
     if (h != l->grant)
         return;
     set_grows(l, true);
@@ -57,24 +63,26 @@ static void add(rfaas_lease *l, rfaas_grant *h, bool good) {
 }
 
 /* Offers the channel of the next worker to the executor. A channel that was offered before is offered again as it is, unless its
- * worker has ended: the executor may have granted it to the agent before. */
+ * worker has ended: the executor may have granted it to the agent before. The request uses up the room that was reported: if it is
+ * refused, only room that is reported after this counts, and that may come before the refusal is taken. */
 static bool ask(rfaas_lease *l, rfaas_grant *h) {
     rfaas_worker *w = &h->workers[h->present];
     dp_error err = {0};
     bool again = w->replacing && !dp_channel_broken(w->ch);
     rfaas_agent_replace req = {.key = h->key, .worker = h->present, .timeout_ns = l->session->timeout_ns};
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
-    if ((w->broken && !again && dp_channel_reset(w->ch, &err)) || rfaas_api_offer(w, &req.offer)) {
-        __atomic_store_n(&h->room, 0, __ATOMIC_RELAXED);
-        return false;
-    }
+    if ((w->broken && !again && dp_channel_reset(w->ch, &err)) || rfaas_api_offer(w, &req.offer))
+        return false; /* no file descriptor is free, for example: the agent waits for this request, so try again later */
+    set_room(h, false);
     w->broken = w->replacing = true;
     dp_channel_hold(w->ch);
     rfaas_ticket sent = rfaas_agent_send(op, RFAAS_AGENT_REPLACE, &parts, dp_now_ns() + PATIENCE_NS); /* may hand the lease to a new agent */
     pthread_mutex_lock(&l->mu);
     h->growing = sent;
     pthread_mutex_unlock(&l->mu);
-    return false; /* wait for the reply; if there is no agent, ask again later */
+    if (!sent)
+        set_room(h, true); /* there is no agent: ask again later */
+    return false;
 }
 
 /* Connects the next worker to its channel, and starts its init call. Returns true if it is counted already. */
@@ -101,16 +109,19 @@ static bool take(rfaas_lease *l, rfaas_grant *h) {
     pthread_mutex_lock(&l->mu);
     h->growing = 0;
     pthread_mutex_unlock(&l->mu);
-    if (r.lost)
-        return true; /* the offer goes to the next agent */
+    if (r.lost) {
+        set_room(h, true); /* the offer goes to the next agent */
+        return true;
+    }
     bool good = !r.status && r.size >= sizeof w;
     if (good)
         memcpy(&w, r.data, sizeof w);
     rfaas_reply_free(&r);
-    if (good)
+    if (good) {
+        set_room(h, true); /* perhaps for another worker, too */
         return !w.pid || connect(l, h, &w); /* without a pid the worker has not started yet: ask again */
+    }
     h->workers[h->present].replacing = false;
-    __atomic_store_n(&h->room, 0, __ATOMIC_RELAXED);
     return true;
 }
 
@@ -135,15 +146,16 @@ static int64_t step(rfaas_lease *l) {
             more = initialise(l, h);
         else if (h->growing)
             more = take(l, h);
-        else if (__atomic_load_n(&h->room, __ATOMIC_RELAXED))
+        else if (has_room(h))
             more = ask(l, h);
         else {
             set_grows(l, false);
-            more = __atomic_load_n(&h->room, __ATOMIC_RELAXED); /* reported meanwhile */
-            set_grows(l, more);
+            more = has_room(h); /* reported meanwhile */
+            if (more)
+                set_grows(l, true);
         }
     }
-    bool unsent = rfaas_api_grows(l) && !h->growing && !h->workers[h->present].initialising;
+    bool unsent = rfaas_api_grows(l) && h->present < h->n_workers && !h->growing && !h->workers[h->present].initialising;
     return unsent ? RETRY_NS : shared(l) ? PAUSE_NS : 0;
 }
 

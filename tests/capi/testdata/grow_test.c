@@ -64,6 +64,30 @@ static void by_calls(int threads) {
     OK(rfaas_lease_release(l));
 }
 
+/* Room is reported again before the library takes the refusal of its last request: while it waits for other leases, it handles the agent's
+ * messages, but only calls on the growing lease go on with its growth. */
+static void room_before_refusal(void) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    o.library = library;
+    o.workers = WANTED - 1;
+    rfaas_lease *held = lease(WANTED - 1, 4, RFAAS_WAIT_ADAPTIVE), *l = growing(library, NULL);
+    rfaas_function f = find(l, "init_count");
+    int64_t n;
+    for (int i = 0; i < 20 && held; i++) {
+        OK(rfaas_lease_release(held));
+        if (rfaas_lease_open(session, &o, &held)) /* the lease got another worker just now */
+            held = NULL;
+        OK(call(l, f, 0, &n));
+    }
+    if (held)
+        OK(rfaas_lease_release(held));
+    double until = now() + 30;
+    while (rfaas_lease_workers(l) < WANTED && now() < until)
+        OK(call(l, f, 0, &n));
+    CHECK(rfaas_lease_workers(l) == WANTED);
+    OK(rfaas_lease_release(l));
+}
+
 static void *release_soon(void *held) {
     usleep(20000);
     OK(rfaas_lease_release(held));
@@ -121,6 +145,7 @@ void everything(void) {
     refused();
     by_calls(0);
     by_calls(4);
+    room_before_refusal();
     by_map();
     released_meanwhile();
     OK(rfaas_session_close(session));
