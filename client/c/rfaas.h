@@ -240,10 +240,10 @@ typedef struct rfaas_session_options {
  * sockets, for trusted networks. The environment variable RFAAS_ALLOW_PLAINTEXT=1 does the same. */
 #define RFAAS_SESSION_ALLOW_PLAINTEXT 1u
 
-/* RFAAS_SESSION_LOCAL: Opens the session also if nothing runs: no address is configured, no daemon
- * listens at the address, the credential is missing, or the agent cannot be started. Each lease then
- * tries again. With RFAAS_LEASE_LOCAL its calls run in this process until there are workers. Without
- * it, the lease fails with the error of the attempt. A malformed option is still an error. */
+/* RFAAS_SESSION_LOCAL: Opens the session even if no address is configured, no daemon listens at the
+ * address, the credential is missing, or the agent cannot be started. Each lease then tries again. If
+ * it fails, a lease with RFAAS_LEASE_LOCAL runs its calls in this process until there are workers, and
+ * another lease fails with the error of the attempt. A malformed option is still an error. */
 #define RFAAS_SESSION_LOCAL 2u
 
 #define RFAAS_DATA_ENCRYPTION_OFF 1     /* never */
@@ -264,14 +264,14 @@ typedef struct rfaas_session_options {
  * Errors:
  *   RFAAS_INVALID: no address (unless RFAAS_SESSION_LOCAL is set), a malformed address, an unknown
  *     provider, or an unknown value of data_encryption.
- *   RFAAS_UNSUPPORTED: the agent cannot be started; the error text says why. Not with
+ *   RFAAS_UNSUPPORTED: the agent cannot be started; the error text says why. Not returned with
  *     RFAAS_SESSION_LOCAL.
- *   RFAAS_PEER_GONE: no answer from the manager, the executor or the agent. Not with
+ *   RFAAS_PEER_GONE: no answer from the manager, the executor or the agent. Not returned with
  *     RFAAS_SESSION_LOCAL.
- *   RFAAS_PROTOCOL: the peer is not an rfaas daemon, or has another version. Not with
+ *   RFAAS_PROTOCOL: the peer is not an rfaas daemon, or has another version. Not returned with
  *     RFAAS_SESSION_LOCAL.
  *   RFAAS_CREDENTIAL: the file of the token or secret is missing or unreadable, or the peer refuses
- *     the credential. Not with RFAAS_SESSION_LOCAL. */
+ *     the credential. Not returned with RFAAS_SESSION_LOCAL. */
 RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_session **session);
 
 /* rfaas_session_close releases the leases of a session and closes it.
@@ -381,10 +381,11 @@ typedef struct rfaas_lease_options {
     int64_t wait_ns;
     /* Paths, on this machine, of files and directories that travel with the library, separated by
      * colons. A directory travels with its contents. A symbolic link that leads out of a named
-     * directory travels as a copy of its target. Functions get the path of each from rfaas_bundle_path
-     * (rfaas_function.h), by the last component of the path given here. They can only read the files.
-     * A node that already has the same files does not receive them again. Libraries that the library
-     * needs from outside the system's directories travel without being named. NULL or "": no files. */
+     * directory travels as a copy of its target. rfaas_bundle_path (rfaas_function.h) gives functions
+     * the path of each file and directory, which it finds by the last component of the path given
+     * here. Functions can only read the files. A node that already has the same files does not receive
+     * them again. Libraries that the library needs from outside the system's directories travel
+     * without being named. NULL or "": no files. */
     const char *bundle;
     /* Name of the init call, a function of the library. Every worker of the lease executes it before
      * any other call of the lease, so functions can rely on state that it makes. This includes workers
@@ -394,10 +395,10 @@ typedef struct rfaas_lease_options {
     const char *init_function;
     const void *init_payload;  /* payload of the init call; NULL: none */
     size_t init_size;          /* bytes of init_payload, at most `bulk` or `eager`, whichever is larger */
-    /* The fewest workers with which the lease is opened, at most `workers`. It gets as many as the
-     * executor has room for, up to `workers`. The others are added as cores become free on that
-     * executor, while the program makes calls or asks about the lease (rfaas_lease_workers). The
-     * executor must lend enough for all of them. 0: the lease is opened with all its workers. */
+    /* The fewest workers with which the lease is opened, at most `workers`. The lease gets as many as
+     * the executor has room for, up to `workers`. The executor adds the others as its cores become
+     * free, while the program makes calls or asks about the lease (rfaas_lease_workers). The executor
+     * must lend enough for all `workers`. 0: the lease is opened with all its workers. */
     uint32_t workers_min;
     uint32_t reserved2;        /* 0 */
 } rfaas_lease_options;
@@ -410,12 +411,12 @@ typedef struct rfaas_lease_options {
 #define RFAAS_LEASE_RENEW 1u
 
 /* RFAAS_LEASE_FAILOVER: Moves the lease to another executor when its executor is lost or its node
- * drains. The next call asks for a new lease with as many workers as it has (and up to `workers`)
- * wherever the session finds one, or only at options->executor if that is given. It waits until there
- * is one, at most until its deadline, or for the session's timeout_ns if it has none, and then fails
- * with RFAAS_LEASE_ENDED and RFAAS_NOT_STARTED. Later calls continue the search. State that functions
- * kept in the old workers is lost. Calls in flight fail as without the flag, except those with
- * `repeats`. */
+ * drains. The next call asks for a new lease wherever the session finds an executor, or only at
+ * options->executor if that is given. It asks for as many workers as the lease has, and for up to
+ * `workers`. It waits for such an executor at most until its deadline, or for the session's timeout_ns
+ * if it has none. Then it fails with RFAAS_LEASE_ENDED and RFAAS_NOT_STARTED. Later calls continue the
+ * search. State that functions kept in the old workers is lost. Calls in flight fail as without the
+ * flag, except those with `repeats`. */
 #define RFAAS_LEASE_FAILOVER 2u
 
 /* RFAAS_LEASE_LOCAL: Runs functions in the calling process while no executor has room. The library is
@@ -424,13 +425,13 @@ typedef struct rfaas_lease_options {
  * rfaas_lease_open succeeds, and rfaas_lease_info reports the provider "local" and the reason. With
  * RFAAS_SESSION_LOCAL this includes a session without an address, an agent or a credential.
  *
- * The agent waits for an executor that has room for the lease, and the next call after that moves the
- * lease there (RFAAS_EVENT_MOVED). Local calls that run at that time finish. The call that moves the
- * lease waits until the workers are ready, at most for half of the time until its deadline, or for the
- * session's timeout_ns if it has none. State that functions kept in this process is not transferred:
- * the new workers execute the init call. If that executor is lost, the lease ends, unless it has
- * RFAAS_LEASE_FAILOVER. Then calls run locally again (RFAAS_EVENT_LOCAL), and the lease moves on to
- * the next executor.
+ * The agent waits for an executor that has room for the lease. The next call after that moves the
+ * lease to this executor (RFAAS_EVENT_MOVED). Local calls that are running at that time finish. The
+ * call that moves the lease waits until the workers are ready. It waits at most for half of the time
+ * until its deadline, or for the session's timeout_ns if it has none. State that functions kept in
+ * this process is not transferred: the new workers execute the init call. If that executor is lost
+ * later, the lease ends, unless it has RFAAS_LEASE_FAILOVER. With that flag, calls run locally again
+ * (RFAAS_EVENT_LOCAL) until the lease moves to the next executor.
  *
  * A local call runs on the caller's thread, before rfaas_invoke or rfaas_iinvoke returns. No deadline,
  * time limit or memory limit ends it, and a crash of the function is a crash of the program.
@@ -500,9 +501,9 @@ RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
  *
  * Opens all leases or none: an executor that refuses is replaced by others. Each executor's part, of
  * up to 1024 workers, is a lease of its own, which the caller uses and releases like any other. With
- * RFAAS_LEASE_LOCAL, the workers for which no executor has room are one more lease, or one for each
- * 1024 workers, whose calls run in this process. Requests of all of them may be passed to one
- * rfaas_waitall or rfaas_waitany. With RFAAS_LEASE_FAILOVER each part moves separately. Needs a
+ * RFAAS_LEASE_LOCAL, one more lease stands for the workers for which no executor has room, or one for
+ * each 1024 of them. Calls of these leases run in this process. Requests of all leases may be passed
+ * to one rfaas_waitall or rfaas_waitany. With RFAAS_LEASE_FAILOVER each part moves separately. Needs a
  * resource manager. Each round of requests to executors blocks for at most the session's timeout_ns.
  * With options->wait_ns it waits for room for all workers. Nothing stays leased after an error. Other
  * errors are those of rfaas_lease_open.
@@ -594,12 +595,12 @@ RFAAS_API int rfaas_lease_event(rfaas_lease *lease, rfaas_event *event);
 /* rfaas_lease_workers returns the number of workers that a lease has now.
  *
  * With workers_min the number grows up to rfaas_lease_details.workers_wanted. It never decreases.
- * Returns a negative status on an error. Does not block. */
+ * After an error, returns a negative status. Does not block. */
 RFAAS_API int rfaas_lease_workers(const rfaas_lease *lease);
 
 typedef struct rfaas_lease_details {
     uint32_t struct_size;       /* set by the caller to sizeof(rfaas_lease_details) */
-    uint32_t workers;           /* that the lease has now */
+    uint32_t workers;           /* workers that the lease has now */
     uint32_t depth;             /* calls in flight per worker */
     uint32_t eager;             /* bytes */
     uint64_t bulk;              /* bytes */
@@ -613,8 +614,8 @@ typedef struct rfaas_lease_details {
     char executor_address[256]; /* the executor's control address */
     /* Time until the lease expires unless it is renewed. 0: it has ended, or does not expire. */
     int64_t left_ns;
-    char local_reason[256];     /* why calls run in this process (RFAAS_LEASE_LOCAL); "": they do not */
-    uint32_t workers_wanted;    /* rfaas_lease_options.workers: that the lease has when all have been added */
+    char local_reason[256];     /* reason why calls run in this process (RFAAS_LEASE_LOCAL); "" if they do not */
+    uint32_t workers_wanted;    /* workers that the lease has when all have been added: rfaas_lease_options.workers */
 } rfaas_lease_details;
 
 /* rfaas_lease_info describes a lease.
@@ -725,26 +726,27 @@ RFAAS_API const char *rfaas_lease_function_name(const rfaas_lease *lease, rfaas_
  * first.
  *
  * A chain can be used like a function of the library, for example with rfaas_invoke, rfaas_iinvokev
- * and rfaas_map. The worker calls `first` with the payload, then `second` with the result of `first`,
- * and only the result of `second` travels back. The result of `first` stays in the worker. It may have
- * as many bytes as the larger of the lease's `eager` and `bulk`, whatever the capacity of the call,
- * also with RFAAS_CALL_IN_PLACE. A worker takes memory of the lease for that many bytes when it
- * executes its first chain.
+ * and rfaas_map. The worker calls `first` with the payload, then `second` with the result of `first`.
+ * Only the result of `second` travels back. The result of `first` stays in the worker. Its limit is
+ * the larger of the lease's `eager` and `bulk`, in bytes. The capacity of the call does not limit it,
+ * nor does RFAAS_CALL_IN_PLACE raise the limit. When a worker executes its first chain, it takes this
+ * many bytes of the lease's memory.
  *
- * The number is valid as long as the lease, also after the lease has moved. Nothing needs to be freed.
+ * The number is valid until the lease is released, also after the lease has moved. Nothing needs to be
+ * freed.
  *
- * If `first` fails, or its result is larger than that, the call ends with RFAAS_FUNCTION_FAILED, and
+ * If `first` fails, or its result exceeds that limit, the call ends with RFAAS_FUNCTION_FAILED, and
  * `second` is not called. The error text names the function that failed and says whether it was the
- * first or the second. RFAAS_RESULT_TOO_LARGE is about the result of `second`. A deadline holds for
- * both functions together; the text of RFAAS_DEADLINE names the one that still runs. call_limit_ns of
- * the lease holds for each. A chain is one request in rfaas_statistics. In the figures of workers and
- * in the account it is two calls, or one if `first` fails.
+ * first or the second. RFAAS_RESULT_TOO_LARGE concerns the result of `second`. A deadline applies to
+ * both functions together. The text of RFAAS_DEADLINE names the function that is still running.
+ * call_limit_ns of the lease applies to each function separately. rfaas_statistics counts a chain as
+ * one request. The account and the figures of workers count two calls, or one if `first` fails.
  *
  * Errors:
- *   RFAAS_INVALID: `first` or `second` is a chain itself, or the index of `second` is 65535.
+ *   RFAAS_INVALID: `first` or `second` is itself a chain, or the index of `second` is 65535.
  *   RFAAS_NO_FUNCTION: the lease has no function of this number.
- *   RFAAS_UNSUPPORTED: returned by calls of the chain: the executor runs a release of rfaas without
- *     chains. */
+ *   RFAAS_UNSUPPORTED: returned by calls of the chain: the executor runs a release of rfaas that has
+ *     no chains. */
 RFAAS_API int rfaas_lease_chain(const rfaas_lease *lease, rfaas_function first, rfaas_function second,
                                 rfaas_function *chain);
 
@@ -756,13 +758,13 @@ RFAAS_API int rfaas_lease_chain(const rfaas_lease *lease, rfaas_function first, 
  *   buffer: the memory; zeroed and page-aligned.
  *
  * Over verbs, a large payload that lies inside this memory is sent without a copy, by any worker of
- * the lease. Such a payload must not change until the call ends. In shared memory, RFAAS_CALL_IN_PLACE
- * lets workers use payloads and results in this memory where they are. rfaas_free frees the memory,
- * and so does the end of the lease.
+ * the lease. Such a payload must not change until the call ends. On shm, RFAAS_CALL_IN_PLACE lets
+ * workers use payloads and results directly in this memory. rfaas_free frees the memory, and so does
+ * the end of the lease.
  *
- * Each buffer takes a descriptor of the process, as long as less than half of them are in use. After a
- * fork, parent and child share the memory. The lease's workers of this node that were called in place
- * can read and write all of it until the lease ends. */
+ * Each buffer takes a file descriptor of the process, unless at least half of the process's
+ * descriptors are in use. After a fork, parent and child share the memory. A worker of this node to
+ * which a call was made in place can read and write the whole buffer until the lease ends. */
 RFAAS_API int rfaas_alloc(rfaas_lease *lease, size_t size, void **buffer);
 
 /* rfaas_free frees memory of rfaas_alloc.
@@ -826,21 +828,21 @@ typedef struct rfaas_call_options {
 #define RFAAS_CALL_KILL 1u
 
 /* RFAAS_CALL_IN_PLACE: If the payload or the result lies in memory of rfaas_alloc, a worker of this
- * node uses it where it is. Nothing is copied, and the lease's `bulk` does not limit the size. Payload
+ * node uses it directly. Nothing is copied, and the lease's `bulk` does not limit the size. Payload
  * and result must begin at a multiple of 64 bytes and must not overlap.
  *
  * The function can read the payload, but not write to it: a worker whose function writes to `args`
- * ends with a segmentation fault. The result area holds undefined bytes when the function starts, and
- * also after a call that failed. A call that is given up (RFAAS_DEADLINE, RFAAS_CANCELLED) may read
- * the payload and write the result until its function returns or its worker has ended. Do not use them
- * before that. Meanwhile rfaas_free returns RFAAS_BUSY. With RFAAS_CALL_KILL and a result in place,
- * RFAAS_DEADLINE is returned after the worker has ended, unless the executor does not confirm this
- * within the session's time-out. Then the error's text says so. A result in place cannot be combined
- * with attempt_ns.
+ * ends with a segmentation fault. The bytes of the result area are undefined when the function starts
+ * and after a failed call. After a call was given up (RFAAS_DEADLINE, RFAAS_CANCELLED), its function
+ * may still read the payload and write the result until it returns or its worker has ended. Do not use
+ * payload and result before that. Meanwhile rfaas_free returns RFAAS_BUSY. With RFAAS_CALL_KILL and a
+ * result in place, RFAAS_DEADLINE is returned after the worker has ended. If the executor does not
+ * confirm this within the session's time-out, RFAAS_DEADLINE is returned anyway, and the error's text
+ * says so. A result in place cannot be combined with attempt_ns.
  *
  * The flag has no effect on payloads and results in other memory, on those of less than 1 KiB, on
- * calls in pieces, over verbs, tcp and ofi, and in this process (RFAAS_LEASE_LOCAL). The lease's
- * limits apply there. At most 128 buffers are used in place at a time. */
+ * calls in pieces, over verbs, tcp and ofi, and in this process (RFAAS_LEASE_LOCAL). In these cases
+ * the lease's limits apply. At most 128 buffers are used in place at a time. */
 #define RFAAS_CALL_IN_PLACE 2u
 
 /* rfaas_invoke calls a function and waits for its result.
@@ -857,11 +859,11 @@ typedef struct rfaas_call_options {
  * rfaas_alloc memory is an exception after RFAAS_DEADLINE: it must not change until the lease is
  * released.
  *
- * A worker of whose death the library knows is replaced while other workers take its calls. If there
- * is no other worker, the call waits for the new worker, which takes some milliseconds. The library
- * learns of a death by a call to the worker, or by rfaas_lease_event. So the first call to a worker
- * that died while the program did something else ends with RFAAS_WORKER_DIED and RFAAS_MAYBE_EXECUTED,
- * even if other workers live. With `repeats` the library repeats it. */
+ * The library learns of a worker's death when it calls the worker, or by rfaas_lease_event. From then
+ * on it replaces the worker, while other workers take its calls. If there is no other worker, the call
+ * waits for the new worker, which takes some milliseconds. A worker may die while the program does
+ * something else. The first call to it then ends with RFAAS_WORKER_DIED and RFAAS_MAYBE_EXECUTED, even
+ * if other workers live. With `repeats` the library repeats that call. */
 RFAAS_API int rfaas_invoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
                            size_t capacity, size_t *out_size, const rfaas_call_options *options);
 
