@@ -28,9 +28,12 @@ type LeaseOptions struct {
 	Memory     uint64 // bytes per worker; 0: the executor's default
 	Depth      int    // calls in flight per worker; 0: DefaultDepth
 	Eager      int    // bytes of payload that travel with the request; 0: 16 KiB
-	// Bulk bounds the bytes of all large payloads in flight, for each worker and direction, and so the largest payload and
-	// result. 0: 2 MiB. Negative: none, so that Eager is the limit.
-	Bulk     int64
+	// Bulk bounds the bytes of all large payloads in flight, for each worker and direction. Both sides reserve them when the lease is taken.
+	// 0: 2 MiB. Negative: none, so that Eager is the limit. Payloads and results of up to Bulk bytes travel in one piece, larger ones in parts.
+	Bulk int64
+	// BulkMax is the limit of one payload and of one result. What is larger than Bulk travels in parts of up to 1 MiB. Memory for it is taken
+	// by each call when it is needed. The worker's share counts as its own (Memory). 0: 1 GiB if Bulk is 0, otherwise Bulk.
+	BulkMax  int64
 	WaitMode WaitMode
 	// Duration is the time after which the lease ends by itself. 0: the executor's default, and Renew. ErrInvalid: it is negative, or
 	// longer than the executor permits. Durations below a millisecond count as a millisecond.
@@ -60,7 +63,7 @@ type LeaseOptions struct {
 	// If the init call of a replacement fails, the call that waited for the replacement gets this error with Started false, and the next
 	// call tries again with a new worker. Empty: no init call.
 	InitFunction string
-	InitPayload  []byte // at most Bulk or Eager bytes, whichever is larger
+	InitPayload  []byte // at most the largest of BulkMax, Bulk and Eager bytes
 	// Reuse permits cached workers that have executed functions of an earlier lease with Reuse, and lets the workers of this lease serve a
 	// later one. Such workers keep their static variables, their rfaas_state, their threads and all other state.
 	// Without Reuse, only workers that have executed no function are cached.
@@ -96,11 +99,14 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 			return nil, fail(op, dataplane.StatusInvalid, "bundle: %q contains a colon, which separates paths: rename it, or name its directory", p)
 		}
 	}
+	if o.BulkMax < 0 {
+		return nil, fail(op, dataplane.StatusInvalid, "bulk max %d is negative", o.BulkMax)
+	}
 	if o.Duration < 0 || o.CallLimit < 0 || o.Wait < 0 {
 		return nil, fail(op, dataplane.StatusInvalid, "duration %v, call limit %v, wait %v: negative", o.Duration, o.CallLimit, o.Wait)
 	}
 	return &c.LeaseOptions{Workers: uint32(o.Workers), WorkersMin: uint32(o.WorkersMin), CoresPerWorker: uint32(o.CoresPerWorker), Depth: uint32(o.Depth),
-		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, Memory: o.Memory, Duration: o.Duration,
+		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, BulkMax: o.BulkMax, Memory: o.Memory, Duration: o.Duration,
 		CallLimit: o.CallLimit, Wait: o.Wait, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
 		Bundle: strings.Join(o.Bundle, ":"), Failover: o.Failover, Local: o.Local, Reuse: o.Reuse, InitFunction: o.InitFunction,
 		InitPayload: o.InitPayload}, nil

@@ -21,7 +21,7 @@ func TestLocal(t *testing.T) {
 	}
 	w := newWorld(t, "--pool", "0")
 	all := w.lease(t, client.LeaseOptions{Workers: 2, Local: true})
-	l := w.lease(t, client.LeaseOptions{Workers: 2, Depth: 2, Local: true})
+	l := w.lease(t, client.LeaseOptions{Workers: 2, Depth: 2, Local: true, Bulk: 2 << 20})
 	if all.Provider() == "local" || l.Provider() != "local" || l.Workers() != 2 || l.Start() != client.StartUnknown {
 		t.Fatalf("providers %s, %s, %d workers", all.Provider(), l.Provider(), l.Workers())
 	}

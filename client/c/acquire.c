@@ -131,6 +131,7 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
     if (st && !(w->resumes && st == dp_channel_status(w->ch)))
         return rfaas_api_fail_dp("connect a worker", &err);
     w->resumes = false;
+    dp_channel_carry(w->ch, l->options.bulk_max);
     __atomic_add_fetch(&h->starts[from->start < RFAAS_STARTS ? from->start : RFAAS_START_UNKNOWN], 1, __ATOMIC_RELAXED); /* other threads may replace other workers */
     pthread_mutex_lock(&l->mu);
     w->start = (rfaas_worker_start){.start = from->start < RFAAS_STARTS ? from->start : RFAAS_START_UNKNOWN, .fork_ns = from->fork_ns,

@@ -334,13 +334,21 @@ int rfaas_api_report(rfaas_lease *l, rfaas_request_slot *r, const char *op, size
 /* Gives up a request, ended or not, and frees it. */
 void rfaas_api_drop_request(rfaas_lease *l, rfaas_request_slot *r);
 
+/* Returns the most bytes of a payload and of a result. */
+static inline uint64_t carried(const rfaas_lease *l) {
+    uint64_t limit = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
+    return l->options.bulk_max > limit ? l->options.bulk_max : limit;
+}
+
 /* Sizes are 32 bits in a request header. A capacity above the lease's limit would be refused, although a caller
  * with a large buffer and a small result means no harm: it is cut to the limit. */
 static inline uint32_t cut_capacity(const rfaas_lease *l, size_t capacity) {
-    uint64_t limit = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
+    if (LIKELY(capacity <= l->cfg.eager))
+        return (uint32_t)capacity;
+    uint64_t limit = carried(l);
     if (limit > UINT32_MAX)
         limit = UINT32_MAX;
-    return LIKELY(capacity <= limit) ? (uint32_t)capacity : (uint32_t)limit;
+    return capacity <= limit ? (uint32_t)capacity : (uint32_t)limit;
 }
 
 /* cut_capacity, unless the result is in place. */

@@ -188,7 +188,7 @@ func (s *Session) Changes() ([]Change, error) {
 type LeaseOptions struct {
 	Workers, CoresPerWorker, Depth, Eager, WaitMode uint32
 	WorkersMin                                      uint32
-	Bulk                                            int64
+	Bulk, BulkMax                                   int64
 	Memory                                          uint64
 	Duration, CallLimit, Wait                       time.Duration
 	Library, Executor, Bundle                       string
@@ -208,7 +208,7 @@ func (o *LeaseOptions) with(f func(*C.rfaas_lease_options) *C.rfaas_shim_error) 
 		cores_per_worker: C.uint32_t(o.CoresPerWorker), depth: C.uint32_t(o.Depth), eager: C.uint32_t(o.Eager),
 		wait_mode: C.uint32_t(o.WaitMode), bulk: C.uint64_t(o.Bulk), memory: C.uint64_t(o.Memory),
 		duration_ns: C.int64_t(o.Duration), library: texts.c(o.Library), executor: texts.c(o.Executor),
-		call_limit_ns: C.int64_t(o.CallLimit), wait_ns: C.int64_t(o.Wait), bundle: texts.c(o.Bundle),
+		call_limit_ns: C.int64_t(o.CallLimit), wait_ns: C.int64_t(o.Wait), bulk_max: C.uint64_t(o.BulkMax), bundle: texts.c(o.Bundle),
 		init_function: texts.c(o.InitFunction), workers_min: C.uint32_t(o.WorkersMin)}
 	if o.Bulk < 0 {
 		c.bulk = C.RFAAS_NO_BULK

@@ -16,13 +16,15 @@ static const char op[] = "lease";
 
 int rfaas_api_init_check(const rfaas_lease_options *o) {
     uint64_t most = o->bulk > o->eager ? o->bulk : o->eager;
+    if (o->bulk_max > most)
+        most = o->bulk_max;
     if ((!o->init_function || !*o->init_function) && (o->init_payload || o->init_size))
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: init_size is %zu without init_function", op, o->init_size);
     if (!o->init_payload && o->init_size)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: init_payload is NULL with init_size %zu", op, o->init_size);
     if (o->init_size > most || o->init_size > UINT32_MAX)
         return rfaas_api_fail(RFAAS_TOO_LARGE, 0,
-                              "%s: payload of %zu bytes for the init call %s, this lease carries up to %llu (eager %u, bulk %llu); raise bulk, or "
+                              "%s: payload of %zu bytes for the init call %s, this lease carries up to %llu (eager %u, bulk %llu); raise bulk_max, or "
                               "publish the data as a table", op, o->init_size, o->init_function, (unsigned long long)most, o->eager,
                               (unsigned long long)o->bulk);
     return RFAAS_OK;

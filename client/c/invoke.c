@@ -179,9 +179,13 @@ int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
 }
 
 int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, size_t in_size, size_t capacity) {
-    uint64_t limit = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
+    uint64_t limit = carried(l);
+    if (in_size <= limit && capacity <= limit)
+        return rfaas_api_fail(RFAAS_TOO_LARGE, 0, "%s %s: payload of %zu and capacity of %zu bytes: the worker has no memory for them, or takes at "
+                              "most %llu bytes (bulk) because its executor has an earlier version", op, function_name(l, fn), in_size,
+                              capacity, (unsigned long long)l->cfg.bulk);
     return rfaas_api_fail(RFAAS_TOO_LARGE, 0,
-                          "%s %s: payload of %zu and capacity of %zu bytes, this lease carries up to %llu (eager %u, bulk %llu)",
+                          "%s %s: payload of %zu and capacity of %zu bytes, this lease carries up to %llu (eager %u, bulk %llu); raise bulk_max",
                           op, function_name(l, fn), in_size, capacity, (unsigned long long)limit, l->cfg.eager,
                           (unsigned long long)l->cfg.bulk);
 }

@@ -128,6 +128,8 @@ static int check_lease(const rfaas_lease *l, const char *op) {
 
 /* ---- opening a lease ---- */
 
+#define BULK_MIN 4096 /* of leases whose payloads travel in parts */
+
 static int check_options(rfaas_lease_options *o, uint32_t most) {
     static const char op[] = "lease";
     if (!o->workers)
@@ -138,10 +140,20 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         o->depth = RFAAS_DEPTH_DEFAULT;
     if (!o->eager)
         o->eager = DP_EAGER_DEFAULT;
+    if (!o->bulk && !o->bulk_max)
+        o->bulk_max = DP_BULK_MAX_DEFAULT;
     if (!o->bulk)
         o->bulk = DP_BULK_DEFAULT;
     else if (o->bulk == RFAAS_NO_BULK)
         o->bulk = 0;
+    if (!o->bulk && o->bulk_max)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: bulk_max %llu bytes with RFAAS_NO_BULK: parts pass through the bulk area; set bulk, or "
+                              "leave out bulk_max", op, (unsigned long long)o->bulk_max);
+    if (o->bulk_max > DP_BULK_MAX)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: bulk_max %llu bytes, want at most %llu", op, (unsigned long long)o->bulk_max,
+                              (unsigned long long)DP_BULK_MAX);
+    if (o->bulk && o->bulk < BULK_MIN && o->bulk_max > o->bulk)
+        o->bulk = BULK_MIN;
     if (o->workers > most)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: workers %u, want 1..%u", op, o->workers, most);
     if (!o->workers_min)

@@ -78,7 +78,8 @@ static int read_functions(rfaas_lease *l) {
 static uint64_t whole_lines(uint64_t size) { return (size + 63) & ~63ull; } /* as dp_channel_create rounds */
 
 uint64_t rfaas_api_local_limit(const rfaas_lease *l) {
-    return whole_lines(l->options.bulk > l->options.eager ? l->options.bulk : l->options.eager);
+    uint64_t limit = whole_lines(l->options.bulk > l->options.eager ? l->options.bulk : l->options.eager);
+    return l->options.bulk_max > limit ? l->options.bulk_max : limit;
 }
 
 int rfaas_api_local_open(rfaas_lease *l, const char *why) {

@@ -253,7 +253,7 @@ static void give_up(map *m, int status) {
 static int check(map *m, size_t chunk) {
     rfaas_lease *l = m->l;
     const char *op = m->op;
-    uint64_t large = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
+    uint64_t large = carried(l);
     size_t item = m->in_item > m->out_item ? m->in_item : m->out_item;
     if (large > UINT32_MAX)
         large = UINT32_MAX;

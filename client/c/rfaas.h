@@ -359,9 +359,9 @@ typedef struct rfaas_lease_options {
      * 16384. */
     uint32_t eager;
     uint32_t wait_mode;        /* RFAAS_WAIT_*, for both sides */
-    /* Bytes for the large payloads in flight, per worker and direction. It is also the limit of one
-     * payload and of one result. At most 4 GiB. 0: 2 MiB. RFAAS_NO_BULK: none, so that `eager` is the
-     * limit. */
+    /* Bytes for the large payloads in flight, per worker and direction. Both sides reserve them when
+     * the lease is opened. At most 4 GiB. 0: 2 MiB. RFAAS_NO_BULK: none, so that `eager` is the limit.
+     * Payloads and results of up to `bulk` bytes travel in one piece, larger ones in parts (bulk_max). */
     uint64_t bulk;
     uint64_t memory;           /* bytes of memory per worker; 0: the executor's default */
     int64_t duration_ns;       /* the lease expires after this time; 0: the executor's default */
@@ -394,17 +394,23 @@ typedef struct rfaas_lease_options {
      * Its result is ignored. NULL or "": no init call. */
     const char *init_function;
     const void *init_payload;  /* payload of the init call; NULL: none */
-    size_t init_size;          /* bytes of init_payload, at most `bulk` or `eager`, whichever is larger */
+    size_t init_size;          /* bytes of init_payload, at most the largest of bulk_max, `bulk` and `eager` */
     /* The fewest workers with which the lease is opened, at most `workers`. The lease gets as many as
      * the executor has room for, up to `workers`. The executor adds the others as its cores become
      * free, while the program makes calls or asks about the lease (rfaas_lease_workers). The executor
      * must lend enough for all `workers`. 0: the lease is opened with all its workers. */
     uint32_t workers_min;
     uint32_t reserved2;        /* 0 */
+    /* Limit of one payload and of one result, at most 4 GiB. What is larger than `bulk` travels in
+     * parts of up to 1 MiB. Memory for it is taken by each call when it is needed. The worker's share
+     * counts as its own memory (`memory`). A call in parts makes progress while a thread waits for it
+     * or tests it. 0: 1 GiB if `bulk` is 0, otherwise `bulk`. Not with RFAAS_NO_BULK. */
+    uint64_t bulk_max;
 } rfaas_lease_options;
 
 #define RFAAS_LEASE_OPTIONS_INIT \
-    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0 }
+    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0, \
+      0 }
 
 /* RFAAS_LEASE_RENEW: The agent renews the lease until it is released. A lease without duration_ns is
  * always renewed. */
@@ -463,7 +469,7 @@ typedef struct rfaas_lease_options {
  *   RFAAS_INVALID: an option is wrong.
  *   RFAAS_BAD_LIBRARY: the library cannot be read or loaded.
  *   RFAAS_NO_FUNCTION: the library has no function named init_function.
- *   RFAAS_TOO_LARGE: init_size exceeds both `bulk` and `eager`.
+ *   RFAAS_TOO_LARGE: init_size exceeds `bulk_max`, `bulk` and `eager`.
  *   RFAAS_FUNCTION_FAILED: the init call has failed.
  *   RFAAS_UNSUPPORTED: the provider or the executor does not support an option.
  *   RFAAS_NO_DEVICE: the device does not exist.

@@ -88,12 +88,13 @@ contains
    end subroutine
 
    subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                        call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min)
+                        call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min, &
+                        bulk_max)
       type(lease_arguments), intent(inout), target :: a
       character(len=*), intent(in) :: library
       character(len=*), intent(in), optional :: executor, bundle
       integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
-      integer(c_int64_t), intent(in), optional :: bulk, memory
+      integer(c_int64_t), intent(in), optional :: bulk, memory, bulk_max
       real(c_double), intent(in), optional :: duration, call_limit
       logical, intent(in), optional :: renew, failover, local
       type(c_ptr), intent(in), optional :: library_data
@@ -113,6 +114,7 @@ contains
       if (present(wait_mode)) a%options%wait_mode = wait_mode
       if (present(bulk)) a%options%bulk = bulk
       if (present(memory)) a%options%memory = memory
+      if (present(bulk_max)) a%options%bulk_max = bulk_max
       if (present(duration)) a%options%duration_ns = nanoseconds(duration)
       if (present(call_limit)) a%options%call_limit_ns = nanoseconds(call_limit)
       if (given(renew)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_RENEW)
@@ -453,17 +455,18 @@ contains
       change%node = text_in(raw%node)
    end function
 
-   !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk and memory are in bytes. renew, failover, local
+   !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk, memory and bulk_max are in bytes. renew, failover, local
    !> and reuse set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds, and `init` the init call. With library_data, the address of
    !> the library in memory, `library` is not used. `bundle` has paths of files and directories that travel with the library, separated by colons.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                                duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size, wait, &
-                               bundle, init, reuse, workers_min)
+                               bundle, init, reuse, workers_min, &
+                        bulk_max)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
       integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
-      integer(c_int64_t), intent(in), optional :: bulk, memory
+      integer(c_int64_t), intent(in), optional :: bulk, memory, bulk_max
       real(c_double), intent(in), optional :: duration, call_limit
       character(len=*), intent(in), optional :: executor
       integer, intent(out), optional :: ierror
@@ -477,20 +480,22 @@ contains
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
       call set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
-                     call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min)
+                     call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min, &
+                        bulk_max)
       call finish(rfaas_lease_open_c(session%handle, a%options, lease%handle), ierror)
    end subroutine
 
    !> As rfaas_lease_open, at the executor of `place` only.
    subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                   memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, wait, &
-                                  bundle, init, reuse, workers_min)
+                                  bundle, init, reuse, workers_min, &
+                        bulk_max)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(in) :: place
       type(rfaas_lease), intent(inout) :: lease
       integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
-      integer(c_int64_t), intent(in), optional :: bulk, memory
+      integer(c_int64_t), intent(in), optional :: bulk, memory, bulk_max
       real(c_double), intent(in), optional :: duration, call_limit
       integer, intent(out), optional :: ierror
       logical, intent(in), optional :: renew, failover, local
@@ -507,7 +512,7 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle, init=init, reuse=reuse, workers_min=workers_min)
+                     bundle=bundle, init=init, reuse=reuse, workers_min=workers_min, bulk_max=bulk_max)
       do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
          raw%executor(i) = place%executor(i:i)
       end do
@@ -517,13 +522,13 @@ contains
    !> Leases `workers` workers on as few executors as possible. The leases are leases(1:count).
    subroutine rfaas_lease_open_across(session, library, leases, count, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                       memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, &
-                                      wait, bundle, init, reuse)
+                                      wait, bundle, init, reuse, bulk_max)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: leases(:)
       integer, intent(out) :: count
       integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
-      integer(c_int64_t), intent(in), optional :: bulk, memory
+      integer(c_int64_t), intent(in), optional :: bulk, memory, bulk_max
       real(c_double), intent(in), optional :: duration, call_limit
       integer, intent(out), optional :: ierror
       logical, intent(in), optional :: renew, failover, local
@@ -541,7 +546,7 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle, init=init, reuse=reuse)
+                     bundle=bundle, init=init, reuse=reuse, bulk_max=bulk_max)
       n = 0
       status = rfaas_lease_open_across_c(session%handle, a%options, size(leases, kind=c_size_t), handles, n)
       count = merge(int(n), 0, status >= 0)

@@ -160,6 +160,7 @@ module rfaas_c
       integer(c_size_t) :: init_size = 0
       integer(c_int32_t) :: workers_min = 0
       integer(c_int32_t) :: reserved2 = 0
+      integer(c_int64_t) :: bulk_max = 0
    end type
 
    type, bind(c) :: rfaas_place_c

@@ -159,5 +159,7 @@ func cInit(s Item) string {
 			values[i] = strconv.Itoa(f.Default)
 		}
 	}
-	return "#define " + strings.ToUpper(s.Struct) + "_INIT \\\n    { " + strings.Join(values, ", ") + " }\n"
+	const indent, continued = "    { ", " \\\n      "
+	lines := wrap(strings.Join(values, ", "), headerWidth-len(indent)-len(" \\"))
+	return "#define " + strings.ToUpper(s.Struct) + "_INIT \\\n" + indent + strings.Join(lines, continued) + " }\n"
 }

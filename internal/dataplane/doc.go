@@ -5,7 +5,8 @@
 // A C file may use its own layer and those below:
 //
 //	dp_channel, dp_submit, dp_call, dp_silence   client side of a channel
-//	dp_server, dp_serve                          worker side of a channel
+//	dp_parts                                     payloads and results larger than the bulk area, client side
+//	dp_server, dp_serve, dp_serve_parts          worker side of a channel
 //	dp_raw                                       queue pair for control: one operation at a time
 //	dp_local                                     functions executed in the process of the client
 //	dp_turns                                     threads that share workers

@@ -4,6 +4,7 @@
 #include "dp_channel_impl.h"
 
 #define POLL_BATCH 16
+#define DUE_STEP_NS 1000000 /* step of waits while a message of a call in parts finds no room */
 #define LOOK_EVERY 16 /* successful polls after which a waiter checks its deadline */
 
 /* ---- slots ---- */
@@ -34,6 +35,8 @@ int dp_slot_take_bulk(dp_channel *ch, slot *s, uint32_t size, uint32_t capacity)
 
 void dp_slot_free(dp_channel *ch, uint32_t i) {
     slot *s = &ch->slots[i];
+    if (__builtin_expect(s->parts != NULL, 0))
+        dp_parts_free(ch, s);
     if (s->in_at != DP_NOTHING || s->out_at != DP_NOTHING)
         give_bulk(ch, s);
     s->state = SLOT_FREE;
@@ -54,7 +57,9 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
             s->state = SLOT_DONE;
             s->status = status;
             s->size = 0;
-            s->started = DP_MAYBE_EXECUTED;
+            s->started = s->parts && !dp_parts_started(s) ? DP_NOT_STARTED : DP_MAYBE_EXECUTED;
+            if (s->parts)
+                dp_parts_end(ch, s);
             ch->n_busy--;
             ch->n_done++;
             ch->lane->ended++;
@@ -153,6 +158,24 @@ static inline bool read_reply(const dp_channel *ch, const slot *s, const uint8_t
     return h->generation == ch->generation && h->call_id == s->call_id && dp_imm_tag(wc->imm) == (h->call_id & 0xffff);
 }
 
+/* A reply to a call in parts. Returns whether that is all. */
+static __attribute__((noinline, cold)) bool on_part(dp_channel *ch, uint32_t i, const dp_wc *wc, dp_reply *h) {
+    slot *s = &ch->slots[i];
+    dp_part_reply what = dp_parts_reply(ch, s, h, dp_imm_bare(wc->imm), wc->byte_len);
+    if (what == DP_PARTS_STRAY)
+        ch->stats.strays++;
+    if (what == DP_PARTS_GO_ON || what == DP_PARTS_STRAY)
+        return true;
+    if (what == DP_PARTS_LAST)
+        return false;
+    settle(ch, i);
+    s->status = what == DP_PARTS_ENDED ? DP_OK : what == DP_PARTS_WRONG ? DP_PROTOCOL : DP_FATAL;
+    if (s->status)
+        s->size = 0;
+    ch->stats.bytes_out += s->size;
+    return true;
+}
+
 /* The worker writes immediates and headers, so every field is checked. */
 static void on_reply(dp_channel *ch, const dp_wc *wc) {
     uint32_t i = dp_imm_slot(wc->imm);
@@ -172,6 +195,8 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
         ch->stats.strays++; /* repeated, forged or of an earlier generation */
         return;
     }
+    if (__builtin_expect(s->parts != NULL, 0) && s->state == SLOT_BUSY && on_part(ch, i, wc, &h))
+        return;
     if (!settle(ch, i))
         return;
     s->result = payload;
@@ -193,6 +218,13 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
     refused(s, h.status, h.status == DP_FUNCTION_FAILED && !has_message ? 0 : h.size);
 }
 
+/* Posts the next messages of calls in parts. */
+static inline void post_due(dp_lane *lane) {
+    for (dp_channel *ch = lane->channels; ch; ch = ch->next)
+        if (__builtin_expect(ch->n_due, 0) && !lane->posting)
+            dp_parts_post(ch);
+}
+
 /* Handles completions. Returns true if there were any. */
 bool dp_lane_progress(dp_lane *lane) {
     bool mailbox = false;
@@ -200,8 +232,10 @@ bool dp_lane_progress(dp_lane *lane) {
         mailbox |= take_mailbox(ch);
     dp_wc wc[POLL_BATCH];
     int n = dp_cq_poll(lane->cq, wc, POLL_BATCH);
-    if (n == 0)
+    if (n == 0) {
+        post_due(lane);
         return mailbox;
+    }
     for (int k = 0; k < n; k++) {
         dp_channel *ch = wc[k].qp->user;
         if (wc[k].status == DP_OK) {
@@ -215,6 +249,7 @@ bool dp_lane_progress(dp_lane *lane) {
     if (n < 0)
         for (dp_channel *ch = lane->channels; ch; ch = ch->next)
             dp_channel_end_calls(ch, DP_FATAL);
+    post_due(lane);
     return true;
 }
 
@@ -275,6 +310,9 @@ static void block(dp_lane *lane, int64_t deadline_ns, bool yields) {
         return;
     }
     int64_t timeout = dp_waiter_timeout(&lane->waiter, deadline_ns);
+    for (const dp_channel *ch = lane->channels; ch; ch = ch->next)
+        if (ch->n_due && timeout > DUE_STEP_NS) /* there was no room, and room alone may not end the wait */
+            timeout = DUE_STEP_NS;
     if (lane->ep->idle_fn && timeout > DP_BLOCK_ATTENDED_NS) /* idle_fn must run while this thread blocks */
         timeout = DP_BLOCK_ATTENDED_NS;
     if (yields)
@@ -569,19 +607,4 @@ int dp_channel_finish_pieces(dp_channel *ch, uint32_t i, const dp_pieces *out, u
 const char *dp_channel_message(const dp_channel *ch, uint32_t *len) {
     *len = ch->message_len;
     return ch->message;
-}
-
-void dp_channel_abandon(dp_channel *ch, uint32_t i) {
-    if (i >= ch->cfg.depth)
-        return;
-    slot *s = &ch->slots[i];
-    if (s->state == SLOT_BUSY) {
-        s->state = SLOT_ABANDONED;
-        ch->n_busy--;
-        ch->n_abandoned++;
-        ch->stats.abandoned++;
-    } else if (s->state == SLOT_DONE) {
-        ch->n_done--;
-        dp_slot_free(ch, i);
-    }
 }

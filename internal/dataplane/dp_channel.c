@@ -98,6 +98,8 @@ dp_domain *dp_endpoint_domain(dp_endpoint *ep) { return ep->domain; }
 static void slots_reset(dp_channel *ch) {
     uint32_t depth = ch->cfg.depth;
     for (uint32_t i = 0; i < depth; i++) {
+        if (ch->slots[i].parts)
+            dp_parts_free(ch, &ch->slots[i]);
         ch->slots[i] = (slot){.state = SLOT_FREE, .in_at = DP_NOTHING, .out_at = DP_NOTHING, .told = DP_UNTOLD};
         ch->free[i] = depth - 1 - i;
     }
@@ -205,6 +207,9 @@ void dp_channel_destroy(dp_channel *ch) {
     dp_qp_destroy(ch->qp);
     dp_mem_free(ch->results);
     dp_mem_free(ch->staging);
+    for (uint32_t i = 0; ch->slots && i < ch->cfg.depth; i++)
+        if (ch->slots[i].parts)
+            dp_parts_free(ch, &ch->slots[i]);
     free(ch->gather);
     free(ch->slots);
     free(ch->free);

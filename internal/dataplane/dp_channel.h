@@ -94,6 +94,9 @@ int dp_endpoint_unpack(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, d
                        dp_error *err);
 int dp_channel_pack(dp_channel *ch, dp_packed_channel *out, int *fds, dp_error *err);
 int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_channel **out, dp_error *err);
+/* dp_channel_carry permits payloads and results that are larger than `bulk`, up to `most` bytes each. They pass through the bulk area in parts,
+ * so the thread that waits for such a call, or tests it, also moves its parts. 0, as at first: `bulk` is the limit. */
+void dp_channel_carry(dp_channel *ch, uint64_t most);
 /* dp_channel_fail ends every call of the channel with status (a connection or lease class). Any thread. */
 void dp_channel_fail(dp_channel *ch, int status);
 /* Returns 0, or the status with which the channel failed. */
@@ -125,7 +128,8 @@ __attribute__((nonnull)) int dp_channel_submit_pieces(dp_channel *ch, uint32_t f
                              int64_t deadline_ns, uint32_t *slot);
 /* dp_channel_submit_placed is dp_channel_submit_until with payload and result in memory of dp_mem_lend, places->in and places->out. The worker
  * uses it where it is: nothing is copied. NULL: copied. What cannot be placed is copied too: less than DP_PLACE_MIN bytes, at an address that
- * is not a multiple of 64, memory that dp_qp_share refuses. A capacity for a copied result counts at most as what the channel carries. The payload must not change, and the result must not be used, until the
+ * is not a multiple of 64, memory that dp_qp_share refuses. A capacity for a copied result
+ * counts at most as what the channel carries; if that is in parts, the payload is copied too. The payload must not change, and the result must not be used, until the
  * slot is free again, also if the call is abandoned. dp_channel_finish gets the same `out`. The worker stores results of failed calls there,
  * too. */
 #define DP_PLACE_MIN 1024 /* less is copied faster */

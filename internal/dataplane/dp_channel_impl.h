@@ -27,6 +27,7 @@ typedef struct slot {
     dp_started started;
     const uint8_t *result;
     const uint8_t *place; /* of the result, when out_at is DP_PLACED */
+    struct parts *parts;  /* of a call in parts, else NULL */
 } slot;
 
 /* What a bare request repeats. Headers of calls with bulk ranges are told afresh each time. Their flags differ from those of all others,
@@ -49,6 +50,7 @@ typedef struct dp_lane {
     uint32_t asked;       /* atomic: the waiter is to return DP_YIELD */
     uint32_t blocked;     /* atomic: it sleeps, or is about to */
     uint32_t interrupted; /* atomic: submits do not wait for room */
+    bool posting; /* a submit waits for room in the middle of its request: nothing else is posted */
 } dp_lane;
 
 struct dp_endpoint {
@@ -103,6 +105,9 @@ struct dp_channel {
     bool reserved; /* dp_channel_reserve: `failed` only refuses new calls */
     bool submitting; /* dp_channel_submit_until waits for room */
     bool batch;      /* dp_channel_batch */
+    bool lasting;    /* the payload of the present submit stays as it is until the call ends or is given up */
+    uint32_t most;   /* largest payload and result in parts; 0: none */
+    uint32_t n_due;  /* calls in parts whose next message is to be posted */
     dp_channel_stats stats;
     quiet quiet;
     uint32_t message_len; /* of the last DP_FUNCTION_FAILED */
@@ -115,6 +120,32 @@ static inline bool dp_channel_serves(const dp_channel *ch) { return !ch->failed 
 /* Ends every call of the channel with this status; the first one stays. Abandoned slots are fenced until the reset,
  * since the old worker may still write to them. The endpoint's thread. */
 void dp_channel_end_calls(dp_channel *ch, int status);
+
+/* ---- dp_parts.c ---- */
+
+/* Makes a call in parts of a slot that was taken: its ranges, and a copy of its payload unless that lasts. DP_BUSY, DP_FATAL: dp_slot_free
+ * undoes it. */
+int dp_parts_begin(dp_channel *ch, slot *s, const void *in, const dp_pieces *pieces, uint32_t size, uint32_t capacity);
+/* Posts the messages that are due, as far as there is room. */
+void dp_parts_post(dp_channel *ch);
+/* What a reply means for a call in parts. */
+typedef enum dp_part_reply {
+    DP_PARTS_GO_ON,     /* the call continues */
+    DP_PARTS_STRAY,     /* nothing: no message of the call is outstanding */
+    DP_PARTS_LAST,      /* the call ends as any other with this reply */
+    DP_PARTS_ENDED,     /* the call ends. The slot has the result */
+    DP_PARTS_WRONG,     /* the worker violates the protocol */
+    DP_PARTS_NO_MEMORY, /* there is none for the result */
+} dp_part_reply;
+/* arrived: bytes of the message. */
+dp_part_reply dp_parts_reply(dp_channel *ch, slot *s, dp_reply *h, bool bare, uint32_t arrived);
+/* Reports whether the function of a call in parts may have been executed. */
+bool dp_parts_started(const slot *s);
+/* Reports whether no message of the call is outstanding, so that no reply will come. */
+bool dp_parts_due(const slot *s);
+/* Nothing more is posted for the call. */
+void dp_parts_end(dp_channel *ch, slot *s);
+void dp_parts_free(dp_channel *ch, slot *s);
 
 /* ---- dp_silence.c ---- */
 

@@ -1,11 +1,30 @@
-/* Overdue calls: their deadlines have passed, but the worker has not answered them. A worker runs calls one after the other, so later calls
- * wait for them. */
+/* Calls that are given up. The overdue ones among them are those whose deadlines have passed, but which the worker has not answered. A worker
+ * runs calls one after the other, so later calls wait for them. */
 #include "dp_channel_impl.h"
+
+void dp_channel_abandon(dp_channel *ch, uint32_t i) {
+    if (i >= ch->cfg.depth)
+        return;
+    slot *s = &ch->slots[i];
+    if (s->state == SLOT_BUSY && s->parts && dp_parts_due(s)) { /* no reply will come */
+        ch->n_busy--;
+        ch->stats.abandoned++;
+        dp_slot_free(ch, i);
+    } else if (s->state == SLOT_BUSY) {
+        s->state = SLOT_ABANDONED;
+        ch->n_busy--;
+        ch->n_abandoned++;
+        ch->stats.abandoned++;
+    } else if (s->state == SLOT_DONE) {
+        ch->n_done--;
+        dp_slot_free(ch, i);
+    }
+}
 
 void dp_channel_overdue(dp_channel *ch, uint32_t i) {
     bool busy = i < ch->cfg.depth && ch->slots[i].state == SLOT_BUSY;
     dp_channel_abandon(ch, i);
-    if (!busy)
+    if (!busy || ch->slots[i].state != SLOT_ABANDONED)
         return;
     ch->slots[i].overdue_since = dp_now_ns();
     ch->n_overdue++;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "dp_parts.h"
 #include "dp_serve_impl.h"
 
 #define POLL_BATCH 16
@@ -129,7 +130,7 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
         head = 0;
         told->call_id = call_id_of(told, wc->imm);
         told->size = wc->byte_len;
-        where = told->flags & (DP_REQ_BULK | DP_REQ_PLACED);
+        where = told->flags & (DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_PARTS);
         *h = *told;
         if (where)
             return DP_BAD_REQUEST; /* bulk ranges and places are good for one call */
@@ -138,13 +139,18 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
         if (__builtin_expect((h->call_id & 0xffff) != dp_imm_tag(wc->imm), 0))
             return wrong_header(s, told, wc->imm, h);
         *told = *h;
-        where = h->flags & (DP_REQ_BULK | DP_REQ_PLACED);
-        head = !where ? DP_REQ_SHORT : where & DP_REQ_PLACED ? DP_REQ_KEYED : DP_REQ_LONG;
+        where = h->flags & (DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_PARTS);
+        head = !where ? DP_REQ_SHORT : where & (DP_REQ_PLACED | DP_REQ_PARTS) ? DP_REQ_KEYED : DP_REQ_LONG;
     }
     /* Where no header has come, generation is 0, which no channel has. */
     if (h->generation != s->client.generation ||
-        (h->flags & ~(DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_EXCLUSIVE | DP_REQ_BATCH)))
+        (h->flags & ~(DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_PARTS | DP_REQ_EXCLUSIVE | DP_REQ_BATCH)))
         return DP_BAD_REQUEST;
+    if (__builtin_expect(where & DP_REQ_PARTS, 0)) {
+        if ((h->flags != DP_REQ_PART_IN && h->flags != DP_REQ_PART_OUT) || wc->byte_len != head)
+            return DP_BAD_REQUEST;
+        return h->function < s->n_functions && h->then <= s->n_functions ? DP_OK : DP_NO_FUNCTION; /* dp_serve_parts.c checks the rest */
+    }
     if (where & (DP_REQ_BULK_IN | DP_REQ_PLACED_IN)) {
         uint64_t at = (uint64_t)h->in_offset * DP_BULK_UNIT;
         if (wc->byte_len != head || (where & DP_REQ_BULK_IN && (at > l->bulk || h->size > l->bulk - at)))
@@ -162,10 +168,15 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
     return h->function < s->n_functions ? DP_OK : DP_NO_FUNCTION; /* execute_chain() checks h->then */
 }
 
+/* The word before the long form of a request's header. */
+static uint64_t first_word(const dp_server *s, uint32_t slot) {
+    return *(const volatile uint64_t *)((const uint8_t *)s->requests->addr + dp_slot_payload(&s->layout, slot) - DP_REQ_KEYED);
+}
+
 /* Finds the memory in which payload or result of a request with a placed flag are. *args stays what it is if the payload is elsewhere.
  * *result is NULL then. The payload's memory cannot be written. 0, or the status to refuse with. */
 static __attribute__((noinline)) int find_places(dp_server *s, uint32_t slot, const dp_request *h, void **args, uint8_t **result) {
-    uint64_t keys = *(const volatile uint64_t *)((const uint8_t *)s->requests->addr + dp_slot_payload(&s->layout, slot) - DP_REQ_KEYED);
+    uint64_t keys = first_word(s, slot);
     bool in = h->flags & DP_REQ_PLACED_IN, out = h->flags & DP_REQ_PLACED_OUT;
     if ((in && h->flags & DP_REQ_BULK_IN) || (out && h->flags & DP_REQ_BULK_OUT))
         return DP_BAD_REQUEST;
@@ -177,24 +188,6 @@ static __attribute__((noinline)) int find_places(dp_server *s, uint32_t slot, co
 }
 
 /* ---- functions ---- */
-
-/* Eight bytes behind the room for a result. A function that changes them has written beyond it. */
-#define GUARD 0x9d31f5b6c7a2e84bull
-
-/* Returns whether there is room for the guard, and writes it. */
-static inline bool set_guard(uint8_t *res, uint32_t capacity, uint64_t room) {
-    const uint64_t guard = GUARD;
-    if (__builtin_expect(room - capacity < sizeof guard, 0))
-        return false;
-    memcpy(res + capacity, &guard, sizeof guard);
-    return true;
-}
-
-static inline bool guard_damaged(const uint8_t *res, uint32_t capacity) {
-    uint64_t found;
-    memcpy(&found, res + capacity, sizeof found);
-    return found != GUARD;
-}
 
 /* Lets the call fail with a text of the worker. */
 static __attribute__((noinline, cold, format(printf, 2, 3))) void fail_text(dp_invocation *inv, const char *format, ...) {
@@ -219,7 +212,7 @@ typedef struct outcome {
     uint8_t *res;
     uint64_t at; /* offset of the result's place in the client's region */
     bool in_place;
-    bool placed; /* res is memory that the client shares */
+    bool placed; /* res is neither in the client's region nor scratch */
 } outcome;
 
 /* Runs a function whose result has `room` bytes at res, of which the caller accepts inv->capacity. Returns the result's size. */
@@ -239,10 +232,10 @@ static inline uint32_t run(dp_server *s, uint32_t function, void *args, uint32_t
 }
 
 /* Runs the function that makes the result. Where it writes: straight to the result's place when nothing else lies behind it that
- * counts (the client says so), otherwise to scratch, so that a result larger than announced harms nobody. place: the client's memory
- * in which it wants the result, or NULL. */
+ * counts (the client says so), otherwise to scratch, so that a result larger than announced harms nobody. place: where else the result
+ * is to go, with `place_room` bytes, or NULL. */
 static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, uint32_t function, void *args, uint32_t size, uint8_t *place,
-                           dp_invocation *inv, outcome *o) {
+                           uint64_t place_room, dp_invocation *inv, outcome *o) {
     const dp_layout *l = &s->layout;
     o->at = h->flags & DP_REQ_BULK_OUT ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
     o->in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
@@ -251,7 +244,7 @@ static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, uin
     o->placed = place != NULL;
     if (__builtin_expect(o->placed, 0)) {
         o->res = place;
-        room = h->capacity; /* and none for a guard: what is behind belongs to the program */
+        room = place_room;
     }
     inv->capacity = h->capacity;
     o->size = run(s, function, args, size, o->res, room, inv);
@@ -295,7 +288,7 @@ static uint32_t run_first(dp_server *s, const dp_request *h, void *args, dp_invo
 
 /* execute() for a chain. Its second function gets what the first one has returned. */
 static __attribute__((noinline)) void execute_chain(dp_server *s, uint32_t slot, const dp_request *h, void *args, uint8_t *place,
-                                                    dp_invocation *inv, outcome *o) {
+                                                    uint64_t place_room, dp_invocation *inv, outcome *o) {
     o->size = 0;
     o->placed = false;
     if (h->then > s->n_functions) {
@@ -312,7 +305,7 @@ static __attribute__((noinline)) void execute_chain(dp_server *s, uint32_t slot,
     }
     note_second(s, slot, h->call_id);
     inv->which = DP_CHAIN_SECOND;
-    execute(s, slot, h, h->then - 1, s->between, got, place, inv, o);
+    execute(s, slot, h, h->then - 1, s->between, got, place, place_room, inv, o);
 }
 
 /* Answers by the queue pair. */
@@ -397,7 +390,7 @@ static int answer_mailbox(dp_server *s, uint64_t word) {
     }
     dp_invocation inv;
     outcome o;
-    execute(s, slot, &h, h.function, args, h.size, NULL, &inv, &o);
+    execute(s, slot, &h, h.function, args, h.size, NULL, 0, &inv, &o);
     if (o.status || o.size > DP_MAILBOX_MAX) {
         int st = reply(s, slot, &h, &inv, &o);
         return st ? st : 1;
@@ -422,6 +415,63 @@ static bool brief(dp_server *s, const dp_request *h) {
     int64_t now = dp_now_ns(), took = now - s->served_at;
     s->served_at = now;
     return took < BRIEF_NS;
+}
+
+/* ---- calls in parts ---- */
+
+/* Writes a part of a result to the client's bulk area. */
+static int post_part(dp_server *s, const uint8_t *data, uint32_t bytes, uint32_t out_offset) {
+    uint64_t at = dp_bulk_at(&s->layout, out_offset);
+    if (s->staging)
+        data = memcpy(s->out + at, data, bytes);
+    return post_write(s, data, bytes, s->client.addr + at);
+}
+
+/* Runs the function of a call whose payload is complete, and answers with the result, or with its size and first part. */
+static int run_parts(dp_server *s, uint32_t slot, const dp_request *h, dp_parts *p) {
+    bool large = h->capacity > s->layout.eager;
+    dp_invocation inv;
+    outcome o;
+    uint8_t *place = large ? p->out.at : NULL;
+    if (h->then)
+        execute_chain(s, slot, h, p->in.at, place, p->out.size, &inv, &o);
+    else
+        execute(s, slot, h, h->function, p->in.at, h->size, place, p->out.size, &inv, &o);
+    if (!large || o.status) {
+        dp_parts_done(p);
+        return reply(s, slot, h, &inv, &o);
+    }
+    uint32_t most = dp_part_max(s->layout.bulk), first = o.size < most ? o.size : most;
+    int st = post_part(s, o.res, first, h->out_offset);
+    if (first == o.size)
+        dp_parts_done(p);
+    else
+        dp_parts_ran(p, o.size);
+    return st ? st : reply(s, slot, h, &inv, &o);
+}
+
+static __attribute__((noinline, cold)) int handle_part(dp_server *s, uint32_t slot, const dp_request *h) {
+    dp_parts *p = &s->parts[slot];
+    dp_reply r = {h->generation, h->call_id, DP_OK, 0};
+    uint64_t word = first_word(s, slot);
+    if (h->flags & DP_REQ_PART_OUT) {
+        r.status = dp_parts_give(s, slot, h, word);
+        uint32_t offset = (uint32_t)word, bytes = (uint32_t)(word >> 32);
+        if (!r.status) {
+            int st = post_part(s, p->out.at + offset, bytes, h->out_offset);
+            if (st)
+                return st;
+            r.size = bytes;
+            if (offset + bytes == p->total)
+                dp_parts_done(p);
+        }
+    } else {
+        r.status = dp_parts_take(s, slot, h, word);
+        if (!r.status && p->got == p->size)
+            return run_parts(s, slot, h, p);
+    }
+    s->stats->refused += r.status != DP_OK;
+    return post_reply(s, slot, &r, NULL, 0);
 }
 
 /* others: more requests have arrived. */
@@ -449,12 +499,15 @@ static int handle(dp_server *s, const dp_wc *wc, bool others) {
         dp_reply r = {h.generation, h.call_id, refuse, 0};
         return post_reply(s, slot, &r, NULL, 0);
     }
+    if (__builtin_expect(h.flags & DP_REQ_PARTS, 0))
+        return handle_part(s, slot, &h);
     dp_invocation inv;
     outcome o;
+    uint64_t room = h.capacity; /* and none for a guard: what is behind belongs to the program */
     if (__builtin_expect(h.then != 0, 0))
-        execute_chain(s, slot, &h, args, place, &inv, &o);
+        execute_chain(s, slot, &h, args, place, room, &inv, &o);
     else
-        execute(s, slot, &h, h.function, args, h.size, place, &inv, &o);
+        execute(s, slot, &h, h.function, args, h.size, place, room, &inv, &o);
     s->more = brief(s, &h) && others ? DP_MORE : 0;
     st = reply(s, slot, &h, &inv, &o);
     s->more = 0;

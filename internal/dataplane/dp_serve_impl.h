@@ -2,12 +2,35 @@
 #ifndef RFAAS_DP_SERVE_IMPL_H
 #define RFAAS_DP_SERVE_IMPL_H
 
+#include <string.h>
+
 #include "dp_layout.h"
 #include "dp_serve.h"
 #include "dp_wait.h"
 
 /* Requests of another thread, in dp_server.stop. */
 enum { STOP_NOW = 1, STOP_EMPTY, STOP_SUSPEND, STOP_RESUME };
+
+/* Memory for a payload or a result in parts. */
+typedef struct dp_area {
+    uint8_t *at; /* NULL: none */
+    uint64_t size;
+} dp_area;
+
+typedef enum dp_parts_state { DP_PARTS_NONE, DP_PARTS_ARRIVE, DP_PARTS_RAN } dp_parts_state;
+
+/* A slot's call in parts: its payload arrives, or the function has returned and the client takes the rest of its result. */
+typedef struct dp_parts {
+    dp_parts_state state;
+    uint16_t function;
+    uint32_t then;
+    uint32_t call_id;
+    uint32_t size, capacity; /* of payload and result, as in each message */
+    uint32_t got;            /* bytes of the payload that have arrived */
+    uint32_t total;          /* bytes of the result */
+    dp_area in, out;
+} dp_parts;
+#define DP_PART_GUARD 64 /* bytes behind a result, for the guard */
 
 struct dp_server {
     dp_server_config cfg;
@@ -20,6 +43,7 @@ struct dp_server {
     dp_side client;
     bool unconnected; /* dp_server_run connects, since the client needs the server's blob first */
     dp_mem *requests; /* slots and bulk area that the client writes */
+    dp_parts *parts;     /* by slot */
     dp_request *headers; /* by slot: the last header that came, which bare requests repeat */
     dp_mem *staging;  /* results on their way, same layout; NULL when `out` is the client's memory itself */
     uint8_t *out;     /* where results are put: staging, or the client's region mapped here */
@@ -44,6 +68,26 @@ struct dp_server {
     int64_t finish_at; /* when one that is to finish and has had nothing to do ends; 0: it had something */
 };
 
+/* ---- the guard of a result ---- */
+
+/* Eight bytes behind the room for a result. A function that changes them has written beyond it. */
+#define GUARD 0x9d31f5b6c7a2e84bull
+
+/* Returns whether there is room for the guard, and writes it. */
+static inline bool set_guard(uint8_t *res, uint32_t capacity, uint64_t room) {
+    const uint64_t guard = GUARD;
+    if (__builtin_expect(room - capacity < sizeof guard, 0))
+        return false;
+    memcpy(res + capacity, &guard, sizeof guard);
+    return true;
+}
+
+static inline bool guard_damaged(const uint8_t *res, uint32_t capacity) {
+    uint64_t found;
+    memcpy(&found, res + capacity, sizeof found);
+    return found != GUARD;
+}
+
 /* ---- between dp_server.c and dp_serve.c ---- */
 
 /* Carries out the request of another thread, when the server has nothing to do. Returns true if the server is to end. */
@@ -52,5 +96,18 @@ bool dp_server_obey(dp_server *s, int32_t what);
 uint8_t *dp_server_scratch(uint64_t size);
 /* Waits until an unconnected server's client has connected, or until another thread has a request. */
 int dp_server_meet(dp_server *s);
+
+/* ---- dp_serve_parts.c; word: the first of the header, which was read once ---- */
+
+/* Copies a part of a payload. The payload is complete when the slot's `got` equals its size. 0, or the status to refuse with. */
+int dp_parts_take(dp_server *s, uint32_t slot, const dp_request *h, uint64_t word);
+/* Checks a request for a part of a result. 0, or the status to refuse with. */
+int dp_parts_give(dp_server *s, uint32_t slot, const dp_request *h, uint64_t word);
+/* The function has returned a result of `total` bytes, and the client has not taken all of it. */
+void dp_parts_ran(dp_parts *p, uint32_t total);
+/* The call has ended. Its memory is kept for the next one, unless it is large. */
+void dp_parts_done(dp_parts *p);
+/* Frees the memory. */
+void dp_parts_drop(dp_parts *p);
 
 #endif

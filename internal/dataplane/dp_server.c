@@ -90,7 +90,8 @@ static int make_server(dp_dev *dev, const dp_layout *l, dp_server **out, dp_erro
     s->cap_pending = 3 * l->depth + 8;
     s->pending = calloc(s->cap_pending, sizeof *s->pending);
     s->headers = calloc(l->depth, sizeof *s->headers);
-    int st = s->pending && s->headers ? make_parts(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    s->parts = calloc(l->depth, sizeof *s->parts);
+    int st = s->pending && s->headers && s->parts ? make_parts(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
     if (st) {
         dp_server_destroy(s);
         return st;
@@ -229,6 +230,11 @@ void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n)
 
 void dp_server_share_stats(dp_server *s, dp_server_stats *shared) { s->stats = shared; }
 
+static void drop_parts(dp_server *s) {
+    for (uint32_t i = 0; s->parts && i < s->layout.depth; i++)
+        dp_parts_drop(&s->parts[i]);
+}
+
 void dp_server_destroy(dp_server *s) {
     if (!s)
         return;
@@ -241,6 +247,8 @@ void dp_server_destroy(dp_server *s) {
     scratch_free(s->between, s->scratch_size);
     free(s->pending);
     free(s->headers);
+    drop_parts(s);
+    free(s->parts);
     free(s);
 }
 
@@ -341,6 +349,7 @@ static bool suspend(dp_server *s) {
     int32_t what = STOP_SUSPEND;
     dp_cq_promise_hot(s->cq, false);
     dp_qp_forget_shared(s->qp); /* it belongs to the lease that ends */
+    drop_parts(s);
     for (; what == STOP_SUSPEND; what = __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
         if (taken(s, STOP_SUSPEND) && s->suspended_fn)
             s->suspended_fn(s->suspended_arg);

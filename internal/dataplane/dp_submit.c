@@ -24,6 +24,7 @@ static int make_room(dp_channel *ch, room *r) {
     int64_t now = dp_now_ns();
     if (!r->since)
         r->since = now;
+    ch->lane->posting = true;
     bool polled = ch->ep->dev->caps & DP_CAP_POLLED_TARGET; /* no room is made while the worker runs a function */
     if (!dp_lane_progress(ch->lane)) {
         if (polled && now - r->since > POLLED_STEP_NS)
@@ -32,6 +33,7 @@ static int make_room(dp_channel *ch, room *r) {
         dp_lane_attend(ch->lane, now);
         ch->submitting = false;
     }
+    ch->lane->posting = false;
     if (!ch->failed && !polled && now - r->since > PART_PATIENCE_NS)
         dp_channel_end_calls(ch, DP_CONNECTION);
     dp_cpu_pause();
@@ -213,6 +215,35 @@ static int gather(dp_channel *ch, uint32_t i, const dp_pieces *pieces, uint32_t 
 
 static uint32_t place_of(const dp_mem *m, const void *at) { return (uint32_t)(((uintptr_t)at - (uintptr_t)m->addr) / DP_BULK_UNIT); }
 
+/* Submits a call in parts, in a slot that was taken. */
+static __attribute__((noinline, cold)) int submit_parts(dp_channel *ch, uint32_t i, uint32_t function, const void *in, const dp_pieces *pieces,
+                                                        uint32_t size, uint32_t capacity, uint32_t *out) {
+    slot *s = &ch->slots[i];
+    int st = dp_parts_begin(ch, s, in, pieces, size, capacity);
+    if (st == DP_BUSY) {
+        dp_slot_free(ch, i);
+        dp_lane_look(ch->lane); /* a late reply may free bulk memory for the next try */
+        ch->stats.busy++;
+        return ch->failed ? ch->failed : DP_BUSY;
+    }
+    if (st) {
+        dp_slot_free(ch, i);
+        return st;
+    }
+    ch->n_busy++;
+    ch->stats.calls++;
+    ch->stats.bytes_in += size;
+    s->state = SLOT_BUSY;
+    s->call_id = ch->next_call++;
+    s->function = function;
+    s->capacity = capacity;
+    s->told = DP_UNTOLD;
+    s->told_id = s->call_id;
+    *out = i;
+    dp_parts_post(ch);
+    return DP_OK;
+}
+
 /* Submits a call. The payload is at `in`, or in `pieces` if that is not NULL. at: NULL if nothing is placed. */
 static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *pieces, uint32_t size,
                                 const dp_mem *reg, uint32_t capacity, const placed *at, int64_t deadline_ns, uint32_t *out) {
@@ -229,10 +260,13 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
         return DP_OK;
     }
     uint32_t carried = at && at->in ? 0 : size, returned = at && at->out ? 0 : capacity; /* through the channel's memory */
-    bool eager = carried <= ch->cfg.eager && returned <= ch->cfg.eager;
+    bool eager = carried <= ch->cfg.eager && returned <= ch->cfg.eager, parts = false;
     if (!eager && ((carried > ch->cfg.eager && carried > ch->cfg.bulk) ||
-                   (returned > ch->cfg.eager && returned > ch->cfg.bulk)))
-        return DP_TOO_LARGE;
+                   (returned > ch->cfg.eager && returned > ch->cfg.bulk))) {
+        if (size > ch->most || capacity > ch->most)
+            return DP_TOO_LARGE;
+        parts = true; /* and nothing in place */
+    }
     if (reg && ((const uint8_t *)in < (const uint8_t *)reg->addr ||
                 (uint64_t)((const uint8_t *)in - (const uint8_t *)reg->addr) + size > reg->size))
         return DP_INVALID;
@@ -249,6 +283,8 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
     }
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
+    if (__builtin_expect(parts, 0))
+        return submit_parts(ch, i, function, in, pieces, size, capacity, out);
     if (!eager && dp_slot_take_bulk(ch, s, carried, returned)) {
         dp_lane_look(ch->lane); /* a late reply may free bulk memory */
         if (ch->failed || dp_slot_take_bulk(ch, s, carried, returned)) {
@@ -335,8 +371,12 @@ int dp_channel_submit_placed(dp_channel *ch, uint32_t function, const void *in, 
                              const dp_places *places, int64_t deadline_ns, uint32_t *i) {
     placed at = {placeable(ch, places->in, in, size), placeable(ch, places->out, out, capacity), out};
     uint64_t carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
-    if (!at.out && capacity > carries)
-        capacity = (uint32_t)carries;
+    if (!at.out && capacity > carries) {
+        if (size <= ch->most && capacity <= ch->most)
+            at.in = NULL; /* a result in parts comes with a payload in parts */
+        else
+            capacity = (uint32_t)carries;
+    }
     if (!at.in && !at.out)
         return submit(ch, function, in, NULL, size, NULL, capacity, NULL, deadline_ns, i);
     return submit(ch, function, in, NULL, size, NULL, capacity, &at, deadline_ns, i);
@@ -414,9 +454,11 @@ static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in,
         *started = DP_MAYBE_EXECUTED;
         return DP_OK;
     }
+    ch->lasting = true; /* the caller waits */
     int st = from              ? dp_channel_submit_pieces(ch, function, from, size, capacity, deadline_ns, &i)
              : i == DP_NOTHING ? dp_channel_submit_until(ch, function, in, size, reg, capacity, deadline_ns, &i)
                                : DP_OK;
+    ch->lasting = false;
     if (__builtin_expect(st != DP_OK, 0)) {
         *started = DP_NOT_STARTED;
         *out_size = 0;

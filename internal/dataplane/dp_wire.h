@@ -28,6 +28,8 @@
 #define DP_EAGER_DEFAULT (16u << 10)
 #define DP_BULK_MAX (1ull << 32)
 #define DP_BULK_DEFAULT (2ull << 20)
+#define DP_BULK_MAX_DEFAULT (1ull << 30) /* of a payload in parts */
+#define DP_PART_MAX (1u << 20) /* most bytes of one part; at most half of the bulk area */
 #define DP_BULK_UNIT 64 /* bulk offsets are counted in these */
 
 /* Immediate value, both directions: BARE in the highest bit, slot in the rest of the high half, low half of the call id
@@ -50,13 +52,16 @@ enum {
     DP_REQ_BATCH = 8,      /* the client waits for several calls together: the worker may send this reply with the next one */
     DP_REQ_PLACED_IN = 16,  /* the payload is in memory that the client shares, at in_offset (shm) */
     DP_REQ_PLACED_OUT = 32, /* the result goes to memory that the client shares, at out_offset (shm) */
+    DP_REQ_PART_IN = 64,    /* a part of a payload that is larger than the bulk area allows, at in_offset of the worker's bulk area */
+    DP_REQ_PART_OUT = 128,  /* asks for a part of the result of the call in the slot, at out_offset of the client's bulk area */
 };
+#define DP_REQ_PARTS (DP_REQ_PART_IN | DP_REQ_PART_OUT)
 #define DP_REQ_BULK (DP_REQ_BULK_IN | DP_REQ_BULK_OUT)
 #define DP_REQ_PLACED (DP_REQ_PLACED_IN | DP_REQ_PLACED_OUT)
 
 /* Request header. The first 8 bytes travel only when a bulk flag is set (32-byte form); otherwise the
  * message starts at `generation` (24-byte form). With a placed flag, 8 more bytes are before it (40-byte form): the keys of the shared
- * memory of payload and result, 32 bits each. */
+ * memory of payload and result, 32 bits each. With a part flag, they are offset and size of the part, 32 bits each. */
 typedef struct dp_request {
     uint32_t in_offset;  /* in DP_BULK_UNIT bytes */
     uint32_t out_offset; /* in DP_BULK_UNIT bytes */

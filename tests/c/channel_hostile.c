@@ -31,7 +31,7 @@ T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {
         {"size above the slot", {.generation = 77, .call_id = 5, .size = 513, .capacity = 8}, 8, 5, DP_BAD_REQUEST},
         {"size of 4 GB", {.generation = 77, .call_id = 5, .size = ~0u, .capacity = 8}, 8, 5, DP_BAD_REQUEST},
         {"capacity above the slot", {.generation = 77, .call_id = 5, .size = 8, .capacity = 513}, 8, 5, DP_BAD_REQUEST},
-        {"flags", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = 64}, 8, 5, DP_BAD_REQUEST},
+        {"flags", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = 256}, 8, 5, DP_BAD_REQUEST},
         {"chain", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .then = FN_ECHO + 1}, 8, 5, DP_OK},
         {"chain to a function that does not exist", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .then = FN_COUNT + 1}, 8, 5,
          DP_NO_FUNCTION},

@@ -115,7 +115,7 @@ static void put(raw *r, uint32_t at, uint32_t len, uint32_t payload, uint32_t im
 }
 
 void raw_request_as(raw *r, uint32_t at, dp_request h, uint32_t payload, uint32_t imm) {
-    uint32_t head = h.flags & DP_REQ_PLACED ? DP_REQ_KEYED : h.flags & DP_REQ_BULK ? DP_REQ_LONG : DP_REQ_SHORT;
+    uint32_t head = h.flags & (DP_REQ_PLACED | DP_REQ_PARTS) ? DP_REQ_KEYED : h.flags & DP_REQ_BULK ? DP_REQ_LONG : DP_REQ_SHORT;
     uint8_t bytes[DP_REQ_KEYED];
     memcpy(bytes, &r->keys, sizeof r->keys);
     memcpy(bytes + DP_REQ_KEYED - DP_REQ_LONG, &h, DP_REQ_LONG);

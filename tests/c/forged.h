@@ -10,7 +10,7 @@ typedef struct raw {
     end e;
     dp_layout l;
     dp_side peer;
-    uint64_t keys;       /* client: keys of the memory of a request with a placed flag */
+    uint64_t keys;       /* client: first word of a request with a placed or part flag */
     uint32_t generation; /* 77 for a client, the client's for a worker */
     dp_request told[8];  /* worker: last header by slot */
     bool client_polls;   /* worker: end_attend was called for the client's queue */

@@ -2,8 +2,8 @@
  * program. What must hold: caller memory of exactly the announced size is never exceeded, and every slot is in
  * one state.
  *
- * Byte 0: 1 shared memory (mailbox), 2 posts take their source at once, bits 2 to 4 depth 1 to 8. Byte 1: eager size and
- * bulk area, in 64 bytes, half a byte each. Then operations, a byte each with the arguments that act() reads. */
+ * Byte 0: 1 shared memory (mailbox), 2 posts take their source at once, bits 2 to 4 depth 1 to 8, bit 5 calls in parts. Byte 1: eager
+ * size and bulk area, in 64 bytes, half a byte each. Then operations, a byte each with the arguments that act() reads. */
 #include "dp_channel_impl.h"
 #include "fabric.h"
 
@@ -118,7 +118,8 @@ static void submit(script *s) {
                                in ? NULL : s->reg, capacity, &which);
     free(in);
     if (st == DP_OK)
-        MUST(which < s->ch->cfg.depth && s->ch->slots[which].state == SLOT_BUSY && s->ch->slots[which].capacity == capacity);
+        MUST(which < s->ch->cfg.depth && s->ch->slots[which].capacity == capacity &&
+             (s->ch->slots[which].state == SLOT_BUSY || (s->ch->slots[which].parts && s->ch->failed)));
     else
         MUST(st < 0);
 }
@@ -173,8 +174,13 @@ static void connect_again(script *s) {
 static void check(const script *s) {
     const dp_channel *ch = s->ch;
     uint32_t count[SLOT_FENCED + 1] = {0};
-    for (uint32_t i = 0; i < ch->cfg.depth; i++)
+    uint32_t due = 0;
+    for (uint32_t i = 0; i < ch->cfg.depth; i++) {
         count[ch->slots[i].state]++;
+        due += ch->slots[i].parts && dp_parts_due(&ch->slots[i]);
+        MUST(!ch->slots[i].parts || ch->slots[i].state != SLOT_FREE);
+    }
+    MUST(due == ch->n_due);
     MUST(count[SLOT_FREE] == ch->n_free && count[SLOT_BUSY] == ch->n_busy && count[SLOT_DONE] == ch->n_done &&
          count[SLOT_ABANDONED] == ch->n_abandoned);
     MUST(!ch->failed || (count[SLOT_BUSY] == 0 && count[SLOT_ABANDONED] == 0));
@@ -232,6 +238,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     MUST(dp_endpoint_create(&s.f.dev, 1, cfg.depth, DP_WAIT_WARM, &s.ep, &err) == DP_OK);
     MUST(dp_channel_create(s.ep, &cfg, &s.ch, &err) == DP_OK);
     MUST(dp_mem_alloc(dp_endpoint_domain(s.ep), 4096, 0, &s.reg, &err) == DP_OK);
+    dp_channel_carry(s.ch, how & 32 ? 4096 : 0);
     s.f.peer_size = s.ch->layout.size;
     MUST(posix_memalign((void **)&s.f.peer, 128, s.f.peer_size) == 0);
     memset(s.f.peer, 0, s.f.peer_size);

@@ -4,6 +4,7 @@
  * Byte 0: 1 shared memory (mailbox, results in place), 2 posts take their source at once, bits 2 and 3 depth 1 to 4.
  * Byte 1: eager size and bulk area, in 64 bytes, half a byte each. Then operations, a byte each with what act() takes. */
 #include "dp_layout.h"
+#include "dp_parts.h"
 #include "dp_serve.h"
 #include "fabric.h"
 
@@ -113,6 +114,28 @@ static int request(script *s, dp_wc *wc) {
     return arrive(s, wc, imm, len);
 }
 
+/* A part of a payload, or a request for a part of a result, right but for what `twist` says. */
+static int part(script *s, dp_wc *wc) {
+    uint32_t slot = take8(&s->in) % s->l.depth, twist = take8(&s->in) % 8, out = take8(&s->in) & 1, offset = take16(&s->in);
+    dp_request h = {.generation = GENERATION, .call_id = take16(&s->in), .flags = out ? DP_REQ_PART_OUT : DP_REQ_PART_IN,
+                    .function = take8(&s->in) % (sizeof functions / sizeof *functions), .size = take16(&s->in), .capacity = take16(&s->in)};
+    uint32_t left = (out ? h.capacity : h.size) - offset, most = dp_part_max(s->l.bulk), bytes = left < most ? left : most;
+    switch (twist) {
+    case 1: bytes ^= take32(&s->in); break;
+    case 2: offset ^= take32(&s->in); break;
+    case 3: h.size ^= take32(&s->in); break;
+    case 4: h.capacity ^= take32(&s->in); break;
+    case 5: h.in_offset ^= take32(&s->in), h.out_offset ^= take32(&s->in); break;
+    case 6: h.flags ^= take16(&s->in); break;
+    case 7: bytes = take16(&s->in); break;
+    }
+    uint64_t words[5];
+    words[0] = dp_two(offset, bytes);
+    dp_request_pack(words + 1, &h);
+    memcpy(s->requests + dp_slot_payload(&s->l, slot) - DP_REQ_KEYED, words, DP_REQ_KEYED);
+    return arrive(s, wc, dp_imm(slot, h.call_id), DP_REQ_KEYED);
+}
+
 static void mailbox(script *s, bool right) {
     dp_mailbox *m = (dp_mailbox *)(void *)(s->requests + s->l.mailbox_at);
     uint64_t word = take64(&s->in), sizes = take64(&s->in);
@@ -129,7 +152,7 @@ static void mailbox(script *s, bool right) {
 /* One action of the client. Returns the number of its completions. */
 static int act(script *s, dp_wc *wc) {
     static const int statuses[] = {DP_OK, DP_INVALID, DP_PEER_GONE, DP_CONNECTION};
-    switch (take8(&s->in) % 9) {
+    switch (take8(&s->in) % 10) {
     case 0: {
         uint32_t at = take32(&s->in) % s->l.size;
         write_requests(s, at, take8(&s->in));
@@ -161,6 +184,7 @@ static int act(script *s, dp_wc *wc) {
         uint32_t slot = take8(&s->in) % s->l.depth, tag = take16(&s->in), len = take16(&s->in);
         return arrive(s, wc, DP_IMM_BARE | dp_imm(slot, tag), len % (s->l.eager + 2));
     }
+    case 8: return part(s, wc);
     default:
         if (take8(&s->in) == 0x99)
             dp_qp_break(s->f.qp, DP_PEER_GONE);
@@ -210,7 +234,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     b.crc = dp_crc32c(blob, len);
     memcpy(blob, &b, sizeof b);
     dp_error err = {0};
-    MUST(dp_server_create(&s.f.dev, &(dp_server_config){.mode = DP_WAIT_WARM}, blob, len, &s.server, &err) == DP_OK);
+    MUST(dp_server_create(&s.f.dev, &(dp_server_config){.mode = DP_WAIT_WARM, .max_bulk = 1 << 17}, blob, len, &s.server, &err) == DP_OK);
     dp_server_set_functions(s.server, functions, sizeof functions / sizeof *functions);
     len = sizeof blob;
     MUST(dp_server_blob(s.server, blob, &len, &err) == DP_OK);

@@ -11,6 +11,7 @@ static rfaas_lease *doubling(uint32_t workers, uint32_t depth, uint32_t eager) {
     o.library = getenv("TEST_LIBRARY");
     o.workers = workers;
     o.depth = depth;
+    o.bulk = 2 << 20;
     o.eager = eager;
     if (rfaas_lease_open(session, &o, &l)) {
         report(__LINE__, "lease");

@@ -14,6 +14,7 @@ static rfaas_lease *local(const char *path, uint32_t flags) {
     o.library = path;
     o.workers = 2;
     o.depth = 4;
+    o.bulk = 2 << 20;
     o.flags = RFAAS_LEASE_LOCAL | flags;
     if (rfaas_lease_open(session, &o, &l)) {
         report(__LINE__, "lease");
