@@ -215,7 +215,7 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 	return n, err
 }
 
-// renamed names this call in an error of the C functions that make it up.
+// renamed replaces the name of a C function, at the beginning of an error, by the name of this call.
 func (f *Function) renamed(err error) error {
 	if e, ok := err.(*Error); ok {
 		for _, op := range []string{"waitany ", "iinvokev ", "iinvoke "} {

@@ -52,7 +52,8 @@ type LeaseOptions struct {
 	// the workers are ready, at most for half of the time that its context has left, or for the session's time-out. State that functions kept
 	// in this process is not transferred: the new workers execute the init call. If that executor is lost, the lease ends, unless it has
 	// Failover. Then calls run here again (EventLocal), and the lease moves on to the next executor. A local call runs on the caller's
-	// thread, before Invoke or Submit returns. No deadline, time limit or memory limit ends it, and a crash of the function is a crash of the program.
+	// thread, before Invoke or Submit returns. No deadline, time limit or memory limit ends it, and a crash of the function is a crash of
+	// the program.
 	// rfaas_state of local calls is separate from that of workers (rfaas_function.h).
 	Local bool
 	// InitFunction is the name of the init call, a function of the library. Every worker of the lease executes it with InitPayload before
@@ -89,7 +90,7 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 	for _, x := range []struct {
 		name  string
 		value int
-	}{{"workers", o.Workers}, {"the fewest workers", o.WorkersMin}, {"cores per worker", o.CoresPerWorker}, {"depth", o.Depth}, {"eager", o.Eager}, {"wait mode", int(o.WaitMode)}} {
+	}{{"workers", o.Workers}, {"WorkersMin", o.WorkersMin}, {"cores per worker", o.CoresPerWorker}, {"depth", o.Depth}, {"eager", o.Eager}, {"wait mode", int(o.WaitMode)}} {
 		if x.value < 0 || x.value > math.MaxInt32 {
 			return nil, fail(op, dataplane.StatusInvalid, "%s %d is negative or too large", x.name, x.value)
 		}
@@ -292,13 +293,13 @@ func (l *Lease) Function(name string) (*Function, error) {
 	return &Function{lease: l, index: i, name: name}, nil
 }
 
-// Chain returns a function that calls first, and then second with the result of first. Both run one after the other in the same worker, and only the
-// result of second travels back. It works with everything that takes a Function. The result of first may have as many bytes as the
-// larger of the lease's eager size and bulk area. If it is larger, or first fails, second is not called and the error is ErrFunction, whose
-// text names the function. rfaas_lease_chain(3) has the details.
+// Chain returns a function that calls first, and then second with the result of first. Both run in the same worker. Only the result of
+// second travels back. A chain can be used like any other Function. The result of first may have as many bytes as the larger of the
+// lease's eager size and bulk area. If it is larger, or first fails, second is not called. The error is then ErrFunction, and its text names
+// the function that failed. rfaas_lease_chain(3) has the details.
 func (l *Lease) Chain(first, second *Function) (*Function, error) {
 	if first == nil || second == nil || first.lease != l || second.lease != l {
-		return nil, fail("chain", dataplane.StatusInvalid, "a function is nil or of another lease")
+		return nil, fail("chain", dataplane.StatusInvalid, "a function is nil or belongs to another lease")
 	}
 	if l.released.Load() {
 		return nil, fail("chain", StatusLeaseEnded, "the lease was released")
@@ -322,7 +323,7 @@ func (l *Lease) Node() string { return l.info().Node }
 // Provider is "shm", "verbs", "tcp", "ofi" or "local" (LeaseOptions.Local).
 func (l *Lease) Provider() string { return l.info().Provider }
 
-// LocalReason says why calls run in this process (LeaseOptions.Local); "": they do not.
+// LocalReason says why calls run in this process (LeaseOptions.Local). It is empty if they do not.
 func (l *Lease) LocalReason() string { return l.info().LocalReason }
 
 // Until returns when the client stops using the lease unless it is renewed: a little before the executor ends it. The zero Time: the

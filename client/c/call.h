@@ -78,7 +78,7 @@ static inline int leave(rfaas_lease *l, int status) {
     return status;
 }
 
-/* Returns the number of workers that the lease has, for a thread that may be outside or holds no unit. */
+/* Returns the number of workers that the lease has. The calling thread may be outside the lease and need not hold a unit. */
 static inline uint32_t rfaas_api_workers(const rfaas_lease *l) { return __atomic_load_n(&l->n_workers, __ATOMIC_RELAXED); }
 
 /* Reports whether the lease starts no more calls. Read it after enter(): the agent sets it, passes a barrier on all processors and
@@ -169,7 +169,7 @@ typedef struct rfaas_call_args {
 
 /* ---- buffer.c ---- */
 
-/* Checks the arguments of a call with RFAAS_CALL_IN_PLACE and sets what of it is in place. */
+/* Checks the arguments of a call with RFAAS_CALL_IN_PLACE, and sets in_place and result_in_place of the plan. */
 __attribute__((cold)) int rfaas_api_plan_in_place(const rfaas_lease *l, const char *op, rfaas_function fn, call_plan *p, const void *in,
                                                   size_t in_size, const void *out, size_t capacity);
 /* dp_channel_call_turn and dp_channel_submit_until for a plan with in_place. Where workers cannot use the memory in place, they copy it. */
@@ -259,9 +259,8 @@ static inline bool rfaas_api_replacing(const rfaas_lease *l) {
 void rfaas_api_await_slot(rfaas_lease *l, int32_t worker, uint32_t *turn, int64_t until);
 /* rfaas_api_await_slot for a thread that is not inside (shim.h). Returns at once if the lease has ended. */
 void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until);
-/* Waits for a new grant and moves the lease to it. Registered buffers have other dp_mems afterwards. With RFAAS_LEASE_LOCAL it does
- * not wait for room, and calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a grant. The caller owns the lease or holds all
- * units. */
+/* Waits for a new grant and moves the lease to it. Registered buffers have other dp_mems afterwards. With RFAAS_LEASE_LOCAL it does not
+ * wait for room: calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a grant. The caller owns the lease or holds all units. */
 int rfaas_api_move(rfaas_lease *l, const char *op, const call_plan *p);
 /* Moves the lease (rfaas_api_move), unless another thread has moved it: then its grant no longer has this key. */
 int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, const call_plan *p);
@@ -272,16 +271,16 @@ uint64_t rfaas_api_grant_key(rfaas_lease *l);
 /* Opens the lease's library in this process. */
 int rfaas_api_local_load(rfaas_lease *l);
 void rfaas_api_local_free(rfaas_lease *l);
-/* Reports whether a lease with RFAAS_LEASE_LOCAL that got no workers, with this status, is opened nevertheless. */
+/* Reports whether a lease with RFAAS_LEASE_LOCAL is opened although its search for workers ended with this status. */
 bool rfaas_api_local_suits(const rfaas_lease *l, int status);
-/* Prepares a lease for calls in this process, for the reason `why`, and executes the init call. Functions get the numbers that executors
- * give them. */
+/* Prepares a lease for calls in this process and executes the init call. `why` is the reason. Functions get the same numbers as at
+ * executors. */
 int rfaas_api_local_open(rfaas_lease *l, const char *why);
-/* Keeps the reason why calls run in this process, and with `event` tells the program. */
+/* Records the reason why calls run in this process. With `event`, also reports it to the program. */
 void rfaas_api_local_because(rfaas_lease *l, const char *why, bool event);
-/* Returns the largest payload and result of a local call. It is that of the channels to workers. */
+/* Returns the bound, in bytes, of the payload and of the result of a local call. The channels to workers have the same bound. */
 uint64_t rfaas_api_local_limit(const rfaas_lease *l);
-/* Runs a function on this thread, in this process. *got is the size of its result, also when that is too large. */
+/* Runs a function on this thread, in this process. *got is the size of its result, even if the result is too large. */
 int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t *got);
 
 /* ---- map.c ---- */
@@ -351,7 +350,7 @@ static inline uint32_t cut_capacity(const rfaas_lease *l, size_t capacity) {
     return capacity <= limit ? (uint32_t)capacity : (uint32_t)limit;
 }
 
-/* cut_capacity, unless the result is in place. */
+/* Returns cut_capacity, or for a result in place the capacity itself, at most UINT32_MAX. */
 static inline uint32_t room_of(const rfaas_lease *l, const call_plan *p, size_t capacity) {
     if (UNLIKELY(p->result_in_place))
         return capacity <= UINT32_MAX ? (uint32_t)capacity : UINT32_MAX;

@@ -133,8 +133,8 @@ typedef struct rfaas_buffer {
     uint64_t size;   /* as asked for */
     uint64_t mapped; /* bytes that rfaas_alloc mapped here; 0: the memory is the caller's */
     int fd;          /* memory file of rfaas_alloc; -1: none */
-    dp_mem *mem;     /* its registration for the lease's grant; NULL: payloads are copied, because the device does so anyway or refused */
-    dp_mem *lent;    /* with which workers of the grant can use the memory in place; NULL: they cannot */
+    dp_mem *mem;     /* its registration for the lease's grant; NULL: the device copies payloads anyway, or refused */
+    dp_mem *lent;    /* lets the grant's workers use the memory in place; NULL: they cannot */
     struct rfaas_buffer *next;
 } rfaas_buffer;
 
@@ -161,10 +161,10 @@ typedef struct rfaas_grant {
     uint8_t sha256[32];  /* of the library */
     dp_endpoint *ep;
     rfaas_worker *workers;
-    uint32_t n_workers;    /* channels: as many as the lease wants workers */
-    uint32_t present;      /* workers that the executor has granted or added, the first ones */
+    uint32_t n_workers;    /* number of channels: the workers that the lease wants */
+    uint32_t present;      /* the first `present` workers have been granted or added */
     uint32_t room;         /* 1: the executor may have room for another worker; atomic */
-    rfaas_ticket growing;  /* of the request for another worker; 0: there is none */
+    rfaas_ticket growing;  /* request for another worker; 0: none */
     dp_channel_config cfg;
     uint64_t lease_id;
     char node[256], executor[256], provider[16];
@@ -192,7 +192,7 @@ typedef struct rfaas_acquisition {
     const char *at;      /* executor to ask first, or NULL */
     int64_t wait_until;  /* until when the agent waits for an executor that has room */
     int64_t until;       /* deadline of the present step */
-    bool aside;          /* for calls that run in this process meanwhile: waits for room without channels (rfaas_api_acquire_begin) */
+    bool aside;          /* calls run in this process meanwhile; waits for room without channels (rfaas_api_acquire_begin) */
     int64_t patience;    /* time (ns) from which no other executor is asked if workers cannot be reached */
     rfaas_ticket ticket; /* of the present step */
     uint64_t cached;     /* key of the cached grant whose channels are offered; 0: none */
@@ -232,9 +232,9 @@ struct rfaas_lease {
     uint32_t shared;    /* several threads use the lease; atomic, stays set until the release */
     uint32_t grows;     /* grow.c has something to do; atomic */
     rfaas_agent_lease_line *line; /* in the page that the agent shares: threads inside, and whether the node drains */
-    uint32_t n_workers; /* that the lease has; grows up to `wanted` */
+    uint32_t n_workers; /* number of workers that the lease has; grows up to `wanted` */
     uint32_t wanted;
-    int64_t grow_at;    /* earliest time of the next look at new workers; INT64_MAX: a thread looks. Atomic */
+    int64_t grow_at;    /* earliest time of the next check for new workers; INT64_MAX: a thread is checking. Atomic */
     uint32_t n_functions;
     rfaas_worker *workers; /* the grant's */
     uint32_t sync_worker;  /* worker of the last synchronous call, whose cache lines are here */
@@ -278,7 +278,7 @@ struct rfaas_lease {
     int64_t seek_again;    /* earliest time of the next search */
     int64_t local_look;    /* while calls run in this process: earliest time of the next step of the search */
     int64_t seek_pause;    /* with RFAAS_LEASE_LOCAL: the pause before the present search, ns */
-    int64_t seek_waited;   /* the same: time that calls have waited for the present search, ns */
+    int64_t seek_waited;   /* with RFAAS_LEASE_LOCAL: time that calls have waited for the present search, ns */
     char next_reason[512]; /* why the last search failed */
     int init_status;       /* error of the init call in the last search; 0: none */
     int32_t init_code;     /* rfaas_function_code of that */
@@ -327,13 +327,14 @@ int rfaas_api_bad_session(const rfaas_session *s, const char *op);
 int rfaas_api_fail_dp(const char *op, const dp_error *err);
 /* Returns the session's device for a provider, which it opens once. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out);
-/* Reports whether an operation of a session with RFAAS_SESSION_LOCAL succeeds although no agent was reached, with this status and reply. The
- * next agent learns of it by rfaas_api_reopen. */
+/* Reports whether an operation of a session with RFAAS_SESSION_LOCAL succeeds although no agent was reached. Status and reply are those of
+ * the attempt. rfaas_api_reopen repeats the operation with the next agent. */
 bool rfaas_api_without_agent(const rfaas_session *s, int status, const rfaas_reply *r);
-/* Notes that a lease with RFAAS_LEASE_LOCAL found no executor, and how long that took, ns. After a slow failure, such as a time-out, other
- * leases do not wait for the same. */
+/* Records that a lease with RFAAS_LEASE_LOCAL found no executor. `took` is the time of the search in ns. After a slow failure, such as a
+ * time-out, other leases of the session do not search for a while. */
 void rfaas_api_note_away(rfaas_session *s, int status, const char *text, int64_t took);
-/* Returns the time until which such leases do not look for executors; 0: they may. Then *a, unless NULL, has the error. */
+/* Returns the time until which leases with RFAAS_LEASE_LOCAL do not search for executors; 0: they may search. If the time is not 0 and a is
+ * not NULL, *a gets the error of the last failure. */
 int64_t rfaas_api_away(rfaas_session *s, rfaas_acquisition *a);
 /* rfaas_api_attend accepts workers that connect through shared memory and detects workers that have ended. The library has no
  * thread for that, so every wait calls it, and polls the descriptor of rfaas_api_attend_fd (-1: there is no shm device). */
@@ -395,8 +396,8 @@ rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l);
 void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h);
 /* Frees a grant that no lease and no event can find, with its channels. */
 void rfaas_api_grant_destroy(rfaas_grant *h);
-/* Starts to get workers for a grant of the lease. `at` is that of rfaas_acquisition. wait_ns: how long the agent waits for room. aside: the
- * agent waits before the channels are made. Once they are offered, it does not wait for room, so the caller may wait for the outcome. */
+/* Starts to get workers for a grant of the lease. `at` is as in rfaas_acquisition. wait_ns: how long the agent waits for room. aside: the
+ * agent waits before the channels are made. After they are offered, it waits no more, so the caller may wait for the outcome. */
 void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns, bool aside);
 /* Continues as far as is possible without waiting. Returns true when it is done; a->status and a->text are then set. After an
  * error the caller releases the grant's key. */
@@ -502,21 +503,21 @@ int rfaas_api_init_here(rfaas_lease *l);
  * lease or holds the worker's unit. */
 void rfaas_api_discard(rfaas_lease *l, uint32_t worker, const char *why);
 /* Requests the replacement of a worker after the deadline of a call with RFAAS_CALL_KILL, and adds that to the current error. The caller
- * owns the lease or holds the worker's unit. result_in_place: the function may write to the program's memory, so this waits until the
- * executor has ended the old worker, at most for the session's time-out. Returns status. */
+ * owns the lease or holds the worker's unit. result_in_place: the function may write to the program's memory, so the call waits
+ * until the executor has ended the old worker, at most for the session's time-out. Returns status. */
 __attribute__((cold)) int rfaas_api_kill_late(rfaas_lease *l, rfaas_function fn, uint32_t worker, int status, bool result_in_place);
 
 /* ---- grow.c ---- */
 
-/* Notes that the executor may have room for another worker of a grant. Under the lease's mutex. */
+/* Records that the executor may have room for another worker of a grant. The caller holds the lease's mutex. */
 void rfaas_api_note_room(rfaas_lease *l, rfaas_grant *h);
 /* Asks for more workers, and connects those that were granted, without waiting. The caller is inside the lease and holds no unit. */
 __attribute__((cold)) void rfaas_api_grow(rfaas_lease *l);
 /* Returns whether rfaas_api_grow has something to do. */
 static inline bool rfaas_api_grows(const rfaas_lease *l) { return __builtin_expect(__atomic_load_n(&l->grows, __ATOMIC_RELAXED) != 0, 0); }
-/* rfaas_agent_look and rfaas_api_grow for a thread that leaves the lease with a status. */
+/* Calls rfaas_agent_look and rfaas_api_grow on a thread that leaves the lease with a status. */
 __attribute__((cold)) void rfaas_api_look_leaving(rfaas_lease *l, int status);
-/* The same for a thread that is not inside, if the lease lacks workers. Another thread that owns the lease looks for itself. */
+/* The same for a thread that is not inside, if the lease lacks workers. Does nothing if another thread owns the lease. */
 void rfaas_api_look_for_workers(rfaas_lease *l);
 /* Sets the error for a worker that the lease does not have, and returns RFAAS_INVALID. */
 int rfaas_api_no_worker(const rfaas_lease *l, const char *what, int worker);

@@ -18,13 +18,13 @@
 /* The same while calls run in this process, and the longest pause after a search that has failed. */
 #define LOCAL_PATIENCE_NS 30000000000ll
 #define LOCAL_PAUSE_MAX_NS 2000000000ll
-#define LOCAL_WAITED_TIMES 10 /* such a pause is also so many times as long as calls have waited for the search */
-#define LOCAL_LOOK_NS 100000  /* calls that run in this process look for messages of the agent, a system call, only so often */
-#define LOCAL_SEARCHES_MAX 64 /* of this process, at a time: the agent accepts 1024 requests without a reply */
+#define LOCAL_WAITED_TIMES 10 /* added to such a pause: the time that calls have waited for the search, times this */
+#define LOCAL_LOOK_NS 100000  /* between two local calls that look for messages of the agent, because a look is a system call */
+#define LOCAL_SEARCHES_MAX 64 /* searches of this process at a time: the agent accepts 1024 requests without a reply */
 /* How long to wait for the agent to report a lost executor. The agent itself waits 3 s for an executor to come back. */
 #define NEWS_PATIENCE_NS 5000000000ll
 
-static uint32_t local_searches; /* of leases with RFAAS_LEASE_LOCAL; atomic */
+static uint32_t local_searches; /* running searches of leases with RFAAS_LEASE_LOCAL; atomic */
 
 static bool grant_lost(const rfaas_lease *l) { return l->grant->ended || draining(l); }
 
@@ -235,8 +235,8 @@ static int fail_init(rfaas_lease *l, const char *op) {
     return status;
 }
 
-/* Reports whether a call waits for the search although it could run in this process: workers are being started, or the grant was lost just
- * now, so that another executor may have room. Half of the call's time is left for the function. */
+/* Reports whether a call waits for the search although it could run in this process. It does if workers are being started, or if the grant
+ * was just lost and another executor may have room. Half of the call's time is left for the function. */
 static bool worth_waiting(const rfaas_lease *l, const call_plan *p, int64_t start) {
     int64_t half = p->deadline ? start + (p->deadline - start) / 2 : INT64_MAX;
     return l->seeking && (l->next->ep || (!runs_here(l) && l->seek_waited < PAUSE_NS)) && dp_now_ns() < half;

@@ -528,12 +528,13 @@ int rfaas_lease_chain(const rfaas_lease *l, rfaas_function first, rfaas_function
     if (!chain)
         status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: chain is NULL", op);
     else if (dp_is_chain(first) || dp_is_chain(second))
-        status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: function %#x is a chain itself. A chain has two functions of the library: call a third one with the result",
-                                op, dp_is_chain(first) ? first : second);
+        status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: function %#x is a chain itself, and a chain has two functions of the library. Call the third "
+                                "function with the chain's result", op, dp_is_chain(first) ? first : second);
     else if (first >= n || second >= n)
         status = rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: function %u, the library has functions 0..%u", op, first < n ? second : first, n - 1);
     else if (second > DP_CHAIN_SECOND_MAX)
-        status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: function %u cannot be the second of a chain: its index is above %u", op, second, DP_CHAIN_SECOND_MAX);
+        status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: function %u cannot be the second of a chain, because its index is above %u", op, second,
+                                DP_CHAIN_SECOND_MAX);
     else
         *chain = DP_CHAIN(first, second);
     return leave(mine, status);

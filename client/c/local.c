@@ -107,7 +107,7 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
     const char *first = l->functions[dp_chain_first(fn)], *second = dp_is_chain(fn) ? l->functions[dp_chain_second(fn)] : NULL;
     rfaas_local_fn *f = rfaas_local_find(l->local, first), *then = second ? rfaas_local_find(l->local, second) : NULL;
     if (!f || (second && !then))
-        return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s %s: not in the library as this process has it", op, f ? second : first);
+        return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s %s: the library that this process has loaded lacks the function", op, f ? second : first);
     uint64_t limit = rfaas_api_local_limit(l);
     pthread_mutex_lock(&l->local_mu); /* one call at a time, as in a worker */
     rfaas_session *before = rfaas_api_tables_of(l->session); /* a function may use a lease of its own */

@@ -29,16 +29,16 @@ rfaas_local_fn *rfaas_local_find(const rfaas_local *l, const char *name);
 /* What a function said when it failed, by rfaas_fail or rfaas_fail_code. */
 typedef struct rfaas_local_failure {
     bool failed;
-    bool second; /* of a chain: the second function failed, otherwise the first */
+    bool second; /* in a chain: true if the second function failed, false if the first failed */
     int32_t code;
     char text[DP_FAILURE_TEXT + 1];
 } rfaas_local_failure;
 
-/* rfaas_local_call calls f, and then `then` with the result of f, unless that is NULL. It copies payload and result through memory of the library, with `limit` bytes for each, because functions may
- * write to their arguments, and may write a result larger than the capacity. `limit` is the same in every call. *got is the result's size.
- * The pieces have in_size and capacity bytes. One thread at a time. DP_TOO_LARGE: the payload is too large, and f was not called.
- * DP_RESULT_TOO_LARGE: the result does not fit. DP_FUNCTION_FAILED: a function said so, or what f returned for `then` exceeds
- * `limit`, see *failure. DP_FATAL: no memory. */
+/* rfaas_local_call calls f. If `then` is not NULL, it calls `then` with the result of f. It copies payload and result through memory of
+ * the library, with `limit` bytes for each, because functions may write to their arguments and may write a result larger than the
+ * capacity. `limit` is the same in every call. *got is the result's size. The pieces have in_size and capacity bytes. One thread at a
+ * time. DP_TOO_LARGE: the payload is too large, and f was not called. DP_RESULT_TOO_LARGE: the result does not fit. DP_FUNCTION_FAILED:
+ * a function reported an error, or the result of f for `then` exceeds `limit`; *failure says which. DP_FATAL: no memory. */
 int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, rfaas_local_fn *then, uint64_t limit, const dp_pieces *in, uint32_t in_size,
                      const dp_pieces *out, uint32_t capacity, uint32_t *got, rfaas_local_failure *failure);
 

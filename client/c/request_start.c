@@ -216,7 +216,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
                                bool sharing) {
     rfaas_request_slot *r = sharing ? take_shared(l) : take_free(l);
     if (UNLIKELY(!r))
-        return rfaas_api_fail(RFAAS_BUSY, 0, "%s: every worker has depth (%u) requests in flight or unwaited for; finish one and try again",
+        return rfaas_api_fail(RFAAS_BUSY, 0, "%s: every worker has depth (%u) requests in flight or not yet waited for; finish one and try again",
                               op, l->cfg.depth);
     uint32_t w = 0;
     call_args a = {.p = p, .fn = fn, .in = in, .in_size = in_size, .out = out, .room = room_of(l, p, capacity), .pieces = pieces};

@@ -28,12 +28,12 @@ func (l *lease) bundle(ctx context.Context, lib *grant.Library, s *protocol.Spec
 	return l.session.control.Bundle(ctx, lib, o)
 }
 
-// explainLibrary adds to an error about a library that the user's setting kept the libraries that it needs from travelling.
+// explainLibrary adds to an error about a library that its dependencies were not sent because of the user's setting.
 func (c *client) explainLibrary(err error) error {
 	var e *dataplane.Error
 	if c.env.values[libraryTravelEnv] == "off" && errors.As(err, &e) && e.Status == dataplane.StatusBadLibrary {
 		told := *e
-		told.Detail += " (" + libraryTravelEnv + "=off: libraries that it needs do not travel with it)"
+		told.Detail += " (" + libraryTravelEnv + "=off: the libraries that it needs were not sent)"
 		return &told
 	}
 	return err

@@ -8,20 +8,20 @@ import (
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 )
 
-// growth adds the workers that a lease lacks because it was granted with fewer than it asked for:
+// growth adds workers to a lease that was granted with fewer than it asked for:
 //
 //	executor has room ──▶ event ROOM ──▶ the library asks for the next worker (REPLACE) ──▶ granted: it asks for another
 //	      ▲                                                                         └──▶ refused
 //	      └──────────────────────────────────────────────────────────────────────────────────┘
 //
-// The library asks, and not the agent, because a worker can only start while the client's process accepts its connection. The zero value
-// is that of a lease that is not granted.
+// The library makes the request, not the agent, because a worker can start only while the client's process accepts its connection. The zero
+// value belongs to a lease that has not been granted.
 type growth struct {
 	mu      sync.Mutex
-	present int // workers that have been granted or added, the first ones
+	present int // the first `present` workers have been granted or added
 	wanted  int
-	stop    context.CancelFunc // nil: nobody waits for room
-	refused chan struct{}      // capacity 1: a request of the library was refused
+	stop    context.CancelFunc // nil: no goroutine waits for room
+	refused chan struct{}      // a request of the library was refused; capacity 1
 	over    bool
 }
 
@@ -61,7 +61,7 @@ func (g *growth) run(ctx context.Context, l *lease) {
 	}
 }
 
-// tried records what has become of a request for worker i.
+// tried records the outcome of a request for worker i.
 func (g *growth) tried(i int, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

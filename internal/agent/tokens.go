@@ -39,7 +39,7 @@ const soonPart = 10
 // nothing to warn of.
 func warning(t *grant.Token, now time.Time) (kind, text string) {
 	left := t.Expires.Sub(now)
-	const remedy = "ask the administrator to renew it by `rfaas token renew`; without that no lease can be opened or renewed"
+	const remedy = "ask the administrator to renew it by `rfaas token renew`; until then no lease can be opened or renewed"
 	switch {
 	case t.Problem != nil:
 		return t.Problem.Error(), t.Problem.Error()

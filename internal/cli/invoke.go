@@ -97,7 +97,7 @@ func newInvoke(a *app) *cobra.Command {
 	c.Flags().StringArrayVar(&f.args, "args", nil, "values of the payload, like f64:3,4")
 	c.Flags().IntVar(&f.capacity, "capacity", 1<<20, "most bytes that a result may have")
 	c.Flags().IntVar(&f.workers, "workers", 1, "workers to lease and to call")
-	c.Flags().IntVar(&f.workersMin, "workers-min", 0, "call fewer workers if there is no room for all, but at least so many (default: all)")
+	c.Flags().IntVar(&f.workersMin, "workers-min", 0, "fewest workers to call if there is no room for all (default: all)")
 	c.Flags().IntVar(&f.cores, "cores", 1, "cores for each worker")
 	c.Flags().StringVar(&f.memory, "memory", "", "memory for each worker, like 2GiB (default: the executor's)")
 	c.Flags().DurationVar(&f.callLimit, "call-limit", 0, "how long the call may run: a worker that takes longer is killed (default: the executor's limit)")

@@ -93,7 +93,7 @@ func (t *Token) replaces(c *identity.Credentials, now time.Time) error {
 			"restore that tenant's file, or open new sessions", t.path, c.Claims.Tenant, was.Tenant)
 	}
 	if ends := time.Unix(c.Claims.Ends, 0); !now.Before(ends) && c.Claims.Ends < was.Ends {
-		return fmt.Errorf("token file %s: its token expired at %s, the one in use is valid until %s: ask the administrator to renew it by `rfaas token renew`", t.path,
+		return fmt.Errorf("token file %s: its token expired at %s, and the token in use is valid until %s: ask the administrator to renew it by `rfaas token renew`", t.path,
 			ends.UTC().Format(time.RFC3339), time.Unix(was.Ends, 0).UTC().Format(time.RFC3339))
 	}
 	return nil

@@ -49,7 +49,7 @@ func (e *Executor) takeSeat(ctx context.Context, h *holding, i int) (lease.Lease
 	one := l.Terms
 	one.Workers, one.WorkersMin = 1, 1
 	if !e.roomFor(&control.RoomRequest{Cores: uint32(one.CoresPerWorker), MemoryBytes: one.MemoryPerWorker, Growing: true}) {
-		return l, control.Errorf(control.ClassBusy, "worker %d of lease %d: there is no room that other clients do not wait for", i, h.id)
+		return l, control.Errorf(control.ClassBusy, "worker %d of lease %d: no room is free, or other clients wait for it", i, h.id)
 	}
 	err = e.requestPatiently(ctx, func() error {
 		return e.requestWithRoom(&one, func() (err error) {

@@ -50,7 +50,7 @@ func (e *Executor) duration(ms *uint64, def time.Duration) (time.Duration, error
 	case ms == nil:
 		return e.back.before(def, e.now()), nil
 	case *ms == 0 || *ms > uint64(longest/time.Millisecond):
-		return 0, invalidf("duration_ms %d (option duration_ns; in Go, Duration): this executor gives 1 to %d ms (%v), and %v without it", *ms,
+		return 0, invalidf("duration_ms %d (option duration_ns; in Go, Duration): this executor permits 1 to %d ms (%v). Without the option it grants %v", *ms,
 			longest.Milliseconds(), longest, def)
 	}
 	return e.back.before(time.Duration(*ms)*time.Millisecond, e.now()), nil

@@ -183,7 +183,7 @@ func (e *Executor) callLimit(ms uint64) (time.Duration, error) {
 		return own, nil
 	}
 	if most := cmp.Or(own, e.cfg.Settings.LeaseMax); ms > uint64(most/time.Millisecond) {
-		return 0, invalidf("call_limit_ms %d (option call_limit_ns; in Go, CallLimit): this executor lets a call run %d at most (%v)", ms, most.Milliseconds(), most)
+		return 0, invalidf("call_limit_ms %d (option call_limit_ns; in Go, CallLimit): this executor permits at most %d ms (%v)", ms, most.Milliseconds(), most)
 	}
 	return time.Duration(ms) * time.Millisecond, nil
 }

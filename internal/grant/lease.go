@@ -96,7 +96,7 @@ func (s *Spec) check() error {
 	case s.Workers < 1 || s.Workers > MaxWorkers:
 		return fail(op, dataplane.StatusInvalid, "%d workers, want 1 to %d", s.Workers, MaxWorkers)
 	case s.WorkersMin < 0 || s.WorkersMin > s.Workers:
-		return fail(op, dataplane.StatusInvalid, "at least %d workers, want 1 to %d", s.WorkersMin, s.Workers)
+		return fail(op, dataplane.StatusInvalid, "workers_min %d, want 1 to %d", s.WorkersMin, s.Workers)
 	case s.CoresPerWorker < 1 || s.CoresPerWorker > 1<<16:
 		return fail(op, dataplane.StatusInvalid, "%d cores per worker, want 1 to %d", s.CoresPerWorker, 1<<16)
 	case s.Duration < 0:
