@@ -100,7 +100,7 @@ func TestBadGrant(t *testing.T) {
 		workers []*control.WorkerGrant
 		names   string
 	}{
-		"no workers":   {nil, "granted 0 workers, 1 were asked for"},
+		"no workers":   {nil, "granted 0 workers, want 1 to 1"},
 		"more workers": {[]*control.WorkerGrant{{}, {}}, "granted 2 workers"},
 		"no blob":      {[]*control.WorkerGrant{{Pid: 1}}, "blob has 0 bytes"},
 		"random blob":  {[]*control.WorkerGrant{{Pid: 1, Blob: []byte(strings.Repeat("blob", 34))}}, "magic"},

@@ -31,8 +31,8 @@ type LeaseOptions struct {
 	// Bulk bounds the bytes of all large payloads in flight, for each worker and direction. Both sides reserve them when the lease is taken.
 	// 0: 2 MiB. Negative: none, so that Eager is the limit. Payloads and results of up to Bulk bytes travel in one piece, larger ones in parts.
 	Bulk int64
-	// BulkMax is the limit of one payload and of one result. What is larger than Bulk travels in parts of up to 1 MiB. Memory for it is taken
-	// by each call when it is needed. The worker's share counts as its own (Memory). 0: 1 GiB if Bulk is 0, otherwise Bulk.
+	// BulkMax is the limit in bytes of one payload and of one result. Payloads and results larger than Bulk travel in parts of up to 1 MiB.
+	// Each call takes memory for its parts when it needs it. The worker's share counts as the worker's own (Memory). 0: 1 GiB if Bulk is 0, otherwise Bulk.
 	BulkMax  int64
 	WaitMode WaitMode
 	// Duration is the time after which the lease ends by itself. 0: the executor's default, and Renew. ErrInvalid: it is negative, or
@@ -101,7 +101,7 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 		}
 	}
 	if o.BulkMax < 0 {
-		return nil, fail(op, dataplane.StatusInvalid, "bulk max %d is negative", o.BulkMax)
+		return nil, fail(op, dataplane.StatusInvalid, "BulkMax %d is negative", o.BulkMax)
 	}
 	if o.Duration < 0 || o.CallLimit < 0 || o.Wait < 0 {
 		return nil, fail(op, dataplane.StatusInvalid, "duration %v, call limit %v, wait %v: negative", o.Duration, o.CallLimit, o.Wait)

@@ -401,10 +401,11 @@ typedef struct rfaas_lease_options {
      * must lend enough for all `workers`. 0: the lease is opened with all its workers. */
     uint32_t workers_min;
     uint32_t reserved2;        /* 0 */
-    /* Limit of one payload and of one result, at most 4 GiB. What is larger than `bulk` travels in
-     * parts of up to 1 MiB. Memory for it is taken by each call when it is needed. The worker's share
-     * counts as its own memory (`memory`). A call in parts makes progress while a thread waits for it
-     * or tests it. 0: 1 GiB if `bulk` is 0, otherwise `bulk`. Not with RFAAS_NO_BULK. */
+    /* Limit in bytes of one payload and of one result, at most 4 GiB. Payloads and results larger than
+     * `bulk` travel in parts of up to 1 MiB. Each call takes memory for its parts when it needs it.
+     * The worker's share counts as the worker's own memory (`memory`). A call in parts makes progress
+     * while a thread waits for it or tests it. 0: 1 GiB if `bulk` is 0, otherwise `bulk`. Not with
+     * RFAAS_NO_BULK. */
     uint64_t bulk_max;
 } rfaas_lease_options;
 

@@ -508,7 +508,7 @@ class lease {
         check(rfaas_lease_function(handle_, name.c_str(), &f));
         return f;
     }
-    /* A function that calls `first`, and then `second` with the result of `first`. Valid as long as the lease. */
+    /* Returns a function that calls `first`, and then `second` with the result of `first`. Valid until the lease is released. */
     rfaas::function chain(rfaas::function first, rfaas::function second) const {
         rfaas::function f = 0;
         check(rfaas_lease_chain(handle_, first, second, &f));

@@ -719,7 +719,7 @@ contains
       call finish(rfaas_lease_function_c(lease%handle, trim(name)//c_null_char, f), ierror)
    end subroutine
 
-   !> A chain: a function that calls first, and then second with the result of first. Valid as long as the lease.
+   !> Returns a function that calls first, and then second with the result of first. Valid until the lease is released.
    subroutine rfaas_lease_chain(lease, first, second, chain, ierror)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: first, second

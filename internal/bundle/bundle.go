@@ -156,7 +156,7 @@ func (b *Bundle) addFiles(paths []string) error {
 	for _, p := range paths {
 		name := filepath.Base(p)
 		if name == "/" {
-			return badFiles("bundle: / has no name that it could have in the bundle: name the files or directories in it")
+			return badFiles("bundle: / cannot be bundled, because it has no name: name files or directories below it")
 		}
 		if other := names[name]; other != "" {
 			return badFiles("bundle: %s and %s have the same name in the bundle: rename one, or put both into one directory", p, other)
@@ -187,7 +187,7 @@ func (b *Bundle) walk(p, name string, depth int, above []fs.FileInfo) error {
 		if err == nil {
 			st, err = os.Stat(p) // a link to a path outside is replaced by its target
 			if errors.Is(err, fs.ErrNotExist) {
-				return badFiles("bundle: %s is a symbolic link to %s, which does not exist: remove the link, or make its target", p, link)
+				return badFiles("bundle: %s is a symbolic link to %s, which does not exist: remove the link, or create its target", p, link)
 			}
 		}
 	}

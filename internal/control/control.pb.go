@@ -2196,7 +2196,7 @@ type RoomRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cores         uint32                 `protobuf:"varint,1,opt,name=cores,proto3" json:"cores,omitempty"`
 	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	Growing       bool                   `protobuf:"varint,3,opt,name=growing,proto3" json:"growing,omitempty"` // for a lease that is granted already: the room that is left for it by clients that wait for their leases
+	Growing       bool                   `protobuf:"varint,3,opt,name=growing,proto3" json:"growing,omitempty"` // the lease is already granted: report only room that no client with a waiting lease needs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -34,7 +34,7 @@ type Handover struct {
 }
 
 // handoverPatience is how long a handover waits for the operations on leases that are running when it is requested. A start of workers
-// and a release take less. A transfer, which takes as long as its client wants, is ended.
+// and a release take less. Transfers are ended, because they may take as long as their clients want.
 const handoverPatience = 15 * time.Second
 
 // handing is a handover in progress.

@@ -13,9 +13,9 @@ import (
 type turnstile struct {
 	mu     sync.Mutex
 	inside int
-	yields map[*byte]context.CancelCauseFunc // ends the operations that do not keep the turnstile from being shut
+	yields map[*byte]context.CancelCauseFunc // cancel functions of the transfers that close ends
 	shut   chan struct{}                     // closed when the turnstile opens again; nil: it is open
-	empty  chan struct{}                     // closed when nothing is inside any more; nil: nobody waits for that
+	empty  chan struct{}                     // closed when no operation is inside any more; nil: close is not waiting
 }
 
 // enter waits while the turnstile is shut. The caller calls leave after its operation. It must not enter again before, because
@@ -33,15 +33,15 @@ func (t *turnstile) enter() (leave func()) {
 	return t.leave
 }
 
-// yieldTo runs a transfer, which may take as long as its client wants. When the turnstile is to be shut, the transfer's context ends. Then
-// yieldTo returns errHandsOver when the turnstile is open again. If the new program has taken over by then, the client's connection has
-// broken. In both cases the client repeats its request.
+// yieldTo runs a transfer, which may take as long as its client wants. close ends the transfer's context. yieldTo then returns errHandsOver
+// when the turnstile is open again. If the new program has taken over by then, the client's connection is broken instead. In both cases the
+// client repeats its request.
 func (t *turnstile) yieldTo(parent context.Context, transfer func(context.Context) error) error {
 	leave := t.enter()
 	ctx, cancel := context.WithCancelCause(parent)
 	key := new(byte)
 	t.mu.Lock()
-	if t.shut != nil { // since enter
+	if t.shut != nil { // close was called after enter returned
 		cancel(errHandsOver)
 	}
 	if t.yields == nil {
@@ -74,8 +74,8 @@ func (t *turnstile) leave() {
 	}
 }
 
-// close shuts the turnstile, ends the operations that yield, and waits until nothing is inside. If ctx ends first, it opens the turnstile again and returns an
-// error.
+// close shuts the turnstile, ends the transfers, and waits until no operation is inside. If ctx ends first, it opens the turnstile again and
+// returns an error.
 func (t *turnstile) close(ctx context.Context) error {
 	t.mu.Lock()
 	t.shut = make(chan struct{})

@@ -48,7 +48,7 @@ type Options struct {
 	Getenv func(string) string
 	// Keep is the most released leases to cache; 0: the environment's number or 16, negative: none.
 	Keep int
-	// Later makes Open succeed also if no address is configured, or if the manager or executor cannot be reached. Leases then try again.
+	// Later makes Open succeed even if no address is configured, or the manager or executor cannot be reached. Each lease then tries again.
 	Later bool
 	// Dropped is called with the name of a cached lease that was given up, on any goroutine. May be nil.
 	Dropped func(name uint64)
@@ -119,7 +119,7 @@ func (c *shared) manager() (string, error) {
 	return c.opts.Manager, nil
 }
 
-// mayComeLater reports whether a session with Options.Later is opened in spite of an error of reach.
+// mayComeLater reports whether a session with Options.Later is opened although reach returned this error.
 func mayComeLater(err error) bool {
 	return errors.Is(err, dataplane.ErrConnection) || errors.Is(err, dataplane.ErrCredential) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -53,10 +53,10 @@ func fromControl(op, who string, err error) error {
 	return &dataplane.Error{Op: op, Status: st, Detail: detail}
 }
 
-// tryRun is the remedy of a program for which no daemon runs.
+// tryRun is the remedy in errors of programs that find no daemon.
 const tryRun = "run the program by `rfaas run -- PROGRAM`"
 
-// explainAbsent adds to the error of a daemon, which the program's options name, what to do if the daemon does not run.
+// explainAbsent adds the remedy for a daemon that does not run to an error. The program's options name the daemon.
 func (c *shared) explainAbsent(err error, address string) error {
 	e, ok := err.(*dataplane.Error)
 	if !ok || e.Status != dataplane.StatusPeerGone || address != c.opts.Executor && address != c.opts.Manager {

@@ -7,8 +7,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// AwaitRoom returns when the lease's executor has room for another worker of the lease p. After an error the executor cannot be asked at
-// present, or ctx has ended.
+// AwaitRoom returns when the lease's executor has room for another worker of the lease p. It returns an error if the executor
+// cannot be asked at present or ctx has ended.
 func (h *Held) AwaitRoom(ctx context.Context, p *Pending) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -40,7 +40,7 @@ const maxDuration = 100 * 365 * 24 * time.Hour
 type Spec struct {
 	Library        string // name of the shared library for messages
 	Workers        int
-	WorkersMin     int // fewest with which the lease is granted, 0: Workers
+	WorkersMin     int // fewest workers with which the lease is granted; 0: Workers
 	CoresPerWorker int
 	Memory         uint64 // bytes per worker, 0: the executor's default
 	Mode           control.WaitMode
@@ -218,7 +218,7 @@ func (h *Held) Library() [sha256.Size]byte { return h.sha }
 type Held struct {
 	Candidate
 	ID        uint64
-	Workers   []Worker // that were granted at first
+	Workers   []Worker // workers of the grant, without those that were added later
 	Wanted    int      // number of workers when all have been added
 	Functions []string // by index
 	Duration  time.Duration
@@ -337,7 +337,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	case r.Tables != uint32(len(wanted)):
 		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers %d of %d tables and bundles: the executor has an earlier version, upgrade it", cand.Address, r.Tables, len(wanted))
 	case len(h.Workers) < p.spec.least() || len(h.Workers) > len(blobs):
-		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d to %d were asked for", cand.Address, len(h.Workers), p.spec.least(), len(blobs))
+		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, want %d to %d", cand.Address, len(h.Workers), p.spec.least(), len(blobs))
 	case r.DurationMs > uint64(maxDuration/time.Millisecond):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted a lease of %d ms", cand.Address, r.DurationMs)
 	default:
