@@ -8,7 +8,8 @@
  *   args    `size` bytes of input, aligned to 64. The function may overwrite them. They are gone when it returns.
  *           The input of a call with RFAAS_CALL_IN_PLACE is read-only: a function that writes to it crashes.
  *   res     where the result goes, aligned to 64. It has room for rfaas_result_capacity() bytes. If the function writes
- *           beyond that but returns a smaller size, the call fails.
+ *           beyond that but returns a smaller size, the call fails. A result in place (RFAAS_CALL_IN_PLACE) is an
+ *           exception: the function changes the caller's memory behind the result, and the call does not fail.
  *   return  bytes of the result. If that is more than the capacity, the caller gets the error RFAAS_RESULT_TOO_LARGE
  *           and this size, but no bytes.
  *

@@ -11,9 +11,12 @@
 
 #define SIZE_MAX_BYTES (1ull << 40)
 
-/* Returns a memory file of this size, or -1. Half of the descriptors are left to the program. */
+/* Returns a memory file of this size, or -1. Half of the descriptors are left to the program. A file above the limit of file sizes would
+ * end the program with SIGXFSZ. */
 static int make_file(uint64_t whole) {
-    struct rlimit files;
+    struct rlimit files, bytes;
+    if (getrlimit(RLIMIT_FSIZE, &bytes) || whole > bytes.rlim_cur)
+        return -1;
     int fd = memfd_create("rfaas", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd >= 0 && (getrlimit(RLIMIT_NOFILE, &files) || (rlim_t)fd >= files.rlim_cur / 2 || ftruncate(fd, (off_t)whole) ||
                     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))) {
@@ -130,8 +133,10 @@ static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void *
     else if (l->grant->ep && give_to(b, l->grant, &err))
         status = rfaas_api_fail_dp(op, &err);
     if (!status) {
+        pthread_mutex_lock(&l->mu);
         b->next = l->buffers;
         l->buffers = b;
+        pthread_mutex_unlock(&l->mu);
         if (out)
             *out = b->addr;
     }
@@ -155,7 +160,9 @@ static int take_out(rfaas_lease *l, const char *op, const void *addr, bool mine)
             return rfaas_api_fail(RFAAS_BUSY, 0, "%s: worker %u has calls in flight that may read the buffer", op, i);
     }
     rfaas_buffer *b = *p;
+    pthread_mutex_lock(&l->mu);
     *p = b->next;
+    pthread_mutex_unlock(&l->mu);
     drop(b, l->grant);
     return RFAAS_OK;
 }
@@ -201,7 +208,8 @@ int rfaas_unregister(rfaas_lease *l, void *buffer) { return give(l, "unregister"
 
 /* ---- calls in place ---- */
 
-/* Returns the buffer of rfaas_alloc that contains the bytes, if they are worth to be used in place; otherwise NULL. */
+/* Returns the buffer of rfaas_alloc that contains the bytes, if they are worth to be used in place; otherwise NULL. The thread owns the
+ * lease, or has a worker's unit or the mutex. */
 static const rfaas_buffer *place_of(const rfaas_lease *l, const void *at, size_t size) {
     for (const rfaas_buffer *b = l->buffers; b && size >= DP_PLACE_MIN; b = b->next) {
         uintptr_t offset = (uintptr_t)at - (uintptr_t)b->addr; /* wraps around for addresses below the buffer */
@@ -211,9 +219,11 @@ static const rfaas_buffer *place_of(const rfaas_lease *l, const void *at, size_t
     return NULL;
 }
 
-int rfaas_api_plan_in_place(const rfaas_lease *l, const char *op, rfaas_function fn, call_plan *p, const void *in, size_t in_size,
+int rfaas_api_plan_in_place(rfaas_lease *l, const char *op, rfaas_function fn, call_plan *p, const void *in, size_t in_size,
                             const void *out, size_t capacity) {
+    pthread_mutex_lock(&l->mu); /* other threads of a shared lease may free and make other buffers */
     const bool from = place_of(l, in, in_size), to = place_of(l, out, capacity);
+    pthread_mutex_unlock(&l->mu);
     const void *bad = from && (uintptr_t)in % 64 ? in : to && (uintptr_t)out % 64 ? out : NULL;
     if (bad)
         return rfaas_api_fail(RFAAS_INVALID, 0,

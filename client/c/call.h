@@ -170,7 +170,7 @@ typedef struct rfaas_call_args {
 /* ---- buffer.c ---- */
 
 /* Checks the arguments of a call with RFAAS_CALL_IN_PLACE, and sets in_place and result_in_place of the plan. */
-__attribute__((cold)) int rfaas_api_plan_in_place(const rfaas_lease *l, const char *op, rfaas_function fn, call_plan *p, const void *in,
+__attribute__((cold)) int rfaas_api_plan_in_place(rfaas_lease *l, const char *op, rfaas_function fn, call_plan *p, const void *in,
                                                   size_t in_size, const void *out, size_t capacity);
 /* dp_channel_call_turn and dp_channel_submit_until for a plan with in_place. Where workers cannot use the memory in place, they copy it. */
 int rfaas_api_call_in_place(const rfaas_lease *l, uint32_t w, const call_args *a, int64_t deadline, uint32_t *got, dp_started *started,
@@ -278,7 +278,7 @@ bool rfaas_api_local_suits(const rfaas_lease *l, int status);
 int rfaas_api_local_open(rfaas_lease *l, const char *why);
 /* Records the reason why calls run in this process. With `event`, also reports it to the program. */
 void rfaas_api_local_because(rfaas_lease *l, const char *why, bool event);
-/* Returns the bound, in bytes, of the payload and of the result of a local call. The channels to workers have the same bound. */
+/* Returns the bytes that local calls keep for a payload and for a result: the larger of `bulk` and `eager`. */
 uint64_t rfaas_api_local_limit(const rfaas_lease *l);
 /* Runs a function on this thread, in this process. *got is the size of its result, even if the result is too large. */
 int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t *got);

@@ -268,7 +268,7 @@ struct rfaas_lease {
     pthread_mutex_t table_mu; /* of a shared lease: protects the list of free requests. Taken last */
     pthread_mutex_t local_mu; /* of a shared lease: one call at a time in this process. Taken last */
 
-    pthread_mutex_t mu; /* protects what events change, and the pointers to grants */
+    pthread_mutex_t mu; /* protects what events change, the pointers to grants, and, beside all units, the list of buffers */
     char draining_reason[256];
     char local_reason[256]; /* why calls run in this process */
     /* Failover. The owner, or a thread that holds all units, changes these. Changes of `next` also need mu. */

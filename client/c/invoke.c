@@ -191,6 +191,8 @@ int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn,
 }
 
 int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, uint32_t size, uint32_t capacity) {
+    if (size <= capacity) /* the result could not be in place */
+        capacity = cut_capacity(l, capacity);
     return rfaas_api_fail(RFAAS_RESULT_TOO_LARGE, RFAAS_MAYBE_EXECUTED, "%s %s: result of %u bytes, the capacity is %u", op,
                           function_name(l, fn), size, capacity);
 }
@@ -256,7 +258,7 @@ static __attribute__((noinline, cold)) int go_on(rfaas_lease *l, const call_args
         if (status == DP_YIELD)
             continue;
         if (status != DP_OK) {
-            dp_channel_overdue(ch, slot);
+            *started = dp_channel_overdue(ch, slot);
             return status;
         }
         status = finish_call(ch, slot, a->out, a->pieces, got, started);
@@ -327,6 +329,15 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_ar
 /* Most moves of one call whose grants are lost one after the other. */
 #define MOVES_MAX 16
 
+/* Reports whether the executor has confirmed the end of the worker that a failed attempt ran on. Otherwise it may still write to a result in
+ * place, as after the end of a lease or of a connection. */
+static bool worker_ended(rfaas_lease *l, uint32_t w, uint64_t key, int status) { /* key 0: the lease does not move */
+    pthread_mutex_lock(&l->mu);
+    bool same = (!key || l->grant->key == key) && !l->grant->ended && !l->workers[w].kill;
+    pthread_mutex_unlock(&l->mu);
+    return same && (status == DP_WORKER_DIED || status == DP_TIME_LIMIT || status == DP_MEMORY_LIMIT);
+}
+
 /* *ever: some attempt may have been executed. key: names the grant in which the last attempt was made. */
 static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, int status, uint32_t *got, bool *ever) {
     const call_plan *p = a->p;
@@ -343,8 +354,8 @@ static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, 
             return status;
         if (last.init_failed)
             return status;
-        if (p->result_in_place && ran && l->workers[w].kill)
-            return status; /* the old worker may still write to the result */
+        if (p->result_in_place && ran && !worker_ended(l, w, key, status))
+            return status;
         if (class == RFAAS_CLASS_BUSY) {
             /* All slots are taken by calls of the program. That must not use up the call's repeats. */
             if (!p->repeats || now >= (p->deadline ? p->deadline : patience))
@@ -492,6 +503,11 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
 #define ARGS &(call_args){.p = &p, .fn = fn, .in = in, .in_size = (uint32_t)in_size, .out = out, .room = room} /* made where it is used */
     if (UNLIKELY(draining(l) || shared(l) || p.in_place)) {
         status = rfaas_api_invoke(l, ARGS, &got, &here);
+        if (UNLIKELY(status == DP_UNSUPPORTED && p.in_place && last.started == RFAAS_NOT_STARTED)) { /* the worker could not map the memory */
+            p.in_place = p.result_in_place = false;
+            room = cut_capacity(l, capacity);
+            status = rfaas_api_invoke(l, ARGS, &got, &here);
+        }
     } else {
         uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker, slot;
         if (p.worker < 0 && UNLIKELY(load_of(l, w)))

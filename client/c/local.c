@@ -78,8 +78,7 @@ static int read_functions(rfaas_lease *l) {
 static uint64_t whole_lines(uint64_t size) { return (size + 63) & ~63ull; } /* as dp_channel_create rounds */
 
 uint64_t rfaas_api_local_limit(const rfaas_lease *l) {
-    uint64_t limit = whole_lines(l->options.bulk > l->options.eager ? l->options.bulk : l->options.eager);
-    return l->options.bulk_max > limit ? l->options.bulk_max : limit;
+    return whole_lines(l->options.bulk > l->options.eager ? l->options.bulk : l->options.eager);
 }
 
 int rfaas_api_local_open(rfaas_lease *l, const char *why) {
@@ -108,6 +107,8 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
     rfaas_local_fn *f = rfaas_local_find(l->local, first), *then = second ? rfaas_local_find(l->local, second) : NULL;
     if (!f || (second && !then))
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s %s: the library that this process has loaded lacks the function", op, f ? second : first);
+    if (a->in_size > carried(l))
+        return rfaas_api_too_large(l, op, fn, a->in_size, room);
     uint64_t limit = rfaas_api_local_limit(l);
     pthread_mutex_lock(&l->local_mu); /* one call at a time, as in a worker */
     rfaas_session *before = rfaas_api_tables_of(l->session); /* a function may use a lease of its own */
@@ -121,10 +122,8 @@ int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t 
     pthread_mutex_unlock(&l->local_mu);
     if (init)
         return init;
-    if (status == RFAAS_TOO_LARGE)
-        return rfaas_api_too_large(l, op, fn, a->in_size, room);
     if (status == RFAAS_FATAL)
-        return rfaas_api_fail(status, 0, "%s: no memory for payload and result of %llu bytes", op, (unsigned long long)limit);
+        return rfaas_api_fail(status, 0, "%s: no memory for a payload of %u bytes and a result of up to %u", op, a->in_size, room);
     __atomic_add_fetch(&l->past.local, 1, __ATOMIC_RELAXED);
     if (status == RFAAS_FUNCTION_FAILED)
         return rfaas_api_fail_code(status, RFAAS_MAYBE_EXECUTED, failure.code, "%s%s in this process failed%s%s",

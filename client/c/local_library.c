@@ -13,7 +13,7 @@
 struct rfaas_local {
     void *handle;
     ElfW(Addr) base;   /* where the library is */
-    uint8_t *in, *out; /* limit each; NULL until the first call */
+    uint8_t *in, *out; /* half of `mapped` each; NULL: none */
     uint64_t mapped;
 };
 
@@ -94,11 +94,19 @@ void rfaas_local_finders(rfaas_local *l, const void *(*table)(const char *name, 
         *paths = path;
 }
 
+#define KEPT (16ull << 20) /* bytes of a mapping that the next call reuses */
+
+static void let_go(rfaas_local *l) {
+    if (l->in)
+        munmap(l->in, l->mapped);
+    l->in = l->out = NULL;
+    l->mapped = 0;
+}
+
 void rfaas_local_close(rfaas_local *l) {
     if (!l)
         return;
-    if (l->in)
-        munmap(l->in, l->mapped);
+    let_go(l);
     dlclose(l->handle);
     free(l);
 }
@@ -114,8 +122,12 @@ rfaas_local_fn *rfaas_local_find(const rfaas_local *l, const char *name) {
     return f;
 }
 
-static bool make_room(rfaas_local *l, uint64_t limit) {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), whole = (limit + page - 1) & ~(page - 1);
+/* Makes room for `bytes` of payload and as many of the result. */
+static bool make_room(rfaas_local *l, uint64_t bytes) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) & ~(page - 1);
+    if (l->in && 2 * whole <= l->mapped)
+        return true;
+    let_go(l);
     void *at = mmap(NULL, 2 * whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return false;
@@ -145,9 +157,8 @@ static uint32_t run(rfaas_local *l, rfaas_local_fn *f, rfaas_local_fn *then, uin
 
 int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, rfaas_local_fn *then, uint64_t limit, const dp_pieces *in, uint32_t in_size,
                      const dp_pieces *out, uint32_t capacity, uint32_t *got, rfaas_local_failure *failure) {
-    if (in_size > limit)
-        return DP_TOO_LARGE;
-    if (!l->in && !make_room(l, limit))
+    uint64_t most = in_size > capacity ? in_size : capacity;
+    if (!make_room(l, most > limit ? most : limit))
         return DP_FATAL;
     dp_gather(l->in, in, in_size);
     rfaas_local_failure *before = failing; /* a function may use a lease of its own */
@@ -156,10 +167,10 @@ int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, rfaas_local_fn *then, ui
     uint32_t size = run(l, f, then, limit, in_size, &res, failure);
     failing = before;
     *got = size;
-    if (failure->failed)
-        return DP_FUNCTION_FAILED;
-    if (size > capacity)
-        return DP_RESULT_TOO_LARGE;
-    dp_scatter(out, res, size);
-    return DP_OK;
+    int status = failure->failed ? DP_FUNCTION_FAILED : size > capacity ? DP_RESULT_TOO_LARGE : DP_OK;
+    if (status == DP_OK)
+        dp_scatter(out, res, size);
+    if (most > limit && l->mapped > 2 * KEPT)
+        let_go(l);
+    return status;
 }

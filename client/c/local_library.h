@@ -35,9 +35,9 @@ typedef struct rfaas_local_failure {
 } rfaas_local_failure;
 
 /* rfaas_local_call calls f. If `then` is not NULL, it calls `then` with the result of f. It copies payload and result through memory of
- * the library, with `limit` bytes for each, because functions may write to their arguments and may write a result larger than the
- * capacity. `limit` is the same in every call. *got is the result's size. The pieces have in_size and capacity bytes. One thread at a
- * time. DP_TOO_LARGE: the payload is too large, and f was not called. DP_RESULT_TOO_LARGE: the result does not fit. DP_FUNCTION_FAILED:
+ * the library, because functions may write to their arguments and may write a result larger than the capacity. It has at least `limit`
+ * bytes for each, which is the same in every call. *got is the result's size. The pieces have in_size and capacity bytes. One thread at a
+ * time. DP_RESULT_TOO_LARGE: the result does not fit. DP_FUNCTION_FAILED:
  * a function reported an error, or the result of f for `then` exceeds `limit`; *failure says which. DP_FATAL: no memory. */
 int rfaas_local_call(rfaas_local *l, rfaas_local_fn *f, rfaas_local_fn *then, uint64_t limit, const dp_pieces *in, uint32_t in_size,
                      const dp_pieces *out, uint32_t capacity, uint32_t *got, rfaas_local_failure *failure);

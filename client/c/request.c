@@ -45,18 +45,20 @@ void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r) {
 
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status) {
     dp_channel *ch = l->workers[r->worker].ch;
+    dp_started started = DP_MAYBE_EXECUTED;
     if (status == DP_DEADLINE) {
-        dp_channel_overdue(ch, r->slot);
-        rfaas_api_note_overdue(l, r->worker);
+        started = dp_channel_overdue(ch, r->slot);
+        if (started == DP_MAYBE_EXECUTED)
+            rfaas_api_note_overdue(l, r->worker);
     } else {
         dp_channel_abandon(ch, r->slot);
     }
     r->status = status;
     r->size = 0;
-    r->started = RFAAS_MAYBE_EXECUTED;
+    r->started = (uint8_t)started;
     set_state(r, RFAAS_REQ_ENDED);
     add_in_flight(l, r->worker, UINT32_MAX);
-    if (UNLIKELY(r->kill) && status == DP_DEADLINE) {
+    if (UNLIKELY(r->kill) && status == DP_DEADLINE && started == DP_MAYBE_EXECUTED) {
         rfaas_api_explain(l, r == l->workers[r->worker].invoked ? "invoke" : "wait", r->function, r->worker, status, r->started);
         rfaas_api_kill_late(l, r->function, r->worker, status, r->result_in_place);
         free(r->text); /* of a shared lease: the replacement has settled this request, too, with an earlier text */

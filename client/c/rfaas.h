@@ -770,8 +770,11 @@ RFAAS_API int rfaas_lease_chain(const rfaas_lease *lease, rfaas_function first, 
  * the end of the lease.
  *
  * Each buffer takes a file descriptor of the process, unless at least half of the process's
- * descriptors are in use. After a fork, parent and child share the memory. A worker of this node to
- * which a call was made in place can read and write the whole buffer until the lease ends. */
+ * descriptors are in use. Its memory is shared memory then, which has transparent huge pages only if
+ * the kernel gives them to shared memory (shmem_enabled). A buffer larger than the limit of file sizes
+ * (RLIMIT_FSIZE) takes no descriptor, and calls do not use it in place. After a fork, parent and child
+ * share the memory. A worker of this node to which a call was made in place can read and write the
+ * whole buffer until the lease ends. */
 RFAAS_API int rfaas_alloc(rfaas_lease *lease, size_t size, void **buffer);
 
 /* rfaas_free frees memory of rfaas_alloc.
@@ -839,13 +842,18 @@ typedef struct rfaas_call_options {
  * and result must begin at a multiple of 64 bytes and must not overlap.
  *
  * The function can read the payload, but not write to it: a worker whose function writes to `args`
- * ends with a segmentation fault. The bytes of the result area are undefined when the function starts
- * and after a failed call. After a call was given up (RFAAS_DEADLINE, RFAAS_CANCELLED), its function
- * may still read the payload and write the result until it returns or its worker has ended. Do not use
- * payload and result before that. Meanwhile rfaas_free returns RFAAS_BUSY. With RFAAS_CALL_KILL and a
- * result in place, RFAAS_DEADLINE is returned after the worker has ended. If the executor does not
- * confirm this within the session's time-out, RFAAS_DEADLINE is returned anyway, and the error's text
- * says so. A result in place cannot be combined with attempt_ns.
+ * ends with a segmentation fault. A function that writes beyond the capacity of a result in place
+ * changes what follows in the buffer, and the call does not fail. If the payload is in the same
+ * buffer, this can be the payload.
+ *
+ * The bytes of the result area are undefined when the function starts and after a failed call. After a
+ * call was given up (RFAAS_DEADLINE, RFAAS_CANCELLED) or lost (RFAAS_PEER_GONE, RFAAS_LEASE_ENDED),
+ * its function may still read the payload and write the result until it returns or its worker has
+ * ended. Do not use payload and result before that. Meanwhile rfaas_free returns RFAAS_BUSY. A call
+ * with a result in place is repeated only after the executor has confirmed the end of the worker. With
+ * RFAAS_CALL_KILL and a result in place, RFAAS_DEADLINE is returned after the worker has ended. If the
+ * executor does not confirm this within the session's time-out, RFAAS_DEADLINE is returned anyway, and
+ * the error's text says so. A result in place cannot be combined with attempt_ns.
  *
  * The flag has no effect on payloads and results in other memory, on those of less than 1 KiB, on
  * calls in pieces, over verbs, tcp and ofi, and in this process (RFAAS_LEASE_LOCAL). In these cases

@@ -154,6 +154,9 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
     if (status == RFAAS_BAD_REQUEST && dp_is_chain(fn))
         return rfaas_api_fail(RFAAS_UNSUPPORTED, started, "%s %s on worker %u: the executor's release of rfaas does not know chains; call the two functions "
                               "one after the other", op, name, worker);
+    if (status == RFAAS_UNSUPPORTED)
+        return rfaas_api_fail(status, started, "%s %s on worker %u: the worker could not map the memory for RFAAS_CALL_IN_PLACE, as without a free "
+                              "descriptor; call again without RFAAS_CALL_IN_PLACE", op, name, worker);
     char why[sizeof ((rfaas_worker *)0)->reason] = "", *details = NULL;
     if (dp_status_class(status) == RFAAS_CLASS_CONNECTION || dp_status_class(status) == RFAAS_CLASS_LEASE)
         status = rfaas_api_reason(l, l->grant, worker, status, started, why, sizeof why, &details);

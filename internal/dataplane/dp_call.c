@@ -99,10 +99,13 @@ static inline bool settle(dp_channel *ch, uint32_t i) {
 }
 
 /* Takes a status other than OK from the worker. A status that workers may not send becomes DP_PROTOCOL. */
-static void refused(slot *s, int status, uint32_t size) {
+static void refused(dp_channel *ch, slot *s, int status, uint32_t size) {
     s->status = status;
     s->size = 0;
     switch (status) {
+    case DP_UNSUPPORTED: /* of a call in place: the worker could not map the memory */
+        ch->share_again = true;
+        __attribute__((fallthrough));
     case DP_BAD_REQUEST:
     case DP_NO_FUNCTION:
     case DP_TOO_LARGE:
@@ -132,9 +135,9 @@ static inline bool take_mailbox(dp_channel *ch) {
     uint32_t size = dp_mailbox_result_size(word);
     int status = dp_mailbox_status(word);
     if (__builtin_expect(status != DP_OK, 0)) {
-        refused(s, status, status == DP_RESULT_TOO_LARGE ? size : 0);
+        refused(ch, s, status, status == DP_RESULT_TOO_LARGE ? size : 0);
     } else if (__builtin_expect(size > s->capacity || size > DP_MAILBOX_MAX, 0)) {
-        refused(s, DP_PROTOCOL, 0);
+        refused(ch, s, DP_PROTOCOL, 0);
     } else {
         s->status = DP_OK;
         s->size = size;
@@ -204,7 +207,7 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
         bool in_bulk = s->out_at != DP_NOTHING;
         if (h.size > s->capacity ||
             (!dp_imm_bare(wc->imm) && wc->byte_len != DP_REPLY_SIZE + (in_bulk ? 0 : h.size))) {
-            refused(s, DP_PROTOCOL, 0);
+            refused(ch, s, DP_PROTOCOL, 0);
             return;
         }
         if (in_bulk)
@@ -215,7 +218,7 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
         return;
     }
     bool has_message = h.size <= ch->cfg.eager && wc->byte_len == DP_REPLY_SIZE + h.size;
-    refused(s, h.status, h.status == DP_FUNCTION_FAILED && !has_message ? 0 : h.size);
+    refused(ch, s, h.status, h.status == DP_FUNCTION_FAILED && !has_message ? 0 : h.size);
 }
 
 /* Posts the next messages of calls in parts. */

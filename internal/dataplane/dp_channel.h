@@ -173,8 +173,8 @@ int dp_channel_finish_pieces(dp_channel *ch, uint32_t slot, const dp_pieces *out
 const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
 /* dp_channel_abandon gives up a call: its reply will be dropped. The slot name is dead afterwards. */
 void dp_channel_abandon(dp_channel *ch, uint32_t slot);
-/* dp_channel_overdue is dp_channel_abandon for a call whose deadline has passed. */
-void dp_channel_overdue(dp_channel *ch, uint32_t slot);
+/* dp_channel_overdue is dp_channel_abandon for a call whose deadline has passed. It returns whether the function may run. */
+dp_started dp_channel_overdue(dp_channel *ch, uint32_t slot);
 /* dp_channel_runs_overdue reports whether the worker's oldest unanswered call is overdue (dp_channel_overdue). It sets the call's function,
  * of a chain the one that runs, and the time at which the deadline passed. */
 bool dp_channel_runs_overdue(const dp_channel *ch, uint32_t *function, int64_t *since);

@@ -108,6 +108,7 @@ struct dp_channel {
     bool lasting;    /* the payload of the present submit stays as it is until the call ends or is given up */
     uint32_t most;   /* largest payload and result in parts; 0: none */
     uint32_t n_due;  /* calls in parts whose next message is to be posted */
+    bool share_again; /* the worker has not mapped memory that it was told about */
     dp_channel_stats stats;
     quiet quiet;
     uint32_t message_len; /* of the last DP_FUNCTION_FAILED */

@@ -316,8 +316,13 @@ void dp_qp_unshare(dp_qp *qp, const dp_mem *m) {
         qp->ops->qp_unshare(qp, m);
 }
 
-void *dp_qp_shared_ptr(dp_qp *qp, uint32_t rkey, uint64_t offset, uint64_t len, bool writable) {
-    return qp->ops->qp_shared_ptr ? qp->ops->qp_shared_ptr(qp, rkey, offset, len, writable) : NULL;
+void dp_qp_unshare_all(dp_qp *qp) {
+    if (qp->ops->qp_unshare_all)
+        qp->ops->qp_unshare_all(qp);
+}
+
+void *dp_qp_shared_ptr(dp_qp *qp, uint32_t rkey, uint64_t offset, uint64_t len, unsigned how) {
+    return qp->ops->qp_shared_ptr ? qp->ops->qp_shared_ptr(qp, rkey, offset, len, how) : NULL;
 }
 
 void dp_qp_forget_shared(dp_qp *qp) {

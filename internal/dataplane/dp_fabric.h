@@ -273,7 +273,8 @@ struct dp_ops {
     int (*mem_lend)(dp_domain *, int fd, void *, uint64_t size, dp_mem **, dp_error *); /* this and the rest: NULL without sharing */
     int (*qp_share)(dp_qp *, const dp_mem *);
     void (*qp_unshare)(dp_qp *, const dp_mem *);
-    void *(*qp_shared_ptr)(dp_qp *, uint32_t rkey, uint64_t offset, uint64_t len, bool writable);
+    void (*qp_unshare_all)(dp_qp *);
+    void *(*qp_shared_ptr)(dp_qp *, uint32_t rkey, uint64_t offset, uint64_t len, unsigned how);
     void (*qp_forget_shared)(dp_qp *);
 };
 
@@ -487,9 +488,12 @@ static inline void dp_qp_notify(dp_qp *qp) { qp->ops->qp_notify(qp); }
 int dp_qp_share(dp_qp *qp, const dp_mem *m);
 /* dp_qp_unshare asks the peer to unmap the region. No operation on it may be in flight. */
 void dp_qp_unshare(dp_qp *qp, const dp_mem *m);
-/* dp_qp_shared_ptr returns a pointer to memory that the peer has shared, which may be written only if `writable`. NULL: there is no such memory.
- * Valid until the peer unshares it, dp_qp_forget_shared or a reset. The peer can change the bytes at any time. */
-void *dp_qp_shared_ptr(dp_qp *qp, uint32_t rkey, uint64_t offset, uint64_t len, bool writable);
+/* dp_qp_unshare_all does this for all regions, so that dp_qp_share shares them again. */
+void dp_qp_unshare_all(dp_qp *qp);
+/* dp_qp_shared_ptr returns a pointer to memory that the peer has shared, to be read unless `how` says otherwise. NULL: there is no such memory.
+ * It may unmap memory that the peer has unshared or replaced meanwhile, except with DP_SHARED_KNOWN. Valid until the peer unshares it, dp_qp_forget_shared or a reset. The peer can change the bytes at any time. */
+enum { DP_SHARED_READ = 0, DP_SHARED_WRITE = 1, DP_SHARED_KNOWN = 2 /* does not look for new messages of the peer */ };
+void *dp_qp_shared_ptr(dp_qp *qp, uint32_t rkey, uint64_t offset, uint64_t len, unsigned how);
 /* dp_qp_forget_shared unmaps all memory that the peer has shared. */
 void dp_qp_forget_shared(dp_qp *qp);
 

@@ -21,13 +21,17 @@ void dp_channel_abandon(dp_channel *ch, uint32_t i) {
     }
 }
 
-void dp_channel_overdue(dp_channel *ch, uint32_t i) {
+dp_started dp_channel_overdue(dp_channel *ch, uint32_t i) {
     bool busy = i < ch->cfg.depth && ch->slots[i].state == SLOT_BUSY;
+    bool runs = !busy || !ch->slots[i].parts || dp_parts_started(&ch->slots[i]);
     dp_channel_abandon(ch, i);
-    if (!busy || ch->slots[i].state != SLOT_ABANDONED)
-        return;
-    ch->slots[i].overdue_since = dp_now_ns();
-    ch->n_overdue++;
+    if (!runs)
+        return DP_NOT_STARTED;
+    if (busy && ch->slots[i].state == SLOT_ABANDONED) {
+        ch->slots[i].overdue_since = dp_now_ns();
+        ch->n_overdue++;
+    }
+    return DP_MAYBE_EXECUTED;
 }
 
 /* Returns which function of the call in a slot runs, as far as the worker has said. */

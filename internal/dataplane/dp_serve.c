@@ -181,10 +181,12 @@ static __attribute__((noinline)) int find_places(dp_server *s, uint32_t slot, co
     if ((in && h->flags & DP_REQ_BULK_IN) || (out && h->flags & DP_REQ_BULK_OUT))
         return DP_BAD_REQUEST;
     if (in)
-        *args = dp_qp_shared_ptr(s->qp, (uint32_t)keys, (uint64_t)h->in_offset * DP_BULK_UNIT, h->size, false);
+        *args = dp_qp_shared_ptr(s->qp, (uint32_t)keys, (uint64_t)h->in_offset * DP_BULK_UNIT, h->size, DP_SHARED_READ);
     if (out)
-        *result = dp_qp_shared_ptr(s->qp, (uint32_t)(keys >> 32), (uint64_t)h->out_offset * DP_BULK_UNIT, h->capacity, true);
-    return (in && !*args) || (out && !*result) ? DP_BAD_REQUEST : DP_OK;
+        *result = dp_qp_shared_ptr(s->qp, (uint32_t)(keys >> 32), (uint64_t)h->out_offset * DP_BULK_UNIT, h->capacity, DP_SHARED_WRITE);
+    if (in && out) /* the second search may have unmapped what the first one found */
+        *args = dp_qp_shared_ptr(s->qp, (uint32_t)keys, (uint64_t)h->in_offset * DP_BULK_UNIT, h->size, DP_SHARED_READ | DP_SHARED_KNOWN);
+    return (in && !*args) || (out && !*result) ? DP_UNSUPPORTED : DP_OK;
 }
 
 /* ---- functions ---- */

@@ -588,6 +588,7 @@ static const dp_ops shm_ops = {
     .qp_notify = shm_qp_notify,
     .qp_share = shm_qp_share,
     .qp_unshare = shm_qp_unshare,
+    .qp_unshare_all = shm_qp_unshare_all,
     .qp_shared_ptr = shm_qp_shared_ptr,
     .qp_forget_shared = shm_qp_forget_shared,
 };

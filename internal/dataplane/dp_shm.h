@@ -258,7 +258,8 @@ void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
 /* dp_shm_share.c */
 int shm_qp_share(dp_qp *q, const dp_mem *mem);
 void shm_qp_unshare(dp_qp *q, const dp_mem *mem);
-void *shm_qp_shared_ptr(dp_qp *q, uint32_t rkey, uint64_t offset, uint64_t len, bool writable);
+void shm_qp_unshare_all(dp_qp *q);
+void *shm_qp_shared_ptr(dp_qp *q, uint32_t rkey, uint64_t offset, uint64_t len, unsigned how);
 void shm_qp_forget_shared(dp_qp *q);
 /* Takes the messages of the peer that have arrived. DP_OK, or the status that ends the connection. Under dev->lock. */
 int shm_shares_take(shm_qp *qp, int sock);

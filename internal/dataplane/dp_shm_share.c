@@ -90,14 +90,24 @@ int shm_qp_share(dp_qp *q, const dp_mem *mem) {
     return DP_OK;
 }
 
+static void take_back(shm_qp *qp, int i) {
+    uint32_t rkey = qp->shares->given[i];
+    qp->shares->given[i] = qp->shares->given[--qp->shares->n_given];
+    share_message msg = {.magic = SHARE_MAGIC, .version = SHM_LINK_VERSION, .what = UNSHARE, .rkey = rkey};
+    share_send(shm_link_peer_fd((shm_dev *)qp->q.domain->dev, qp), &msg, -1); /* if it fails, the peer keeps its mapping until it forgets all */
+}
+
 void shm_qp_unshare(dp_qp *q, const dp_mem *mem) {
     shm_qp *qp = (shm_qp *)q;
     int i = qp->shares ? find_given(qp->shares, mem->rkey) : -1;
-    if (i < 0)
-        return;
-    qp->shares->given[i] = qp->shares->given[--qp->shares->n_given];
-    share_message msg = {.magic = SHARE_MAGIC, .version = SHM_LINK_VERSION, .what = UNSHARE, .rkey = mem->rkey};
-    share_send(shm_link_peer_fd((shm_dev *)q->domain->dev, qp), &msg, -1); /* if it fails, the peer keeps its mapping until it forgets all */
+    if (i >= 0)
+        take_back(qp, i);
+}
+
+void shm_qp_unshare_all(dp_qp *q) {
+    shm_qp *qp = (shm_qp *)q;
+    while (qp->shares && qp->shares->n_given)
+        take_back(qp, 0);
 }
 
 /* ---- the side that maps it; everything under dev->lock ---- */
@@ -144,31 +154,34 @@ static int take_one(shm_qp *qp, int sock) {
     share_message m;
     union {
         struct cmsghdr align;
-        char buf[CMSG_SPACE(sizeof(int))];
+        char buf[CMSG_SPACE(2 * sizeof(int))]; /* also what the alignment makes of room for one descriptor */
     } control;
     struct iovec iov = {&m, sizeof m};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.buf, .msg_controllen = sizeof control.buf};
     ssize_t n = recvmsg(sock, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0)
         return errno == EAGAIN || errno == EINTR ? 0 : DP_PEER_GONE;
-    int fd = -1;
+    int fds[2] = {-1, -1};
     const struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
-        memcpy(&fd, CMSG_DATA(c), sizeof fd);
+        memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
+    int fd = fds[0];
+    bool cut = msg.msg_flags & MSG_CTRUNC, good_fds = fds[1] < 0 && !(cut && fd >= 0); /* one at most was sent */
     int st = DP_PROTOCOL;
     if (n == 0) {
         st = DP_PEER_GONE;
     } else if (n == (ssize_t)sizeof m && !(msg.msg_flags & MSG_TRUNC) && m.magic == SHARE_MAGIC && m.version == SHM_LINK_VERSION && !m.zero &&
-               make_shares(qp)) {
+               good_fds && make_shares(qp)) {
         if (m.what == UNSHARE && fd < 0) {
             drop(qp->shares, m.rkey);
             st = DP_OK;
-        } else if (m.what == SHARE && m.size && m.size <= SHM_REGION_MAX && (fd >= 0 || (msg.msg_flags & MSG_CTRUNC))) {
+        } else if (m.what == SHARE && m.size && m.size <= SHM_REGION_MAX && (fd >= 0 || cut)) {
             st = fd < 0 ? DP_OK : map(qp->shares, &m, fd); /* no descriptor was free: as without memory */
         }
     }
-    if (fd >= 0)
-        close(fd);
+    for (int i = 0; i < 2; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
     return st ? st : 1;
 }
 
@@ -179,7 +192,7 @@ int shm_shares_take(shm_qp *qp, int sock) {
     return st == 1 ? DP_OK : st;
 }
 
-void *shm_qp_shared_ptr(dp_qp *q, uint32_t rkey, uint64_t offset, uint64_t len, bool writable) {
+void *shm_qp_shared_ptr(dp_qp *q, uint32_t rkey, uint64_t offset, uint64_t len, unsigned how) {
     shm_qp *qp = (shm_qp *)q;
     shm_dev *dev = (shm_dev *)q->domain->dev;
     uint8_t *at = NULL;
@@ -188,14 +201,14 @@ void *shm_qp_shared_ptr(dp_qp *q, uint32_t rkey, uint64_t offset, uint64_t len, 
         return NULL;
     pthread_mutex_lock(&dev->lock);
     const shared_memory *m = qp->shares ? find_taken(qp->shares, rkey) : NULL;
-    if (!m) {
+    if (!m && !(how & DP_SHARED_KNOWN)) {
         for (const shm_link *l = dev->links; l && !st; l = l->next)
             if (l->qp == qp)
                 st = shm_shares_take(qp, l->fd);
         m = qp->shares ? find_taken(qp->shares, rkey) : NULL;
     }
     if (m && offset <= m->size && len <= m->size - offset)
-        at = (writable ? m->write : m->read) + offset;
+        at = (how & DP_SHARED_WRITE ? m->write : m->read) + offset;
     pthread_mutex_unlock(&dev->lock);
     if (st)
         dp_qp_break(q, st);

@@ -369,6 +369,10 @@ static const dp_mem *placeable(dp_channel *ch, const dp_mem *m, const void *at, 
 
 int dp_channel_submit_placed(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out, uint32_t capacity,
                              const dp_places *places, int64_t deadline_ns, uint32_t *i) {
+    if (ch->share_again && ch->n_free == ch->cfg.depth) { /* no call in flight uses shared memory */
+        dp_qp_unshare_all(ch->qp);
+        ch->share_again = false;
+    }
     placed at = {placeable(ch, places->in, in, size), placeable(ch, places->out, out, capacity), out};
     uint64_t carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
     if (!at.out && capacity > carries) {
@@ -436,7 +440,7 @@ static ALWAYS_INLINE int await(dp_channel *ch, uint32_t i, void *out, const dp_p
         if (st == DP_YIELD)
             *at = i;
         else
-            dp_channel_overdue(ch, i);
+            *started = dp_channel_overdue(ch, i);
         return st;
     }
     return to ? dp_channel_finish_pieces(ch, i, to, out_size, started) : dp_channel_finish(ch, i, out, out_size, started);

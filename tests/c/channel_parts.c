@@ -259,6 +259,7 @@ static void forger(int sock, void *arg) {
                 raw_answer(&r, slot, (dp_reply){q.generation, q.call_id, answers[k].status, answers[k].size}, answers[k].payload, 0,
                            dp_imm(slot, q.call_id));
     }
+    raw_take(&r, &(dp_request){0}, NULL); /* without an answer */
     t_sync(sock);
     end_close(&r.e);
 }
@@ -276,6 +277,10 @@ T_CASE(parts_hostile_worker, "channel/parts-hostile-worker", .providers = 0) {
         call(&s, FN_ECHO, a.in, 100, a.out, 10000, DP_PROTOCOL, 0);
     call(&s, FN_ECHO, a.in, 100, a.out, 10000, DP_OK, 5000); /* the worker can write what it wants anyway */
     CHECK_EQ(dp_channel_free_slots(s.ch), 8);
+    uint32_t size;
+    dp_started started;
+    CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, a.in, 10000, NULL, a.out, 100, &size, dp_now_ns() + 1000000, &started), DP_DEADLINE);
+    CHECK_EQ(started, DP_NOT_STARTED); /* most of the payload was not sent */
     t_sync(s.peer.sock);
     sides_free(&a);
     served_by_close(&s);

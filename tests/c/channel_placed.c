@@ -157,6 +157,26 @@ T_CASE(placed_unshare, "channel/placed-unshare", .providers = T_SHM) {
     served_close(&s);
 }
 
+/* A worker without a free descriptor cannot map memory. The client shares the memory again with the next call. */
+T_CASE(placed_without_descriptor, "channel/placed-without-descriptor", .providers = T_SHM) {
+    served s;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 512, 4096);
+    lent a;
+    uint32_t limits[] = {0, 256};
+    lent_new(&a, dp_endpoint_domain(s.ep), 8192);
+    fill_pattern(a.at, 2048, 7);
+    call_placed(&s, FN_FILES, &limits[0], 4, NULL, 0, NULL, NULL, DP_OK, 0);
+    for (int i = 0; i < 2; i++)
+        call_placed(&s, FN_ECHO, a.at, 2048, a.at + 4096, 2048, a.mem, a.mem, DP_UNSUPPORTED, 0);
+    call_placed(&s, FN_ECHO, a.at, 2048, a.at + 4096, 2048, NULL, NULL, DP_OK, 2048);
+    call_placed(&s, FN_FILES, &limits[1], 4, NULL, 0, NULL, NULL, DP_OK, 0);
+    memset(a.at + 4096, 0, 2048);
+    call_placed(&s, FN_ECHO, a.at, 2048, a.at + 4096, 2048, a.mem, a.mem, DP_OK, 2048);
+    CHECK_PATTERN(a.at + 4096, 2048, 7);
+    lent_free(&a);
+    served_close(&s);
+}
+
 /* A function that writes to a payload in place ends its worker and changes nothing. The next worker gets the memory again. */
 T_CASE(placed_read_only, "channel/placed-read-only", .providers = T_SHM) {
     served s;
@@ -203,14 +223,14 @@ T_CASE(placed_hostile, "channel/placed-hostile-request", .providers = T_SHM) {
         int status;
     } bad[] = {
         {"good", good, key, key, 0, DP_OK},
-        {"unknown memory of the payload", good, key + 1, key, 0, DP_BAD_REQUEST},
-        {"unknown memory of the result", good, key, key ^ 1u << 31, 0, DP_BAD_REQUEST},
-        {"no memory", good, 0, 0, 0, DP_BAD_REQUEST},
-        {"payload beyond", {.generation = 77, .call_id = 5, .size = 4096, .capacity = 8, .flags = IN, .in_offset = 65}, key, key, 0, DP_BAD_REQUEST},
-        {"payload of 4 GB", {.generation = 77, .call_id = 5, .size = ~0u, .capacity = 8, .flags = IN}, key, key, 0, DP_BAD_REQUEST},
-        {"largest offset", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = IN, .in_offset = ~0u}, key, key, 0, DP_BAD_REQUEST},
-        {"result beyond", {.generation = 77, .call_id = 5, .size = 8, .capacity = 4097, .flags = OUT, .out_offset = 64}, key, key, 8, DP_BAD_REQUEST},
-        {"capacity of 4 GB", {.generation = 77, .call_id = 5, .size = 8, .capacity = ~0u, .flags = OUT}, key, key, 8, DP_BAD_REQUEST},
+        {"unknown memory of the payload", good, key + 1, key, 0, DP_UNSUPPORTED},
+        {"unknown memory of the result", good, key, key ^ 1u << 31, 0, DP_UNSUPPORTED},
+        {"no memory", good, 0, 0, 0, DP_UNSUPPORTED},
+        {"payload beyond", {.generation = 77, .call_id = 5, .size = 4096, .capacity = 8, .flags = IN, .in_offset = 65}, key, key, 0, DP_UNSUPPORTED},
+        {"payload of 4 GB", {.generation = 77, .call_id = 5, .size = ~0u, .capacity = 8, .flags = IN}, key, key, 0, DP_UNSUPPORTED},
+        {"largest offset", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = IN, .in_offset = ~0u}, key, key, 0, DP_UNSUPPORTED},
+        {"result beyond", {.generation = 77, .call_id = 5, .size = 8, .capacity = 4097, .flags = OUT, .out_offset = 64}, key, key, 8, DP_UNSUPPORTED},
+        {"capacity of 4 GB", {.generation = 77, .call_id = 5, .size = 8, .capacity = ~0u, .flags = OUT}, key, key, 8, DP_UNSUPPORTED},
         {"payload in place and in the slot", good, key, key, 8, DP_BAD_REQUEST},
         {"payload in place and in bulk", {.generation = 77, .call_id = 5, .size = 64, .capacity = 8, .flags = IN | DP_REQ_BULK_IN}, key, key, 0, DP_BAD_REQUEST},
         {"result in place and in bulk", {.generation = 77, .call_id = 5, .size = 8, .capacity = 64, .flags = OUT | DP_REQ_BULK_OUT}, key, key, 8, DP_BAD_REQUEST},
@@ -239,25 +259,28 @@ T_CASE(placed_hostile, "channel/placed-hostile-request", .providers = T_SHM) {
     ends_with(&r, &p, DP_PROTOCOL);
 }
 
-/* Sends bytes to the worker through the socket for shared memory, with a descriptor if fd is not -1. */
-static void say(raw *r, const void *bytes, size_t len, int fd) {
+/* Sends bytes to the worker through the socket for shared memory, with a descriptor, several times, if fd is not -1. */
+static void say_times(raw *r, const void *bytes, size_t len, int fd, size_t times) {
     union {
         struct cmsghdr align;
-        char buf[CMSG_SPACE(sizeof(int))];
+        char buf[CMSG_SPACE(3 * sizeof(int))];
     } control = {0};
     struct iovec iov = {(void *)bytes, len};
     struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
     if (fd >= 0) {
         m.msg_control = control.buf;
-        m.msg_controllen = sizeof control.buf;
+        m.msg_controllen = CMSG_SPACE(times * sizeof fd);
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+        c->cmsg_len = CMSG_LEN(times * sizeof fd);
+        for (size_t i = 0; i < times; i++)
+            memcpy(CMSG_DATA(c) + i * sizeof fd, &fd, sizeof fd);
     }
     CHECK_EQ(sendmsg(dp_qp_peer_fd(r->e.qp), &m, MSG_NOSIGNAL), (long)len);
 }
+
+static void say(raw *r, const void *bytes, size_t len, int fd) { say_times(r, bytes, len, fd, 1); }
 
 typedef struct message { /* dp_shm_share.c */
     uint32_t magic;
@@ -268,7 +291,7 @@ typedef struct message { /* dp_shm_share.c */
 
 static const message share = {0x52534652u, 4, 1, 9, 0, 8192};
 
-enum { SHORT, LONG, MAGIC, VERSION, WHAT, ZERO, SIZE_0, SIZE_BEYOND, SIZE_HUGE, NO_MEMORY, MAY_SHRINK, MAY_GROW, NO_FILE, UNSHARE_WITH_FILE, TOO_MANY, KINDS };
+enum { SHORT, LONG, MAGIC, VERSION, WHAT, ZERO, SIZE_0, SIZE_BEYOND, SIZE_HUGE, NO_MEMORY, MAY_SHRINK, MAY_GROW, NO_FILE, UNSHARE_WITH_FILE, TWO_FILES, THREE_FILES, TOO_MANY, KINDS };
 
 static void malformed(const t_case *c) {
     t_peer p;
@@ -294,7 +317,7 @@ static void malformed(const t_case *c) {
             say(&r, &m, sizeof m, fd);
         }
     } else {
-        say(&r, longer, len, fd);
+        say_times(&r, longer, len, fd, c->variant == TWO_FILES ? 2 : c->variant == THREE_FILES ? 3 : 1);
     }
     munmap(a.at, a.size);
     close(a.fd);
@@ -303,7 +326,7 @@ static void malformed(const t_case *c) {
 
 __attribute__((constructor)) static void malformed_register(void) {
     static const char *const names[KINDS] = {"short", "long", "magic", "version", "kind", "reserved", "size-0", "size-beyond", "size-huge",
-                                             "no-descriptor", "may-shrink", "may-grow", "no-memory-file", "unshare-with-descriptor", "too-many"};
+                                             "no-descriptor", "may-shrink", "may-grow", "no-memory-file", "unshare-with-descriptor", "two-descriptors", "three-descriptors", "too-many"};
     static t_case cases[KINDS];
     static char text[KINDS][64];
     for (int i = 0; i < KINDS; i++) {

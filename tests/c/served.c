@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -102,8 +103,20 @@ static uint32_t f_length(void *args, uint32_t n, void *res) {
     return sizeof n;
 }
 
+static uint32_t f_files(void *args, uint32_t n, void *res) {
+    struct rlimit files;
+    uint32_t most;
+    (void)n;
+    (void)res;
+    memcpy(&most, args, sizeof most);
+    CHECK(!getrlimit(RLIMIT_NOFILE, &files));
+    files.rlim_cur = most;
+    CHECK(!setrlimit(RLIMIT_NOFILE, &files));
+    return 0;
+}
+
 const dp_function served_functions[FN_COUNT] = {f_echo, f_empty,  f_too_large, f_fail,    f_slow,     f_crash,
-                                                f_fill, f_finish, f_pace,      f_overrun, f_scribble, f_length};
+                                                f_fill, f_finish, f_pace,      f_overrun, f_scribble, f_length, f_files};
 
 static void server_main(int sock, void *arg) {
     dp_wait_mode mode = *(dp_wait_mode *)arg;

@@ -19,6 +19,7 @@ enum {
     FN_OVERRUN,  /* payload: u32 bytes written, u32 bytes returned */
     FN_SCRIBBLE, /* writes to its payload; returns nothing */
     FN_LENGTH,   /* returns how many bytes its payload has, as u32 */
+    FN_FILES,    /* payload: u32, the limit of the process's descriptors from now on; returns nothing */
     FN_COUNT
 };
 extern const dp_function served_functions[FN_COUNT];

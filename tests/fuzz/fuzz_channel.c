@@ -55,8 +55,8 @@ static void on_request(void *arg, uint32_t imm, uint64_t raddr, uint64_t len) {
 
 static int32_t status_of(uint8_t kind) {
     static const int32_t statuses[] = {DP_OK, DP_OK, DP_FUNCTION_FAILED, DP_RESULT_TOO_LARGE, DP_BAD_REQUEST, DP_NO_FUNCTION,
-                                       DP_TOO_LARGE, DP_FATAL};
-    return statuses[kind % 8];
+                                       DP_TOO_LARGE, DP_FATAL, DP_UNSUPPORTED};
+    return statuses[kind % 9];
 }
 
 static void write_results(script *s, uint64_t at, uint32_t n) {

@@ -196,6 +196,26 @@ static void killed(rfaas_lease *l, uint64_t *a, uint64_t *b) {
     }
 }
 
+/* After the end of a lease, its worker may still write to a result in place. So the call is not repeated, although the lease can move. */
+static void lease_ends(void) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    rfaas_call_options c = options();
+    rfaas_statistics s = {.struct_size = sizeof s};
+    rfaas_lease *l;
+    uint64_t *a;
+    o.library = getenv("TEST_LIBRARY");
+    o.flags = RFAAS_LEASE_FAILOVER;
+    o.duration_ns = 100000000;
+    OK(rfaas_lease_open(session, &o, &l));
+    OK(rfaas_alloc(l, 8192, (void **)&a));
+    a[0] = 0;
+    c.repeats = 1;
+    FAILS(rfaas_invoke(l, find(l, "watch"), a, 4096, a + 512, 4096, NULL, &c), RFAAS_LEASE_ENDED, "the lease on");
+    OK(rfaas_lease_statistics(l, &s));
+    CHECK(s.repeated == 0);
+    OK(rfaas_lease_release(l));
+}
+
 typedef struct caller {
     rfaas_lease *l;
     rfaas_function f;
@@ -215,16 +235,31 @@ static void *calls(void *arg) {
     return NULL;
 }
 
+/* Other buffers come and go meanwhile. */
+static void *allocates(void *arg) {
+    for (int i = 0; i < 500; i++) {
+        void *some[4];
+        for (int k = 0; k < 4; k++)
+            OK(rfaas_alloc(arg, 4096, &some[k]));
+        for (int k = 0; k < 4; k++)
+            while (rfaas_free(arg, some[k]) == RFAAS_BUSY) {
+            }
+    }
+    return NULL;
+}
+
 static void threads(rfaas_lease *l, uint64_t *a, uint64_t *b) {
     enum { THREADS = 4 };
-    pthread_t t[THREADS];
+    pthread_t t[THREADS], other;
     caller c[THREADS];
+    pthread_create(&other, NULL, allocates, l);
     for (int i = 0; i < THREADS; i++) {
         c[i] = (caller){l, find(l, "twice"), a + i * 8192, b + i * 8192, (uint64_t)i << 32};
         pthread_create(&t[i], NULL, calls, &c[i]);
     }
     for (int i = 0; i < THREADS; i++)
         pthread_join(t[i], NULL);
+    pthread_join(other, NULL);
 }
 
 /* Payloads and results that are larger than the bulk area of a lease without settings. */
@@ -357,7 +392,9 @@ void everything(void) {
     OK(rfaas_free(l, a));
     OK(rfaas_lease_release(l));
     in_parts();
-    if (in_place)
+    if (in_place) {
         memory_of_worker();
+        lease_ends();
+    }
     OK(rfaas_finalize());
 }
