@@ -404,7 +404,9 @@ typedef struct rfaas_lease_options {
     /* Limit in bytes of one payload and of one result, at most 4 GiB. Payloads and results larger than
      * `bulk` travel in parts of up to 1 MiB. Each call takes memory for its parts when it needs it.
      * The worker's share counts as the worker's own memory (`memory`). A call in parts makes progress
-     * while a thread waits for it or tests it. 0: 1 GiB if `bulk` is 0, otherwise `bulk`. Not with
+     * while a thread waits for it or tests it. A capacity larger than `bulk` makes a call travel in
+     * parts even if its result is small, and the worker maps memory for the whole capacity. So calls
+     * with a fitting capacity are faster. 0: 1 GiB if `bulk` is 0, otherwise `bulk`. Not with
      * RFAAS_NO_BULK. */
     uint64_t bulk_max;
 } rfaas_lease_options;
