@@ -285,6 +285,7 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 	}
 	e.audit(caller, identity.AuditGrant, h, l.Terms.Tenant, "", func(line *identity.AuditEntry) { line.Start = startOf(granted) })
 	close(h.started)
+	e.room.took(l.Terms.Tenant)
 	e.changed()
 }
 

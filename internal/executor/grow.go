@@ -9,7 +9,7 @@ import (
 )
 
 // grow starts a worker in a vacant seat that the caller has claimed: it takes cores and memory within the limits that hold for a new lease.
-// Clients that wait for their leases go first. Like replace, it is not bound to the caller's context.
+// Clients that wait for leases for which there is room go first. Like replace, it is not bound to the caller's context.
 func (e *Executor) grow(caller context.Context, h *holding, req *control.ReplaceRequest) (*control.ReplaceReply, error) {
 	i := int(req.GetWorker())
 	l, err := e.takeSeat(caller, h, i)

@@ -3,9 +3,11 @@ package executor
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -134,4 +136,40 @@ func TestGrowYields(t *testing.T) {
 	if _, err := n.grow(req, l, 2); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestGrowYieldsForAWhile holds up growth by clients that wait for leases and do not take them.
+func TestGrowYieldsForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r room
+		node := &control.InfoReply{Cores: 4, FreeCores: 2, MemoryBytes: 8, FreeMemoryBytes: 8}
+		one := &control.RoomRequest{Cores: 1, MemoryBytes: 1, Growing: true}
+		r.wait("mallory", &control.RoomRequest{Cores: 4})
+		r.wait("mallory", &control.RoomRequest{Cores: 1, MemoryBytes: math.MaxUint64})
+		if !r.leaves(node, one) {
+			t.Error("growth yields to clients for which there is no room")
+		}
+		for _, need := range []*control.RoomRequest{{Cores: 2}, {MemoryBytes: 8}} {
+			changes, done := r.changes(), r.wait("mallory", need)
+			if r.leaves(node, one) {
+				t.Errorf("growth takes the room that there is for %v", need)
+			}
+			<-changes // growth looks again
+			if !r.leaves(node, one) {
+				t.Errorf("growth yields for ever to %v", need)
+			}
+			done()
+			r.wait("mallory", need)
+			if !r.leaves(node, one) {
+				t.Errorf("growth yields to a client that waits again for %v", need)
+			}
+			r.took("mallory")
+		}
+		for range waitingMost {
+			r.wait("mallory", &control.RoomRequest{})
+		}
+		if n := len(r.waiting); n != waitingMost {
+			t.Errorf("%d clients of one tenant are counted", n)
+		}
+	})
 }
