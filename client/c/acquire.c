@@ -65,7 +65,7 @@ int rfaas_api_release_workers(const rfaas_lease *l, uint64_t key, bool wait) {
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     if (wait)
         return rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), NULL);
-    if (rfaas_agent_connected()) /* otherwise the agent has ended, and the workers with it */
+    if (rfaas_agent_connected()) /* otherwise the executor ends the lease itself, as no agent takes it over */
         rfaas_agent_drop(rfaas_agent_send("release", RFAAS_AGENT_RELEASE, &parts, dp_now_ns() + l->session->timeout_ns));
     return RFAAS_OK;
 }

@@ -459,6 +459,8 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details);
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline);
 /* rfaas_api_repair without waiting. RFAAS_BUSY: the new worker has not started yet, or executes the init call. */
 int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
+/* rfaas_api_begin_repair that waits until the executor has ended the old worker and started the new one, at most for the session's time-out. */
+int rfaas_api_end_worker(rfaas_lease *l, uint32_t worker);
 /* Notes that the deadline of a call on the worker has passed. */
 void rfaas_api_note_overdue(rfaas_lease *l, uint32_t worker);
 /* Reports whether the worker still runs a call whose deadline has passed. The caller owns the lease or holds the worker's unit. */

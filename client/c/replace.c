@@ -24,7 +24,7 @@ int rfaas_api_kill_late(rfaas_lease *l, rfaas_function fn, uint32_t worker, int 
     char why[256], *text = strdup(rfaas_last_error());
     snprintf(why, sizeof why, "the time limit of \"%.128s\" passed (RFAAS_CALL_KILL)", function_name(l, fn));
     rfaas_api_discard(l, worker, why);
-    int st = result_in_place ? rfaas_api_repair(l, worker, 0) : rfaas_api_begin_repair(l, worker); /* after an error the next call tries again */
+    int st = result_in_place ? rfaas_api_end_worker(l, worker) : rfaas_api_begin_repair(l, worker); /* after an error the next call tries again */
     const char *end = result_in_place && l->workers[worker].kill ? "; the executor has not confirmed the end of the worker, which may still write to the result in place"
                       : !st || st == RFAAS_BUSY ? "; the worker is killed and replaced" : "; the next call replaces the worker";
     status = rfaas_api_fail(status, RFAAS_MAYBE_EXECUTED, "%s%s", text ? text : rfaas_strerror(status), end);

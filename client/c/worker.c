@@ -209,12 +209,13 @@ static int initialise(rfaas_lease *l, uint32_t i, int64_t patience) {
     return status;
 }
 
-/* Asks for a new worker and waits for it at most for `patience`. RFAAS_BUSY: it has not started yet, or executes the init call. */
-static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
+/* Asks for a new worker and waits for it, and with init also for its init call, at most for `patience`. RFAAS_BUSY: it has not started yet,
+ * or executes the init call. */
+static int repair(rfaas_lease *l, uint32_t i, int64_t patience, bool init) {
     static const char op[] = "replace worker";
     rfaas_worker *w = &l->workers[i];
     if (w->initialising)
-        return initialise(l, i, patience);
+        return initialise(l, i, init ? patience : 0);
     int64_t until = dp_now_ns() + patience;
     int status = w->replacing && !dp_channel_broken(w->ch) ? RFAAS_OK : begin(l, w, i, op);
     if (status)
@@ -246,18 +247,20 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
     w->kill = false;
     __atomic_add_fetch(&l->replaced, 1, __ATOMIC_RELAXED);
     if (w->initialising)
-        return initialise(l, i, patience > 0 ? until - dp_now_ns() : 0);
+        return initialise(l, i, init ? until - dp_now_ns() : 0);
     w->broken = false;
     return RFAAS_OK;
 }
 
-int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker) { return repair(l, worker, 0); }
+int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker) { return repair(l, worker, 0, false); }
+
+int rfaas_api_end_worker(rfaas_lease *l, uint32_t worker) { return repair(l, worker, l->session->timeout_ns, false); }
 
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline) {
     int64_t start = dp_now_ns(), patience = l->session->timeout_ns;
     if (deadline && deadline - start < patience)
         patience = deadline - start;
-    int status = repair(l, worker, patience);
+    int status = repair(l, worker, patience, true);
     if (status == RFAAS_BUSY && l->workers[worker].initialising)
         return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: the init call %s of the new worker still runs after %lld ms", worker,
                               l->init.function, (long long)(dp_now_ns() - start) / 1000000);
