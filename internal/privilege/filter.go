@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
 	"github.com/elastic/go-seccomp-bpf/arch"
@@ -85,6 +86,10 @@ func Filter() error {
 			{Action: noSuchCall, Names: []string{"clone3"}},
 		},
 	}}
+	// LoadFilter forbids new privileges to its thread by one system call and loads the filter by another one, for which the kernel
+	// requires the first on the same thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if err := seccomp.LoadFilter(filter); err != nil {
 		return fmt.Errorf("install the system call filter: %w", err)
 	}
