@@ -209,7 +209,7 @@ func TestBundleRefused(t *testing.T) {
 		{[]string{fifo}, fifo + " is neither a file nor a directory"},
 		{[]string{loop}, loop + "/again links to a directory that contains it"},
 		{[]string{large, filepath.Join(dir, "x", "fifo"), fifo}, "have the same name in the bundle"},
-		{[]string{"/"}, "/ has no name"},
+		{[]string{"/"}, "/ cannot be bundled, because it has no name"},
 		{[]string{filepath.Join(dir, "dangling")}, dir + "/dangling is a symbolic link to nowhere, which does not exist"},
 		{[]string{"a:b"}, `"a:b" contains a colon`},
 		{[]string{"/" + strings.Repeat("n", 4100)}, "more than 4095 bytes"},

@@ -96,8 +96,9 @@ static inline int rfaas_api_enter(rfaas_lease *l, const char *op) {
 
 /* ---- a lease that several threads use: threads.c ---- */
 
-/* Enters the lease unless another thread owns it alone. */
-bool rfaas_api_enter_if_free(rfaas_lease *l, const char *op);
+/* Enters the lease unless another thread owns it and is inside. It may become the owner. The deadline bounds a wait for an owner that has entered
+ * meanwhile. */
+bool rfaas_api_enter_if_free(rfaas_lease *l, const char *op, int64_t deadline);
 /* Sets the number of workers. The caller owns the lease or holds all units, and then also those of the new workers. */
 void rfaas_api_set_workers(rfaas_lease *l, uint32_t n);
 

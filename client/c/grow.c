@@ -198,7 +198,9 @@ void rfaas_api_look_for_workers(rfaas_lease *l) {
     if (rfaas_api_workers(l) == l->wanted)
         return;
     rfaas_agent_look();
-    if (!rfaas_api_grows(l) || !rfaas_api_enter_if_free(l, op))
+    /* Entering may take the lease from a thread that owns it. So this thread enters only if there is something to do. */
+    int64_t now = dp_now_ns();
+    if (!rfaas_api_grows(l) || now < __atomic_load_n(&l->grow_at, __ATOMIC_RELAXED) || awaits_reply(l) || !rfaas_api_enter_if_free(l, op, now + PATIENCE_NS))
         return;
     rfaas_api_grow(l);
     leave(l, RFAAS_OK);

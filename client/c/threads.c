@@ -216,9 +216,10 @@ int rfaas_api_join(rfaas_lease *l, const char *op, int64_t deadline) {
     }
 }
 
-bool rfaas_api_enter_if_free(rfaas_lease *l, const char *op) {
+bool rfaas_api_enter_if_free(rfaas_lease *l, const char *op, int64_t deadline) {
     uintptr_t owner = owner_thread(l);
-    return (shared(l) || owner == 0 || owner == this_thread()) && !rfaas_api_enter(l, op);
+    bool occupied = owner && owner != this_thread() && !shared(l) && busy(l);
+    return usable(l) && !occupied && (enter(l) || !rfaas_api_join(l, op, deadline));
 }
 
 bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind) {
