@@ -357,13 +357,15 @@ test-race: ## Go tests under the race detector
 
 test-c: test-c-plain test-c-asan test-c-tsan ## conformance and unit tests of the C core on shm and tcp, plain and with sanitizers
 
-# Cases on encrypted connections: those of one half run plain, those of the other half with the address sanitizer.
+# Cases of the provider tcp itself, which mostly wait, run with both sanitizers only. Of the cases on encrypted connections, one half runs plain,
+# the other half with the address sanitizer.
 ENCRYPTED_PLAIN := $(patsubst %,'%/*',access atomic connect death device inspect load many memory qp recv reset rkey-ptr script wait wire)
+TCP_PLAIN := $(ENCRYPTED_PLAIN) 'channel/*' 'read/*' 'write/*'
 ENCRYPTED_ASAN := 'channel/*' 'write/*' 'read/*' 'tcp/*'
 
 test-c-plain: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider shm
-	$(Q)build/ctest/dp_test --provider tcp
+	$(Q)build/ctest/dp_test --provider tcp $(TCP_PLAIN)
 	$(Q)build/ctest/dp_test --provider tcp --encrypt $(ENCRYPTED_PLAIN)
 	$(Q)build/ctest/dp_test --provider ofi $(OFI_QUICK)
 	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_QUICK_CXI)
