@@ -513,7 +513,7 @@ __attribute__((cold)) int rfaas_api_kill_late(rfaas_lease *l, rfaas_function fn,
 
 /* Records that the executor may have room for another worker of a grant. The caller holds the lease's mutex. */
 void rfaas_api_note_room(rfaas_lease *l, rfaas_grant *h);
-/* Asks for more workers, and connects those that were granted, without waiting. The caller is inside the lease and holds no unit. */
+/* Requests missing workers of a growing lease, and connects the workers that the executor has granted. Does not wait. The caller is inside the lease and holds no unit. */
 __attribute__((cold)) void rfaas_api_grow(rfaas_lease *l);
 /* Returns whether rfaas_api_grow has something to do. */
 static inline bool rfaas_api_grows(const rfaas_lease *l) { return __builtin_expect(__atomic_load_n(&l->grows, __ATOMIC_RELAXED) != 0, 0); }

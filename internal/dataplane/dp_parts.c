@@ -10,7 +10,7 @@ struct parts {
     const uint8_t *in; /* the payload; NULL after its last part */
     uint8_t *copy;     /* it, if it had to be copied */
     uint32_t size, sent;
-    uint32_t total, got; /* bytes of the result, once they are known, and those that have arrived */
+    uint32_t total, got; /* bytes of the result (0: not known yet), and how many of them have arrived */
     uint32_t wanted;     /* bytes of the result that the outstanding message asks for */
     uint8_t *out;        /* the result, if it is larger than a part */
     bool started;        /* the worker has the whole payload, or the message with its last part was posted */

@@ -218,7 +218,7 @@ func (h *Held) Library() [sha256.Size]byte { return h.sha }
 type Held struct {
 	Candidate
 	ID        uint64
-	Workers   []Worker // workers of the grant, without those that were added later
+	Workers   []Worker // workers that the grant had; workers added later are not in it
 	Wanted    int      // number of workers when all have been added
 	Functions []string // by index
 	Duration  time.Duration

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		os.Exit(callerMain(os.Args[1:]))
 	}
 	flag.Parse()
-	// Processes whose parent was killed become children of this process, which finds those that should have died.
+	// The kernel makes orphans children of this process. So the test finds orphans that should have ended.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, "prctl:", err)
 		os.Exit(1)

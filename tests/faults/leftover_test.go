@@ -55,8 +55,7 @@ func (w *world) settled(executors []*daemon, before []idle, within time.Duration
 	})
 }
 
-// strays returns running processes whose parents died and which became children of this process. It reaps those that have
-// ended.
+// strays returns the orphans among this process's children that still run. It reaps those that have ended.
 func strays() (list []string) {
 	started.Lock()
 	defer started.Unlock()

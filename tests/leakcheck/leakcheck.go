@@ -158,7 +158,7 @@ func Run(m *testing.M, goroutines []goleak.Option, extra ...Kind) int {
 	return code
 }
 
-// markEnv is an environment variable that marks all descendants of this process, also those that have left their parents and
+// markEnv is an environment variable that marks all descendants of this process, including daemons that have left their parents and
 // sessions.
 const markEnv = "RFAAS_LEAKCHECK"
 
