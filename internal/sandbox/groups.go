@@ -26,6 +26,7 @@ type Groups struct {
 	missing []string
 	limits  string // limit on processes of a group
 	leaf    string // group of version 2 that was made for the executor itself
+	frozen  string // an empty group that stays frozen (holdFrozen); "": none
 	pids    []int  // processes that were moved there
 	mkdir   func(dir string) error
 	rmdir   func(dir string) error
@@ -127,7 +128,28 @@ func openGroups(root string, cfg GroupsConfig, mkdir, rmdir func(dir string) err
 	if len(g.trees) == 0 {
 		return nil, errors.Join(fmt.Errorf("cannot make control groups: %s", strings.Join(g.missing, "; ")), g.Close())
 	}
+	g.holdFrozen()
 	return g, nil
+}
+
+// holdFrozen makes an empty group of version 1 and freezes it for as long as g is open. When the last frozen group of the machine thaws, and
+// when the first one freezes, the kernel rewrites its own code and interrupts every processor for that, which takes 80 to 120 us. With a group
+// that stays frozen, a cached worker thaws in 4 us. Without one everything works, but more slowly.
+func (g *Groups) holdFrozen() {
+	i := slices.IndexFunc(g.trees, func(t *tree) bool { return t.version == 1 && slices.Contains(t.controllers, "freezer") })
+	if i < 0 {
+		return
+	}
+	err := fs.ErrExist
+	for n := 0; errors.Is(err, fs.ErrExist); n++ { // as in moveToLeaf
+		g.frozen = filepath.Join(g.trees[i].dir, g.prefix+"frozen"+strconv.Itoa(n))
+		err = g.mkdir(g.frozen)
+	}
+	if err != nil {
+		g.frozen = ""
+		return
+	}
+	_ = write(g.frozen, "freezer.state", "FROZEN")
 }
 
 // unusable is an error of a controller in a new group. Without a controller it is an error of the hierarchy.
@@ -390,6 +412,9 @@ func (g *Groups) Close() error {
 	var err error
 	if spare != nil {
 		err = g.Remove(spare)
+	}
+	if g.frozen != "" {
+		err = errors.Join(err, g.rmdir(g.frozen))
 	}
 	if g.leaf == "" {
 		return err

@@ -235,6 +235,17 @@ func TestGroupFreezes(t *testing.T) {
 		if !group.CanFreeze() {
 			t.Skip("no freezer")
 		}
+		if group.old(freezeFile) {
+			state, err := os.ReadFile(filepath.Join(g.frozen, "freezer.state"))
+			if strings.TrimSpace(string(state)) != "FROZEN" {
+				t.Errorf("the group %q that makes thawing fast: %q, %v", g.frozen, state, err)
+			}
+			t.Cleanup(func() {
+				if fileExists(g.frozen) {
+					t.Errorf("%s is left after Close", g.frozen)
+				}
+			})
+		}
 		cmd := in(t, dir, "while :; do :; done")
 		used := func() time.Duration {
 			d, ok := group.CPUTime()
