@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -33,7 +34,7 @@ func (t *Table) Keep(id ID) error {
 	return nil
 }
 
-// Drop removes a lease from the cache. Its caller reaps the workers and then calls Reaped. Of Drop and the requests that
+// Drop removes a lease from the cache. Its caller reaps the workers and then calls Reaped. Of Drop, the claim and the requests that
 // reuse or evict the lease exactly one succeeds; Drop returns ErrState if it was another.
 func (t *Table) Drop(id ID) error {
 	t.mu.Lock()
@@ -42,7 +43,7 @@ func (t *Table) Drop(id ID) error {
 	switch {
 	case r == nil:
 		return unknown(id)
-	case r.cached.IsZero():
+	case r.cached.IsZero() || !t.cfg.Revoke(id):
 		return fmt.Errorf("lease %d is not cached: %w", id, ErrState)
 	}
 	t.drop(r)
@@ -79,11 +80,44 @@ func (t *Table) takeOver(r *record, terms *Terms, id ID) error {
 		return fmt.Errorf("lease %d: %w", id, ErrNotCached)
 	case !terms.fit(old.Terms):
 		return fmt.Errorf("lease %d is cached for other terms: %w", id, ErrNotCached)
+	case !t.cfg.Revoke(id):
+		return fmt.Errorf("lease %d was claimed: %w", id, ErrNotCached)
 	}
+	t.inherit(r, old)
+	return nil
+}
+
+// inherit gives the resources of a cached lease to a new one.
+func (t *Table) inherit(r, old *record) {
 	t.unkeep(old)
-	r.Reuses, r.shares, r.memory = id, old.shares, old.memory
+	r.Reuses, r.shares, r.memory = old.ID, old.shares, old.memory
 	count(t.cores.used, r.shares, 1)
 	old.shares, old.memory = nil, 0
 	t.bury(old)
-	return nil
+}
+
+// Claim turns a cached lease that a client has claimed (Config.Revoke has returned false for it, or will) into a granted lease with the same
+// terms and another id. Its time runs from `at` on. Errors: ErrNotCached, ErrState (the id is in use).
+func (t *Table) Claim(old, id ID, at time.Time) (Lease, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	was := t.leases[old]
+	switch {
+	case was == nil || was.cached.IsZero():
+		return Lease{}, fmt.Errorf("lease %d: %w", old, ErrNotCached)
+	case id == 0 || t.leases[id] != nil:
+		return Lease{}, fmt.Errorf("lease %d: its id is in use: %w", id, ErrState)
+	}
+	r := &record{settled: make(chan struct{})}
+	t.inherit(r, was)
+	r.ID, r.State, r.Terms, r.Granted = id, Granted, was.Terms, at
+	binary.LittleEndian.PutUint64(r.RequestID[:], uint64(id)) // no client has chosen one; ids cannot be guessed
+	r.CPUs = t.cores.cpus(r.shares)
+	t.holding++
+	t.leases[r.ID], t.requests[r.RequestID] = r, r
+	t.setEnd(r, at, r.Terms.Duration)
+	r.comeBy = t.cfg.Now().Add(t.cfg.FirstUse)
+	close(r.settled)
+	t.wake()
+	return r.copy(), nil
 }

@@ -8,9 +8,12 @@ import (
 // setEnd makes a lease last d from now on.
 func (t *Table) setEnd(r *record, now time.Time, d time.Duration) {
 	r.Expires = now.Add(d)
-	r.ClientEnd = r.Expires.Add(-min(t.cfg.Margin, d/10))
+	r.ClientEnd = now.Add(t.ClientTime(d))
 	r.notice = r.Expires.Add(-min(t.cfg.Notice, d/3))
 }
+
+// ClientTime returns how long the client may use a lease that lasts d.
+func (t *Table) ClientTime(d time.Duration) time.Duration { return d - min(t.cfg.Margin, d/10) }
 
 // Open notes that the client is here (its event stream is open) and returns the number of this presence for Away.
 // A newer presence takes the place of an older one.

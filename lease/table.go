@@ -32,6 +32,9 @@ type Config struct {
 	NewID func() ID
 	// Remember is how many ended leases are remembered. 0: 1024.
 	Remember int
+	// Revoke is called before cached workers get another use, or end. It returns false if a client has claimed them; then Claim follows soon. It
+	// is called with the table locked. nil: no workers can be claimed.
+	Revoke func(ID) bool
 }
 
 // Capacity is what a table has. Cores are physical ones, times Config.Share.
@@ -79,6 +82,9 @@ func New(cfg Config) (*Table, error) {
 	cfg.Remember = cmp.Or(cfg.Remember, 1024)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
+	}
+	if cfg.Revoke == nil {
+		cfg.Revoke = func(ID) bool { return true }
 	}
 	return &Table{cfg: cfg, changed: make(chan struct{}, 1), cores: cores, memory: cfg.Memory,
 		leases: map[ID]*record{}, requests: map[RequestID]*record{}}, nil
@@ -178,32 +184,47 @@ func (t *Table) take(r *record, terms *Terms) error {
 // takeSome takes the cores and the memory of n workers. When there are not enough free ones, it evicts cached leases, the oldest first,
 // and returns them.
 func (t *Table) takeSome(terms *Terms, n int) (shares [][]int, evict []ID, err error) {
-	have := make([]int, len(t.cores.list))
-	for i := range have {
-		have[i] = t.cores.available(i)
-	}
-	memory, need := t.memory, uint64(n)*terms.MemoryPerWorker
-	victims := 0
+	need := uint64(n) * terms.MemoryPerWorker
+	candidates := slices.Clone(t.cached)
 	for {
-		if memory >= need {
-			if shares = t.cores.place(n, terms.CoresPerWorker, have); shares != nil {
-				break
-			}
-		}
-		if victims == len(t.cached) {
+		shares, evict = t.fit(terms, n, candidates)
+		if shares == nil {
 			return nil, nil, t.busy(terms, n)
 		}
-		v := t.leases[t.cached[victims]]
-		count(have, v.shares, 1)
-		memory += v.memory
-		victims++
+		claimed := slices.IndexFunc(evict, func(id ID) bool { return !t.cfg.Revoke(id) })
+		if claimed < 0 {
+			break
+		}
+		candidates = slices.Delete(candidates, claimed, claimed+1) // evict is a part of candidates, from the first one on
 	}
-	evict = slices.Clone(t.cached[:victims])
 	for _, id := range evict {
 		t.drop(t.leases[id])
 	}
 	t.charge(shares, need, evict)
 	return shares, evict, nil
+}
+
+// fit places n workers on free cores, and on those of as few candidates as needed, from the first one on. It returns nil if all together are not
+// enough, and changes nothing.
+func (t *Table) fit(terms *Terms, n int, candidates []ID) (shares [][]int, evict []ID) {
+	have := make([]int, len(t.cores.list))
+	for i := range have {
+		have[i] = t.cores.available(i)
+	}
+	memory, need := t.memory, uint64(n)*terms.MemoryPerWorker
+	for victims := 0; ; victims++ {
+		if memory >= need {
+			if shares = t.cores.place(n, terms.CoresPerWorker, have); shares != nil {
+				return shares, slices.Clone(candidates[:victims])
+			}
+		}
+		if victims == len(candidates) {
+			return nil, nil
+		}
+		v := t.leases[candidates[victims]]
+		count(have, v.shares, 1)
+		memory += v.memory
+	}
 }
 
 // charge books what a lease takes: from what is free, and where that is not enough from the victims, which keep the rest until they are

@@ -40,16 +40,17 @@ enum {
     DP_PHASE_LOADED = 3,  /* the library is loaded; the client's answer may be missing */
 };
 
-/* The worker writes the page, the executor reads it. Zero at first. */
+/* The worker writes the page, and the executor reads it, except for `knock`, which both write. Zero at first. */
 typedef struct dp_worker_page {
     dp_server_stats stats;
     uint32_t phase; /* DP_PHASE_* */
     uint32_t client_gone; /* 1: the client's process has ended. Set also while a function runs; a worker that runs none exits */
-    uint8_t gap[256 - sizeof(dp_server_stats) - 2 * sizeof(uint32_t)];
+    dp_knock knock; /* wakes the suspended worker */
+    uint8_t gap[256 - sizeof(dp_server_stats) - 2 * sizeof(uint32_t) - sizeof(dp_knock)];
     dp_worker_death death;
 } dp_worker_page;
 _Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocked_waits) == 48 &&
-                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, client_gone) == 60 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
+                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, client_gone) == 60 && offsetof(dp_worker_page, knock) == 64 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
                    offsetof(dp_worker_death, sender) == 24 && offsetof(dp_worker_death, text) == 40 &&
                    sizeof(dp_worker_page) <= DP_PAGE_SIZE,
                "worker page layout");

@@ -304,6 +304,7 @@ static void connect_client(worker *w) {
     dp_error err = {0};
     must(w, dp_server_connect(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err), &err);
     dp_server_share_stats(w->server, &w->page->stats);
+    dp_server_share_knock(w->server, &w->page->knock);
 }
 
 /* On verbs, making the pages of the channel's memory present takes longest. If the zygote has not prepared them, or has them on

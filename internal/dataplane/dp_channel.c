@@ -273,9 +273,7 @@ int dp_channel_next_generation(dp_channel *ch, dp_error *err) {
         return dp_fail(err, DP_CONNECTION, 0, "next generation of the channel: %u of %u slots are free, status %d", ch->n_free, ch->cfg.depth,
                        dp_channel_status(ch));
     __atomic_store_n(&ch->lane->interrupted, 0, __ATOMIC_RELAXED);
-    uint32_t was = ch->generation;
-    while (!ch->generation || ch->generation == was)
-        dp_random(&ch->generation, sizeof ch->generation);
+    ch->generation = dp_generation_after(ch->generation);
     for (uint32_t i = 0; i < ch->cfg.depth; i++)
         ch->slots[i].told = DP_UNTOLD; /* the worker has forgotten all headers */
     return DP_OK;

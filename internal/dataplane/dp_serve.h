@@ -6,6 +6,7 @@
 #define RFAAS_DP_SERVE_H
 
 #include "dp_channel.h"
+#include "dp_claim.h"
 
 typedef uint32_t (*dp_function)(void *args, uint32_t size, void *res);
 
@@ -67,6 +68,9 @@ void dp_server_touch(dp_server *s);
 int dp_server_peer_fd(const dp_server *s);
 /* Written by the serving thread only; stats may be in memory shared with the executor. */
 void dp_server_share_stats(dp_server *s, dp_server_stats *shared);
+/* dp_server_share_knock lets another process resume the suspended server: it raises claimed and rings (dp_claim.h). The server then takes
+ * the client's next generation. */
+void dp_server_share_knock(dp_server *s, dp_knock *shared);
 void dp_server_destroy(dp_server *s);
 
 /* What rfaas_function.h's calls act on: the invocation that runs on this thread, or NULL. */

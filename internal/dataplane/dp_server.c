@@ -86,6 +86,7 @@ static int make_server(dp_dev *dev, const dp_layout *l, dp_server **out, dp_erro
     memset(s, 0, sizeof *s);
     s->dev = dev;
     s->stats = &s->own;
+    s->knock = &s->own_knock;
     s->layout = *l;
     s->cap_pending = 3 * l->depth + 8;
     s->pending = calloc(s->cap_pending, sizeof *s->pending);
@@ -230,6 +231,8 @@ void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n)
 
 void dp_server_share_stats(dp_server *s, dp_server_stats *shared) { s->stats = shared; }
 
+void dp_server_share_knock(dp_server *s, dp_knock *shared) { s->knock = shared; }
+
 static void drop_parts(dp_server *s) {
     for (uint32_t i = 0; s->parts && i < s->layout.depth; i++)
         dp_parts_drop(&s->parts[i]);
@@ -259,6 +262,7 @@ static void futex(int32_t *word, int op, int32_t value) { syscall(SYS_futex, wor
 /* Wakes the serving thread, wherever it blocks. */
 static void wake(dp_server *s) {
     futex(&s->stop, FUTEX_WAKE_PRIVATE, INT32_MAX);
+    dp_claim_ring(&s->knock->rung, INT32_MAX);
     dp_cq_wake(s->cq);
     if (__atomic_load_n(&s->unconnected, __ATOMIC_SEQ_CST))
         dp_qp_cancel(s->qp);
@@ -344,19 +348,35 @@ static void resume(dp_server *s) {
     dp_waiter_expect(&s->waiter);
 }
 
+/* Blocks until another thread asks for something, and returns what, or until the server is claimed, and returns 0. claimed: number of claims
+ * before. */
+static int32_t sleep_suspended(dp_server *s, uint32_t claimed) {
+    for (;;) {
+        uint32_t rung = __atomic_load_n(&s->knock->rung, __ATOMIC_ACQUIRE);
+        int32_t what = __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE);
+        if (what || __atomic_load_n(&s->knock->claimed, __ATOMIC_ACQUIRE) != claimed)
+            return what;
+        syscall(SYS_futex, &s->knock->rung, FUTEX_WAIT, rung, NULL, NULL, 0);
+    }
+}
+
 /* Blocks until the server is to resume, and returns false, or until it is to end, and returns true. Reads nothing that the client sends. */
 static bool suspend(dp_server *s) {
     int32_t what = STOP_SUSPEND;
+    uint32_t claimed = __atomic_load_n(&s->knock->claimed, __ATOMIC_ACQUIRE); /* the executor permits a claim after SUSPENDED */
     dp_cq_promise_hot(s->cq, false);
     dp_qp_forget_shared(s->qp); /* it belongs to the lease that ends */
     drop_parts(s);
-    for (; what == STOP_SUSPEND; what = __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
+    while (what == STOP_SUSPEND) {
         if (taken(s, STOP_SUSPEND) && s->suspended_fn)
             s->suspended_fn(s->suspended_arg);
-        while (!__atomic_load_n(&s->stop, __ATOMIC_ACQUIRE))
-            futex(&s->stop, FUTEX_WAIT_PRIVATE, 0);
+        what = sleep_suspended(s, claimed);
     }
-    return what != STOP_RESUME;
+    if (!what) {
+        s->next_generation = dp_generation_after(s->client.generation);
+        resume(s);
+    }
+    return what && what != STOP_RESUME;
 }
 
 bool dp_server_obey(dp_server *s, int32_t what) {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -19,6 +21,7 @@ const suspendPatience = 500 * time.Millisecond
 // the workers.
 type cached struct {
 	id      lease.ID
+	spec    zygote.Spec
 	code    *code    // with a reference
 	tables  []*table // likewise
 	workers []Worker
@@ -26,30 +29,32 @@ type cached struct {
 	unwatch func() bool   // stops watching the connection
 }
 
-// keep caches the workers of a released lease, in place of finishEnd. It returns false if it cannot; some of the workers may
-// be suspended then, and finishEnd ends them like the others. conn ends with the client.
-func (e *Executor) keep(h *holding, conn context.Context) bool {
+// keep caches the workers of a released lease, in place of finishEnd. It returns nil if it cannot; some of the workers may
+// be suspended then, and finishEnd ends them like the others. ctx is that of the release. With claims, the client can claim the workers if the
+// reply says so.
+func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *control.ReleaseReply) {
 	s := &e.cfg.Settings
+	conn := control.Connection(ctx)
 	l, err := e.table.Get(h.id)
 	if err != nil || l.Terms.Kind == [32]byte{} || s.CacheTime == 0 || s.CacheMost == 0 {
-		return false
+		return nil
 	}
 	e.accounts.last(h.id)
 	workers, all := h.living()
 	if !all || !l.Terms.KeepsState && dirty(workers) {
-		return false
+		return nil
 	}
-	ctx, cancel := context.WithTimeout(conn, suspendPatience)
+	bounded, cancel := context.WithTimeout(conn, suspendPatience)
 	defer cancel()
-	if err := each(workers, func(_ int, w Worker) error { return w.Suspend(ctx) }); err != nil {
+	if err := each(workers, func(_ int, w Worker) error { return w.Suspend(bounded) }); err != nil {
 		e.log.Debug("workers not cached", "lease", uint64(h.id), "error", err)
-		return false
+		return nil
 	}
 	if !l.Terms.KeepsState && dirty(workers) { // calls ended meanwhile
-		return false
+		return nil
 	}
 	e.accounts.end(h.id)
-	k := &cached{id: h.id, code: h.code, tables: h.tables, workers: workers, taken: make(chan struct{})}
+	k := &cached{id: h.id, spec: h.spec, code: h.code, tables: h.tables, workers: workers, taken: make(chan struct{})}
 	k.unwatch = context.AfterFunc(conn, func() {
 		defer e.turns.enter()()
 		e.dropCached(k.id)
@@ -64,6 +69,10 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 			}
 		})
 	}
+	reply = &control.ReleaseReply{Cached: true, CacheMs: milliseconds(s.CacheTime)}
+	if claims {
+		reply.Claim = e.claims.arm(ctx, k, &l.Terms) // before the table has the workers, so that it can always revoke
+	}
 	e.mu.Lock()
 	err = e.table.Keep(h.id)
 	if err == nil {
@@ -71,8 +80,9 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	}
 	e.mu.Unlock()
 	if err != nil { // the node drains
+		e.claims.revoke(k.id)
 		e.release(k)
-		return false
+		return nil
 	}
 	close(h.cached)
 	e.remove(h)
@@ -86,7 +96,7 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 		e.dropCached(oldest)
 	}
 	e.changed()
-	return true
+	return reply
 }
 
 // dirty reports whether a worker has executed a function, whose state must not reach another lease. A function can hide that by

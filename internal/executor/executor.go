@@ -52,8 +52,9 @@ type Executor struct {
 	work        sync.WaitGroup // goroutines that start and end leases
 	accounts    *accounts      // nil: nothing is charged
 	limits      *limiter       // nil: no tenant has a limit
-	report      func()         // notifies the manager of changed capacity; does not block. Called by changed
-	room        room           // notifies clients that wait for room
+	claims      claims
+	report      func() // notifies the manager of changed capacity; does not block. Called by changed
+	room        room   // notifies clients that wait for room
 	metrics     *metrics
 	gate        *control.Gate // counts refusals; may be nil
 
@@ -73,15 +74,17 @@ type Executor struct {
 // New returns an executor without leases. It needs Run and a gRPC server.
 func New(cfg Config) (*Executor, error) {
 	s := &cfg.Settings
+	e := &Executor{cfg: cfg, log: cfg.Log}
 	table, err := lease.New(lease.Config{Cores: cfg.Cores, Near: cfg.Near, Share: s.ShareCores, Memory: cfg.Memory,
 		FirstUse: s.ClientFirstUse, Return: s.ClientReturn, Connected: s.AgentGrace, Margin: s.LeaseMargin, Notice: s.LeaseNotice,
-		Keep: s.CacheTime, NewID: randomID})
+		Keep: s.CacheTime, NewID: randomID, Revoke: e.claims.revoke})
 	if err != nil {
 		return nil, err
 	}
-	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{}, cached: map[lease.ID]*cached{},
-		asked: make(chan drainRequest, 1), report: func() {}, metrics: newMetrics(), back: newWantedBack(s.Until.Time(), s.Grace),
-		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)}
+	e.claims.e = e
+	e.table, e.maxWorkers, e.holdings, e.cached = table, s.MaxWorkers, map[lease.ID]*holding{}, map[lease.ID]*cached{}
+	e.asked, e.report, e.metrics, e.back = make(chan drainRequest, 1), func() {}, newMetrics(), newWantedBack(s.Until.Time(), s.Grace)
+	e.codes = newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)
 	e.tables = newTableStore(tableLimit(s, cfg.Memory), cfg.Bundles, e.setAside, table.GiveBack, e.dropCachedWithTables)
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends

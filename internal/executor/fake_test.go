@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
+	"github.com/rfaas-go/rfaas/internal/claim"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -225,6 +226,12 @@ func (w *fakeWorker) Suspend(ctx context.Context) error {
 	w.suspended = true
 	return nil
 }
+
+func (w *fakeWorker) Claimable() (claim.Worker, error) {
+	return claim.Worker{}, errors.New("not a process")
+}
+
+func (w *fakeWorker) Claimed() {}
 
 func (w *fakeWorker) Connect(*net.TCPConn, []byte) error { return nil }
 

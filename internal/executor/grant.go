@@ -435,6 +435,7 @@ const replaceGrace = 100 * time.Millisecond
 // fewer than it asked for. Repeating a request with the same blob returns the same worker.
 func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*control.ReplaceReply, error) {
 	defer e.turns.enter()()
+	e.bookClaim(lease.ID(req.GetLeaseId()))
 	h, err := e.findFor(ctx, "Replace", lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err

@@ -103,6 +103,7 @@ func (h *handing) run() error {
 		return err
 	}
 	h.e.dropAllCached()
+	h.e.claims.collect() // claims that were earlier
 	err := h.e.savable()
 	if len(h.e.asked) > 0 {
 		err = errors.New("the executor was asked to drain")

@@ -132,9 +132,10 @@ func (e *Executor) DrainAsked() <-chan drainRequest { return e.asked }
 // BeginDrain stops granting leases.
 func (e *Executor) BeginDrain() {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.draining = true
 	e.table.Drain()
+	e.mu.Unlock()
+	e.claims.revokeAll()
 }
 
 func (e *Executor) isDraining() bool {

@@ -27,6 +27,7 @@ type limiter struct {
 	incarnation [16]byte
 	admit       bool // policy while the manager cannot be reached
 	log         *slog.Logger
+	begins      func() // called when the first tenant has a limit; may be nil
 
 	mu      sync.Mutex // also held during remote operations, so leases of one executor take turns
 	met     bool       // the manager has been reached at least once
@@ -58,8 +59,22 @@ func (l *limiter) registered(limited bool) {
 		return
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	begins := limited && !l.limited
 	l.met, l.limited = true, limited
+	l.mu.Unlock()
+	if begins && l.begins != nil {
+		l.begins()
+	}
+}
+
+// mayRefuse reports whether a lease may be refused because of its tenant's limit.
+func (l *limiter) mayRefuse() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.met || l.limited
 }
 
 // join counts all leases again, because the manager has new memory or the connection is new (nil: by messages).

@@ -22,6 +22,7 @@ type metrics struct {
 	died    prometheus.Counter
 	ended   *prometheus.CounterVec // how
 	uploads *prometheus.CounterVec // known
+	claims  prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -39,6 +40,8 @@ func newMetrics() *metrics {
 			Help: "Leases that ended, by how: released, expired, revoked or drained."}, []string{"how"}),
 		uploads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_uploads_total",
 			Help: "Libraries that were uploaded, by whether the node knew them already."}, []string{"known"}),
+		claims: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_claims_total",
+			Help: "Leases that took cached workers by a claim, without a message."}),
 	}
 	// All series are there from the start, so that a rate has no gap before the first event.
 	for _, path := range startPaths {
@@ -79,7 +82,7 @@ func (m *metrics) uploaded(known bool) {
 // show adds the executor's metrics to what is shown.
 func (e *Executor) show(r prometheus.Registerer) {
 	m := e.metrics
-	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads)
+	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims)
 	gauge := func(name, help string, f func() float64) {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_executor_" + name, Help: help}, f))
 	}

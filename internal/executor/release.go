@@ -13,6 +13,7 @@ import (
 func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
 	defer e.turns.enter()()
 	id := lease.ID(req.GetLeaseId())
+	e.bookClaim(id)
 	if err := e.mayUse(ctx, "Release", id); err != nil {
 		return nil, err
 	}
@@ -27,8 +28,10 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	if err != nil {
 		return nil, grpcError(err)
 	}
-	if req.GetKeep() && !req.GetFinish() && e.keep(h, control.Connection(ctx)) {
-		return &control.ReleaseReply{Cached: true, CacheMs: milliseconds(e.cfg.Settings.CacheTime)}, nil
+	if req.GetKeep() && !req.GetFinish() {
+		if reply := e.keep(ctx, h, req.GetClaims()); reply != nil {
+			return reply, nil
+		}
 	}
 	// Independent of the caller's context.
 	ctx, cancel := context.WithTimeout(context.Background(), releaseGrace)
@@ -59,6 +62,7 @@ func (e *Executor) duration(ms *uint64, def time.Duration) (time.Duration, error
 // Renew renews a lease.
 func (e *Executor) Renew(ctx context.Context, req *control.RenewRequest) (*control.RenewReply, error) {
 	defer e.turns.enter()()
+	e.bookClaim(lease.ID(req.GetLeaseId()))
 	h, err := e.findFor(ctx, "Renew", lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err

@@ -180,6 +180,12 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU, Encrypt: encryption(&s)}}
 		e.report = reg.report
 		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
+		e.limits.begins = func() {
+			go func() { // a handover waits for the caller, and this goroutine for the handover
+				defer e.turns.enter()()
+				e.claims.revokeAll()
+			}()
+		}
 		reg.limits = e.limits
 	}
 	if s.Separate {
@@ -372,6 +378,7 @@ func (e *Executor) shutdown(port *control.Port) {
 	if n := port.Gate.Refused(); n > 0 {
 		e.log.Warn("refused calls or connections while running", "refused", n)
 	}
+	e.claims.close()
 	e.codes.close()
 	e.fabric.close() // first: it ends the transfers
 	e.tables.close()

@@ -92,6 +92,19 @@ func (g *Group) old(i int) bool { return g.v1&(1<<i) != 0 }
 // CanFreeze reports whether the group has a freezer.
 func (g *Group) CanFreeze() bool { return g.has(freezeFile) }
 
+// Freezer returns the descriptor of the file that freezes and thaws the group, for a caller that keeps the group open meanwhile. old: it is
+// freezer.state of version 1, not cgroup.freeze.
+func (g *Group) Freezer() (fd int, old bool, err error) {
+	if !g.CanFreeze() {
+		return -1, false, ErrNoFreezer
+	}
+	err = g.control(freezeFile, func(open int) error {
+		fd = open
+		return nil
+	})
+	return fd, g.old(freezeFile), err
+}
+
 // put writes a control file.
 func (g *Group) put(i int, text string) error {
 	if _, err := g.files[i].WriteAt([]byte(text), 0); err != nil {

@@ -96,6 +96,13 @@ func (p *page) freeze() {
 	p.fd = -1
 }
 
+// descriptor returns the descriptor of the shared memory; -1: the worker is dead.
+func (p *page) descriptor() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fd
+}
+
 // word reads the i-th 8-byte word. Under mu.
 func (p *page) word(i int) uint64 {
 	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&p.mem[8*i])))

@@ -2,10 +2,12 @@ package zygote
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/claim"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
@@ -51,6 +53,27 @@ func (w *Worker) Resume(clientBlob []byte) error {
 	}
 	w.steps = Steps{Cached: true, Connect: time.Since(asked)}
 	return nil
+}
+
+// Claimable returns what a claim needs to resume the suspended worker (internal/claim). The descriptors are valid as long as the worker is not reaped
+// and the caller uses them at once.
+func (w *Worker) Claimable() (c claim.Worker, err error) {
+	c.Freezer, c.Old, err = w.group.Freezer()
+	if err != nil {
+		return c, err
+	}
+	if c.Page = w.page.descriptor(); c.Page < 0 {
+		return c, errors.New("the worker has ended")
+	}
+	before := w.page.counters()
+	w.before.Store(&before)
+	return c, nil
+}
+
+// Claimed records that a claim has resumed the worker.
+func (w *Worker) Claimed() {
+	w.frozen.Store(false)
+	w.steps = Steps{Cached: true}
 }
 
 // Connect hands the worker its client's connection, and the hello with which it began. The worker continues with it from the byte after

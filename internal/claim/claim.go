@@ -1,0 +1,196 @@
+// Package claim is the executor's side of claims: a client takes the cached workers of a released lease by a compare-and-swap in memory that it
+// shares with the executor (internal/dataplane/dp_claim.h). The workers are resumed in C (reflex.h). Go is told afterwards.
+package claim
+
+/*
+#cgo CFLAGS: -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -I${SRCDIR}/../dataplane
+#cgo LDFLAGS: -pthread
+#include <stdlib.h>
+#include "reflex.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Size is the size of a region in bytes, and Lines the number of its lines.
+const (
+	Size  = int(unsafe.Sizeof(C.dp_claim_region{}))
+	Lines = C.DP_CLAIM_LINES
+)
+
+// ErrFull means that every line of a region is in use.
+var ErrFull = errors.New("no line of the claim region is free")
+
+// pageSize is the size of a worker's page, and knockAt the offset of its dp_knock (worker/page.h).
+const (
+	pageSize = 4096
+	knockAt  = 64
+)
+
+// Worker has what is needed to resume a frozen worker: open descriptors, which the caller keeps.
+type Worker struct {
+	Freezer int  // cgroup.freeze or, in version 1, freezer.state
+	Old     bool // version 1
+	Page    int  // the worker's page
+}
+
+// Region is the memory that an executor shares with one agent, and with the agent's clients. Safe for concurrent use.
+type Region struct {
+	file  *os.File
+	event *os.File
+
+	mu sync.Mutex
+	c  *C.reflex // nil after Close
+
+	booking sync.Mutex // held while claims are collected and their functions are called
+	slots   [Lines]*Slot
+}
+
+// Slot is an armed line.
+type Slot struct {
+	Line     uint32
+	Sequence uint64
+	r        *Region
+	claimed  func(ago time.Duration)
+}
+
+// New returns a region without armed lines. wake is called on a goroutine after claims; it calls Collect.
+func New(wake func()) (*Region, error) {
+	fd, err := unix.MemfdCreate("rfaas-claims", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("claim region: %w", os.NewSyscallError("memfd_create", err))
+	}
+	r := &Region{file: os.NewFile(uintptr(fd), "claim region")}
+	if err = unix.Ftruncate(fd, int64(Size)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	event := -1
+	if err == nil {
+		event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	}
+	if err == nil {
+		r.event = os.NewFile(uintptr(event), "claims")
+		r.c, err = C.reflex_new(C.int(fd), C.int(event))
+	}
+	if r.c == nil {
+		r.file.Close()
+		if r.event != nil {
+			r.event.Close()
+		}
+		return nil, fmt.Errorf("claim region: %w", err)
+	}
+	go func() {
+		var count [8]byte
+		for {
+			if _, err := r.event.Read(count[:]); err != nil {
+				return // closed
+			}
+			wake()
+		}
+	}()
+	return r, nil
+}
+
+// File returns the region's memory file. The region still owns it.
+func (r *Region) File() *os.File { return r.file }
+
+// Close closes all armed lines. Claims that were not collected are lost; their workers must be killed.
+func (r *Region) Close() {
+	r.mu.Lock()
+	c := r.c
+	r.c = nil
+	r.mu.Unlock()
+	if c == nil {
+		return
+	}
+	C.reflex_free(c)
+	r.event.Close() // after the thread, which writes to it
+	r.file.Close()
+}
+
+// Arm lets a client claim frozen workers, and get a lease with this id, which it may use for the duration `client`. After a claim, Collect calls
+// claimed with the time that has passed since.
+func (r *Region) Arm(id uint64, client time.Duration, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
+	list := (*C.reflex_worker)(C.calloc(C.size_t(len(workers)), C.sizeof_reflex_worker))
+	if list == nil {
+		return nil, errors.New("claim: out of memory")
+	}
+	for i, w := range workers {
+		if err := open(&unsafe.Slice(list, len(workers))[i], w); err != nil {
+			C.reflex_free_workers(list, C.uint32_t(i))
+			return nil, fmt.Errorf("claim: worker %d: %w", i, err)
+		}
+	}
+	r.booking.Lock() // a claim may come as soon as the line is armed, and Collect needs the slot
+	defer r.booking.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	line, sequence := C.int(-1), C.uint64_t(0)
+	if r.c != nil {
+		line = C.reflex_arm(r.c, C.uint64_t(id), C.int64_t(client), list, C.uint32_t(len(workers)), &sequence)
+	}
+	if line < 0 {
+		C.reflex_free_workers(list, C.uint32_t(len(workers)))
+		return nil, ErrFull
+	}
+	s := &Slot{Line: uint32(line), Sequence: uint64(sequence), r: r, claimed: claimed}
+	r.slots[line] = s
+	return s, nil
+}
+
+// open duplicates a worker's descriptors for the reflex.
+func open(c *C.reflex_worker, w Worker) error {
+	page, err := unix.MmapPtr(w.Page, 0, nil, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	fd, err := unix.FcntlInt(uintptr(w.Freezer), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		_ = unix.MunmapPtr(page, pageSize)
+		return os.NewSyscallError("fcntl", err)
+	}
+	c.freezer, c.page, c.knock = C.int(fd), page, (*C.dp_knock)(unsafe.Add(page, knockAt))
+	if w.Old {
+		c.old = 1
+	}
+	return nil
+}
+
+// Revoke closes the line. It returns false if a client has claimed it. It calls nothing and may be called with any lock held.
+func (s *Slot) Revoke() bool {
+	r := s.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.c == nil || C.reflex_revoke(r.c, C.uint32_t(s.Line), C.uint64_t(s.Sequence)) != 0
+}
+
+// Collect calls the functions of all claims so far, one after the other. When it returns, the functions of claims from before the call have
+// returned, even if another goroutine has called them.
+func (r *Region) Collect() {
+	r.booking.Lock()
+	defer r.booking.Unlock()
+	for {
+		var got [16]C.reflex_claim
+		r.mu.Lock()
+		var n C.uint32_t
+		if r.c != nil {
+			n = C.reflex_collect(r.c, &got[0], C.uint32_t(len(got)))
+		}
+		r.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		for _, g := range got[:n] {
+			r.slots[g.line].claimed(time.Duration(g.ago_ns))
+		}
+	}
+}

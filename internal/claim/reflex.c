@@ -1,0 +1,200 @@
+/* The thread that sees claims, and the lines that are armed. */
+#include "reflex.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define PAGE_SIZE 4096    /* of a worker's page (worker/page.h) */
+#define STACK (64u << 10) /* of the thread */
+/* A client can ring without claiming. After VAIN rings in a row the thread sleeps for VAIN_NS before it looks again. */
+#define VAIN 16
+#define VAIN_NS 1000000
+
+typedef struct slot {
+    uint32_t state; /* DP_CLAIM_NONE: free; DP_CLAIM_ARMED; DP_CLAIM_CLAIMED: not collected yet */
+    uint32_t n;
+    uint64_t sequence; /* of the present or the last use */
+    int64_t at;        /* CLOCK_MONOTONIC ns at which the claim was seen */
+    reflex_worker *workers;
+} slot;
+
+struct reflex {
+    dp_claim_region *region;
+    int event;
+    bool ending;
+    uint32_t used; /* lines below it may be armed */
+    pthread_t thread;
+    pthread_mutex_t mu;
+    slot slots[DP_CLAIM_LINES];
+};
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+void reflex_free_workers(reflex_worker *workers, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        close(workers[i].freezer);
+        munmap(workers[i].page, PAGE_SIZE);
+    }
+    free(workers);
+}
+
+/* Thaws and wakes a worker. A worker that is dead, or dies now, does not matter: its connection tells the client. */
+static void resume(const reflex_worker *w) {
+    __atomic_fetch_add(&w->knock->claimed, 1, __ATOMIC_SEQ_CST);
+    ssize_t thawed = w->old ? pwrite(w->freezer, "THAWED", 6, 0) : pwrite(w->freezer, "0", 1, 0);
+    (void)thawed;
+    dp_claim_ring(&w->knock->rung, 1); /* after the thaw: a wake-up before it may be lost */
+}
+
+/* Checks whether a client has claimed an armed line, and then resumes its workers. Under mu. */
+static bool look(reflex *r, uint32_t line) {
+    slot *s = &r->slots[line];
+    if (s->state != DP_CLAIM_ARMED ||
+        __atomic_load_n(&r->region->line[line].word, __ATOMIC_ACQUIRE) != dp_claim_word(DP_CLAIM_CLAIMED, s->sequence))
+        return false;
+    s->at = now_ns();
+    for (uint32_t i = 0; i < s->n; i++)
+        resume(&s->workers[i]);
+    s->state = DP_CLAIM_CLAIMED;
+    return true;
+}
+
+static void tell(const reflex *r) {
+    uint64_t one = 1;
+    ssize_t told = write(r->event, &one, sizeof one); /* never blocks: the counter does not overflow */
+    (void)told;
+}
+
+static void *watch(void *arg) {
+    reflex *r = arg;
+    for (uint32_t vain = 0;;) {
+        uint32_t bell = __atomic_load_n(&r->region->bell, __ATOMIC_ACQUIRE);
+        bool claimed = false;
+        pthread_mutex_lock(&r->mu);
+        bool ending = r->ending;
+        for (uint32_t i = 0; i < r->used && !ending; i++)
+            claimed |= look(r, i);
+        pthread_mutex_unlock(&r->mu);
+        if (ending)
+            return NULL;
+        if (claimed)
+            tell(r);
+        vain = claimed ? 0 : vain + 1;
+        if (vain > VAIN)
+            nanosleep(&(struct timespec){.tv_nsec = VAIN_NS}, NULL);
+        syscall(SYS_futex, &r->region->bell, FUTEX_WAIT, bell, NULL, NULL, 0);
+    }
+}
+
+reflex *reflex_new(int fd, int event) {
+    void *map = mmap(NULL, sizeof(dp_claim_region), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    reflex *r = map == MAP_FAILED ? NULL : calloc(1, sizeof *r);
+    if (!r) {
+        if (map != MAP_FAILED)
+            munmap(map, sizeof(dp_claim_region));
+        return NULL;
+    }
+    r->region = map;
+    r->event = event;
+    r->region->magic = DP_CLAIM_MAGIC;
+    r->region->lines = DP_CLAIM_LINES;
+    pthread_mutex_init(&r->mu, NULL);
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, STACK);
+    sigset_t all, old; /* signals are for threads of Go */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int e = pthread_create(&r->thread, &attr, watch, r);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    if (!e)
+        return r;
+    munmap(map, sizeof(dp_claim_region));
+    free(r);
+    errno = e;
+    return NULL;
+}
+
+void reflex_free(reflex *r) {
+    pthread_mutex_lock(&r->mu);
+    r->ending = true;
+    pthread_mutex_unlock(&r->mu);
+    dp_claim_ring(&r->region->bell, 1);
+    pthread_join(r->thread, NULL);
+    for (uint32_t i = 0; i < r->used; i++)
+        if (r->slots[i].state != DP_CLAIM_NONE) {
+            __atomic_store_n(&r->region->line[i].word, dp_claim_word(DP_CLAIM_CLOSED, r->slots[i].sequence), __ATOMIC_RELEASE);
+            reflex_free_workers(r->slots[i].workers, r->slots[i].n);
+        }
+    munmap(r->region, sizeof(dp_claim_region));
+    free(r);
+}
+
+int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, reflex_worker *workers, uint32_t n, uint64_t *sequence) {
+    pthread_mutex_lock(&r->mu);
+    int line = 0;
+    while (line < DP_CLAIM_LINES && r->slots[line].state != DP_CLAIM_NONE)
+        line++;
+    if (line == DP_CLAIM_LINES || r->ending) {
+        pthread_mutex_unlock(&r->mu);
+        return -1;
+    }
+    slot *s = &r->slots[line];
+    dp_claim_line *l = &r->region->line[line];
+    *s = (slot){.state = DP_CLAIM_ARMED, .n = n, .sequence = s->sequence + 1, .workers = workers};
+    if ((uint32_t)line >= r->used)
+        r->used = (uint32_t)line + 1;
+    l->lease_id = lease_id;
+    l->client_ns = client_ns;
+    __atomic_store_n(&l->word, dp_claim_word(DP_CLAIM_ARMED, s->sequence), __ATOMIC_RELEASE);
+    *sequence = s->sequence;
+    pthread_mutex_unlock(&r->mu);
+    return line;
+}
+
+int reflex_revoke(reflex *r, uint32_t line, uint64_t sequence) {
+    pthread_mutex_lock(&r->mu);
+    slot *s = &r->slots[line];
+    dp_claim_line *l = &r->region->line[line];
+    uint64_t armed = dp_claim_word(DP_CLAIM_ARMED, sequence);
+    bool is = s->state == DP_CLAIM_ARMED && s->sequence == sequence;
+    /* Any other word than a claim was not written by a client that follows the protocol, and does not count. */
+    if (is && !__atomic_compare_exchange_n(&l->word, &armed, dp_claim_word(DP_CLAIM_CLOSED, sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) &&
+        look(r, line)) {
+        is = false;
+        tell(r);
+    }
+    if (is) {
+        __atomic_store_n(&l->word, dp_claim_word(DP_CLAIM_CLOSED, sequence), __ATOMIC_RELEASE);
+        s->state = DP_CLAIM_NONE;
+        reflex_free_workers(s->workers, s->n);
+    }
+    pthread_mutex_unlock(&r->mu);
+    return is;
+}
+
+uint32_t reflex_collect(reflex *r, reflex_claim *out, uint32_t most) {
+    uint32_t n = 0;
+    pthread_mutex_lock(&r->mu);
+    int64_t now = now_ns();
+    for (uint32_t i = 0; i < r->used && n < most; i++) {
+        slot *s = &r->slots[i];
+        if (s->state != DP_CLAIM_CLAIMED)
+            continue;
+        out[n++] = (reflex_claim){i, now - s->at};
+        s->state = DP_CLAIM_NONE;
+        reflex_free_workers(s->workers, s->n);
+    }
+    pthread_mutex_unlock(&r->mu);
+    return n;
+}

@@ -1,0 +1,38 @@
+/* The executor's side of claims (internal/dataplane/dp_claim.h), in C: no goroutine is between a client's claim and its workers. */
+#ifndef RFAAS_REFLEX_H
+#define RFAAS_REFLEX_H
+
+#include "dp_claim.h"
+
+typedef struct reflex reflex;
+
+/* What is needed to resume a worker. The reflex owns the descriptor and the mapping while the line is armed. */
+typedef struct reflex_worker {
+    int freezer;     /* cgroup.freeze of version 2, or freezer.state of version 1 */
+    int old;         /* not 0: version 1 */
+    void *page;      /* the worker's page, of page_size bytes */
+    dp_knock *knock; /* in it */
+} reflex_worker;
+
+/* A claim that reflex_collect returns. */
+typedef struct reflex_claim {
+    uint32_t line;
+    int64_t ago_ns; /* since the executor has seen it */
+} reflex_claim;
+
+/* Makes the reflex of a region, which is a memory file of sizeof(dp_claim_region) bytes, and starts its thread. event: an eventfd that is written
+ * after each claim. The caller keeps both descriptors open until reflex_free. NULL with errno after an error. */
+reflex *reflex_new(int region, int event);
+/* Ends the thread, and closes all lines that are armed. */
+void reflex_free(reflex *r);
+/* Arms a free line for the n workers of a released lease, which are frozen. Takes over *workers (from malloc) and what is in it. Returns the line
+ * and sets *sequence; -1: no line is free, or the reflex ends. */
+int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, reflex_worker *workers, uint32_t n, uint64_t *sequence);
+/* Closes an armed line. Returns 0 if a client has claimed it; reflex_collect then returns the claim, or has done so. */
+int reflex_revoke(reflex *r, uint32_t line, uint64_t sequence);
+/* Takes up to `most` claims, the oldest first for each line. Their lines are free again. */
+uint32_t reflex_collect(reflex *r, reflex_claim *out, uint32_t most);
+/* Frees workers that were not armed. */
+void reflex_free_workers(reflex_worker *workers, uint32_t n);
+
+#endif

@@ -1,0 +1,69 @@
+/* Claims: a client takes the cached workers of a released lease by one compare-and-swap, without a message.
+ *
+ * An executor shares a claim region with each agent on its node that has released leases. A line of the region belongs to the workers of one
+ * released lease. Its word has a state and a sequence number:
+ *
+ *   NONE ──▶ ARMED ──┬── client ───▶ CLAIMED     it has the lease whose id is in the line
+ *                    └── executor ─▶ CLOSED      it ends the workers, or lends them by message
+ *
+ * Of the two exactly one succeeds. A client that has claimed rings the bell. The executor then thaws and wakes the workers, and does its
+ * bookkeeping later. The region is memory of one user's processes and the executor. The executor believes nothing in it: it reads a word once,
+ * and keeps its own record of which lines are armed. */
+#ifndef RFAAS_DP_CLAIM_H
+#define RFAAS_DP_CLAIM_H
+
+#include <linux/futex.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define DP_CLAIM_MAGIC 0x31494c43u /* "CLI1" */
+#define DP_CLAIM_LINES 255
+
+enum { DP_CLAIM_NONE = 0, DP_CLAIM_ARMED = 1, DP_CLAIM_CLAIMED = 2, DP_CLAIM_CLOSED = 3 };
+
+typedef struct dp_claim_line {
+    uint64_t word;      /* state, and the sequence number above its 8 bits */
+    uint64_t lease_id;  /* of the lease that a claim gets */
+    int64_t client_ns;  /* how long its client may use it, from the claim on */
+    uint8_t pad[40];
+} dp_claim_line;
+
+typedef struct dp_claim_region {
+    uint32_t magic, lines;
+    uint32_t bell; /* futex: raised after a claim */
+    uint8_t pad[52];
+    dp_claim_line line[DP_CLAIM_LINES];
+} dp_claim_region;
+_Static_assert(sizeof(dp_claim_line) == 64 && offsetof(dp_claim_region, line) == 64 && sizeof(dp_claim_region) == 16384, "claim region layout");
+
+/* The part of a worker's page through which the executor wakes a suspended worker. Both fields only grow. */
+typedef struct dp_knock {
+    uint32_t rung;    /* futex: raised by everybody who wants the serving thread's attention */
+    uint32_t claimed; /* number of claims */
+} dp_knock;
+
+static inline uint64_t dp_claim_word(uint64_t state, uint64_t sequence) { return state | sequence << 8; }
+
+static inline void dp_claim_ring(uint32_t *futex, int waiters) {
+    __atomic_fetch_add(futex, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, futex, FUTEX_WAKE, waiters, NULL, NULL, 0);
+}
+
+/* Claims line `line` of a region, if it is armed with this sequence number. Returns true with the lease's id and time. */
+static inline bool dp_claim_take(dp_claim_region *r, uint32_t line, uint64_t sequence, uint64_t *lease_id, int64_t *client_ns) {
+    dp_claim_line *l = &r->line[line];
+    uint64_t armed = dp_claim_word(DP_CLAIM_ARMED, sequence);
+    if (__atomic_load_n(&l->word, __ATOMIC_ACQUIRE) != armed)
+        return false;
+    *lease_id = __atomic_load_n(&l->lease_id, __ATOMIC_RELAXED); /* stays as it is while the line is armed */
+    *client_ns = __atomic_load_n(&l->client_ns, __ATOMIC_RELAXED);
+    if (!__atomic_compare_exchange_n(&l->word, &armed, dp_claim_word(DP_CLAIM_CLAIMED, sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        return false;
+    dp_claim_ring(&r->bell, 1);
+    return true;
+}
+
+#endif

@@ -1,0 +1,289 @@
+package executor
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/claim"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// claims lets agents on this node claim cached workers without a message (internal/claim). Each connection of an agent has a region of its own,
+// which only that agent and its user's processes can map. An agent gets the region's descriptor from a socket, for the token in the reply to a
+// release.
+type claims struct {
+	e *Executor
+
+	mu      sync.Mutex
+	ended   bool
+	socket  *net.UnixListener
+	regions map[context.Context]*region // by connection
+
+	armed sync.Map // lease.ID of cached workers -> *claim.Slot
+}
+
+// region is the claim region of a connection.
+type region struct {
+	*claim.Region
+	token, proof [claimSecret]byte
+}
+
+const (
+	claimSecret  = 16                     // bytes of a token, and of the proof with which the executor answers it
+	claimHello   = 500 * time.Millisecond // in which an agent that has connected sends its token
+	claimGreeted = 16                     // connections that are served at once
+)
+
+// region returns the region of a connection. It makes one if there is none.
+func (c *claims) region(conn context.Context) (*region, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.regions[conn]; r != nil {
+		return r, nil
+	}
+	if c.ended || conn.Err() != nil {
+		return nil, errors.New("the connection has ended")
+	}
+	if err := c.listen(); err != nil {
+		return nil, err
+	}
+	r := &region{}
+	rand.Read(r.token[:])
+	rand.Read(r.proof[:])
+	var err error
+	if r.Region, err = claim.New(func() {
+		defer c.e.turns.enter()()
+		r.Collect()
+	}); err != nil {
+		return nil, err
+	}
+	if c.regions == nil {
+		c.regions = map[context.Context]*region{}
+	}
+	c.regions[conn] = r
+	context.AfterFunc(conn, func() {
+		defer c.e.turns.enter()()
+		c.mu.Lock()
+		delete(c.regions, conn)
+		c.mu.Unlock()
+		r.Collect()
+		r.Close()
+	})
+	return r, nil
+}
+
+// listen opens the socket. The caller holds mu.
+func (c *claims) listen() error {
+	if c.socket != nil {
+		return nil
+	}
+	var name [16]byte
+	rand.Read(name[:])
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@rfaas-claims-" + hex.EncodeToString(name[:]), Net: "unix"})
+	if err != nil {
+		return err
+	}
+	c.socket = l
+	go c.serve(l)
+	return nil
+}
+
+// serve hands out regions until the socket is closed. Any process of the node can connect; it gets nothing without a token.
+func (c *claims) serve(l *net.UnixListener) {
+	turns := make(chan struct{}, claimGreeted)
+	for {
+		conn, err := l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptor is free
+			time.Sleep(claimHello)
+			continue
+		}
+		turns <- struct{}{}
+		go func() {
+			defer func() { <-turns }()
+			defer conn.Close()
+			if err := c.greet(conn); err != nil {
+				c.e.log.Debug("a claim region was not handed out", "error", err)
+			}
+		}()
+	}
+}
+
+func (c *claims) greet(conn *net.UnixConn) error {
+	_ = conn.SetDeadline(time.Now().Add(claimHello))
+	var token [claimSecret]byte
+	if _, err := io.ReadFull(conn, token[:]); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock() // so that the region stays open
+	for _, r := range c.regions {
+		if subtle.ConstantTimeCompare(token[:], r.token[:]) == 1 {
+			_, _, err := conn.WriteMsgUnix(r.proof[:], unix.UnixRights(int(r.File().Fd())), nil)
+			return err
+		}
+	}
+	return errors.New("unknown token")
+}
+
+// arm lets the agent that released a lease claim its workers, which are suspended. It returns nil if they can be reused by message only.
+func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *control.Claim {
+	e := c.e
+	d := terms.Duration
+	switch {
+	case k.spec.Provider != dataplane.SHM, e.limits.mayRefuse(), e.back.before(d+e.cfg.Settings.CacheTime, e.now()) != d+e.cfg.Settings.CacheTime:
+		return nil
+	case e.gate.Take(ctx, quota.Leases, 1) != nil: // the claim will be a lease
+		return nil
+	}
+	conn := control.Connection(ctx)
+	r, err := c.region(conn)
+	var workers []claim.Worker
+	for _, w := range k.workers {
+		var one claim.Worker
+		if err == nil {
+			one, err = w.Claimable()
+			workers = append(workers, one)
+		}
+	}
+	var s *claim.Slot
+	if err == nil {
+		id := randomID()
+		caller := context.WithoutCancel(ctx)
+		s, err = r.Arm(uint64(id), e.table.ClientTime(d), workers, func(ago time.Duration) { e.book(caller, conn, k, id, ago) })
+	}
+	if err != nil {
+		e.log.Debug("cached workers cannot be claimed; they are reused by message", "lease", uint64(k.id), "error", err)
+		return nil
+	}
+	c.armed.Store(k.id, s)
+	return &control.Claim{Line: s.Line, Sequence: s.Sequence, Socket: c.socket.Addr().String(), Token: r.token[:], Proof: r.proof[:]}
+}
+
+// revoke closes the line of cached workers. It returns false if a client has claimed them: then they get another use, or end, with that lease.
+func (c *claims) revoke(id lease.ID) bool {
+	s, armed := c.armed.Load(id)
+	if !armed {
+		return true
+	}
+	if !s.(*claim.Slot).Revoke() {
+		return false
+	}
+	c.armed.Delete(id)
+	return true
+}
+
+// revokeAll makes cached workers reusable by message only. Workers that were claimed before belong to leases when it returns.
+func (c *claims) revokeAll() {
+	c.armed.Range(func(id, _ any) bool {
+		c.revoke(id.(lease.ID))
+		return true
+	})
+	c.collect()
+}
+
+// collect books all claims so far. The caller is inside the turnstile, or has shut it.
+func (c *claims) collect() {
+	c.mu.Lock()
+	all := make([]*region, 0, len(c.regions))
+	for _, r := range c.regions {
+		all = append(all, r)
+	}
+	c.mu.Unlock()
+	for _, r := range all {
+		r.Collect()
+	}
+}
+
+// close takes back all regions.
+func (c *claims) close() {
+	c.revokeAll()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	if c.socket != nil {
+		c.socket.Close()
+	}
+	for _, r := range c.regions {
+		r.Close()
+	}
+	c.regions = nil
+}
+
+// bookClaim makes sure that a lease that was claimed before is known. The caller is inside the turnstile.
+func (e *Executor) bookClaim(id lease.ID) {
+	if _, err := e.table.Get(id); err != nil {
+		e.claims.collect()
+	}
+}
+
+// book turns a claim into a lease. Its workers serve already. caller and conn are those of the release.
+func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ago time.Duration) {
+	at := e.now().Add(-ago)
+	e.mu.Lock()
+	l, err := lease.Lease{}, lease.ErrNotCached
+	if e.cached[k.id] == k {
+		l, err = e.table.Claim(k.id, id, at)
+	}
+	e.claims.armed.Delete(k.id)
+	if err != nil { // somebody has guessed the line before the reply named it
+		e.mu.Unlock()
+		e.log.Warn("ending workers that were claimed before they were cached", "lease", uint64(k.id), "error", err)
+		for _, w := range k.workers {
+			w.Kill()
+		}
+		return
+	}
+	delete(e.cached, k.id)
+	h := newHolding(id, k.code, k.spec, l.CPUs)
+	h.tenant, h.tables = l.Terms.Tenant, k.tables
+	e.holdings[id] = h
+	e.mu.Unlock()
+	e.release(k)
+	for _, w := range k.workers {
+		w.Claimed()
+	}
+	e.metrics.claims.Inc()
+	flag, refused := e.reserve(h) // a limit may have been set since the line was armed
+	var granted []*control.WorkerGrant
+	for i, w := range k.workers {
+		if g := h.seatWorker(i, w, nil); g != nil {
+			granted = append(granted, g)
+			e.metrics.started(g)
+		}
+		e.watch(h, i, w)
+	}
+	h.mu.Lock()
+	h.granted, h.flag = granted, flag
+	h.mu.Unlock()
+	e.accounts.begin(l, k.workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, at, h.tables...)
+	e.audit(caller, identity.AuditGrant, h, l.Terms.Tenant, "", func(line *identity.AuditEntry) { line.Start = startOf(granted) })
+	close(h.started)
+	h.askedOn(conn, func() { e.table.Gone(id) })
+	e.tell(h, slog.LevelDebug, "workers claimed", "lease", uint64(id), "of", uint64(k.id), "ago", ago)
+	if refused != nil {
+		if h, err := e.beginEnd(context.Background(), id, lease.Revoked, fmt.Sprint(control.Text(refused))); err == nil {
+			e.finishEnd(context.Background(), h, killed)
+		}
+		return
+	}
+	e.room.took(l.Terms.Tenant)
+	e.changed()
+}
