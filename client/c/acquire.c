@@ -45,6 +45,9 @@ void rfaas_api_grant_destroy(rfaas_grant *h) {
     drop_channels(h);
     for (uint32_t i = 0; i < h->n_workers; i++)
         free(h->workers[i].details);
+    for (uint32_t i = 0; i < h->n_functions; i++)
+        free(h->functions[i]);
+    free(h->functions);
     free(h->workers);
     free(h);
 }
@@ -162,7 +165,9 @@ static bool finished(rfaas_acquisition *a, int status) {
     return true;
 }
 
+static bool start(rfaas_acquisition *a);
 static bool start_again(rfaas_acquisition *a);
+static uint64_t change_key(rfaas_lease *l, rfaas_grant *h);
 
 /* Reports whether an init call ended because its connection or executor was lost. */
 static bool lost(int status) {
@@ -233,14 +238,29 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
     return status ? finished(a, status) : false;
 }
 
+/* Finishes an acquisition whose workers were claimed. cached: key of the cached grant, which the agent that is named by `by` has cached. */
+static bool claimed(rfaas_acquisition *a, uint64_t cached, uint32_t by) {
+    rfaas_grant *h = a->grant;
+    attend(a->lease, h);
+    if (rfaas_api_tell_claimed(a->lease, h, cached, by))
+        return init_start(a);
+    rfaas_api_release_workers(a->lease, change_key(a->lease, h), false); /* the next agent may have the lease or not */
+    return ++a->lost < RFAAS_AGENT_ATTEMPTS ? start(a)
+                                            : finished(a, rfaas_api_fail(RFAAS_PEER_GONE, 0, "lease: %d agents have ended while it was opened", RFAAS_AGENT_ATTEMPTS));
+}
+
 /* Sends the first step. Also used after the agent has ended, since the next agent knows nothing of the acquisition. */
 static bool start(rfaas_acquisition *a) {
-    const rfaas_lease *l = a->lease;
+    rfaas_lease *l = a->lease;
     drop_channels(a->grant);
     a->from = 0;
     a->cached = 0;
     if (a->aside)
         return send_step(a, true, 0);
+    uint32_t by;
+    uint64_t key = rfaas_api_adopt_claimed(l, a->grant, a->at, &by);
+    if (key)
+        return claimed(a, key, by);
     a->cached = rfaas_api_adopt_cached(l, a->grant, a->at);
     if (a->cached)
         attend(l, a->grant);
@@ -369,6 +389,22 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     return dp_status_class(status) == RFAAS_CLASS_CONNECTION && !behind_network(h) ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
 }
 
+/* Claims the workers of a cached grant whose channels came with the reply. Returns false if they cannot be claimed; they are offered then.
+ * Otherwise sets *done as rfaas_api_acquire_step returns it. */
+static bool claim_handed(rfaas_acquisition *a, const rfaas_agent_candidate *c, const rfaas_reply *r, bool *done) {
+    rfaas_grant *h = a->grant;
+    rfaas_agent_candidate g = *c;
+    int64_t client_ns, now = dp_now_ns();
+    if (a->lease->functions || !rfaas_api_claim_workers(&c->claim, r->generation, &g.lease_id, &client_ns))
+        return false;
+    g.until_ns = now + client_ns;
+    h->held_by = r->generation;
+    take_lease(a->lease, h, &g, r->generation);
+    int status = take_grant(a, &g, r->data + sizeof g, r->size - sizeof g);
+    *done = status ? finished(a, status) : claimed(a, h->key, r->generation);
+    return true;
+}
+
 /* Offers channels that the next executor can use: those of a cached grant in the reply, or new ones. */
 static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, const rfaas_reply *r) {
     rfaas_grant *h = a->grant;
@@ -381,6 +417,9 @@ static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, co
             drop_channels(h); /* the agent gives up the cached grant, and names another candidate */
         if (h->ep)
             attend(a->lease, h);
+        bool done;
+        if (h->ep && claim_handed(a, c, r, &done))
+            return done;
         return send_step(a, false, 0);
     }
     int status = make_channels(a->lease, h, c->provider);

@@ -109,6 +109,7 @@ void rfaas_agent_end(void) {
     buffer = NULL;
     buffered = buffer_size = 0;
     rfaas_pass_drop();
+    rfaas_api_forget_regions();
     retry_at = 0;
 }
 
@@ -224,6 +225,8 @@ static bool take_messages(void) {
             take_channels(&h, body, size);
         } else if (h.id) {
             take_reply(&h, body, size);
+        } else if (h.op == RFAAS_AGENT_REGION) {
+            rfaas_pass_region(body, size);
         } else if (h.op == RFAAS_AGENT_EVENT) {
             take_event(body, size);
             __atomic_store_n(&events_seen, events_seen + 1, __ATOMIC_RELAXED);

@@ -121,6 +121,8 @@ ssize_t rfaas_pass_receive(int fd, void *to, size_t room);
 /* Adds channels of a HAND message to a reply, with the descriptors of the first message that has some. Omits channels of another version
  * of the library, and channels with missing descriptors; the request notices that channels are missing. */
 void rfaas_pass_channels(rfaas_reply *r, const uint8_t *body, uint32_t size);
+/* Handles a REGION message, with the descriptors of the first message that has some. */
+void rfaas_pass_region(const uint8_t *body, uint32_t size);
 /* Closes the descriptors of the first message that has some, or those of all messages. */
 void rfaas_pass_drop_first(void);
 void rfaas_pass_drop(void);

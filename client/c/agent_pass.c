@@ -87,6 +87,12 @@ void rfaas_pass_channels(rfaas_reply *r, const uint8_t *body, uint32_t size) {
     came[0].n = 0;
 }
 
+void rfaas_pass_region(const uint8_t *body, uint32_t size) {
+    if (n_came && came[0].n)
+        rfaas_api_take_region(body, size, came[0].fds[0]);
+    rfaas_pass_drop_first();
+}
+
 bool rfaas_pass_send(int fd, struct iovec *iov, int n, const int *pass, uint32_t n_pass, int64_t until) {
     union {
         struct cmsghdr head;

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 9u       /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 10u      /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -55,6 +55,9 @@ enum {
                                  From the agent, with the id of an ACQUIRE, before the reply whose `handed` is set */
     RFAAS_AGENT_TABLE = 18,      /* rfaas_agent_table, descriptor -> -. Leases that are acquired from now on have the table */
     RFAAS_AGENT_TABLE_DROP = 19, /* rfaas_agent_table -> -. Its name counts */
+    RFAAS_AGENT_REGION = 20,     /* from the agent: rfaas_agent_region, descriptor of a claim region (dp_claim.h). Before the first message that names it */
+    RFAAS_AGENT_CLAIMED = 21,    /* rfaas_agent_adopt, pids of the workers, descriptor of the library, no reply: the library has claimed cached workers.
+                                    If the agent cannot follow that lease, it sends the event ENDED */
 };
 
 typedef struct rfaas_agent_header {
@@ -101,6 +104,18 @@ typedef struct rfaas_agent_welcome {
     int32_t pid;
     char version[64];
 } rfaas_agent_welcome;
+
+typedef struct rfaas_agent_region {
+    uint32_t number; /* not 0 */
+    uint32_t reserved;
+} rfaas_agent_region;
+
+/* How cached workers are claimed. */
+typedef struct rfaas_agent_claim {
+    uint32_t region; /* 0: they are not, but offered again */
+    uint32_t line;
+    uint64_t sequence;
+} rfaas_agent_claim;
 
 /* Followed by text_size bytes of JSON. */
 typedef struct rfaas_agent_report {
@@ -186,8 +201,10 @@ typedef struct rfaas_agent_candidate {
     uint32_t functions;
     uint32_t names_size;                /* of their names, each with its NUL */
     uint32_t handed;  /* granted: the agent holds the channels' descriptors. Otherwise: the channels of a cached lease came before this
-                         reply. The next step offers them with `cached`, or offers none, and then the agent gives them up */
+                         reply. The library claims its workers and sends CLAIMED, or the next step offers the channels with `cached`, or
+                         offers none, and then the agent gives them up */
     uint32_t reserved;
+    rfaas_agent_claim claim;            /* with `handed`, not granted: then workers and names follow as for a grant */
     uint64_t lease_id;
     int64_t until_ns;                   /* CLOCK_MONOTONIC: the lease ends then unless it is renewed */
     uint8_t library[32];                /* SHA-256 */
@@ -202,12 +219,13 @@ typedef struct rfaas_agent_worker {
     rfaas_agent_blob blob;
 } rfaas_agent_worker;
 
-/* A lease that an earlier agent held. Followed by the pid of each worker, a uint64_t; 0 for workers that have not been added. */
+/* A lease that an earlier agent held, or that a claim has got. Followed by the pid of each worker, a uint64_t; 0 for workers that have not been added. */
 typedef struct rfaas_agent_adopt {
     uint64_t key, session, lease_id;
     int64_t until_ns;
     uint32_t present; /* workers that have been granted or added, the first ones */
     uint32_t reserved;
+    uint64_t cached;  /* CLAIMED: key of the cached lease, or `key` itself if its channels came with a reply to ACQUIRE */
     uint8_t library[32];
     char at[RFAAS_AGENT_ADDRESS], node[RFAAS_AGENT_ADDRESS]; /* the executor, and its node */
     char provider[16];
@@ -236,6 +254,7 @@ typedef struct rfaas_agent_release {
 typedef struct rfaas_agent_released {
     uint32_t cached; /* not 0: the workers stay cached until an event DROPPED with this key */
     uint32_t handed; /* not 0: the agent holds the channels, and may give them to another process */
+    rfaas_agent_claim claim;
 } rfaas_agent_released;
 
 /* Some channels of a lease at rest, in the order of its workers. Followed by `count` descriptions (dp_packed_channel) of `size` bytes, which

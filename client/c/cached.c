@@ -2,7 +2,7 @@
  * again. The agent compares the libraries by their hash. On shm the agent holds the channels too, and may give them to another process
  * first (hand.c).
  *
- *   release ──▶ on the list ──▶ agent caches the workers ──▶ lease with the same terms: offered ──▶ granted again
+ *   release ──▶ on the list ──▶ agent caches the workers ──▶ lease with the same terms: claimed, or offered and granted again
  *                    └── agent does not: destroyed    └─▶ event DROPPED: destroyed
  *
  * The thread that takes a grant off the list owns it, so grants may pass from one thread to another. */
@@ -44,13 +44,16 @@ static rfaas_grant *take(uint64_t key, const rfaas_lease *like, const char *at, 
     return h;
 }
 
-/* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. */
-static void offer_for_use(uint64_t key, uint32_t held_by) {
+/* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. by: generation
+ * of the agent. */
+static void offer_for_use(uint64_t key, const rfaas_agent_released *r, uint32_t by) {
     pthread_mutex_lock(&cached_mu);
     for (rfaas_grant *h = cached; h; h = h->link)
         if (h->key == key) {
             h->cached = true;
-            h->held_by = held_by;
+            h->held_by = r->handed ? by : 0;
+            h->claim = r->claim;
+            h->claim_by = by;
         }
     pthread_mutex_unlock(&cached_mu);
 }
@@ -115,6 +118,11 @@ int rfaas_api_release_grant(rfaas_lease *l) {
     pthread_mutex_unlock(&l->mu);
     h->session = l->session;
     h->cached = false;
+    h->claim_by = 0;
+    h->functions = l->functions;
+    h->n_functions = l->n_functions;
+    l->functions = NULL;
+    l->n_functions = 0;
     rfaas_api_hand_over(h);
     put(h); /* before the request: the agent may report the end of cached workers at once */
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
@@ -122,14 +130,78 @@ int rfaas_api_release_grant(rfaas_lease *l) {
     int status = rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), &reply);
     const rfaas_agent_released *r = (const rfaas_agent_released *)reply.data;
     bool taken = !status && r->cached;
-    uint32_t held_by = taken && r->handed ? reply.generation : 0;
-    if (!status)
-        free(reply.data);
     if (taken)
-        offer_for_use(req.key, held_by);
+        offer_for_use(req.key, r, reply.generation);
     else
         rfaas_api_drop_cached(req.key);
+    if (!status)
+        free(reply.data);
     return status;
+}
+
+/* Moves the channels of a cached grant to h. */
+static void move_channels(rfaas_grant *from, rfaas_grant *h) {
+    for (uint32_t i = 0; i < h->n_workers; i++) {
+        h->workers[i].ch = from->workers[i].ch;
+        from->workers[i].ch = NULL;
+    }
+    h->ep = from->ep;
+    from->ep = NULL;
+    h->cfg = from->cfg;
+    memcpy(h->provider, from->provider, sizeof h->provider);
+    rfaas_statistics sum = {0};
+    rfaas_api_count(h, &sum);
+    h->before = sum;
+}
+
+/* Reports whether the workers of a cached grant can be claimed for a lease. The claim's duration is that of the cached lease. */
+static bool claimable(const rfaas_grant *h, const rfaas_lease *l) {
+    bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && !*l->spec.bundle;
+    for (uint32_t i = 0; i < h->n_workers && good; i++)
+        good = dp_channel_idle(h->workers[i].ch);
+    return good;
+}
+
+uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at, uint32_t *by) {
+    uint64_t key = 0, id;
+    int64_t client_ns, now = dp_now_ns();
+    dp_error err = {0};
+    rfaas_grant *from = take(0, l, at, NULL);
+    if (!from)
+        return 0;
+    if (!claimable(from, l) || !rfaas_api_claim_workers(&from->claim, from->claim_by, &id, &client_ns)) {
+        put(from); /* offered to the executor next */
+        return 0;
+    }
+    for (uint32_t i = 0; i < h->n_workers; i++) {
+        rfaas_worker *w = &h->workers[i];
+        dp_channel_next_generation(from->workers[i].ch, &err); /* fails if the worker dies just now; the first call replaces it */
+        w->pid = from->workers[i].pid;
+        w->start = (rfaas_worker_start){.start = RFAAS_START_CACHED};
+        dp_channel_carry(from->workers[i].ch, l->options.bulk_max);
+    }
+    move_channels(from, h);
+    pthread_mutex_lock(&l->mu);
+    h->lease_id = id;
+    h->until_ns = now + client_ns;
+    h->present = h->n_workers;
+    h->spec = l->spec;
+    h->library = l->library;
+    pthread_mutex_unlock(&l->mu);
+    h->starts[RFAAS_START_CACHED] = h->n_workers;
+    h->held_by = from->held_by;
+    memcpy(h->sha256, from->sha256, sizeof h->sha256);
+    memcpy(h->executor, from->executor, sizeof h->executor);
+    memcpy(h->node, from->node, sizeof h->node);
+    memcpy(l->session->provider, h->provider, sizeof h->provider);
+    l->functions = from->functions;
+    l->n_functions = from->n_functions;
+    from->functions = NULL;
+    from->n_functions = 0;
+    key = from->key;
+    *by = from->claim_by;
+    rfaas_api_grant_destroy(from);
+    return key;
 }
 
 uint64_t rfaas_api_adopt_cached(const rfaas_lease *l, rfaas_grant *h, const char *at) {
@@ -142,18 +214,9 @@ uint64_t rfaas_api_adopt_cached(const rfaas_lease *l, rfaas_grant *h, const char
     for (uint32_t i = 0; i < from->n_workers && good; i++)
         good = !dp_channel_next_generation(from->workers[i].ch, &err);
     if (good) {
-        for (uint32_t i = 0; i < h->n_workers; i++) {
-            h->workers[i].ch = from->workers[i].ch;
+        move_channels(from, h);
+        for (uint32_t i = 0; i < h->n_workers; i++)
             h->workers[i].resumes = true;
-            from->workers[i].ch = NULL;
-        }
-        h->ep = from->ep;
-        from->ep = NULL;
-        h->cfg = from->cfg;
-        memcpy(h->provider, from->provider, sizeof h->provider);
-        rfaas_statistics sum = {0};
-        rfaas_api_count(h, &sum);
-        h->before = sum;
     } else { /* makes the agent end the workers */
         rfaas_api_release_workers(l, from->key, false);
     }

@@ -15,6 +15,7 @@
  *                          grow.c                       adding workers to a lease that was granted with fewer than it wants
  *                          failover.c                   moving a lease to another executor
  *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
+ *                          claim.c                      taking such channels' workers without a message
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
  *                          table.c                      read-only data for workers
  *                          local.c                      running functions in this process
@@ -154,6 +155,10 @@ typedef struct rfaas_grant {
     const rfaas_session *session; /* of the released lease */
     bool cached;                  /* the agent has confirmed that the workers are cached */
     uint32_t held_by;             /* generation of the agent that holds the channels' descriptors; 0: none. Relaxed atomic */
+    rfaas_agent_claim claim;      /* how its workers are claimed */
+    uint32_t claim_by;            /* generation of the agent that has said so; 0: they are not claimed */
+    char **functions;             /* names of the library's functions, n_functions of them */
+    uint32_t n_functions;
     /* Of the lease: */
     rfaas_agent_spec spec;
     rfaas_library_id library;
@@ -421,8 +426,22 @@ void rfaas_api_hand_over(rfaas_grant *h);
  * the channels cannot be used; the grant may have some of them then. */
 bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r);
 
+/* ---- claim.c ---- */
+
+/* Maps a claim region that the agent has sent. The caller keeps the descriptor. */
+void rfaas_api_take_region(const uint8_t *body, uint32_t size, int fd);
+/* Forgets all regions. No other thread may be inside the library. */
+void rfaas_api_forget_regions(void);
+/* Claims the workers of a cached grant. Returns true, with the lease's id and how long it may be used (ns), if they are this process's now. */
+bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, uint64_t *lease_id, int64_t *client_ns);
+/* Tells the agent of a claim for the lease's new grant. cached: key of the cached grant. Returns false if the agent that has cached it has ended. */
+bool rfaas_api_tell_claimed(const rfaas_lease *l, const rfaas_grant *h, uint64_t cached, uint32_t by);
+
 /* ---- cached.c ---- */
 
+/* Gives the lease's new grant the channels and the workers of a cached grant that suits it and can be claimed. Returns the cached grant's key; 0:
+ * there is none, or other clients were faster. *by: generation of the agent that has cached it. */
+uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at, uint32_t *by);
 /* Releases the lease's grant, or caches it for the next lease with the same terms. If it is cached, the lease has no grant and no
  * buffers any more. */
 int rfaas_api_release_grant(rfaas_lease *l);

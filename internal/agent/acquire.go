@@ -62,11 +62,15 @@ func (c *client) admit(r *request) {
 		} else {
 			r.lease, r.err = c.lease(opLease, r.acquire.Key)
 		}
-	case protocol.OpAdopt:
+	case protocol.OpAdopt, protocol.OpClaimed:
 		if r.adopt, r.err = protocol.DecodeAdopt(r.body); r.err != nil {
 			return
 		}
-		r.lease, r.err = c.newLease(r.adopt.Key, r.adopt.Session)
+		if r.Op == protocol.OpClaimed && r.adopt.Cached == r.adopt.Key {
+			r.lease, r.err = c.lease(opLease, r.adopt.Key)
+		} else {
+			r.lease, r.err = c.newLease(r.adopt.Key, r.adopt.Session)
+		}
 	}
 	if r.lease != nil {
 		r.ctx, r.err = r.lease.begin()
@@ -88,7 +92,8 @@ func (c *client) acquire(r *request) (func(bool), body, error) {
 		return nil, nil, err
 	}
 	if held == nil {
-		d := protocol.Candidate{Executor: cand.Address, Node: cand.Node, Provider: cand.Provider, Handed: l.giveTaken(r)}
+		d := protocol.Candidate{Executor: cand.Address, Node: cand.Node, Provider: cand.Provider}
+		l.giveTaken(r, &d)
 		return nil, d.Encode, nil
 	}
 	d := protocol.Candidate{Granted: true, Handed: l.holds(), LeaseID: held.ID, UntilNs: untilNs(held), Library: held.Library(), Executor: held.Address,

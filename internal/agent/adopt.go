@@ -26,6 +26,8 @@ func (c *client) adopt(r *request) (func(bool), body, error) {
 	return l.granted, func(b []byte) []byte { return protocol.EncodeUntil(b, untilNs(held)) }, nil
 }
 
+func untilOf(ns int64) time.Time { return time.Now().Add(time.Duration(ns - dataplane.Now())) }
+
 func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*grant.Held, error) {
 	var lib *grant.Library
 	if r.file != nil {
@@ -35,7 +37,7 @@ func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*gran
 		}
 	}
 	a := grant.Adoption{ID: m.LeaseID, Address: l.c.env.address(m.At), Node: m.Node, Provider: m.Provider, Library: m.Library,
-		Until: time.Now().Add(time.Duration(m.UntilNs - dataplane.Now()))}
+		Until: untilOf(m.UntilNs)}
 	for _, pid := range m.PIDs {
 		a.PIDs = append(a.PIDs, int(pid))
 	}

@@ -52,6 +52,7 @@ type client struct {
 	closed   bool
 	sessions map[uint64]*session
 	leases   map[uint64]*lease
+	regions  map[uint32]bool // claim regions that the client has
 
 	head [protocol.HeaderSize]byte // of the goroutine that reads; there is one at a time
 	oob  [1056]byte                // room for the descriptors of a message
@@ -199,7 +200,7 @@ const smallRequest = 1024
 
 // hold adds a request to client.bytes. It returns false if the client would then hold too many bytes.
 func (c *client) hold(r *request) bool {
-	small := (r.ID == 0 || r.Op == protocol.OpRelease) && r.Size <= smallRequest
+	small := (r.ID == 0 || r.Op == protocol.OpRelease) && r.Size <= smallRequest || r.Op == protocol.OpClaimed
 	if c.bytes.Add(int64(r.Size)) > mostHeld && !small {
 		c.bytes.Add(-int64(r.Size))
 		return false
@@ -260,7 +261,7 @@ func (c *client) serve() {
 			}
 			continue
 		}
-		if r.ID == 0 != (r.Op == protocol.OpFinish || r.Op == protocol.OpSilent || r.Op == protocol.OpHand) {
+		if r.ID == 0 != (r.Op == protocol.OpFinish || r.Op == protocol.OpSilent || r.Op == protocol.OpHand || r.Op == protocol.OpClaimed) {
 			c.drop(&r)
 			c.end(fmt.Errorf("a request with id %d for %v", r.ID, r.Op))
 			return
@@ -269,6 +270,18 @@ func (c *client) serve() {
 			c.hand(&r) // not concurrently, because a release follows
 			c.drop(&r)
 			continue
+		}
+		if r.Op == protocol.OpClaimed && !r.over {
+			c.admit(&r)
+			if c.claimed(&r) { // not concurrently, because a release may follow
+				c.drop(&r)
+				continue
+			}
+			c.open.Add(1)
+			c.work.Add(1)
+			go c.serve()
+			c.answer(&r)
+			return
 		}
 		if r.over && r.ID == 0 {
 			c.drop(&r)
@@ -393,6 +406,11 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 		return c.acquire(r)
 	case protocol.OpAdopt:
 		return c.adopt(r)
+	case protocol.OpClaimed:
+		if after, _, err = c.adopt(r); err != nil {
+			c.loseClaimed(r, err)
+		}
+		return after, nil, nil
 	case protocol.OpStop:
 		return func(bool) { c.a.stop() }, nil, nil
 	case protocol.OpStatus:

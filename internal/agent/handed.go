@@ -167,17 +167,18 @@ func (c *client) giveChannels(r *request, h *handed) {
 	}
 }
 
-// giveTaken sends the client the channels of the cached lease that it can resume. It returns false if there is none.
-func (l *lease) giveTaken(r *request) bool {
+// giveTaken sends the client the channels of the cached lease that it can resume, if there is one, and says so in the reply.
+func (l *lease) giveTaken(r *request, d *protocol.Candidate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.taken == nil {
-		return false
+		return
 	}
+	d.Handed = true
 	if h, ok := l.taken.Handed().(*handed); ok {
+		l.c.offer(l.taken, d)
 		l.c.giveChannels(r, h)
 	}
-	return true
 }
 
 // takeTaken removes and returns the cached lease whose channels the client has received, or nil.

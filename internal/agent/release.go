@@ -49,15 +49,15 @@ func (c *client) release(r *request) (body, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer := func(cached, handed bool) body { return (&protocol.Released{Cached: cached, Handed: handed}).Encode }
+	var answer protocol.Released
 	l, err := c.lease("release", m.Key)
 	if err != nil || !c.forget(l) {
 		c.forgetCached(m.Key) // if nothing is cached either, the acquisition failed or never began
-		return answer(false, false), nil
+		return answer.Encode, nil
 	}
 	held, acquiring := l.giveUp()
 	if acquiring { // done abandons it
-		return answer(false, false), nil
+		return answer.Encode, nil
 	}
 	var channels io.Closer
 	if m.Keep {
@@ -66,12 +66,15 @@ func (c *client) release(r *request) (body, error) {
 	l.clear(false)
 	switch {
 	case held == nil:
-		return answer(false, false), nil
+		return answer.Encode, nil
 	case !m.Keep:
-		return answer(false, false), held.Release(context.WithoutCancel(c.ctx))
+		return answer.Encode, held.Release(context.WithoutCancel(c.ctx))
 	}
-	cached, err := held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key, channels)
-	return answer(cached, cached && channels != nil), err
+	k, err := held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key, channels)
+	if k != nil {
+		answer = protocol.Released{Cached: true, Handed: channels != nil, Claim: c.claimOf(k)}
+	}
+	return answer.Encode, err
 }
 
 // forgetCached ends the workers that are cached under a key, if there are any. No event follows.

@@ -186,12 +186,12 @@ int reflex_revoke(reflex *r, uint32_t line, uint64_t sequence) {
 uint32_t reflex_collect(reflex *r, reflex_claim *out, uint32_t most) {
     uint32_t n = 0;
     pthread_mutex_lock(&r->mu);
-    int64_t now = now_ns();
     for (uint32_t i = 0; i < r->used && n < most; i++) {
         slot *s = &r->slots[i];
+        look(r, i); /* the thread may be slower than a message about the claim */
         if (s->state != DP_CLAIM_CLAIMED)
             continue;
-        out[n++] = (reflex_claim){i, now - s->at};
+        out[n++] = (reflex_claim){i, now_ns() - s->at};
         s->state = DP_CLAIM_NONE;
         reflex_free_workers(s->workers, s->n);
     }

@@ -30,7 +30,7 @@ void reflex_free(reflex *r);
 int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, reflex_worker *workers, uint32_t n, uint64_t *sequence);
 /* Closes an armed line. Returns 0 if a client has claimed it; reflex_collect then returns the claim, or has done so. */
 int reflex_revoke(reflex *r, uint32_t line, uint64_t sequence);
-/* Takes up to `most` claims, the oldest first for each line. Their lines are free again. */
+/* Takes up to `most` of the claims that clients have made before the call. Their lines are free again. */
 uint32_t reflex_collect(reflex *r, reflex_claim *out, uint32_t most);
 /* Frees workers that were not armed. */
 void reflex_free_workers(reflex_worker *workers, uint32_t n);

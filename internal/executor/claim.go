@@ -227,11 +227,20 @@ func (c *claims) close() {
 	c.regions = nil
 }
 
-// bookClaim makes sure that a lease that was claimed before is known. The caller is inside the turnstile.
+// bookClaim makes sure that a lease that was claimed before is known, with its workers. The caller is inside the turnstile.
 func (e *Executor) bookClaim(id lease.ID) {
 	if _, err := e.table.Get(id); err != nil {
 		e.claims.collect()
 	}
+	if h := e.holding(id); h != nil {
+		<-h.started // another goroutine is booking it
+	}
+}
+
+// bookClaimFor is bookClaim for a caller outside of the turnstile.
+func (e *Executor) bookClaimFor(id lease.ID) {
+	defer e.turns.enter()()
+	e.bookClaim(id)
 }
 
 // book turns a claim into a lease. Its workers serve already. caller and conn are those of the release.

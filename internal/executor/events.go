@@ -18,9 +18,7 @@ const aliveEvery = time.Second
 // present. A new stream of the same lease replaces an older one.
 func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamingServer[control.Event]) error {
 	id := lease.ID(req.GetLeaseId())
-	leave := e.turns.enter()
-	e.bookClaim(id)
-	leave()
+	e.bookClaimFor(id)
 	h, err := e.findFor(stream.Context(), "Events", id)
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ const answerGrace = time.Second
 // worker's page may be forged, so the call limit is also enforced by the client's report of how long the worker has not
 // answered.
 func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*control.InspectReply, error) {
+	e.bookClaimFor(lease.ID(req.GetLeaseId()))
 	h, err := e.findFor(ctx, "Inspect", lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err

@@ -50,6 +50,8 @@ type Cached struct {
 	library string // its name
 	cl      control.ExecutorClient
 	timer   *time.Timer
+	last    *Held  // the released lease
+	claim   *Claim // nil: the workers are reused by message only
 
 	// Protected by the cache, until it is taken.
 	owner  *Control  // nil: its session was closed
@@ -339,23 +341,24 @@ func (c *Control) Cached() (n int) {
 	return n
 }
 
-// ReleaseCached is Release for a client that has no calls in flight and could use the same workers again. If cached is true, TakeCached
+// ReleaseCached is Release for a client that has no calls in flight and could use the same workers again. If the workers are cached, TakeCached
 // and Options.Dropped know the lease by name. handed has the channels, if the client has handed them over; it is closed when the lease is
 // given up, and at once if the lease is not cached.
-func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer) (cached bool, err error) {
-	k := &Cached{name: name, cand: h.Candidate, id: h.ID, key: h.key, library: h.library, cl: h.cl, handed: handed}
+func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer) (cached *Cached, err error) {
+	k := &Cached{name: name, cand: h.Candidate, id: h.ID, key: h.key, library: h.library, cl: h.cl, last: h, handed: handed}
 	k.cand.Cached = nil
 	if h.c.opts.Keep <= 0 || h.adopted {
 		k.Close()
-		return false, h.Release(ctx)
+		return nil, h.Release(ctx)
 	}
 	r, err := h.release(ctx, true)
 	if err != nil || r.GetCacheMs() == 0 || !r.GetCached() {
 		k.Close()
-		return false, err
+		return nil, err
 	}
+	k.claimable(h.c, r.GetClaim())
 	h.c.keep(k, milliseconds(r.GetCacheMs()))
-	return true, nil
+	return k, nil
 }
 
 // cachedOf returns the most leases to cache, from an option and the environment.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -42,7 +43,24 @@ func (h *Held) Replace(ctx context.Context, i int, blob []byte, kill bool) (Work
 	if _, err := h.checkWorkers(op, &from, w); err != nil {
 		return Worker{}, err
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.newer == nil {
+		h.newer = map[int]Worker{}
+	}
+	h.newer[i] = w
 	return w, nil
+}
+
+// present returns the workers that the lease has now, by index.
+func (h *Held) present() []Worker {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := append(slices.Clone(h.Workers), make([]Worker, max(h.Wanted-len(h.Workers), 0))...)
+	for i, w := range h.newer {
+		all[i] = w
+	}
+	return all
 }
 
 // Inspection describes a worker, as its executor knows it.
@@ -154,7 +172,7 @@ func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, e
 	}
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep}
+	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep, Claims: keep && h.Provider == dataplane.SHM}
 	r, err := h.cl.Release(ctx, req)
 	// If the executor has ended during the request, the second attempt finds that nobody listens, or an executor without this lease.
 	if broke(ctx, err) {

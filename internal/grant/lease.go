@@ -239,10 +239,11 @@ type Held struct {
 	leaving    atomic.Bool // events are dropped, because the lease is being released
 
 	mu      sync.Mutex
-	end     time.Time // when the client stops using the lease
-	over    string    // why the lease has ended
-	lost    bool      // the lease has ended because its executor cannot be reached; the executor may still have to release it
-	refusal string    // why it could not be renewed, if the executor refused the credential
+	newer   map[int]Worker // workers that have replaced others or were added, by index
+	end     time.Time      // when the client stops using the lease
+	over    string         // why the lease has ended
+	lost    bool           // the lease has ended because its executor cannot be reached; the executor may still have to release it
+	refusal string         // why it could not be renewed, if the executor refused the credential
 }
 
 // note records that the lease has ended.

@@ -32,6 +32,7 @@ type shared struct {
 	libraries map[fileState]*Library
 	inUse     map[[sha256.Size]byte]weak.Pointer[Library] // libraries of leases, also if they are too large to be remembered
 	streams   map[string][]*leasing                       // idle ones, by address
+	regions   map[string]*Region                          // by executor
 	token     *control.Token                              // nil: none is used yet
 	refusal   string                                      // why the credential was refused at the last renewal of a lease; "": it was not
 	closed    bool
@@ -60,7 +61,7 @@ func newShared(o *Options) (*shared, error) {
 		return nil, fail("connect", dataplane.StatusFatal, "%v", err)
 	}
 	s := &shared{opts: *o, nodeID: id, devices: anyDevice, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
-		streams: make(map[string][]*leasing), libraries: make(map[fileState]*Library), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
+		streams: make(map[string][]*leasing), regions: make(map[string]*Region), libraries: make(map[fileState]*Library), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
 	s.places.open()
 	s.opts.Dropped = nil // belongs to one session
 	rand.Read(s.client[:])
@@ -74,6 +75,9 @@ func (c *shared) close() {
 	c.mu.Lock()
 	conns, streams := c.conns, c.streams
 	c.conns, c.streams, c.closed = nil, nil, true
+	for _, r := range c.regions {
+		r.File.Close()
+	}
 	c.mu.Unlock()
 	for _, idle := range streams {
 		for _, s := range idle {

@@ -104,12 +104,13 @@ type Candidate struct {
 	Executor, Node, Provider string
 	Workers                  []Worker
 	Functions                []string
+	Claim                    Claim // handed: how the workers can be claimed; Workers and Functions are set then too
 }
 
 // Encode appends the body of the message.
 func (d *Candidate) Encode(b []byte) []byte {
 	c := C.rfaas_agent_candidate{workers: C.uint32_t(len(d.Workers)), functions: C.uint32_t(len(d.Functions)),
-		lease_id: C.uint64_t(d.LeaseID), until_ns: C.int64_t(d.UntilNs), granted: flag(d.Granted), handed: flag(d.Handed)}
+		lease_id: C.uint64_t(d.LeaseID), until_ns: C.int64_t(d.UntilNs), granted: flag(d.Granted), handed: flag(d.Handed), claim: d.Claim.encode()}
 	for _, f := range d.Functions {
 		c.names_size += C.uint32_t(len(f) + 1)
 	}
@@ -127,9 +128,10 @@ func (d *Candidate) Encode(b []byte) []byte {
 	return b
 }
 
-// Adopt names a lease that another agent held. Its descriptor is the library.
+// Adopt names a lease that another agent held, or that the client has claimed. Its descriptor is the library.
 type Adopt struct {
 	Key, Session, LeaseID uint64
+	Cached                uint64 // claimed: key of the cached lease, or Key if the agent has sent its channels
 	UntilNs               int64
 	Present               uint32 // workers that have been granted or added
 	Library               [32]byte
@@ -146,7 +148,7 @@ func DecodeAdopt(b []byte) (Adopt, error) {
 		err = list[C.uint64_t](OpAdopt, "workers", rest, uint64(c.spec.workers), MaxWorkers)
 	}
 	t := texts{op: OpAdopt, err: err}
-	a := Adopt{Key: uint64(c.key), Session: uint64(c.session), LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns), Present: uint32(c.present),
+	a := Adopt{Key: uint64(c.key), Session: uint64(c.session), LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns), Present: uint32(c.present), Cached: uint64(c.cached),
 		At: t.of("at", c.at[:]), Node: t.of("node", c.node[:]), Provider: t.of("provider", c.provider[:]), Spec: t.spec(&c.spec)}
 	copy(a.Library[:], view(&c.library))
 	if t.err != nil {

@@ -129,11 +129,31 @@ func (e *Event) Encode(b []byte) []byte {
 type Released struct {
 	Cached bool // the workers are cached
 	Handed bool // the agent holds the channels
+	Claim  Claim
 }
 
 // Encode appends the body of the message.
 func (r *Released) Encode(b []byte) []byte {
-	return put(b, &C.rfaas_agent_released{cached: flag(r.Cached), handed: flag(r.Handed)})
+	return put(b, &C.rfaas_agent_released{cached: flag(r.Cached), handed: flag(r.Handed), claim: r.Claim.encode()})
+}
+
+// Claim says how cached workers are claimed. Region 0: they are not.
+type Claim struct {
+	Region, Line uint32
+	Sequence     uint64
+}
+
+func (c Claim) encode() C.rfaas_agent_claim {
+	return C.rfaas_agent_claim{region: C.uint32_t(c.Region), line: C.uint32_t(c.Line), sequence: C.uint64_t(c.Sequence)}
+}
+
+func decodeClaim(c *C.rfaas_agent_claim) Claim {
+	return Claim{uint32(c.region), uint32(c.line), uint64(c.sequence)}
+}
+
+// EncodeRegion appends a body that names a claim region.
+func EncodeRegion(b []byte, number uint32) []byte {
+	return put(b, &C.rfaas_agent_region{number: C.uint32_t(number)})
 }
 
 // Hand describes some channels of a lease at rest.

@@ -180,7 +180,7 @@ func DecodeCandidate(b []byte) (Candidate, error) {
 		return Candidate{}, err
 	}
 	t := texts{op: OpAcquire}
-	d := Candidate{Granted: c.granted != 0, Handed: c.handed != 0, LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns),
+	d := Candidate{Granted: c.granted != 0, Handed: c.handed != 0, Claim: decodeClaim(&c.claim), LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns),
 		Executor: t.of("executor", c.executor[:]), Node: t.of("node", c.node[:]), Provider: t.of("provider", c.provider[:])}
 	copy(d.Library[:], view(&c.library))
 	for range uint32(c.workers) {
@@ -204,7 +204,7 @@ func DecodeCandidate(b []byte) (Candidate, error) {
 // Encode appends the body of the message.
 func (a *Adopt) Encode(b []byte) []byte {
 	c := C.rfaas_agent_adopt{key: C.uint64_t(a.Key), session: C.uint64_t(a.Session), lease_id: C.uint64_t(a.LeaseID),
-		until_ns: C.int64_t(a.UntilNs), present: C.uint32_t(a.Present), spec: a.Spec.c()}
+		until_ns: C.int64_t(a.UntilNs), present: C.uint32_t(a.Present), cached: C.uint64_t(a.Cached), spec: a.Spec.c()}
 	copy(view(&c.library), a.Library[:])
 	set(c.at[:], a.At)
 	set(c.node[:], a.Node)
@@ -253,7 +253,7 @@ func DecodeOpened(b []byte) (provider string, encrypt int, err error) {
 func DecodeReleased(b []byte) (Released, error) {
 	var c C.rfaas_agent_released
 	err := exactly(OpRelease, b, &c)
-	return Released{c.cached != 0, c.handed != 0}, err
+	return Released{c.cached != 0, c.handed != 0, decodeClaim(&c.claim)}, err
 }
 
 // EncodeLeaseName appends a body that names a lease.

@@ -67,12 +67,15 @@ const (
 
 	OpTable     Op = C.RFAAS_AGENT_TABLE
 	OpTableDrop Op = C.RFAAS_AGENT_TABLE_DROP
+	OpRegion    Op = C.RFAAS_AGENT_REGION
+	OpClaimed   Op = C.RFAAS_AGENT_CLAIMED
 )
 
 // String is the operation's name in the header, in lower case.
 func (o Op) String() string {
 	names := [...]string{"?", "hello", "status", "stop", "open", "close", "acquire", "adopt", "replace", "release", "inspect",
-		"renew", "finish", "spread", "changes", "silent", "event", "hand", "table", "table-drop"}
+		"renew", "finish", "spread", "changes", "silent", "event", "hand", "table", "table-drop",
+		"region", "claimed"}
 	if int64(o) < int64(len(names)) {
 		return names[o]
 	}

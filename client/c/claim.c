@@ -1,0 +1,74 @@
+/* Claims: the workers of a cached lease are taken by a compare-and-swap in memory that the executor shares (dp_claim.h). The agent sends the
+ * region's descriptor once, and says with each cached lease which line is its. The agent is told of a claim afterwards.
+ *
+ *   lease_open ── compare-and-swap, bell ──▶ executor: thaws the workers
+ *        └─ CLAIMED ──▶ agent: follows the lease, renews it, reports its events
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client.h"
+#include "dp_claim.h"
+
+#define REGIONS_MAX 64 /* of one process. The workers of further regions are not claimed */
+
+typedef struct region {
+    uint32_t number, by; /* generation of the agent that has sent it */
+    dp_claim_region *map;
+} region;
+
+static region regions[REGIONS_MAX]; /* entries below n_regions do not change */
+static uint32_t n_regions;          /* written by the thread that reads from the agent */
+
+void rfaas_api_take_region(const uint8_t *body, uint32_t size, int fd) {
+    rfaas_agent_region r;
+    struct stat st;
+    if (size < sizeof r || n_regions == REGIONS_MAX || fstat(fd, &st) || st.st_size != sizeof(dp_claim_region))
+        return;
+    memcpy(&r, body, sizeof r);
+    dp_claim_region *map = mmap(NULL, sizeof *map, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (map == MAP_FAILED)
+        return;
+    if (map->magic != DP_CLAIM_MAGIC || map->lines != DP_CLAIM_LINES) { /* an executor of another version */
+        munmap(map, sizeof *map);
+        return;
+    }
+    regions[n_regions] = (region){r.number, rfaas_agent_generation(), map};
+    __atomic_store_n(&n_regions, n_regions + 1, __ATOMIC_RELEASE);
+}
+
+void rfaas_api_forget_regions(void) {
+    for (uint32_t i = 0; i < n_regions; i++)
+        munmap(regions[i].map, sizeof *regions[i].map);
+    n_regions = 0;
+}
+
+bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, uint64_t *lease_id, int64_t *client_ns) {
+    if (!claim->region || !by || by != rfaas_agent_generation() || claim->line >= DP_CLAIM_LINES)
+        return false;
+    uint32_t n = __atomic_load_n(&n_regions, __ATOMIC_ACQUIRE);
+    for (uint32_t i = 0; i < n; i++)
+        if (regions[i].number == claim->region && regions[i].by == by)
+            return dp_claim_take(regions[i].map, claim->line, claim->sequence, lease_id, client_ns);
+    return false;
+}
+
+bool rfaas_api_tell_claimed(const rfaas_lease *l, const rfaas_grant *h, uint64_t cached, uint32_t by) {
+    rfaas_agent_adopt req = {.key = h->key, .session = l->session->open.session, .lease_id = h->lease_id, .until_ns = h->until_ns, .present = h->present,
+                             .cached = cached, .spec = h->spec};
+    uint64_t pids[RFAAS_WORKERS_MAX];
+    memcpy(req.library, h->sha256, sizeof req.library);
+    memcpy(req.at, h->executor, sizeof req.at);
+    memcpy(req.node, h->node, sizeof req.node);
+    memcpy(req.provider, h->provider, sizeof req.provider);
+    for (uint32_t i = 0; i < h->n_workers; i++)
+        pids[i] = h->workers[i].pid;
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = pids, .tail_size = h->n_workers * sizeof *pids, .fd = l->library_fd};
+    if (by != rfaas_agent_generation())
+        return false;
+    rfaas_agent_pass(RFAAS_AGENT_CLAIMED, &parts); /* if it is not sent, the lease is handed over to the next agent */
+    return true;
+}

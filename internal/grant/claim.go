@@ -1,0 +1,147 @@
+package grant
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/claim"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// regionTime bounds getting the descriptor of a claim region.
+const regionTime = time.Second
+
+// Region is the claim region of an executor on this node. It is closed with the connections, or when the executor has another one.
+type Region struct {
+	Number uint32 // of this process's regions, from 1
+	File   *os.File
+	token  []byte
+}
+
+var regions atomic.Uint32 // numbers that were given
+
+// Claim says how a client claims the workers of a cached lease.
+type Claim struct {
+	*Region
+	Line     uint32
+	Sequence uint64
+}
+
+// region returns the region that an executor names, and gets it if it is new. The caller uses it at once.
+func (c *shared) region(addr string, m *control.Claim) (*Region, error) {
+	c.mu.Lock()
+	r := c.regions[addr]
+	c.mu.Unlock()
+	if r != nil && bytes.Equal(r.token, m.GetToken()) {
+		return r, nil
+	}
+	f, err := openRegion(m)
+	if err != nil {
+		return nil, err
+	}
+	fresh := &Region{Number: regions.Add(1), File: f, token: m.GetToken()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch now := c.regions[addr]; {
+	case c.closed:
+		f.Close()
+		return nil, errors.New("the session is closed")
+	case now != nil && bytes.Equal(now.token, fresh.token): // another release was faster
+		f.Close()
+		return now, nil
+	case now != nil:
+		now.File.Close()
+	}
+	c.regions[addr] = fresh
+	return fresh, nil
+}
+
+// openRegion gets a region's descriptor from its executor. Another process may listen there if the executor has just ended, so the executor proves
+// that it sent the message.
+func openRegion(m *control.Claim) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), regionTime)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", m.GetSocket())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(regionTime))
+	if _, err := conn.Write(m.GetToken()); err != nil {
+		return nil, err
+	}
+	proof, oob := make([]byte, len(m.GetProof())), make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(proof, oob)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(messages) != 1 {
+		return nil, fmt.Errorf("%d control messages, want a descriptor: %w", len(messages), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		return nil, fmt.Errorf("%d descriptors, want one: %w", len(fds), err)
+	}
+	f := os.NewFile(uintptr(fds[0]), "claim region")
+	if err := checkRegion(fds[0]); err == nil && len(proof) > 0 && bytes.Equal(proof[:n], m.GetProof()) {
+		return f, nil
+	}
+	f.Close()
+	return nil, fmt.Errorf("another process than the executor has answered at %s, or the descriptor is not a region", m.GetSocket())
+}
+
+// checkRegion returns an error if a descriptor is not a memory file of a region's size that keeps this size.
+func checkRegion(fd int) error {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if seals&unix.F_SEAL_SHRINK == 0 || st.Size != int64(claim.Size) {
+		return fmt.Errorf("%d bytes, seals %#x", st.Size, seals)
+	}
+	return nil
+}
+
+// claimable sets how a cached lease is claimed, if the executor has said so. After an error its workers are reused by message only.
+func (k *Cached) claimable(c *Control, m *control.Claim) {
+	if m == nil || m.GetLine() >= claim.Lines {
+		return
+	}
+	if r, err := c.region(k.cand.Address, m); err == nil {
+		k.claim = &Claim{r, m.GetLine(), m.GetSequence()}
+	}
+}
+
+// Claim returns how the workers can be claimed; nil: they cannot.
+func (k *Cached) Claim() *Claim { return k.claim }
+
+// Describe returns the hash of the library, the names of its functions, and the workers.
+func (k *Cached) Describe() (library [sha256.Size]byte, functions []string, workers []Worker) {
+	return k.last.sha, k.last.Functions, k.last.present()
+}
+
+// Claimed returns the lease that a client has got by claiming the workers of k, which was taken (TakeCached, TakeHanded). id and until are what the
+// client has read.
+func (p *Pending) Claimed(k *Cached, id uint64, until time.Time) *Held {
+	was := k.last
+	h := &Held{Candidate: k.cand, ID: id, Workers: was.present(), Wanted: was.Wanted, Functions: was.Functions, Duration: was.Duration, c: p.c, cl: k.cl,
+		renew: p.spec.Renew, key: k.key, library: p.name, home: was.home, sha: was.sha, end: until, unanswered: make(chan Unanswered, reportsMax)}
+	p.granted = true
+	p.c.note(dataplane.SHM)
+	return h
+}
