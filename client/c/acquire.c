@@ -394,10 +394,12 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
 static bool claim_handed(rfaas_acquisition *a, const rfaas_agent_candidate *c, const rfaas_reply *r, bool *done) {
     rfaas_grant *h = a->grant;
     rfaas_agent_candidate g = *c;
-    int64_t client_ns, now = dp_now_ns();
-    if (a->lease->functions || !rfaas_api_claim_workers(&c->claim, r->generation, &g.lease_id, &client_ns))
+    dp_claimed won;
+    int64_t now = dp_now_ns();
+    if (a->lease->functions || !rfaas_api_claim_workers(&c->claim, r->generation, false, &won))
         return false;
-    g.until_ns = now + client_ns;
+    g.lease_id = won.lease_id;
+    g.until_ns = now + won.client_ns;
     h->held_by = r->generation;
     take_lease(a->lease, h, &g, r->generation);
     int status = take_grant(a, &g, r->data + sizeof g, r->size - sizeof g);

@@ -163,27 +163,28 @@ static bool claimable(const rfaas_grant *h, const rfaas_lease *l) {
 }
 
 uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at, uint32_t *by) {
-    uint64_t key = 0, id;
-    int64_t client_ns, now = dp_now_ns();
+    int64_t now = dp_now_ns();
+    dp_claimed won;
     dp_error err = {0};
     rfaas_grant *from = take(0, l, at, NULL);
     if (!from)
         return 0;
-    if (!claimable(from, l) || !rfaas_api_claim_workers(&from->claim, from->claim_by, &id, &client_ns)) {
+    if (!claimable(from, l) || !rfaas_api_claim_workers(&from->claim, from->claim_by, true, &won)) {
         put(from); /* offered to the executor next */
         return 0;
     }
     for (uint32_t i = 0; i < h->n_workers; i++) {
         rfaas_worker *w = &h->workers[i];
-        dp_channel_next_generation(from->workers[i].ch, &err); /* fails if the worker dies just now; the first call replaces it */
+        if (!won.awake)
+            dp_channel_next_generation(from->workers[i].ch, &err); /* fails if the worker dies just now; the first call replaces it */
         w->pid = from->workers[i].pid;
         w->start = (rfaas_worker_start){.start = RFAAS_START_CACHED};
         dp_channel_carry(from->workers[i].ch, l->options.bulk_max);
     }
     move_channels(from, h);
     pthread_mutex_lock(&l->mu);
-    h->lease_id = id;
-    h->until_ns = now + client_ns;
+    h->lease_id = won.lease_id;
+    h->until_ns = now + won.client_ns;
     h->present = h->n_workers;
     h->spec = l->spec;
     h->library = l->library;
@@ -198,7 +199,7 @@ uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at,
     l->n_functions = from->n_functions;
     from->functions = NULL;
     from->n_functions = 0;
-    key = from->key;
+    uint64_t key = from->key;
     *by = from->claim_by;
     rfaas_api_grant_destroy(from);
     return key;

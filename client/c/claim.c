@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "client.h"
-#include "dp_claim.h"
 
 #define REGIONS_MAX 64 /* of one process. The workers of further regions are not claimed */
 
@@ -46,13 +45,13 @@ void rfaas_api_forget_regions(void) {
     n_regions = 0;
 }
 
-bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, uint64_t *lease_id, int64_t *client_ns) {
+bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, bool own, dp_claimed *out) {
     if (!claim->region || !by || by != rfaas_agent_generation() || claim->line >= DP_CLAIM_LINES)
         return false;
     uint32_t n = __atomic_load_n(&n_regions, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; i < n; i++)
         if (regions[i].number == claim->region && regions[i].by == by)
-            return dp_claim_take(regions[i].map, claim->line, claim->sequence, lease_id, client_ns);
+            return dp_claim_take(regions[i].map, claim->line, claim->sequence, own, out);
     return false;
 }
 

@@ -34,6 +34,7 @@
 
 #include "agent.h"
 #include "dp_channel.h"
+#include "dp_claim.h"
 #include "dp_turns.h"
 #include "local_library.h"
 #include "rfaas.h"
@@ -432,8 +433,8 @@ bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r);
 void rfaas_api_take_region(const uint8_t *body, uint32_t size, int fd);
 /* Forgets all regions. No other thread may be inside the library. */
 void rfaas_api_forget_regions(void);
-/* Claims the workers of a cached grant. Returns true, with the lease's id and how long it may be used (ns), if they are this process's now. */
-bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, uint64_t *lease_id, int64_t *client_ns);
+/* Claims the workers of a cached grant. own: this process has released it. Returns true if they are this process's now. */
+bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, bool own, dp_claimed *out);
 /* Tells the agent of a claim for the lease's new grant. cached: key of the cached grant. Returns false if the agent that has cached it has ended. */
 bool rfaas_api_tell_claimed(const rfaas_lease *l, const rfaas_grant *h, uint64_t cached, uint32_t by);
 

@@ -118,6 +118,9 @@ func (p *process) read() {
 			p.err = err
 			return
 		}
+		if h.Op == protocol.OpRegion { // a claim region, whose descriptor the read has dropped
+			continue
+		}
 		if h.ID == 0 {
 			e, err := protocol.DecodeEvent(body)
 			if err != nil {

@@ -5,6 +5,7 @@ package claim
 /*
 #cgo CFLAGS: -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -I${SRCDIR}/../dataplane
 #cgo LDFLAGS: -pthread
+#include <stdbool.h>
 #include <stdlib.h>
 #include "reflex.h"
 */
@@ -117,9 +118,9 @@ func (r *Region) Close() {
 	r.file.Close()
 }
 
-// Arm lets a client claim frozen workers, and get a lease with this id, which it may use for the duration `client`. After a claim, Collect calls
-// claimed with the time that has passed since.
-func (r *Region) Arm(id uint64, client time.Duration, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
+// Arm lets a client claim workers, and get a lease with this id, which it may use for the duration `client`. The workers are frozen, or awake. After
+// a claim, Collect calls claimed with the time that has passed since.
+func (r *Region) Arm(id uint64, client time.Duration, awake bool, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
 	list := (*C.reflex_worker)(C.calloc(C.size_t(len(workers)), C.sizeof_reflex_worker))
 	if list == nil {
 		return nil, errors.New("claim: out of memory")
@@ -136,7 +137,7 @@ func (r *Region) Arm(id uint64, client time.Duration, workers []Worker, claimed 
 	defer r.mu.Unlock()
 	line, sequence := C.int(-1), C.uint64_t(0)
 	if r.c != nil {
-		line = C.reflex_arm(r.c, C.uint64_t(id), C.int64_t(client), list, C.uint32_t(len(workers)), &sequence)
+		line = C.reflex_arm(r.c, C.uint64_t(id), C.int64_t(client), C.bool(awake), list, C.uint32_t(len(workers)), &sequence)
 	}
 	if line < 0 {
 		C.reflex_free_workers(list, C.uint32_t(len(workers)))
@@ -171,6 +172,25 @@ func (s *Slot) Revoke() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.c == nil || C.reflex_revoke(r.c, C.uint32_t(s.Line), C.uint64_t(s.Sequence)) != 0
+}
+
+// Cool makes sure that no client claims awake workers until Cooled, which lets clients claim them frozen. It returns false if a client has claimed
+// them or they have another use.
+func (s *Slot) Cool() bool {
+	r := s.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.c != nil && C.reflex_cool(r.c, C.uint32_t(s.Line), C.uint64_t(s.Sequence)) != 0
+}
+
+// Cooled is to be called after Cool, when the workers are frozen.
+func (s *Slot) Cooled() {
+	r := s.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.c != nil {
+		C.reflex_cooled(r.c, C.uint32_t(s.Line), C.uint64_t(s.Sequence))
+	}
 }
 
 // Collect calls the functions of all claims so far, one after the other. When it returns, the functions of claims from before the call have

@@ -16,7 +16,7 @@
 #define VAIN_NS 1000000
 
 typedef struct slot {
-    uint32_t state; /* DP_CLAIM_NONE: free; DP_CLAIM_ARMED; DP_CLAIM_CLAIMED: not collected yet */
+    uint32_t state; /* DP_CLAIM_NONE: free; AWAKE, COOLING, ARMED; CLAIMED: not collected yet */
     uint32_t n;
     uint64_t sequence; /* of the present or the last use */
     int64_t at;        /* CLOCK_MONOTONIC ns at which the claim was seen */
@@ -55,14 +55,15 @@ static void resume(const reflex_worker *w) {
     dp_claim_ring(&w->knock->rung, 1); /* after the thaw: a wake-up before it may be lost */
 }
 
-/* Checks whether a client has claimed an armed line, and then resumes its workers. Under mu. */
+/* Checks whether a client has claimed a line, and then resumes its workers. Under mu. */
 static bool look(reflex *r, uint32_t line) {
     slot *s = &r->slots[line];
-    if (s->state != DP_CLAIM_ARMED ||
+    bool frozen = s->state == DP_CLAIM_ARMED;
+    if ((!frozen && s->state != DP_CLAIM_AWAKE) ||
         __atomic_load_n(&r->region->line[line].word, __ATOMIC_ACQUIRE) != dp_claim_word(DP_CLAIM_CLAIMED, s->sequence))
         return false;
     s->at = now_ns();
-    for (uint32_t i = 0; i < s->n; i++)
+    for (uint32_t i = 0; i < s->n && frozen; i++)
         resume(&s->workers[i]);
     s->state = DP_CLAIM_CLAIMED;
     return true;
@@ -140,7 +141,7 @@ void reflex_free(reflex *r) {
     free(r);
 }
 
-int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, reflex_worker *workers, uint32_t n, uint64_t *sequence) {
+int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, bool awake, reflex_worker *workers, uint32_t n, uint64_t *sequence) {
     pthread_mutex_lock(&r->mu);
     int line = 0;
     while (line < DP_CLAIM_LINES && r->slots[line].state != DP_CLAIM_NONE)
@@ -151,36 +152,65 @@ int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, reflex_worker *w
     }
     slot *s = &r->slots[line];
     dp_claim_line *l = &r->region->line[line];
-    *s = (slot){.state = DP_CLAIM_ARMED, .n = n, .sequence = s->sequence + 1, .workers = workers};
+    uint32_t state = awake ? DP_CLAIM_AWAKE : DP_CLAIM_ARMED;
+    *s = (slot){.state = state, .n = n, .sequence = s->sequence + 1, .workers = workers};
     if ((uint32_t)line >= r->used)
         r->used = (uint32_t)line + 1;
     l->lease_id = lease_id;
     l->client_ns = client_ns;
-    __atomic_store_n(&l->word, dp_claim_word(DP_CLAIM_ARMED, s->sequence), __ATOMIC_RELEASE);
+    __atomic_store_n(&l->word, dp_claim_word(state, s->sequence), __ATOMIC_RELEASE);
     *sequence = s->sequence;
     pthread_mutex_unlock(&r->mu);
     return line;
 }
 
+/* Changes a line from its present state to another, unless a client has claimed it. Any word but a claim was not written by a client that follows
+ * the protocol, and does not count. Under mu. */
+static bool change(reflex *r, uint32_t line, uint32_t to) {
+    slot *s = &r->slots[line];
+    dp_claim_line *l = &r->region->line[line];
+    uint64_t now = dp_claim_word(s->state, s->sequence);
+    if (!__atomic_compare_exchange_n(&l->word, &now, dp_claim_word(to, s->sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        if (look(r, line)) {
+            tell(r);
+            return false;
+        }
+        __atomic_store_n(&l->word, dp_claim_word(to, s->sequence), __ATOMIC_RELEASE);
+    }
+    s->state = to;
+    return true;
+}
+
+/* Returns a line's state; DP_CLAIM_NONE if it has another sequence number. Under mu. */
+static uint32_t state_of(const reflex *r, uint32_t line, uint64_t sequence) {
+    return r->slots[line].sequence == sequence ? r->slots[line].state : DP_CLAIM_NONE;
+}
+
 int reflex_revoke(reflex *r, uint32_t line, uint64_t sequence) {
     pthread_mutex_lock(&r->mu);
     slot *s = &r->slots[line];
-    dp_claim_line *l = &r->region->line[line];
-    uint64_t armed = dp_claim_word(DP_CLAIM_ARMED, sequence);
-    bool is = s->state == DP_CLAIM_ARMED && s->sequence == sequence;
-    /* Any other word than a claim was not written by a client that follows the protocol, and does not count. */
-    if (is && !__atomic_compare_exchange_n(&l->word, &armed, dp_claim_word(DP_CLAIM_CLOSED, sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) &&
-        look(r, line)) {
-        is = false;
-        tell(r);
-    }
+    uint32_t state = state_of(r, line, sequence);
+    bool is = state != DP_CLAIM_NONE && state != DP_CLAIM_CLAIMED && change(r, line, DP_CLAIM_CLOSED);
     if (is) {
-        __atomic_store_n(&l->word, dp_claim_word(DP_CLAIM_CLOSED, sequence), __ATOMIC_RELEASE);
         s->state = DP_CLAIM_NONE;
         reflex_free_workers(s->workers, s->n);
     }
     pthread_mutex_unlock(&r->mu);
     return is;
+}
+
+int reflex_cool(reflex *r, uint32_t line, uint64_t sequence) {
+    pthread_mutex_lock(&r->mu);
+    bool is = state_of(r, line, sequence) == DP_CLAIM_AWAKE && change(r, line, DP_CLAIM_COOLING);
+    pthread_mutex_unlock(&r->mu);
+    return is;
+}
+
+void reflex_cooled(reflex *r, uint32_t line, uint64_t sequence) {
+    pthread_mutex_lock(&r->mu);
+    if (state_of(r, line, sequence) == DP_CLAIM_COOLING)
+        change(r, line, DP_CLAIM_ARMED);
+    pthread_mutex_unlock(&r->mu);
 }
 
 uint32_t reflex_collect(reflex *r, reflex_claim *out, uint32_t most) {

@@ -25,10 +25,13 @@ typedef struct reflex_claim {
 reflex *reflex_new(int region, int event);
 /* Ends the thread, and closes all lines that are armed. */
 void reflex_free(reflex *r);
-/* Arms a free line for the n workers of a released lease, which are frozen. Takes over *workers (from malloc) and what is in it. Returns the line
+/* Lets clients claim the n workers of a released lease: frozen ones, or with `awake` such as still wait for calls. Takes over *workers (from malloc) and what is in it. Returns the line
  * and sets *sequence; -1: no line is free, or the reflex ends. */
-int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, reflex_worker *workers, uint32_t n, uint64_t *sequence);
-/* Closes an armed line. Returns 0 if a client has claimed it; reflex_collect then returns the claim, or has done so. */
+int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, bool awake, reflex_worker *workers, uint32_t n, uint64_t *sequence);
+/* Between the two, awake workers are frozen, and no client can claim them. reflex_cool returns 0 if the line has no awake workers (any more). */
+int reflex_cool(reflex *r, uint32_t line, uint64_t sequence);
+void reflex_cooled(reflex *r, uint32_t line, uint64_t sequence);
+/* Closes a line. Returns 0 if a client has claimed it; reflex_collect then returns the claim, or has done so. */
 int reflex_revoke(reflex *r, uint32_t line, uint64_t sequence);
 /* Takes up to `most` of the claims that clients have made before the call. Their lines are free again. */
 uint32_t reflex_collect(reflex *r, reflex_claim *out, uint32_t most);

@@ -73,6 +73,7 @@ type Executor struct {
 	MaxBulk    Bytes  `mapstructure:"max-bulk"`
 
 	Pool           int           `mapstructure:"pool"`        // pooled workers for each provider
+	CacheAwake     time.Duration `mapstructure:"cache-awake"` // how long released workers stay awake before they are frozen
 	CacheTime      time.Duration `mapstructure:"cache-time"`  // how long released workers are cached; 0: not cached
 	CacheMost      int           `mapstructure:"cache-most"`  // leases whose workers are cached
 	MaxWorkers     int           `mapstructure:"max-workers"` // per lease; 0: as many as cores
@@ -108,6 +109,9 @@ const maxPool = 1024
 
 // maxKeep bounds how long workers are cached.
 const maxKeep = 24 * time.Hour
+
+// maxAwake bounds how long released workers stay awake.
+const maxAwake = time.Second
 
 var executorOptions = slices.Concat([]option{
 	{"listen", control.DefaultExecutorAddress, "control address: host:port or unix:PATH"},
@@ -146,6 +150,7 @@ var executorOptions = slices.Concat([]option{
 	{"bundle-dir", "/dev/shm", "directory in which the executor unpacks bundles, in one of its own; their files count as memory (table-limit)"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"pool", "2", "pooled workers for each fabric: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
+	{"cache-awake", "1ms", "how long workers that are cached stay awake before they are frozen; the released lease pays for it, and a lease that its process opens meanwhile starts at once; 0s to freeze them at the release"},
 	{"cache-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; they are ended if other leases need their cores; 0s for no cache"},
 	{"cache-most", "64", "most released leases whose workers are cached"},
 	{"max-workers", "0", "most workers of one lease, 0 for as many as cores"},
@@ -290,6 +295,9 @@ func (c *Executor) validate() error {
 		v.failf("max-bulk: %v is above 4GiB", c.MaxBulk)
 	}
 	v.between("pool", c.Pool, 0, maxPool)
+	if c.CacheAwake < 0 || c.CacheAwake > maxAwake {
+		v.failf("cache-awake: %v is not in 0s..%v", c.CacheAwake, maxAwake)
+	}
 	if c.CacheTime < 0 || c.CacheTime > maxKeep {
 		v.failf("cache-time: %v is not in 0s..%v", c.CacheTime, maxKeep)
 	}

@@ -3,11 +3,14 @@
  * An executor shares a claim region with each agent on its node that has released leases. A line of the region belongs to the workers of one
  * released lease. Its word has a state and a sequence number:
  *
- *   NONE ──▶ ARMED ──┬── client ───▶ CLAIMED     it has the lease whose id is in the line
- *                    └── executor ─▶ CLOSED      it ends the workers, or lends them by message
+ *   NONE ─▶ AWAKE ─▶ COOLING ─▶ ARMED ──┬── client ───▶ CLAIMED     it has the lease whose id is in the line
+ *             └─────────────────────────┴── executor ─▶ CLOSED      it ends the workers, or lends them by message
  *
- * Of the two exactly one succeeds. A client that has claimed rings the bell. The executor then thaws and wakes the workers, and does its
- * bookkeeping later. The region is memory of one user's processes and the executor. The executor believes nothing in it: it reads a word once,
+ * AWAKE: the workers still wait for calls as in the released lease, which pays for that. Only the process that has released it claims them then.
+ * COOLING: they are being frozen. ARMED: they are frozen.
+ *
+ * Of client and executor exactly one succeeds. A client that has claimed rings the bell. The executor then thaws and wakes frozen workers, and
+ * does its bookkeeping later. The region is memory of one user's processes and the executor. The executor believes nothing in it: it reads a word once,
  * and keeps its own record of which lines are armed. */
 #ifndef RFAAS_DP_CLAIM_H
 #define RFAAS_DP_CLAIM_H
@@ -22,7 +25,7 @@
 #define DP_CLAIM_MAGIC 0x31494c43u /* "CLI1" */
 #define DP_CLAIM_LINES 255
 
-enum { DP_CLAIM_NONE = 0, DP_CLAIM_ARMED = 1, DP_CLAIM_CLAIMED = 2, DP_CLAIM_CLOSED = 3 };
+enum { DP_CLAIM_NONE = 0, DP_CLAIM_ARMED = 1, DP_CLAIM_CLAIMED = 2, DP_CLAIM_CLOSED = 3, DP_CLAIM_AWAKE = 4, DP_CLAIM_COOLING = 5 };
 
 typedef struct dp_claim_line {
     uint64_t word;      /* state, and the sequence number above its 8 bits */
@@ -52,15 +55,23 @@ static inline void dp_claim_ring(uint32_t *futex, int waiters) {
     syscall(SYS_futex, futex, FUTEX_WAKE, waiters, NULL, NULL, 0);
 }
 
-/* Claims line `line` of a region, if it is armed with this sequence number. Returns true with the lease's id and time. */
-static inline bool dp_claim_take(dp_claim_region *r, uint32_t line, uint64_t sequence, uint64_t *lease_id, int64_t *client_ns) {
+/* A claim that has succeeded. */
+typedef struct dp_claimed {
+    uint64_t lease_id;
+    int64_t client_ns; /* how long the lease may be used */
+    bool awake;        /* the workers serve the same generation; otherwise the next one */
+} dp_claimed;
+
+/* Claims line `line` of a region, if it is armed with this sequence number, or, with `own`, if its workers are awake. */
+static inline bool dp_claim_take(dp_claim_region *r, uint32_t line, uint64_t sequence, bool own, dp_claimed *out) {
     dp_claim_line *l = &r->line[line];
-    uint64_t armed = dp_claim_word(DP_CLAIM_ARMED, sequence);
-    if (__atomic_load_n(&l->word, __ATOMIC_ACQUIRE) != armed)
+    uint64_t word = __atomic_load_n(&l->word, __ATOMIC_ACQUIRE);
+    bool awake = own && word == dp_claim_word(DP_CLAIM_AWAKE, sequence);
+    if (!awake && word != dp_claim_word(DP_CLAIM_ARMED, sequence))
         return false;
-    *lease_id = __atomic_load_n(&l->lease_id, __ATOMIC_RELAXED); /* stays as it is while the line is armed */
-    *client_ns = __atomic_load_n(&l->client_ns, __ATOMIC_RELAXED);
-    if (!__atomic_compare_exchange_n(&l->word, &armed, dp_claim_word(DP_CLAIM_CLAIMED, sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    /* The line's other fields stay as they are while it has this sequence number. */
+    *out = (dp_claimed){__atomic_load_n(&l->lease_id, __ATOMIC_RELAXED), __atomic_load_n(&l->client_ns, __ATOMIC_RELAXED), awake};
+    if (!__atomic_compare_exchange_n(&l->word, &word, dp_claim_word(DP_CLAIM_CLAIMED, sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return false;
     dp_claim_ring(&r->bell, 1);
     return true;

@@ -107,6 +107,14 @@ func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time
 	if a == nil {
 		return
 	}
+	acc := newAccount(l, workers, polls, began)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.leases[l.ID] = acc
+	a.use(acc, tables)
+}
+
+func newAccount(l lease.Lease, workers []Worker, polls bool, began time.Time) *account {
 	acc := &account{id: l.ID, tenant: tenantOf(l.Terms.Tenant), began: began, workers: make([]*metered, l.Terms.Workers),
 		meter: accounting.NewMeter(l.Terms.Workers, len(workers)*l.Terms.CoresPerWorker, l.Terms.MemoryPerWorker*uint64(len(workers)), began)}
 	for i, w := range workers {
@@ -117,10 +125,42 @@ func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time
 		}
 		acc.workers[i] = m
 	}
+	return acc
+}
+
+// succeed begins to charge a lease that has claimed the workers of an earlier one. If they were still awake, it stops charging the earlier one: up
+// to `at` the cores were the earlier lease's. What the workers have counted and used since `at` is the earlier one's too, so that the sum is exact.
+func (a *accounts) succeed(old lease.ID, l lease.Lease, workers []Worker, polls bool, at time.Time, tables []*table) {
+	if a == nil {
+		for _, w := range workers {
+			w.Claimed(w.Counters())
+		}
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	was := a.leases[old]
+	for i, w := range workers {
+		counted := w.Counters()
+		if was != nil {
+			was.look(i, at)
+			r := was.workers[i].report // calls that have ended since the look are the new lease's
+			counted.Calls, counted.Failed, counted.BytesIn, counted.BytesOut = r.Calls, r.Failures, r.BytesIn, r.BytesOut
+		}
+		w.Claimed(counted)
+	}
+	acc := newAccount(l, workers, polls, at)
+	if was != nil {
+		for i, m := range acc.workers {
+			m.base, m.cpu = was.workers[i].cpu, was.workers[i].cpu
+		}
+	}
 	a.leases[l.ID] = acc
 	a.use(acc, tables)
+	if was != nil {
+		a.close(was, at)
+	}
+	a.drop(old)
 }
 
 // use charges the tables of a lease that no other lease of its tenant uses. The caller holds mu.
@@ -208,6 +248,11 @@ func (a *accounts) end(id lease.ID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stop(id)
+	a.drop(id)
+}
+
+// drop stops charging the tables of an ended lease that no other lease uses.
+func (a *accounts) drop(id lease.ID) {
 	for _, key := range a.using[id] {
 		u := a.tables[key]
 		if u.leases--; u.leases == 0 {
@@ -218,16 +263,22 @@ func (a *accounts) end(id lease.ID) {
 	delete(a.using, id)
 }
 
-// stop ends an account. The caller holds mu.
+// stop ends an account. The caller holds mu, as for close and drop.
 func (a *accounts) stop(id lease.ID) {
 	acc := a.leases[id]
 	if acc == nil {
 		return // it never began
 	}
-	acc.ended = a.now()
-	acc.lookAll(acc.ended) // the counters are still there, the process and its processor time are not
-	acc.meter.End(acc.ended)
-	delete(a.leases, id)
+	now := a.now()
+	acc.lookAll(now) // the counters are still there, the process and its processor time are not
+	a.close(acc, now)
+}
+
+// close ends an account after its last measurement.
+func (a *accounts) close(acc *account, at time.Time) {
+	acc.ended = at
+	acc.meter.End(at)
+	delete(a.leases, acc.id)
 	a.ended = append(a.ended, acc)
 	select {
 	case a.poke <- struct{}{}:

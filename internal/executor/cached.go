@@ -20,13 +20,17 @@ const suspendPatience = 500 * time.Millisecond
 // which is an agent, with queue pairs, memory and code unchanged. The goroutine that removes it from Executor.cached ends or resumes
 // the workers.
 type cached struct {
-	id      lease.ID
-	spec    zygote.Spec
-	code    *code    // with a reference
-	tables  []*table // likewise
-	workers []Worker
-	taken   chan struct{} // closed when a lease takes the workers, or they are ended
-	unwatch func() bool   // stops watching the connection
+	id         lease.ID
+	spec       zygote.Spec
+	code       *code    // with a reference
+	tables     []*table // likewise
+	workers    []Worker
+	keepsState bool          // they may have executed functions
+	taken      chan struct{} // closed when a lease takes the workers, or they are ended
+	unwatch    func() bool   // stops watching the connection
+
+	mu    sync.Mutex // held while the workers are frozen, or resumed by message
+	awake bool       // they are not frozen yet (cool). The released lease is still charged
 }
 
 // keep caches the workers of a released lease, in place of finishEnd. It returns nil if it cannot; some of the workers may
@@ -44,17 +48,18 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	if !all || !l.Terms.KeepsState && dirty(workers) {
 		return nil
 	}
-	bounded, cancel := context.WithTimeout(conn, suspendPatience)
-	defer cancel()
-	if err := each(workers, func(_ int, w Worker) error { return w.Suspend(bounded) }); err != nil {
-		e.log.Debug("workers not cached", "lease", uint64(h.id), "error", err)
-		return nil
+	k := &cached{id: h.id, spec: h.spec, code: h.code, tables: h.tables, workers: workers, taken: make(chan struct{}), keepsState: l.Terms.KeepsState}
+	claims = claims && e.claims.possible(k, &l.Terms)
+	reply = &control.ReleaseReply{Cached: true, CacheMs: milliseconds(s.CacheTime)}
+	if k.awake = claims && s.CacheAwake > 0; k.awake {
+		reply.Claim = e.claims.arm(ctx, k, &l.Terms)
 	}
-	if !l.Terms.KeepsState && dirty(workers) { // calls ended meanwhile
-		return nil
+	if reply.Claim == nil {
+		if err := e.freeze(conn, k); err != nil {
+			e.log.Debug("workers not cached", "lease", uint64(h.id), "error", err)
+			return nil
+		}
 	}
-	e.accounts.end(h.id)
-	k := &cached{id: h.id, spec: h.spec, code: h.code, tables: h.tables, workers: workers, taken: make(chan struct{})}
 	k.unwatch = context.AfterFunc(conn, func() {
 		defer e.turns.enter()()
 		e.dropCached(k.id)
@@ -69,9 +74,8 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 			}
 		})
 	}
-	reply = &control.ReleaseReply{Cached: true, CacheMs: milliseconds(s.CacheTime)}
-	if claims {
-		reply.Claim = e.claims.arm(ctx, k, &l.Terms) // before the table has the workers, so that it can always revoke
+	if claims && s.CacheAwake == 0 {
+		reply.Claim = e.claims.arm(ctx, k, &l.Terms)
 	}
 	e.mu.Lock()
 	err = e.table.Keep(h.id)
@@ -95,8 +99,55 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 		}
 		e.dropCached(oldest)
 	}
+	if k.awake {
+		time.AfterFunc(s.CacheAwake, func() {
+			defer e.turns.enter()()
+			e.cool(k)
+		})
+	}
 	e.changed()
 	return reply
+}
+
+// freeze suspends workers and stops charging their lease. After an error they must be ended.
+func (e *Executor) freeze(ctx context.Context, k *cached) error {
+	ctx, cancel := context.WithTimeout(ctx, suspendPatience)
+	defer cancel()
+	if err := each(k.workers, func(_ int, w Worker) error { return w.Suspend(ctx) }); err != nil {
+		return err
+	}
+	if !k.keepsState && dirty(k.workers) { // calls have come since the release
+		return errors.New("they have executed functions")
+	}
+	e.accounts.end(k.id)
+	k.awake = false
+	return nil
+}
+
+// cool freezes cached workers that are still awake, unless they have another use by now.
+func (e *Executor) cool(k *cached) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := e.claims.slot(k.id)
+	switch {
+	case s != nil && !s.Cool(), !e.cachedAwake(k):
+		return
+	}
+	if err := e.freeze(context.Background(), k); err != nil {
+		e.log.Debug("workers not cached any more", "lease", uint64(k.id), "error", err)
+		_ = e.dropCached(k.id)
+		return
+	}
+	if s != nil { // else a limit or the end of the node's service has closed the line
+		s.Cooled()
+	}
+}
+
+// cachedAwake reports whether workers are still cached and awake.
+func (e *Executor) cachedAwake(k *cached) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return k.awake && e.cached[k.id] == k
 }
 
 // dirty reports whether a worker has executed a function, whose state must not reach another lease. A function can hide that by
@@ -238,6 +289,7 @@ func (e *Executor) reapCached(id lease.ID) {
 func (e *Executor) end(k *cached) {
 	e.release(k)
 	stopAll(context.Background(), k.workers, killed)
+	e.accounts.end(k.id) // if they were still awake
 	e.codes.release(k.code)
 	e.tables.release(k.tables)
 }
@@ -269,7 +321,15 @@ func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.D
 	e.release(k)
 	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
-	err := each(k.workers, func(i int, w Worker) error { return w.Resume(blobs[i]) })
+	k.mu.Lock()
+	var err error
+	if k.awake {
+		err = e.freeze(ctx, k)
+	}
+	if err == nil {
+		err = each(k.workers, func(i int, w Worker) error { return w.Resume(blobs[i]) })
+	}
+	k.mu.Unlock()
 	e.codes.release(k.code) // the lease has its own reference
 	e.tables.release(k.tables)
 	if err == nil {

@@ -143,14 +143,16 @@ func (c *claims) greet(conn *net.UnixConn) error {
 	return errors.New("unknown token")
 }
 
-// arm lets the agent that released a lease claim its workers, which are suspended. It returns nil if they can be reused by message only.
+// possible reports whether cached workers may be claimed: no limit can refuse the lease, and the node is not wanted back before its end.
+func (c *claims) possible(k *cached, terms *lease.Terms) bool {
+	most := terms.Duration + c.e.cfg.Settings.CacheTime
+	return k.spec.Provider == dataplane.SHM && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
+}
+
+// arm lets the agent that released a lease claim its workers. It returns nil if they can be reused by message only.
 func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *control.Claim {
 	e := c.e
-	d := terms.Duration
-	switch {
-	case k.spec.Provider != dataplane.SHM, e.limits.mayRefuse(), e.back.before(d+e.cfg.Settings.CacheTime, e.now()) != d+e.cfg.Settings.CacheTime:
-		return nil
-	case e.gate.Take(ctx, quota.Leases, 1) != nil: // the claim will be a lease
+	if e.gate.Take(ctx, quota.Leases, 1) != nil { // the claim will be a lease
 		return nil
 	}
 	conn := control.Connection(ctx)
@@ -167,7 +169,7 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 	if err == nil {
 		id := randomID()
 		caller := context.WithoutCancel(ctx)
-		s, err = r.Arm(uint64(id), e.table.ClientTime(d), workers, func(ago time.Duration) { e.book(caller, conn, k, id, ago) })
+		s, err = r.Arm(uint64(id), e.table.ClientTime(terms.Duration), k.awake, workers, func(ago time.Duration) { e.book(caller, conn, k, id, ago) })
 	}
 	if err != nil {
 		e.log.Debug("cached workers cannot be claimed; they are reused by message", "lease", uint64(k.id), "error", err)
@@ -177,13 +179,22 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 	return &control.Claim{Line: s.Line, Sequence: s.Sequence, Socket: c.socket.Addr().String(), Token: r.token[:], Proof: r.proof[:]}
 }
 
-// revoke closes the line of cached workers. It returns false if a client has claimed them: then they get another use, or end, with that lease.
-func (c *claims) revoke(id lease.ID) bool {
+// slot returns the line of cached workers; nil: they cannot be claimed, or have been.
+func (c *claims) slot(id lease.ID) *claim.Slot {
 	s, armed := c.armed.Load(id)
 	if !armed {
+		return nil
+	}
+	return s.(*claim.Slot)
+}
+
+// revoke closes the line of cached workers. It returns false if a client has claimed them: then they get another use, or end, with that lease.
+func (c *claims) revoke(id lease.ID) bool {
+	s := c.slot(id)
+	if s == nil {
 		return true
 	}
-	if !s.(*claim.Slot).Revoke() {
+	if !s.Revoke() {
 		return false
 	}
 	c.armed.Delete(id)
@@ -266,9 +277,7 @@ func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ag
 	e.holdings[id] = h
 	e.mu.Unlock()
 	e.release(k)
-	for _, w := range k.workers {
-		w.Claimed()
-	}
+	e.accounts.succeed(k.id, l, k.workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, at, h.tables)
 	e.metrics.claims.Inc()
 	flag, refused := e.reserve(h) // a limit may have been set since the line was armed
 	var granted []*control.WorkerGrant
@@ -282,7 +291,6 @@ func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ag
 	h.mu.Lock()
 	h.granted, h.flag = granted, flag
 	h.mu.Unlock()
-	e.accounts.begin(l, k.workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, at, h.tables...)
 	e.audit(caller, identity.AuditGrant, h, l.Terms.Tenant, "", func(line *identity.AuditEntry) { line.Start = startOf(granted) })
 	close(h.started)
 	h.askedOn(conn, func() { e.table.Gone(id) })

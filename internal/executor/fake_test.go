@@ -231,7 +231,7 @@ func (w *fakeWorker) Claimable() (claim.Worker, error) {
 	return claim.Worker{}, errors.New("not a process")
 }
 
-func (w *fakeWorker) Claimed() {}
+func (w *fakeWorker) Claimed(zygote.Counters) {}
 
 func (w *fakeWorker) Connect(*net.TCPConn, []byte) error { return nil }
 

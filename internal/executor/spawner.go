@@ -35,9 +35,10 @@ type Worker interface {
 	// Suspend freezes the process. Resume lets it serve the same client again. Stop and Finish also end a suspended worker.
 	Suspend(ctx context.Context) error
 	Resume(clientBlob []byte) error
-	// Claimable returns what a claim needs to resume a suspended worker, instead of Resume. Claimed records that it has been resumed so.
+	// Claimable returns what a claim needs to resume a suspended worker, instead of Resume. Claimed records that another lease has claimed the
+	// worker, after what it had counted for the lease before.
 	Claimable() (claim.Worker, error)
-	Claimed()
+	Claimed(counted zygote.Counters)
 	// Connect hands the worker its client's connection on provider tcp, and the hello that was read from it.
 	Connect(c *net.TCPConn, hello []byte) error
 	// EndCall ends a worker whose call exceeds its limit and reports where it was. It blocks until the process is

@@ -41,6 +41,12 @@ func (c Counters) since(b *Counters) Counters {
 		BytesIn: less(c.BytesIn, b.BytesIn), BytesOut: less(c.BytesOut, b.BytesOut)}
 }
 
+// plus returns the sum of two counts.
+func (c Counters) plus(b *Counters) Counters {
+	return Counters{Calls: c.Calls + b.Calls, Refused: c.Refused + b.Refused, Failed: c.Failed + b.Failed, BytesIn: c.BytesIn + b.BytesIn,
+		BytesOut: c.BytesOut + b.BytesOut}
+}
+
 // page is the page that a worker shares. The worker may write it at any time, and no process can shrink it.
 type page struct {
 	mu  sync.Mutex

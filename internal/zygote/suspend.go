@@ -55,7 +55,7 @@ func (w *Worker) Resume(clientBlob []byte) error {
 	return nil
 }
 
-// Claimable returns what a claim needs to resume the suspended worker (internal/claim). The descriptors are valid as long as the worker is not reaped
+// Claimable returns what a claim needs to resume the worker once it is suspended (internal/claim). The descriptors are valid as long as the worker is not reaped
 // and the caller uses them at once.
 func (w *Worker) Claimable() (c claim.Worker, err error) {
 	c.Freezer, c.Old, err = w.group.Freezer()
@@ -65,13 +65,16 @@ func (w *Worker) Claimable() (c claim.Worker, err error) {
 	if c.Page = w.page.descriptor(); c.Page < 0 {
 		return c, errors.New("the worker has ended")
 	}
-	before := w.page.counters()
-	w.before.Store(&before)
 	return c, nil
 }
 
-// Claimed records that a claim has resumed the worker.
-func (w *Worker) Claimed() {
+// Claimed records that another lease has claimed the worker. counted is what Counters has returned for the lease before; what the worker counts
+// beyond that belongs to the new lease.
+func (w *Worker) Claimed(counted Counters) {
+	if b := w.before.Load(); b != nil {
+		counted = counted.plus(b)
+	}
+	w.before.Store(&counted)
 	w.frozen.Store(false)
 	w.steps = Steps{Cached: true}
 }
