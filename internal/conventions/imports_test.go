@@ -33,8 +33,8 @@ var layers = map[string][]string{
 	"internal/agent":       {"internal/api", "internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/bundle", "internal/link", "internal/config", "internal/control",
-		"internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox",
-		"internal/systemd", "internal/topology", "internal/zygote"},
+		"internal/claim", "internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/observe", "internal/privilege", "internal/quota",
+		"internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/link",
 		"internal/identity", "internal/observe", "internal/quota", "internal/systemd"},
 
@@ -48,8 +48,8 @@ var layers = map[string][]string{
 
 	// The base.
 	"internal/backtrace":    {},
-	"internal/grant":        {"internal/api", "internal/backtrace", "internal/board", "internal/bundle", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
-	"internal/zygote":       {"internal/api", "internal/dataplane", "internal/handover", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
+	"internal/grant":        {"internal/api", "internal/backtrace", "internal/board", "internal/bundle", "internal/claim", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
+	"internal/zygote":       {"internal/api", "internal/claim", "internal/dataplane", "internal/handover", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
 	"internal/bundle":       {},
 	"internal/handover":     {"internal/spawner/wire"},
 	"internal/spawner":      {"internal/sandbox", "internal/spawner/wire"},
@@ -71,6 +71,7 @@ var layers = map[string][]string{
 	"internal/topology":    {},
 	"internal/datalisten":  {"internal/control", "internal/dataplane"},
 	"internal/dataplane":   {"internal/api"},
+	"internal/claim":       {},
 	"internal/apigen":      {}, // what `make api` runs; no program contains it
 	"internal/conventions": {"internal/apigen"},
 	"tests/channel":        {"internal/dataplane"},
@@ -96,9 +97,9 @@ var layers = map[string][]string{
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},
 }
 
-// cgoLayers may import "C": the data plane, the messages between library and agent, the binding of MPI, the bare round trips
+// cgoLayers may import "C": the data plane, the executor's side of claims, the messages between library and agent, the binding of MPI, the bare round trips
 // of the benchmarks, and the channels of tests.
-var cgoLayers = []string{"internal/dataplane", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
+var cgoLayers = []string{"internal/dataplane", "internal/claim", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
 
 // testHelpers may be imported by the tests of any package.
 var testHelpers = []string{"tests/agenttest", "tests/ccalls", "tests/channel", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}

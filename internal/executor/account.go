@@ -7,6 +7,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/link"
+	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -128,32 +129,41 @@ func newAccount(l lease.Lease, workers []Worker, polls bool, began time.Time) *a
 	return acc
 }
 
-// succeed begins to charge a lease that has claimed the workers of an earlier one. If they were still awake, it stops charging the earlier one: up
-// to `at` the cores were the earlier lease's. What the workers have counted and used since `at` is the earlier one's too, so that the sum is exact.
-func (a *accounts) succeed(old lease.ID, l lease.Lease, workers []Worker, polls bool, at time.Time, tables []*table) {
-	if a == nil {
-		for _, w := range workers {
-			w.Claimed(w.Counters())
-		}
-		return
+// used is what a worker had counted for a lease, and its processor time so far, when that lease was no longer charged.
+type used struct {
+	counted zygote.Counters
+	cpu     time.Duration
+}
+
+// succeed begins to charge a lease that has claimed the workers of an earlier one at a time. before has what they had used when they were frozen.
+// nil: they were still awake, and the earlier lease, which is still charged, has had the cores up to then. What the workers have counted and used
+// between the claim and now is the earlier one's in that case, so that the sum is exact.
+func (a *accounts) succeed(old lease.ID, l lease.Lease, workers []Worker, before []used, polls bool, at time.Time, tables []*table) {
+	var was *account
+	if a != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		was = a.leases[old]
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	was := a.leases[old]
+	if before == nil {
+		before = usedBy(workers)
+	}
 	for i, w := range workers {
-		counted := w.Counters()
 		if was != nil {
 			was.look(i, at)
-			r := was.workers[i].report // calls that have ended since the look are the new lease's
-			counted.Calls, counted.Failed, counted.BytesIn, counted.BytesOut = r.Calls, r.Failures, r.BytesIn, r.BytesOut
+			m := was.workers[i]
+			c := &before[i].counted
+			c.Calls, c.Failed, c.BytesIn, c.BytesOut = m.report.Calls, m.report.Failures, m.report.BytesIn, m.report.BytesOut
+			before[i].cpu = m.cpu
 		}
-		w.Claimed(counted)
+		w.Claimed(before[i].counted)
+	}
+	if a == nil {
+		return
 	}
 	acc := newAccount(l, workers, polls, at)
-	if was != nil {
-		for i, m := range acc.workers {
-			m.base, m.cpu = was.workers[i].cpu, was.workers[i].cpu
-		}
+	for i, m := range acc.workers {
+		m.base, m.cpu = before[i].cpu, before[i].cpu
 	}
 	a.leases[l.ID] = acc
 	a.use(acc, tables)
@@ -161,6 +171,15 @@ func (a *accounts) succeed(old lease.ID, l lease.Lease, workers []Worker, polls 
 		a.close(was, at)
 	}
 	a.drop(old)
+}
+
+// usedBy returns what workers have used so far.
+func usedBy(workers []Worker) (list []used) {
+	for _, w := range workers {
+		cpu, _ := w.CPUTime()
+		list = append(list, used{w.Counters(), cpu})
+	}
+	return list
 }
 
 // use charges the tables of a lease that no other lease of its tenant uses. The caller holds mu.

@@ -31,6 +31,7 @@ type cached struct {
 
 	mu    sync.Mutex // held while the workers are frozen, or resumed by message
 	awake bool       // they are not frozen yet (cool). The released lease is still charged
+	used  []used     // what they had used when they were frozen
 }
 
 // keep caches the workers of a released lease, in place of finishEnd. It returns nil if it cannot; some of the workers may
@@ -119,6 +120,7 @@ func (e *Executor) freeze(ctx context.Context, k *cached) error {
 	if !k.keepsState && dirty(k.workers) { // calls have come since the release
 		return errors.New("they have executed functions")
 	}
+	k.used = usedBy(k.workers)
 	e.accounts.end(k.id)
 	k.awake = false
 	return nil

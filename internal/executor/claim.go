@@ -277,7 +277,7 @@ func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ag
 	e.holdings[id] = h
 	e.mu.Unlock()
 	e.release(k)
-	e.accounts.succeed(k.id, l, k.workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, at, h.tables)
+	e.accounts.succeed(k.id, l, k.workers, k.used, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, at, h.tables)
 	e.metrics.claims.Inc()
 	flag, refused := e.reserve(h) // a limit may have been set since the line was armed
 	var granted []*control.WorkerGrant

@@ -1,0 +1,72 @@
+package capi
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var claimClients = flag.Int("claim-clients", 100, "clients that race for ten workers in TestClaimsRace")
+
+// Clients of two processes take turns on ten workers by claims, while the executor ends cached workers because of its limit, and because some
+// leases have other terms. Two clients never have one worker, no core is lost, and the bill has every call.
+func TestClaimsRace(t *testing.T) {
+	onNode(t)
+	dir := t.TempDir()
+	secret, socket, metrics := filepath.Join(dir, "secret"), filepath.Join(dir, "agent.sock"), filepath.Join(dir, "http")
+	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "250ms")
+	address, _, _ := startProcess(t, secret, "--manager", manager, "--http-listen", "unix:"+metrics, "--charge-interval", "100ms", "--share-cores", "5",
+		"--cache-most", "6")
+	t.Cleanup(func() { stopAgent(t, socket) })
+	run := func(name string, arg ...string) []byte {
+		t.Helper()
+		cmd := exec.Command(name, arg...)
+		cmd.Env = append(os.Environ(), "RFAAS_EXECUTOR="+address, "RFAAS_MANAGER="+manager, "RFAAS_SECRET_FILE="+secret, "RFAAS_AGENT_SOCKET="+socket)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, cmd.Stderr)
+		}
+		return out
+	}
+	const rounds = 4
+	out := run(build(t, "gcc", "testdata/claims_test.c", c11...), built(t, "build/functions/echo.so"), fmt.Sprintf("race:%d:%d", *claimClients, rounds))
+	var leases, calls, cached int
+	if _, err := fmt.Sscanf(string(out), "leases %d\ncalls %d\ncached %d", &leases, &calls, &cached); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	claims, _ := strconv.Atoi(gauge(t, metrics, "rfaas_executor_claims_total"))
+	t.Logf("figure: claims.share = %.2f", float64(claims)/float64(leases))
+	if leases != *claimClients*rounds || calls != 3*leases || claims < leases/10 || claims > cached {
+		t.Errorf("%d leases of %d clients, %d calls, %d on cached workers, %d of them by claims", leases, *claimClients, calls, cached, claims)
+	}
+	eventually(t, "all cores are free", func() bool {
+		return gauge(t, metrics, "rfaas_executor_free_cores") == "10" && gauge(t, metrics, "rfaas_executor_leases") == "0"
+	})
+	eventually(t, "the bill has every call", func() bool {
+		var bill []struct {
+			Lines []struct{ Item, Units string } `json:"lines"`
+		}
+		if err := json.Unmarshal(run(built(t, "bin/rfaas"), "bill", "--json"), &bill); err != nil {
+			t.Fatal(err)
+		}
+		billed := 0
+		for _, b := range bill {
+			for _, l := range b.Lines {
+				if strings.HasSuffix(l.Item, "-calls") {
+					n, _ := strconv.Atoi(l.Units)
+					billed += n
+				}
+			}
+		}
+		if billed > calls {
+			t.Fatalf("%d calls are billed, want %d", billed, calls)
+		}
+		return billed == calls
+	})
+}
