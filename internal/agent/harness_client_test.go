@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/claim"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -25,6 +26,7 @@ type process struct {
 	next    uint32
 	replies map[uint32]chan reply
 	hands   []protocol.Hand // channels that the agent has handed over
+	regions [][]byte        // claim regions that the agent has sent
 	events  chan protocol.Event
 	ended   chan struct{}
 	err     error
@@ -85,6 +87,9 @@ func connect(t testing.TB, socket string, env ...string) *process {
 		p.conn.Close()
 		<-p.ended
 		p.page.close()
+		for _, m := range p.regions {
+			_ = unix.Munmap(m)
+		}
 	})
 	h := protocol.Hello{Version: "test", Directory: "/", Environment: env}
 	b := p.must(protocol.OpHello, h.Encode, f)
@@ -110,15 +115,45 @@ func readMessage(r io.Reader) (protocol.Header, []byte, error) {
 	return h, body, err
 }
 
+// passing reads a connection and keeps the descriptors that come.
+type passing struct {
+	*net.UnixConn
+	fds []int
+}
+
+func (r *passing) Read(b []byte) (int, error) {
+	oob := make([]byte, 2048)
+	n, oobn, _, _, err := r.ReadMsgUnix(b, oob)
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	messages, _ := unix.ParseSocketControlMessage(oob[:oobn])
+	for i := range messages {
+		fds, _ := unix.ParseUnixRights(&messages[i])
+		r.fds = append(r.fds, fds...)
+	}
+	return n, err
+}
+
 func (p *process) read() {
 	defer close(p.ended)
+	r := &passing{UnixConn: p.conn}
 	for {
-		h, body, err := readMessage(p.conn)
+		h, body, err := readMessage(r)
+		if err == nil && h.Op == protocol.OpRegion {
+			p.mu.Lock()
+			var m []byte
+			m, err = unix.Mmap(r.fds[0], 0, claim.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			p.regions = append(p.regions, m)
+			p.mu.Unlock()
+		}
+		closeAll(r.fds)
+		r.fds = nil
 		if err != nil {
 			p.err = err
 			return
 		}
-		if h.Op == protocol.OpRegion { // a claim region, whose descriptor the read has dropped
+		if h.Op == protocol.OpRegion {
 			continue
 		}
 		if h.ID == 0 {

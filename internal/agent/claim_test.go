@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/claim"
+)
+
+// States of a line (docs/PROTOCOL.md).
+const (
+	lineArmed   = 1
+	lineClaimed = 2
+)
+
+func regionWord(region []byte, line uint32) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&region[64+64*line]))
+}
+
+func ringBell(region []byte) {
+	bell := (*atomic.Uint32)(unsafe.Pointer(&region[8]))
+	bell.Add(1)
+	const wake = 1 // FUTEX_WAKE
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(bell)), wake, 1, 0, 0, 0)
+}
+
+// releasedClaimable takes a lease of two workers and releases it. It returns the line and the word of the claim.
+func releasedClaimable(t *testing.T, p *process, key uint64) (region []byte, line uint32, armed uint64) {
+	t.Helper()
+	l := p.mustAcquire(key, 2)
+	r := l.releaseHanded()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.Claim.Region == 0 || len(p.regions) != 1 {
+		t.Fatalf("released with claim %+v, and %d regions", r.Claim, len(p.regions))
+	}
+	region = p.regions[0]
+	armed = lineArmed | r.Claim.Sequence<<8
+	eventually(t, "the workers are frozen", func() bool { return regionWord(region, r.Claim.Line).Load() == armed })
+	return region, r.Claim.Line, armed
+}
+
+// A client that writes what it wants into the claim region harms nobody else: the executor lends the workers' cores as before.
+func TestHostileClaims(t *testing.T) {
+	w := newWorld(t, 0)
+	x := executor(t, w.secret, "--client-first-use", "300ms")
+	p := opened(t, w, x)
+
+	// Every word is spoilt, and the bell rung without a claim. Another lease gets the cores.
+	region, line, armed := releasedClaimable(t, p, 1)
+	for i := range uint32(claim.Lines) {
+		if i != line {
+			regionWord(region, i).Store(lineClaimed | uint64(i)<<8)
+		}
+	}
+	regionWord(region, line).Store(lineClaimed | 77<<8)
+	for range 1000 {
+		ringBell(region)
+	}
+	other := spec(2)
+	other.Memory = 100 << 20
+	l, err := p.acquire(protocol.Acquire{Key: 2, Spec: other})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.call(1); err != nil {
+		t.Error(err)
+	}
+	regionWord(region, line).Store(armed&^0xff | lineClaimed) // a claim of workers that have ended
+	ringBell(region)
+	l.release(false)
+	eventually(t, "all cores are free", func() bool { return x.free(t, w.secret) == 2 })
+
+	// A client that claims, and does not say so, loses the lease.
+	region, line, armed = releasedClaimable(t, p, 3)
+	if !regionWord(region, line).CompareAndSwap(armed, armed&^0xff|lineClaimed) {
+		t.Fatal("the workers have ended")
+	}
+	ringBell(region)
+	eventually(t, "the workers are lent", func() bool { return x.free(t, w.secret) == 0 })
+	eventually(t, "the claimed lease has ended", func() bool { return x.free(t, w.secret) == 2 })
+	if err := p.mustAcquire(4, 2).call(0); err != nil {
+		t.Error(err)
+	}
+}
