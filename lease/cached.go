@@ -24,14 +24,19 @@ func (t *Table) Keep(id ID) error {
 	case r.Terms.Kind == [32]byte{}:
 		return fmt.Errorf("lease %d has no kind, so no request can reuse it: %w", id, ErrState)
 	}
+	t.cache(r)
+	return nil
+}
+
+// cache lists a lease as cached.
+func (t *Table) cache(r *record) {
 	r.cached = t.cfg.Now().Add(t.cfg.Keep)
-	t.cached = append(t.cached, id)
+	t.cached = append(t.cached, r.ID)
 	t.holding--
 	count(t.cores.used, r.shares, -1)
 	count(t.cores.cached, r.shares, 1)
 	t.cachedMemory += r.memory
 	t.wake()
-	return nil
 }
 
 // Drop removes a lease from the cache. Its caller reaps the workers and then calls Reaped. Of Drop, the claim and the requests that
@@ -111,6 +116,7 @@ func (t *Table) Claim(old, id ID, at time.Time) (Lease, error) {
 	r := &record{settled: make(chan struct{})}
 	t.inherit(r, was)
 	r.ID, r.State, r.Terms, r.Granted = id, Granted, was.Terms, at
+	r.Terms.Spare = false
 	binary.LittleEndian.PutUint64(r.RequestID[:], uint64(id)) // no client has chosen one; ids cannot be guessed
 	r.CPUs = t.cores.cpus(r.shares)
 	t.holding++

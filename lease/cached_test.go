@@ -126,3 +126,49 @@ func TestKeepAndReuse(t *testing.T) {
 		}
 	})
 }
+
+// Spare workers get only what nobody has, and leave as much again.
+func TestSpareWorkers(t *testing.T) {
+	tab := newTable(t, Config{}) // 4 cores, 1000 bytes
+	spare := func(workers int, memory uint64) Terms {
+		tm := terms(workers)
+		tm.Kind, tm.Spare, tm.MemoryPerWorker = [32]byte{1}, true, memory
+		return tm
+	}
+	refused := func(n byte, tm Terms) {
+		t.Helper()
+		if _, _, err := tab.Request(rid(n), tm, 0); !errors.Is(err, ErrBusy) {
+			t.Errorf("%+v: %v, want ErrBusy", tm, err)
+		}
+	}
+	refused(1, spare(3, 100)) // would leave one core
+	refused(2, spare(1, 501)) // would leave less memory than it takes
+	l, _, err := tab.Request(rid(3), spare(2, 100), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := tab.Capacity(); c.FreeCores != 4 || c.Leases != 0 || c.Cached != 1 {
+		t.Errorf("capacity %+v: spare workers count as free", c)
+	}
+	taken := spare(2, 100)
+	taken.Spare = false
+	first, _, err := tab.Request(rid(4), taken, l.ID)
+	if err != nil || first.Reuses != l.ID || !slices.EqualFunc(first.CPUs, l.CPUs, slices.Equal) {
+		t.Fatalf("a lease on spare workers: %+v, %v", first, err)
+	}
+	// Two cores are free. They are enough for one spare worker, which the next lease evicts.
+	one, _, err := tab.Request(rid(5), spare(1, 100), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(6, spare(1, 100))
+	if next, _, err := tab.Request(rid(7), terms(2), 0); err != nil || !slices.Equal(next.Evict, []ID{one.ID}) {
+		t.Errorf("a lease that needs the core of a spare worker: %+v, %v", next, err)
+	}
+	if err := tab.Reaped(one.ID); err != nil {
+		t.Error(err)
+	}
+	if c := tab.Capacity(); c.FreeCores != 0 || c.Cached != 0 || c.Leases != 2 {
+		t.Errorf("capacity at the end: %+v", c)
+	}
+}

@@ -94,6 +94,8 @@ func New(cfg Config) (*Table, error) {
 // caller reaps the workers of Lease.Evict, starts the new ones and then calls Grant or Fail. With first false the id was
 // seen before: the caller calls Wait.
 //
+// With Terms.Spare, the lease is cached from now on. Its caller starts the workers, and calls Drop if it cannot.
+//
 // reuse names a cached lease whose workers the new one takes over; 0: none. The caller then resumes them and starts none.
 //
 // Errors: ErrInvalid (never possible here, or the id came with other terms), ErrBusy, ErrDraining, ErrNotCached, ErrEnded
@@ -129,6 +131,11 @@ func (t *Table) Request(rid RequestID, terms Terms, reuse ID) (l Lease, first bo
 	r.CPUs = t.cores.cpus(r.shares)
 	t.holding++
 	t.leases[r.ID], t.requests[rid] = r, r
+	if terms.Spare {
+		r.State, r.Reason = Released, "its workers are spare"
+		close(r.settled)
+		t.cache(r)
+	}
 	return r.copy(), true, nil
 }
 
@@ -168,6 +175,10 @@ func (t *Table) most(terms *Terms) int {
 
 // take finds cores and memory for the terms: for all workers, or for as many as possible, but not fewer than the terms permit.
 func (t *Table) take(r *record, terms *Terms) error {
+	if terms.Spare && !t.ample(terms) {
+		return fmt.Errorf("spare workers want %d cores and %d bytes, and as much again free beside them: %w", terms.Workers*terms.CoresPerWorker,
+			uint64(terms.Workers)*terms.MemoryPerWorker, ErrBusy)
+	}
 	for n := max(t.most(terms), terms.least()); ; n-- {
 		shares, evict, err := t.takeSome(terms, n)
 		if err == nil {
@@ -181,11 +192,24 @@ func (t *Table) take(r *record, terms *Terms) error {
 	}
 }
 
+// ample reports whether twice the cores and memory of the terms are free without the eviction of cached leases.
+func (t *Table) ample(terms *Terms) bool {
+	cores := 0
+	for i := range t.cores.list {
+		cores += t.cores.available(i)
+	}
+	need := uint64(terms.Workers) * terms.MemoryPerWorker
+	return cores >= 2*terms.Workers*terms.CoresPerWorker && t.memory >= need && t.memory-need >= need
+}
+
 // takeSome takes the cores and the memory of n workers. When there are not enough free ones, it evicts cached leases, the oldest first,
 // and returns them.
 func (t *Table) takeSome(terms *Terms, n int) (shares [][]int, evict []ID, err error) {
 	need := uint64(n) * terms.MemoryPerWorker
 	candidates := slices.Clone(t.cached)
+	if terms.Spare {
+		candidates = nil
+	}
 	for {
 		shares, evict = t.fit(terms, n, candidates)
 		if shares == nil {

@@ -79,7 +79,7 @@ type StartPath int32
 const (
 	StartPath_START_PATH_UNKNOWN StartPath = 0 // by an executor that does not say
 	StartPath_START_PATH_COLD    StartPath = 1 // cloned for it
-	StartPath_START_PATH_POOLED  StartPath = 2 // cloned in advance
+	StartPath_START_PATH_POOLED  StartPath = 2 // cloned in advance; for `spare`, also connected and with its library
 	StartPath_START_PATH_CACHED  StartPath = 3 // served an earlier lease with the same terms and still has its channel: of the same process, or on shm of any process
 )
 
@@ -485,7 +485,10 @@ type LeaseRequest struct {
 	KeepsState      bool                   `protobuf:"varint,22,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"`      // workers that have executed functions of this lease may be cached, and serve another one with keeps_state
 	// The fewest workers with which the lease is granted, 0: all. A reply with fewer than `workers` has the first ones. Replace adds the
 	// others when there is room for them (RoomRequest.growing).
-	WorkersMin    uint32 `protobuf:"varint,23,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
+	WorkersMin uint32 `protobuf:"varint,23,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
+	// Only starts the workers and caches them, for a later request whose `reuse` names the lease of the reply. Nothing is charged until then,
+	// and no other lease loses its workers or finds less than as many free cores. Provider shm, client_id needed. Class busy: too little is free.
+	Spare         bool `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -653,6 +656,13 @@ func (x *LeaseRequest) GetWorkersMin() uint32 {
 	return 0
 }
 
+func (x *LeaseRequest) GetSpare() bool {
+	if x != nil {
+		return x.Spare
+	}
+	return false
+}
+
 type LeaseReply struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	CodeUnknown bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
@@ -665,6 +675,7 @@ type LeaseReply struct {
 	TablesUnknown []uint32 `protobuf:"varint,7,rep,packed,name=tables_unknown,json=tablesUnknown,proto3" json:"tables_unknown,omitempty"`
 	Tables        uint32   `protobuf:"varint,8,opt,name=tables,proto3" json:"tables,omitempty"`                         // that the workers map, with the bundle; fewer than were asked for: the executor does not know them
 	NotCached     bool     `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"` // the workers of `reuse` have ended. Nothing is leased: ask for new workers
+	CacheMs       uint64   `protobuf:"varint,21,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"`       // `spare`: how long the workers are cached
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -760,6 +771,13 @@ func (x *LeaseReply) GetNotCached() bool {
 		return x.NotCached
 	}
 	return false
+}
+
+func (x *LeaseReply) GetCacheMs() uint64 {
+	if x != nil {
+		return x.CacheMs
+	}
+	return 0
 }
 
 // Table is read-only data of the client.
@@ -4147,7 +4165,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xc3\x05\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xd9\x05\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -4173,8 +4191,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vkeeps_state\x18\x16 \x01(\bR\n" +
 	"keepsState\x12\x1f\n" +
 	"\vworkers_min\x18\x17 \x01(\rR\n" +
-	"workersMinB\x0e\n" +
-	"\f_duration_ms\"\xbd\x02\n" +
+	"workersMin\x12\x14\n" +
+	"\x05spare\x18\x18 \x01(\bR\x05spareB\x0e\n" +
+	"\f_duration_ms\"\xd8\x02\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -4187,7 +4206,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0etables_unknown\x18\a \x03(\rR\rtablesUnknown\x12\x16\n" +
 	"\x06tables\x18\b \x01(\rR\x06tables\x12\x1d\n" +
 	"\n" +
-	"not_cached\x18\x14 \x01(\bR\tnotCached\"a\n" +
+	"not_cached\x18\x14 \x01(\bR\tnotCached\x12\x19\n" +
+	"\bcache_ms\x18\x15 \x01(\x04R\acacheMs\"a\n" +
 	"\x05Table\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x12\n" +

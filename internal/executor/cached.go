@@ -28,6 +28,7 @@ type cached struct {
 	keepsState bool          // they may have executed functions
 	taken      chan struct{} // closed when a lease takes the workers, or they are ended
 	unwatch    func() bool   // stops watching the connection
+	start      *start        // of spare workers; nil: they have served a lease
 
 	mu    sync.Mutex // held while the workers are frozen, or resumed by message
 	awake bool       // they are not frozen yet (cool). The released lease is still charged
@@ -61,20 +62,8 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 			return nil
 		}
 	}
-	k.unwatch = context.AfterFunc(conn, func() {
-		defer e.turns.enter()()
-		e.dropCached(k.id)
-	})
-	for _, w := range workers {
-		e.work.Go(func() {
-			select {
-			case <-w.Done():
-				defer e.turns.enter()()
-				e.dropCached(k.id)
-			case <-k.taken:
-			}
-		})
-	}
+	e.watchConnection(k, conn)
+	e.watchCached(k)
 	if claims && s.CacheAwake == 0 {
 		reply.Claim = e.claims.arm(ctx, k, &l.Terms)
 	}
@@ -108,6 +97,28 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	}
 	e.changed()
 	return reply
+}
+
+// watchConnection ends cached workers when the connection of their client ends.
+func (e *Executor) watchConnection(k *cached, conn context.Context) {
+	k.unwatch = context.AfterFunc(conn, func() {
+		defer e.turns.enter()()
+		e.dropCached(k.id)
+	})
+}
+
+// watchCached ends all cached workers of a lease when one of them ends.
+func (e *Executor) watchCached(k *cached) {
+	for _, w := range k.workers {
+		e.work.Go(func() {
+			select {
+			case <-w.Done():
+				defer e.turns.enter()()
+				e.dropCached(k.id)
+			case <-k.taken:
+			}
+		})
+	}
 }
 
 // freeze suspends workers and stops charging their lease. After an error they must be ended.
@@ -290,6 +301,7 @@ func (e *Executor) reapCached(id lease.ID) {
 // end ends and reaps workers that were cached.
 func (e *Executor) end(k *cached) {
 	e.release(k)
+	k.start.cancel()
 	stopAll(context.Background(), k.workers, killed)
 	e.accounts.end(k.id) // if they were still awake
 	e.codes.release(k.code)
@@ -321,6 +333,7 @@ func (e *Executor) dropAllCached() {
 // resumeAll resumes cached workers for a new lease. If one cannot be resumed, all are ended and the error is lease.ErrNotCached.
 func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.Duration) ([]Worker, error) {
 	e.release(k)
+	k.start.wait()
 	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
 	k.mu.Lock()
@@ -334,7 +347,7 @@ func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.D
 	k.mu.Unlock()
 	e.codes.release(k.code) // the lease has its own reference
 	e.tables.release(k.tables)
-	if err == nil {
+	if err == nil && len(k.workers) == len(blobs) {
 		return k.workers, nil
 	}
 	e.tell(h, slog.LevelInfo, "cannot resume cached workers; ended them", "lease", uint64(h.id), "of", uint64(k.id), "error", err)

@@ -273,7 +273,8 @@ func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ag
 	}
 	delete(e.cached, k.id)
 	h := newHolding(id, k.code, k.spec, l.CPUs)
-	h.tenant, h.tables = l.Terms.Tenant, k.tables
+	was, _ := e.table.Get(k.id)
+	h.tenant, h.tables, h.spare = l.Terms.Tenant, k.tables, was.Terms.Spare
 	e.holdings[id] = h
 	e.mu.Unlock()
 	e.release(k)

@@ -117,7 +117,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		hashes = append(hashes, bundle...)
 	}
 	if err == nil {
-		err = e.gate.Take(ctx, quota.Leases, 1)
+		err = e.admit(ctx, req)
 	}
 	if err != nil {
 		return nil, err
@@ -140,6 +140,9 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	giveBack := func() {
 		e.codes.release(code)
 		e.tables.release(tables)
+	}
+	if req.GetSpare() {
+		return e.stock(ctx, rid, terms, code, tables, req)
 	}
 	var l lease.Lease
 	var h *holding
@@ -202,8 +205,9 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, tabl
 	}
 	k := e.cached[l.Reuses] // exists, because the table has assigned it
 	delete(e.cached, l.Reuses)
+	reused, _ := e.table.Get(l.Reuses)
 	h := newHolding(l.ID, c, e.spec(req, terms, c), l.CPUs)
-	h.tenant, h.tables = terms.Tenant, tables
+	h.tenant, h.tables, h.spare = terms.Tenant, tables, reused.Terms.Spare
 	h.spec.Tables, h.spec.Bundle = specTables(req.GetTables(), tables)
 	e.holdings[l.ID] = h
 	return l, h, k, nil

@@ -25,6 +25,7 @@ type holding struct {
 	code   *code
 	tables []*table    // with references
 	spec   zygote.Spec // of every worker, without CPUs and blob
+	spare  bool        // its first workers were spare: no lease has used them before
 
 	// ctx ends when no more workers may be started.
 	ctx     context.Context
@@ -127,9 +128,9 @@ func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID()), Steps: &control.StartSteps{Fork: uint64(steps.Fork),
 		Connect: uint64(steps.Connect), Code: uint64(steps.Code), Sandbox: uint64(steps.Sandbox)}, Start: control.StartPath_START_PATH_COLD}
 	switch {
-	case steps.Cached:
+	case steps.Cached && !h.spare:
 		g.Start = control.StartPath_START_PATH_CACHED
-	case steps.Pooled:
+	case steps.Cached, steps.Pooled:
 		g.Start = control.StartPath_START_PATH_POOLED
 	}
 	for _, c := range h.seats[i].cpus {

@@ -91,6 +91,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("memory_bytes", "Memory that is lent.", func() float64 { return float64(e.table.Capacity().Memory) })
 	gauge("free_memory_bytes", "Of this, free.", func() float64 { return float64(e.table.Capacity().FreeMemory) })
 	gauge("leases", "Leases that have resources.", func() float64 { return float64(e.table.Capacity().Leases) })
+	gauge("cached_leases", "Leases whose workers are cached, and spare ones.", func() float64 { return float64(e.table.Capacity().Cached) })
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
 	gauge("table_bytes", "Memory that tables take, of that which is lent.", func() float64 { return float64(e.table.Capacity().SetAside) })

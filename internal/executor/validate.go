@@ -112,7 +112,10 @@ func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid le
 	if req.GetReuse() != 0 && len(req.GetClientId()) == 0 {
 		return fail(invalidf("reuse of lease %d without a client_id", req.GetReuse()))
 	}
-	t.Kind, t.KeepsState = kindOf(req), req.GetKeepsState()
+	if err := checkSpare(req); err != nil {
+		return fail(err)
+	}
+	t.Kind, t.KeepsState, t.Spare = kindOf(req), req.GetKeepsState(), req.GetSpare()
 	bytes, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {
 		return fail(invalidf("lease request: %v", err))

@@ -1,0 +1,118 @@
+package executor
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/quota"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// checkSpare checks a request for spare workers. They are cached, so it needs what caching needs.
+func checkSpare(req *control.LeaseRequest) error {
+	switch {
+	case !req.GetSpare():
+	case req.GetProvider() != dataplane.SHM:
+		return invalidf("spare workers of provider %q: only those of shm can wait for a client", req.GetProvider())
+	case len(req.GetClientId()) == 0:
+		return invalidf("spare workers without a client_id, which a later request needs to get them")
+	case req.GetReuse() != 0:
+		return invalidf("spare workers with reuse of lease %d: spare workers are new ones", req.GetReuse())
+	}
+	return nil
+}
+
+// admit counts a request against its tenant's limits. A request for spare workers counts as the start of workers, not as a lease.
+func (e *Executor) admit(ctx context.Context, req *control.LeaseRequest) error {
+	if req.GetSpare() {
+		return e.gate.Take(ctx, quota.Replaces, int(req.GetWorkers()))
+	}
+	return e.gate.Take(ctx, quota.Leases, 1)
+}
+
+// start is that of spare workers. They are cached from before their start, so that their cores and memory count as free all the time.
+type start struct {
+	stop context.CancelFunc
+	over chan struct{} // closed when cached.workers is set
+}
+
+// cancel makes workers that are being started end, and waits for that. Its methods may be called on nil.
+func (s *start) cancel() {
+	if s != nil {
+		s.stop()
+		s.wait()
+	}
+}
+
+func (s *start) wait() {
+	if s != nil {
+		<-s.over
+	}
+}
+
+// stock starts spare workers, and suspends them. Until a lease takes them, they are frozen, nobody is charged for them, and any other lease may
+// evict them. It takes over the references to code and tables.
+func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.Terms, code *code, tables []*table, req *control.LeaseRequest) (*control.LeaseReply, error) {
+	e.work.Add(1)
+	defer e.work.Done()
+	h, k, err := e.reserveSpare(ctx, rid, terms, code, tables, req)
+	if err != nil {
+		e.codes.release(code)
+		e.tables.release(tables)
+		return nil, grpcError(err)
+	}
+	reply := &control.LeaseReply{LeaseId: uint64(h.id), Functions: code.names, Tables: uint32(len(tables)), CacheMs: milliseconds(e.cfg.Settings.CacheTime)}
+	workers, err := e.spawnAll(h, req.GetClientBlobs(), e.spawnLimit(ctx))
+	if err == nil {
+		bounded, cancel := context.WithTimeout(h.ctx, suspendPatience)
+		err = each(workers, func(_ int, w Worker) error { return w.Suspend(bounded) })
+		cancel()
+	}
+	for i, w := range workers {
+		reply.Workers = append(reply.Workers, h.grant(i, w))
+	}
+	k.workers = workers
+	close(k.start.over)
+	if err == nil {
+		e.watchCached(k)
+		if len(e.table.Cached()) > e.cfg.Settings.CacheMost {
+			err = tooManyCached(e.cfg.Settings.CacheMost)
+		}
+	}
+	if err != nil {
+		e.dropCached(k.id) // unless another lease has evicted them
+		e.tell(h, slog.LevelInfo, "no spare workers started", "lease", uint64(h.id), "error", err)
+		return nil, grpcError(err)
+	}
+	e.changed()
+	return reply, nil
+}
+
+func tooManyCached(most int) error {
+	return control.Errorf(control.ClassBusy, "spare workers: %d leases are cached, the most (settings cache-most and cache-time)", most)
+}
+
+// reserveSpare lists spare workers that are to be started.
+func (e *Executor) reserveSpare(ctx context.Context, rid lease.RequestID, terms lease.Terms, code *code, tables []*table, req *control.LeaseRequest) (*holding, *cached, error) {
+	if s := &e.cfg.Settings; s.CacheTime == 0 || len(e.table.Cached()) >= s.CacheMost {
+		return nil, nil, tooManyCached(s.CacheMost)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l, first, err := e.table.Request(rid, terms, 0)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case !first: // impossible: the lease of the first request has ended for the table
+		return nil, nil, control.Errorf(control.ClassBusy, "spare workers: the request was repeated")
+	}
+	h := newHolding(l.ID, code, e.spec(req, terms, code), l.CPUs)
+	h.tenant = terms.Tenant
+	h.spec.Tables, h.spec.Bundle = specTables(req.GetTables(), tables)
+	k := &cached{id: l.ID, spec: h.spec, code: code, tables: tables, taken: make(chan struct{}), start: &start{h.cancel, make(chan struct{})}}
+	e.watchConnection(k, control.Connection(ctx))
+	e.cached[l.ID] = k
+	return h, k, nil
+}

@@ -1,0 +1,93 @@
+package executor
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+func spare(r *control.LeaseRequest) { r.Spare, r.Provider = true, "shm" }
+
+// Spare workers cost nobody anything and are frozen until a lease takes them.
+func TestSpareWorkers(t *testing.T) {
+	n := newNode(t)
+	n.e.accounts = newAccounts("node", n.e.incarnation, time.Now, nil, slog.New(slog.DiscardHandler))
+	s := n.mustLease(n.keepable(1, spare))
+	if len(s.GetWorkers()) != 1 || s.GetCacheMs() == 0 {
+		t.Fatalf("spare workers: %v", s)
+	}
+	n.freeAndLiving(4, 1)
+	if e := n.e.accounts.measure(); len(e) != 0 {
+		t.Errorf("accounts %v for a worker without a lease", e)
+	}
+	if l := n.e.table.List(); len(l) != 0 {
+		t.Errorf("leases %v", l)
+	}
+	l := n.mustLease(n.keepable(1, reuse(s.GetLeaseId()), func(r *control.LeaseRequest) { r.Provider = "shm" }))
+	if len(l.GetWorkers()) != 1 || l.GetWorkers()[0].GetPid() != s.GetWorkers()[0].GetPid() || l.GetWorkers()[0].GetStart() != control.StartPath_START_PATH_POOLED {
+		t.Errorf("the lease on spare workers: %v", l)
+	}
+	n.freeAndLiving(3, 1)
+	// Two of three free cores would not leave as many.
+	if r, err := n.Lease(n.ctx(), n.keepable(2, spare)); control.ClassOf(err) != control.ClassBusy {
+		t.Errorf("two spare workers on three free cores: %v, %v", r, err)
+	}
+	// An evicted one is reaped before the lease that needs its core starts.
+	n.mustLease(n.keepable(1, spare))
+	n.freeAndLiving(3, 2)
+	n.mustLease(n.keepable(3))
+	n.freeAndLiving(0, 4)
+}
+
+func TestSpareRequestsThatAreRefused(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.CacheMost = 1; c.Settings.CacheTime = time.Hour })
+	for what, change := range map[string]func(*control.LeaseRequest){
+		"no client":    func(r *control.LeaseRequest) { r.ClientId = nil },
+		"another path": func(r *control.LeaseRequest) { r.Provider = "verbs" },
+		"reuse":        func(r *control.LeaseRequest) { r.Reuse = 1 },
+	} {
+		if r, err := n.Lease(n.ctx(), n.keepable(1, spare, change)); err == nil || !slices.Contains([]control.Class{control.ClassInvalid, control.ClassUnsupported}, control.ClassOf(err)) {
+			t.Errorf("%s: %v, %v", what, r, err)
+		}
+	}
+	kept := n.keepLease(1)
+	if r, err := n.Lease(n.ctx(), n.keepable(1, spare)); control.ClassOf(err) != control.ClassBusy {
+		t.Errorf("beside the most cached leases: %v, %v", r, err)
+	}
+	n.freeAndLiving(4, 1)
+	if r := n.mustLease(n.keepable(1, reuse(kept.GetLeaseId()))); r.GetNotCached() {
+		t.Error("a refused request has ended cached workers")
+	}
+}
+
+// A lease that finds only the cores of workers that are being started gets them at once, and the start ends.
+func TestSpareWorkersThatAreStarted(t *testing.T) {
+	n := newNode(t)
+	var starts atomic.Int32
+	n.z.before = func(ctx context.Context, _ zygote.Spec) error {
+		if starts.Add(1) <= 2 { // the spare ones
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Lease(n.ctx(), n.keepable(2, spare))
+		done <- err
+	}()
+	eventually(t, "the start of spare workers", func() bool { return starts.Load() == 2 })
+	if c := n.e.table.Capacity(); c.FreeCores != 4 {
+		t.Errorf("%d cores are free, want 4", c.FreeCores)
+	}
+	n.mustLease(n.keepable(4))
+	if err := <-done; control.ClassOf(err) != control.ClassBusy {
+		t.Errorf("the start that was given up: %v", err)
+	}
+	n.freeAndLiving(0, 4)
+}
