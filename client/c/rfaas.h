@@ -497,7 +497,11 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * rfaas_statistics), and any thread may open it. A session caches at most cached_leases released
  * leases, the latest ones, for as long as the executor permits. Other tenants can use the cores
  * meanwhile. If the workers were ended for another lease, or with their executor, the next lease gets
- * new workers. */
+ * new workers.
+ *
+ * In shared memory, the agent also has workers connected ahead of demand once leases with the same
+ * terms have found none cached: at most RFAAS_POOL leases (environment variable; 2, and 0 for none),
+ * for any process of the user. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.
@@ -643,7 +647,7 @@ RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 
 #define RFAAS_START_UNKNOWN 0 /* the executor does not say, or the worker is this process */
 #define RFAAS_START_COLD 1    /* a new process */
-#define RFAAS_START_POOLED 2  /* a process of the executor's pool */
+#define RFAAS_START_POOLED 2  /* a process of the executor's pool, or one connected ahead of demand (RFAAS_POOL) */
 
 /* RFAAS_START_CACHED: a worker that served an earlier lease and was still connected. The lease was of
  * this process or, on shm, of another process of the user */

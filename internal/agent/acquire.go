@@ -99,6 +99,7 @@ func (c *client) acquire(r *request) (func(bool), body, error) {
 	d := protocol.Candidate{Granted: true, Handed: l.holds(), LeaseID: held.ID, UntilNs: untilNs(held), Library: held.Library(), Executor: held.Address,
 		Node: held.Node, Provider: held.Provider, Functions: held.Functions}
 	l.growth.present = len(held.Workers)
+	c.a.spares.acquired(l.pending, held, held.Cached == nil, time.Now())
 	for i := range held.Workers {
 		d.Workers = append(d.Workers, workerOf(&held.Workers[i]))
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,7 +39,8 @@ type Agent struct {
 	began    time.Time
 	served   atomic.Uint64 // requests answered
 	barriers barriers
-	held     atomic.Int64 // descriptors of channels that were handed over
+	held     atomic.Int64 // descriptors of channels that were handed over, and of spare ones
+	spares   *spares
 
 	spare *os.File // closed to make room for a client that is refused when all descriptors are in use; nil: none could be opened
 
@@ -60,6 +62,7 @@ func Serve(ctx context.Context, cfg Config) error {
 func newAgent(ctx context.Context, cfg Config) *Agent {
 	a := &Agent{cfg: cfg, log: cfg.Log, pool: grant.NewPool(idleConnections), began: time.Now(), clients: make(map[*client]struct{})}
 	a.ctx, a.cancel = context.WithCancel(ctx)
+	a.spares = newSpares(a)
 	a.spare, _ = os.Open(os.DevNull)
 	return a
 }
@@ -140,14 +143,14 @@ func (a *Agent) linger() {
 	}
 }
 
-// lastLook removes the socket unless a client is connected or connecting, or workers are cached for one. gone reports that it was removed.
+// lastLook removes the socket unless a client is connected or connecting, or workers that a client has used are cached. gone reports that it was removed.
 func (a *Agent) lastLook() (conn *net.UnixConn, gone bool) {
 	defer func() {
 		if !gone {
 			a.linger()
 		}
 	}()
-	if a.count() > 0 || a.cfg.Linger == 0 || len(a.pool.Cached()) > 0 {
+	if a.count() > 0 || a.cfg.Linger == 0 || slices.ContainsFunc(a.pool.Cached(), func(k grant.CachedLease) bool { return !k.Spare }) {
 		return nil, false
 	}
 	return a.cfg.Socket.lastLook()
@@ -242,6 +245,7 @@ func (a *Agent) close() {
 	for _, c := range clients {
 		c.end(net.ErrClosed)
 	}
+	a.spares.close()
 	a.pool.Close() // before the wait, so that requests in progress fail
 	a.all.Wait()
 }

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"time"
+
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 	"github.com/rfaas-go/rfaas/internal/api"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -78,6 +80,7 @@ func (c *client) claimed(r *request) bool {
 		return true
 	}
 	l.growth.present = len(held.Workers)
+	c.a.spares.acquired(l.pending, held, false, time.Now())
 	l.granted(true)
 	return true
 }

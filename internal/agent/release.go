@@ -64,10 +64,13 @@ func (c *client) release(r *request) (body, error) {
 		channels = l.takeHanded()
 	}
 	l.clear(false)
-	switch {
-	case held == nil:
+	if held == nil {
 		return answer.Encode, nil
-	case !m.Keep:
+	}
+	if l.pending != nil { // nil: another agent acquired it
+		defer c.a.spares.released(l.pending, held)
+	}
+	if !m.Keep {
 		return answer.Encode, held.Release(context.WithoutCancel(c.ctx))
 	}
 	k, err := held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key, channels)

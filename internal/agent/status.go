@@ -43,6 +43,7 @@ type CachedStatus struct {
 	Workers  int    `json:"workers"`
 	Shared   bool   `json:"shared"`   // any process can take it
 	Orphaned bool   `json:"orphaned"` // the session that released it was closed
+	Spare    bool   `json:"spare"`    // started ahead of demand: no lease has used its workers yet
 }
 
 func (c *client) status(r *request) (body, error) {
@@ -61,7 +62,7 @@ func (a *Agent) status() Status {
 	s := Status{Version: a.cfg.Version, PID: os.Getpid(), UptimeMS: time.Since(a.began).Milliseconds(), Protocol: protocol.Version,
 		Clients: []ClientStatus{}, Leases: []CachedStatus{}, Executors: n.Executors, Board: n.Board != "", BoardBy: n.Board, Served: a.served.Load(), Tokens: a.tokens(time.Now())}
 	for _, k := range a.pool.Cached() {
-		s.Leases = append(s.Leases, CachedStatus{k.Executor, k.Node, k.Library, k.SHA256, k.Workers, k.Handed, k.Orphaned})
+		s.Leases = append(s.Leases, CachedStatus{k.Executor, k.Node, k.Library, k.SHA256, k.Workers, k.Handed, k.Orphaned, k.Spare})
 	}
 	s.Cached, s.Held = len(s.Leases), int(a.held.Load())
 	a.mu.Lock()

@@ -82,7 +82,9 @@ func printAgent(out io.Writer, socket string, s *agent.Status) error {
 	fmt.Fprintf(w, "cached leases\t%d, with %d descriptors for other processes\n", s.Cached, s.Held)
 	for _, k := range s.Leases {
 		whose := "of one process"
-		if k.Orphaned {
+		if k.Spare {
+			whose = "spare, for any process"
+		} else if k.Orphaned {
 			whose = "of an ended session"
 		} else if k.Shared {
 			whose = "of any process"

@@ -66,16 +66,18 @@ func TestAgent(t *testing.T) {
 // The status lists the leases whose workers are cached, and prints no control characters of their names.
 func TestAgentStatusOfCachedLeases(t *testing.T) {
 	var out bytes.Buffer
-	s := agent.Status{Cached: 3, Held: 14, Leases: []agent.CachedStatus{
+	s := agent.Status{Cached: 4, Held: 14, Leases: []agent.CachedStatus{
 		{Executor: "x:1", Node: "n1", Library: "a.so", Workers: 2, Shared: true, Orphaned: true},
 		{Executor: "y:1", Node: "n2", Library: "b\x1b[2J.so", Workers: 1, Shared: true},
 		{Executor: "z:1", Node: "n3", Library: "c.so", Workers: 1},
+		{Executor: "z:1", Node: "n3", Library: "d.so", Workers: 1, Shared: true, Spare: true},
 	}}
 	if err := printAgent(&out, "socket", &s); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"3, with 14 descriptors for other processes", "a.so on n1 (x:1), workers: 2, of an ended session",
-		".so on n2 (y:1), workers: 1, of any process", "c.so on n3 (z:1), workers: 1, of one process"} {
+	for _, want := range []string{"4, with 14 descriptors for other processes", "a.so on n1 (x:1), workers: 2, of an ended session",
+		".so on n2 (y:1), workers: 1, of any process", "c.so on n3 (z:1), workers: 1, of one process",
+		"d.so on n3 (z:1), workers: 1, spare, for any process"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, out.String())
 		}

@@ -50,6 +50,8 @@ type Options struct {
 	// domain, for "tcp" a numeric IP address of this node; "" is the first domain, for "tcp" 127.0.0.1.
 	OFIProvider, OFIDevice string
 	Encrypt                int // tcp and ofi: EncryptOff to EncryptRequire
+	// Packable makes a shm device keep the descriptors that Channels.Pack needs.
+	Packable bool
 }
 
 // Device is an open provider instance. Safe for concurrent use.
@@ -74,6 +76,9 @@ func (o Options) c() (opts C.dp_dev_options, free func()) {
 	}
 	if o.Handed {
 		opts.handed = 1
+	}
+	if o.Packable {
+		opts.packable = 1
 	}
 	return opts, func() {
 		for _, s := range []*C.char{device, address, advertise, ofiProvider, ofiDevice} {

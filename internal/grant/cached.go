@@ -54,9 +54,10 @@ type Cached struct {
 	claim   *Claim // nil: the workers are reused by message only
 
 	// Protected by the cache, until it is taken.
-	owner  *Control  // nil: its session was closed
-	use    func()    // gives up the connections; nil while the lease has an owner
-	handed io.Closer // the channels; nil: only the owner has them
+	owner  *Control         // nil: its session was closed
+	use    func()           // gives up the connections; nil while the lease has an owner
+	handed io.Closer        // the channels; nil: only the owner has them
+	spare  func(taken bool) // see Started.Keep; nil: a lease has used the workers before
 }
 
 // cache holds the cached leases of all sessions that share connections, the oldest first.
@@ -172,6 +173,7 @@ func (c *Control) drop(k *Cached) bool {
 
 // detach tells the session of a removed lease that the lease is no longer cached, and closes its channels. The caller holds mu.
 func (c *Control) detach(k *Cached) {
+	k.left(false)
 	if k.owner != nil {
 		k.owner.dropped(k.name)
 		k.owner, k.use = nil, c.retain()
@@ -194,6 +196,7 @@ func (s *cache) close() {
 	s.closed = true
 	for _, k := range s.all {
 		k.timer.Stop()
+		k.left(false)
 		k.Close()
 	}
 	s.all = nil
@@ -233,6 +236,7 @@ func (p *Pending) TakeHanded() *Cached {
 		s.mu.Unlock()
 		return nil
 	}
+	found.left(true)
 	owner, use := found.owner, found.use
 	found.owner, found.use = c, nil
 	s.mu.Unlock()
@@ -310,6 +314,7 @@ type CachedLease struct {
 	Workers        int
 	Handed         bool // any process can take it
 	Orphaned       bool // the session that released it was closed
+	Spare          bool // no lease has used its workers yet
 }
 
 // Cached returns the cached leases of all sessions, the oldest of each group of connections first.
@@ -322,7 +327,8 @@ func (p *Pool) Cached() []CachedLease {
 		s.cache.mu.Lock()
 		for _, k := range s.cache.all {
 			all = append(all, CachedLease{Executor: k.cand.Address, Node: k.cand.Node, Library: k.library, SHA256: hex.EncodeToString(k.key.sha[:]),
-				Workers: k.key.workers, Handed: k.handed != nil, Orphaned: k.owner == nil})
+				Workers: k.key.workers, Handed: k.handed != nil, Orphaned: k.owner == nil && k.spare == nil,
+				Spare: k.spare != nil})
 		}
 		s.cache.mu.Unlock()
 	}

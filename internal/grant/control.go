@@ -48,6 +48,8 @@ type Options struct {
 	Getenv func(string) string
 	// Keep is the most released leases to cache; 0: the environment's number or 16, negative: none.
 	Keep int
+	// Pool is the most spare leases with the terms of one of this session's leases. WithEnvironment sets it.
+	Pool int
 	// Later makes Open succeed even if no address is configured, or the manager or executor cannot be reached. Each lease then tries again.
 	Later bool
 	// Dropped is called with the name of a cached lease that was given up, on any goroutine. May be nil.
@@ -89,6 +91,7 @@ func (o Options) WithEnvironment(getenv func(string) string) Options {
 	if o.Keep == 0 {
 		o.Keep = -1
 	}
+	o.Pool = poolOf(getenv(EnvPool))
 	return o
 }
 

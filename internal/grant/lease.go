@@ -56,6 +56,7 @@ type Spec struct {
 	Bundle         *Table   // that they see (Control.Bundle), or nil
 
 	recheck bool // see Recheck
+	spare   bool // see Pending.Spare
 }
 
 // Pending is a lease before it is granted: its library and its candidates in order. Use by one goroutine at a time.
@@ -372,6 +373,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		Tenant:          p.c.opts.Tenant,
 		ClientId:        p.c.client[:],
 		KeepsState:      p.spec.KeepsState,
+		Spare:           p.spec.spare,
 	}
 	req.Tables, req.Bundle = p.tables()
 	if k := p.candidates[p.current].Cached; k != nil {

@@ -157,6 +157,7 @@ type agentReport struct {
 		Workers  int    `json:"workers"`
 		Shared   bool   `json:"shared"`
 		Orphaned bool   `json:"orphaned"`
+		Spare    bool   `json:"spare"`
 	} `json:"cached_leases"`
 	Held int `json:"held_descriptors"`
 }

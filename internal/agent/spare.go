@@ -1,0 +1,240 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// provenFor is how long an acquisition counts as demand. The second lease within this time that finds no cached workers makes the agent
+// start spare ones. A program that leases once pays nothing.
+const provenFor = 10 * time.Second
+
+// demand is the demand for leases of the same terms.
+type demand struct {
+	last   time.Time // of the latest acquisition
+	wanted int       // spare leases
+	ready  int       // spare leases that are cached
+	making bool      // a goroutine starts spare leases
+}
+
+// acquired counts an acquisition. fresh: it found no cached workers, so one more spare lease would have helped.
+func (d *demand) acquired(now time.Time, fresh bool, most int) {
+	if fresh && !d.last.IsZero() && now.Sub(d.last) <= provenFor {
+		d.wanted = min(d.wanted+1, most)
+	}
+	d.last = now
+}
+
+// unused counts a spare lease that was given up before any client took it.
+func (d *demand) unused() { d.wanted = max(d.wanted-1, 0) }
+
+// idle reports whether nothing is known of the terms any more.
+func (d *demand) idle(now time.Time) bool {
+	return d.wanted == 0 && d.ready == 0 && !d.making && now.Sub(d.last) > provenFor
+}
+
+// spares keeps spare leases ahead of demand: connected workers, with their library, for whichever client process of the user leases next.
+// Their executors run on this node. They freeze the workers, charge nobody for them, and end them when another lease needs the cores.
+type spares struct {
+	a      *Agent
+	ctx    context.Context // ends when no more are started
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+
+	mu     sync.Mutex
+	terms  map[grant.Terms]*demand
+	dev    *dataplane.Device // nil: none was needed yet
+	closed bool
+}
+
+func newSpares(a *Agent) *spares {
+	s := &spares{a: a, terms: make(map[grant.Terms]*demand)}
+	s.ctx, s.cancel = context.WithCancel(a.ctx)
+	return s
+}
+
+// acquired counts a granted lease, and starts spare ones in the background if they are wanted. fresh: its workers are new ones.
+func (s *spares) acquired(p *grant.Pending, h *grant.Held, fresh bool, now time.Time) {
+	terms, ok := p.Terms(h)
+	if !ok {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.terms[terms]
+	if d == nil {
+		for t, old := range s.terms {
+			if old.idle(now) {
+				delete(s.terms, t)
+			}
+		}
+		d = &demand{}
+		s.terms[terms] = d
+	}
+	d.acquired(now, fresh, p.Pool())
+	s.fill(d, p, h)
+}
+
+// released starts spare leases that found no free cores while the lease had them.
+func (s *spares) released(p *grant.Pending, h *grant.Held) {
+	terms, ok := p.Terms(h)
+	if !ok {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d := s.terms[terms]; d != nil {
+		s.fill(d, p, h)
+	}
+}
+
+// fill starts spare leases in the background until there are as many as are wanted, or one fails. The caller holds mu.
+func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
+	if s.closed || d.making || d.ready >= d.wanted {
+		return
+	}
+	d.making = true
+	like := p.Spare(h)
+	s.work.Go(func() {
+		defer like.Close()
+		for more := true; more; {
+			err := s.start(d, like)
+			if err != nil {
+				s.tell(like, err)
+			}
+			s.mu.Lock()
+			more = err == nil && !s.closed && d.ready < d.wanted
+			d.making = more
+			s.mu.Unlock()
+		}
+	})
+}
+
+func (s *spares) tell(like *grant.Spare, err error) {
+	level := slog.LevelWarn
+	if errors.Is(err, dataplane.ErrBusy) || s.ctx.Err() != nil {
+		level = slog.LevelDebug
+	}
+	s.a.log.Log(s.ctx, level, "no spare workers started", "library", like.Library(), "executor", like.Executor(), "error", err)
+}
+
+// device returns the device of the channels. The program opens it once.
+func (s *spares) device() (*dataplane.Device, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	if s.dev == nil {
+		s.dev, err = dataplane.Open(dataplane.SHM, dataplane.Options{Packable: true, GIDIndex: -1})
+	}
+	return s.dev, err
+}
+
+// start starts one spare lease: makes its channels, lets the executor start workers and connect them to the channels, and keeps the
+// descriptors for the process that takes the lease.
+func (s *spares) start(d *demand, like *grant.Spare) error {
+	dev, err := s.device()
+	if err != nil {
+		return err
+	}
+	channels, err := dev.NewChannels(like.Channels())
+	if err != nil {
+		return err
+	}
+	defer channels.Close() // a packed channel lives on in its descriptors
+	offers, err := channels.Offers()
+	if err != nil {
+		return err
+	}
+	started, err := like.Start(s.ctx, offers)
+	if err != nil {
+		return err
+	}
+	for i := range started.Workers {
+		if err == nil {
+			err = channels.Connect(i, started.Workers[i].Blob)
+		}
+	}
+	var h *handed
+	if err == nil {
+		h, err = s.a.pack(channels)
+	}
+	if err != nil {
+		started.Drop()
+		return err
+	}
+	s.mu.Lock()
+	d.ready++
+	s.mu.Unlock()
+	started.Keep(h, func(taken bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if d.ready--; !taken {
+			d.unused()
+		}
+	})
+	return nil
+}
+
+// pack returns connected channels as a client hands them over (client/c/hand.c): the endpoint's descriptor first.
+func (a *Agent) pack(channels *dataplane.Channels) (*handed, error) {
+	const op = "keep the channels of spare workers"
+	endpoint, all, err := channels.Pack()
+	if err != nil {
+		return nil, err
+	}
+	h := &handed{a: a}
+	p, files := part{}, []int{endpoint}
+	flush := func() error {
+		if !a.hold(len(files)) {
+			return failed(op, dataplane.StatusBusy, "%d more descriptors would exceed a quarter of this process's limit", len(files))
+		}
+		if p.files = copies(files); p.files == nil {
+			a.held.Add(-int64(len(files)))
+			return failed(op, dataplane.StatusBusy, "no descriptor is left")
+		}
+		p.Files = len(files)
+		h.add(p)
+		p, files = part{Hand: protocol.Hand{First: h.workers}}, nil
+		return nil
+	}
+	for _, c := range all {
+		if p.Count == mostPacked || len(files)+len(c.Files) > protocol.MaxFiles {
+			err = flush()
+		}
+		if err != nil {
+			break
+		}
+		p.Count, p.Size, p.Channels = p.Count+1, len(c.Description), append(p.Channels, c.Description...)
+		files = append(files, c.Files...)
+	}
+	if err == nil {
+		err = flush()
+	}
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// mostPacked is the most channels of one part.
+const mostPacked = protocol.MaxFiles / 6
+
+// close waits until no more spare leases are started. It gives none up: that is for grant.Pool.
+func (s *spares) close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.cancel()
+	s.work.Wait()
+	if s.dev != nil {
+		s.dev.Close()
+	}
+}

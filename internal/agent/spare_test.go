@@ -1,0 +1,49 @@
+package agent
+
+import (
+	"testing"
+	"time"
+)
+
+// Spare leases follow demand: more at each lease that found none, fewer when nobody took them.
+func TestDemandForSpareLeases(t *testing.T) {
+	const fresh, cached = true, false
+	now := time.Unix(1000, 0)
+	var d demand
+	for i, s := range []struct {
+		after  time.Duration
+		fresh  bool
+		wanted int
+	}{
+		{0, fresh, 0}, // a program that leases once
+		{provenFor + 1, fresh, 0},
+		{provenFor, fresh, 1},
+		{time.Second, cached, 1},
+		{provenFor + 1, cached, 1},
+		{provenFor, fresh, 2},
+		{0, fresh, 2}, // the most
+	} {
+		now = now.Add(s.after)
+		if d.acquired(now, s.fresh, 2); d.wanted != s.wanted {
+			t.Fatalf("step %d: %d spare leases are wanted, want %d", i, d.wanted, s.wanted)
+		}
+	}
+	d.ready = 1
+	for _, want := range []int{1, 0, 0} {
+		if d.unused(); d.wanted != want {
+			t.Errorf("%d are wanted after one that nobody took, want %d", d.wanted, want)
+		}
+	}
+	now = now.Add(provenFor + 1)
+	if d.idle(now) {
+		t.Error("forgotten although a spare lease is ready")
+	}
+	if d.ready = 0; !d.idle(now) {
+		t.Error("not forgotten after it")
+	}
+	var none demand
+	none.acquired(now, fresh, 0)
+	if none.acquired(now, fresh, 0); none.wanted != 0 {
+		t.Error("spare leases are wanted although the setting is 0")
+	}
+}

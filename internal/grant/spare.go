@@ -1,0 +1,152 @@
+package grant
+
+import (
+	"context"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// EnvPool is the environment variable with the most spare leases of the same terms that the agent keeps ahead of demand; 0: none.
+const EnvPool = "RFAAS_POOL"
+
+// defaultPool is the number without the variable.
+const defaultPool = 2
+
+// spareBytes bounds the memory of the channels of a spare lease.
+const spareBytes = 64 << 20
+
+// poolOf returns the most spare leases of the same terms.
+func poolOf(environment string) int {
+	if n, err := strconv.Atoi(environment); err == nil {
+		return min(max(n, 0), MaxWorkers)
+	}
+	return defaultPool
+}
+
+// Terms are what a lease must have in common with a spare one to get its workers: sizes, library, tables, executor, and the sessions whose
+// connections it may use. Comparable.
+type Terms struct {
+	of       *shared
+	key      cachedKey
+	executor string
+}
+
+// Spare starts workers that no lease uses yet, with the terms of a granted lease. Use by one goroutine at a time.
+type Spare struct {
+	p   Pending
+	use func() // gives up the connections
+}
+
+// Terms returns the terms of a granted lease. ok is false if there can be no spare leases of these
+// terms: the workers are not on this node, the lease got too few, their channels are too large, or the session caches nothing.
+func (p *Pending) Terms(h *Held) (t Terms, ok bool) {
+	s := &p.spec
+	channels := uint64(s.Workers) * (uint64(s.Depth)*uint64(s.Eager) + s.Bulk)
+	ok = p.c.opts.Keep > 0 && p.c.opts.Pool > 0 && h.Provider == dataplane.SHM && len(h.Workers) == s.Workers && s.Bulk <= spareBytes && channels <= spareBytes
+	return Terms{p.c.shared, p.key(), h.Address}, ok
+}
+
+// Pool returns the most spare leases that the session permits for the terms of one lease.
+func (p *Pending) Pool() int { return p.c.opts.Pool }
+
+// Spare prepares spare leases with the terms of a granted lease. The caller closes it.
+func (p *Pending) Spare(h *Held) *Spare {
+	cand := h.Candidate
+	cand.Cached = nil
+	s := &Spare{p: Pending{c: p.c, spec: p.spec, name: p.name, sha: p.sha, candidates: []Candidate{cand}}, use: p.c.retain()}
+	s.p.spec.WorkersMin, s.p.spec.spare = 0, true
+	return s
+}
+
+// Close gives up the connections. Spare leases that were kept stay.
+func (s *Spare) Close() { s.use() }
+
+// Library returns the name of the library.
+func (s *Spare) Library() string { return s.p.name }
+
+// Executor returns the address of the executor.
+func (s *Spare) Executor() string { return s.p.candidates[0].Address }
+
+// Channels returns the number and sizes of the channels that Start wants offers of.
+func (s *Spare) Channels() (n int, mode dataplane.WaitMode, cfg dataplane.ChannelConfig) {
+	spec := &s.p.spec
+	return spec.Workers, dataplane.WaitMode(spec.Mode), dataplane.ChannelConfig{Depth: spec.Depth, Eager: spec.Eager, Bulk: spec.Bulk}
+}
+
+// Started are spare workers that the executor caches.
+type Started struct {
+	Workers []Worker
+	k       *Cached
+	last    time.Duration
+	p       *Pending
+}
+
+// Start starts the workers, and has the executor cache them. The caller then calls Keep or Drop. Errors: ErrBusy (the executor has too little
+// that is free), ErrUnsupported (it has an earlier version).
+func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
+	const op = "start spare workers"
+	p, cand := &s.p, s.p.candidates[0]
+	ctx, cancel := p.c.bound(ctx)
+	defer cancel()
+	conn, err := p.c.dial(op, cand.Address)
+	if err != nil {
+		return nil, err
+	}
+	cl := control.NewExecutorClient(conn)
+	r, _, err := p.ask(ctx, cl, offers)
+	switch {
+	case err != nil:
+		return nil, fromControl(op, cand.Address, err)
+	case r.CodeUnknown || len(r.TablesUnknown) > 0:
+		return nil, fail(op, dataplane.StatusBusy, "%s has evicted the library or a table", cand.Address)
+	}
+	st := &Started{k: &Cached{cand: cand, id: r.LeaseId, key: p.key(), library: p.name, cl: cl}, last: milliseconds(r.CacheMs), p: p}
+	for _, w := range r.Workers {
+		st.Workers = append(st.Workers, workerOf(w))
+	}
+	switch {
+	case r.CacheMs == 0:
+		err = fail(op, dataplane.StatusUnsupported, "%s has an earlier version", cand.Address)
+	case len(r.Workers) != p.spec.Workers || r.Tables != uint32(len(p.spec.all())):
+		err = fail(op, dataplane.StatusProtocol, "%s started %d workers with %d tables, want %d with %d", cand.Address, len(r.Workers), r.Tables, p.spec.Workers,
+			len(p.spec.all()))
+	default:
+		return st, nil
+	}
+	st.Drop()
+	return nil, err
+}
+
+// Drop ends the workers.
+func (s *Started) Drop() { s.p.c.Forget(s.k) }
+
+// Keep lists the workers for the next lease of any session with these terms, with their channels, which it takes over. gone is called once
+// when they are no longer listed: a lease has taken them, or they were given up unused. It must not call this package.
+func (s *Started) Keep(channels io.Closer, gone func(taken bool)) {
+	c, k := s.p.c, s.k
+	k.handed, k.spare, k.use = channels, gone, c.retain()
+	cache := &c.cache
+	cache.mu.Lock()
+	k.timer = time.AfterFunc(s.last-s.last/10, func() { c.expire(k) })
+	cache.all = append(cache.all, k)
+	closed, oldest := cache.closed, cache.beyond(nil, c.opts.Keep)
+	cache.mu.Unlock()
+	if closed {
+		c.expire(k)
+	}
+	if oldest != nil {
+		c.expire(oldest)
+	}
+}
+
+// left reports that a lease is no longer listed.
+func (k *Cached) left(taken bool) {
+	if k.spare != nil {
+		k.spare(taken)
+		k.spare = nil
+	}
+}

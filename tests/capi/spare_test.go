@@ -1,0 +1,98 @@
+package capi
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
+)
+
+const pooledStart = "2" // RFAAS_START_POOLED
+
+// spare counts the agent's spare leases.
+func (r *agentReport) spare() (n int) {
+	for _, k := range r.Cached {
+		if k.Spare {
+			n++
+		}
+	}
+	return n
+}
+
+// TestCachedLeaseAheadOfDemand takes leases on workers that the agent has had started before anybody asked for them. The executor has no pool
+// of its own, so no other start is pooled.
+func TestCachedLeaseAheadOfDemand(t *testing.T) {
+	onNode(t)
+	listen := filepath.Join(t.TempDir(), "http")
+	env, socket, _ := agentCluster(t, "--pool", "0", "--share-cores", "3", "--http-listen", "unix:"+listen)
+	has := func(line string) bool {
+		c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", listen)
+		}}}
+		r, err := c.Get("http://executor/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		return err == nil && strings.Contains(string(text), "\nrfaas_executor_"+line+"\n")
+	}
+	begin := func(env ...string) (*led, origin) {
+		t.Helper()
+		c := lead(t, 1, 0, env...)
+		c.do("init", "session", "open", "calls 5")
+		return c, c.who()
+	}
+	one := append(env, "RFAAS_POOL=1")
+	for range 2 {
+		c, _ := begin(append(env, "RFAAS_POOL=0")...)
+		c.do("release", "close", "finalize")
+	}
+	first, _ := begin(one...)
+	if n := agentStatus(t, socket); n.spare() != 0 || !has("cached_leases 0") {
+		t.Fatalf("spare leases before there is demand: %+v", n.Cached)
+	}
+	second, _ := begin(one...)
+	ready := func() bool { r := agentStatus(t, socket); return r.spare() == 1 && has("cached_leases 1") }
+	testkit.Eventually(t, "a spare lease is ready", ready)
+	if !has("free_cores 4") || !has("leases 2") {
+		t.Error("a spare lease holds cores")
+	}
+	third, w := begin(one...)
+	if w.start != pooledStart {
+		t.Errorf("a process with the same terms has %v, want a spare worker", w)
+	}
+	testkit.Eventually(t, "the next one is ready", ready)
+
+	// Another tenant's lease needs its core.
+	large := lead(t, 3, 0, append(env, "USER=another", "RFAAS_POOL=0")...)
+	large.do("init", "session", "open", "calls 5")
+	if a := large.ask("who"); strings.Contains(a.text, pooledStart+":") {
+		t.Errorf("another tenant has workers %q of this tenant's pool", a.text)
+	}
+	if !has("cached_leases 0") || !has("free_cores 0") {
+		t.Error("the spare worker was not evicted")
+	}
+	fourth := lead(t, 1, 0, one...)
+	fourth.do("init", "session")
+	large.do("release")
+	fourth.do("open", "calls 5") // although the workers that the agent has channels of have ended
+	testkit.Eventually(t, "demand has continued", ready)
+
+	p, err := os.FindProcess(agentStatus(t, socket).PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Kill()
+	testkit.Eventually(t, "the spare worker has ended with its agent", func() bool { return has("cached_leases 0") })
+	for _, c := range []*led{first, second, third, fourth} {
+		c.do("calls 5", "release")
+	}
+	testkit.Eventually(t, "all cores are free", func() bool { return has("free_cores 6") })
+}
