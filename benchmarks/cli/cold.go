@@ -21,7 +21,8 @@ func newBenchCold(a *app) *cobra.Command {
 		Use:   "cold",
 		Short: "Time from a lease's request to the first result, step by step",
 		Long: `Time from a lease's request to the first result, step by step. cold: a new worker for each lease. pooled: a worker of the
-executor's pool. cached: the worker of the lease before, which is still connected (RFAAS_LEASE_REUSE). Each mode starts its own executor.`,
+executor's pool. spare: a worker that the agent has connected ahead of demand (shm). cached: the worker of the lease before, which is
+still connected (RFAAS_LEASE_REUSE). Each mode starts its own executor.`,
 		Example: `  rfaas bench cold --provider shm --json
   rfaas bench cold --provider verbs --library libmine.so --function empty`,
 		Args: cobra.NoArgs,
@@ -34,6 +35,9 @@ executor's pool. cached: the worker of the lease before, which is still connecte
 			}
 			if runs < 1 || runs > cold.MostRuns || runs%2 == 0 {
 				return a.BadUsage(fmt.Errorf("%d runs: want an odd number, 1 to %d", runs, cold.MostRuns))
+			}
+			if !c.Flags().Changed("mode") {
+				modes = cold.Modes(cfg.Provider)
 			}
 			for _, cfg.Mode = range modes {
 				if err := cfg.Check(); err != nil {
@@ -71,7 +75,7 @@ executor's pool. cached: the worker of the lease before, which is still connecte
 	}
 	f := c.Flags()
 	f.StringVar(&cfg.Provider, "provider", "shm", "shm or verbs")
-	f.StringSliceVar(&modes, "mode", cold.Modes(), "ways to start: "+strings.Join(cold.Modes(), ", "))
+	f.StringSliceVar(&modes, "mode", nil, "ways to start: "+strings.Join(cold.Modes("shm"), ", ")+" (default: all of the provider)")
 	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
 	f.IntVar(&runs, "runs", 1, "runs of each mode, in turn; the output has the run with the median p50, and the p50 of all runs")
 	f.Int64Var(&cfg.Bulk, "bulk", 0, "bytes of the channel's bulk area; 0: the client's default, negative: none")

@@ -1,10 +1,10 @@
 // Package cold measures what `rfaas bench cold` prints: the time from a lease's request to the first result, with a new
-// worker, a pooled worker or the cached worker of the last lease, and the time of each step.
+// worker, a pooled worker, a spare worker or the cached worker of the last lease, and the time of each step.
 //
 // The executor is a process of its own. Before the first lease, the client is connected and the executor has the library. The time
 // of that, the first contact, is reported separately, with and without TLS. So is the time to start a process for a call, as
 // every lease of the first rFaaS did. In mode pooled, each lease is requested when the executor's pool is full again, so that no
-// start includes the time to fill it.
+// start includes the time to fill it. In mode spare, it is requested when the agent has a spare lease for it.
 package cold
 
 import (
@@ -37,7 +37,7 @@ type Config struct {
 	Provider string // shm or verbs
 	Library  string // with the function, which is called without a payload
 	Function string
-	Mode     string // cold, pooled or cached; empty: cold
+	Mode     string // one of Modes; empty: cold
 	Leases   int    // to measure; 0: 200
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
@@ -52,7 +52,7 @@ type Result struct {
 	Name         string  `json:"name"` // "start"
 	Provider     string  `json:"provider"`
 	Client       string  `json:"client"` // go
-	Mode         string  `json:"mode"`   // cold, pooled or cached
+	Mode         string  `json:"mode"`   // one of Modes
 	Function     string  `json:"function"`
 	Samples      int     `json:"samples"`
 	Others       int     `json:"others"` // leases that started in another way, for example because the pool was empty; not counted
@@ -86,10 +86,17 @@ var modes = map[string][]string{
 	"cold":   {"--pool", "0", "--cache-time", "0s"},
 	"pooled": {"--pool", strconv.Itoa(poolSize), "--cache-time", "0s"},
 	"cached": {"--pool", "0"},
+	"spare":  {"--pool", "0", "--share-cores", "4"}, // room for a lease, two spare ones, and as much as one of them
 }
 
-// Modes are the ways to start that can be measured.
-func Modes() []string { return slices.Sorted(maps.Keys(modes)) }
+// Modes are the ways to start that can be measured on a provider.
+func Modes(provider string) []string {
+	all := slices.Sorted(maps.Keys(modes))
+	if provider != dataplane.SHM {
+		return slices.DeleteFunc(all, func(m string) bool { return m == "spare" })
+	}
+	return all
+}
 
 // Check returns an error if the configuration is wrong.
 func (cfg *Config) Check() error {
@@ -98,8 +105,8 @@ func (cfg *Config) Check() error {
 		return fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases)
 	case cfg.Provider != "shm" && cfg.Provider != "verbs":
 		return fmt.Errorf("provider %q is neither shm nor verbs", cfg.Provider)
-	case cfg.Mode != "" && modes[cfg.Mode] == nil:
-		return fmt.Errorf("mode %q is none of %s", cfg.Mode, strings.Join(Modes(), ", "))
+	case cfg.Mode != "" && !slices.Contains(Modes(cfg.Provider), cfg.Mode):
+		return fmt.Errorf("mode %q on %s is none of %s", cfg.Mode, cfg.Provider, strings.Join(Modes(cfg.Provider), ", "))
 	}
 	return nil
 }
@@ -138,17 +145,15 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		if done := len(all.total) + r.Others; cfg.Progress != nil && done%20 == 0 {
 			cfg.Progress(fmt.Sprintf("%s %s: %d of %d leases, %d started otherwise", cfg.Provider, cfg.Mode, len(all.total), n, r.Others))
 		}
-		if cfg.Mode == "pooled" {
-			if err := e.untilFull(ctx); err != nil {
-				return nil, err
-			}
+		if err := e.ready(ctx, cfg.Mode, len(all.total)+r.Others); err != nil {
+			return nil, err
 		}
 		one := all
 		how, err := all.lease(ctx, s, cfg)
 		if err != nil {
 			return nil, err
 		}
-		if how == cfg.Mode {
+		if how == cfg.Mode || cfg.Mode == "spare" && how == "pooled" { // the executor of this mode has no pool
 			continue
 		}
 		all = one

@@ -8,10 +8,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/agent"
 	"github.com/rfaas-go/rfaas/internal/daemon"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
@@ -27,6 +29,39 @@ func startExecutor(ctx context.Context, cfg Config, listen string, args ...strin
 	line := append([]string{"--listen", listen, "--http-listen", "127.0.0.1:0", "--providers", cfg.Provider, "--cores", "1", "--grace", "2s"}, args...)
 	d, err := daemon.Start(ctx, cfg.Executor, append(line, modes[cfg.Mode]...)...)
 	return executor{d}, err
+}
+
+// ready waits until a lease after some others can start in a mode. Bounded by ctx.
+func (e executor) ready(ctx context.Context, mode string, others int) error {
+	switch {
+	case mode == "pooled":
+		return e.untilFull(ctx)
+	case mode == "spare" && others > 0: // they are the demand
+		return e.untilSpare(ctx)
+	}
+	return nil
+}
+
+// untilSpare waits until the agent has a spare lease. Bounded by ctx.
+func (e executor) untilSpare(ctx context.Context) error {
+	socket, err := agent.Path(os.Getenv)
+	for err == nil {
+		var s agent.Status
+		if s, err = agent.Ask(ctx, socket); err != nil {
+			break
+		}
+		if slices.ContainsFunc(s.Leases, func(k agent.CachedStatus) bool { return k.Spare && k.Executor == e.Address }) {
+			return nil
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-e.Done():
+			err = fmt.Errorf("the executor has ended")
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	return fmt.Errorf("wait for a spare lease: %w", err)
 }
 
 // untilFull waits until poolSize workers wait for a lease. Bounded by ctx.

@@ -16,6 +16,10 @@ import (
 // start spare ones. A program that leases once pays nothing.
 const provenFor = 10 * time.Second
 
+// courtesy is how long the agent waits after a lease was granted or released before it starts spare ones. The client that got the lease is
+// about to make its first call, and a start would take a core from it.
+const courtesy = 5 * time.Millisecond
+
 // demand is the demand for leases of the same terms.
 type demand struct {
 	last   time.Time // of the latest acquisition
@@ -105,7 +109,10 @@ func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
 	s.work.Go(func() {
 		defer like.Close()
 		for more := true; more; {
-			err := s.start(d, like)
+			err := s.wait(courtesy)
+			if err == nil {
+				err = s.start(d, like)
+			}
 			if err != nil {
 				s.tell(like, err)
 			}
@@ -115,6 +122,17 @@ func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
 			s.mu.Unlock()
 		}
 	})
+}
+
+func (s *spares) wait(d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
 }
 
 func (s *spares) tell(like *grant.Spare, err error) {
