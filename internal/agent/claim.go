@@ -46,9 +46,13 @@ func (c *client) offer(k *grant.Cached, d *protocol.Candidate) {
 	}
 	var workers []grant.Worker
 	d.Library, d.Functions, workers = k.Describe()
+	start := uint32(api.StartCached)
+	if k.Spare() {
+		start = api.StartPooled
+	}
 	for i := range workers {
 		w := workerOf(&workers[i])
-		w.Start, w.ForkNs, w.SandboxNs, w.ConnectNs, w.CodeNs = api.StartCached, 0, 0, 0, 0
+		w.Start, w.ForkNs, w.SandboxNs, w.ConnectNs, w.CodeNs = start, 0, 0, 0, 0
 		d.Workers = append(d.Workers, w)
 	}
 }

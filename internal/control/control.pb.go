@@ -489,6 +489,7 @@ type LeaseRequest struct {
 	// Only starts the workers and caches them, for a later request whose `reuse` names the lease of the reply. Nothing is charged until then,
 	// and no other lease loses its workers or finds less than as many free cores. Provider shm, client_id needed. Class busy: too little is free.
 	Spare         bool `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
+	Claims        bool `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"` // with spare: the client can claim the workers later, without a message
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -663,6 +664,13 @@ func (x *LeaseRequest) GetSpare() bool {
 	return false
 }
 
+func (x *LeaseRequest) GetClaims() bool {
+	if x != nil {
+		return x.Claims
+	}
+	return false
+}
+
 type LeaseReply struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	CodeUnknown bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
@@ -676,6 +684,7 @@ type LeaseReply struct {
 	Tables        uint32   `protobuf:"varint,8,opt,name=tables,proto3" json:"tables,omitempty"`                         // that the workers map, with the bundle; fewer than were asked for: the executor does not know them
 	NotCached     bool     `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"` // the workers of `reuse` have ended. Nothing is leased: ask for new workers
 	CacheMs       uint64   `protobuf:"varint,21,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"`       // `spare`: how long the workers are cached
+	Claim         *Claim   `protobuf:"bytes,22,opt,name=claim,proto3" json:"claim,omitempty"`                           // `spare`: how to claim the workers, as in ReleaseReply
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -778,6 +787,13 @@ func (x *LeaseReply) GetCacheMs() uint64 {
 		return x.CacheMs
 	}
 	return 0
+}
+
+func (x *LeaseReply) GetClaim() *Claim {
+	if x != nil {
+		return x.Claim
+	}
+	return nil
 }
 
 // Table is read-only data of the client.
@@ -4165,7 +4181,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xd9\x05\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xf1\x05\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -4192,8 +4208,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"keepsState\x12\x1f\n" +
 	"\vworkers_min\x18\x17 \x01(\rR\n" +
 	"workersMin\x12\x14\n" +
-	"\x05spare\x18\x18 \x01(\bR\x05spareB\x0e\n" +
-	"\f_duration_ms\"\xd8\x02\n" +
+	"\x05spare\x18\x18 \x01(\bR\x05spare\x12\x16\n" +
+	"\x06claims\x18\x19 \x01(\bR\x06claimsB\x0e\n" +
+	"\f_duration_ms\"\x87\x03\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -4207,7 +4224,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06tables\x18\b \x01(\rR\x06tables\x12\x1d\n" +
 	"\n" +
 	"not_cached\x18\x14 \x01(\bR\tnotCached\x12\x19\n" +
-	"\bcache_ms\x18\x15 \x01(\x04R\acacheMs\"a\n" +
+	"\bcache_ms\x18\x15 \x01(\x04R\acacheMs\x12-\n" +
+	"\x05claim\x18\x16 \x01(\v2\x17.rfaas.control.v1.ClaimR\x05claim\"a\n" +
 	"\x05Table\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x12\n" +
@@ -4585,84 +4603,85 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	8,  // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
 	8,  // 3: rfaas.control.v1.LeaseRequest.bundle:type_name -> rfaas.control.v1.Table
 	9,  // 4: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	10, // 5: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	1,  // 6: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	46, // 7: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
-	9,  // 8: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	19, // 9: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
-	24, // 10: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 11: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 12: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	48, // 13: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 14: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	45, // 15: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 16: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	46, // 17: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	46, // 18: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	46, // 19: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	46, // 20: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	46, // 21: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	46, // 22: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	57, // 23: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	62, // 24: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	63, // 25: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 26: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 27: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 28: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	11, // 29: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	13, // 30: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
-	15, // 31: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	17, // 32: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	20, // 33: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	22, // 34: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	25, // 35: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	27, // 36: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	29, // 37: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	31, // 38: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	33, // 39: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	35, // 40: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	37, // 41: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	39, // 42: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	41, // 43: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	43, // 44: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	47, // 45: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	49, // 46: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	55, // 47: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	58, // 48: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	60, // 49: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	51, // 50: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	53, // 51: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 52: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	7,  // 53: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	7,  // 54: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	12, // 55: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	14, // 56: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	16, // 57: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	18, // 58: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	21, // 59: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	23, // 60: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	26, // 61: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	28, // 62: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	30, // 63: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	32, // 64: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	34, // 65: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	36, // 66: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	38, // 67: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	40, // 68: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	42, // 69: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	44, // 70: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	48, // 71: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	50, // 72: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	56, // 73: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	59, // 74: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	61, // 75: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	52, // 76: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	54, // 77: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	52, // [52:78] is the sub-list for method output_type
-	26, // [26:52] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	19, // 5: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
+	10, // 6: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	1,  // 7: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
+	46, // 8: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	9,  // 9: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	19, // 10: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
+	24, // 11: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 12: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 13: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	48, // 14: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 15: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	45, // 16: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 17: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	46, // 18: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	46, // 19: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	46, // 20: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	46, // 21: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	46, // 22: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	46, // 23: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	57, // 24: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	62, // 25: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	63, // 26: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 27: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 28: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 29: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	11, // 30: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	13, // 31: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	15, // 32: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	17, // 33: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	20, // 34: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	22, // 35: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	25, // 36: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	27, // 37: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	29, // 38: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	31, // 39: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	33, // 40: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	35, // 41: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	37, // 42: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	39, // 43: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	41, // 44: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	43, // 45: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	47, // 46: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	49, // 47: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	55, // 48: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	58, // 49: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	60, // 50: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	51, // 51: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	53, // 52: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 53: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	7,  // 54: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	7,  // 55: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	12, // 56: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	14, // 57: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	16, // 58: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	18, // 59: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	21, // 60: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	23, // 61: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	26, // 62: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	28, // 63: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	30, // 64: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	32, // 65: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	34, // 66: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	36, // 67: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	38, // 68: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	40, // 69: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	42, // 70: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	44, // 71: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	48, // 72: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	50, // 73: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	56, // 74: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	59, // 75: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	61, // 76: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	52, // 77: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	54, // 78: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	53, // [53:79] is the sub-list for method output_type
+	27, // [27:53] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }

@@ -63,7 +63,8 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 		e.tables.release(tables)
 		return nil, grpcError(err)
 	}
-	reply := &control.LeaseReply{LeaseId: uint64(h.id), Functions: code.names, Tables: uint32(len(tables)), CacheMs: milliseconds(e.cfg.Settings.CacheTime)}
+	reply := &control.LeaseReply{LeaseId: uint64(h.id), Functions: code.names, Tables: uint32(len(tables)),
+		DurationMs: milliseconds(terms.Duration), CacheMs: milliseconds(e.cfg.Settings.CacheTime)}
 	workers, err := e.spawnAll(h, req.GetClientBlobs(), e.spawnLimit(ctx))
 	if err == nil {
 		bounded, cancel := context.WithTimeout(h.ctx, suspendPatience)
@@ -77,6 +78,9 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 	close(k.start.over)
 	if err == nil {
 		e.watchCached(k)
+		if req.GetClaims() && e.claims.possible(k, &terms) {
+			reply.Claim = e.armSpare(ctx, k, &terms)
+		}
 		if len(e.table.Cached()) > e.cfg.Settings.CacheMost {
 			err = tooManyCached(e.cfg.Settings.CacheMost)
 		}
@@ -88,6 +92,22 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 	}
 	e.changed()
 	return reply, nil
+}
+
+// armSpare lets the caller claim spare workers that are at rest. Since they are cached already, another lease may have evicted them meanwhile.
+func (e *Executor) armSpare(ctx context.Context, k *cached, terms *lease.Terms) *control.Claim {
+	c := e.claims.arm(ctx, k, terms)
+	if c == nil {
+		return nil
+	}
+	e.mu.Lock()
+	present := e.cached[k.id] == k
+	e.mu.Unlock()
+	if !present {
+		e.claims.revoke(k.id)
+		return nil
+	}
+	return c
 }
 
 func tooManyCached(most int) error {

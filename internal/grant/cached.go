@@ -52,6 +52,7 @@ type Cached struct {
 	timer   *time.Timer
 	last    *Held  // the released lease
 	claim   *Claim // nil: the workers are reused by message only
+	fresh   bool   // spare: no lease has used the workers
 
 	// Protected by the cache, until it is taken.
 	owner  *Control         // nil: its session was closed
@@ -279,6 +280,9 @@ func (k *Cached) Close() {
 	}
 }
 
+// Spare reports whether no lease has used the workers.
+func (k *Cached) Spare() bool { return k.fresh }
+
 // Candidate returns the executor that caches the workers.
 func (k *Cached) Candidate() Candidate { return k.cand }
 
@@ -327,8 +331,8 @@ func (p *Pool) Cached() []CachedLease {
 		s.cache.mu.Lock()
 		for _, k := range s.cache.all {
 			all = append(all, CachedLease{Executor: k.cand.Address, Node: k.cand.Node, Library: k.library, SHA256: hex.EncodeToString(k.key.sha[:]),
-				Workers: k.key.workers, Handed: k.handed != nil, Orphaned: k.owner == nil && k.spare == nil,
-				Spare: k.spare != nil})
+				Workers: k.key.workers, Handed: k.handed != nil, Orphaned: k.owner == nil && !k.fresh,
+				Spare: k.fresh})
 		}
 		s.cache.mu.Unlock()
 	}

@@ -374,6 +374,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		ClientId:        p.c.client[:],
 		KeepsState:      p.spec.KeepsState,
 		Spare:           p.spec.spare,
+		Claims:          p.spec.spare,
 	}
 	req.Tables, req.Bundle = p.tables()
 	if k := p.candidates[p.current].Cached; k != nil {

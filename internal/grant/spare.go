@@ -81,7 +81,7 @@ func (s *Spare) Channels() (n int, mode dataplane.WaitMode, cfg dataplane.Channe
 type Started struct {
 	Workers []Worker
 	k       *Cached
-	last    time.Duration
+	cache   time.Duration
 	p       *Pending
 }
 
@@ -104,10 +104,13 @@ func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
 	case r.CodeUnknown || len(r.TablesUnknown) > 0:
 		return nil, fail(op, dataplane.StatusBusy, "%s has evicted the library or a table", cand.Address)
 	}
-	st := &Started{k: &Cached{cand: cand, id: r.LeaseId, key: p.key(), library: p.name, cl: cl}, last: milliseconds(r.CacheMs), p: p}
+	last := &Held{Candidate: cand, Wanted: p.spec.Workers, Functions: r.Functions, Duration: milliseconds(r.DurationMs), sha: p.sha}
 	for _, w := range r.Workers {
-		st.Workers = append(st.Workers, workerOf(w))
+		last.Workers = append(last.Workers, workerOf(w))
 	}
+	st := &Started{Workers: last.Workers, k: &Cached{cand: cand, id: r.LeaseId, key: p.key(), library: p.name, cl: cl, last: last, fresh: true},
+		cache: milliseconds(r.CacheMs), p: p}
+	st.k.claimable(p.c, r.Claim)
 	switch {
 	case r.CacheMs == 0:
 		err = fail(op, dataplane.StatusUnsupported, "%s has an earlier version", cand.Address)
@@ -131,7 +134,7 @@ func (s *Started) Keep(channels io.Closer, gone func(taken bool)) {
 	k.handed, k.spare, k.use = channels, gone, c.retain()
 	cache := &c.cache
 	cache.mu.Lock()
-	k.timer = time.AfterFunc(s.last-s.last/10, func() { c.expire(k) })
+	k.timer = time.AfterFunc(s.cache-s.cache/10, func() { c.expire(k) })
 	cache.all = append(cache.all, k)
 	closed, oldest := cache.closed, cache.beyond(nil, c.opts.Keep)
 	cache.mu.Unlock()
