@@ -9,10 +9,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
-var claimClients = flag.Int("claim-clients", 100, "clients that race for ten workers in TestClaimsRace")
+var claimClients = flag.Int("claim-clients", 60, "clients that race for ten workers in TestClaimsRace")
 
 // Clients of two processes take turns on ten workers by claims, while the executor ends cached workers because of its limit, and because some
 // leases have other terms. Two clients never have one worker, no core is lost, and the bill has every call.
@@ -69,4 +70,54 @@ func TestClaimsRace(t *testing.T) {
 		}
 		return billed == calls
 	})
+}
+
+// The agent is stopped while a client claims, and killed before it reads of the claim. Calls go on, and the next agent has the lease.
+func TestClaimAgentKilled(t *testing.T) {
+	onNode(t)
+	env, socket, _ := agentCluster(t, "--cache-awake", "0s") // the worker is frozen when the release returns
+	c := lead(t, 1, reuse, env...)
+	c.do("init", "session", "open", "calls 1")
+	w := c.who()
+	c.do("release")
+	pid := agentStatus(t, socket).PID
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c.do("open", "calls 20") // a request to the agent would not be answered
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.do("calls 10000")
+	if now := c.who(); now != (origin{cachedStart, w.pid}) {
+		t.Errorf("worker %v, want that of %v", now, w)
+	}
+	if r := agentStatus(t, socket); len(r.Clients) != 1 || r.Clients[0].Leases != 1 || r.PID == pid {
+		t.Errorf("the agent after the one of process %d: %+v", pid, r)
+	}
+	c.do("release", "open", "calls 1", "release", "close", "finalize")
+}
+
+// The executor is stopped while a client claims, and killed before it thaws the worker. The first call ends with an error.
+func TestClaimExecutorKilled(t *testing.T) {
+	onNode(t)
+	secret, socket := filepath.Join(t.TempDir(), "secret"), filepath.Join(t.TempDir(), "agent.sock")
+	address, executor, ended := startProcess(t, secret, "--cache-awake", "0s")
+	t.Cleanup(func() { stopAgent(t, socket) })
+	c := lead(t, 1, reuse, "RFAAS_EXECUTOR="+address, "RFAAS_MANAGER=", "RFAAS_SECRET_FILE="+secret, "RFAAS_AGENT_SOCKET="+socket)
+	c.do("init", "session", "open", "calls 1", "release")
+	if err := executor.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c.do("open")
+	c.say("calls 1")
+	if err := executor.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	if a := c.hear("calls 1"); a.status == 0 || !strings.Contains(a.text, "executor") && !strings.Contains(a.text, address) {
+		t.Errorf("a call after the executor's end: %+v", a)
+	}
+	c.ask("release")
+	c.do("close", "finalize")
 }
