@@ -117,7 +117,7 @@ func (t *Table) Claim(old, id ID, at time.Time) (Lease, error) {
 	t.inherit(r, was)
 	r.ID, r.State, r.Terms, r.Granted = id, Granted, was.Terms, at
 	r.Terms.Spare = false
-	binary.LittleEndian.PutUint64(r.RequestID[:], uint64(id)) // no client has chosen one; ids cannot be guessed
+	r.RequestID = t.unusedRequest(id)
 	r.CPUs = t.cores.cpus(r.shares)
 	t.holding++
 	t.leases[r.ID], t.requests[r.RequestID] = r, r
@@ -126,4 +126,14 @@ func (t *Table) Claim(old, id ID, at time.Time) (Lease, error) {
 	close(r.settled)
 	t.wake()
 	return r.copy(), nil
+}
+
+// unusedRequest returns a request id for a lease that no request has asked for. A client can read the lease's id before it claims, and may have used
+// any request id that follows from it. The ids of a table must differ, because Restore refuses two leases with the same one.
+func (t *Table) unusedRequest(id ID) (rid RequestID) {
+	binary.LittleEndian.PutUint64(rid[:], uint64(id))
+	for n := uint64(0); t.requests[rid] != nil; n++ {
+		binary.LittleEndian.PutUint64(rid[8:], n)
+	}
+	return rid
 }

@@ -172,3 +172,35 @@ func TestSpareWorkers(t *testing.T) {
 		t.Errorf("capacity at the end: %+v", c)
 	}
 }
+
+// A client can read the id of the lease that its claim will get, and choose the request id of another lease accordingly.
+func TestClaimedLeaseHasItsOwnRequestID(t *testing.T) {
+	tab := newTable(t, Config{})
+	kind := terms(1)
+	kind.Kind = [32]byte{1}
+	l := granted(t, tab, 1, kind)
+	if _, err := tab.End(l.ID, Released, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := tab.Keep(l.ID); err != nil {
+		t.Fatal(err)
+	}
+	const id = 0x0807060504030201
+	other, _, err := tab.Request(RequestID{1, 2, 3, 4, 5, 6, 7, 8}, terms(1), 0)
+	if err == nil {
+		_, err = tab.Grant(other.ID)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tab.Claim(l.ID, id, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	saved, err := tab.Save()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := newTable(t, Config{}).Restore(saved); err != nil {
+		t.Errorf("a program that takes over gets %d leases: %v", len(saved), err)
+	}
+}
