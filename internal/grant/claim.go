@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -69,6 +70,11 @@ func (c *shared) region(addr string, m *control.Claim) (*Region, error) {
 // openRegion gets a region's descriptor from its executor. Another process may listen there if the executor has just ended, so the executor proves
 // that it sent the message.
 func openRegion(m *control.Claim) (*os.File, error) {
+	if !strings.HasPrefix(m.GetSocket(), claim.Sockets) || len(m.GetToken()) != claim.Secret || len(m.GetProof()) != claim.Secret {
+		// This process has rights at other sockets that no executor may use.
+		return nil, fmt.Errorf("socket %.100q, token of %d bytes, proof of %d bytes: want a socket %s..., and %d bytes each", m.GetSocket(), len(m.GetToken()),
+			len(m.GetProof()), claim.Sockets, claim.Secret)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), regionTime)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", m.GetSocket())
@@ -80,25 +86,25 @@ func openRegion(m *control.Claim) (*os.File, error) {
 	if _, err := conn.Write(m.GetToken()); err != nil {
 		return nil, err
 	}
-	proof, oob := make([]byte, len(m.GetProof())), make([]byte, unix.CmsgSpace(4))
+	proof, oob := make([]byte, claim.Secret), make([]byte, unix.CmsgSpace(4))
 	n, oobn, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(proof, oob)
 	if err != nil {
 		return nil, err
 	}
+	var fds []int
 	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || len(messages) != 1 {
-		return nil, fmt.Errorf("%d control messages, want a descriptor: %w", len(messages), err)
+	for i := range messages {
+		if some, err := unix.ParseUnixRights(&messages[i]); err == nil {
+			fds = append(fds, some...)
+		}
 	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		return nil, fmt.Errorf("%d descriptors, want one: %w", len(fds), err)
+	if err == nil && len(fds) == 1 && bytes.Equal(proof[:n], m.GetProof()) && checkRegion(fds[0]) == nil {
+		return os.NewFile(uintptr(fds[0]), "claim region"), nil
 	}
-	f := os.NewFile(uintptr(fds[0]), "claim region")
-	if err := checkRegion(fds[0]); err == nil && len(proof) > 0 && bytes.Equal(proof[:n], m.GetProof()) {
-		return f, nil
+	for _, fd := range fds {
+		unix.Close(fd)
 	}
-	f.Close()
-	return nil, fmt.Errorf("another process than the executor has answered at %s, or the descriptor is not a region", m.GetSocket())
+	return nil, fmt.Errorf("another process than the executor has answered at %s with %d descriptors, or the descriptor is not a region", m.GetSocket(), len(fds))
 }
 
 // checkRegion returns an error if a descriptor is not a memory file of a region's size that keeps this size.
