@@ -75,6 +75,9 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 		reply.Workers = append(reply.Workers, h.grant(i, w))
 	}
 	k.workers = workers
+	if err == nil {
+		k.used = usedBy(workers) // what a lease that claims them does not pay for
+	}
 	close(k.start.over)
 	if err == nil {
 		e.watchCached(k)
