@@ -1,5 +1,5 @@
 // Package cold measures what `rfaas bench cold` prints: the time from a lease's request to the first result, with a new
-// worker, a pooled worker, a spare worker or the cached worker of the last lease, and the time of each step.
+// worker, a pooled worker, a spare worker or the cached worker of the last lease, which is frozen or still awake, and the time of each step.
 //
 // The executor is a process of its own. Before the first lease, the client is connected and the executor has the library. The time
 // of that, the first contact, is reported separately, with and without TLS. So is the time to start a process for a call, as
@@ -85,15 +85,19 @@ type samples struct{ total, control, fork, sandbox, connect, code, call, release
 var modes = map[string][]string{
 	"cold":   {"--pool", "0", "--cache-time", "0s"},
 	"pooled": {"--pool", strconv.Itoa(poolSize), "--cache-time", "0s"},
-	"cached": {"--pool", "0"},
+	"cached": {"--pool", "0", "--cache-awake", "0s"},
+	"awake":  {"--pool", "0", "--cache-awake", "1s"}, // longer than until the next lease
 	"spare":  {"--pool", "0", "--share-cores", "4"}, // room for a lease, two spare ones, and as much as one of them
 }
+
+// starts are what the client calls the starts of modes, if it is not the mode's name. The executors of these modes start no worker otherwise.
+var starts = map[string]string{"spare": "pooled", "awake": "cached"}
 
 // Modes are the ways to start that can be measured on a provider.
 func Modes(provider string) []string {
 	all := slices.Sorted(maps.Keys(modes))
 	if provider != dataplane.SHM {
-		return slices.DeleteFunc(all, func(m string) bool { return m == "spare" })
+		return slices.DeleteFunc(all, func(m string) bool { return m == "spare" || m == "awake" })
 	}
 	return all
 }
@@ -153,7 +157,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		if err != nil {
 			return nil, err
 		}
-		if how == cfg.Mode || cfg.Mode == "spare" && how == "pooled" { // the executor of this mode has no pool
+		if how == cmp.Or(starts[cfg.Mode], cfg.Mode) {
 			continue
 		}
 		all = one
@@ -273,7 +277,7 @@ func rank(sorted []int64, permille int) int64 {
 // lease takes a lease, makes one call, releases the lease and records the times. how is the way in which it started.
 func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how string, err error) {
 	began := time.Now()
-	l, err := s.Lease(ctx, client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached"})
+	l, err := s.Lease(ctx, client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached" || cfg.Mode == "awake"})
 	if err != nil {
 		return "", err
 	}
