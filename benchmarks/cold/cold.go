@@ -87,7 +87,7 @@ var modes = map[string][]string{
 	"pooled": {"--pool", strconv.Itoa(poolSize), "--cache-time", "0s"},
 	"cached": {"--pool", "0", "--cache-awake", "0s"},
 	"awake":  {"--pool", "0", "--cache-awake", "1s"}, // longer than until the next lease
-	"spare":  {"--pool", "0", "--share-cores", "4"}, // room for a lease, two spare ones, and as much as one of them
+	"spare":  {"--pool", "0", "--share-cores", "4"},  // room for a lease, two spare ones, and as much as one of them
 }
 
 // starts are what the client calls the starts of modes, if it is not the mode's name. The executors of these modes start no worker otherwise.

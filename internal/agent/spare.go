@@ -137,7 +137,7 @@ func (s *spares) wait(d time.Duration) error {
 
 func (s *spares) tell(like *grant.Spare, err error) {
 	level := slog.LevelWarn
-	if errors.Is(err, dataplane.ErrBusy) || s.ctx.Err() != nil {
+	if errors.Is(err, dataplane.ErrBusy) || errors.Is(err, dataplane.ErrConnection) || s.ctx.Err() != nil {
 		level = slog.LevelDebug
 	}
 	s.a.log.Log(s.ctx, level, "no spare workers started", "library", like.Library(), "executor", like.Executor(), "error", err)
