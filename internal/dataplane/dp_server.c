@@ -348,13 +348,15 @@ static void resume(dp_server *s) {
     dp_waiter_expect(&s->waiter);
 }
 
-/* Blocks until another thread asks for something, and returns what, or until the server is claimed, and returns 0. claimed: number of claims
- * before. */
+/* Blocks until the server is claimed, and returns 0, or until another thread asks for something, and returns what. claimed: number of claims
+ * before. A claim comes first: the lease that it began may end before this thread has run, and then the client counts that generation too. */
 static int32_t sleep_suspended(dp_server *s, uint32_t claimed) {
     for (;;) {
         uint32_t rung = __atomic_load_n(&s->knock->rung, __ATOMIC_ACQUIRE);
         int32_t what = __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE);
-        if (what || __atomic_load_n(&s->knock->claimed, __ATOMIC_ACQUIRE) != claimed)
+        if (__atomic_load_n(&s->knock->claimed, __ATOMIC_ACQUIRE) != claimed)
+            return 0;
+        if (what)
             return what;
         syscall(SYS_futex, &s->knock->rung, FUTEX_WAIT, rung, NULL, NULL, 0);
     }
