@@ -293,3 +293,29 @@ func TestCachedWorkersAreFree(t *testing.T) {
 		t.Errorf("%+v, %v", l, err)
 	}
 }
+
+// The time of a claimed lease runs from the claim on, so it can be over before the executor has booked the claim.
+func TestClaimedLeaseEndsWhileItIsBooked(t *testing.T) {
+	n := newNode(t)
+	first := lease.ID(n.keepLease(1).GetLeaseId())
+	n.e.mu.Lock()
+	k := n.e.cached[first]
+	n.e.mu.Unlock()
+	const id = 99
+	ended := make(chan struct{})
+	k.workers[0].(*fakeWorker).claimed = func() {
+		h, err := n.e.beginEnd(t.Context(), id, lease.Expired, "")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		go func() {
+			defer close(ended)
+			n.e.finishEnd(context.Background(), h, killed)
+		}()
+	}
+	n.e.book(t.Context(), context.Background(), k, id, 0)
+	<-ended
+	n.becomesFree(4)
+	n.e.work.Wait()
+}

@@ -283,10 +283,13 @@ func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ag
 	flag, refused := e.reserve(h) // a limit may have been set since the line was armed
 	var granted []*control.WorkerGrant
 	for i, w := range k.workers {
-		if g := h.seatWorker(i, w, nil); g != nil {
-			granted = append(granted, g)
-			e.metrics.started(g)
+		g := h.seatWorker(i, w, nil)
+		if g == nil { // the lease has ended already; finishEnd waits for h.started
+			stopAll(context.Background(), []Worker{w}, killed)
+			continue
 		}
+		granted = append(granted, g)
+		e.metrics.started(g)
 		e.watch(h, i, w)
 	}
 	h.mu.Lock()

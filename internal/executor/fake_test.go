@@ -79,6 +79,7 @@ type fakeWorker struct {
 	alone     atomic.Bool // its client's process has ended
 	suspended bool        // under z.mu
 	resumed   atomic.Int32
+	claimed   func() // called by Claimed; may be nil
 }
 
 func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) {
@@ -231,7 +232,11 @@ func (w *fakeWorker) Claimable() (claim.Worker, error) {
 	return claim.Worker{}, errors.New("not a process")
 }
 
-func (w *fakeWorker) Claimed(zygote.Counters) {}
+func (w *fakeWorker) Claimed(zygote.Counters) {
+	if w.claimed != nil {
+		w.claimed()
+	}
+}
 
 func (w *fakeWorker) Connect(*net.TCPConn, []byte) error { return nil }
 

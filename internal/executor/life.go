@@ -85,6 +85,7 @@ func (e *Executor) beginEnd(ctx context.Context, id lease.ID, how lease.State, r
 
 // finishEnd ends the workers, and returns the cores when the last one is reaped.
 func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
+	<-h.started // a claimed lease can end before book has given it its workers
 	e.accounts.last(h.id)
 	h.stopWorkers(ctx, how)
 	if err := e.table.Reaped(h.id); err != nil {
