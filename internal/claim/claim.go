@@ -49,11 +49,12 @@ type Region struct {
 	file  *os.File
 	event *os.File
 
-	mu sync.Mutex
-	c  *C.reflex // nil after Close
+	mu      sync.Mutex
+	c       *C.reflex // nil after Close
+	closing bool
 
-	booking sync.Mutex // held while claims are collected and their functions are called
-	slots   [Lines]*Slot
+	booking sync.Mutex   // held while claims are collected and their functions are called
+	slots   [Lines]*Slot // written under both mutexes
 }
 
 // Slot is an armed line.
@@ -61,6 +62,7 @@ type Slot struct {
 	Line     uint32
 	Sequence uint64
 	r        *Region
+	revoked  bool // under r.mu
 	claimed  func(ago time.Duration)
 }
 
@@ -104,8 +106,17 @@ func New(wake func()) (*Region, error) {
 // File returns the region's memory file. The region still owns it.
 func (r *Region) File() *os.File { return r.file }
 
-// Close closes all armed lines. Claims that were not collected are lost; their workers must be killed.
+// Close closes all lines, and calls the functions of claims that were made before.
 func (r *Region) Close() {
+	r.mu.Lock()
+	r.closing = true
+	for _, s := range r.slots {
+		if s != nil {
+			s.revoke()
+		}
+	}
+	r.mu.Unlock()
+	r.Collect()
 	r.mu.Lock()
 	c := r.c
 	r.c = nil
@@ -136,7 +147,7 @@ func (r *Region) Arm(id uint64, client time.Duration, awake bool, workers []Work
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	line, sequence := C.int(-1), C.uint64_t(0)
-	if r.c != nil {
+	if !r.closing {
 		line = C.reflex_arm(r.c, C.uint64_t(id), C.int64_t(client), C.bool(awake), list, C.uint32_t(len(workers)), &sequence)
 	}
 	if line < 0 {
@@ -166,12 +177,19 @@ func open(c *C.reflex_worker, w Worker) error {
 	return nil
 }
 
-// Revoke closes the line. It returns false if a client has claimed it. It calls nothing and may be called with any lock held.
+// Revoke closes the line. It returns false if a client has claimed it; a line that was revoked before was not claimed. It calls nothing and may be
+// called with any lock held.
 func (s *Slot) Revoke() bool {
-	r := s.r
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.c == nil || C.reflex_revoke(r.c, C.uint32_t(s.Line), C.uint64_t(s.Sequence)) != 0
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	return s.revoke()
+}
+
+// revoke is Revoke for a caller that holds the region's mu.
+func (s *Slot) revoke() bool {
+	c := s.r.c
+	s.revoked = s.revoked || c == nil || C.reflex_revoke(c, C.uint32_t(s.Line), C.uint64_t(s.Sequence)) != 0
+	return s.revoked
 }
 
 // Cool makes sure that no client claims awake workers until Cooled, which lets clients claim them frozen. It returns false if a client has claimed

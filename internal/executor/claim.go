@@ -81,7 +81,6 @@ func (c *claims) region(conn context.Context) (*region, error) {
 		c.mu.Lock()
 		delete(c.regions, conn)
 		c.mu.Unlock()
-		r.Collect()
 		r.Close()
 	})
 	return r, nil
@@ -166,16 +165,21 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 		}
 	}
 	var s *claim.Slot
+	stored := make(chan struct{})
 	if err == nil {
 		id := randomID()
 		caller := context.WithoutCancel(ctx)
-		s, err = r.Arm(uint64(id), e.table.ClientTime(terms.Duration), k.awake, workers, func(ago time.Duration) { e.book(caller, conn, k, id, ago) })
+		s, err = r.Arm(uint64(id), e.table.ClientTime(terms.Duration), k.awake, workers, func(ago time.Duration) {
+			<-stored // a claim may come first; book deletes what is stored below
+			e.book(caller, conn, k, id, ago)
+		})
 	}
 	if err != nil {
 		e.log.Debug("cached workers cannot be claimed; they are reused by message", "lease", uint64(k.id), "error", err)
 		return nil
 	}
 	c.armed.Store(k.id, s)
+	close(stored)
 	return &control.Claim{Line: s.Line, Sequence: s.Sequence, Socket: c.socket.Addr().String(), Token: r.token[:], Proof: r.proof[:]}
 }
 
