@@ -37,11 +37,17 @@ const (
 	knockAt  = 64
 )
 
-// Worker has what is needed to resume a frozen worker: open descriptors, which the caller keeps.
+// Worker has what is needed to resume a frozen worker: descriptors of its own.
 type Worker struct {
 	Freezer int  // cgroup.freeze or, in version 1, freezer.state
 	Old     bool // version 1
 	Page    int  // the worker's page
+}
+
+// Close closes the descriptors.
+func (w *Worker) Close() {
+	unix.Close(w.Freezer)
+	unix.Close(w.Page)
 }
 
 // Region is the memory that an executor shares with one agent, and with the agent's clients. Safe for concurrent use.
@@ -130,7 +136,7 @@ func (r *Region) Close() {
 }
 
 // Arm lets a client claim workers, and get a lease with this id, which it may use for the duration `client`. The workers are frozen, or awake. After
-// a claim, Collect calls claimed with the time that has passed since.
+// a claim, Collect calls claimed with the time that has passed since. The caller keeps the workers' descriptors.
 func (r *Region) Arm(id uint64, client time.Duration, awake bool, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
 	list := (*C.reflex_worker)(C.calloc(C.size_t(len(workers)), C.sizeof_reflex_worker))
 	if list == nil {

@@ -158,9 +158,12 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 	r, err := c.region(conn)
 	var workers []claim.Worker
 	for _, w := range k.workers {
+		if err != nil {
+			break
+		}
 		var one claim.Worker
-		if err == nil {
-			one, err = w.Claimable()
+		if one, err = w.Claimable(); err == nil {
+			defer one.Close()
 			workers = append(workers, one)
 		}
 	}

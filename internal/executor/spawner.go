@@ -35,8 +35,8 @@ type Worker interface {
 	// Suspend freezes the process. Resume lets it serve the same client again. Stop and Finish also end a suspended worker.
 	Suspend(ctx context.Context) error
 	Resume(clientBlob []byte) error
-	// Claimable returns what a claim needs to resume a suspended worker, instead of Resume. Claimed records that another lease has claimed the
-	// worker, after what it had counted for the lease before.
+	// Claimable returns what a claim needs to resume a suspended worker, instead of Resume. The caller closes it. Claimed records that another lease
+	// has claimed the worker, after what it had counted for the lease before.
 	Claimable() (claim.Worker, error)
 	Claimed(counted zygote.Counters)
 	// Connect hands the worker its client's connection on provider tcp, and the hello that was read from it.

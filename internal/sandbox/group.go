@@ -92,15 +92,15 @@ func (g *Group) old(i int) bool { return g.v1&(1<<i) != 0 }
 // CanFreeze reports whether the group has a freezer.
 func (g *Group) CanFreeze() bool { return g.has(freezeFile) }
 
-// Freezer returns the descriptor of the file that freezes and thaws the group, for a caller that keeps the group open meanwhile. old: it is
-// freezer.state of version 1, not cgroup.freeze.
+// Freezer returns a descriptor of the file that freezes and thaws the group, which the caller closes. old: it is freezer.state of version 1, not
+// cgroup.freeze.
 func (g *Group) Freezer() (fd int, old bool, err error) {
 	if !g.CanFreeze() {
 		return -1, false, ErrNoFreezer
 	}
-	err = g.control(freezeFile, func(open int) error {
-		fd = open
-		return nil
+	err = g.control(freezeFile, func(open int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(open), unix.F_DUPFD_CLOEXEC, 3)
+		return err
 	})
 	return fd, g.old(freezeFile), err
 }

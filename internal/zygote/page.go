@@ -2,6 +2,7 @@ package zygote
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -102,11 +103,14 @@ func (p *page) freeze() {
 	p.fd = -1
 }
 
-// descriptor returns the descriptor of the shared memory; -1: the worker is dead.
-func (p *page) descriptor() int {
+// share returns another descriptor of the shared memory, which the caller closes.
+func (p *page) share() (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.fd
+	if p.fd < 0 {
+		return -1, errors.New("the worker has ended")
+	}
+	return unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 3)
 }
 
 // word reads the i-th 8-byte word. Under mu.

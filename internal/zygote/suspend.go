@@ -2,10 +2,11 @@ package zygote
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/claim"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
@@ -55,17 +56,16 @@ func (w *Worker) Resume(clientBlob []byte) error {
 	return nil
 }
 
-// Claimable returns what a claim needs to resume the worker once it is suspended (internal/claim). The descriptors are valid as long as the worker is not reaped
-// and the caller uses them at once.
+// Claimable returns what a claim needs to resume the worker once it is suspended (internal/claim). The caller closes it. The worker may end at any
+// time, so its own descriptors may name other files by the time they are used.
 func (w *Worker) Claimable() (c claim.Worker, err error) {
-	c.Freezer, c.Old, err = w.group.Freezer()
-	if err != nil {
+	if c.Freezer, c.Old, err = w.group.Freezer(); err != nil {
 		return c, err
 	}
-	if c.Page = w.page.descriptor(); c.Page < 0 {
-		return c, errors.New("the worker has ended")
+	if c.Page, err = w.page.share(); err != nil {
+		unix.Close(c.Freezer)
 	}
-	return c, nil
+	return c, err
 }
 
 // Claimed records that another lease has claimed the worker. counted is what Counters has returned for the lease before; what the worker counts
