@@ -166,6 +166,7 @@ uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at,
     int64_t now = dp_now_ns();
     dp_claimed won;
     dp_error err = {0};
+    rfaas_api_attend(); /* notices workers that have ended, as they do with their executor */
     rfaas_grant *from = take(0, l, at, NULL);
     if (!from)
         return 0;
