@@ -68,6 +68,7 @@ func TestCachedLeaseAheadOfDemand(t *testing.T) {
 	if w.start != pooledStart {
 		t.Errorf("a process with the same terms has %v, want a spare worker", w)
 	}
+	testkit.Eventually(t, "the claim is booked", func() bool { return has("claims_total 1") && has(`worker_starts_total{path="pooled"} 1`) })
 	testkit.Eventually(t, "the next one is ready", ready)
 
 	// Another tenant's lease needs its core.
