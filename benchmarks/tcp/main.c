@@ -1,13 +1,15 @@
 /* Compares the tcp provider with a bare pair of TCP sockets, encrypted connections with unencrypted ones, and ofi over libfabric's tcp with
- * bare sockets, on loopback: round trips of four sizes, then the rate of 8-byte round trips with 64 in flight. Without libfabric, the
- * column ofi has a dash. Both sides spin, each on its own processor if there are two. Each round measures all kinds, and the result is the
- * median of the rounds' ratios, because a time depends as much on the machine and its load as on the program.
+ * bare sockets, on loopback: round trips of four sizes, then the rate of 8-byte round trips with 64 in flight, round trips of 8 bytes with
+ * both sides blocked, and the time of connecting. Without libfabric, the column ofi has a dash. Both sides spin, unless they block, each on
+ * its own processor if there are two. Each round measures all kinds, and the result is the median of the rounds' ratios, because a time
+ * depends as much on the machine and its load as on the program.
  *
  *   build/bench-tcp/pingpong [ROUNDS [MILLISECONDS]]     default: 15 rounds of about 60 ms for each kind and size
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -43,6 +45,8 @@ typedef struct side {
     wire links[KINDS];
 } side;
 
+static bool blocks; /* both sides wait by system calls */
+
 static void must(int status, const dp_error *err) {
     if (status == DP_OK)
         return;
@@ -63,7 +67,9 @@ static void move(int fd, void *data, size_t len, bool out) {
                         : recv(fd, (char *)data + done, len - done, MSG_DONTWAIT);
         need(n > 0 || (n < 0 && errno == EAGAIN), "the other side has ended");
         done += n > 0 ? (size_t)n : 0;
-        if (n < 0)
+        if (n < 0 && blocks)
+            poll(&(struct pollfd){.fd = fd, .events = out ? POLLOUT : POLLIN}, 1, -1);
+        else if (n < 0)
             dp_cpu_pause();
     }
 }
@@ -81,8 +87,11 @@ static void post(wire *s, uint32_t size, uint32_t flags) {
 static int take(wire *s, int most) {
     dp_wc wc[IN_FLIGHT];
     int n;
-    while ((n = dp_cq_poll(s->cq, wc, most)) == 0)
+    for (bool armed = false; (n = dp_cq_poll(s->cq, wc, most)) == 0; armed = blocks && !armed) {
         need(!dp_qp_broken(s->qp), "the connection broke");
+        if (blocks && (armed ? dp_cq_wait(s->cq, -1) : dp_cq_arm(s->cq)))
+            need(false, "waiting");
+    }
     for (int i = 0; i < n; i++) {
         must(wc[i].status, &(dp_error){.msg = "a completion failed"});
         must(dp_post_recv(s->qp, 0), &(dp_error){.msg = "a receive could not be posted"});
@@ -170,14 +179,31 @@ static int bare_socket(bool asks, int ctl) {
     return conn;
 }
 
-static wire open_link(int kind, int ctl) {
-    wire s = {0};
+/* Makes a queue pair on s->cq and connects it with that of the other side, which does the same. */
+static dp_qp *connect_queue_pair(wire *s, uint32_t depth, int ctl) {
     dp_error err;
+    dp_qp *qp;
     struct {
         uint8_t blob[DP_BLOB_MAX];
         uint64_t addr;
         uint32_t len, key;
-    } mine = {.len = DP_BLOB_MAX}, peer;
+    } mine = {.len = DP_BLOB_MAX, .addr = (uint64_t)(uintptr_t)s->mem->addr, .key = s->mem->rkey}, peer;
+    dp_qp_attr attr = {.max_send = depth, .max_recv = depth, .expose = {s->mem}, .n_expose = 1};
+    must(dp_qp_create(s->domain, s->cq, &attr, &qp, &err), &err);
+    for (uint32_t i = 0; i < depth; i++)
+        must(dp_post_recv(qp, 0), &(dp_error){.msg = "a receive could not be posted"});
+    must(dp_qp_export(qp, mine.blob, &mine.len, &err), &err);
+    move(ctl, &mine, sizeof mine, true);
+    move(ctl, &peer, sizeof peer, false);
+    must(dp_qp_connect(qp, peer.blob, peer.len, &err), &err);
+    s->peer_addr = peer.addr;
+    s->peer_key = peer.key;
+    return qp;
+}
+
+static wire open_link(int kind, int ctl) {
+    wire s = {0};
+    dp_error err;
     const dp_dev_options o = {.encrypt = kind == ENCRYPTED ? DP_ENCRYPT_REQUIRE : DP_ENCRYPT_OFF};
     int st = dp_dev_open(kind == OFI ? "ofi" : "tcp", &o, &s.dev, &err);
     if (kind == OFI && dp_status_class(st) == dp_status_class(DP_UNSUPPORTED))
@@ -187,18 +213,7 @@ static wire open_link(int kind, int ctl) {
     must(dp_mem_alloc(s.domain, LARGEST, DP_REMOTE_WRITE, &s.mem, &err), &err);
     must(dp_mem_alloc(s.domain, LARGEST, 0, &s.local, &err), &err);
     must(dp_cq_create(s.dev, 4 * IN_FLIGHT, &s.cq, &err), &err);
-    dp_qp_attr attr = {.max_send = IN_FLIGHT, .max_recv = IN_FLIGHT, .expose = {s.mem}, .n_expose = 1};
-    must(dp_qp_create(s.domain, s.cq, &attr, &s.qp, &err), &err);
-    for (int i = 0; i < IN_FLIGHT; i++)
-        must(dp_post_recv(s.qp, 0), &(dp_error){.msg = "a receive could not be posted"});
-    must(dp_qp_export(s.qp, mine.blob, &mine.len, &err), &err);
-    mine.addr = (uint64_t)(uintptr_t)s.mem->addr;
-    mine.key = s.mem->rkey;
-    move(ctl, &mine, sizeof mine, true);
-    move(ctl, &peer, sizeof peer, false);
-    must(dp_qp_connect(s.qp, peer.blob, peer.len, &err), &err);
-    s.peer_addr = peer.addr;
-    s.peer_key = peer.key;
+    s.qp = connect_queue_pair(&s, IN_FLIGHT, ctl);
     return s;
 }
 
@@ -283,6 +298,40 @@ static void measure_in_flight(side *s, int ctl, int rounds, int ms) {
            1e6 / median(ns[3], rounds));
 }
 
+/* Round trips of 8 bytes, both sides blocked. */
+static void measure_blocked(side *s, int ctl, int rounds, int ms) {
+    enum { SIZE = 8 };
+    double bare[ROUNDS_MAX], ratio[ROUNDS_MAX];
+    blocks = true;
+    int n = (int)(ms * 1e6 / run(s, BARE, SIZE, 200)) + 1;
+    move(ctl, &n, sizeof n, s->asks);
+    for (int i = 0; i < rounds; i++) {
+        bare[i] = run(s, BARE, SIZE, n);
+        ratio[i] = run(s, PLAIN, SIZE, n) / bare[i];
+    }
+    blocks = false;
+    if (s->asks)
+        printf("8 bytes, both sides blocked: bare %.2f us, tcp/bare %.3f\n", median(bare, rounds) / 1000, median(ratio, rounds));
+}
+
+/* From making a queue pair, as both sides do, until it is connected. The blobs travel over a socket pair. */
+static void measure_connecting(side *s, int ctl) {
+    enum { TIMES = 101 };
+    double ns[TIMES];
+    wire l = s->links[PLAIN];
+    char sync = 0;
+    for (int i = 0; i < TIMES; i++) {
+        int64_t start = dp_now_ns();
+        dp_qp *qp = connect_queue_pair(&l, 4, ctl);
+        ns[i] = (double)(dp_now_ns() - start);
+        move(ctl, &sync, 1, true);
+        move(ctl, &sync, 1, false);
+        dp_qp_destroy(qp);
+    }
+    if (s->asks)
+        printf("connecting over tcp: %.0f us\n", median(ns, TIMES) / 1000);
+}
+
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 15, ms = argc > 2 ? atoi(argv[2]) : 60, ctl[2];
     if (rounds < 1 || rounds > ROUNDS_MAX || ms < 1 || argc > 3) {
@@ -302,6 +351,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < SIZES; i++)
         measure(&s, ctl[asks], sizes[i], rounds, ms);
     measure_in_flight(&s, ctl[asks], rounds, ms);
+    measure_blocked(&s, ctl[asks], rounds, ms);
+    measure_connecting(&s, ctl[asks]);
     int status = 0;
     if (asks)
         waitpid(child, &status, 0);

@@ -11,7 +11,9 @@
  * reaches nothing. A dp_cq polls the libfabric queues of its queue pairs.
  *
  * Posts go into a ring and are issued from its front, as far as the order allows and libfabric takes them (FI_EAGAIN). They complete in
- * order. Each is issued with FI_DELIVERY_COMPLETE, so a completion means that the peer's memory has the data.
+ * order. Each is issued with FI_DELIVERY_COMPLETE, so a completion means that the peer's memory has the data. On libfabric's tcp this costs
+ * a message back. There, most unsignalled writes with immediate data complete when libfabric has sent them. They are numbered (ofi_data), and
+ * the receiver ends the connection if a number is missing.
  *
  * The blob lists the exposed regions. The initiator checks key, bounds and rights of every post against that list, because a
  * libfabric target may drop a wrong access silently. This protects against mistakes. It is no protection against a hostile peer.
@@ -55,6 +57,31 @@ typedef struct ofi_kind {
     bool atomics;             /* false: posts of atomics are DP_UNSUPPORTED */
 } ofi_kind;
 
+/* The 64 bits of immediate data where the provider keeps the order of writes and has that many bits. ofi_rxm reconnects without an error, and
+ * writes that were on their way are lost. The numbers show this loss: they count the writes with immediate data of one direction, from 0.
+ * Fewer than 2^OFI_NUMBER_BITS writes can be lost at once, because every OFI_ACK_EVERY-th one stays in the ring until it is acknowledged. */
+typedef struct ofi_data {
+    uint32_t value;  /* the immediate value; of an OFI_ANNOUNCE the byte count of the next write */
+    uint32_t len;    /* bytes written; OFI_LEN_ANNOUNCED: as announced. Of a hidden one: OFI_CHECK or OFI_ANNOUNCE */
+    uint32_t number;
+    bool hidden;     /* not for the caller */
+} ofi_data;
+#define OFI_LEN_BITS 18
+#define OFI_NUMBER_BITS 13
+#define OFI_LEN_ANNOUNCED ((1u << OFI_LEN_BITS) - 1)
+#define OFI_NUMBER_MASK ((1u << OFI_NUMBER_BITS) - 1)
+#define OFI_ACK_EVERY 256
+enum { OFI_CHECK, OFI_ANNOUNCE };
+
+static inline uint64_t ofi_data_pack(ofi_data d) {
+    return d.value | (uint64_t)d.len << 32 | (uint64_t)(d.number & OFI_NUMBER_MASK) << (32 + OFI_LEN_BITS) | (uint64_t)d.hidden << 63;
+}
+
+static inline ofi_data ofi_data_unpack(uint64_t bits) {
+    return (ofi_data){.value = (uint32_t)bits, .len = bits >> 32 & OFI_LEN_ANNOUNCED,
+                      .number = bits >> (32 + OFI_LEN_BITS) & OFI_NUMBER_MASK, .hidden = bits >> 63};
+}
+
 typedef struct ofi_region { /* as in a blob, little endian */
     uint32_t rkey, access;
     uint64_t key;  /* libfabric's */
@@ -92,7 +119,7 @@ typedef struct ofi_dev {
     bool own_keys; /* the application chooses keys (no FI_MR_PROV_KEY) */
     bool at_ep;    /* FI_MR_ENDPOINT: regions belong to an endpoint */
     bool messages; /* see ofi_kind.writedata */
-    bool len_in_data; /* the byte count travels in the upper half of 8 bytes of immediate data */
+    bool numbered; /* immediate data is an ofi_data */
     bool delivery; /* FI_DELIVERY_COMPLETE is granted */
     uint32_t iov_limit;
     int64_t keepalive_ns;
@@ -140,6 +167,8 @@ typedef struct ofi_op {
     uint32_t imm, flags;
     uint8_t op;
     bool with_imm, done;
+    bool announces; /* its first operation announces the byte count */
+    bool watched;   /* one of its operations is to be waited for: see ofi_qp.watched */
     uint8_t n_pieces;
     uint8_t steps, issued, completed; /* numbers of libfabric operations: all, issued, completed */
     int32_t status;
@@ -166,6 +195,8 @@ struct ofi_qp {
     struct fid_mr *copies_mr;
     uint32_t op_mask, head, next, tail, shown; /* [shown, tail) are done and not yet delivered */
     uint32_t flight; /* operations that libfabric has */
+    uint32_t watched; /* posts among them whose completion someone waits for, or which the peer acknowledges */
+    uint32_t polls;
     uint32_t returning; /* the reads and atomics among them, which return data */
     bool atomic;     /* one of them is an atomic */
     bool asking;     /* a keepalive is outstanding */
@@ -182,6 +213,8 @@ struct ofi_qp {
     } *arrivals;
     struct fid_mr *arrivals_mr;
     uint32_t recv_mask, rposted, rdone;
+    uint32_t sent_number, next_number; /* of ofi_data: the next one to send, and to arrive */
+    uint32_t announced; /* byte count */
     dp_wc *saved; /* [saved_at, n_saved): arrivals before a failure */
     uint32_t saved_at, n_saved;
 };
@@ -218,7 +251,7 @@ int ofi_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rk
 int ofi_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
                           uint64_t wr_id, uint32_t flags);
 int ofi_post_recv(dp_qp *qp, uint64_t wr_id);
-/* A write of no bytes. */
+/* A write of no bytes. If immediate data is numbered, it has the next number. */
 int ofi_post_keepalive(ofi_qp *q);
 void ofi_post_bye(ofi_qp *q);
 /* Issues all posts that may be issued now. */

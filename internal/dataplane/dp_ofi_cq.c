@@ -9,7 +9,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { BATCH = 16 };
+enum { BATCH = 16, SENT_EVERY = 64 };
 
 static ofi_dev *dev_of(const ofi_qp *q) { return ofi_dev_of(q->q.domain->dev); }
 
@@ -74,8 +74,10 @@ static void completed(ofi_qp *q, ofi_op *op) {
         q->returning--;
     if (ofi_is_atomic(op))
         q->atomic = false;
-    if (++op->completed == op->steps)
+    if (++op->completed == op->steps) {
         op->done = true;
+        q->watched -= op->watched;
+    }
     while (q->tail != q->next && q->ops[q->tail & q->op_mask].done)
         q->tail++;
 }
@@ -101,8 +103,6 @@ void ofi_take_sent(ofi_qp *q) {
             if (op)
                 completed(q, op);
         }
-        if (n < BATCH)
-            break;
     }
     ofi_issue(q);
 }
@@ -128,24 +128,40 @@ static int deliver_sent(ofi_qp *q, dp_wc *wc, int n) {
 
 static dp_wc arrival(ofi_qp *q, const struct fi_cq_data_entry *e) {
     const ofi_dev *dev = dev_of(q);
+    ofi_data d = ofi_data_unpack(e->data);
     dp_wc wc = {.wr_id = q->recvs[q->rdone & q->recv_mask], .qp = &q->q, .op = DP_OP_RECV_IMM};
     if (dev->messages) {
         memcpy(&wc.imm, ((struct ofi_arrival *)e->op_context)->bytes, 4);
         memcpy(&wc.byte_len, ((struct ofi_arrival *)e->op_context)->bytes + 4, 4);
     } else {
-        wc.imm = (uint32_t)e->data;
-        wc.byte_len = dev->len_in_data ? (uint32_t)(e->data >> 32) : (uint32_t)e->len;
+        wc.imm = d.value;
+        wc.byte_len = !dev->numbered ? (uint32_t)e->len : d.len == OFI_LEN_ANNOUNCED ? q->announced : d.len;
     }
     q->rdone++;
     return wc;
 }
 
-/* Takes one arrival off libfabric's queue. Without a posted receive arrivals stay there. */
-static bool take_arrival(ofi_qp *q, dp_wc *out) {
-    if (!q->ep || q->q.state != DP_QP_CONNECTED || q->rposted == q->rdone)
+/* Reports whether the caller is to see this arrival. If something before it was lost, the connection ends, and the peer is told. */
+static bool in_order(ofi_qp *q, const struct fi_cq_data_entry *e) {
+    if (!dev_of(q)->numbered)
+        return true;
+    ofi_data d = ofi_data_unpack(e->data);
+    if (d.number != (q->next_number & OFI_NUMBER_MASK)) {
+        ofi_post_bye(q);
+        ofi_qp_fail(q, NULL, DP_CONNECTION);
         return false;
-    struct fi_cq_data_entry e;
-    ssize_t r = fi_cq_read(q->rx, &e, 1);
+    }
+    q->next_number++;
+    if (d.hidden && d.len == OFI_ANNOUNCE)
+        q->announced = d.value;
+    return !d.hidden;
+}
+
+static bool receives(const ofi_qp *q) { return q->ep && q->q.state == DP_QP_CONNECTED && q->rposted != q->rdone; }
+
+/* Reads one entry of libfabric's queue of arrivals. False: there is none, or the connection has ended. */
+static bool read_arrival(ofi_qp *q, struct fi_cq_data_entry *e) {
+    ssize_t r = fi_cq_read(q->rx, e, 1);
     if (r == -FI_EAGAIN)
         return false;
     if (r < 0) {
@@ -153,14 +169,24 @@ static bool take_arrival(ofi_qp *q, dp_wc *out) {
         return false;
     }
     bool messages = dev_of(q)->messages;
-    bool bye = messages ? e.len == 0 && e.flags & FI_RECV : e.op_context == &q->bye;
-    bool good = messages ? e.len == sizeof q->arrivals->bytes && e.flags & FI_RECV : (e.flags & FI_REMOTE_CQ_DATA) != 0;
+    bool bye = messages ? e->len == 0 && e->flags & FI_RECV : e->op_context == &q->bye;
+    bool good = messages ? e->len == sizeof q->arrivals->bytes && e->flags & FI_RECV : (e->flags & FI_REMOTE_CQ_DATA) != 0;
     if (bye || !good) { /* not good: something that rfaas never sends */
         ofi_qp_fail(q, NULL, bye ? DP_PEER_GONE : DP_CONNECTION);
         return false;
     }
-    *out = arrival(q, &e);
     return true;
+}
+
+/* Takes one arrival off libfabric's queue. Without a posted receive arrivals stay there. */
+static bool take_arrival(ofi_qp *q, dp_wc *out) {
+    struct fi_cq_data_entry e;
+    for (int hidden = 0; hidden < BATCH && receives(q) && read_arrival(q, &e); hidden++)
+        if (in_order(q, &e)) {
+            *out = arrival(q, &e);
+            return true;
+        }
+    return false;
 }
 
 void ofi_save_arrivals(ofi_qp *q) {
@@ -177,6 +203,12 @@ static int deliver_arrived(ofi_qp *q, dp_wc *wc, int n) {
     return got;
 }
 
+/* Reports whether a poll must look at the completions of own posts. If it only looks at arrivals, it saves system calls, and libfabric
+ * makes the same progress. */
+static bool sent_due(ofi_qp *q, int n) {
+    return q->watched || q->next != q->head || n == 0 || !receives(q) || ++q->polls % SENT_EVERY == 0;
+}
+
 int ofi_cq_poll(dp_cq *c, dp_wc *wc, int n) {
     ofi_cq *cq = ofi_cq_of(c);
     int got = 0;
@@ -184,7 +216,7 @@ int ofi_cq_poll(dp_cq *c, dp_wc *wc, int n) {
         cq->next = (cq->next + 1) % cq->n_qps;
     for (uint32_t i = 0; i < cq->n_qps; i++) {
         ofi_qp *q = cq->qps[(cq->next + i) % cq->n_qps];
-        if (q->ep)
+        if (q->ep && sent_due(q, n))
             ofi_take_sent(q);
         if (got < n && q->gone) /* what arrived before the failure comes first: the channel ends its calls at the first failed post */
             got += deliver_arrived(q, wc + got, n - got);
@@ -215,6 +247,8 @@ void ofi_cq_wake(dp_cq *c) {
 
 /* Adds the descriptors to wait for. Returns false if there is something to do at once. Sets *blind if only polling finds what happens. */
 static bool prepare(ofi_cq *cq, ofi_qp *q, nfds_t *n, bool *blind) {
+    if (q->ep)
+        ofi_take_sent(q);
     ofi_skip_hidden(q);
     if (q->shown != q->tail || q->saved_at < q->n_saved)
         return false;

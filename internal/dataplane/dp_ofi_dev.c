@@ -135,9 +135,9 @@ static void choose_paths(ofi_dev *dev) {
     dev->own_keys = !(mode & FI_MR_PROV_KEY);
     dev->at_ep = mode & FI_MR_ENDPOINT;
     bool simulated = dev->fi != dev->kind;
-    dev->len_in_data = i->domain_attr->cq_data_size >= 8 && !simulated;
-    dev->messages = !dev->kind->writedata || i->domain_attr->cq_data_size < 4 || (!dev->len_in_data && !dev->fi->arrival_len);
     dev->iov_limit = i->tx_attr->iov_limit > 1 && !simulated ? 2 : 1;
+    dev->numbered = dev->kind->writedata && dev->kind->ordered && dev->iov_limit == 2 && i->domain_attr->cq_data_size >= 8;
+    dev->messages = !dev->kind->writedata || i->domain_attr->cq_data_size < 4 || (!dev->numbered && !dev->fi->arrival_len);
     dev->d.caps = DP_CAP_POLLED_SOURCE | (dev->kind->polled || simulated ? DP_CAP_POLLED_TARGET : 0) |
                   (dev->kind->silent || simulated ? DP_CAP_SILENT_DEATH : 0);
     dev->d.max_msg = i->ep_attr->max_msg_size < OFI_MAX_MSG ? (uint32_t)i->ep_attr->max_msg_size : OFI_MAX_MSG;

@@ -50,12 +50,33 @@ static bool is_message(const ofi_qp *q, const ofi_op *op) {
     return op->op == OFI_OP_BYE || (op->with_imm && dev_of(q)->messages && op->issued + 1 == op->steps);
 }
 
+/* Reports whether the peer must acknowledge the next operation of op. */
+static bool wants_ack(const ofi_qp *q, const ofi_op *op) {
+    return !dev_of(q)->numbered || !op->with_imm || op->flags & (DP_SIGNALED | OFI_INTERNAL) || q->sent_number % OFI_ACK_EVERY == 0;
+}
+
+/* The immediate data of the next operation of op. */
+static uint64_t data_of(const ofi_qp *q, const ofi_op *op, bool announcement) {
+    if (!dev_of(q)->numbered)
+        return op->imm;
+    ofi_data d = {.value = op->imm, .len = op->total, .number = q->sent_number, .hidden = announcement || op->flags & OFI_INTERNAL};
+    if (announcement) {
+        d.value = op->total;
+        d.len = OFI_ANNOUNCE;
+    } else if (op->announces) {
+        d.len = OFI_LEN_ANNOUNCED;
+    }
+    return ofi_data_pack(d);
+}
+
 /* The operands stay valid during the call only; the pieces until the operation completes. */
 static ssize_t issue_rma(ofi_qp *q, ofi_op *op) {
     const ofi_dev *dev = dev_of(q);
     struct iovec iov[2];
     void *desc[2];
-    uint32_t first = dev->iov_limit < op->n_pieces ? op->issued : 0, n = dev->iov_limit < op->n_pieces ? 1 : op->n_pieces, len = 0;
+    bool announcement = op->announces && op->issued == 0;
+    uint32_t first = dev->iov_limit < op->n_pieces ? op->issued : 0;
+    uint32_t n = announcement ? 0 : dev->iov_limit < op->n_pieces ? 1 : op->n_pieces, len = 0;
     uint64_t addr = op->raddr;
     for (uint32_t i = 0; i < first; i++)
         addr += op->len[i];
@@ -70,11 +91,11 @@ static ssize_t issue_rma(ofi_qp *q, ofi_op *op) {
     uint64_t flags = FI_COMPLETION;
     if (op->op == DP_OP_READ)
         return fi_readmsg(q->ep, &m, flags);
-    if (dev->delivery)
+    if (dev->delivery && wants_ack(q, op))
         flags |= FI_DELIVERY_COMPLETE;
-    if (op->with_imm && !dev->messages && op->issued + 1 == op->steps) {
+    if (op->with_imm && !dev->messages && (announcement || op->issued + 1 == op->steps)) {
         flags |= FI_REMOTE_CQ_DATA;
-        m.data = dev->len_in_data ? op->imm | (uint64_t)op->total << 32 : op->imm;
+        m.data = data_of(q, op, announcement);
     }
     return fi_writemsg(q->ep, &m, flags);
 }
@@ -109,6 +130,11 @@ void ofi_issue(ofi_qp *q) {
             ofi_qp_fail(q, op, ofi_status_of((int)-e));
             return;
         }
+        if (!op->watched && wants_ack(q, op)) {
+            op->watched = true;
+            q->watched++;
+        }
+        q->sent_number += dev_of(q)->numbered && op->with_imm;
         q->flight++;
         q->returning += op->op == DP_OP_READ || ofi_is_atomic(op);
         q->atomic |= ofi_is_atomic(op);
@@ -200,9 +226,14 @@ static bool set_source(ofi_qp *q, ofi_op *op, const dp_sge *sge, int n) {
     return true;
 }
 
+/* ofi_rxm may have lost an acknowledged operation and be about to reconnect. Nothing must follow it on the new connection, so its error is
+ * looked for first. The numbers cover only the others. */
 static int commit(ofi_qp *q) {
     q->head++;
-    ofi_issue(q);
+    if (q->watched)
+        ofi_take_sent(q);
+    else
+        ofi_issue(q);
     return DP_OK;
 }
 
@@ -228,7 +259,8 @@ static int post_out(ofi_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_
         return DP_INVALID;
     if (r)
         aim(q, op, r, total ? raddr : r->base);
-    op->steps = dev->iov_limit < op->n_pieces ? op->n_pieces : 1;
+    op->announces = with_imm && dev->numbered && total >= OFI_LEN_ANNOUNCED;
+    op->steps = dev->iov_limit < op->n_pieces ? op->n_pieces : 1 + op->announces;
     if (with_imm && dev->messages && total)
         op->steps++;
     return commit(q);
@@ -246,7 +278,7 @@ int ofi_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint
 int ofi_post_keepalive(ofi_qp *q) {
     if (!any_writable(q))
         return DP_UNSUPPORTED;
-    int st = post_out(q, NULL, 0, 0, 0, false, 0, 0, OFI_INTERNAL);
+    int st = post_out(q, NULL, 0, 0, 0, dev_of(q)->numbered, 0, 0, OFI_INTERNAL);
     q->asking = st == DP_OK;
     return st;
 }

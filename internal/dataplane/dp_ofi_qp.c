@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOB_VERSION = 1, REGIONS_AT = offsetof(ofi_blob, regions) };
+enum { BLOB_VERSION = 2, REGIONS_AT = offsetof(ofi_blob, regions) };
 static const char blob_magic[4] = {'R', 'F', 'Q', 'P'};
 
 static ofi_dev *dev_of(const ofi_qp *q) { return ofi_dev_of(q->q.domain->dev); }
@@ -33,7 +33,7 @@ static void end_life(ofi_qp *q) {
     q->tx = q->rx = NULL;
     memset(q->mrs, 0, sizeof q->mrs);
     q->tx_fd = q->rx_fd = -1;
-    q->flight = q->returning = 0;
+    q->flight = q->returning = q->watched = 0;
     q->atomic = false;
 }
 
@@ -112,6 +112,7 @@ static int await_bye(ofi_qp *q, dp_error *err) {
 static int begin_life(ofi_qp *q, dp_error *err) {
     q->head = q->next = q->tail = q->shown = 0;
     q->rposted = q->rdone = 0;
+    q->sent_number = q->next_number = 0;
     q->asking = q->gone = false;
     q->heard_at = 0;
     q->n_regions = q->saved_at = q->n_saved = 0;
