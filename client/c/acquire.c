@@ -24,6 +24,7 @@ rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l) {
     }
     h->n_workers = l->wanted;
     h->key = rfaas_api_new_key(l);
+    h->tables_changed = __atomic_load_n(&l->session->tables_changed, __ATOMIC_ACQUIRE);
     return h;
 }
 

@@ -156,7 +156,8 @@ static void move_channels(rfaas_grant *from, rfaas_grant *h) {
 
 /* Reports whether the workers of a cached grant can be claimed for a lease. The claim's duration is that of the cached lease. */
 static bool claimable(const rfaas_grant *h, const rfaas_lease *l) {
-    bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && !*l->spec.bundle;
+    bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && !*l->spec.bundle &&
+                h->tables_changed == __atomic_load_n(&l->session->tables_changed, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; i < h->n_workers && good; i++)
         good = dp_channel_idle(h->workers[i].ch);
     return good;

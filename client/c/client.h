@@ -156,6 +156,7 @@ typedef struct rfaas_grant {
     const rfaas_session *session; /* of the released lease */
     bool cached;                  /* the agent has confirmed that the workers are cached */
     uint32_t held_by;             /* generation of the agent that holds the channels' descriptors; 0: none. Relaxed atomic */
+    uint32_t tables_changed;      /* of the session when the grant was made: its workers have the tables of that time */
     rfaas_agent_claim claim;      /* how its workers are claimed */
     uint32_t claim_by;            /* generation of the agent that has said so; 0: they are not claimed */
     char **functions;             /* names of the library's functions, n_functions of them */
@@ -313,6 +314,7 @@ struct rfaas_session {
     } away; /* the last slow failure of such a lease; under mu */
     uint32_t opening; /* leases that are being opened or are open; under rfaas_api_mu */
     struct rfaas_table *tables; /* under mu */
+    uint32_t tables_changed;    /* how often `tables` has changed; atomic */
 };
 
 /* Request handle: sequence(32) | request index(20) | lease index(12), never 0 since the sequence is not. */

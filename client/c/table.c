@@ -125,8 +125,12 @@ static void destroy(rfaas_table *t) {
     free(t);
 }
 
+/* Notes that leases from now on have other tables than those before. */
+static void changed(rfaas_session *s) { __atomic_add_fetch(&s->tables_changed, 1, __ATOMIC_ACQ_REL); }
+
 /* Takes a table off the list. NULL: it is not there. */
 static rfaas_table *remove_table(rfaas_session *s, const char *name) {
+    changed(s);
     pthread_mutex_lock(&s->mu);
     rfaas_table **p = find(s, name), *t = *p;
     if (t)
@@ -248,6 +252,7 @@ int rfaas_table_put_at(rfaas_session *s, const char *name, const rfaas_piece *pa
     }
     if ((status = publish(s, op, t)) && (t = remove_table(s, name)))
         destroy(t);
+    changed(s); /* a lease that was opened meanwhile may have the table or not */
     return status;
 }
 

@@ -199,12 +199,8 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 			}
 			offers = nil // these channels belonged to workers that have ended
 		}
-		if k := l.pending.TakeHanded(); k != nil {
-			l.mu.Lock()
-			l.taken = k
-			l.mu.Unlock()
-			cand := k.Candidate()
-			return nil, &cand, nil
+		if cand := l.takeCached(); cand != nil {
+			return nil, cand, nil
 		}
 	}
 	k := l.takeTaken()
@@ -230,9 +226,25 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		if final(err) || l.pending.Impossible(err) || !w.await(ctx, l.pending, until, seen, &l.backoff) {
 			return nil, nil, err
 		}
+		if cand := l.takeCached(); cand != nil { // released while this client was waiting
+			return nil, cand, nil
+		}
 		look = true
 		l.pending.Recheck() // so that the client does not make channels for an unusable executor
 	}
+}
+
+// takeCached takes a cached lease whose channels the client gets with the reply. It returns its executor; nil: there is none.
+func (l *lease) takeCached() *grant.Candidate {
+	k := l.pending.TakeHanded()
+	if k == nil {
+		return nil
+	}
+	l.mu.Lock()
+	l.taken = k
+	l.mu.Unlock()
+	cand := k.Candidate()
+	return &cand
 }
 
 // seeker looks for executors.

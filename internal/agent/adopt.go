@@ -50,7 +50,8 @@ func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*gran
 			lib = nil
 		}
 	}
-	pending, held, err := l.session.control.Adopt(ctx, lib, spec, a)
+	// If the client releases the lease meanwhile, done releases it at its executor.
+	pending, held, err := l.session.control.Adopt(context.WithoutCancel(ctx), lib, spec, a)
 	l.pending = pending
 	if held != nil {
 		l.growth.present = int(m.Present)

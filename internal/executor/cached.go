@@ -53,7 +53,8 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	k := &cached{id: h.id, spec: h.spec, code: h.code, tables: h.tables, workers: workers, taken: make(chan struct{}), keepsState: l.Terms.KeepsState}
 	claims = claims && e.claims.possible(k, &l.Terms)
 	reply = &control.ReleaseReply{Cached: true, CacheMs: milliseconds(s.CacheTime)}
-	if k.awake = claims && s.CacheAwake > 0; k.awake {
+	awake := claims && s.CacheAwake > 0
+	if k.awake = awake; awake {
 		reply.Claim = e.claims.arm(ctx, k, &l.Terms)
 	}
 	if reply.Claim == nil {
@@ -89,7 +90,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 		}
 		e.dropCached(oldest)
 	}
-	if k.awake {
+	if awake && reply.Claim != nil {
 		time.AfterFunc(s.CacheAwake, func() {
 			defer e.turns.enter()()
 			e.cool(k)
@@ -142,8 +143,13 @@ func (e *Executor) cool(k *cached) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := e.claims.slot(k.id)
-	switch {
-	case s != nil && !s.Cool(), !e.cachedAwake(k):
+	if s != nil && !s.Cool() {
+		if e.claims.slot(k.id) == s {
+			return // a client has claimed them
+		}
+		s = nil // the line was closed meanwhile
+	}
+	if !e.cachedAwake(k) {
 		return
 	}
 	if err := e.freeze(context.Background(), k); err != nil {
@@ -151,7 +157,7 @@ func (e *Executor) cool(k *cached) {
 		_ = e.dropCached(k.id)
 		return
 	}
-	if s != nil { // else a limit or the end of the node's service has closed the line
+	if s != nil {
 		s.Cooled()
 	}
 }

@@ -34,7 +34,16 @@ type claims struct {
 	socket  *net.UnixListener
 	regions map[context.Context]*region // by connection
 
-	armed sync.Map // lease.ID of cached workers -> *claim.Slot
+	armed sync.Map // lease.ID of cached workers -> armedLine
+
+	greeting sync.Mutex
+	greeted  map[uint32]int // connections to the socket, by user id
+}
+
+// armedLine is the line of cached workers.
+type armedLine struct {
+	*claim.Slot
+	tenant string
 }
 
 // region is the claim region of a connection.
@@ -47,6 +56,7 @@ const (
 	claimSecret  = 16                     // bytes of a token, and of the proof with which the executor answers it
 	claimHello   = 500 * time.Millisecond // in which an agent that has connected sends its token
 	claimGreeted = 16                     // connections that are served at once
+	claimUser    = 4                      // of them, of one user
 )
 
 // region returns the region of a connection. It makes one if there is none.
@@ -114,14 +124,48 @@ func (c *claims) serve(l *net.UnixListener) {
 			time.Sleep(claimHello)
 			continue
 		}
+		leave := c.admit(conn)
+		if leave == nil {
+			conn.Close()
+			continue
+		}
 		turns <- struct{}{}
 		go func() {
 			defer func() { <-turns }()
+			defer leave()
 			defer conn.Close()
 			if err := c.greet(conn); err != nil {
 				c.e.log.Debug("a claim region was not handed out", "error", err)
 			}
 		}()
+	}
+}
+
+// admit counts a connection for its user. It returns nil if the user has too many, and otherwise a function that ends the count.
+func (c *claims) admit(conn *net.UnixConn) (leave func()) {
+	uid := uint32(0)
+	if raw, err := conn.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				uid = who.Uid
+			}
+		})
+	}
+	c.greeting.Lock()
+	defer c.greeting.Unlock()
+	if c.greeted == nil {
+		c.greeted = map[uint32]int{}
+	}
+	if c.greeted[uid] >= claimUser {
+		return nil
+	}
+	c.greeted[uid]++
+	return func() {
+		c.greeting.Lock()
+		defer c.greeting.Unlock()
+		if c.greeted[uid]--; c.greeted[uid] == 0 {
+			delete(c.greeted, uid)
+		}
 	}
 }
 
@@ -142,10 +186,11 @@ func (c *claims) greet(conn *net.UnixConn) error {
 	return errors.New("unknown token")
 }
 
-// possible reports whether cached workers may be claimed: no limit can refuse the lease, and the node is not wanted back before its end.
+// possible reports whether cached workers may be claimed: no limit can refuse the lease, the node is not wanted back before its end, and no other
+// tenant waits for room. A claim would always come before a client that waits.
 func (c *claims) possible(k *cached, terms *lease.Terms) bool {
 	most := terms.Duration + c.e.cfg.Settings.CacheTime
-	return k.spec.Provider == dataplane.SHM && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
+	return !c.e.room.othersWait(terms.Tenant) && k.spec.Provider == dataplane.SHM && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
 }
 
 // arm lets the agent that released a lease claim its workers. It returns nil if they can be reused by message only.
@@ -181,7 +226,7 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 		e.log.Debug("cached workers cannot be claimed; they are reused by message", "lease", uint64(k.id), "error", err)
 		return nil
 	}
-	c.armed.Store(k.id, s)
+	c.armed.Store(k.id, armedLine{s, terms.Tenant})
 	close(stored)
 	return &control.Claim{Line: s.Line, Sequence: s.Sequence, Socket: c.socket.Addr().String(), Token: r.token[:], Proof: r.proof[:]}
 }
@@ -192,7 +237,7 @@ func (c *claims) slot(id lease.ID) *claim.Slot {
 	if !armed {
 		return nil
 	}
-	return s.(*claim.Slot)
+	return s.(armedLine).Slot
 }
 
 // revoke closes the line of cached workers. It returns false if a client has claimed them: then they get another use, or end, with that lease.
@@ -209,13 +254,28 @@ func (c *claims) revoke(id lease.ID) bool {
 }
 
 // revokeAll makes cached workers reusable by message only. Workers that were claimed before belong to leases when it returns.
-func (c *claims) revokeAll() {
-	c.armed.Range(func(id, _ any) bool {
-		c.revoke(id.(lease.ID))
+func (c *claims) revokeAll() { c.revokeIf(everyTenant) }
+
+// revokeIf is revokeAll for some tenants.
+func (c *claims) revokeIf(of func(tenant string) bool) {
+	c.armed.Range(func(id, line any) bool {
+		if of(line.(armedLine).tenant) {
+			c.revoke(id.(lease.ID))
+		}
 		return true
 	})
 	c.collect()
 }
+
+// revokeSoon is revokeIf for a caller that a handover may wait for, or that is outside of the turnstile.
+func (c *claims) revokeSoon(of func(tenant string) bool) {
+	go func() {
+		defer c.e.turns.enter()()
+		c.revokeIf(of)
+	}()
+}
+
+func everyTenant(string) bool { return true }
 
 // collect books all claims so far. The caller is inside the turnstile, or has shut it.
 func (c *claims) collect() {

@@ -84,6 +84,7 @@ func New(cfg Config) (*Executor, error) {
 	e.claims.e = e
 	e.table, e.maxWorkers, e.holdings, e.cached = table, s.MaxWorkers, map[lease.ID]*holding{}, map[lease.ID]*cached{}
 	e.asked, e.report, e.metrics, e.back = make(chan drainRequest, 1), func() {}, newMetrics(), newWantedBack(s.Until.Time(), s.Grace)
+	e.back.told = func() { e.claims.revokeSoon(everyTenant) }
 	e.codes = newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)
 	e.tables = newTableStore(tableLimit(s, cfg.Memory), cfg.Bundles, e.setAside, table.GiveBack, e.dropCachedWithTables)
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // What clients of one tenant that wait for leases can hold up: the growth of leases of any tenant. A client asks for its lease within 0.5 s of a
@@ -76,6 +77,18 @@ func (r *room) wait(tenant string, req *control.RoomRequest) (done func()) {
 	}
 }
 
+// othersWait reports whether a client of another tenant waits for a new lease.
+func (r *room) othersWait(tenant string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, w := range r.tenants {
+		if name != "" && name != tenant && w.clients > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // took notes that a tenant has got a lease.
 func (r *room) took(tenant string) {
 	r.mu.Lock()
@@ -128,7 +141,12 @@ func (e *Executor) roomFor(req *control.RoomRequest) bool {
 func (e *Executor) Room(req *control.RoomRequest, stream grpc.ServerStreamingServer[control.RoomReply]) error {
 	closing := control.Closing(stream.Context())
 	if !req.GetGrowing() {
-		defer e.room.wait(control.Caller(stream.Context()).Tenant, req)()
+		waits := ""
+		if who := control.Caller(stream.Context()); who.Role != identity.RoleOperator { // else it may be any tenant
+			waits = who.Tenant
+		}
+		defer e.room.wait(waits, req)()
+		e.claims.revokeSoon(func(tenant string) bool { return waits != "" && tenant != waits })
 	}
 	for first := true; ; first = false {
 		changes := e.room.changes() // before looking, so that no change is missed

@@ -180,12 +180,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU, Encrypt: encryption(&s)}}
 		e.report = reg.report
 		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
-		e.limits.begins = func() {
-			go func() { // a handover waits for the caller, and this goroutine for the handover
-				defer e.turns.enter()()
-				e.claims.revokeAll()
-			}()
-		}
+		e.limits.begins = func() { e.claims.revokeSoon(everyTenant) }
 		reg.limits = e.limits
 	}
 	if s.Separate {

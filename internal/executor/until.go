@@ -13,13 +13,14 @@ import (
 type wantedBack struct {
 	grace time.Duration
 	moved chan struct{} // capacity 1
+	told  func()        // called when the time has changed; does not block
 
 	mu sync.Mutex
 	at time.Time // zero: not known
 }
 
 func newWantedBack(at time.Time, grace time.Duration) *wantedBack {
-	return &wantedBack{grace: grace, at: at, moved: make(chan struct{}, 1)}
+	return &wantedBack{grace: grace, at: at, moved: make(chan struct{}, 1), told: func() {}}
 }
 
 // get is the time, zero if it is not known.
@@ -41,6 +42,7 @@ func (w *wantedBack) set(at time.Time) {
 	w.mu.Lock()
 	w.at = at
 	w.mu.Unlock()
+	w.told()
 	select {
 	case w.moved <- struct{}{}:
 	default:
