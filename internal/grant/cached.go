@@ -219,7 +219,8 @@ func (c *Control) TakeCached(name uint64) *Cached {
 }
 
 // TakeHanded removes and returns a cached lease with the same terms whose channels were handed over; nil: there is none. Leases of
-// closed sessions come first. The caller passes the lease to UseCached or Forget, and the channels to the client.
+// closed sessions come first, the latest of them, then spare ones, then those of other sessions. The caller passes the lease to UseCached or
+// Forget, and the channels to the client.
 func (p *Pending) TakeHanded() *Cached {
 	c := p.c
 	if c.opts.Keep <= 0 {
@@ -229,7 +230,7 @@ func (p *Pending) TakeHanded() *Cached {
 	s.mu.Lock()
 	var found *Cached
 	for _, k := range s.all {
-		if k.handed != nil && p.suits(k) && (found == nil || k.owner == nil) {
+		if k.handed != nil && p.suits(k) && (found == nil || k.owner == nil && k.rank() >= found.rank()) {
 			found = k
 		}
 	}
@@ -248,6 +249,17 @@ func (p *Pending) TakeHanded() *Cached {
 		use()
 	}
 	return found
+}
+
+// rank orders what TakeHanded may take. The cache's mu is held.
+func (k *Cached) rank() int {
+	switch {
+	case k.owner != nil:
+		return 0
+	case k.fresh:
+		return 1
+	}
+	return 2
 }
 
 // GiveUp ends a cached lease that TakeCached has returned, at the executor and the client.
