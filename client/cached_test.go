@@ -88,7 +88,10 @@ func TestCachedWorkersAreGone(t *testing.T) {
 	}
 	release(t, l)
 	kill(t, pid, syscall.SIGKILL)
-	within(t, 10*time.Second, "the killed worker has ended", func() bool { return !running(pid) })
+	within(t, 10*time.Second, "the killed worker is reaped, so that its sockets are closed", func() bool {
+		_, err := readProc(pid, "stat")
+		return err != nil
+	})
 	next("a cached worker was killed")
 
 	// A worker that is being killed may be granted. The lease then has a cached start, and a call replaces the worker.
