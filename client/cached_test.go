@@ -130,7 +130,7 @@ func TestCachedWorkersOfAnEarlierExecutor(t *testing.T) {
 	release(t, w.lease(t, client.LeaseOptions{Reuse: true}))
 	w.signal(syscall.SIGKILL)
 	<-w.done
-	// The workers end a moment after their executor. Until then they can be claimed, and the first call fails.
+	// The workers end a moment after their executor. Until then the client can claim them, and the first call fails.
 	dead, err := w.session.Lease(context.Background(), client.LeaseOptions{Reuse: true, Library: built(t, "build/functions/echo.so")})
 	if err == nil {
 		var f *client.Function

@@ -28,7 +28,7 @@ func (t *Table) Keep(id ID) error {
 	return nil
 }
 
-// cache lists a lease as cached.
+// cache lists a lease as cached. Its resources count as free from then on.
 func (t *Table) cache(r *record) {
 	r.cached = t.cfg.Now().Add(t.cfg.Keep)
 	t.cached = append(t.cached, r.ID)
@@ -129,7 +129,7 @@ func (t *Table) Claim(old, id ID, at time.Time) (Lease, error) {
 }
 
 // unusedRequest returns a request id for a lease that no request has asked for. A client can read the lease's id before it claims, and may have used
-// any request id that follows from it. The ids of a table must differ, because Restore refuses two leases with the same one.
+// a request id that is derived from it. No two leases of a table may have the same request id, because Restore refuses that.
 func (t *Table) unusedRequest(id ID) (rid RequestID) {
 	binary.LittleEndian.PutUint64(rid[:], uint64(id))
 	for n := uint64(0); t.requests[rid] != nil; n++ {

@@ -127,7 +127,7 @@ func TestKeepAndReuse(t *testing.T) {
 	})
 }
 
-// Spare workers get only what nobody has, and leave as much again.
+// Spare workers get only cores and memory that no lease has, and as much again stays free.
 func TestSpareWorkers(t *testing.T) {
 	tab := newTable(t, Config{}) // 4 cores, 1000 bytes
 	spare := func(workers int, memory uint64) Terms {

@@ -68,8 +68,8 @@ type Terms struct {
 	Kind [32]byte
 	// KeepsState permits to cache workers that have executed functions. Such workers serve only leases with KeepsState.
 	KeepsState bool
-	// Spare asks for workers that no lease uses yet. They get only cores and memory that no lease has, cached ones included, and only if as
-	// much again stays free, so that the next lease need not evict them.
+	// Spare asks for workers that no lease uses yet. They get only cores and memory that no lease has, not even a cached one. As much again
+	// must stay free, so that the next lease need not evict them.
 	Spare bool
 	// Fingerprint stands for everything that was asked (code, blobs, ...). A repeated request id with another
 	// fingerprint is refused instead of being given what somebody else asked for.

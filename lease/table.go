@@ -32,8 +32,8 @@ type Config struct {
 	NewID func() ID
 	// Remember is how many ended leases are remembered. 0: 1024.
 	Remember int
-	// Revoke is called before cached workers get another use, or end. It returns false if a client has claimed them; then Claim follows soon. It
-	// is called with the table locked. nil: no workers can be claimed.
+	// Revoke is called before the workers of a cached lease get another use, or end. It returns false if a client has claimed them. The caller of
+	// the table then calls Claim soon. Revoke is called with the table locked. nil: no workers can be claimed.
 	Revoke func(ID) bool
 }
 
@@ -203,7 +203,7 @@ func (t *Table) ample(terms *Terms) bool {
 }
 
 // takeSome takes the cores and the memory of n workers. When there are not enough free ones, it evicts cached leases, the oldest first,
-// and returns them.
+// and returns them. It passes over leases whose workers a client has claimed.
 func (t *Table) takeSome(terms *Terms, n int) (shares [][]int, evict []ID, err error) {
 	need := uint64(n) * terms.MemoryPerWorker
 	candidates := slices.Clone(t.cached)
@@ -228,8 +228,8 @@ func (t *Table) takeSome(terms *Terms, n int) (shares [][]int, evict []ID, err e
 	return shares, evict, nil
 }
 
-// fit places n workers on free cores, and on those of as few candidates as needed, from the first one on. It returns nil if all together are not
-// enough, and changes nothing.
+// fit places n workers on free cores, and on those of as few candidates as needed, from the first one on. It returns nil if all of these cores are
+// not enough. It changes nothing.
 func (t *Table) fit(terms *Terms, n int, candidates []ID) (shares [][]int, evict []ID) {
 	have := make([]int, len(t.cores.list))
 	for i := range have {

@@ -1,10 +1,10 @@
-// Package cold measures what `rfaas bench cold` prints: the time from a lease's request to the first result, with a new
-// worker, a pooled worker, a spare worker or the cached worker of the last lease, which is frozen or still awake, and the time of each step.
+// Package cold measures what `rfaas bench cold` prints: the time from a lease's request to the first result, and the time of each step. The
+// worker is new, pooled, spare, or the cached worker of the last lease. A cached worker is frozen or still awake.
 //
 // The executor is a process of its own. Before the first lease, the client is connected and the executor has the library. The time
 // of that, the first contact, is reported separately, with and without TLS. So is the time to start a process for a call, as
 // every lease of the first rFaaS did. In mode pooled, each lease is requested when the executor's pool is full again, so that no
-// start includes the time to fill it. In mode spare, it is requested when the agent has a spare lease for it.
+// start includes the time to fill it. In mode spare, each lease is requested when the agent has a spare lease for it.
 package cold
 
 import (
@@ -86,11 +86,12 @@ var modes = map[string][]string{
 	"cold":   {"--pool", "0", "--cache-time", "0s"},
 	"pooled": {"--pool", strconv.Itoa(poolSize), "--cache-time", "0s"},
 	"cached": {"--pool", "0", "--cache-awake", "0s"},
-	"awake":  {"--pool", "0", "--cache-awake", "1s"}, // longer than until the next lease
-	"spare":  {"--pool", "0", "--share-cores", "4"},  // room for a lease, two spare ones, and as much as one of them
+	"awake":  {"--pool", "0", "--cache-awake", "1s"}, // longer than the time until the next lease
+	"spare":  {"--pool", "0", "--share-cores", "4"},  // for a lease, two spare leases, and the core that must stay free beside a spare lease
 }
 
-// starts are what the client calls the starts of modes, if it is not the mode's name. The executors of these modes start no worker otherwise.
+// starts has the client's name for the start of a mode, where it differs from the mode's name. The executors of these modes have no pool, so no
+// other start has this name.
 var starts = map[string]string{"spare": "pooled", "awake": "cached"}
 
 // Modes are the ways to start that can be measured on a provider.

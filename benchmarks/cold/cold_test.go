@@ -46,7 +46,7 @@ func testRun(t *testing.T, mode string) {
 	}
 	for name, ns := range map[string]int64{"control": r.ControlNS, "fork": r.ForkNS, "sandbox": r.SandboxNS, "connect": r.ConnectNS, "code": r.CodeNS,
 		"first call": r.FirstCallNS, "release": r.ReleaseNS} {
-		ready := mode == "cached" || mode == "awake" || mode == "spare" // workers that a claim takes as they are
+		ready := mode == "cached" || mode == "awake" || mode == "spare" // a claim takes the workers as they are
 		if none := ready && (name == "fork" || name == "sandbox" || name == "connect" || name == "code"); none != (ns == 0) || ns < 0 || ns > r.MaxNS+r.ReleaseNS {
 			t.Errorf("%s took %d ns, the longest lease and call %d ns", name, ns, r.MaxNS)
 		}

@@ -31,12 +31,12 @@ func startExecutor(ctx context.Context, cfg Config, listen string, args ...strin
 	return executor{d}, err
 }
 
-// ready waits until a lease after some others can start in a mode. Bounded by ctx.
+// ready waits until the next lease can start in this mode. others is the number of leases before it. Bounded by ctx.
 func (e executor) ready(ctx context.Context, mode string, others int) error {
 	switch {
 	case mode == "pooled":
 		return e.untilFull(ctx)
-	case mode == "spare" && others > 0: // they are the demand
+	case mode == "spare" && others > 0: // the leases before it prove the demand
 		return e.untilSpare(ctx)
 	}
 	return nil

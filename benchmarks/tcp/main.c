@@ -1,7 +1,7 @@
 /* Compares the tcp provider with a bare pair of TCP sockets, encrypted connections with unencrypted ones, and ofi over libfabric's tcp with
  * bare sockets, on loopback: round trips of four sizes, then the rate of 8-byte round trips with 64 in flight, round trips of 8 bytes with
- * both sides blocked, and the time of connecting. Without libfabric, the column ofi has a dash. Both sides spin, unless they block, each on
- * its own processor if there are two. Each round measures all kinds, and the result is the median of the rounds' ratios, because a time
+ * both sides blocked, and the time of connecting. Without libfabric, the column ofi has a dash. Both sides spin, except where
+ * they block, and each has its own processor if there are two. Each round measures all kinds, and the result is the median of the rounds' ratios, because a time
  * depends as much on the machine and its load as on the program.
  *
  *   build/bench-tcp/pingpong [ROUNDS [MILLISECONDS]]     default: 15 rounds of about 60 ms for each kind and size
@@ -298,7 +298,7 @@ static void measure_in_flight(side *s, int ctl, int rounds, int ms) {
            1e6 / median(ns[3], rounds));
 }
 
-/* Round trips of 8 bytes, both sides blocked. */
+/* Measures round trips of 8 bytes with both sides blocked. */
 static void measure_blocked(side *s, int ctl, int rounds, int ms) {
     enum { SIZE = 8 };
     double bare[ROUNDS_MAX], ratio[ROUNDS_MAX];
@@ -314,7 +314,7 @@ static void measure_blocked(side *s, int ctl, int rounds, int ms) {
         printf("8 bytes, both sides blocked: bare %.2f us, tcp/bare %.3f\n", median(bare, rounds) / 1000, median(ratio, rounds));
 }
 
-/* From making a queue pair, as both sides do, until it is connected. The blobs travel over a socket pair. */
+/* Measures the time from the creation of a queue pair on both sides until it is connected. The blobs travel over a socket pair. */
 static void measure_connecting(side *s, int ctl) {
     enum { TIMES = 101 };
     double ns[TIMES];

@@ -239,7 +239,7 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
     return status ? finished(a, status) : false;
 }
 
-/* Finishes an acquisition whose workers were claimed. cached: key of the cached grant, which the agent that is named by `by` has cached. */
+/* Finishes an acquisition whose workers were claimed. cached: key of the cached grant. by: generation of the agent that has cached it. */
 static bool claimed(rfaas_acquisition *a, uint64_t cached, uint32_t by) {
     rfaas_grant *h = a->grant;
     attend(a->lease, h);
@@ -390,8 +390,8 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     return dp_status_class(status) == RFAAS_CLASS_CONNECTION && !behind_network(h) ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
 }
 
-/* Claims the workers of a cached grant whose channels came with the reply. Returns false if they cannot be claimed; they are offered then.
- * Otherwise sets *done as rfaas_api_acquire_step returns it. */
+/* Claims the workers of a cached grant whose channels came with the reply. Returns false if they cannot be claimed. The caller then offers the
+ * channels. Otherwise sets *done to what rfaas_api_acquire_step returns. */
 static bool claim_handed(rfaas_acquisition *a, const rfaas_agent_candidate *c, const rfaas_reply *r, bool *done) {
     rfaas_grant *h = a->grant;
     rfaas_agent_candidate g = *c;

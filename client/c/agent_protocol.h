@@ -112,7 +112,7 @@ typedef struct rfaas_agent_region {
 
 /* How cached workers are claimed. */
 typedef struct rfaas_agent_claim {
-    uint32_t region; /* 0: they are not, but offered again */
+    uint32_t region; /* 0: they cannot be claimed, and the library offers their channels */
     uint32_t line;
     uint64_t sequence;
 } rfaas_agent_claim;
@@ -201,10 +201,10 @@ typedef struct rfaas_agent_candidate {
     uint32_t functions;
     uint32_t names_size;                /* of their names, each with its NUL */
     uint32_t handed;  /* granted: the agent holds the channels' descriptors. Otherwise: the channels of a cached lease came before this
-                         reply. The library claims its workers and sends CLAIMED, or the next step offers the channels with `cached`, or
-                         offers none, and then the agent gives them up */
+                         reply. The library then claims the workers and sends CLAIMED, or offers the channels with `cached` in the next
+                         step. If that step has no offers, the agent gives up the channels */
     uint32_t reserved;
-    rfaas_agent_claim claim;            /* with `handed`, not granted: then workers and names follow as for a grant */
+    rfaas_agent_claim claim;            /* with `handed`, not granted. If its region is not 0, workers and names follow as for a grant */
     uint64_t lease_id;
     int64_t until_ns;                   /* CLOCK_MONOTONIC: the lease ends then unless it is renewed */
     uint8_t library[32];                /* SHA-256 */
@@ -219,7 +219,7 @@ typedef struct rfaas_agent_worker {
     rfaas_agent_blob blob;
 } rfaas_agent_worker;
 
-/* A lease that an earlier agent held, or that a claim has got. Followed by the pid of each worker, a uint64_t; 0 for workers that have not been added. */
+/* A lease that an earlier agent held, or that the library has claimed. Followed by the pid of each worker, a uint64_t; 0 for workers that have not been added. */
 typedef struct rfaas_agent_adopt {
     uint64_t key, session, lease_id;
     int64_t until_ns;

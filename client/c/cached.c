@@ -44,8 +44,8 @@ static rfaas_grant *take(uint64_t key, const rfaas_lease *like, const char *at, 
     return h;
 }
 
-/* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. by: generation
- * of the agent. */
+/* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. by:
+ * generation of the agent. */
 static void offer_for_use(uint64_t key, const rfaas_agent_released *r, uint32_t by) {
     pthread_mutex_lock(&cached_mu);
     for (rfaas_grant *h = cached; h; h = h->link)
@@ -154,7 +154,8 @@ static void move_channels(rfaas_grant *from, rfaas_grant *h) {
     h->before = sum;
 }
 
-/* Reports whether the workers of a cached grant can be claimed for a lease. The claim's duration is that of the cached lease. */
+/* Reports whether the workers of a cached grant can be claimed for a lease. The new lease lasts as long as the
+ * cached one would. */
 static bool claimable(const rfaas_grant *h, const rfaas_lease *l) {
     bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && !*l->spec.bundle &&
                 h->tables_changed == __atomic_load_n(&l->session->tables_changed, __ATOMIC_ACQUIRE);
@@ -167,12 +168,12 @@ uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at,
     int64_t now = dp_now_ns();
     dp_claimed won;
     dp_error err = {0};
-    rfaas_api_attend(); /* notices workers that have ended, as they do with their executor */
+    rfaas_api_attend(); /* notices workers that have ended, for example with their executor */
     rfaas_grant *from = take(0, l, at, NULL);
     if (!from)
         return 0;
     if (!claimable(from, l) || !rfaas_api_claim_workers(&from->claim, from->claim_by, true, &won)) {
-        put(from); /* offered to the executor next */
+        put(from); /* the caller offers its channels next */
         return 0;
     }
     for (uint32_t i = 0; i < h->n_workers; i++) {

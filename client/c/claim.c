@@ -1,5 +1,5 @@
-/* Claims: the workers of a cached lease are taken by a compare-and-swap in memory that the executor shares (dp_claim.h). The agent sends the
- * region's descriptor once, and says with each cached lease which line is its. The agent is told of a claim afterwards.
+/* Claims: the library takes the workers of a cached lease by a compare-and-swap in memory that the executor shares (dp_claim.h). The agent sends
+ * the claim region's descriptor once, and the number of the line with each cached lease. The library tells the agent of a claim afterwards.
  *
  *   lease_open ── compare-and-swap, bell ──▶ executor: thaws the workers
  *        └─ CLAIMED ──▶ agent: follows the lease, renews it, reports its events
@@ -15,7 +15,7 @@
 #define REGIONS_MAX 64 /* of one process. The workers of further regions are not claimed */
 
 typedef struct region {
-    uint32_t number, by; /* generation of the agent that has sent it */
+    uint32_t number, by; /* by: generation of the agent that has sent it */
     dp_claim_region *map;
 } region;
 
@@ -68,6 +68,6 @@ bool rfaas_api_tell_claimed(const rfaas_lease *l, const rfaas_grant *h, uint64_t
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = pids, .tail_size = h->n_workers * sizeof *pids, .fd = l->library_fd};
     if (by != rfaas_agent_generation())
         return false;
-    rfaas_agent_pass(RFAAS_AGENT_CLAIMED, &parts); /* if it is not sent, the lease is handed over to the next agent */
+    rfaas_agent_pass(RFAAS_AGENT_CLAIMED, &parts); /* if the message is not sent, the next agent adopts the lease */
     return true;
 }

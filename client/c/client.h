@@ -15,7 +15,7 @@
  *                          grow.c                       adding workers to a lease that was granted with fewer than it wants
  *                          failover.c                   moving a lease to another executor
  *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
- *                          claim.c                      taking such channels' workers without a message
+ *                          claim.c                      claiming the workers of such channels without a message
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
  *                          table.c                      read-only data for workers
  *                          local.c                      running functions in this process
@@ -156,9 +156,9 @@ typedef struct rfaas_grant {
     const rfaas_session *session; /* of the released lease */
     bool cached;                  /* the agent has confirmed that the workers are cached */
     uint32_t held_by;             /* generation of the agent that holds the channels' descriptors; 0: none. Relaxed atomic */
-    uint32_t tables_changed;      /* of the session when the grant was made: its workers have the tables of that time */
-    rfaas_agent_claim claim;      /* how its workers are claimed */
-    uint32_t claim_by;            /* generation of the agent that has said so; 0: they are not claimed */
+    uint32_t tables_changed;      /* the session's count when the grant was made: the workers have the tables of that time */
+    rfaas_agent_claim claim;      /* how the workers are claimed */
+    uint32_t claim_by;            /* generation of the agent that has sent `claim`; 0: the workers cannot be claimed */
     char **functions;             /* names of the library's functions, n_functions of them */
     uint32_t n_functions;
     /* Of the lease: */
@@ -435,15 +435,17 @@ bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r);
 void rfaas_api_take_region(const uint8_t *body, uint32_t size, int fd);
 /* Forgets all regions. No other thread may be inside the library. */
 void rfaas_api_forget_regions(void);
-/* Claims the workers of a cached grant. own: this process has released it. Returns true if they are this process's now. */
+/* Claims the workers of a cached grant. by: generation of the agent that has sent the claim. own: this process has released the grant. Returns
+ * true, and sets *out, if the workers now belong to this process. */
 bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, bool own, dp_claimed *out);
-/* Tells the agent of a claim for the lease's new grant. cached: key of the cached grant. Returns false if the agent that has cached it has ended. */
+/* Tells the agent of a claim for the lease's new grant, and does not wait. cached: key of the cached grant. Returns false if the agent that has
+ * cached it has ended. */
 bool rfaas_api_tell_claimed(const rfaas_lease *l, const rfaas_grant *h, uint64_t cached, uint32_t by);
 
 /* ---- cached.c ---- */
 
 /* Gives the lease's new grant the channels and the workers of a cached grant that suits it and can be claimed. Returns the cached grant's key; 0:
- * there is none, or other clients were faster. *by: generation of the agent that has cached it. */
+ * there is no such grant. Sets *by to the generation of the agent that has cached it. */
 uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at, uint32_t *by);
 /* Releases the lease's grant, or caches it for the next lease with the same terms. If it is cached, the lease has no grant and no
  * buffers any more. */

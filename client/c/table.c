@@ -125,7 +125,7 @@ static void destroy(rfaas_table *t) {
     free(t);
 }
 
-/* Notes that leases from now on have other tables than those before. */
+/* Notes that new leases have other tables than earlier ones. */
 static void changed(rfaas_session *s) { __atomic_add_fetch(&s->tables_changed, 1, __ATOMIC_ACQ_REL); }
 
 /* Takes a table off the list. NULL: it is not there. */

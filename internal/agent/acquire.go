@@ -226,7 +226,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		if final(err) || l.pending.Impossible(err) || !w.await(ctx, l.pending, until, seen, &l.backoff) {
 			return nil, nil, err
 		}
-		if cand := l.takeCached(); cand != nil { // released while this client was waiting
+		if cand := l.takeCached(); cand != nil { // it was released while this client was waiting
 			return nil, cand, nil
 		}
 		look = true
@@ -234,7 +234,8 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 	}
 }
 
-// takeCached takes a cached lease whose channels the client gets with the reply. It returns its executor; nil: there is none.
+// takeCached takes a cached lease with the same terms. The client gets its channels with the reply. It returns the executor of the cached
+// lease, or nil if there is no such lease.
 func (l *lease) takeCached() *grant.Candidate {
 	k := l.pending.TakeHanded()
 	if k == nil {

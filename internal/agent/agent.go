@@ -39,7 +39,7 @@ type Agent struct {
 	began    time.Time
 	served   atomic.Uint64 // requests answered
 	barriers barriers
-	held     atomic.Int64 // descriptors of channels that were handed over, and of spare ones
+	held     atomic.Int64 // descriptors of channels that were handed over, and of spare leases' channels
 	spares   *spares
 
 	spare *os.File // closed to make room for a client that is refused when all descriptors are in use; nil: none could be opened

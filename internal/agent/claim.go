@@ -38,7 +38,7 @@ func (c *client) claimOf(k *grant.Cached) protocol.Claim {
 	return protocol.Claim{Region: m.Number, Line: m.Line, Sequence: m.Sequence}
 }
 
-// offer describes a cached lease whose channels the client has received. If its workers can be claimed, the client needs no further step.
+// offer describes a cached lease whose channels the client receives. If the client can claim the workers, it needs no further step.
 func (c *client) offer(k *grant.Cached, d *protocol.Candidate) {
 	d.Claim = c.claimOf(k)
 	if d.Claim.Region == 0 {
@@ -57,8 +57,8 @@ func (c *client) offer(k *grant.Cached, d *protocol.Candidate) {
 	}
 }
 
-// claimed follows a lease that the client has got by a claim. It returns false if the agent does not know the cached lease any more; then it is
-// adopted like the lease of another agent.
+// claimed follows a lease that the client has got by a claim. It returns false if the agent does not know the cached lease any more. The caller
+// then adopts the lease like that of an earlier agent.
 func (c *client) claimed(r *request) bool {
 	l := r.lease
 	if r.err != nil {
@@ -89,6 +89,7 @@ func (c *client) claimed(r *request) bool {
 	return true
 }
 
+// claimed returns the lease that a claim has made of k.
 func (l *lease) claimed(k *grant.Cached, m *protocol.Adopt, r *request) (*grant.Held, error) {
 	if l.pending == nil {
 		lib, err := l.session.control.Library(r.file, m.Spec.Library)

@@ -44,13 +44,13 @@ func releasedClaimable(t *testing.T, p *process, key uint64) (region []byte, lin
 	return region, r.Claim.Line, armed
 }
 
-// A client that writes what it wants into the claim region harms nobody else: the executor lends the workers' cores as before.
+// A client that writes arbitrary words into the claim region harms nobody else: the executor lends the workers' cores as before.
 func TestHostileClaims(t *testing.T) {
 	w := newWorld(t, 0)
 	x := executor(t, w.secret, "--client-first-use", "300ms")
 	p := opened(t, w, x)
 
-	// Every word is spoilt, and the bell rung without a claim. Another lease gets the cores.
+	// The client overwrites every word, and rings the bell without a claim. Another lease still gets the cores.
 	region, line, armed := releasedClaimable(t, p, 1)
 	for i := range uint32(claim.Lines) {
 		if i != line {
@@ -75,7 +75,7 @@ func TestHostileClaims(t *testing.T) {
 	l.release(false)
 	eventually(t, "all cores are free", func() bool { return x.free(t, w.secret) == 2 })
 
-	// A client that claims, and does not say so, loses the lease.
+	// A client that claims, and does not tell the agent, loses the lease.
 	region, line, armed = releasedClaimable(t, p, 3)
 	if !regionWord(region, line).CompareAndSwap(armed, armed&^0xff|lineClaimed) {
 		t.Fatal("the workers have ended")

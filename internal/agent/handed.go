@@ -167,7 +167,7 @@ func (c *client) giveChannels(r *request, h *handed) {
 	}
 }
 
-// giveTaken sends the client the channels of the cached lease that it can resume, if there is one, and says so in the reply.
+// giveTaken sends the client the channels of the cached lease that was taken for it, if there is one, and describes the lease in the reply d.
 func (l *lease) giveTaken(r *request, d *protocol.Candidate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

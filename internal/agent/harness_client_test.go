@@ -115,7 +115,7 @@ func readMessage(r io.Reader) (protocol.Header, []byte, error) {
 	return h, body, err
 }
 
-// passing reads a connection and keeps the descriptors that come.
+// passing reads a connection and collects the descriptors that arrive.
 type passing struct {
 	*net.UnixConn
 	fds []int

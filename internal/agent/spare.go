@@ -12,15 +12,15 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
-// provenFor is how long an acquisition counts as demand. The second lease within this time that finds no cached workers makes the agent
-// start spare ones. A program that leases once pays nothing.
+// provenFor is how long an acquisition counts for the demand. A lease that gets new workers within this time after another lease with the same
+// terms makes the agent start a spare lease. A program that leases once causes none.
 const provenFor = 10 * time.Second
 
-// courtesy is how long the agent waits after a lease was granted or released before it starts spare ones. The client that got the lease is
+// courtesy is how long the agent waits after a lease was granted or released before it starts spare workers. The client that got the lease is
 // about to make its first call, and a start would take a core from it.
 const courtesy = 5 * time.Millisecond
 
-// demand is the demand for leases of the same terms.
+// demand is the demand for leases with the same terms.
 type demand struct {
 	last   time.Time // of the latest acquisition
 	wanted int       // spare leases
@@ -39,13 +39,14 @@ func (d *demand) acquired(now time.Time, fresh bool, most int) {
 // unused counts a spare lease that was given up before any client took it.
 func (d *demand) unused() { d.wanted = max(d.wanted-1, 0) }
 
-// idle reports whether nothing is known of the terms any more.
+// idle reports whether the demand need not be remembered any more.
 func (d *demand) idle(now time.Time) bool {
 	return d.wanted == 0 && d.ready == 0 && !d.making && now.Sub(d.last) > provenFor
 }
 
-// spares keeps spare leases ahead of demand: connected workers, with their library, for whichever client process of the user leases next.
-// Their executors run on this node. They freeze the workers, charge nobody for them, and end them when another lease needs the cores.
+// spares keeps spare leases ahead of demand. Their workers are connected and have loaded the library, for the next client process of the user
+// that leases with the same terms. Executors of this node freeze the workers, charge nobody for them, and end them when another lease needs
+// their cores.
 type spares struct {
 	a      *Agent
 	ctx    context.Context // ends when no more are started
@@ -64,7 +65,7 @@ func newSpares(a *Agent) *spares {
 	return s
 }
 
-// acquired counts a granted lease, and starts spare ones in the background if they are wanted. fresh: its workers are new ones.
+// acquired counts a granted lease, and starts spare leases in the background if they are wanted. fresh: the granted lease has new workers.
 func (s *spares) acquired(p *grant.Pending, h *grant.Held, fresh bool, now time.Time) {
 	terms, ok := p.Terms(h)
 	if !ok {
@@ -86,7 +87,7 @@ func (s *spares) acquired(p *grant.Pending, h *grant.Held, fresh bool, now time.
 	s.fill(d, p, h)
 }
 
-// released starts spare leases that found no free cores while the lease had them.
+// released starts the spare leases that are still wanted, because they may have lacked the cores of the released lease.
 func (s *spares) released(p *grant.Pending, h *grant.Held) {
 	terms, ok := p.Terms(h)
 	if !ok {
@@ -99,7 +100,7 @@ func (s *spares) released(p *grant.Pending, h *grant.Held) {
 	}
 }
 
-// fill starts spare leases in the background until there are as many as are wanted, or one fails. The caller holds mu.
+// fill starts spare leases in the background until there are as many as wanted, or until one fails. The caller holds mu.
 func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
 	if s.closed || d.making || d.ready >= d.wanted {
 		return
@@ -143,7 +144,7 @@ func (s *spares) tell(like *grant.Spare, err error) {
 	s.a.log.Log(s.ctx, level, "no spare workers started", "library", like.Library(), "executor", like.Executor(), "error", err)
 }
 
-// device returns the device of the channels. The program opens it once.
+// device returns the device of all spare channels, and opens it for the first ones.
 func (s *spares) device() (*dataplane.Device, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,8 +155,8 @@ func (s *spares) device() (*dataplane.Device, error) {
 	return s.dev, err
 }
 
-// start starts one spare lease: makes its channels, lets the executor start workers and connect them to the channels, and keeps the
-// descriptors for the process that takes the lease.
+// start starts one spare lease. It makes the channels, lets the executor start workers that connect to them, and keeps the descriptors for the
+// process that takes the lease.
 func (s *spares) start(d *demand, like *grant.Spare) error {
 	dev, err := s.device()
 	if err != nil {
@@ -200,7 +201,7 @@ func (s *spares) start(d *demand, like *grant.Spare) error {
 	return nil
 }
 
-// pack returns connected channels as a client hands them over (client/c/hand.c): the endpoint's descriptor first.
+// pack returns connected channels in the form in which a client hands them over (client/c/hand.c): the endpoint's descriptor comes first.
 func (a *Agent) pack(channels *dataplane.Channels) (*handed, error) {
 	const op = "keep the channels of spare workers"
 	endpoint, all, err := channels.Pack()
@@ -245,7 +246,7 @@ func (a *Agent) pack(channels *dataplane.Channels) (*handed, error) {
 // mostPacked is the most channels of one part.
 const mostPacked = protocol.MaxFiles / 6
 
-// close waits until no more spare leases are started. It gives none up: that is for grant.Pool.
+// close waits until no more spare leases are started. It gives none up, because grant.Pool does that.
 func (s *spares) close() {
 	s.mu.Lock()
 	s.closed = true

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Spare leases follow demand: more at each lease that found none, fewer when nobody took them.
+// Spare leases follow demand. A lease that gets new workers soon after another one adds a spare lease. One that nobody took removes one.
 func TestDemandForSpareLeases(t *testing.T) {
 	const fresh, cached = true, false
 	now := time.Unix(1000, 0)

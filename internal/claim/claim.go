@@ -1,5 +1,5 @@
 // Package claim is the executor's side of claims: a client takes the cached workers of a released lease by a compare-and-swap in memory that it
-// shares with the executor (internal/dataplane/dp_claim.h). The workers are resumed in C (reflex.h). Go is told afterwards.
+// shares with the executor (internal/dataplane/dp_claim.h). A C thread resumes the workers (reflex.h). Go code learns of the claim afterwards.
 package claim
 
 /*
@@ -37,7 +37,7 @@ const (
 	knockAt  = 64
 )
 
-// Worker has what is needed to resume a frozen worker: descriptors of its own.
+// Worker has the descriptors that are needed to resume a frozen worker. It owns them.
 type Worker struct {
 	Freezer int  // cgroup.freeze or, in version 1, freezer.state
 	Old     bool // version 1
@@ -63,7 +63,7 @@ type Region struct {
 	slots   [Lines]*Slot // written under both mutexes
 }
 
-// Slot is an armed line.
+// Slot is one use of a line, for the workers that Arm was called with.
 type Slot struct {
 	Line     uint32
 	Sequence uint64
@@ -72,7 +72,7 @@ type Slot struct {
 	claimed  func(ago time.Duration)
 }
 
-// New returns a region without armed lines. wake is called on a goroutine after claims; it calls Collect.
+// New returns a region without armed lines. wake is called on another goroutine after claims, and must call Collect.
 func New(wake func()) (*Region, error) {
 	fd, err := unix.MemfdCreate("rfaas-claims", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -112,7 +112,7 @@ func New(wake func()) (*Region, error) {
 // File returns the region's memory file. The region still owns it.
 func (r *Region) File() *os.File { return r.file }
 
-// Close closes all lines, and calls the functions of claims that were made before.
+// Close closes all lines, and calls the functions of the claims that were made before.
 func (r *Region) Close() {
 	r.mu.Lock()
 	r.closing = true
@@ -135,8 +135,8 @@ func (r *Region) Close() {
 	r.file.Close()
 }
 
-// Arm lets a client claim workers, and get a lease with this id, which it may use for the duration `client`. The workers are frozen, or awake. After
-// a claim, Collect calls claimed with the time that has passed since. The caller keeps the workers' descriptors.
+// Arm lets a client claim workers. The claim gets a lease with this id, which the client may use for the duration `client`. awake: the workers are
+// not frozen yet. After a claim, Collect calls claimed with the time since the claim was seen. The caller keeps the workers' descriptors.
 func (r *Region) Arm(id uint64, client time.Duration, awake bool, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
 	list := (*C.reflex_worker)(C.calloc(C.size_t(len(workers)), C.sizeof_reflex_worker))
 	if list == nil {
@@ -165,7 +165,7 @@ func (r *Region) Arm(id uint64, client time.Duration, awake bool, workers []Work
 	return s, nil
 }
 
-// open duplicates a worker's descriptors for the reflex.
+// open maps a worker's page and duplicates the descriptor of its freezer, for the reflex.
 func open(c *C.reflex_worker, w Worker) error {
 	page, err := unix.MmapPtr(w.Page, 0, nil, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -183,8 +183,8 @@ func open(c *C.reflex_worker, w Worker) error {
 	return nil
 }
 
-// Revoke closes the line. It returns false if a client has claimed it; a line that was revoked before was not claimed. It calls nothing and may be
-// called with any lock held.
+// Revoke closes the line. It returns false if a client has claimed the line, and true if it was revoked before. It calls no function that
+// was passed to this package, so it may be called with any lock held.
 func (s *Slot) Revoke() bool {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
@@ -198,8 +198,8 @@ func (s *Slot) revoke() bool {
 	return s.revoked
 }
 
-// Cool makes sure that no client claims awake workers until Cooled, which lets clients claim them frozen. It returns false if a client has claimed
-// them or they have another use.
+// Cool begins the freezing of awake workers: no client can claim them until Cooled is called. It returns false if a client has claimed them, or if
+// the line was closed.
 func (s *Slot) Cool() bool {
 	r := s.r
 	r.mu.Lock()
@@ -207,7 +207,7 @@ func (s *Slot) Cool() bool {
 	return r.c != nil && C.reflex_cool(r.c, C.uint32_t(s.Line), C.uint64_t(s.Sequence)) != 0
 }
 
-// Cooled is to be called after Cool, when the workers are frozen.
+// Cooled lets clients claim the workers again. The caller calls it after Cool, when the workers are frozen.
 func (s *Slot) Cooled() {
 	r := s.r
 	r.mu.Lock()

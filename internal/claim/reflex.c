@@ -1,4 +1,4 @@
-/* The thread that sees claims, and the lines that are armed. */
+/* The thread that sees claims, and the executor's own record of the lines. */
 #include "reflex.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 
 #define PAGE_SIZE 4096    /* of a worker's page (worker/page.h) */
 #define STACK (64u << 10) /* of the thread */
-/* A client can ring without claiming. After VAIN rings in a row the thread sleeps for VAIN_NS before it looks again. */
+/* A client can ring without claiming. After VAIN such rings in a row, the thread sleeps for VAIN_NS before it looks again. */
 #define VAIN 16
 #define VAIN_NS 1000000
 
@@ -55,7 +55,7 @@ static void resume(const reflex_worker *w) {
     dp_claim_ring(&w->knock->rung, 1); /* after the thaw: a wake-up before it may be lost */
 }
 
-/* Checks whether a client has claimed a line, and then resumes its workers. Under mu. */
+/* Checks whether a client has claimed a line. If so, resumes the workers that are frozen, and returns true. Under mu. */
 static bool look(reflex *r, uint32_t line) {
     slot *s = &r->slots[line];
     bool frozen = s->state == DP_CLAIM_ARMED;
@@ -164,8 +164,8 @@ int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, bool awake, refl
     return line;
 }
 
-/* Changes a line from its present state to another, unless a client has claimed it. Any word but a claim was not written by a client that follows
- * the protocol, and does not count. Under mu. */
+/* Changes a line from its present state to another, unless a client has claimed it. A word that is neither the present state nor a claim comes from
+ * a client that violates the protocol, and is overwritten. Under mu. */
 static bool change(reflex *r, uint32_t line, uint32_t to) {
     slot *s = &r->slots[line];
     dp_claim_line *l = &r->region->line[line];

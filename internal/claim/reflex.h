@@ -1,4 +1,4 @@
-/* The executor's side of claims (internal/dataplane/dp_claim.h), in C: no goroutine is between a client's claim and its workers. */
+/* The executor's side of claims (internal/dataplane/dp_claim.h). It is in C, so that the workers are resumed without waiting for a goroutine. */
 #ifndef RFAAS_REFLEX_H
 #define RFAAS_REFLEX_H
 
@@ -17,7 +17,7 @@ typedef struct reflex_worker {
 /* A claim that reflex_collect returns. */
 typedef struct reflex_claim {
     uint32_t line;
-    int64_t ago_ns; /* since the executor has seen it */
+    int64_t ago_ns; /* since the executor saw it */
 } reflex_claim;
 
 /* Makes the reflex of a region, which is a memory file of sizeof(dp_claim_region) bytes, and starts its thread. event: an eventfd that is written
@@ -25,13 +25,16 @@ typedef struct reflex_claim {
 reflex *reflex_new(int region, int event);
 /* Ends the thread, and closes all lines that are armed. */
 void reflex_free(reflex *r);
-/* Lets clients claim the n workers of a released lease: frozen ones, or with `awake` such as still wait for calls. Takes over *workers (from malloc) and what is in it. Returns the line
- * and sets *sequence; -1: no line is free, or the reflex ends. */
+/* Lets clients claim the n workers of a released lease. awake: the workers still wait for calls; otherwise they are frozen. Takes over *workers
+ * (from malloc) and what is in it. Returns the line and sets *sequence. Returns -1, and takes over nothing, if no line is free or the reflex is
+ * ending. */
 int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, bool awake, reflex_worker *workers, uint32_t n, uint64_t *sequence);
-/* Between the two, awake workers are frozen, and no client can claim them. reflex_cool returns 0 if the line has no awake workers (any more). */
+/* The caller freezes awake workers between reflex_cool and reflex_cooled. No client can claim them meanwhile. reflex_cool returns 0 if the line has
+ * no awake workers (any more). */
 int reflex_cool(reflex *r, uint32_t line, uint64_t sequence);
 void reflex_cooled(reflex *r, uint32_t line, uint64_t sequence);
-/* Closes a line. Returns 0 if a client has claimed it; reflex_collect then returns the claim, or has done so. */
+/* Closes a line. Returns 0 if a client has claimed it, and then reflex_collect returns the claim or has already returned it. Also returns 0 if the line
+ * was closed before. */
 int reflex_revoke(reflex *r, uint32_t line, uint64_t sequence);
 /* Takes up to `most` of the claims that clients have made before the call. Their lines are free again. */
 uint32_t reflex_collect(reflex *r, reflex_claim *out, uint32_t most);

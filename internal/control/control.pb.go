@@ -486,8 +486,9 @@ type LeaseRequest struct {
 	// The fewest workers with which the lease is granted, 0: all. A reply with fewer than `workers` has the first ones. Replace adds the
 	// others when there is room for them (RoomRequest.growing).
 	WorkersMin uint32 `protobuf:"varint,23,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
-	// Only starts the workers and caches them, for a later request whose `reuse` names the lease of the reply. Nothing is charged until then,
-	// and no other lease loses its workers or finds less than as many free cores. Provider shm, client_id needed. Class busy: too little is free.
+	// Only starts the workers and caches them, for a later request whose `reuse` names the lease of the reply. Nothing is charged until then.
+	// No other lease loses its workers, and as many cores and as much memory stay free beside them. Needs provider shm and a client_id. Class
+	// busy: too little is free.
 	Spare         bool `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
 	Claims        bool `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"` // with spare: the client can claim the workers later, without a message
 	unknownFields protoimpl.UnknownFields
@@ -1450,7 +1451,7 @@ type ReleaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cached        bool                   `protobuf:"varint,1,opt,name=cached,proto3" json:"cached,omitempty"`
 	CacheMs       uint64                 `protobuf:"varint,2,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"` // longest time that the workers are cached. They end with the connection on which they were released
-	Claim         *Claim                 `protobuf:"bytes,3,opt,name=claim,proto3" json:"claim,omitempty"`                     // how to claim them; not there: a LeaseRequest with `reuse` only
+	Claim         *Claim                 `protobuf:"bytes,3,opt,name=claim,proto3" json:"claim,omitempty"`                     // how to claim them. If absent, only a LeaseRequest with `reuse` gets them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

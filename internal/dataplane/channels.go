@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// Channels are an endpoint and its channels that this process connects for another process of the node. This process calls nothing on them.
+// Channels are an endpoint and its channels. This process connects them for another process of the node, and makes no calls on them.
 // Use by one goroutine at a time.
 type Channels struct {
 	ep  *C.dp_endpoint

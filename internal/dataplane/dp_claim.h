@@ -1,17 +1,17 @@
 /* Claims: a client takes the cached workers of a released lease by one compare-and-swap, without a message.
  *
- * An executor shares a claim region with each agent on its node that has released leases. A line of the region belongs to the workers of one
- * released lease. Its word has a state and a sequence number:
+ * An executor shares a claim region with an agent on its node, one for each connection of the agent. A line of the region belongs to the workers
+ * of one released lease, or of one spare lease. Its word has a state and a sequence number:
  *
- *   NONE ─▶ AWAKE ─▶ COOLING ─▶ ARMED ──┬── client ───▶ CLAIMED     it has the lease whose id is in the line
- *             └─────────────────────────┴── executor ─▶ CLOSED      it ends the workers, or lends them by message
+ *   NONE ─▶ AWAKE ─▶ COOLING ─▶ ARMED ──┬── client ───▶ CLAIMED     the client has the lease whose id is in the line
+ *             └─────────────────────────┴── executor ─▶ CLOSED      the executor ends the workers, or lends them by message
  *
- * AWAKE: the workers still wait for calls as in the released lease, which pays for that. Only the process that has released it claims them then.
- * COOLING: they are being frozen. ARMED: they are frozen.
+ * AWAKE: the workers still wait for calls, and the released lease pays for that. Only the process that has released it may claim them.
+ * COOLING: the workers are being frozen, and nobody can claim them. ARMED: the workers are frozen.
  *
- * Of client and executor exactly one succeeds. A client that has claimed rings the bell. The executor then thaws and wakes frozen workers, and
- * does its bookkeeping later. The region is memory of one user's processes and the executor. The executor believes nothing in it: it reads a word once,
- * and keeps its own record of which lines are armed. */
+ * Either the client or the executor succeeds, never both. A client that has claimed rings the bell. The executor then thaws and wakes frozen
+ * workers, and does its bookkeeping later. The processes of the user can write anything into the region. So the executor reads only whether a word
+ * is a claim, and keeps its own record of which lines are armed. */
 #ifndef RFAAS_DP_CLAIM_H
 #define RFAAS_DP_CLAIM_H
 
@@ -30,7 +30,7 @@ enum { DP_CLAIM_NONE = 0, DP_CLAIM_ARMED = 1, DP_CLAIM_CLAIMED = 2, DP_CLAIM_CLO
 typedef struct dp_claim_line {
     uint64_t word;      /* state, and the sequence number above its 8 bits */
     uint64_t lease_id;  /* of the lease that a claim gets */
-    int64_t client_ns;  /* how long its client may use it, from the claim on */
+    int64_t client_ns;  /* how long the client may use that lease, from the claim on */
     uint8_t pad[40];
 } dp_claim_line;
 
@@ -44,7 +44,7 @@ _Static_assert(sizeof(dp_claim_line) == 64 && offsetof(dp_claim_region, line) ==
 
 /* The part of a worker's page through which the executor wakes a suspended worker. Both fields only grow. */
 typedef struct dp_knock {
-    uint32_t rung;    /* futex: raised by everybody who wants the serving thread's attention */
+    uint32_t rung;    /* futex: raised by every thread or process that wants the serving thread's attention */
     uint32_t claimed; /* number of claims */
 } dp_knock;
 
@@ -59,10 +59,11 @@ static inline void dp_claim_ring(uint32_t *futex, int waiters) {
 typedef struct dp_claimed {
     uint64_t lease_id;
     int64_t client_ns; /* how long the lease may be used */
-    bool awake;        /* the workers serve the same generation; otherwise the next one */
+    bool awake;        /* the workers still serve the same generation; otherwise they take the next one */
 } dp_claimed;
 
-/* Claims line `line` of a region, if it is armed with this sequence number, or, with `own`, if its workers are awake. */
+/* Claims line `line` of a region if it has this sequence number and is in state ARMED or, with `own`, in state AWAKE. Returns whether it did. own: this
+ * process has released the lease. */
 static inline bool dp_claim_take(dp_claim_region *r, uint32_t line, uint64_t sequence, bool own, dp_claimed *out) {
     dp_claim_line *l = &r->line[line];
     uint64_t word = __atomic_load_n(&l->word, __ATOMIC_ACQUIRE);

@@ -11,9 +11,9 @@
  * reaches nothing. A dp_cq polls the libfabric queues of its queue pairs.
  *
  * Posts go into a ring and are issued from its front, as far as the order allows and libfabric takes them (FI_EAGAIN). They complete in
- * order. Each is issued with FI_DELIVERY_COMPLETE, so a completion means that the peer's memory has the data. On libfabric's tcp this costs
- * a message back. There, most unsignalled writes with immediate data complete when libfabric has sent them. They are numbered (ofi_data), and
- * the receiver ends the connection if a number is missing.
+ * order. Each is issued with FI_DELIVERY_COMPLETE, so a completion means that the peer's memory has the data. There is one exception. On
+ * libfabric's tcp, FI_DELIVERY_COMPLETE costs a message back, so most unsignalled writes with immediate data complete there when libfabric has
+ * sent them. All writes with immediate data are numbered there (ofi_data), and the receiver ends the connection if a number is missing.
  *
  * The blob lists the exposed regions. The initiator checks key, bounds and rights of every post against that list, because a
  * libfabric target may drop a wrong access silently. This protects against mistakes. It is no protection against a hostile peer.
@@ -168,7 +168,7 @@ typedef struct ofi_op {
     uint8_t op;
     bool with_imm, done;
     bool announces; /* its first operation announces the byte count */
-    bool watched;   /* one of its operations is to be waited for: see ofi_qp.watched */
+    bool watched;   /* counted in ofi_qp.watched */
     uint8_t n_pieces;
     uint8_t steps, issued, completed; /* numbers of libfabric operations: all, issued, completed */
     int32_t status;
@@ -195,7 +195,7 @@ struct ofi_qp {
     struct fid_mr *copies_mr;
     uint32_t op_mask, head, next, tail, shown; /* [shown, tail) are done and not yet delivered */
     uint32_t flight; /* operations that libfabric has */
-    uint32_t watched; /* posts among them whose completion someone waits for, or which the peer acknowledges */
+    uint32_t watched; /* posts among them that the peer acknowledges (wants_ack) */
     uint32_t polls;
     uint32_t returning; /* the reads and atomics among them, which return data */
     bool atomic;     /* one of them is an atomic */

@@ -141,7 +141,7 @@ static dp_wc arrival(ofi_qp *q, const struct fi_cq_data_entry *e) {
     return wc;
 }
 
-/* Reports whether the caller is to see this arrival. If something before it was lost, the connection ends, and the peer is told. */
+/* Reports whether the caller is to see this arrival. If a write before it was lost, ends the connection and tells the peer. */
 static bool in_order(ofi_qp *q, const struct fi_cq_data_entry *e) {
     if (!dev_of(q)->numbered)
         return true;
@@ -203,8 +203,8 @@ static int deliver_arrived(ofi_qp *q, dp_wc *wc, int n) {
     return got;
 }
 
-/* Reports whether a poll must look at the completions of own posts. If it only looks at arrivals, it saves system calls, and libfabric
- * makes the same progress. */
+/* Reports whether a poll must look at the completions of own posts. A poll that looks only at arrivals saves system calls, and libfabric makes
+ * the same progress. */
 static bool sent_due(ofi_qp *q, int n) {
     return q->watched || q->next != q->head || n == 0 || !receives(q) || ++q->polls % SENT_EVERY == 0;
 }

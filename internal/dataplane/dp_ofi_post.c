@@ -226,8 +226,8 @@ static bool set_source(ofi_qp *q, ofi_op *op, const dp_sge *sge, int n) {
     return true;
 }
 
-/* ofi_rxm may have lost an acknowledged operation and be about to reconnect. Nothing must follow it on the new connection, so its error is
- * looked for first. The numbers cover only the others. */
+/* ofi_rxm may have lost an acknowledged operation and be about to reconnect. Nothing must follow that operation on the new connection, so this
+ * looks for its error first. The numbers do not show every such loss, because only writes with immediate data have them. */
 static int commit(ofi_qp *q) {
     q->head++;
     if (q->watched)

@@ -348,8 +348,8 @@ static void resume(dp_server *s) {
     dp_waiter_expect(&s->waiter);
 }
 
-/* Blocks until the server is claimed, and returns 0, or until another thread asks for something, and returns what. claimed: number of claims
- * before. A claim comes first: the lease that it began may end before this thread has run, and then the client counts that generation too. */
+/* Blocks until a client claims the server, and returns 0, or until another thread sets `stop`, and returns its value. claimed: number of earlier
+ * claims. A claim comes before `stop`: its lease may end before this thread runs, and the client counts the generation of that lease too. */
 static int32_t sleep_suspended(dp_server *s, uint32_t claimed) {
     for (;;) {
         uint32_t rung = __atomic_load_n(&s->knock->rung, __ATOMIC_ACQUIRE);

@@ -249,8 +249,8 @@ _Static_assert(offsetof(dp_channel_blob, slots_addr) == 24 && offsetof(dp_channe
 /* CRC32C (Castagnoli), bit-reflected, initial and final inversion. */
 uint32_t dp_crc32c(const void *data, size_t len);
 
-/* The generation after this one, for the next lease on a channel. Both sides compute it, so that a claim needs no message. It repeats after 2^32
- * leases and is never 0. */
+/* The generation after this one, for the next lease on a channel. Both sides compute it, so that a claim needs no message. It is never 0, and
+ * repeats after 2^32 - 1 leases. */
 static inline uint32_t dp_generation_after(uint32_t generation) {
     uint32_t next = generation * 1664525u + 1013904223u;
     return next ? next : 1013904223u;

@@ -135,9 +135,9 @@ type used struct {
 	cpu     time.Duration
 }
 
-// succeed begins to charge a lease that has claimed the workers of an earlier one at a time. before has what they had used when they were frozen.
-// nil: they were still awake, and the earlier lease, which is still charged, has had the cores up to then. What the workers have counted and used
-// between the claim and now is the earlier one's in that case, so that the sum is exact.
+// succeed begins to charge a lease that claimed the workers of the lease old. The lease is charged from the time `at` of the claim on. before has
+// what the workers had used when they were frozen. nil: they were still awake, so the earlier lease is still charged, and pays for the cores until
+// the claim. In that case, what the workers have counted and used between the claim and now belongs to the earlier lease, so that the sum is exact.
 func (a *accounts) succeed(old lease.ID, l lease.Lease, workers []Worker, before []used, polls bool, at time.Time, tables []*table) {
 	var was *account
 	if a != nil {

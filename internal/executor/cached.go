@@ -16,28 +16,28 @@ import (
 // suspendPatience is how long the workers of a released lease may take to come to rest. Slower ones are ended.
 const suspendPatience = 500 * time.Millisecond
 
-// cached holds the cached workers of a released lease. They are frozen and wait for the next lease of the same client,
-// which is an agent, with queue pairs, memory and code unchanged. The goroutine that removes it from Executor.cached ends or resumes
-// the workers.
+// cached holds the cached workers of a released lease, or spare workers. They wait for the next lease of the same client, which is an
+// agent, with queue pairs, memory and code unchanged. They are frozen, except while awake is set. The goroutine that removes it from
+// Executor.cached ends or resumes the workers.
 type cached struct {
 	id         lease.ID
 	spec       zygote.Spec
 	code       *code    // with a reference
 	tables     []*table // likewise
 	workers    []Worker
-	keepsState bool          // they may have executed functions
+	keepsState bool          // the workers may have executed functions
 	taken      chan struct{} // closed when a lease takes the workers, or they are ended
 	unwatch    func() bool   // stops watching the connection
-	start      *start        // of spare workers; nil: they have served a lease
+	start      *start        // of spare workers; nil: the workers have served a lease
 
-	mu    sync.Mutex // held while the workers are frozen, or resumed by message
-	awake bool       // they are not frozen yet (cool). The released lease is still charged
-	used  []used     // what they had used when they were frozen
+	mu    sync.Mutex // held during the freezing of the workers, and while they are resumed by message
+	awake bool       // the workers are not frozen yet (cool). The released lease is still charged
+	used  []used     // what the workers had used when they were frozen
 }
 
-// keep caches the workers of a released lease, in place of finishEnd. It returns nil if it cannot; some of the workers may
-// be suspended then, and finishEnd ends them like the others. ctx is that of the release. With claims, the client can claim the workers if the
-// reply says so.
+// keep caches the workers of a released lease, in place of finishEnd. It returns nil if it cannot; some of the workers may be suspended
+// then, and finishEnd ends them like the others. ctx is that of the release. claims: the client can claim workers. It may claim these if
+// the reply has a Claim.
 func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *control.ReleaseReply) {
 	s := &e.cfg.Settings
 	conn := control.Connection(ctx)
@@ -122,14 +122,14 @@ func (e *Executor) watchCached(k *cached) {
 	}
 }
 
-// freeze suspends workers and stops charging their lease. After an error they must be ended.
+// freeze suspends workers and stops charging their lease. After an error the caller ends them.
 func (e *Executor) freeze(ctx context.Context, k *cached) error {
 	ctx, cancel := context.WithTimeout(ctx, suspendPatience)
 	defer cancel()
 	if err := each(k.workers, func(_ int, w Worker) error { return w.Suspend(ctx) }); err != nil {
 		return err
 	}
-	if !k.keepsState && dirty(k.workers) { // calls have come since the release
+	if !k.keepsState && dirty(k.workers) { // calls have arrived since the release
 		return errors.New("they have executed functions")
 	}
 	k.used = usedBy(k.workers)
@@ -138,7 +138,7 @@ func (e *Executor) freeze(ctx context.Context, k *cached) error {
 	return nil
 }
 
-// cool freezes cached workers that are still awake, unless they have another use by now.
+// cool freezes cached workers that are still awake, unless another lease has them by now or they have ended.
 func (e *Executor) cool(k *cached) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

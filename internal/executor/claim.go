@@ -23,9 +23,9 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// claims lets agents on this node claim cached workers without a message (internal/claim). Each connection of an agent has a region of its own,
-// which only that agent and its user's processes can map. An agent gets the region's descriptor from a socket, for the token in the reply to a
-// release.
+// claims lets the clients of agents on this node claim cached workers without a message (internal/claim). Each connection of an agent has a region
+// of its own, which only that agent and its user's processes can map. An agent connects to a socket and gets the region's descriptor for the token
+// that came with the reply to a release.
 type claims struct {
 	e *Executor
 
@@ -40,7 +40,7 @@ type claims struct {
 	greeted  map[uint32]int // connections to the socket, by user id
 }
 
-// armedLine is the line of cached workers.
+// armedLine is the line of cached workers that can be claimed, and their tenant.
 type armedLine struct {
 	*claim.Slot
 	tenant string
@@ -54,7 +54,7 @@ type region struct {
 
 const (
 	claimSecret  = 16                     // bytes of a token, and of the proof with which the executor answers it
-	claimHello   = 500 * time.Millisecond // in which an agent that has connected sends its token
+	claimHello   = 500 * time.Millisecond // time in which a connected agent must send its token
 	claimGreeted = 16                     // connections that are served at once
 	claimUser    = 4                      // of them, of one user
 )
@@ -141,7 +141,7 @@ func (c *claims) serve(l *net.UnixListener) {
 	}
 }
 
-// admit counts a connection for its user. It returns nil if the user has too many, and otherwise a function that ends the count.
+// admit counts a connection for its user. It returns nil if the user has too many connections, and otherwise a function that uncounts this one.
 func (c *claims) admit(conn *net.UnixConn) (leave func()) {
 	uid := uint32(0)
 	if raw, err := conn.SyscallConn(); err == nil {
@@ -186,14 +186,14 @@ func (c *claims) greet(conn *net.UnixConn) error {
 	return errors.New("unknown token")
 }
 
-// possible reports whether cached workers may be claimed: no limit can refuse the lease, the node is not wanted back before its end, and no other
-// tenant waits for room. A claim would always come before a client that waits.
+// possible reports whether cached workers may be claimed. No limit may refuse the lease, and the node must not be wanted back before its end. No
+// client of another tenant may be waiting for room, because a claim would always come before that client.
 func (c *claims) possible(k *cached, terms *lease.Terms) bool {
 	most := terms.Duration + c.e.cfg.Settings.CacheTime
 	return !c.e.room.othersWait(terms.Tenant) && k.spec.Provider == dataplane.SHM && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
 }
 
-// arm lets the agent that released a lease claim its workers. It returns nil if they can be reused by message only.
+// arm lets the clients of the agent that released a lease claim its workers. It returns nil if they can be reused by message only.
 func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *control.Claim {
 	e := c.e
 	if e.gate.Take(ctx, quota.Leases, 1) != nil { // the claim will be a lease
@@ -218,7 +218,7 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 		id := randomID()
 		caller := context.WithoutCancel(ctx)
 		s, err = r.Arm(uint64(id), e.table.ClientTime(terms.Duration), k.awake, workers, func(ago time.Duration) {
-			<-stored // a claim may come first; book deletes what is stored below
+			<-stored // book deletes what is stored below, and the claim may come before that
 			e.book(caller, conn, k, id, ago)
 		})
 	}
@@ -231,7 +231,7 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 	return &control.Claim{Line: s.Line, Sequence: s.Sequence, Socket: c.socket.Addr().String(), Token: r.token[:], Proof: r.proof[:]}
 }
 
-// slot returns the line of cached workers; nil: they cannot be claimed, or have been.
+// slot returns the line of cached workers, or nil if they cannot be claimed or a claim of them was booked.
 func (c *claims) slot(id lease.ID) *claim.Slot {
 	s, armed := c.armed.Load(id)
 	if !armed {
@@ -240,7 +240,7 @@ func (c *claims) slot(id lease.ID) *claim.Slot {
 	return s.(armedLine).Slot
 }
 
-// revoke closes the line of cached workers. It returns false if a client has claimed them: then they get another use, or end, with that lease.
+// revoke closes the line of cached workers. It returns false if a client has claimed them. The workers belong to the client's lease then.
 func (c *claims) revoke(id lease.ID) bool {
 	s := c.slot(id)
 	if s == nil {
@@ -253,10 +253,10 @@ func (c *claims) revoke(id lease.ID) bool {
 	return true
 }
 
-// revokeAll makes cached workers reusable by message only. Workers that were claimed before belong to leases when it returns.
+// revokeAll makes all cached workers reusable by message only. When it returns, all earlier claims are booked.
 func (c *claims) revokeAll() { c.revokeIf(everyTenant) }
 
-// revokeIf is revokeAll for some tenants.
+// revokeIf is revokeAll for the workers of some tenants.
 func (c *claims) revokeIf(of func(tenant string) bool) {
 	c.armed.Range(func(id, line any) bool {
 		if of(line.(armedLine).tenant) {
@@ -267,7 +267,7 @@ func (c *claims) revokeIf(of func(tenant string) bool) {
 	c.collect()
 }
 
-// revokeSoon is revokeIf for a caller that a handover may wait for, or that is outside of the turnstile.
+// revokeSoon calls revokeIf on another goroutine. It is for a caller that a handover may wait for, or that is outside the turnstile.
 func (c *claims) revokeSoon(of func(tenant string) bool) {
 	go func() {
 		defer c.e.turns.enter()()
@@ -290,7 +290,7 @@ func (c *claims) collect() {
 	}
 }
 
-// close takes back all regions.
+// close revokes all lines and closes all regions.
 func (c *claims) close() {
 	c.revokeAll()
 	c.mu.Lock()
@@ -305,7 +305,7 @@ func (c *claims) close() {
 	c.regions = nil
 }
 
-// bookClaim makes sure that a lease that was claimed before is known, with its workers. The caller is inside the turnstile.
+// bookClaim makes sure that an earlier claim of this lease is booked, so that the lease is known and has its workers. The caller is inside the turnstile.
 func (e *Executor) bookClaim(id lease.ID) {
 	if _, err := e.table.Get(id); err != nil {
 		e.claims.collect()
@@ -321,7 +321,7 @@ func (e *Executor) bookClaimFor(id lease.ID) {
 	e.bookClaim(id)
 }
 
-// book turns a claim into a lease. Its workers serve already. caller and conn are those of the release.
+// book turns a claim into a lease. The lease's workers serve it already. ago is the time since the claim. caller and conn are those of the release.
 func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ago time.Duration) {
 	at := e.now().Add(-ago)
 	e.mu.Lock()
@@ -330,7 +330,7 @@ func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ag
 		l, err = e.table.Claim(k.id, id, at)
 	}
 	e.claims.armed.Delete(k.id)
-	if err != nil { // somebody has guessed the line before the reply named it
+	if err != nil { // a process has guessed the line before the reply named it
 		e.mu.Unlock()
 		e.log.Warn("ending workers that were claimed before they were cached", "lease", uint64(k.id), "error", err)
 		for _, w := range k.workers {

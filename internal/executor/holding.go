@@ -25,7 +25,7 @@ type holding struct {
 	code   *code
 	tables []*table    // with references
 	spec   zygote.Spec // of every worker, without CPUs and blob
-	spare  bool        // its first workers were spare: no lease has used them before
+	spare  bool        // its first workers were spare: no lease had used them before
 
 	// ctx ends when no more workers may be started.
 	ctx     context.Context

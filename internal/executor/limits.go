@@ -27,7 +27,7 @@ type limiter struct {
 	incarnation [16]byte
 	admit       bool // policy while the manager cannot be reached
 	log         *slog.Logger
-	begins      func() // called when the first tenant has a limit; may be nil
+	begins      func() // called when the first tenant gets a limit; may be nil
 
 	mu      sync.Mutex // also held during remote operations, so leases of one executor take turns
 	met     bool       // the manager has been reached at least once
@@ -67,7 +67,7 @@ func (l *limiter) registered(limited bool) {
 	}
 }
 
-// mayRefuse reports whether a lease may be refused because of its tenant's limit.
+// mayRefuse reports whether a lease may be refused because of its tenant's limit. That is unknown until the manager has been reached.
 func (l *limiter) mayRefuse() bool {
 	if l == nil {
 		return false

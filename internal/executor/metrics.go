@@ -41,7 +41,7 @@ func newMetrics() *metrics {
 		uploads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_uploads_total",
 			Help: "Libraries that were uploaded, by whether the node knew them already."}, []string{"known"}),
 		claims: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_claims_total",
-			Help: "Leases that took cached workers by a claim, without a message."}),
+			Help: "Leases that took cached or spare workers by a claim."}),
 	}
 	// All series are there from the start, so that a rate has no gap before the first event.
 	for _, path := range startPaths {
@@ -91,7 +91,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("memory_bytes", "Memory that is lent.", func() float64 { return float64(e.table.Capacity().Memory) })
 	gauge("free_memory_bytes", "Of this, free.", func() float64 { return float64(e.table.Capacity().FreeMemory) })
 	gauge("leases", "Leases that have resources.", func() float64 { return float64(e.table.Capacity().Leases) })
-	gauge("cached_leases", "Leases whose workers are cached, and spare ones.", func() float64 { return float64(e.table.Capacity().Cached) })
+	gauge("cached_leases", "Cached leases and spare leases.", func() float64 { return float64(e.table.Capacity().Cached) })
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
 	gauge("table_bytes", "Memory that tables take, of that which is lent.", func() float64 { return float64(e.table.Capacity().SetAside) })

@@ -142,7 +142,7 @@ func (e *Executor) Room(req *control.RoomRequest, stream grpc.ServerStreamingSer
 	closing := control.Closing(stream.Context())
 	if !req.GetGrowing() {
 		waits := ""
-		if who := control.Caller(stream.Context()); who.Role != identity.RoleOperator { // else it may be any tenant
+		if who := control.Caller(stream.Context()); who.Role != identity.RoleOperator { // an operator may ask for any tenant
 			waits = who.Tenant
 		}
 		defer e.room.wait(waits, req)()

@@ -32,13 +32,13 @@ func (e *Executor) admit(ctx context.Context, req *control.LeaseRequest) error {
 	return e.gate.Take(ctx, quota.Leases, 1)
 }
 
-// start is that of spare workers. They are cached from before their start, so that their cores and memory count as free all the time.
+// start is the start of spare workers. They count as cached already before it, so that their cores and memory stay free.
 type start struct {
 	stop context.CancelFunc
 	over chan struct{} // closed when cached.workers is set
 }
 
-// cancel makes workers that are being started end, and waits for that. Its methods may be called on nil.
+// cancel ends workers that are being started, and waits for their end. It and wait may be called on nil.
 func (s *start) cancel() {
 	if s != nil {
 		s.stop()
@@ -89,7 +89,7 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 		}
 	}
 	if err != nil {
-		e.dropCached(k.id) // unless another lease has evicted them
+		e.dropCached(k.id) // no effect if another lease has evicted them
 		e.tell(h, slog.LevelInfo, "no spare workers started", "lease", uint64(h.id), "error", err)
 		return nil, grpcError(err)
 	}
@@ -117,7 +117,7 @@ func tooManyCached(most int) error {
 	return control.Errorf(control.ClassBusy, "spare workers: %d leases are cached, the most (settings cache-most and cache-time)", most)
 }
 
-// reserveSpare lists spare workers that are to be started.
+// reserveSpare lists spare workers as cached before they are started.
 func (e *Executor) reserveSpare(ctx context.Context, rid lease.RequestID, terms lease.Terms, code *code, tables []*table, req *control.LeaseRequest) (*holding, *cached, error) {
 	if s := &e.cfg.Settings; s.CacheTime == 0 || len(e.table.Cached()) >= s.CacheMost {
 		return nil, nil, tooManyCached(s.CacheMost)
@@ -128,7 +128,7 @@ func (e *Executor) reserveSpare(ctx context.Context, rid lease.RequestID, terms 
 	switch {
 	case err != nil:
 		return nil, nil, err
-	case !first: // impossible: the lease of the first request has ended for the table
+	case !first: // cannot happen: for the table, the lease of the first request has ended
 		return nil, nil, control.Errorf(control.ClassBusy, "spare workers: the request was repeated")
 	}
 	h := newHolding(l.ID, code, e.spec(req, terms, code), l.CPUs)

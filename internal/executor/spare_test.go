@@ -34,11 +34,11 @@ func TestSpareWorkers(t *testing.T) {
 		t.Errorf("the lease on spare workers: %v", l)
 	}
 	n.freeAndLiving(3, 1)
-	// Two of three free cores would not leave as many.
+	// Two spare workers would leave only one of three free cores.
 	if r, err := n.Lease(n.ctx(), n.keepable(2, spare)); control.ClassOf(err) != control.ClassBusy {
 		t.Errorf("two spare workers on three free cores: %v, %v", r, err)
 	}
-	// An evicted one is reaped before the lease that needs its core starts.
+	// An evicted spare worker is reaped before the lease that needs its core starts.
 	n.mustLease(n.keepable(1, spare))
 	n.freeAndLiving(3, 2)
 	n.mustLease(n.keepable(3))
@@ -66,7 +66,7 @@ func TestSpareRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
-// A lease that finds only the cores of workers that are being started gets them at once, and the start ends.
+// A lease that needs the cores of spare workers that are being started gets them at once, and the start is given up.
 func TestSpareWorkersThatAreStarted(t *testing.T) {
 	n := newNode(t)
 	var starts atomic.Int32

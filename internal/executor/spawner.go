@@ -36,7 +36,7 @@ type Worker interface {
 	Suspend(ctx context.Context) error
 	Resume(clientBlob []byte) error
 	// Claimable returns what a claim needs to resume a suspended worker, instead of Resume. The caller closes it. Claimed records that another lease
-	// has claimed the worker, after what it had counted for the lease before.
+	// has claimed the worker. counted is what the worker had counted for the lease before.
 	Claimable() (claim.Worker, error)
 	Claimed(counted zygote.Counters)
 	// Connect hands the worker its client's connection on provider tcp, and the hello that was read from it.

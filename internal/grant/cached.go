@@ -39,9 +39,9 @@ func (p *Pending) key() cachedKey {
 	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.all()), s.KeepsState}
 }
 
-// Cached is a released lease whose workers the executor caches. The session that released it caches the channels under the same name. If
-// the channels were handed over, any session with the same addresses and credentials can take them, even after that session was closed.
-// Each Cached is either taken once (TakeCached, TakeHanded) or reported to Options.Dropped by its name.
+// Cached is a released lease whose workers the executor caches, or a spare lease (Started). The session that released it caches the
+// channels under the same name. If the channels were handed over, any session with the same addresses and credentials can take them, even
+// after that session was closed. Each Cached is either taken once (TakeCached, TakeHanded) or reported to Options.Dropped by its name.
 type Cached struct {
 	name    uint64
 	cand    Candidate
@@ -52,7 +52,7 @@ type Cached struct {
 	timer   *time.Timer
 	last    *Held  // the released lease
 	claim   *Claim // nil: the workers are reused by message only
-	fresh   bool   // spare: no lease has used the workers
+	fresh   bool   // a spare lease: no lease has used the workers
 
 	// Protected by the cache, until it is taken.
 	owner  *Control         // nil: its session was closed
@@ -218,8 +218,8 @@ func (c *Control) TakeCached(name uint64) *Cached {
 	return k
 }
 
-// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over; nil: there is none. Leases of
-// closed sessions come first, the latest of them, then spare ones, then those of other sessions. The caller passes the lease to UseCached or
+// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over; nil: there is none. It takes the
+// latest lease of a closed session, else a spare lease, else a lease of an open session. The caller passes the lease to UseCached or
 // Forget, and the channels to the client.
 func (p *Pending) TakeHanded() *Cached {
 	c := p.c
@@ -251,7 +251,7 @@ func (p *Pending) TakeHanded() *Cached {
 	return found
 }
 
-// rank orders what TakeHanded may take. The cache's mu is held.
+// rank is higher for leases that TakeHanded prefers. The caller holds the cache's mu.
 func (k *Cached) rank() int {
 	switch {
 	case k.owner != nil:
@@ -363,9 +363,9 @@ func (c *Control) Cached() (n int) {
 	return n
 }
 
-// ReleaseCached is Release for a client that has no calls in flight and could use the same workers again. If the workers are cached, TakeCached
-// and Options.Dropped know the lease by name. handed has the channels, if the client has handed them over; it is closed when the lease is
-// given up, and at once if the lease is not cached.
+// ReleaseCached is Release for a client that has no calls in flight and could use the same workers again. If the executor caches the
+// workers, it returns the lease, which TakeCached and Options.Dropped know by name. Otherwise it returns nil. handed has the channels, if
+// the client has handed them over; it is closed when the lease is given up, and at once if the lease is not cached.
 func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer) (cached *Cached, err error) {
 	k := &Cached{name: name, cand: h.Candidate, id: h.ID, key: h.key, library: h.library, cl: h.cl, last: h, handed: handed}
 	k.cand.Cached = nil

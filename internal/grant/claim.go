@@ -38,7 +38,8 @@ type Claim struct {
 	Sequence uint64
 }
 
-// region returns the region that an executor names, and gets it if it is new. The caller uses it at once.
+// region returns the region that an executor names. If the region is new, it gets the descriptor first. Another release may close the region of an
+// earlier executor at any time.
 func (c *shared) region(addr string, m *control.Claim) (*Region, error) {
 	c.mu.Lock()
 	r := c.regions[addr]
@@ -67,11 +68,11 @@ func (c *shared) region(addr string, m *control.Claim) (*Region, error) {
 	return fresh, nil
 }
 
-// openRegion gets a region's descriptor from its executor. Another process may listen there if the executor has just ended, so the executor proves
-// that it sent the message.
+// openRegion gets a region's descriptor from its executor. If the executor has just ended, another process may listen on the socket. So whoever
+// answers must send the proof that came with the message.
 func openRegion(m *control.Claim) (*os.File, error) {
 	if !strings.HasPrefix(m.GetSocket(), claim.Sockets) || len(m.GetToken()) != claim.Secret || len(m.GetProof()) != claim.Secret {
-		// This process has rights at other sockets that no executor may use.
+		// An executor must not use the rights that this process has at other sockets.
 		return nil, fmt.Errorf("socket %.100q, token of %d bytes, proof of %d bytes: want a socket %s..., and %d bytes each", m.GetSocket(), len(m.GetToken()),
 			len(m.GetProof()), claim.Sockets, claim.Secret)
 	}
@@ -107,7 +108,7 @@ func openRegion(m *control.Claim) (*os.File, error) {
 	return nil, fmt.Errorf("another process than the executor has answered at %s with %d descriptors, or the descriptor is not a region", m.GetSocket(), len(fds))
 }
 
-// checkRegion returns an error if a descriptor is not a memory file of a region's size that keeps this size.
+// checkRegion returns an error unless a descriptor is that of a memory file that has a region's size and cannot shrink.
 func checkRegion(fd int) error {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -123,7 +124,7 @@ func checkRegion(fd int) error {
 	return nil
 }
 
-// claimable sets how a cached lease is claimed, if the executor has said so. After an error its workers are reused by message only.
+// claimable sets how a cached lease is claimed, if the executor has said how. If the region cannot be had, the workers are reused by message only.
 func (k *Cached) claimable(c *Control, m *control.Claim) {
 	if m == nil || m.GetLine() >= claim.Lines {
 		return
@@ -141,8 +142,8 @@ func (k *Cached) Describe() (library [sha256.Size]byte, functions []string, work
 	return k.last.sha, k.last.Functions, k.last.present()
 }
 
-// Claimed returns the lease that a client has got by claiming the workers of k, which was taken (TakeCached, TakeHanded). id and until are what the
-// client has read.
+// Claimed returns the lease that a client has got by claiming the workers of k. The caller has taken k (TakeCached, TakeHanded). id and until come
+// from the client.
 func (p *Pending) Claimed(k *Cached, id uint64, until time.Time) *Held {
 	was := k.last
 	h := &Held{Candidate: k.cand, ID: id, Workers: was.present(), Wanted: was.Wanted, Functions: was.Functions, Duration: was.Duration, c: p.c, cl: k.cl,

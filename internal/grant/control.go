@@ -48,7 +48,7 @@ type Options struct {
 	Getenv func(string) string
 	// Keep is the most released leases to cache; 0: the environment's number or 16, negative: none.
 	Keep int
-	// Pool is the most spare leases with the terms of one of this session's leases. WithEnvironment sets it.
+	// Pool is the most spare leases with the same terms that this session's leases cause. WithEnvironment sets it.
 	Pool int
 	// Later makes Open succeed even if no address is configured, or the manager or executor cannot be reached. Each lease then tries again.
 	Later bool

@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// EnvPool is the environment variable with the most spare leases of the same terms that the agent keeps ahead of demand; 0: none.
+// EnvPool is the environment variable with the most spare leases with the same terms that the agent keeps ahead of demand; 0: none.
 const EnvPool = "RFAAS_POOL"
 
 // defaultPool is the number without the variable.
@@ -19,7 +19,7 @@ const defaultPool = 2
 // spareBytes bounds the memory of the channels of a spare lease.
 const spareBytes = 64 << 20
 
-// poolOf returns the most spare leases of the same terms.
+// poolOf returns the most spare leases with the same terms.
 func poolOf(environment string) int {
 	if n, err := strconv.Atoi(environment); err == nil {
 		return min(max(n, 0), MaxWorkers)
@@ -41,8 +41,8 @@ type Spare struct {
 	use func() // gives up the connections
 }
 
-// Terms returns the terms of a granted lease. ok is false if there can be no spare leases of these
-// terms: the workers are not on this node, the lease got too few, their channels are too large, or the session caches nothing.
+// Terms returns the terms of a granted lease. ok is false if there can be no spare leases with these terms: the workers are not on this node, the
+// lease got fewer workers than it wants, their channels are too large, or the session permits no cached or no spare leases.
 func (p *Pending) Terms(h *Held) (t Terms, ok bool) {
 	s := &p.spec
 	channels := uint64(s.Workers) * (uint64(s.Depth)*uint64(s.Eager) + s.Bulk)
@@ -85,8 +85,8 @@ type Started struct {
 	p       *Pending
 }
 
-// Start starts the workers, and has the executor cache them. The caller then calls Keep or Drop. Errors: ErrBusy (the executor has too little
-// that is free), ErrUnsupported (it has an earlier version).
+// Start starts the workers, and has the executor cache them. The caller then calls Keep or Drop. Errors: ErrBusy (too few cores or too
+// little memory is free at the executor), ErrUnsupported (the executor has an earlier version).
 func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
 	const op = "start spare workers"
 	p, cand := &s.p, s.p.candidates[0]
@@ -127,8 +127,8 @@ func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
 // Drop ends the workers.
 func (s *Started) Drop() { s.p.c.Forget(s.k) }
 
-// Keep lists the workers for the next lease of any session with these terms, with their channels, which it takes over. gone is called once
-// when they are no longer listed: a lease has taken them, or they were given up unused. It must not call this package.
+// Keep lists the workers for the next lease of any session with these terms. It takes over their channels. gone is called once, when the workers are
+// no longer listed: a lease has taken them, or they were given up unused. gone must not call this package.
 func (s *Started) Keep(channels io.Closer, gone func(taken bool)) {
 	c, k := s.p.c, s.k
 	k.handed, k.spare, k.use = channels, gone, c.retain()
@@ -146,7 +146,7 @@ func (s *Started) Keep(channels io.Closer, gone func(taken bool)) {
 	}
 }
 
-// left reports that a lease is no longer listed.
+// left tells the agent that a spare lease is no longer listed. It does nothing for other leases.
 func (k *Cached) left(taken bool) {
 	if k.spare != nil {
 		k.spare(taken)

@@ -57,7 +57,7 @@ func (w *Worker) Resume(clientBlob []byte) error {
 }
 
 // Claimable returns what a claim needs to resume the worker once it is suspended (internal/claim). The caller closes it. The worker may end at any
-// time, so its own descriptors may name other files by the time they are used.
+// time, and then its own descriptors are closed and their numbers may name other files. So these are copies.
 func (w *Worker) Claimable() (c claim.Worker, err error) {
 	if c.Freezer, c.Old, err = w.group.Freezer(); err != nil {
 		return c, err

@@ -1,5 +1,5 @@
-/* libfabric's tcp reconnects without saying so, and then what was on its way is lost. The queue pair must end, and nothing that was
- * posted later may arrive. */
+/* libfabric's tcp reconnects without an error, and then the writes that were on their way are lost. The queue pair must end, and no write
+ * that was posted later may arrive. */
 #include "dp_ofi.h"
 
 #ifdef DP_HAVE_LIBFABRIC
@@ -17,7 +17,7 @@ static bool connected(int fd) {
     return !getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &len) && protocol == IPPROTO_TCP && !getpeername(fd, (void *)&peer, &peer_len);
 }
 
-/* Takes away what this process's connections hold, and ends them. Returns how many bytes were taken. */
+/* Discards the bytes that have arrived on this process's TCP connections, and shuts the connections down. Returns how many bytes it discarded. */
 static size_t cut_connections(void) {
     enum { FDS = 256 };
     char bytes[4096];

@@ -15,8 +15,8 @@ import (
 
 var claimClients = flag.Int("claim-clients", 60, "clients that race for ten workers in TestClaimsRace")
 
-// Clients of two processes take turns on ten workers by claims, while the executor ends cached workers because of its limit, and because some
-// leases have other terms. Two clients never have one worker, no core is lost, and the bill has every call.
+// Clients of two processes take turns on ten workers by claims. Meanwhile the executor ends cached workers, because of cache-most and because some
+// leases have other terms. No two clients have the same worker at once, no core is lost, and the bill has every call.
 func TestClaimsRace(t *testing.T) {
 	onNode(t)
 	dir := t.TempDir()
@@ -72,7 +72,8 @@ func TestClaimsRace(t *testing.T) {
 	})
 }
 
-// The agent is stopped while a client claims, and killed before it reads of the claim. Calls go on, and the next agent has the lease.
+// The agent is stopped while a client claims, and killed before it reads the message about the claim. Calls go on, and the next agent
+// has the lease.
 func TestClaimAgentKilled(t *testing.T) {
 	onNode(t)
 	env, socket, _ := agentCluster(t, "--cache-awake", "0s") // the worker is frozen when the release returns
@@ -134,7 +135,7 @@ func TestClaimExecutorKilled(t *testing.T) {
 	c.do("close", "finalize")
 }
 
-// A lease after a table was published has the table, though cached workers without it could be claimed.
+// A lease that is opened after a table was published has the table, although there are cached workers without it.
 func TestClaimSeesTables(t *testing.T) {
 	onNode(t)
 	env, _, _ := agentCluster(t)

@@ -25,7 +25,7 @@ func (r *agentReport) spare() (n int) {
 	return n
 }
 
-// TestCachedLeaseAheadOfDemand takes leases on workers that the agent has had started before anybody asked for them. The executor has no pool
+// TestCachedLeaseAheadOfDemand takes leases on workers that were started for the agent before any client asked for them. The executor has no pool
 // of its own, so no other start is pooled.
 func TestCachedLeaseAheadOfDemand(t *testing.T) {
 	onNode(t)
@@ -83,7 +83,7 @@ func TestCachedLeaseAheadOfDemand(t *testing.T) {
 	fourth := lead(t, 1, 0, one...)
 	fourth.do("init", "session")
 	large.do("release")
-	fourth.do("open", "calls 5") // although the workers that the agent has channels of have ended
+	fourth.do("open", "calls 5") // although the workers of the agent's spare channels have ended
 	testkit.Eventually(t, "demand has continued", ready)
 
 	p, err := os.FindProcess(agentStatus(t, socket).PID)

@@ -11,14 +11,15 @@ static const char *what;
 
 #define PIDS (1 << 22) /* the kernel's largest pid_max */
 
-/* Of both processes. */
+/* Memory that both processes share. */
 static struct shared {
     atomic_int leases, calls, cached;
     atomic_char held[PIDS]; /* by process id of the worker */
 } *all;
 static int rounds;
 
-/* Takes a lease, and checks that no other lease has its worker meanwhile. odd: with terms that no cached worker has, so that the executor ends one. */
+/* Takes a lease, and checks that no other lease has its worker meanwhile. odd: the lease has terms that
+ * no cached worker has, so that the executor ends one. */
 static void turn(uint64_t number, bool odd) {
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
     rfaas_worker_start from = {.struct_size = sizeof from};
