@@ -499,9 +499,9 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * meanwhile. If the workers were ended for another lease, or with their executor, the next lease gets
  * new workers.
  *
- * In shared memory, the agent also has workers connected ahead of demand once leases with the same
- * terms have found none cached: at most RFAAS_POOL leases (environment variable; 2, and 0 for none),
- * for any process of the user. */
+ * In shared memory, the agent also has workers connected ahead of demand for any process of the user.
+ * It begins when a lease finds no cached workers within 10 s after another lease with the same terms.
+ * RFAAS_POOL (environment variable, 2) is the largest number of such spare leases, and 0 means none. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.
@@ -1225,7 +1225,9 @@ typedef struct rfaas_statistics {
     uint64_t moved;         /* times that the lease moved to another executor */
     uint64_t local;         /* calls that ran in this process (RFAAS_LEASE_LOCAL), not counted above */
     uint64_t cold;          /* workers that started cold, as new processes, including replacements and moves */
-    uint64_t pooled;        /* workers from the executor's pool of processes without code */
+    /* workers from the executor's pool of processes without code, and spare workers that the agent has
+     * connected ahead of demand */
+    uint64_t pooled;
     uint64_t cached;        /* cached workers of an earlier lease, connected and with their code */
     uint64_t queue_pairs;   /* queue pairs made for the lease; none for cached workers */
     int64_t open_ns;        /* time that opening the lease took */

@@ -3,6 +3,7 @@ package agent
 import (
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -85,5 +86,25 @@ func TestHostileClaims(t *testing.T) {
 	eventually(t, "the claimed lease has ended", func() bool { return x.free(t, w.secret) == 2 })
 	if err := p.mustAcquire(4, 2).call(0); err != nil {
 		t.Error(err)
+	}
+}
+
+// A process gets channels of another process's lease with a claim only if its lease lasts as long, because a claim cannot ask for a duration.
+func TestClaimOfAnotherDuration(t *testing.T) {
+	w := newWorld(t, 0)
+	x := executor(t, w.secret)
+	p, q := opened(t, w, x), opened(t, w, x)
+	for key, ns := range []int64{int64(time.Minute), 0} {
+		l := p.mustAcquire(uint64(key+1), 2)
+		l.hand(protocol.Hand{Count: 2, Files: 3}, 3)
+		l.releaseHanded()
+		a := protocol.Acquire{Key: uint64(key + 1), Session: 1, First: true, Spec: spec(2)}
+		a.Spec.DurationNs = ns
+		d, err := protocol.DecodeCandidate(q.must(protocol.OpAcquire, a.Encode, library(t)))
+		if err != nil || !d.Handed || (d.Claim.Region != 0) != (ns == 0) {
+			t.Errorf("a lease of %v: %+v, %v", time.Duration(ns), d, err)
+		}
+		release := protocol.Release{Key: a.Key}
+		q.must(protocol.OpRelease, release.Encode, nil)
 	}
 }

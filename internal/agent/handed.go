@@ -176,7 +176,9 @@ func (l *lease) giveTaken(r *request, d *protocol.Candidate) {
 	}
 	d.Handed = true
 	if h, ok := l.taken.Handed().(*handed); ok {
-		l.c.offer(l.taken, d)
+		if l.pending.Lasts(l.taken) { // otherwise the client asks the executor for the workers
+			l.c.offer(l.taken, d)
+		}
 		l.c.giveChannels(r, h)
 	}
 }

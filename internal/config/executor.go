@@ -151,7 +151,7 @@ var executorOptions = slices.Concat([]option{
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"pool", "2", "pooled workers for each fabric: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
 	{"cache-awake", "1ms", "how long workers that are cached stay awake before they are frozen; the released lease pays for it, and a lease that its process opens meanwhile starts at once; 0s to freeze them at the release"},
-	{"cache-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; they are ended if other leases need their cores; 0s for no cache"},
+	{"cache-time", "1m", "how long released workers are cached, frozen, for the next lease of the same user with the same terms (on verbs and tcp: of the same process); they are ended if other leases need their cores; 0s for no cache"},
 	{"cache-most", "64", "most released leases whose workers are cached"},
 	{"max-workers", "0", "most workers of one lease, 0 for as many as cores"},
 	{"lease-default", "1h", "duration of a lease whose request names none"},

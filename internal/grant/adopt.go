@@ -43,7 +43,7 @@ func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (
 	if err != nil {
 		return nil, nil, err
 	}
-	h := &Held{Wanted: len(a.PIDs), Candidate: Candidate{Address: a.Address, Node: a.Node, Provider: a.Provider}, ID: a.ID, Duration: s.Duration, c: c,
+	h := &Held{Wanted: len(a.PIDs), Candidate: Candidate{Address: a.Address, Node: a.Node, Provider: a.Provider}, ID: a.ID, Duration: s.Duration, asked: s.Duration, c: c,
 		cl: control.NewExecutorClient(conn), renew: s.Renew, key: p.key(), sha: a.Library, adopted: true, end: a.Until,
 		unanswered: make(chan Unanswered, reportsMax)}
 	for _, pid := range a.PIDs {

@@ -137,6 +137,9 @@ func (k *Cached) claimable(c *Control, m *control.Claim) {
 // Claim returns how the workers can be claimed; nil: they cannot.
 func (k *Cached) Claim() *Claim { return k.claim }
 
+// Lasts reports whether a lease that claims the workers lasts as long as this one is to last. A claim gets the duration of the released lease.
+func (p *Pending) Lasts(k *Cached) bool { return p.spec.Duration == k.last.asked }
+
 // Describe returns the hash of the library, the names of its functions, and the workers.
 func (k *Cached) Describe() (library [sha256.Size]byte, functions []string, workers []Worker) {
 	return k.last.sha, k.last.Functions, k.last.present()
@@ -146,7 +149,7 @@ func (k *Cached) Describe() (library [sha256.Size]byte, functions []string, work
 // from the client.
 func (p *Pending) Claimed(k *Cached, id uint64, until time.Time) *Held {
 	was := k.last
-	h := &Held{Candidate: k.cand, ID: id, Workers: was.present(), Wanted: was.Wanted, Functions: was.Functions, Duration: was.Duration, c: p.c, cl: k.cl,
+	h := &Held{Candidate: k.cand, ID: id, Workers: was.present(), Wanted: was.Wanted, Functions: was.Functions, Duration: was.Duration, asked: was.asked, c: p.c, cl: k.cl,
 		renew: p.spec.Renew, key: k.key, library: p.name, home: was.home, sha: was.sha, end: until, unanswered: make(chan Unanswered, reportsMax)}
 	p.granted = true
 	p.c.note(dataplane.SHM)

@@ -104,7 +104,7 @@ func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
 	case r.CodeUnknown || len(r.TablesUnknown) > 0:
 		return nil, fail(op, dataplane.StatusBusy, "%s has evicted the library or a table", cand.Address)
 	}
-	last := &Held{Candidate: cand, Wanted: p.spec.Workers, Functions: r.Functions, Duration: milliseconds(r.DurationMs), sha: p.sha}
+	last := &Held{Candidate: cand, Wanted: p.spec.Workers, Functions: r.Functions, Duration: milliseconds(r.DurationMs), asked: p.spec.Duration, sha: p.sha}
 	for _, w := range r.Workers {
 		last.Workers = append(last.Workers, workerOf(w))
 	}
