@@ -177,6 +177,29 @@ func (m *model) request(t *testing.T, tab *Table, rid RequestID, tm Terms, reuse
 	return l.ID, nil
 }
 
+// claim does and checks one claim.
+func (m *model) claim(t *testing.T, tab *Table, old, id ID) (bool, error) {
+	t.Helper()
+	i := slices.IndexFunc(m.cached, func(k Lease) bool { return k.ID == old })
+	_, err := tab.Get(id)
+	inUse := err == nil
+	l, err := tab.Claim(old, id, m.now)
+	if want := i >= 0 && !inUse && id != 0; (err == nil) != want {
+		t.Fatalf("claim of %d for %d, which is in use: %t; cached: %t: %v", old, id, inUse, i >= 0, err)
+	}
+	if err != nil {
+		return false, err
+	}
+	if fmt.Sprint(m.cached[i].CPUs) != fmt.Sprint(l.CPUs) || l.Reuses != old || l.State != Granted {
+		t.Fatalf("the claim of %+v is %+v", m.cached[i], l)
+	}
+	m.cached = slices.Delete(m.cached, i, i+1)
+	m.held[id], m.states[id] = l, Granted
+	m.set(id, l.Terms.Duration)
+	m.away[id] = m.now.Add(modelFirst)
+	return true, nil
+}
+
 func (m *model) gone(id ID) {
 	delete(m.held, id)
 	delete(m.lost, id)
@@ -218,7 +241,7 @@ func (m *model) set(id ID, d time.Duration) { m.ends[id], m.told[id] = m.now.Add
 // is free, what is due, and which steps are refused.
 func TestModel(t *testing.T) {
 	const steps = 3000
-	granted, evicted, reused := 0, 0, 0
+	granted, evicted, reused, claimed := 0, 0, 0, 0
 	for seed := range uint64(40) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		m := &model{share: 1 + int(seed%4)/3, memory: 4000, now: time.Unix(1e9, 0), held: map[ID]Lease{}, lost: map[ID]map[int]int{},
@@ -244,7 +267,7 @@ func TestModel(t *testing.T) {
 			state := m.states[id]
 			living := state == Granted || state == Active || state == Expiring
 			var err error
-			switch rnd.IntN(12) {
+			switch rnd.IntN(13) {
 			case 0, 1, 2:
 				r := RequestID{byte(rnd.Uint32()), byte(rnd.Uint32()), byte(rnd.Uint32())}
 				if len(rids) > 0 && rnd.IntN(5) == 0 {
@@ -378,6 +401,19 @@ func TestModel(t *testing.T) {
 					}
 				}
 			case 11:
+				old, fresh := id, ID(1<<40+claimed)
+				if len(m.cached) > 0 && rnd.IntN(4) > 0 {
+					old = m.cached[rnd.IntN(len(m.cached))].ID
+				}
+				if rnd.IntN(8) == 0 {
+					fresh = id // may be in use
+				}
+				var got bool
+				if got, err = m.claim(t, tab, old, fresh); got {
+					ids = append(ids, fresh)
+					claimed++
+				}
+			case 12:
 				m.now = m.now.Add(time.Duration(rnd.IntN(5)) * time.Second)
 				m.dues(t, tab)
 				before = tab.Capacity()
@@ -389,8 +425,8 @@ func TestModel(t *testing.T) {
 		}
 		m.finish(t, tab)
 	}
-	if granted < 1000 || evicted < 30 || reused < 100 {
-		t.Errorf("the walk saw %d grants, %d evictions and %d reuses only", granted, evicted, reused)
+	if granted < 1000 || evicted < 30 || reused < 100 || claimed < 100 {
+		t.Errorf("the walk saw %d grants, %d evictions, %d reuses and %d claims only", granted, evicted, reused, claimed)
 	}
 }
 
