@@ -91,10 +91,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 		e.dropCached(oldest)
 	}
 	if awake && reply.Claim != nil {
-		time.AfterFunc(s.CacheAwake, func() {
-			defer e.turns.enter()()
-			e.cool(k)
-		})
+		e.coolLater(k)
 	}
 	e.changed()
 	return reply
@@ -138,14 +135,25 @@ func (e *Executor) freeze(ctx context.Context, k *cached) error {
 	return nil
 }
 
+// coolLater calls cool after cache-awake.
+func (e *Executor) coolLater(k *cached) {
+	time.AfterFunc(e.cfg.Settings.CacheAwake, func() {
+		defer e.turns.enter()()
+		e.cool(k)
+	})
+}
+
 // cool freezes cached workers that are still awake, unless another lease has them by now or they have ended.
 func (e *Executor) cool(k *cached) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := e.claims.slot(k.id)
 	if s != nil && !s.Cool() {
-		if e.claims.slot(k.id) == s {
-			return // a client has claimed them
+		if e.claims.slot(k.id) == s { // claimed and soon booked, or being closed at this moment
+			if e.cachedAwake(k) {
+				e.coolLater(k)
+			}
+			return
 		}
 		s = nil // the line was closed meanwhile
 	}
