@@ -56,15 +56,10 @@ bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, bool o
 }
 
 bool rfaas_api_tell_claimed(const rfaas_lease *l, const rfaas_grant *h, uint64_t cached, uint32_t by) {
-    rfaas_agent_adopt req = {.key = h->key, .session = l->session->open.session, .lease_id = h->lease_id, .until_ns = h->until_ns, .present = h->present,
-                             .cached = cached, .spec = h->spec};
+    rfaas_agent_adopt req;
     uint64_t pids[RFAAS_WORKERS_MAX];
-    memcpy(req.library, h->sha256, sizeof req.library);
-    memcpy(req.at, h->executor, sizeof req.at);
-    memcpy(req.node, h->node, sizeof req.node);
-    memcpy(req.provider, h->provider, sizeof req.provider);
-    for (uint32_t i = 0; i < h->n_workers; i++)
-        pids[i] = h->workers[i].pid;
+    rfaas_api_describe_grant(l, h, &req, pids);
+    req.cached = cached;
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = pids, .tail_size = h->n_workers * sizeof *pids, .fd = l->library_fd};
     if (by != rfaas_agent_generation())
         return false;

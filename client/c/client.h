@@ -429,6 +429,9 @@ void rfaas_api_hand_over(rfaas_grant *h);
  * the channels cannot be used; the grant may have some of them then. */
 bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r);
 
+/* Describes a lease's grant for an agent that is to follow it. pids has room for n_workers. */
+void rfaas_api_describe_grant(const rfaas_lease *l, const rfaas_grant *h, rfaas_agent_adopt *req, uint64_t *pids);
+
 /* ---- claim.c ---- */
 
 /* Maps a claim region that the agent has sent. The caller keeps the descriptor. */

@@ -422,6 +422,16 @@ static void give_up_next(rfaas_lease *l) {
         rfaas_api_take_event(&e, NULL);
 }
 
+void rfaas_api_describe_grant(const rfaas_lease *l, const rfaas_grant *h, rfaas_agent_adopt *req, uint64_t *pids) {
+    *req = (rfaas_agent_adopt){.key = h->key, .session = l->session->open.session, .lease_id = h->lease_id, .until_ns = h->until_ns, .present = h->present, .spec = h->spec};
+    memcpy(req->library, h->sha256, sizeof req->library);
+    memcpy(req->at, h->executor, sizeof req->at);
+    memcpy(req->node, h->node, sizeof req->node);
+    memcpy(req->provider, h->provider, sizeof req->provider);
+    for (uint32_t i = 0; i < h->n_workers; i++)
+        pids[i] = h->workers[i].pid;
+}
+
 /* Hands a lease's grant over to a new agent. If the grant is lost, its calls end. Another thread may move or release the lease meanwhile. */
 static void hand_over(rfaas_lease *l) {
     int64_t timeout_ns = 0;
@@ -433,13 +443,7 @@ static void hand_over(rfaas_lease *l) {
     rfaas_agent_adopt req = {0};
     uint64_t *pids = ours ? malloc(h->n_workers * sizeof *pids) : NULL;
     if (pids) {
-        req = (rfaas_agent_adopt){.key = h->key, .session = l->session->open.session, .lease_id = h->lease_id, .until_ns = h->until_ns, .present = h->present, .spec = h->spec};
-        memcpy(req.library, h->sha256, sizeof req.library);
-        memcpy(req.at, h->executor, sizeof req.at);
-        memcpy(req.node, h->node, sizeof req.node);
-        memcpy(req.provider, h->provider, sizeof req.provider);
-        for (uint32_t i = 0; i < h->n_workers; i++)
-            pids[i] = h->workers[i].pid;
+        rfaas_api_describe_grant(l, h, &req, pids);
         timeout_ns = l->session->timeout_ns;
         library = fcntl(l->library_fd, F_DUPFD_CLOEXEC, 3); /* without one the agent moves the lease to no other executor */
     }
