@@ -55,7 +55,7 @@ func (w *world) settled(executors []*daemon, before []idle, within time.Duration
 	})
 }
 
-// strays returns the orphans among this process's children that still run. It reaps those that have ended.
+// strays returns the orphans among this process's children that still run. It reaps the orphans that have ended.
 func strays() (list []string) {
 	started.Lock()
 	defer started.Unlock()
