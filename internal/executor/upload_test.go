@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
 
@@ -162,7 +164,13 @@ func TestUploadsCollapse(t *testing.T) {
 
 // A handover does not wait for a client that sends nothing more of its library or table. Nothing of the transfer is left.
 func TestHandoverEndsTransfers(t *testing.T) {
-	n := newNode(t)
+	data, err := datalisten.Open("127.0.0.1:0", "", slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	data.Serve()
+	t.Cleanup(data.Close)
+	n := newNode(t, func(c *Config) { c.Providers, c.Data = []string{"shm", "tcp"}, data })
 	b, h := library(100_000)
 	s, err := n.Upload(n.ctx())
 	if err == nil {
@@ -178,7 +186,10 @@ func TestHandoverEndsTransfers(t *testing.T) {
 	})
 	table, tableSum := library(1000)
 	over := make(chan error, 1)
-	go func() { over <- n.provide(newSource(t, table), tableSum, false, nil) }() // this client never connects
+	// On tcp the client connects, and this one does not: the transfer waits for it.
+	go func() {
+		over <- n.provide(newSource(t, table), tableSum, false, func(r *control.FetchRequest) { r.Provider = "tcp" })
+	}()
 	eventually(t, "the table's transfer begins", func() bool { return n.e.table.Capacity().SetAside > 0 })
 	if err := n.e.turns.close(t.Context()); err != nil {
 		t.Fatal(err)
