@@ -5,7 +5,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 
 	"bytes"
+	"context"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -305,5 +307,21 @@ func TestCounters(t *testing.T) {
 	<-running
 	if x := w.Exit(); x.Function != "hangs" || x.Counters.Calls != 2 || w.Running() != "hangs" {
 		t.Errorf("%+v, %q", x, w.Running())
+	}
+}
+
+// A wait for a zygote that ends too early is a time-out, because the next start may succeed. A killed zygote is no fatal error.
+func TestWaitingForAZygote(t *testing.T) {
+	z := newZygote(Config{Log: testLog(t)}, nil)
+	z.pid = 1
+	late, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	for _, reason := range []string{"the zygote ended: signal: killed", "no greeting: signal: killed"} { // while it runs, and while it starts
+		z.zygoteEnded(&wire.Error{Status: wire.StatusFatal, Text: reason})
+		var fatal *WorkerError
+		err := z.ready(late)
+		if !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &fatal) || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%v (%T), want a time-out that names the reason", err, err)
+		}
 	}
 }

@@ -234,8 +234,8 @@ func (z *Zygote) ready(ctx context.Context) error {
 		case <-z.ctx.Done():
 			return errClosed
 		case <-ctx.Done():
-			if noStart != nil {
-				return fmt.Errorf("no zygote: %w: %w", context.Cause(ctx), noStart)
+			if noStart != nil { // not wrapped: a later start may succeed, so the time-out is the error
+				return fmt.Errorf("no zygote: %w; the reason: %v", context.Cause(ctx), noStart)
 			}
 			return fmt.Errorf("no zygote: %w", context.Cause(ctx))
 		}
