@@ -26,15 +26,16 @@ func Providers(hello *control.ManagerHelloReply, nodeID string, wanted string) [
 // ErrNoWay means that no provider of the manager's memory can be used on this node.
 var ErrNoWay = errors.New("no provider of this node reaches the resource manager's memory")
 
-// Devices are the devices by which a process reaches a manager's memory. Each is opened when it is first tried. One goroutine at a
-// time may use them.
+// Devices are the devices by which a process reaches a manager's memory. Each is opened when it is tried, and stays open if it was of use.
+// One goroutine at a time may use them.
 type Devices struct {
 	Options dataplane.Options // of a verbs device, and encryption on tcp
 	open    []*dataplane.Device
 }
 
 // Try calls attach with the device of each provider, in this order, until it succeeds, and returns that provider. Otherwise it
-// returns the last error of attach, or ErrNoWay if no device could be opened.
+// returns the last error of attach, or ErrNoWay if no device could be opened. It closes all other devices, so that a process that another
+// provider failed once holds no more than others. Nothing may be attached when it is called.
 func (d *Devices) Try(providers []string, attach func(*dataplane.Device) error) (provider string, err error) {
 	err = ErrNoWay
 	for _, p := range providers {
@@ -46,10 +47,23 @@ func (d *Devices) Try(providers []string, attach func(*dataplane.Device) error) 
 			continue
 		}
 		if err = attach(dev); err == nil {
+			d.keep(dev)
 			return p, nil
 		}
 	}
+	d.keep(nil)
 	return "", err
+}
+
+// keep closes all devices but one.
+func (d *Devices) keep(used *dataplane.Device) {
+	d.open = slices.DeleteFunc(d.open, func(dev *dataplane.Device) bool {
+		if dev == used {
+			return false
+		}
+		dev.Close()
+		return true
+	})
 }
 
 func (d *Devices) device(provider string) (*dataplane.Device, error) {
@@ -68,9 +82,4 @@ func (d *Devices) device(provider string) (*dataplane.Device, error) {
 }
 
 // Close closes the devices. Everything that was attached by them must be closed.
-func (d *Devices) Close() {
-	for _, dev := range d.open {
-		dev.Close()
-	}
-	d.open = nil
-}
+func (d *Devices) Close() { d.keep(nil) }
