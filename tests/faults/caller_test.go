@@ -84,7 +84,7 @@ func callerMain(args []string) int {
 	polls := make(chan struct{})
 	time.AfterFunc(0, func() { close(polls) }) // the first timer that starts makes the runtime open two descriptors
 	<-polls
-	files, mappings := openFiles(os.Getpid()), sharedMappings(os.Getpid())
+	files, mappings := openFiles(os.Getpid()), len(sharedMappings(os.Getpid()))
 	c.say("ready")
 	for stop.Err() == nil {
 		if !c.cycle(1 << 62) {
@@ -92,15 +92,15 @@ func callerMain(args []string) int {
 		}
 	}
 	c.report.Files = [2]int{files, openFiles(os.Getpid())}
-	c.report.Mappings = [2]int{mappings, sharedMappings(os.Getpid())}
+	c.report.Mappings = [2]int{mappings, len(sharedMappings(os.Getpid()))}
 	for range 500 { // connections close in goroutines of their own
 		if c.report.Files[1] <= files && c.report.Mappings[1] <= mappings {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
-		c.report.Files[1], c.report.Mappings[1] = openFiles(os.Getpid()), sharedMappings(os.Getpid())
+		c.report.Files[1], c.report.Mappings[1] = openFiles(os.Getpid()), len(sharedMappings(os.Getpid()))
 	}
-	c.report.Open = openNames()
+	c.report.Open = openNames(os.Getpid())
 	b, err := json.Marshal(&c.report)
 	if err != nil {
 		panic(err)

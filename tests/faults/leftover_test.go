@@ -13,7 +13,7 @@ import (
 // idle has the resources of an executor or manager without clients.
 type idle struct{ files, mappings int }
 
-func (d *daemon) idle() idle { return idle{openFiles(d.pid()), sharedMappings(d.pid())} }
+func (d *daemon) idle() idle { return idle{openFiles(d.pid()), len(sharedMappings(d.pid()))} }
 
 // settled waits until an executor holds nothing for any client: one zygote, no worker, all cores and memory free, no more
 // descriptors and mappings than before.
@@ -29,7 +29,7 @@ func (w *world) settled(executors []*daemon, before []idle, within time.Duration
 			if len(zygotes) == 1 && len(workers) == 0 && now.files <= before[i].files && now.mappings <= before[i].mappings {
 				return true
 			}
-			w.lastly = d.name + ": " + what
+			w.lastly = d.name + ": " + what + "; " + held(d.pid())
 			return false
 		})
 		w.Logf("%s after %v: %s", d.name, took.Round(time.Millisecond), what)
@@ -53,6 +53,16 @@ func (w *world) settled(executors []*daemon, before []idle, within time.Duration
 		}
 		return alive == len(executors)
 	})
+}
+
+// held describes what a daemon holds: its descriptors, its shared mappings, and its spawner's children.
+func held(pid int) string {
+	var b strings.Builder
+	for _, c := range children(spawner(pid)) {
+		name, state, _, _ := stat(c)
+		fmt.Fprintf(&b, "%s %d %c, ", name, c, state)
+	}
+	return fmt.Sprintf("children %sdescriptors %q, mappings %q", &b, openNames(pid), sharedMappings(pid))
 }
 
 // strays returns the orphans among this process's children that still run. It reaps the orphans that have ended.

@@ -118,9 +118,9 @@ func openFiles(pid int) int {
 	return len(list)
 }
 
-// openNames returns what each descriptor of this process refers to.
-func openNames() (names []string) {
-	list, _ := filepath.Glob("/proc/self/fd/*")
+// openNames returns what each descriptor of a process refers to.
+func openNames(pid int) (names []string) {
+	list, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, path := range list {
 		if to, err := os.Readlink(path); err == nil {
 			names = append(names, filepath.Base(path)+" "+to)
@@ -129,15 +129,15 @@ func openNames() (names []string) {
 	return names
 }
 
-// sharedMappings is how many mappings of shared or device memory a process has.
-func sharedMappings(pid int) (n int) {
+// sharedMappings returns the mappings of shared or device memory of a process.
+func sharedMappings(pid int) (mappings []string) {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	for line := range strings.Lines(string(b)) {
 		if strings.Contains(line, "memfd:") || strings.Contains(line, "uverbs") {
-			n++
+			mappings = append(mappings, strings.TrimSpace(line))
 		}
 	}
-	return n
+	return mappings
 }
 
 // handle is a process (pidfd). A signal by it never reaches another process with the same id.

@@ -3,6 +3,7 @@ package faults
 import (
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,9 @@ const (
 	recoverBound = 20 * time.Second
 	killsPerCalm = 10
 )
+
+// attached matches an executor's message that it has connected to the manager's memory.
+var attached = regexp.MustCompile(`msg=registered .* by=memory|msg="the manager's memory can be reached now"`)
 
 // storm has everything that faults can hit.
 type storm struct {
@@ -115,6 +119,10 @@ func (s *storm) begin() (before []idle, managerBefore idle) {
 	for _, c := range s.callers {
 		s.account(c.finish(waitBound))
 	}
+	// An executor whose first connection to the manager's memory failed reports by messages for 30 s, and holds less than later.
+	s.eventually(40*time.Second, "the executors reach the manager's memory", func() bool {
+		return !slices.ContainsFunc(s.executors, func(d *daemon) bool { return !attached.MatchString(d.log.tail(1 << 20)) })
+	})
 	s.eventually(10*time.Second, "the executors are idle", func() bool {
 		before = before[:0]
 		for _, d := range s.executors {
@@ -140,7 +148,7 @@ func (s *storm) released(before []idle, managerBefore idle) {
 	s.settled(s.executors, before, 10*time.Second)
 	s.eventually(10*time.Second, "the manager holds nothing for those that have gone", func() bool {
 		now := s.manager.idle()
-		s.lastly = fmt.Sprintf("%+v, at the start %+v", now, managerBefore)
+		s.lastly = fmt.Sprintf("%+v, at the start %+v; %s", now, managerBefore, held(s.manager.pid()))
 		return now.files <= managerBefore.files+2 && now.mappings <= managerBefore.mappings
 	})
 }
