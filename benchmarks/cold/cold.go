@@ -1,5 +1,5 @@
 // Package cold measures what `rfaas bench cold` prints: the time from a lease's request to the first result, and the time of each step. The
-// worker is new, pooled, spare, or the cached worker of the last lease. A cached worker is frozen or still awake.
+// worker is new, pooled, spare, or the cached worker of the last lease. A cached worker is frozen, or still awake and polling.
 //
 // The executor is a process of its own. Before the first lease, the client is connected and the executor has the library. The time
 // of that, the first contact, is reported separately, with and without TLS. So is the time to start a process for a call, as
@@ -277,8 +277,12 @@ func rank(sorted []int64, permille int) int64 {
 
 // lease takes a lease, makes one call, releases the lease and records the times. how is the way in which it started.
 func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how string, err error) {
+	options := client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached" || cfg.Mode == "awake"}
+	if cfg.Mode == "awake" {
+		options.WaitMode = client.Hot // an adaptive worker would be asleep again when the release returns
+	}
 	began := time.Now()
-	l, err := s.Lease(ctx, client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached" || cfg.Mode == "awake"})
+	l, err := s.Lease(ctx, options)
 	if err != nil {
 		return "", err
 	}

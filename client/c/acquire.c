@@ -89,6 +89,7 @@ static void idle(void *arg, int64_t now, bool probe) {
     if (now - __atomic_load_n(&attended, __ATOMIC_RELAXED) >= ATTEND_EVERY_NS) {
         __atomic_store_n(&attended, now, __ATOMIC_RELAXED);
         rfaas_api_attend();
+        rfaas_api_tell_old_claims(now);
     }
 }
 
@@ -243,7 +244,7 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
 static bool claimed(rfaas_acquisition *a, uint64_t cached, uint32_t by) {
     rfaas_grant *h = a->grant;
     attend(a->lease, h);
-    if (rfaas_api_tell_claimed(a->lease, h, cached, by))
+    if (rfaas_api_note_claim(a->lease, h, cached, by))
         return init_start(a);
     rfaas_api_release_workers(a->lease, change_key(a->lease, h), false); /* the next agent may have the lease or not */
     return ++a->lost < RFAAS_AGENT_ATTEMPTS ? start(a)
@@ -267,13 +268,15 @@ static bool start(rfaas_acquisition *a) {
         attend(l, a->grant);
     const char *guess = l->session->provider;
     uint64_t bytes = l->options.workers * ((uint64_t)l->options.depth * l->options.eager + l->options.bulk);
-    if (!a->cached && *guess && bytes <= SPECULATIVE_BYTES && make_channels(l, a->grant, guess))
+    bool handed = __atomic_load_n(&l->session->handed, __ATOMIC_RELAXED);
+    if (!a->cached && *guess && !handed && bytes <= SPECULATIVE_BYTES && make_channels(l, a->grant, guess))
         drop_channels(a->grant); /* the agent names the provider that is needed, and an error is reported then */
     return send_step(a, true, 0);
 }
 
 /* Gives the grant a new key, so that it has no lease again. Returns the old key, whose lease the caller releases. */
 static uint64_t change_key(rfaas_lease *l, rfaas_grant *h) {
+    rfaas_api_tell_claims(); /* under the old key */
     uint64_t old = h->key, key = rfaas_api_new_key(l);
     pthread_mutex_lock(&l->mu);
     if (l->line->key == old)
@@ -465,6 +468,7 @@ static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
     memcpy(h->executor, c.executor, sizeof h->executor);
     memcpy(h->node, c.node, sizeof h->node);
     if (!c.granted) {
+        __atomic_store_n(&a->lease->session->handed, c.handed, __ATOMIC_RELAXED);
         done = offer_again(a, &c, r);
     } else if (!take_lease(a->lease, h, &c, r->generation) && ++a->lost < RFAAS_AGENT_ATTEMPTS) {
         rfaas_api_release_workers(a->lease, change_key(a->lease, h), false);

@@ -447,6 +447,7 @@ rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request
     char text[RFAAS_AGENT_TEXT] = "";
     int status = RFAAS_OK;
     rfaas_ticket id = 0;
+    rfaas_api_tell_claims(); /* the request may name one of these leases */
     pthread_mutex_lock(&mu);
     for (int i = 0; i < RFAAS_AGENT_ATTEMPTS && !id && !status; i++) {
         if (!(status = connect_agent(until, text)))
@@ -507,6 +508,7 @@ bool rfaas_agent_pass(uint32_t op, const rfaas_request_parts *parts) {
 
 void rfaas_agent_tell(uint32_t op, const void *body, size_t size) {
     rfaas_request_parts p = {.body = body, .body_size = size, .fd = -1};
+    rfaas_api_tell_claims();
     rfaas_agent_pass(op, &p);
 }
 

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 10u      /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 11u      /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -68,13 +68,18 @@ typedef struct rfaas_agent_header {
 } rfaas_agent_header;
 
 /* ---- the shared page ----
- * A sealed memory file that the library makes and the agent maps. The agent writes `events` and `draining`, the library
- * `busy`. */
+ * A sealed memory file that the library makes and the agent maps. The agent writes `events`, both write `draining` and `claimed`, and the
+ * library writes the rest. */
 typedef struct rfaas_agent_lease_line {
     uint32_t draining; /* RFAAS_AGENT_DRAIN_*; every call reads it */
     uint32_t busy;     /* threads inside the lease */
     uint64_t key;      /* of the lease that uses this line */
-    uint8_t pad[48];
+    /* A claim that the agent has not been told of. Whoever sets `claimed` back to 0 makes the agent follow the lease: the library by sending
+     * CLAIMED, or the agent by itself. */
+    uint64_t claimed;  /* key of the cached lease whose workers were claimed, or `key` if the agent had sent its channels; 0: no such claim */
+    uint64_t lease_id; /* of the lease that the claim has made */
+    int64_t until_ns;  /* its end, CLOCK_MONOTONIC */
+    uint8_t pad[24];
 } rfaas_agent_lease_line;
 
 /* When a node drains, the agent sets SOON and passes a barrier on all processors. If no thread is inside the lease then,
@@ -84,7 +89,8 @@ enum { RFAAS_AGENT_DRAIN_NOT = 0, RFAAS_AGENT_DRAIN_SOON = 1, RFAAS_AGENT_DRAIN_
 
 typedef struct rfaas_agent_page {
     uint32_t events; /* number of events sent */
-    uint8_t pad[60];
+    uint32_t claims; /* number of values other than 0 that were stored to `claimed` of any line */
+    uint8_t pad[56];
     rfaas_agent_lease_line leases[RFAAS_AGENT_LEASES];
 } rfaas_agent_page;
 

@@ -81,6 +81,7 @@ void rfaas_api_drop_all_cached(const rfaas_session *s) {
 void rfaas_api_forget_cached(void) {
     pthread_mutex_init(&cached_mu, NULL);
     cached = NULL;
+    rfaas_api_forget_claims();
 }
 
 /* Reports whether a worker may have executed a function. Its state must not reach another lease, unless both permit it. */
@@ -113,6 +114,7 @@ int rfaas_api_release_grant(rfaas_lease *l) {
         return rfaas_api_release_workers(l, h->key, true);
     rfaas_api_free_buffers(l); /* they are registered with the endpoint's domain */
     rfaas_agent_release req = {.key = h->key, .keep = 1};
+    rfaas_api_tell_claims(); /* the agent must know a lease that is handed over */
     pthread_mutex_lock(&l->mu); /* events are handled under it, and find no grant afterwards */
     l->grant = NULL;
     pthread_mutex_unlock(&l->mu);
@@ -154,10 +156,11 @@ static void move_channels(rfaas_grant *from, rfaas_grant *h) {
     h->before = sum;
 }
 
-/* Reports whether the workers of a cached grant can be claimed for a lease. The new lease lasts as long as the
- * cached one would. */
+/* Reports whether the workers of a cached grant can be claimed for a lease. The agent may learn of the new lease from the shared page, which does not
+ * have its terms, so the terms must be those of the cached one. */
 static bool claimable(const rfaas_grant *h, const rfaas_lease *l) {
-    bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && !*l->spec.bundle &&
+    bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && h->spec.flags == l->spec.flags && !*l->spec.bundle &&
+                !strcmp(h->spec.executor, l->spec.executor) &&
                 h->tables_changed == __atomic_load_n(&l->session->tables_changed, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; i < h->n_workers && good; i++)
         good = dp_channel_idle(h->workers[i].ch);

@@ -159,6 +159,7 @@ typedef struct rfaas_grant {
     uint32_t tables_changed;      /* the session's count when the grant was made: the workers have the tables of that time */
     rfaas_agent_claim claim;      /* how the workers are claimed */
     uint32_t claim_by;            /* generation of the agent that has sent `claim`; 0: the workers cannot be claimed */
+    uint32_t claimed_by;          /* of a claimed lease: generation of the agent that had cached the workers */
     char **functions;             /* names of the library's functions, n_functions of them */
     uint32_t n_functions;
     /* Of the lease: */
@@ -262,6 +263,7 @@ struct rfaas_lease {
     rfaas_library_id library;
     char **functions;
     rfaas_session *session;
+    rfaas_lease *untold_next; /* claim.c */
     uint32_t index; /* in the table of leases */
     uint32_t replaced;
     int64_t open_ns; /* time that rfaas_lease_open took */
@@ -300,6 +302,7 @@ struct rfaas_session {
     int64_t timeout_ns; /* of each control operation */
     rfaas_agent_session open; /* the message that opened it; open.session is the agent's name of it */
     char provider[16]; /* of the last grant, since the next one probably has the same; "": none yet */
+    bool handed; /* the agent answered the last request with channels of a cached lease, so the next one offers none; relaxed atomic */
     dp_dev_options dev;
     uint32_t encrypt; /* DP_ENCRYPT_* for tcp and ofi */
     char device[64];
@@ -441,9 +444,17 @@ void rfaas_api_forget_regions(void);
 /* Claims the workers of a cached grant. by: generation of the agent that has sent the claim. own: this process has released the grant. Returns
  * true, and sets *out, if the workers now belong to this process. */
 bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, bool own, dp_claimed *out);
-/* Tells the agent of a claim for the lease's new grant, and does not wait. cached: key of the cached grant. Returns false if the agent that has
- * cached it has ended. */
-bool rfaas_api_tell_claimed(const rfaas_lease *l, const rfaas_grant *h, uint64_t cached, uint32_t by);
+/* Notes a claim for the lease's new grant, of which the agent is told later. cached: key of the cached grant, or that of the new one if the agent
+ * had sent the channels. by: generation of the agent that has cached it. Returns false if that agent has ended. */
+bool rfaas_api_note_claim(rfaas_lease *l, rfaas_grant *h, uint64_t cached, uint32_t by);
+/* Tells the agent of all claims that it does not know. Not with a mutex held. */
+void rfaas_api_tell_claims(void);
+/* rfaas_api_tell_claims if one of the claims is old. now: CLOCK_MONOTONIC, ns */
+void rfaas_api_tell_old_claims(int64_t now);
+/* Forgets the lease's claim, because the lease is being released, or adopted by the next agent. */
+void rfaas_api_forget_claim(rfaas_lease *l);
+/* In the child of fork(): forgets all of them. */
+void rfaas_api_forget_claims(void);
 
 /* ---- cached.c ---- */
 

@@ -185,6 +185,7 @@ void rfaas_api_grow(rfaas_lease *l) {
 }
 
 void rfaas_api_look_leaving(rfaas_lease *l, int status) {
+    rfaas_api_tell_claims();
     rfaas_agent_look();
     if (!rfaas_api_grows(l))
         return;

@@ -78,6 +78,7 @@ void rfaas_api_forget_leases(void) {
 
 /* Frees everything that a lease holds in this process, and lets the handle be used again. */
 static void destroy_lease(rfaas_lease *l) {
+    rfaas_api_forget_claim(l);
     rfaas_api_free_buffers(l);
     rfaas_api_grant_free(l, l->grant);
     rfaas_api_local_free(l);

@@ -123,6 +123,7 @@ static bool explained(rfaas_lease *l, const rfaas_grant *h, const rfaas_worker *
 int rfaas_api_reason(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status, int started, char *why, size_t size, char **details) {
     rfaas_worker *w = &h->workers[i];
     int64_t until = dp_now_ns() + EXPLAIN_NS;
+    rfaas_api_tell_claims(); /* the agent reports events of leases that it knows */
     rfaas_agent_look();
     while (started == RFAAS_MAYBE_EXECUTED && !explained(l, h, w) && dp_now_ns() < until)
         rfaas_agent_wait(until);

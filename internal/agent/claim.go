@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
@@ -35,7 +36,113 @@ func (c *client) claimOf(k *grant.Cached) protocol.Claim {
 			return protocol.Claim{}
 		}
 	}
+	c.expectClaims(k)
 	return protocol.Claim{Region: m.Number, Line: m.Line, Sequence: m.Sequence}
+}
+
+// claimsEvery is how often the agent looks for claims in the page of a client that can claim workers. The library sends CLAIMED earlier, unless the
+// program does not call it after the claim.
+const claimsEvery = 500 * time.Millisecond
+
+// claimsAfter is how long the agent continues to look after a cached lease has expired, because the client may have been slow.
+const claimsAfter = 2 * claimsEvery
+
+// expectClaims looks for claims as long as the client can claim k.
+func (c *client) expectClaims(k *grant.Cached) {
+	until := k.Expires().Add(claimsAfter)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if until.Before(c.claimsUntil) {
+		return
+	}
+	looking := !c.claimsUntil.IsZero()
+	c.claimsUntil = until
+	if looking || c.closed {
+		return
+	}
+	c.work.Go(func() {
+		tick := time.NewTicker(claimsEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				c.findClaims()
+			case <-c.ctx.Done():
+				return
+			}
+			c.mu.Lock()
+			over := time.Now().After(c.claimsUntil)
+			if over {
+				c.claimsUntil = time.Time{}
+			}
+			c.mu.Unlock()
+			if over {
+				return
+			}
+		}
+	})
+}
+
+// findClaims follows the leases whose claims are in the page.
+func (c *client) findClaims() {
+	c.claiming.Lock()
+	defer c.claiming.Unlock()
+	now := c.page.claims()
+	if now == c.claimsSeen {
+		return
+	}
+	c.claimsSeen = now
+	for i := range uint64(protocol.MaxLeases) {
+		line := c.page.line(i)
+		if cached := line.claimed.Load(); cached != 0 {
+			c.findClaim(line, cached)
+		}
+	}
+}
+
+// findClaim follows the lease of a line, unless the library sends CLAIMED at the same time. The caller holds claiming.
+func (c *client) findClaim(line line, cached uint64) {
+	m := protocol.Adopt{Key: line.key.Load(), Cached: cached, LeaseID: line.leaseID.Load(), UntilNs: int64(line.until.Load())}
+	if !c.claimable(&m) || !line.claimed.CompareAndSwap(cached, 0) {
+		return // CLAIMED comes, or has come
+	}
+	var l *lease
+	var err error
+	if m.Cached == m.Key {
+		l = c.known(m.Key)
+	} else {
+		l, err = c.newLease(m.Key, m.Session)
+	}
+	if l == nil && err == nil {
+		return // released meanwhile
+	}
+	if err == nil {
+		_, err = l.begin()
+	}
+	if err == nil && !l.claimed(&m) {
+		err = errors.New("its workers were given to another process")
+		l.done(nil, err)
+	}
+	if err != nil {
+		c.loseClaimed(m.Key, err)
+	}
+}
+
+// claimable reports whether a claim is of workers that this client can claim. It sets m.Session.
+func (c *client) claimable(m *protocol.Adopt) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.Cached == m.Key {
+		l := c.leases[m.Key]
+		return l != nil && l.hasTaken()
+	}
+	for key, s := range c.sessions {
+		if s != nil && s.control.HasCached(m.Cached) {
+			m.Session = key
+			return true
+		}
+	}
+	return false
 }
 
 // offer describes a cached lease whose channels the client receives. If the client can claim the workers, it needs no further step.
@@ -57,14 +164,8 @@ func (c *client) offer(k *grant.Cached, d *protocol.Candidate) {
 	}
 }
 
-// claimed follows a lease that the client has got by a claim. It returns false if the agent does not know the cached lease any more. The caller
-// then adopts the lease like that of an earlier agent.
-func (c *client) claimed(r *request) bool {
-	l := r.lease
-	if r.err != nil {
-		return false
-	}
-	m := &r.adopt
+// claimed follows a lease that the client has got by a claim. It returns false if the agent does not know the cached lease any more.
+func (l *lease) claimed(m *protocol.Adopt) bool {
 	var k *grant.Cached
 	if m.Cached == m.Key {
 		k = l.takeTaken()
@@ -74,41 +175,20 @@ func (c *client) claimed(r *request) bool {
 	if k == nil {
 		return false
 	}
-	held, err := l.claimed(k, m, r)
-	if err != nil || held == nil {
-		l.session.control.Forget(k)
-		return false
+	if l.pending == nil {
+		l.pending = l.session.control.Like(k)
 	}
+	held := l.pending.Claimed(k, m.LeaseID, untilOf(m.UntilNs))
 	l.keepHanded(k)
-	if !l.done(held, nil) {
-		return true
+	if l.done(held, nil) {
+		l.growth.present = len(held.Workers)
+		l.c.a.spares.acquired(l.pending, held, false, time.Now())
+		l.granted(true)
 	}
-	l.growth.present = len(held.Workers)
-	c.a.spares.acquired(l.pending, held, false, time.Now())
-	l.granted(true)
 	return true
 }
 
-// claimed returns the lease that a claim has made of k.
-func (l *lease) claimed(k *grant.Cached, m *protocol.Adopt, r *request) (*grant.Held, error) {
-	if l.pending == nil {
-		lib, err := l.session.control.Library(r.file, m.Spec.Library)
-		if err != nil {
-			return nil, err
-		}
-		spec := l.c.spec(&m.Spec)
-		spec.Tables = l.session.tables.current()
-		if l.pending, err = l.session.control.Plan(lib, spec); err != nil {
-			return nil, err
-		}
-	}
-	return l.pending.Claimed(k, m.LeaseID, untilOf(m.UntilNs)), nil
-}
-
-// loseClaimed reports that a claimed lease cannot be followed, unless it was handed over to this agent meanwhile.
-func (c *client) loseClaimed(r *request, err error) {
-	if _, unknown := c.lease(opLease, r.adopt.Key); r.lease == nil && unknown == nil {
-		return
-	}
-	c.event(&protocol.Event{Key: r.adopt.Key, Kind: uint32(grant.LeaseEnded), Status: int32(dataplane.StatusLeaseEnded), Text: "lost: " + err.Error()})
+// loseClaimed reports that a claimed lease cannot be followed.
+func (c *client) loseClaimed(key uint64, err error) {
+	c.event(&protocol.Event{Key: key, Kind: uint32(grant.LeaseEnded), Status: int32(dataplane.StatusLeaseEnded), Text: "lost: " + err.Error()})
 }

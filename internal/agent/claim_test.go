@@ -10,6 +10,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 	"github.com/rfaas-go/rfaas/internal/claim"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
 // States of a line (docs/PROTOCOL.md).
@@ -107,4 +108,36 @@ func TestClaimOfAnotherDuration(t *testing.T) {
 		release := protocol.Release{Key: a.Key}
 		q.must(protocol.OpRelease, release.Encode, nil)
 	}
+}
+
+// The agent finds the claim of a program that does not call the library any more, and keeps the lease. A line that names no cached lease of the
+// client changes nothing.
+func TestClaimInThePage(t *testing.T) {
+	w := newWorld(t, 0)
+	x := executor(t, w.secret)
+	p := opened(t, w, x)
+	region, line, armed := releasedClaimable(t, p, 1)
+	for key := range uint64(protocol.MaxLeases) {
+		l := p.page.line(key)
+		l.key.Store(key ^ 3)
+		l.claimed.Store(key + 7)
+	}
+	if !regionWord(region, line).CompareAndSwap(armed, armed&^0xff|lineClaimed) {
+		t.Fatal("the workers have ended")
+	}
+	ringBell(region)
+	l := p.page.line(2)
+	l.key.Store(2)
+	l.leaseID.Store(*(*uint64)(unsafe.Pointer(&region[64+64*line+8])))
+	l.until.Store(uint64(dataplane.Now() + int64(time.Minute)))
+	l.claimed.Store(1)
+	p.page.word(protocol.OffsetClaims).Add(1)
+	renewal := protocol.Renewal{Key: 2}
+	eventually(t, "the agent knows the lease", func() bool { _, err := p.ask(protocol.OpRenew, renewal.Encode, nil); return err == nil })
+	if l.claimed.Load() != 0 || p.page.line(3).claimed.Load() != 10 {
+		t.Errorf("the lines have claims %d, want 0, and %d, want 10", l.claimed.Load(), p.page.line(3).claimed.Load())
+	}
+	release := protocol.Release{Key: 2}
+	p.must(protocol.OpRelease, release.Encode, nil)
+	eventually(t, "all cores are free", func() bool { return x.free(t, w.secret) == 2 })
 }

@@ -54,6 +54,10 @@ type client struct {
 	leases   map[uint64]*lease
 	regions  map[uint32]bool // claim regions that the client has
 
+	claimsUntil time.Time  // when a goroutine stops to look for claims in the page; zero: none looks
+	claiming    sync.Mutex // held while the leases of these claims are added
+	claimsSeen  uint32     // under claiming: the page's count of claims when they were looked for last
+
 	head [protocol.HeaderSize]byte // of the goroutine that reads; there is one at a time
 	oob  [1056]byte                // room for the descriptors of a message
 
@@ -273,7 +277,7 @@ func (c *client) serve() {
 		}
 		if r.Op == protocol.OpClaimed && !r.over {
 			c.admit(&r)
-			if c.claimed(&r) { // not concurrently, because a release may follow
+			if r.err == nil && r.lease.claimed(&r.adopt) { // not concurrently, because a release may follow
 				c.drop(&r)
 				continue
 			}
@@ -407,8 +411,9 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 	case protocol.OpAdopt:
 		return c.adopt(r)
 	case protocol.OpClaimed:
-		if after, _, err = c.adopt(r); err != nil {
-			c.loseClaimed(r, err)
+		_, known := c.lease(opLease, r.adopt.Key)
+		if after, _, err = c.adopt(r); err != nil && (r.lease != nil || known != nil) { // otherwise it was handed over to this agent meanwhile
+			c.loseClaimed(r.adopt.Key, err)
 		}
 		return after, nil, nil
 	case protocol.OpStop:

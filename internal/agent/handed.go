@@ -192,6 +192,13 @@ func (l *lease) takeTaken() *grant.Cached {
 	return k
 }
 
+// hasTaken reports whether takeTaken would return a cached lease.
+func (l *lease) hasTaken() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.taken != nil
+}
+
 // holds reports whether the agent holds the channels of the lease.
 func (l *lease) holds() bool {
 	l.mu.Lock()

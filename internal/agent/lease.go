@@ -55,13 +55,24 @@ func workerOf(w *grant.Worker) protocol.Worker {
 		ConnectNs: int64(w.Connect), CodeNs: int64(w.Code)}
 }
 
-func (c *client) lease(op string, key uint64) (*lease, error) {
+// known returns the lease of a key, or nil.
+func (c *client) known(key uint64) *lease {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if l := c.leases[key]; l != nil {
-		return l, nil
+	return c.leases[key]
+}
+
+func (c *client) lease(op string, key uint64) (*lease, error) {
+	l := c.known(key)
+	if l == nil {
+		c.claiming.Lock() // findClaims may be adding it
+		l = c.known(key)
+		c.claiming.Unlock()
 	}
-	return nil, failed(op, dataplane.StatusInvalid, "unknown lease %#x", key)
+	if l == nil {
+		return nil, failed(op, dataplane.StatusInvalid, "unknown lease %#x", key)
+	}
+	return l, nil
 }
 
 // forget removes a lease from the client. It returns false if it was removed before.

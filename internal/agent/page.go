@@ -45,16 +45,20 @@ func (p *page) word(at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Poin
 // events counts the events that were sent.
 func (p *page) events() *atomic.Uint32 { return p.word(protocol.OffsetEvents) }
 
+// claims counts the claims that the client has written to its lines.
+func (p *page) claims() uint32 { return p.word(protocol.OffsetClaims).Load() }
+
 // line is the line of a lease.
 type line struct {
-	draining, busy *atomic.Uint32
-	key            *atomic.Uint64
+	draining, busy               *atomic.Uint32
+	key, claimed, leaseID, until *atomic.Uint64
 }
 
 func (p *page) line(key uint64) line {
 	at := protocol.OffsetLines + protocol.Line(key)*protocol.LineSize
-	return line{p.word(at + protocol.OffsetDraining), p.word(at + protocol.OffsetBusy),
-		(*atomic.Uint64)(unsafe.Pointer(&p.mem[at+protocol.OffsetKey]))}
+	long := func(offset int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&p.mem[at+offset])) }
+	return line{p.word(at + protocol.OffsetDraining), p.word(at + protocol.OffsetBusy), long(protocol.OffsetKey), long(protocol.OffsetClaimed),
+		long(protocol.OffsetLeaseID), long(protocol.OffsetUntil)}
 }
 
 // drain sets the flag that makes the client's threads start no more calls in the lease of a key. An earlier agent may have

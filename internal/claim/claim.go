@@ -72,7 +72,8 @@ type Slot struct {
 	claimed  func(ago time.Duration)
 }
 
-// New returns a region without armed lines. wake is called on another goroutine after claims, and must call Collect.
+// New returns a region without armed lines. wake is called on another goroutine some time after claims of frozen workers, and must call Collect. Claims
+// of awake workers wake nobody: Cool or Revoke finds them.
 func New(wake func()) (*Region, error) {
 	fd, err := unix.MemfdCreate("rfaas-claims", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -206,6 +207,9 @@ func (s *Slot) Cool() bool {
 	defer r.mu.Unlock()
 	return r.c != nil && C.reflex_cool(r.c, C.uint32_t(s.Line), C.uint64_t(s.Sequence)) != 0
 }
+
+// Collect is Collect of the slot's region.
+func (s *Slot) Collect() { s.r.Collect() }
 
 // Cooled lets clients claim the workers again. The caller calls it after Cool, when the workers are frozen.
 func (s *Slot) Cooled() {

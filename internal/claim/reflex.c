@@ -14,6 +14,9 @@
 /* A client can ring without claiming. After VAIN such rings in a row, the thread sleeps for VAIN_NS before it looks again. */
 #define VAIN 16
 #define VAIN_NS 1000000
+/* Go code learns of a claim after TELL_NS, when the first call has probably returned. Until then its bookkeeping could take the processor that
+ * the worker or the client runs on. */
+#define TELL_NS 1000000
 
 typedef struct slot {
     uint32_t state; /* DP_CLAIM_NONE: free; AWAKE, COOLING, ARMED; CLAIMED: not collected yet */
@@ -77,6 +80,7 @@ static void tell(const reflex *r) {
 
 static void *watch(void *arg) {
     reflex *r = arg;
+    int64_t untold = 0; /* time of the first claim that Go code does not know; 0: none */
     for (uint32_t vain = 0;;) {
         uint32_t bell = __atomic_load_n(&r->region->bell, __ATOMIC_ACQUIRE);
         bool claimed = false;
@@ -87,12 +91,16 @@ static void *watch(void *arg) {
         pthread_mutex_unlock(&r->mu);
         if (ending)
             return NULL;
-        if (claimed)
+        if (untold && now_ns() - untold >= TELL_NS) {
             tell(r);
+            untold = 0;
+        } else if (claimed && !untold) {
+            untold = now_ns();
+        }
         vain = claimed ? 0 : vain + 1;
         if (vain > VAIN)
             nanosleep(&(struct timespec){.tv_nsec = VAIN_NS}, NULL);
-        syscall(SYS_futex, &r->region->bell, FUTEX_WAIT, bell, NULL, NULL, 0);
+        syscall(SYS_futex, &r->region->bell, FUTEX_WAIT, bell, untold ? &(struct timespec){.tv_nsec = TELL_NS} : NULL, NULL, 0);
     }
 }
 

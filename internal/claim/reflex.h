@@ -21,7 +21,7 @@ typedef struct reflex_claim {
 } reflex_claim;
 
 /* Makes the reflex of a region, which is a memory file of sizeof(dp_claim_region) bytes, and starts its thread. event: an eventfd that is written
- * after each claim. The caller keeps both descriptors open until reflex_free. NULL with errno after an error. */
+ * about a millisecond after a claim of frozen workers, and when the executor finds a line claimed that it wanted to change. The caller keeps both descriptors open until reflex_free. NULL with errno after an error. */
 reflex *reflex_new(int region, int event);
 /* Ends the thread, and closes all lines that are armed. */
 void reflex_free(reflex *r);
@@ -30,7 +30,7 @@ void reflex_free(reflex *r);
  * ending. */
 int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, bool awake, reflex_worker *workers, uint32_t n, uint64_t *sequence);
 /* The caller freezes awake workers between reflex_cool and reflex_cooled. No client can claim them meanwhile. reflex_cool returns 0 if the line has
- * no awake workers (any more). */
+ * no awake workers (any more), for example because a client has claimed them. */
 int reflex_cool(reflex *r, uint32_t line, uint64_t sequence);
 void reflex_cooled(reflex *r, uint32_t line, uint64_t sequence);
 /* Closes a line. Returns 0 if a client has claimed it, and then reflex_collect returns the claim or has already returned it. Also returns 0 if the line

@@ -9,8 +9,8 @@
  * AWAKE: the workers still wait for calls, and the released lease pays for that. Only the process that has released it may claim them.
  * COOLING: the workers are being frozen, and nobody can claim them. ARMED: the workers are frozen.
  *
- * Either the client or the executor succeeds, never both. A client that has claimed rings the bell. The executor then thaws and wakes frozen
- * workers, and does its bookkeeping later. The processes of the user can write anything into the region. So the executor reads only whether a word
+ * Either the client or the executor succeeds, never both. A client that has claimed frozen workers rings the bell, and the executor thaws and wakes
+ * them. Awake workers need nothing. The executor does its bookkeeping later, at the latest when it would have frozen awake workers. The processes of the user can write anything into the region. So the executor reads only whether a word
  * is a claim, and keeps its own record of which lines are armed. */
 #ifndef RFAAS_DP_CLAIM_H
 #define RFAAS_DP_CLAIM_H
@@ -74,7 +74,8 @@ static inline bool dp_claim_take(dp_claim_region *r, uint32_t line, uint64_t seq
     *out = (dp_claimed){__atomic_load_n(&l->lease_id, __ATOMIC_RELAXED), __atomic_load_n(&l->client_ns, __ATOMIC_RELAXED), awake};
     if (!__atomic_compare_exchange_n(&l->word, &word, dp_claim_word(DP_CLAIM_CLAIMED, sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return false;
-    dp_claim_ring(&r->bell, 1);
+    if (!awake)
+        dp_claim_ring(&r->bell, 1);
     return true;
 }
 

@@ -135,12 +135,26 @@ func (e *Executor) freeze(ctx context.Context, k *cached) error {
 	return nil
 }
 
-// coolLater calls cool after cache-awake.
+// awakeMost bounds how late a claim of awake workers is booked.
+const awakeMost = 10 * time.Millisecond
+
+// coolLater calls cool after cache-awake, and books a claim of the workers as soon as it finds one.
 func (e *Executor) coolLater(k *cached) {
-	time.AfterFunc(e.cfg.Settings.CacheAwake, func() {
+	until := e.now().Add(e.cfg.Settings.CacheAwake)
+	var look func()
+	later := func() { time.AfterFunc(min(awakeMost, until.Sub(e.now())), look) }
+	look = func() {
 		defer e.turns.enter()()
-		e.cool(k)
-	})
+		if s := e.claims.slot(k.id); s != nil {
+			s.Collect()
+		}
+		if e.now().Before(until) && e.cachedAwake(k) {
+			later()
+		} else {
+			e.cool(k)
+		}
+	}
+	later()
 }
 
 // cool freezes cached workers that are still awake, unless another lease has them by now or they have ended.

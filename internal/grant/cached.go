@@ -50,6 +50,7 @@ type Cached struct {
 	library string // its name
 	cl      control.ExecutorClient
 	timer   *time.Timer
+	expires time.Time
 	last    *Held  // the released lease
 	claim   *Claim // nil: the workers are reused by message only
 	fresh   bool   // a spare lease: no lease has used the workers
@@ -73,8 +74,7 @@ func (c *Control) keep(k *Cached, d time.Duration) {
 	s := &c.cache
 	s.mu.Lock()
 	k.owner = c
-	// Before the executor ends the workers, so that no lease asks for workers that have ended.
-	k.timer = time.AfterFunc(d-d/10, func() { c.expire(k) })
+	k.expireIn(c, d)
 	s.all = append(s.all, k)
 	given := s.closed || c.left && !c.disown(k) // the session was closed meanwhile
 	oldest := s.beyond(k.owner, c.opts.Keep)
@@ -85,6 +85,14 @@ func (c *Control) keep(k *Cached, d time.Duration) {
 	if oldest != nil {
 		c.expire(oldest)
 	}
+}
+
+// expireIn makes c give up k before the executor ends the workers after d, so that no lease asks for workers that have ended. The caller holds the
+// cache's mu.
+func (k *Cached) expireIn(c *Control, d time.Duration) {
+	d -= d / 10
+	k.expires = time.Now().Add(d)
+	k.timer = time.AfterFunc(d, func() { c.expire(k) })
 }
 
 // beyond returns the oldest lease of an owner that has more than most leases, else nil. The caller holds mu.
@@ -217,6 +225,17 @@ func (c *Control) TakeCached(name uint64) *Cached {
 	s.remove(k)
 	return k
 }
+
+// HasCached reports whether TakeCached would return a lease.
+func (c *Control) HasCached(name uint64) bool {
+	s := &c.cache
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.all, func(k *Cached) bool { return k.owner == c && k.name == name })
+}
+
+// Expires returns when the session gives up the cached lease.
+func (k *Cached) Expires() time.Time { return k.expires }
 
 // TakeHanded removes and returns a cached lease with the same terms whose channels were handed over; nil: there is none. It takes the
 // latest lease of a closed session, else a spare lease, else a lease of an open session. The caller passes the lease to UseCached or

@@ -145,11 +145,19 @@ func (k *Cached) Describe() (library [sha256.Size]byte, functions []string, work
 	return k.last.sha, k.last.Functions, k.last.present()
 }
 
+// Like plans a lease with the terms of a released lease of this session, whose workers are claimed.
+func (c *Control) Like(k *Cached) *Pending {
+	p := k.last.by
+	again := &Pending{c: c, spec: p.spec, lib: p.lib, sha: p.sha, name: p.name, current: -1}
+	again.spec.At = ""
+	return again
+}
+
 // Claimed returns the lease that a client has got by claiming the workers of k. The caller has taken k (TakeCached, TakeHanded). id and until come
 // from the client.
 func (p *Pending) Claimed(k *Cached, id uint64, until time.Time) *Held {
 	was := k.last
-	h := &Held{Candidate: k.cand, ID: id, Workers: was.present(), Wanted: was.Wanted, Functions: was.Functions, Duration: was.Duration, asked: was.asked, c: p.c, cl: k.cl,
+	h := &Held{Candidate: k.cand, ID: id, Workers: was.present(), Wanted: was.Wanted, Functions: was.Functions, Duration: was.Duration, asked: was.asked, c: p.c, by: p, cl: k.cl,
 		renew: p.spec.Renew, key: k.key, library: p.name, home: was.home, sha: was.sha, end: until, unanswered: make(chan Unanswered, reportsMax)}
 	p.granted = true
 	p.c.note(dataplane.SHM)

@@ -226,6 +226,7 @@ type Held struct {
 
 	asked time.Duration // that its request named; 0: none
 	c     *Control
+	by    *Pending // that the lease was granted for; nil if it was adopted
 	cl    control.ExecutorClient
 	renew bool
 	key   cachedKey
@@ -331,7 +332,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	}
 	p.granted = true
 	p.c.note(cand.Provider)
-	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, asked: p.spec.Duration, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(), sha: p.sha, library: p.name,
+	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, asked: p.spec.Duration, c: p.c, by: p, cl: cl, renew: p.spec.Renew, key: p.key(), sha: p.sha, library: p.name,
 		Duration: milliseconds(r.DurationMs), Wanted: p.spec.Workers, end: asked.Add(milliseconds(r.ClientMs)), unanswered: make(chan Unanswered, reportsMax)}
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))

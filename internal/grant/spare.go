@@ -134,7 +134,7 @@ func (s *Started) Keep(channels io.Closer, gone func(taken bool)) {
 	k.handed, k.spare, k.use = channels, gone, c.retain()
 	cache := &c.cache
 	cache.mu.Lock()
-	k.timer = time.AfterFunc(s.cache-s.cache/10, func() { c.expire(k) })
+	k.expireIn(c, s.cache)
 	cache.all = append(cache.all, k)
 	closed, oldest := cache.closed, cache.beyond(nil, c.opts.Keep)
 	cache.mu.Unlock()

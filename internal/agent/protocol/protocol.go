@@ -11,10 +11,14 @@ package protocol
 
 enum {
     page_events = offsetof(rfaas_agent_page, events),
+    page_claims = offsetof(rfaas_agent_page, claims),
     page_leases = offsetof(rfaas_agent_page, leases),
     line_draining = offsetof(rfaas_agent_lease_line, draining),
     line_busy = offsetof(rfaas_agent_lease_line, busy),
     line_key = offsetof(rfaas_agent_lease_line, key),
+    line_claimed = offsetof(rfaas_agent_lease_line, claimed),
+    line_lease_id = offsetof(rfaas_agent_lease_line, lease_id),
+    line_until = offsetof(rfaas_agent_lease_line, until_ns),
 };
 */
 import "C"
@@ -109,10 +113,14 @@ const (
 	PageSize       = C.sizeof_rfaas_agent_page
 	LineSize       = C.sizeof_rfaas_agent_lease_line
 	OffsetEvents   = C.page_events
+	OffsetClaims   = C.page_claims
 	OffsetLines    = C.page_leases
 	OffsetDraining = C.line_draining // in a line
 	OffsetBusy     = C.line_busy
 	OffsetKey      = C.line_key
+	OffsetClaimed  = C.line_claimed
+	OffsetLeaseID  = C.line_lease_id
+	OffsetUntil    = C.line_until
 )
 
 // Line returns which line of the page a key names.
