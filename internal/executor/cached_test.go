@@ -314,7 +314,7 @@ func TestClaimedLeaseEndsWhileItIsBooked(t *testing.T) {
 			n.e.finishEnd(context.Background(), h, killed)
 		}()
 	}
-	n.e.book(t.Context(), context.Background(), k, id, 0)
+	n.e.book(t.Context(), context.Background(), k, "", id, 0)
 	<-ended
 	n.becomesFree(4)
 	n.e.work.Wait()

@@ -219,7 +219,7 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 		caller := context.WithoutCancel(ctx)
 		s, err = r.Arm(uint64(id), e.table.ClientTime(terms.Duration), k.awake, workers, func(ago time.Duration) {
 			<-stored // book deletes what is stored below, and the claim may come before that
-			e.book(caller, conn, k, id, ago)
+			e.book(caller, conn, k, terms.Tenant, id, ago)
 		})
 	}
 	if err != nil {
@@ -322,7 +322,7 @@ func (e *Executor) bookClaimFor(id lease.ID) {
 }
 
 // book turns a claim into a lease. The lease's workers serve it already. ago is the time since the claim. caller and conn are those of the release.
-func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ago time.Duration) {
+func (e *Executor) book(caller, conn context.Context, k *cached, tenant string, id lease.ID, ago time.Duration) {
 	at := e.now().Add(-ago)
 	e.mu.Lock()
 	l, err := lease.Lease{}, lease.ErrNotCached
@@ -332,7 +332,7 @@ func (e *Executor) book(caller, conn context.Context, k *cached, id lease.ID, ag
 	e.claims.armed.Delete(k.id)
 	if err != nil { // a process has guessed the line before the reply named it
 		e.mu.Unlock()
-		e.log.Warn("ending workers that were claimed before they were cached", "lease", uint64(k.id), "error", err)
+		e.tell(&holding{tenant: tenant}, slog.LevelWarn, "ending workers that were claimed before they were cached", "lease", uint64(k.id), "error", err)
 		for _, w := range k.workers {
 			w.Kill()
 		}
