@@ -289,6 +289,13 @@ static bool provider_present(char *why, size_t len) {
     return WIFEXITED(st) && WEXITSTATUS(st) == 0;
 }
 
+/* Loads and initialises libfabric once for all cases that follow: Debian's library takes 0.3 s. It keeps nothing open. */
+static void load_library(void) {
+    dp_dev *dev;
+    if (t_is_ofi() && dp_dev_open("ofi", NULL, &dev, NULL) == DP_OK)
+        dp_dev_close(dev);
+}
+
 static bool selected(const t_case *c, char **globs, int n) {
     if (c->providers && !(c->providers & (t_is_verbs() ? T_VERBS : t_is_tcp() ? T_TCP : t_is_ofi() ? T_OFI : T_SHM)))
         return false;
@@ -359,9 +366,12 @@ int main(int argc, char **argv) {
     const char *req = getenv("RFAAS_REQUIRE_VERBS");
     bool required = !t_is_verbs() || (req && !strcmp(req, "1"));
     int passed = 0, failed = 0, skipped = 0;
-    for (int r = 0; r < repeat; r++) {
+    for (int i = 0; i < 2 * repeat; i++) {
+        bool loading = i < repeat; /* cases that load a library themselves come first */
+        if (i == repeat && present)
+            load_library();
         for (t_case *c = this_run.cases; c; c = c->next) {
-            if (!selected(c, globs, n_globs))
+            if (!selected(c, globs, n_globs) || loading != !strncmp(c->name, "load/", 5))
                 continue;
             int result;
             if (present) {
