@@ -371,7 +371,8 @@ test-c-plain: build/ctest/dp_test
 	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_QUICK_CXI)
 
 # This takes less than a minute; make test-c-ofi runs the rest.
-OFI_QUICK := '*ofi*' 'load/*' 'access/*-device' 'reset/*@one-device' 'write/source*' 'channel/sizes' 'channel/finish-*' 'channel/shuffle-hot'
+OFI_QUICK := '*ofi*' 'load/*' 'access/*-device' 'reset/*@one-device' 'write/source*' 'channel/sizes' 'channel/finish-*' 'channel/shuffle-hot' \
+	channel/reserved channel/pieces-refused 'death/atomics*' 'death/idle*'
 OFI_QUICK_CXI := 'access/*@one-device' 'write/source*@processes' 'channel/sizes' 'channel/shuffle-hot' 'channel/shuffle-depth-1024'
 
 test-c-asan: build/ctest/dp_test-asan

@@ -15,6 +15,16 @@
  * libfabric's tcp, FI_DELIVERY_COMPLETE costs a message back, so most unsignalled writes with immediate data complete there when libfabric has
  * sent them. All writes with immediate data are numbered there (ofi_data), and the receiver ends the connection if a number is missing.
  *
+ * How a side learns that its peer has ended:
+ *   - A side that is reset or destroyed, or that fails by itself, tells its peer with an empty message, the bye (ofi_say_bye). It does so too if
+ *     another thread has declared its connection broken.
+ *   - A killed process says nothing, and a bye may be lost. Then an operation in flight fails. If none is in flight, ofi_rxm reports no error
+ *     and tries without end to connect again. So a side that has heard of its peer counts it as gone when libfabric takes no post for
+ *     OFI_LOST_KEEPALIVES keepalive times (is_lost in dp_ofi_post.c). dp_qp_probe posts keepalives, so this needs no call in flight.
+ *   - A client that has never heard of its worker counts it as gone after OFI_REACH_KEEPALIVES (unreachable in dp_ofi_cq.c). A worker that
+ *     has never heard of its client waits, because a client need not poll. Its executor ends it.
+ * DP_CAP_SILENT_DEATH remains for nodes that die with an operation in flight: no kernel refuses anything then.
+ *
  * The blob lists the exposed regions. The initiator checks key, bounds and rights of every post against that list, because a
  * libfabric target may drop a wrong access silently. This protects against mistakes. It is no protection against a hostile peer.
  */
@@ -42,6 +52,8 @@
 #define OFI_WARM_MS 50       /* how long dp_qp_connect waits for libfabric's connection */
 #define OFI_KEEPALIVE_MS 1000
 #define OFI_REACH_KEEPALIVES 10 /* a peer that takes nothing for so many keepalive times after dp_qp_connect counts as gone */
+#define OFI_LOST_KEEPALIVES 3 /* a peer that takes nothing for so many keepalive times after it was heard of counts as gone */
+#define OFI_POLLED_NS 10000000 /* most time between two attempts to issue a post that counts: connecting needs this side's polls */
 #define OFI_BLIND_NS 200000  /* longest sleep where libfabric has no descriptor to wait for, or posts wait to be issued */
 
 /* One libfabric provider: what its fi_info does not say, or what must be asked for. */
@@ -152,9 +164,7 @@ typedef struct ofi_cq {
     uint32_t next; /* queue pair to poll first */
 } ofi_cq;
 
-#define OFI_INTERNAL 0x80000000u /* flag of a post of the provider itself: its completion is not shown */
-#define OFI_OP_BYE 255           /* in ofi_op.op: a message without bytes, which tells the peer that this side has ended */
-#define OFI_LINGER_MS 500        /* how long a queue pair that is reset or destroyed waits for progress of its last posts and its bye */
+#define OFI_LINGER_MS 500 /* how long a queue pair that is reset or destroyed waits for progress of its last posts and its bye */
 
 /* One post. It becomes one libfabric operation, or several: a write for each piece, and a message with the immediate value. */
 typedef struct ofi_op {
@@ -173,6 +183,9 @@ typedef struct ofi_op {
     uint8_t steps, issued, completed; /* numbers of libfabric operations: all, issued, completed */
     int32_t status;
 } ofi_op;
+
+/* A keepalive is a write of no bytes outside the ring, so that it does not wait for a post that will never complete. */
+enum { OFI_ASK_NONE, OFI_ASK_DUE /* libfabric has not taken it yet */, OFI_ASK_SENT };
 
 static inline bool ofi_is_atomic(const ofi_op *op) { return op->op == DP_OP_FETCH_ADD || op->op == DP_OP_COMPARE_SWAP; }
 
@@ -195,16 +208,20 @@ struct ofi_qp {
     struct fid_mr *copies_mr;
     uint32_t op_mask, head, next, tail, shown; /* [shown, tail) are done and not yet delivered */
     uint32_t flight; /* operations that libfabric has */
-    uint32_t watched; /* posts among them that the peer acknowledges (wants_ack) */
+    uint32_t watched; /* posts among them that the peer acknowledges (wants_ack), and the keepalive unless it is OFI_ASK_NONE */
+    uint64_t signs;   /* of life: completions, and arrivals from the peer. 0: it may be unreachable */
     uint32_t polls;
     uint32_t returning; /* the reads and atomics among them, which return data */
     bool atomic;     /* one of them is an atomic */
-    bool asking;     /* a keepalive is outstanding */
+    uint8_t ask;     /* the keepalive: OFI_ASK_* */
     bool gone;       /* the endpoint failed */
     int64_t connected_at;
+    int64_t refused_at, refused_ns; /* libfabric refused the last post: when, and for how long it has refused all */
     int64_t heard_at;
-    uint32_t heard_tail, heard_recv;
+    uint64_t heard_signs;
     struct fi_context2 bye; /* of the receive for the peer's bye; not used if immediate values are messages too */
+    struct fi_context2 own_bye, own_keepalive;
+    bool said_bye, bye_acked;
     /* Receives. */
     uint64_t *recvs;
     struct ofi_arrival {
@@ -251,10 +268,12 @@ int ofi_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rk
 int ofi_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired,
                           uint64_t wr_id, uint32_t flags);
 int ofi_post_recv(dp_qp *qp, uint64_t wr_id);
-/* A write of no bytes. If immediate data is numbered, it has the next number. */
-int ofi_post_keepalive(ofi_qp *q);
-void ofi_post_bye(ofi_qp *q);
-/* Issues all posts that may be issued now. */
+/* Asks the peer for a sign of life. Does nothing if the peer exposes no memory to write to. */
+void ofi_post_keepalive(ofi_qp *q);
+/* Tells the peer that this side has ended. Returns false if libfabric does not take the message now. Nothing may be issued afterwards. On a
+ * provider without order, the message may overtake posts in flight. */
+bool ofi_say_bye(ofi_qp *q);
+/* Issues the keepalive, if it is due, and all posts that may be issued now. */
 void ofi_issue(ofi_qp *q);
 
 /* dp_ofi_cq.c */

@@ -69,7 +69,6 @@ static ofi_op *op_of(ofi_qp *q, const void *context) {
 }
 
 static void completed(ofi_qp *q, ofi_op *op) {
-    q->flight--;
     if (op->op == DP_OP_READ || ofi_is_atomic(op))
         q->returning--;
     if (ofi_is_atomic(op))
@@ -80,6 +79,21 @@ static void completed(ofi_qp *q, ofi_op *op) {
     }
     while (q->tail != q->next && q->ops[q->tail & q->op_mask].done)
         q->tail++;
+}
+
+static void take_completion(ofi_qp *q, const void *context) {
+    ofi_op *op = op_of(q, context);
+    q->signs++;
+    if (op) {
+        q->flight--;
+        completed(q, op);
+    } else if (context == &q->own_keepalive) {
+        q->flight--;
+        q->watched--;
+        q->ask = OFI_ASK_NONE;
+    } else if (context == &q->own_bye) {
+        q->bye_acked = true;
+    }
 }
 
 /* Reads the error that a completion queue reports, and ends the connection. */
@@ -98,21 +112,17 @@ void ofi_take_sent(ofi_qp *q) {
             take_error(q, q->tx);
             break;
         }
-        for (ssize_t i = 0; i < n; i++) {
-            ofi_op *op = op_of(q, e[i].op_context);
-            if (op)
-                completed(q, op);
-        }
+        for (ssize_t i = 0; i < n; i++)
+            take_completion(q, e[i].op_context);
     }
     ofi_issue(q);
 }
 
-static bool is_shown(const ofi_op *op) { return !(op->flags & OFI_INTERNAL) && (op->flags & DP_SIGNALED || op->status != DP_OK); }
+static bool is_shown(const ofi_op *op) { return op->flags & DP_SIGNALED || op->status != DP_OK; }
 
 void ofi_skip_hidden(ofi_qp *q) {
-    for (; q->shown != q->tail && !is_shown(&q->ops[q->shown & q->op_mask]); q->shown++)
-        if (q->ops[q->shown & q->op_mask].flags & OFI_INTERNAL)
-            q->asking = false;
+    while (q->shown != q->tail && !is_shown(&q->ops[q->shown & q->op_mask]))
+        q->shown++;
 }
 
 static int deliver_sent(ofi_qp *q, dp_wc *wc, int n) {
@@ -141,13 +151,12 @@ static dp_wc arrival(ofi_qp *q, const struct fi_cq_data_entry *e) {
     return wc;
 }
 
-/* Reports whether the caller is to see this arrival. If a write before it was lost, ends the connection and tells the peer. */
+/* Reports whether the caller is to see this arrival. If a write before it was lost, ends the connection. */
 static bool in_order(ofi_qp *q, const struct fi_cq_data_entry *e) {
     if (!dev_of(q)->numbered)
         return true;
     ofi_data d = ofi_data_unpack(e->data);
     if (d.number != (q->next_number & OFI_NUMBER_MASK)) {
-        ofi_post_bye(q);
         ofi_qp_fail(q, NULL, DP_CONNECTION);
         return false;
     }
@@ -168,6 +177,7 @@ static bool read_arrival(ofi_qp *q, struct fi_cq_data_entry *e) {
         take_error(q, q->rx);
         return false;
     }
+    q->signs++;
     bool messages = dev_of(q)->messages;
     bool bye = messages ? e->len == 0 && e->flags & FI_RECV : e->op_context == &q->bye;
     bool good = messages ? e->len == sizeof q->arrivals->bytes && e->flags & FI_RECV : (e->flags & FI_REMOTE_CQ_DATA) != 0;
@@ -256,7 +266,7 @@ static bool prepare(ofi_cq *cq, ofi_qp *q, nfds_t *n, bool *blind) {
         return true;
     struct fid *fids[2] = {&q->tx->fid, &q->rx->fid};
     int count = q->rposted != q->rdone && q->q.state == DP_QP_CONNECTED ? 2 : 1;
-    if (q->next != q->head || q->tx_fd < 0 || (count == 2 && q->rx_fd < 0)) {
+    if (q->next != q->head || q->ask == OFI_ASK_DUE || q->tx_fd < 0 || (count == 2 && q->rx_fd < 0)) {
         *blind = true;
         return true;
     }
@@ -299,21 +309,18 @@ int ofi_cq_wait(dp_cq *c, int64_t timeout_ns) {
 /* Posts a write of no bytes if nothing has come from the peer for a while: libfabric reports a dead peer only through an operation. */
 static void keepalive(ofi_qp *q) {
     int64_t now = dp_now_ns();
-    if (q->asking)
-        return;
-    if (!q->heard_at || q->tail != q->heard_tail || q->rdone != q->heard_recv) {
+    if (!q->heard_at || q->signs != q->heard_signs) {
         q->heard_at = now;
-        q->heard_tail = q->tail;
-        q->heard_recv = q->rdone;
-    } else if (now - q->heard_at >= dev_of(q)->keepalive_ns && q->tail == q->head) {
-        (void)ofi_post_keepalive(q);
+        q->heard_signs = q->signs;
+    } else if (now - q->heard_at >= dev_of(q)->keepalive_ns) {
+        ofi_post_keepalive(q);
     }
 }
 
 /* ofi_rxm tries to connect without end, for example to a port that a firewall blocks. So a client gives up after some time. A worker does
  * not, because its client need not poll. */
 static bool unreachable(const ofi_qp *q) {
-    return q->tail == 0 && q->head != 0 && q->rdone == 0 && !dev_of(q)->active_only &&
+    return !q->signs && (q->head != 0 || q->ask != OFI_ASK_NONE) && !dev_of(q)->active_only &&
            dp_now_ns() - q->connected_at > OFI_REACH_KEEPALIVES * dev_of(q)->keepalive_ns;
 }
 

@@ -33,33 +33,41 @@ int ofi_status_of(int e) {
 
 /* ---- issuing ---- */
 
+/* Any region that may be written: a write of no bytes needs a valid key. */
+static const ofi_region *any_writable(const ofi_qp *q) {
+    for (uint32_t i = 0; i < q->n_regions; i++)
+        if (q->regions[i].access & DP_REMOTE_WRITE)
+            return &q->regions[i];
+    return NULL;
+}
+
 /* Reports whether the next operation of op may be issued while others are outstanding. A message, an atomic, and any operation on a
  * provider without order wait for all of them. A write waits for reads, because the target may execute a read later than a write behind
  * it. All wait for an atomic. */
 static bool may_issue(const ofi_qp *q, const ofi_op *op, bool message) {
     if (q->flight == 0)
         return true;
-    if (q->tail == 0) /* the first completion shows that the peer can be reached: see ofi_qp_probe */
+    if (!q->signs) /* the first sign of life shows that the peer can be reached: see ofi_qp_probe */
         return false;
-    if (!dev_of(q)->kind->ordered || (message && op->op != OFI_OP_BYE) || ofi_is_atomic(op) || q->atomic)
+    if (!dev_of(q)->kind->ordered || message || ofi_is_atomic(op) || q->atomic)
         return false;
     return op->op == DP_OP_READ || q->returning == 0;
 }
 
 static bool is_message(const ofi_qp *q, const ofi_op *op) {
-    return op->op == OFI_OP_BYE || (op->with_imm && dev_of(q)->messages && op->issued + 1 == op->steps);
+    return op->with_imm && dev_of(q)->messages && op->issued + 1 == op->steps;
 }
 
 /* Reports whether the peer must acknowledge the next operation of op. */
 static bool wants_ack(const ofi_qp *q, const ofi_op *op) {
-    return !dev_of(q)->numbered || !op->with_imm || op->flags & (DP_SIGNALED | OFI_INTERNAL) || q->sent_number % OFI_ACK_EVERY == 0;
+    return !dev_of(q)->numbered || !op->with_imm || op->flags & DP_SIGNALED || q->sent_number % OFI_ACK_EVERY == 0;
 }
 
 /* The immediate data of the next operation of op. */
 static uint64_t data_of(const ofi_qp *q, const ofi_op *op, bool announcement) {
     if (!dev_of(q)->numbered)
         return op->imm;
-    ofi_data d = {.value = op->imm, .len = op->total, .number = q->sent_number, .hidden = announcement || op->flags & OFI_INTERNAL};
+    ofi_data d = {.value = op->imm, .len = op->total, .number = q->sent_number, .hidden = announcement};
     if (announcement) {
         d.value = op->total;
         d.len = OFI_ANNOUNCE;
@@ -104,7 +112,7 @@ static ssize_t issue_message(ofi_qp *q, ofi_op *op) {
     uint8_t *at = slot_of(q, op) + OFI_INLINE_MAX;
     uint32_t words[2] = {op->imm, op->total};
     memcpy(at, words, sizeof words);
-    return fi_send(q->ep, at, op->op == OFI_OP_BYE ? 0 : sizeof words, desc_of(q->copies_mr), q->peer, &op->contexts[op->issued]);
+    return fi_send(q->ep, at, sizeof words, desc_of(q->copies_mr), q->peer, &op->contexts[op->issued]);
 }
 
 static ssize_t issue_atomic(ofi_qp *q, ofi_op *op) {
@@ -117,25 +125,63 @@ static ssize_t issue_atomic(ofi_qp *q, ofi_op *op) {
                              FI_CSWAP, context);
 }
 
+/* Libfabric has refused a post (FI_EAGAIN). Reports whether the peer counts as gone. A live peer that takes no data has operations in flight.
+ * Atomics do not count: ofi_rxm forgets them when a connection ends. */
+static bool is_lost(ofi_qp *q) {
+    if (q->flight > q->atomic || !q->signs)
+        return false;
+    int64_t now = dp_now_ns(), since = q->refused_at ? now - q->refused_at : 0;
+    q->refused_at = now;
+    q->refused_ns += since < OFI_POLLED_NS ? since : OFI_POLLED_NS;
+    return q->refused_ns > OFI_LOST_KEEPALIVES * dev_of(q)->keepalive_ns;
+}
+
+/* Looks at libfabric's answer to an operation. Returns whether libfabric has taken it. If not, the queue pair may have failed. */
+static bool taken(ofi_qp *q, ofi_op *op, ssize_t e) {
+    if (!e) {
+        q->refused_at = q->refused_ns = 0;
+        q->flight++;
+    } else if (e != -FI_EAGAIN) {
+        ofi_qp_fail(q, op, ofi_status_of((int)-e));
+    } else if (is_lost(q)) {
+        ofi_qp_fail(q, op, DP_PEER_GONE);
+    }
+    return !e;
+}
+
+/* If immediate data is numbered, the keepalive has the next number, so that the peer notices writes that were lost before it. */
+static void issue_keepalive(ofi_qp *q) {
+    const ofi_dev *dev = dev_of(q);
+    const ofi_region *r = any_writable(q);
+    struct fi_rma_iov there = {.addr = q->peer_virt ? r->base : 0, .key = r->key};
+    struct fi_msg_rma m = {.addr = q->peer, .rma_iov = &there, .rma_iov_count = 1, .context = &q->own_keepalive};
+    uint64_t flags = FI_COMPLETION | (dev->delivery ? FI_DELIVERY_COMPLETE : 0);
+    if (dev->numbered) {
+        flags |= FI_REMOTE_CQ_DATA;
+        m.data = ofi_data_pack((ofi_data){.len = OFI_CHECK, .number = q->sent_number, .hidden = true});
+    }
+    if (!taken(q, NULL, fi_writemsg(q->ep, &m, flags)))
+        return;
+    q->ask = OFI_ASK_SENT;
+    q->sent_number += dev->numbered;
+}
+
 void ofi_issue(ofi_qp *q) {
+    if (q->ask == OFI_ASK_DUE && q->ep && !dp_qp_broken(&q->q))
+        issue_keepalive(q);
     while (q->next != q->head && q->ep && !dp_qp_broken(&q->q)) {
         ofi_op *op = &q->ops[q->next & q->op_mask];
         bool message = is_message(q, op);
         if (!may_issue(q, op, message))
             return;
         ssize_t e = ofi_is_atomic(op) ? issue_atomic(q, op) : message ? issue_message(q, op) : issue_rma(q, op);
-        if (e == -FI_EAGAIN)
+        if (!taken(q, op, e))
             return;
-        if (e) {
-            ofi_qp_fail(q, op, ofi_status_of((int)-e));
-            return;
-        }
         if (!op->watched && wants_ack(q, op)) {
             op->watched = true;
             q->watched++;
         }
         q->sent_number += dev_of(q)->numbered && op->with_imm;
-        q->flight++;
         q->returning += op->op == DP_OP_READ || ofi_is_atomic(op);
         q->atomic |= ofi_is_atomic(op);
         if (++op->issued == op->steps)
@@ -155,26 +201,17 @@ static const ofi_region *find(const ofi_qp *q, uint32_t rkey, uint64_t raddr, ui
     return NULL;
 }
 
-/* Any region that may be written: a write of no bytes needs a valid key. */
-static const ofi_region *any_writable(const ofi_qp *q) {
-    for (uint32_t i = 0; i < q->n_regions; i++)
-        if (q->regions[i].access & DP_REMOTE_WRITE)
-            return &q->regions[i];
-    return NULL;
-}
-
-/* Finds room for a post: DP_OK, DP_BUSY or DP_CONNECTION. The provider's own posts may use two more entries. */
-static int room(ofi_qp *q, uint32_t flags) {
-    uint32_t places = q->q.max_send + (flags & OFI_INTERNAL ? 2 : q->asking);
+/* Finds room for a post: DP_OK, DP_BUSY or DP_CONNECTION. */
+static int room(ofi_qp *q) {
     if (q->q.state != DP_QP_CONNECTED || dp_qp_broken(&q->q))
         return DP_CONNECTION;
-    if (q->head - q->shown < places)
+    if (q->head - q->shown < q->q.max_send)
         return DP_OK;
     ofi_take_sent(q);
     ofi_skip_hidden(q);
     if (q->q.state != DP_QP_CONNECTED)
         return DP_CONNECTION;
-    return q->head - q->shown < places ? DP_OK : DP_BUSY;
+    return q->head - q->shown < q->q.max_send ? DP_OK : DP_BUSY;
 }
 
 static ofi_op *new_op(ofi_qp *q, uint32_t op, uint64_t wr_id, uint32_t flags) {
@@ -240,7 +277,7 @@ static int commit(ofi_qp *q) {
 static int post_out(ofi_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, bool with_imm, uint32_t imm, uint64_t wr_id,
                     uint32_t flags) {
     const ofi_dev *dev = dev_of(q);
-    int st = room(q, flags);
+    int st = room(q);
     if (st)
         return st;
     uint64_t total = 0;
@@ -275,24 +312,23 @@ int ofi_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint
     return post_out(ofi_qp_of(qp), sge, n, raddr, rkey, true, imm, wr_id, flags);
 }
 
-int ofi_post_keepalive(ofi_qp *q) {
-    if (!any_writable(q))
-        return DP_UNSUPPORTED;
-    int st = post_out(q, NULL, 0, 0, 0, dev_of(q)->numbered, 0, 0, OFI_INTERNAL);
-    q->asking = st == DP_OK;
-    return st;
+void ofi_post_keepalive(ofi_qp *q) {
+    if (q->ask != OFI_ASK_NONE || !any_writable(q))
+        return;
+    q->ask = OFI_ASK_DUE;
+    q->watched++;
+    ofi_issue(q);
 }
 
-void ofi_post_bye(ofi_qp *q) {
-    if (room(q, OFI_INTERNAL) != DP_OK)
-        return;
-    new_op(q, OFI_OP_BYE, 0, OFI_INTERNAL);
-    commit(q);
+bool ofi_say_bye(ofi_qp *q) {
+    if (!q->said_bye)
+        q->said_bye = !fi_send(q->ep, q->copies, 0, desc_of(q->copies_mr), q->peer, &q->own_bye);
+    return q->said_bye;
 }
 
 int ofi_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags) {
     ofi_qp *q = ofi_qp_of(qp);
-    int st = room(q, flags);
+    int st = room(q);
     if (st)
         return st;
     if (!sge || sge->len > dev_of(q)->d.max_msg)
@@ -313,7 +349,7 @@ static int post_atomic(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rk
     ofi_qp *q = ofi_qp_of(qp);
     if (!dev_of(q)->kind->atomics)
         return DP_UNSUPPORTED;
-    int st = room(q, flags);
+    int st = room(q);
     if (st)
         return st;
     const ofi_region *r = find(q, rkey, raddr, 8, DP_REMOTE_ATOMIC);

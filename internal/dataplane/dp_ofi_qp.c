@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MS 1000000ll
+
 enum { BLOB_VERSION = 2, REGIONS_AT = offsetof(ofi_blob, regions) };
 static const char blob_magic[4] = {'R', 'F', 'Q', 'P'};
 
@@ -35,6 +37,7 @@ static void end_life(ofi_qp *q) {
     q->tx_fd = q->rx_fd = -1;
     q->flight = q->returning = q->watched = 0;
     q->atomic = false;
+    q->ask = OFI_ASK_NONE;
 }
 
 /* Opens a completion queue with a descriptor to wait for, or without one if libfabric cannot. */
@@ -113,8 +116,9 @@ static int begin_life(ofi_qp *q, dp_error *err) {
     q->head = q->next = q->tail = q->shown = 0;
     q->rposted = q->rdone = 0;
     q->sent_number = q->next_number = 0;
-    q->asking = q->gone = false;
-    q->heard_at = 0;
+    q->gone = q->said_bye = q->bye_acked = false;
+    q->heard_at = q->refused_at = q->refused_ns = 0;
+    q->signs = q->heard_signs = 0;
     q->n_regions = q->saved_at = q->n_saved = 0;
     int st = open_queue(q, q->q.max_send + 16, &q->tx, &q->tx_fd, err);
     if (!st)
@@ -135,6 +139,8 @@ void ofi_qp_fail(ofi_qp *q, ofi_op *failed, int status) {
         return;
     q->gone = true;
     ofi_save_arrivals(q); /* arrivals from before the end are still reported */
+    if (q->q.state == DP_QP_CONNECTED && status != DP_PEER_GONE)
+        ofi_say_bye(q);
     q->q.state = DP_QP_ERROR;
     end_life(q);
     for (uint32_t i = q->tail; i != q->head; i++) {
@@ -174,7 +180,7 @@ static void free_qp(ofi_qp *q) {
 }
 
 static int make_rings(ofi_qp *q, dp_error *err) {
-    uint32_t n_send = power_of_two(q->q.max_send + 2), n_recv = power_of_two(q->q.max_recv);
+    uint32_t n_send = power_of_two(q->q.max_send), n_recv = power_of_two(q->q.max_recv);
     ofi_domain *d = ofi_domain_of(q->q.domain);
     q->op_mask = n_send - 1;
     q->recv_mask = n_recv - 1;
@@ -220,22 +226,39 @@ int ofi_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, 
     return DP_OK;
 }
 
-/* Sends the last posts, and a bye if the peer has been heard of: a bye to a peer that cannot be reached would only wait. Without unfinished
- * posts this also lets ofi_rxm end an attempt to connect, whose socket it would leak. */
+/* Makes progress. Returns false if the connection has ended or no post has completed for ms milliseconds; *until is the end of that time. */
+static bool linger(ofi_qp *q, int ms, int64_t *until) {
+    uint32_t tail = q->tail;
+    ofi_take_sent(q);
+    if (q->ep)
+        ofi_save_arrivals(q); /* the peer's bye may be among them */
+    int64_t now = dp_now_ns();
+    if (q->tail != tail)
+        *until = now + ms * MS;
+    return q->ep && now < *until;
+}
+
+/* Sends the last posts and then the bye. If the connection is declared broken, only the bye is sent, and nothing is waited for, because the peer
+ * may be dead. A peer that has never been heard of is not waited for either, but the progress lets ofi_rxm end an attempt to connect, whose
+ * socket it would leak. */
 static void leave(ofi_qp *q) {
     if (!q->ep || q->q.state != DP_QP_CONNECTED)
         return;
-    bool heard = q->tail != 0 || q->rdone != 0;
-    if (heard)
-        ofi_post_bye(q);
-    int64_t patience = (heard && !dp_qp_broken(&q->q) ? OFI_LINGER_MS : 1) * 1000000ll, until = dp_now_ns() + patience;
-    uint32_t tail = q->tail;
-    while (q->ep && q->head != q->tail && dp_now_ns() < until) {
-        ofi_take_sent(q);
-        if (q->tail != tail)
-            until = dp_now_ns() + patience;
-        tail = q->tail;
+    bool waits = q->signs && !dp_qp_broken(&q->q);
+    int ms = waits ? OFI_LINGER_MS : 1;
+    const uint32_t *sent = dev_of(q)->kind->ordered ? &q->next : &q->tail;
+    int64_t until = dp_now_ns() + ms * MS;
+    while (!dp_qp_broken(&q->q) && q->head != *sent && linger(q, ms, &until))
+        ;
+    if (!q->flight) { /* then libfabric takes the bye at once, or there is no connection */
+        ms = 1;
+        until = dp_now_ns() + MS;
     }
+    while (q->ep && (q->signs || q->flight) && !ofi_say_bye(q) && linger(q, ms, &until))
+        ;
+    until = dp_now_ns() + OFI_LINGER_MS * MS;
+    while (waits && q->ep && q->said_bye && !q->bye_acked && linger(q, OFI_LINGER_MS, &until))
+        ;
 }
 
 void ofi_qp_destroy(dp_qp *base) {
@@ -346,10 +369,9 @@ static int decode(const ofi_dev *dev, const void *blob, uint32_t len, ofi_blob *
 /* Posts a write of no bytes, so that libfabric connects before the caller's first post: until then a post leaves only while its side
  * polls. A client waits a little for the connection. A worker does not, because the client polls only when it has the worker's blob. */
 static void warm_up(ofi_qp *q) {
-    if (ofi_post_keepalive(q) != DP_OK || dev_of(q)->active_only)
-        return;
-    int64_t until = dp_now_ns() + OFI_WARM_MS * 1000000ll;
-    while (q->ep && q->head != q->tail && dp_now_ns() < until)
+    ofi_post_keepalive(q);
+    int64_t until = dp_now_ns() + OFI_WARM_MS * MS;
+    while (!dev_of(q)->active_only && q->ask != OFI_ASK_NONE && dp_now_ns() < until)
         ofi_take_sent(q);
 }
 

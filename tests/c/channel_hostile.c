@@ -1,4 +1,6 @@
 /* Hand-made clients and workers that break the protocol of the queue pair. */
+#include <poll.h>
+
 #include "dp_layout.h"
 #include "forged.h"
 
@@ -134,6 +136,8 @@ T_CASE(hostile_worker, "channel/hostile-worker") {
     uint8_t out[512] = {0}; /* all payloads exceed the mailbox */
     dp_started started;
     CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, out, 300, NULL, 8, &slot));
+    while (poll(&(struct pollfd){.fd = s.peer.sock, .events = POLLIN}, 1, 0) == 0) /* the request may leave only while the client polls */
+        CHECK_EQ(dp_channel_test(s.ch, slot), 0);
     for (int i = 0; i < FORGED; i++) {
         t_sync(s.peer.sock);
         if (i < TRUE_ONE)

@@ -6,8 +6,9 @@
 int64_t poll_ns(void) { return (int64_t)((t_is_verbs() ? 15e9 : 5e9) * t_time_scale()); }
 
 dp_dev_options quick_options(void) {
-    /* 4.096 us << 10 = 4.2 ms, three times; the device may round up. */
-    return (dp_dev_options){.gid_index = -1, .timeout = 10, .retry_count = 2, .keepalive_ms = 20};
+    /* 4.096 us << 10 = 4.2 ms, three times; the device may round up. On ofi a client waits ten keepalive times for its worker, which may be
+     * starved of the processor. */
+    return (dp_dev_options){.gid_index = -1, .timeout = 10, .retry_count = 2, .keepalive_ms = t_is_ofi() ? 100 : 20};
 }
 
 /* ---- queues that are polled while their owner waits for something else ---- */
