@@ -506,6 +506,13 @@ bool rfaas_agent_pass(uint32_t op, const rfaas_request_parts *parts) {
     return sent;
 }
 
+bool rfaas_agent_pass_to(uint32_t to, uint32_t op, const rfaas_request_parts *parts) {
+    pthread_mutex_lock(&mu);
+    bool sent = sock >= 0 && !reopening && generation == to && send_message(op, 0, parts, dp_now_ns() + GRACE_NS);
+    pthread_mutex_unlock(&mu);
+    return sent;
+}
+
 void rfaas_agent_tell(uint32_t op, const void *body, size_t size) {
     rfaas_request_parts p = {.body = body, .body_size = size, .fd = -1};
     rfaas_api_tell_claims();

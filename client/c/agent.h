@@ -76,6 +76,8 @@ void rfaas_agent_drop(rfaas_ticket ticket);
 void rfaas_agent_tell(uint32_t op, const void *body, size_t size);
 /* rfaas_agent_pass is like rfaas_agent_tell, with all parts. Returns false if the message was not sent. */
 bool rfaas_agent_pass(uint32_t op, const rfaas_request_parts *parts);
+/* rfaas_agent_pass if the agent has this generation, and no thread hands sessions and leases over to another one. */
+bool rfaas_agent_pass_to(uint32_t generation, uint32_t op, const rfaas_request_parts *parts);
 /* rfaas_agent_wait waits until a message arrives, at most until `until`, and handles it. */
 void rfaas_agent_wait(int64_t until);
 /* rfaas_agent_look handles messages that have arrived, and workers that connect or have ended. It does not wait, except when the

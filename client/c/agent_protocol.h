@@ -74,11 +74,11 @@ typedef struct rfaas_agent_lease_line {
     uint32_t draining; /* RFAAS_AGENT_DRAIN_*; every call reads it */
     uint32_t busy;     /* threads inside the lease */
     uint64_t key;      /* of the lease that uses this line */
-    /* A claim that the agent has not been told of. Whoever sets `claimed` back to 0 makes the agent follow the lease: the library by sending
-     * CLAIMED, or the agent by itself. */
+    /* A claim that the agent does not know yet. The agent sets `claimed` to 0 when it follows the lease, because it has found the claim here or has got
+     * CLAIMED. The library sets it to 0 when the lease is released, or adopted by the next agent. */
     uint64_t claimed;  /* key of the cached lease whose workers were claimed, or `key` if the agent had sent its channels; 0: no such claim */
-    uint64_t lease_id; /* of the lease that the claim has made */
-    int64_t until_ns;  /* its end, CLOCK_MONOTONIC */
+    uint64_t lease_id; /* of the lease that the claim made */
+    int64_t until_ns;  /* end of the client's use of that lease, CLOCK_MONOTONIC */
     uint8_t pad[24];
 } rfaas_agent_lease_line;
 
@@ -89,8 +89,7 @@ enum { RFAAS_AGENT_DRAIN_NOT = 0, RFAAS_AGENT_DRAIN_SOON = 1, RFAAS_AGENT_DRAIN_
 
 typedef struct rfaas_agent_page {
     uint32_t events; /* number of events sent */
-    uint32_t claims; /* number of values other than 0 that were stored to `claimed` of any line */
-    uint8_t pad[56];
+    uint8_t pad[60];
     rfaas_agent_lease_line leases[RFAAS_AGENT_LEASES];
 } rfaas_agent_page;
 

@@ -6,8 +6,8 @@
  *   later ── CLAIMED ──▶ agent: follows the lease, renews it, reports its events
  *
  * Waking the agent at once would delay the first call, because the agent runs on this node. So the library sends CLAIMED after the second
- * call, before any other message, while a call lasts long, or when a call fails. If the program does none of that, the agent finds the claim in
- * the page. */
+ * call (the first, if several threads use the lease), before any other message, when a call lasts some milliseconds, or when a call fails. If the program does
+ * none of that, the agent finds the claim in the page. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -61,89 +61,90 @@ bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, bool o
 
 /* ---- telling the agent ---- */
 
-#define TELL_NS 1000000 /* a wait for a call tells of claims that are older */
+#define REPORT_AFTER_NS 1000000 /* a thread that waits for a call tells the agent of claims older than this */
+#define SHORT_NS 5000000000ll     /* the agent must not find a lease shorter than this so late */
 
-static pthread_mutex_t untold_mu = PTHREAD_MUTEX_INITIALIZER; /* taken before a lease's mu and the mutex of the connection */
-static rfaas_lease *untold;    /* linked by untold_next */
-static int64_t untold_since;   /* time of the first claim in the list; 0: the list is empty. Written under untold_mu */
+static pthread_mutex_t unreported_mu = PTHREAD_MUTEX_INITIALIZER; /* taken before a lease's mu and the mutex of the connection */
+static rfaas_lease *unreported;  /* linked by unreported_next */
+int64_t rfaas_api_unreported; /* time of the first claim in the list; 0: the list is empty. Written under unreported_mu */
 
-static void set_since(int64_t at) { __atomic_store_n(&untold_since, at, __ATOMIC_RELAXED); }
+static void set_since(int64_t at) { __atomic_store_n(&rfaas_api_unreported, at, __ATOMIC_RELAXED); }
 
-/* Sends CLAIMED for a grant of a lease. If the message is not sent, the next agent adopts the lease. next: the lease has not moved to this grant
- * yet. NULL: it is the grant that the lease has. */
-static void tell(rfaas_lease *l, const rfaas_grant *next, uint64_t cached) {
+/* Sends CLAIMED for a lease, unless the agent has found the claim. If the message is not sent, the next agent adopts the lease. If this process ends
+ * before the agent reads it, the agent finds the claim in the page. */
+static void report(rfaas_lease *l) {
     rfaas_agent_adopt req;
+    uint32_t by = 0, n = 0;
     pthread_mutex_lock(&l->mu);
-    const rfaas_grant *h = next ? next : l->grant;
-    uint64_t *pids = h && h->key && h->claimed_by == rfaas_agent_generation() ? malloc(h->n_workers * sizeof *pids) : NULL;
-    uint32_t n = pids ? h->n_workers : 0;
-    if (pids)
+    const rfaas_grant *h = l->grant;
+    uint64_t *pids = h && h->key ? malloc(h->n_workers * sizeof *pids) : NULL; /* without memory, the agent finds the claim */
+    if (pids) {
         rfaas_api_describe_grant(l, h, &req, pids);
+        n = h->n_workers;
+        by = h->claimed_by;
+    }
     pthread_mutex_unlock(&l->mu);
     if (!pids)
         return;
-    req.cached = cached;
+    req.cached = __atomic_load_n(&l->line->claimed, __ATOMIC_ACQUIRE);
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = pids, .tail_size = n * sizeof *pids, .fd = l->library_fd};
-    rfaas_agent_pass(RFAAS_AGENT_CLAIMED, &parts);
+    if (req.cached)
+        rfaas_agent_pass_to(by, RFAAS_AGENT_CLAIMED, &parts);
     free(pids);
 }
 
 bool rfaas_api_note_claim(rfaas_lease *l, rfaas_grant *h, uint64_t cached, uint32_t by) {
     rfaas_agent_lease_line *line = l->line;
+    int64_t now = dp_now_ns();
     h->claimed_by = by;
-    if (h != l->grant) { /* the line belongs to the present grant */
-        tell(l, h, cached);
-        return by == rfaas_agent_generation();
-    }
     line->lease_id = h->lease_id;
     line->until_ns = h->until_ns;
-    pthread_mutex_lock(&untold_mu);
+    pthread_mutex_lock(&unreported_mu);
     __atomic_store_n(&line->claimed, cached, __ATOMIC_RELEASE);
-    l->untold_next = untold;
-    untold = l;
-    if (!untold_since)
-        set_since(dp_now_ns());
-    pthread_mutex_unlock(&untold_mu);
-    __atomic_fetch_add(&rfaas_agent_shared->claims, 1, __ATOMIC_SEQ_CST);
+    l->unreported_next = unreported;
+    unreported = l;
+    if (!rfaas_api_unreported)
+        set_since(now);
+    pthread_mutex_unlock(&unreported_mu);
+    if (h->until_ns - now < SHORT_NS)
+        rfaas_api_tell_claims();
     __atomic_store_n(&l->entered, LOOK_EVERY - 2, __ATOMIC_RELAXED); /* the second call tells the agent when it leaves the lease */
     return by == rfaas_agent_generation(); /* if another agent comes only after this, it adopts the lease */
 }
 
 void rfaas_api_tell_claims(void) {
-    if (!__atomic_load_n(&untold_since, __ATOMIC_RELAXED))
+    if (!__atomic_load_n(&rfaas_api_unreported, __ATOMIC_RELAXED))
         return;
-    pthread_mutex_lock(&untold_mu); /* held until the messages are sent, because another thread may release one of the leases next */
-    for (rfaas_lease *l; (l = untold);) {
-        untold = l->untold_next;
-        uint64_t cached = __atomic_exchange_n(&l->line->claimed, 0, __ATOMIC_SEQ_CST);
-        if (cached)
-            tell(l, NULL, cached);
+    pthread_mutex_lock(&unreported_mu); /* held until the messages are sent, because another thread may release one of the leases next */
+    for (rfaas_lease *l; (l = unreported);) {
+        unreported = l->unreported_next;
+        report(l);
     }
     set_since(0);
-    pthread_mutex_unlock(&untold_mu);
+    pthread_mutex_unlock(&unreported_mu);
 }
 
 void rfaas_api_tell_old_claims(int64_t now) {
-    int64_t since = __atomic_load_n(&untold_since, __ATOMIC_RELAXED);
-    if (since && now - since >= TELL_NS)
+    int64_t since = __atomic_load_n(&rfaas_api_unreported, __ATOMIC_RELAXED);
+    if (since && now - since >= REPORT_AFTER_NS)
         rfaas_api_tell_claims();
 }
 
 void rfaas_api_forget_claim(rfaas_lease *l) {
-    pthread_mutex_lock(&untold_mu);
-    for (rfaas_lease **p = &untold; *p; p = &(*p)->untold_next)
+    pthread_mutex_lock(&unreported_mu);
+    for (rfaas_lease **p = &unreported; *p; p = &(*p)->unreported_next)
         if (*p == l) {
-            *p = l->untold_next;
+            *p = l->unreported_next;
             break;
         }
-    if (!untold)
+    if (!unreported)
         set_since(0);
     __atomic_store_n(&l->line->claimed, 0, __ATOMIC_SEQ_CST);
-    pthread_mutex_unlock(&untold_mu);
+    pthread_mutex_unlock(&unreported_mu);
 }
 
 void rfaas_api_forget_claims(void) {
-    pthread_mutex_init(&untold_mu, NULL);
-    untold = NULL;
+    pthread_mutex_init(&unreported_mu, NULL);
+    unreported = NULL;
     set_since(0);
 }

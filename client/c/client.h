@@ -159,7 +159,7 @@ typedef struct rfaas_grant {
     uint32_t tables_changed;      /* the session's count when the grant was made: the workers have the tables of that time */
     rfaas_agent_claim claim;      /* how the workers are claimed */
     uint32_t claim_by;            /* generation of the agent that has sent `claim`; 0: the workers cannot be claimed */
-    uint32_t claimed_by;          /* of a claimed lease: generation of the agent that had cached the workers */
+    uint32_t claimed_by;          /* of a claimed lease: generation of the agent that cached the workers */
     char **functions;             /* names of the library's functions, n_functions of them */
     uint32_t n_functions;
     /* Of the lease: */
@@ -263,7 +263,7 @@ struct rfaas_lease {
     rfaas_library_id library;
     char **functions;
     rfaas_session *session;
-    rfaas_lease *untold_next; /* claim.c */
+    rfaas_lease *unreported_next; /* the next lease whose claim the agent does not know; see claim.c */
     uint32_t index; /* in the table of leases */
     uint32_t replaced;
     int64_t open_ns; /* time that rfaas_lease_open took */
@@ -444,10 +444,14 @@ void rfaas_api_forget_regions(void);
 /* Claims the workers of a cached grant. by: generation of the agent that has sent the claim. own: this process has released the grant. Returns
  * true, and sets *out, if the workers now belong to this process. */
 bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, bool own, dp_claimed *out);
-/* Notes a claim for the lease's new grant, of which the agent is told later. cached: key of the cached grant, or that of the new one if the agent
- * had sent the channels. by: generation of the agent that has cached it. Returns false if that agent has ended. */
+/* Records a claim for the lease's grant, which is its first one. The agent is told later, or at once if the lease is short. cached: key of the cached
+ * grant, or that of the new one if the agent had sent the channels. by: generation of the agent that has cached it. Returns false if that agent has
+ * ended. */
 bool rfaas_api_note_claim(rfaas_lease *l, rfaas_grant *h, uint64_t cached, uint32_t by);
-/* Tells the agent of all claims that it does not know. Not with a mutex held. */
+/* Not 0: the agent may not know some claim. Atomic. */
+extern int64_t rfaas_api_unreported;
+/* Sends CLAIMED for every claim that the agent does not know, and waits for no reply. Blocks up to a second if the agent reads nothing. Call it
+ * without any mutex held. */
 void rfaas_api_tell_claims(void);
 /* rfaas_api_tell_claims if one of the claims is old. now: CLOCK_MONOTONIC, ns */
 void rfaas_api_tell_old_claims(int64_t now);

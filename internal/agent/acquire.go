@@ -62,15 +62,11 @@ func (c *client) admit(r *request) {
 		} else {
 			r.lease, r.err = c.lease(opLease, r.acquire.Key)
 		}
-	case protocol.OpAdopt, protocol.OpClaimed:
+	case protocol.OpAdopt:
 		if r.adopt, r.err = protocol.DecodeAdopt(r.body); r.err != nil {
 			return
 		}
-		if r.Op == protocol.OpClaimed && r.adopt.Cached == r.adopt.Key {
-			r.lease, r.err = c.lease(opLease, r.adopt.Key)
-		} else {
-			r.lease, r.err = c.newLease(r.adopt.Key, r.adopt.Session)
-		}
+		r.lease, r.err = c.newLease(r.adopt.Key, r.adopt.Session)
 	}
 	if r.lease != nil {
 		r.ctx, r.err = r.lease.begin()

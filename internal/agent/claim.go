@@ -2,6 +2,8 @@ package agent
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
@@ -40,16 +42,12 @@ func (c *client) claimOf(k *grant.Cached) protocol.Claim {
 	return protocol.Claim{Region: m.Number, Line: m.Line, Sequence: m.Sequence}
 }
 
-// claimsEvery is how often the agent looks for claims in the page of a client that can claim workers. The library sends CLAIMED earlier, unless the
-// program does not call it after the claim.
+// claimsEvery is how often the agent looks for claims in the page of a client that can claim workers. Usually the library has sent CLAIMED before.
 const claimsEvery = 500 * time.Millisecond
 
-// claimsAfter is how long the agent continues to look after a cached lease has expired, because the client may have been slow.
-const claimsAfter = 2 * claimsEvery
-
-// expectClaims looks for claims as long as the client can claim k.
+// expectClaims starts a goroutine, if none runs, that looks for claims until k is given up.
 func (c *client) expectClaims(k *grant.Cached) {
-	until := k.Expires().Add(claimsAfter)
+	until := k.Expires().Add(grant.ClaimGrace)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if until.Before(c.claimsUntil) {
@@ -83,66 +81,69 @@ func (c *client) expectClaims(k *grant.Cached) {
 	})
 }
 
-// findClaims follows the leases whose claims are in the page.
+// findClaims follows the leases that the client has claimed, and whose claims are in the page.
 func (c *client) findClaims() {
 	c.claiming.Lock()
 	defer c.claiming.Unlock()
-	now := c.page.claims()
-	if now == c.claimsSeen {
+	claimed := c.claimedCached()
+	if len(claimed) == 0 {
 		return
 	}
-	c.claimsSeen = now
 	for i := range uint64(protocol.MaxLeases) {
 		line := c.page.line(i)
-		if cached := line.claimed.Load(); cached != 0 {
-			c.findClaim(line, cached)
+		cached := line.claimed.Load()
+		if session, is := claimed[cached]; is {
+			delete(claimed, cached)
+			m := protocol.Adopt{Key: line.key.Load(), Session: session, Cached: cached, LeaseID: line.leaseID.Load(), UntilNs: int64(line.until.Load())}
+			c.followFound(&m)
+			line.claimed.CompareAndSwap(cached, 0)
 		}
 	}
 }
 
-// findClaim follows the lease of a line, unless the library sends CLAIMED at the same time. The caller holds claiming.
-func (c *client) findClaim(line line, cached uint64) {
-	m := protocol.Adopt{Key: line.key.Load(), Cached: cached, LeaseID: line.leaseID.Load(), UntilNs: int64(line.until.Load())}
-	if !c.claimable(&m) || !line.claimed.CompareAndSwap(cached, 0) {
-		return // CLAIMED comes, or has come
+// claimedCached returns the keys of the cached leases whose workers the client may have claimed, with their sessions. If the client got the channels from the
+// agent, the key is that of the lease that the client opens.
+func (c *client) claimedCached() map[uint64]uint64 {
+	c.mu.Lock()
+	sessions, leases := maps.Clone(c.sessions), slices.Collect(maps.Values(c.leases))
+	c.mu.Unlock()
+	claimed := make(map[uint64]uint64)
+	for session, s := range sessions {
+		if s != nil {
+			for _, cached := range s.control.ClaimedCached() {
+				claimed[cached] = session
+			}
+		}
 	}
+	for _, l := range leases {
+		if l.takenClaimed() {
+			claimed[l.key] = 0
+		}
+	}
+	return claimed
+}
+
+// followFound follows a lease whose claim was found in the page. The caller holds claiming.
+func (c *client) followFound(m *protocol.Adopt) {
 	var l *lease
 	var err error
 	if m.Cached == m.Key {
-		l = c.known(m.Key)
+		if l = c.known(m.Key); l == nil {
+			return // released meanwhile
+		}
 	} else {
 		l, err = c.newLease(m.Key, m.Session)
-	}
-	if l == nil && err == nil {
-		return // released meanwhile
 	}
 	if err == nil {
 		_, err = l.begin()
 	}
-	if err == nil && !l.claimed(&m) {
-		err = errors.New("its workers were given to another process")
+	if err == nil && !l.claimed(m) {
+		err = errors.New("the agent does not have the claimed workers any more")
 		l.done(nil, err)
 	}
 	if err != nil {
 		c.loseClaimed(m.Key, err)
 	}
-}
-
-// claimable reports whether a claim is of workers that this client can claim. It sets m.Session.
-func (c *client) claimable(m *protocol.Adopt) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if m.Cached == m.Key {
-		l := c.leases[m.Key]
-		return l != nil && l.hasTaken()
-	}
-	for key, s := range c.sessions {
-		if s != nil && s.control.HasCached(m.Cached) {
-			m.Session = key
-			return true
-		}
-	}
-	return false
 }
 
 // offer describes a cached lease whose channels the client receives. If the client can claim the workers, it needs no further step.
@@ -162,6 +163,29 @@ func (c *client) offer(k *grant.Cached, d *protocol.Candidate) {
 		w.Start, w.ForkNs, w.SandboxNs, w.ConnectNs, w.CodeNs = start, 0, 0, 0, 0
 		d.Workers = append(d.Workers, w)
 	}
+}
+
+// followClaimed follows the lease of a message CLAIMED. It returns false if the agent does not know the cached lease any more. The caller then adopts the
+// lease like that of an earlier agent.
+func (c *client) followClaimed(r *request) bool {
+	c.claiming.Lock()
+	defer c.claiming.Unlock()
+	if r.adopt, r.err = protocol.DecodeAdopt(r.body); r.err != nil {
+		return false
+	}
+	m := &r.adopt
+	r.lease = c.known(m.Key)
+	if r.lease != nil && (m.Cached != m.Key || r.lease.isHeld()) {
+		return true // the claim was found in the page, or the lease was handed over to this agent
+	}
+	if r.lease == nil {
+		r.lease, r.err = c.newLease(m.Key, m.Session)
+	}
+	if r.err == nil {
+		r.ctx, r.err = r.lease.begin()
+	}
+	defer c.page.line(m.Key).claimed.CompareAndSwap(m.Cached, 0)
+	return r.err == nil && r.lease.claimed(m)
 }
 
 // claimed follows a lease that the client has got by a claim. It returns false if the agent does not know the cached lease any more.

@@ -131,7 +131,6 @@ func TestClaimInThePage(t *testing.T) {
 	l.leaseID.Store(*(*uint64)(unsafe.Pointer(&region[64+64*line+8])))
 	l.until.Store(uint64(dataplane.Now() + int64(time.Minute)))
 	l.claimed.Store(1)
-	p.page.word(protocol.OffsetClaims).Add(1)
 	renewal := protocol.Renewal{Key: 2}
 	eventually(t, "the agent knows the lease", func() bool { _, err := p.ask(protocol.OpRenew, renewal.Encode, nil); return err == nil })
 	if l.claimed.Load() != 0 || p.page.line(3).claimed.Load() != 10 {

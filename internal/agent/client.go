@@ -54,9 +54,8 @@ type client struct {
 	leases   map[uint64]*lease
 	regions  map[uint32]bool // claim regions that the client has
 
-	claimsUntil time.Time  // when a goroutine stops to look for claims in the page; zero: none looks
-	claiming    sync.Mutex // held while the leases of these claims are added
-	claimsSeen  uint32     // under claiming: the page's count of claims when they were looked for last
+	claimsUntil time.Time  // until when a goroutine looks for claims in the page; zero: none is looking
+	claiming    sync.Mutex // held while the leases of these claims are added; taken before mu
 
 	head [protocol.HeaderSize]byte // of the goroutine that reads; there is one at a time
 	oob  [1056]byte                // room for the descriptors of a message
@@ -276,8 +275,7 @@ func (c *client) serve() {
 			continue
 		}
 		if r.Op == protocol.OpClaimed && !r.over {
-			c.admit(&r)
-			if r.err == nil && r.lease.claimed(&r.adopt) { // not concurrently, because a release may follow
+			if c.followClaimed(&r) { // not concurrently, because a release may follow
 				c.drop(&r)
 				continue
 			}
@@ -411,8 +409,7 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 	case protocol.OpAdopt:
 		return c.adopt(r)
 	case protocol.OpClaimed:
-		_, known := c.lease(opLease, r.adopt.Key)
-		if after, _, err = c.adopt(r); err != nil && (r.lease != nil || known != nil) { // otherwise it was handed over to this agent meanwhile
+		if after, _, err = c.adopt(r); err != nil {
 			c.loseClaimed(r.adopt.Key, err)
 		}
 		return after, nil, nil
@@ -495,6 +492,9 @@ func (c *client) end(why error) {
 
 // cleanUp releases the client's leases and sessions. Only the end of the agent waits for it.
 func (c *client) cleanUp() {
+	if c.page != nil {
+		c.findClaims() // so that their leases are released
+	}
 	c.mu.Lock()
 	c.closed = true // no lease and no session can be added from now on
 	leases, sessions := c.leases, c.sessions

@@ -192,11 +192,18 @@ func (l *lease) takeTaken() *grant.Cached {
 	return k
 }
 
-// hasTaken reports whether takeTaken would return a cached lease.
-func (l *lease) hasTaken() bool {
+// isHeld reports whether the lease is granted.
+func (l *lease) isHeld() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.taken != nil
+	return l.held != nil
+}
+
+// takenClaimed reports whether takeTaken would return a cached lease whose workers the client has claimed.
+func (l *lease) takenClaimed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.taken != nil && l.taken.Claimed()
 }
 
 // holds reports whether the agent holds the channels of the lease.

@@ -63,12 +63,9 @@ func (c *client) known(key uint64) *lease {
 }
 
 func (c *client) lease(op string, key uint64) (*lease, error) {
+	c.claiming.Lock() // findClaims may be adding or changing it
 	l := c.known(key)
-	if l == nil {
-		c.claiming.Lock() // findClaims may be adding it
-		l = c.known(key)
-		c.claiming.Unlock()
-	}
+	c.claiming.Unlock()
 	if l == nil {
 		return nil, failed(op, dataplane.StatusInvalid, "unknown lease %#x", key)
 	}

@@ -45,9 +45,6 @@ func (p *page) word(at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Poin
 // events counts the events that were sent.
 func (p *page) events() *atomic.Uint32 { return p.word(protocol.OffsetEvents) }
 
-// claims counts the claims that the client has written to its lines.
-func (p *page) claims() uint32 { return p.word(protocol.OffsetClaims).Load() }
-
 // line is the line of a lease.
 type line struct {
 	draining, busy               *atomic.Uint32

@@ -26,6 +26,10 @@ import (
 const (
 	Size  = int(unsafe.Sizeof(C.dp_claim_region{}))
 	Lines = C.DP_CLAIM_LINES
+
+	lineAt       = int64(unsafe.Offsetof(C.dp_claim_region{}.line))
+	lineSize     = int64(unsafe.Sizeof(C.dp_claim_line{}))
+	claimedState = C.DP_CLAIM_CLAIMED
 )
 
 // ErrFull means that every line of a region is in use.
@@ -72,8 +76,8 @@ type Slot struct {
 	claimed  func(ago time.Duration)
 }
 
-// New returns a region without armed lines. wake is called on another goroutine some time after claims of frozen workers, and must call Collect. Claims
-// of awake workers wake nobody: Cool or Revoke finds them.
+// New returns a region without armed lines. wake is called on another goroutine about a millisecond after a claim of frozen workers, and when Cool, Cooled
+// or Revoke finds a claim. It must call Collect. A claim of awake workers calls nothing by itself.
 func New(wake func()) (*Region, error) {
 	fd, err := unix.MemfdCreate("rfaas-claims", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

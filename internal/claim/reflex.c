@@ -14,9 +14,9 @@
 /* A client can ring without claiming. After VAIN such rings in a row, the thread sleeps for VAIN_NS before it looks again. */
 #define VAIN 16
 #define VAIN_NS 1000000
-/* Go code learns of a claim after TELL_NS, when the first call has probably returned. Until then its bookkeeping could take the processor that
+/* Go code learns of a claim after NOTIFY_AFTER_NS, when the first call has probably returned. Until then its bookkeeping could take the processor that
  * the worker or the client runs on. */
-#define TELL_NS 1000000
+#define NOTIFY_AFTER_NS 1000000
 
 typedef struct slot {
     uint32_t state; /* DP_CLAIM_NONE: free; AWAKE, COOLING, ARMED; CLAIMED: not collected yet */
@@ -72,7 +72,7 @@ static bool look(reflex *r, uint32_t line) {
     return true;
 }
 
-static void tell(const reflex *r) {
+static void notify(const reflex *r) {
     uint64_t one = 1;
     ssize_t told = write(r->event, &one, sizeof one); /* never blocks: the counter does not overflow */
     (void)told;
@@ -80,7 +80,7 @@ static void tell(const reflex *r) {
 
 static void *watch(void *arg) {
     reflex *r = arg;
-    int64_t untold = 0; /* time of the first claim that Go code does not know; 0: none */
+    int64_t unreported = 0; /* time of the first claim that Go code does not know; 0: none */
     for (uint32_t vain = 0;;) {
         uint32_t bell = __atomic_load_n(&r->region->bell, __ATOMIC_ACQUIRE);
         bool claimed = false;
@@ -91,16 +91,16 @@ static void *watch(void *arg) {
         pthread_mutex_unlock(&r->mu);
         if (ending)
             return NULL;
-        if (untold && now_ns() - untold >= TELL_NS) {
-            tell(r);
-            untold = 0;
-        } else if (claimed && !untold) {
-            untold = now_ns();
+        if (unreported && now_ns() - unreported >= NOTIFY_AFTER_NS) {
+            notify(r);
+            unreported = 0;
+        } else if (claimed && !unreported) {
+            unreported = now_ns();
         }
         vain = claimed ? 0 : vain + 1;
         if (vain > VAIN)
             nanosleep(&(struct timespec){.tv_nsec = VAIN_NS}, NULL);
-        syscall(SYS_futex, &r->region->bell, FUTEX_WAIT, bell, untold ? &(struct timespec){.tv_nsec = TELL_NS} : NULL, NULL, 0);
+        syscall(SYS_futex, &r->region->bell, FUTEX_WAIT, bell, unreported ? &(struct timespec){.tv_nsec = NOTIFY_AFTER_NS} : NULL, NULL, 0);
     }
 }
 
@@ -180,7 +180,7 @@ static bool change(reflex *r, uint32_t line, uint32_t to) {
     uint64_t now = dp_claim_word(s->state, s->sequence);
     if (!__atomic_compare_exchange_n(&l->word, &now, dp_claim_word(to, s->sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
         if (look(r, line)) {
-            tell(r);
+            notify(r);
             return false;
         }
         __atomic_store_n(&l->word, dp_claim_word(to, s->sequence), __ATOMIC_RELEASE);

@@ -10,7 +10,7 @@
  * COOLING: the workers are being frozen, and nobody can claim them. ARMED: the workers are frozen.
  *
  * Either the client or the executor succeeds, never both. A client that has claimed frozen workers rings the bell, and the executor thaws and wakes
- * them. Awake workers need nothing. The executor does its bookkeeping later, at the latest when it would have frozen awake workers. The processes of the user can write anything into the region. So the executor reads only whether a word
+ * them. Awake workers need no thaw. The executor books the claim later. The processes of the user can write anything into the region. So the executor reads only whether a word
  * is a claim, and keeps its own record of which lines are armed. */
 #ifndef RFAAS_DP_CLAIM_H
 #define RFAAS_DP_CLAIM_H
@@ -36,7 +36,7 @@ typedef struct dp_claim_line {
 
 typedef struct dp_claim_region {
     uint32_t magic, lines;
-    uint32_t bell; /* futex: raised after a claim */
+    uint32_t bell; /* futex: raised after a claim of ARMED workers */
     uint8_t pad[52];
     dp_claim_line line[DP_CLAIM_LINES];
 } dp_claim_region;

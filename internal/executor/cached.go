@@ -135,14 +135,14 @@ func (e *Executor) freeze(ctx context.Context, k *cached) error {
 	return nil
 }
 
-// awakeMost bounds how late a claim of awake workers is booked.
-const awakeMost = 10 * time.Millisecond
+// bookAwakeEvery is the longest time between two looks for a claim of awake workers.
+const bookAwakeEvery = 10 * time.Millisecond
 
-// coolLater calls cool after cache-awake, and books a claim of the workers as soon as it finds one.
+// coolLater calls cool after cache-awake. Until then it books a claim within bookAwakeEvery.
 func (e *Executor) coolLater(k *cached) {
 	until := e.now().Add(e.cfg.Settings.CacheAwake)
 	var look func()
-	later := func() { time.AfterFunc(min(awakeMost, until.Sub(e.now())), look) }
+	later := func() { time.AfterFunc(min(bookAwakeEvery, until.Sub(e.now())), look) }
 	look = func() {
 		defer e.turns.enter()()
 		if s := e.claims.slot(k.id); s != nil {
@@ -188,7 +188,7 @@ func (e *Executor) cool(k *cached) {
 func (e *Executor) cachedAwake(k *cached) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return k.awake && e.cached[k.id] == k
+	return e.cached[k.id] == k && k.awake // in this order: a lease that has taken the workers may freeze them now
 }
 
 // dirty reports whether a worker has executed a function, whose state must not reach another lease. A function can hide that by

@@ -321,7 +321,7 @@ func (e *Executor) bookClaimFor(id lease.ID) {
 	e.bookClaim(id)
 }
 
-// book turns a claim into a lease. The lease's workers serve it already. ago is the time since the claim. caller and conn are those of the release.
+// book turns a claim into a lease. The lease's workers serve it already. ago is the time since the claim. tenant, caller and conn are those of the release.
 func (e *Executor) book(caller, conn context.Context, k *cached, tenant string, id lease.ID, ago time.Duration) {
 	at := e.now().Add(-ago)
 	e.mu.Lock()

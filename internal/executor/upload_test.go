@@ -186,7 +186,7 @@ func TestHandoverEndsTransfers(t *testing.T) {
 	})
 	table, tableSum := library(1000)
 	over := make(chan error, 1)
-	// On tcp the client connects, and this one does not: the transfer waits for it.
+	// On tcp the client must connect. This one never does, so the transfer keeps waiting.
 	go func() {
 		over <- n.provide(newSource(t, table), tableSum, false, func(r *control.FetchRequest) { r.Provider = "tcp" })
 	}()

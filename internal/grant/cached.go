@@ -160,9 +160,22 @@ func (s *cache) remove(k *Cached) bool {
 	return true
 }
 
-// expire gives up a cached lease, at the executor and in its session, unless it was taken. c is a session with the same connections, and
-// may be closed.
+// ClaimGrace is how long a cached lease stays listed after it has expired if its client has claimed the workers, so that the caller finds the
+// claim. expire looks again as often.
+const ClaimGrace = time.Second
+
+// expire gives up a cached lease, at the executor and in its session, unless it was taken or its client has claimed the workers. c is a session
+// with the same connections, and may be closed.
 func (c *Control) expire(k *Cached) {
+	if k.Claimed() && time.Now().Before(k.expires.Add(ClaimGrace)) {
+		s := &c.cache
+		s.mu.Lock()
+		if slices.Contains(s.all, k) {
+			k.timer.Reset(ClaimGrace)
+		}
+		s.mu.Unlock()
+		return
+	}
 	if c.drop(k) {
 		go c.end(k)
 	}
@@ -226,14 +239,6 @@ func (c *Control) TakeCached(name uint64) *Cached {
 	return k
 }
 
-// HasCached reports whether TakeCached would return a lease.
-func (c *Control) HasCached(name uint64) bool {
-	s := &c.cache
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.all, func(k *Cached) bool { return k.owner == c && k.name == name })
-}
-
 // Expires returns when the session gives up the cached lease.
 func (k *Cached) Expires() time.Time { return k.expires }
 
@@ -249,7 +254,7 @@ func (p *Pending) TakeHanded() *Cached {
 	s.mu.Lock()
 	var found *Cached
 	for _, k := range s.all {
-		if k.handed != nil && p.suits(k) && (found == nil || k.owner == nil && k.rank() >= found.rank()) {
+		if k.handed != nil && p.suits(k) && !k.Claimed() && (found == nil || k.owner == nil && k.rank() >= found.rank()) {
 			found = k
 		}
 	}

@@ -137,6 +137,24 @@ func (k *Cached) claimable(c *Control, m *control.Claim) {
 // Claim returns how the workers can be claimed; nil: they cannot.
 func (k *Cached) Claim() *Claim { return k.claim }
 
+// Claimed reports whether a client has claimed the workers, or may have (claim.Claimed).
+func (k *Cached) Claimed() bool {
+	return k.claim != nil && claim.Claimed(k.claim.File, k.claim.Line, k.claim.Sequence)
+}
+
+// ClaimedCached returns the names of the session's cached leases whose workers the client may have claimed, and that nobody has taken.
+func (c *Control) ClaimedCached() (names []uint64) {
+	s := &c.cache
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.all {
+		if k.owner == c && k.Claimed() {
+			names = append(names, k.name)
+		}
+	}
+	return names
+}
+
 // Lasts reports whether a lease that claims the workers lasts as long as this one is to last. A claim gets the duration of the released lease.
 func (p *Pending) Lasts(k *Cached) bool { return p.spec.Duration == k.last.asked }
 

@@ -226,7 +226,7 @@ type Held struct {
 
 	asked time.Duration // that its request named; 0: none
 	c     *Control
-	by    *Pending // that the lease was granted for; nil if it was adopted
+	by    *Pending // the plan that was granted; nil if the lease was adopted, or is the record of a spare lease
 	cl    control.ExecutorClient
 	renew bool
 	key   cachedKey

@@ -26,16 +26,16 @@ func Providers(hello *control.ManagerHelloReply, nodeID string, wanted string) [
 // ErrNoWay means that no provider of the manager's memory can be used on this node.
 var ErrNoWay = errors.New("no provider of this node reaches the resource manager's memory")
 
-// Devices are the devices by which a process reaches a manager's memory. Each is opened when it is tried, and stays open if it was of use.
-// One goroutine at a time may use them.
+// Devices are the devices by which a process reaches a manager's memory. Each is opened when it is tried, and stays open only if attach
+// succeeded. One goroutine at a time may use them.
 type Devices struct {
 	Options dataplane.Options // of a verbs device, and encryption on tcp
 	open    []*dataplane.Device
 }
 
 // Try calls attach with the device of each provider, in this order, until it succeeds, and returns that provider. Otherwise it
-// returns the last error of attach, or ErrNoWay if no device could be opened. It closes all other devices, so that a process that another
-// provider failed once holds no more than others. Nothing may be attached when it is called.
+// returns the last error of attach, or ErrNoWay if no device could be opened. It closes every device
+// except the one that attached, so failed attempts leave nothing open. Nothing may be attached when Try is called.
 func (d *Devices) Try(providers []string, attach func(*dataplane.Device) error) (provider string, err error) {
 	err = ErrNoWay
 	for _, p := range providers {

@@ -27,7 +27,7 @@ func TestOnlyTheDeviceInUseStaysOpen(t *testing.T) {
 			open = append(open, dev.Provider())
 		}
 		if works != "" && (len(open) != 1 || open[0] != works) || works == "" && len(open) > 0 {
-			t.Errorf("attached by %q, and the devices of %q are open", works, open)
+			t.Errorf("Try used %q and left %q open, want only the used device", works, open)
 		}
 	}
 }

@@ -235,7 +235,7 @@ func (z *Zygote) ready(ctx context.Context) error {
 			return errClosed
 		case <-ctx.Done():
 			if noStart != nil { // not wrapped: a later start may succeed, so the time-out is the error
-				return fmt.Errorf("no zygote: %w; the reason: %v", context.Cause(ctx), noStart)
+				return fmt.Errorf("no zygote: %w (the previous one: %v)", context.Cause(ctx), noStart)
 			}
 			return fmt.Errorf("no zygote: %w", context.Cause(ctx))
 		}

@@ -229,7 +229,7 @@ func clientAddsLittle(t *testing.T, provider string, env []string) {
 	}
 }
 
-// From the start of a program to its first result, while an agent runs that knows the functions and has a spare lease, as it has after two programs.
+// TestFirstResult measures the time from a program's start to its first result. The agent knows the functions and has a spare lease, as after two programs.
 func TestFirstResult(t *testing.T) {
 	crosses(t)
 	env, socket, _ := agentCluster(t)

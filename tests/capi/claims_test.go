@@ -104,6 +104,24 @@ func TestClaimAgentKilled(t *testing.T) {
 	c.do("release", "open", "calls 1", "release", "close", "finalize")
 }
 
+// A client is killed after its first call in a claimed lease, of which the library has not told the agent yet. The agent finds the claim and releases
+// the lease. Otherwise the executor would wait for the client's first use.
+func TestClaimClientKilled(t *testing.T) {
+	onNode(t)
+	listen := filepath.Join(t.TempDir(), "http")
+	env, _, _ := agentCluster(t, "--client-first-use", "1h", "--http-listen", "unix:"+listen)
+	c := lead(t, 1, reuse, env...)
+	c.do("init", "session", "open", "calls 1", "release", "open", "calls 1")
+	if err := c.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the claimed lease has ended", func() bool {
+		text := executorMetrics(t, listen)
+		return strings.Contains(text, "\nrfaas_executor_claims_total 1\n") && strings.Contains(text, "\nrfaas_executor_leases 0\n") &&
+			strings.Contains(text, "\nrfaas_executor_free_cores 2\n")
+	})
+}
+
 // The executor is stopped while a client claims, and killed before it thaws the worker. Calls end with an error that names the executor.
 func TestClaimExecutorKilled(t *testing.T) {
 	onNode(t)

@@ -11,7 +11,6 @@ package protocol
 
 enum {
     page_events = offsetof(rfaas_agent_page, events),
-    page_claims = offsetof(rfaas_agent_page, claims),
     page_leases = offsetof(rfaas_agent_page, leases),
     line_draining = offsetof(rfaas_agent_lease_line, draining),
     line_busy = offsetof(rfaas_agent_lease_line, busy),
@@ -113,7 +112,6 @@ const (
 	PageSize       = C.sizeof_rfaas_agent_page
 	LineSize       = C.sizeof_rfaas_agent_lease_line
 	OffsetEvents   = C.page_events
-	OffsetClaims   = C.page_claims
 	OffsetLines    = C.page_leases
 	OffsetDraining = C.line_draining // in a line
 	OffsetBusy     = C.line_busy
