@@ -343,11 +343,18 @@ test-go: ## Go tests
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $$($(GO) list ./... | grep -v -E '/(client|tests/(capi|faults|hostile|remote|slurm))$$')
 
-test-tcp: ## the client's tests over Ethernet sockets; 30 random kills and 10 link outages between two network namespaces (as root)
+# The tests of a lane that wait most of the time run in parts, two at the same time (make --jobs=2).
+.PHONY: tried-build
+tried-build:
 	$(Q)$(try_build)
+
+.PHONY: test-tcp-client test-tcp-nodes
+test-tcp: test-tcp-client test-tcp-nodes ## the client's tests over Ethernet sockets; 30 random kills and 10 link outages between two network namespaces (as root)
+test-tcp-client: tried-build
 	$(Q)RFAAS_TEST_PROVIDER=tcp $(GO) test -count=1 -vet=off -timeout 280s -skip "^($$(tests/run --client-alone))\$$" ./client
 	$(Q)RFAAS_TEST_PROVIDER=tcp RFAAS_DATA_ENCRYPTION=require RFAAS_EXECUTOR_DATA_ENCRYPTION=require $(GO) test -count=1 -vet=off -timeout 100s \
 		-run '^(TestInvoke|TestMap|TestSubmit|TestSandbox|TestFailover|TestCachedWorkersAreGone|TestLeaseAcrossExecutors)$$' ./client
+test-tcp-nodes: tried-build
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 170s -run 'TestBetweenNodes.*' ./tests/faults
 
 test-race: ## Go tests under the race detector
@@ -363,8 +370,11 @@ ENCRYPTED_PLAIN := $(patsubst %,'%/*',access atomic connect death device inspect
 TCP_PLAIN := $(ENCRYPTED_PLAIN) 'channel/*' 'read/*' 'write/*'
 ENCRYPTED_ASAN := 'channel/*' 'write/*' 'read/*' 'tcp/*'
 
-test-c-plain: build/ctest/dp_test
+.PHONY: test-c-plain-shm test-c-plain-tcp test-c-asan-shm test-c-asan-tcp test-c-tsan-shm test-c-tsan-tcp
+test-c-plain: test-c-plain-shm test-c-plain-tcp
+test-c-plain-shm: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider shm
+test-c-plain-tcp: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider tcp $(TCP_PLAIN)
 	$(Q)build/ctest/dp_test --provider tcp --encrypt $(ENCRYPTED_PLAIN)
 	$(Q)build/ctest/dp_test --provider ofi $(OFI_QUICK)
@@ -375,11 +385,13 @@ OFI_QUICK := '*ofi*' 'load/*' 'access/*-device' 'reset/*@one-device' 'write/sour
 	channel/reserved channel/pieces-refused 'death/atomics*' 'death/idle*'
 OFI_QUICK_CXI := 'access/*@one-device' 'write/source*@processes' 'channel/sizes' 'channel/shuffle-hot' 'channel/shuffle-depth-1024'
 
-test-c-asan: build/ctest/dp_test-asan
+test-c-asan: test-c-asan-shm test-c-asan-tcp
+test-c-asan-shm: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider shm
+	$(Q)$(GO) test -asan -count=1 -vet=off ./internal/dataplane
+test-c-asan-tcp: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider tcp
 	$(Q)build/ctest/dp_test-asan --provider tcp --encrypt $(ENCRYPTED_ASAN)
-	$(Q)$(GO) test -asan -count=1 -vet=off ./internal/dataplane
 
 # The other forms of posts, by the rules of cxi over libfabric's tcp. tcp:efa takes the same path, because tcp does not report how many
 # bytes a write with immediate data has written.
@@ -396,8 +408,10 @@ CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes mmap fail
 # (vm.mmap_rnd_bits above 28), setarch turns randomisation off.
 TSAN_CASES := 'threads/*' 'reap/*' 'turns/*' '*@one-device' '*@two-devices' 'device/*' 'channel/*' 'wait/w*' 'wait/break*' 'connect/*-hello' 'connect/no-*' \
 	'reset/*-refused'
-test-c-tsan: build/ctest/dp_test-tsan
+test-c-tsan: test-c-tsan-shm test-c-tsan-tcp
+test-c-tsan-shm: build/ctest/dp_test-tsan
 	$(Q)setarch -R build/ctest/dp_test-tsan --provider shm $(TSAN_CASES)
+test-c-tsan-tcp: build/ctest/dp_test-tsan
 	$(Q)setarch -R build/ctest/dp_test-tsan --provider tcp 'tcp/*' '*@two-devices'
 
 $(eval $(call c_program,build/ctest/dp_test,build/ctest/plain,$(CTEST_SOURCES),$(DP_CFLAGS) $(CFLAGS),$(CTEST_LINK)))
@@ -469,9 +483,9 @@ test-faults: ## single kills and stops of every process; cancels and deadlines r
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip 'TestRandomKills|TestChaos|TestBetweenNodes.*' ./tests/faults -calls 400000
 
-test-kills: ## 200 random kills under load (make bench: 300, make soak: 1000), and a short form of make chaos
+test-kills: ## 100 random kills under load (make bench: 300, make soak: 1000), and a short form of make chaos
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run 'TestRandomKills$$|TestChaos$$' ./tests/faults -kills 200
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run 'TestRandomKills$$|TestChaos$$' ./tests/faults -kills 100
 
 test-hostile: ## attacks by functions, clients and unauthenticated processes on a real cluster, with a table of the outcomes (as root)
 	$(Q)$(try_build)
@@ -480,7 +494,7 @@ test-hostile: ## attacks by functions, clients and unauthenticated processes on 
 .PHONY: test-slurm
 test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in namespaces (as root)
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster -rounds 10
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster -rounds 6
 
 # Bounds are ratios, and results above their bound are measured again, so a regression by half is found on any machine. Status 3 means
 # that the machine was too busy to measure anything: the lane reports it and does not fail.
@@ -523,7 +537,7 @@ test-softroce-faults: ## kills, stops and cancels on a real verbs device in a vi
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/gotest-faults && $(GO) test -c -o build/gotest-faults/ ./tests/faults
 	$(Q)cd tests/faults && ../../scripts/softroce/run --timeout 290 -e RFAAS_REQUIRE_VERBS=1 -- \
-		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -test.skip 'TestBetweenNodes.*' -kills 30 -calls 8000
+		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -test.skip 'TestBetweenNodes.*' -kills 20 -calls 8000
 
 # The nodes are namespaces of one machine with a verbs device, which all of them reach.
 test-softroce-slurm: ## an MPI job on a real Slurm that is served by another node, over verbs in a virtual machine

@@ -22,9 +22,9 @@ func TestLeaseCycles(t *testing.T) {
 		cycles int64
 		args   []string
 	}{
-		"new workers":    {400, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "0s"}},
-		"cached workers": {10_000, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave cached workers behind when they close
-		"too few cores":  {1000, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}},   // for eight clients: cached workers are evicted all the time
+		"new workers":    {200, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "0s"}},
+		"cached workers": {5000, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave cached workers behind when they close
+		"too few cores":  {500, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}},  // for eight clients: cached workers are evicted all the time
 	} {
 		if provider() == "verbs" {
 			c.cycles /= 20 // a lease takes up to fifty times as long in the virtual machine

@@ -20,9 +20,9 @@ import (
 // envRemote is where tests/remote serves on the other of two machines; empty: there is one machine.
 const envRemote = "FAULTS_REMOTE"
 
-// 50 executors and 20 clients on one machine, the manager on the other, verbs between them (`make test-twovm`; on one machine shared
-// memory, and tcp over loopback): clients find executors on the board, hold leases and are told of changes, executors charge, and the manager is killed
-// three times meanwhile. What the ledger has in the end is what was used, to the unit, in every counter of every tenant.
+// 50 executors and 20 clients by shared memory, and by tcp over loopback. With two machines (`make test-twovm`), 20 executors and 8 clients on
+// one, the manager on the other, and verbs between them. Clients find executors on the board, hold leases and are told of changes, executors
+// charge, and the manager is killed three times meanwhile. What the ledger has in the end is what was used, to the unit, in every counter of every tenant.
 func TestChargesOfACluster(t *testing.T) {
 	for _, provider := range []string{dataplane.SHM, dataplane.TCP} {
 		t.Run(provider, func(t *testing.T) { chargesOfACluster(t, provider) })
@@ -46,6 +46,7 @@ func chargesOfACluster(t *testing.T, provider string) {
 			t.Fatal(err)
 		}
 		config.Manager, config.Provider, config.SecretFile = "10.77.0.2:7474", dataplane.Verbs, filepath.Join(root, "build/twovm/secret")
+		config.Executors, config.Clients, config.Charges = 20, 8, 4000
 		config.Beat *= 5 // an emulated device has better to do
 	}
 	const kills = 3

@@ -465,7 +465,7 @@ static void *until_released(void *arg) {
 }
 
 static void releases(void) {
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < 6; round++) {
         worker_thread t[MANY];
         l = open_lease(1 + (uint32_t)round % 2, (uint32_t)round % 3);
         inside = 0;
