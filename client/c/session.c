@@ -437,7 +437,8 @@ static void hand_over(rfaas_lease *l) {
     int64_t timeout_ns = 0;
     int library = -1;
     give_up_next(l);
-    rfaas_api_forget_claim(l);
+    if (l->session) /* otherwise its line may be in the page of an earlier connection, which is unmapped */
+        rfaas_api_forget_claim(l);
     pthread_mutex_lock(&l->mu);
     rfaas_grant *h = l->grant;
     bool ours = l->session && h && h->key && h->lease_id && h->ep && !h->ended;

@@ -457,3 +457,14 @@ func median(d []time.Duration) time.Duration {
 
 // eventually waits for a state that has no event.
 var eventually = testkit.Eventually
+
+// A client that began anew hands its leases to the next agent, and not those that it released before.
+func TestAgentKilledAfterFinalize(t *testing.T) {
+	env, socket, _ := agentCluster(t)
+	c := lead(t, 1, 0, env...)
+	c.do("init", "session", "open", "calls 1", "release", "close", "finalize", "init", "session")
+	if err := syscall.Kill(agentStatus(t, socket).PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.do("open", "calls 1", "release", "close", "finalize")
+}

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -141,9 +142,11 @@ int main(int argc, char **argv) {
             status = rfaas_lease_release(lease);
         else if (!strcmp(line, "close"))
             status = rfaas_session_close(session);
-        else if (!strcmp(line, "finalize"))
+        else if (!strcmp(line, "finalize")) {
             status = rfaas_finalize();
-        else if (!strcmp(line, "table"))
+            for (int i = 0; i < 1024; i++) /* addresses that the library has freed must not be used again by chance */
+                mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        } else if (!strcmp(line, "table"))
             status = publish();
         else if (!strcmp(line, "drop"))
             status = rfaas_table_drop(session, "sevens");
