@@ -395,9 +395,10 @@ test-c-asan-tcp: build/ctest/dp_test-asan
 
 # The other forms of posts, by the rules of cxi over libfabric's tcp. tcp:efa takes the same path, because tcp does not report how many
 # bytes a write with immediate data has written.
-OFI_CASES := 'access/*' 'connect/*' 'read/*' 'recv/*' 'reset/*' 'write/*' 'many/*' 'channel/sizes' 'channel/finish-alone' 'channel/shuffle-*'
+OFI_CASES := 'access/*' 'connect/*' 'death/*' 'read/*' 'recv/*' 'reset/*' 'write/*' 'many/*' 'channel/sizes' 'channel/finish-alone' 'channel/shuffle-*' \
+	channel/reserved channel/pieces-refused
 .PHONY: test-c-ofi
-test-c-ofi: build/ctest/dp_test ## conformance and channel tests of the C core on libfabric's tcp, some ten minutes
+test-c-ofi: build/ctest/dp_test ## conformance and channel tests of the C core on libfabric's tcp, two minutes
 	$(Q)build/ctest/dp_test --provider ofi
 	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_CASES)
 
