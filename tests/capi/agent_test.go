@@ -460,6 +460,7 @@ var eventually = testkit.Eventually
 
 // A client that began anew hands its leases to the next agent, and not those that it released before.
 func TestAgentKilledAfterFinalize(t *testing.T) {
+	crosses(t)
 	env, socket, _ := agentCluster(t)
 	c := lead(t, 1, 0, env...)
 	c.do("init", "session", "open", "calls 1", "release", "close", "finalize", "init", "session")
