@@ -88,6 +88,8 @@ var (
 	// unplugged: the cable of the other machine's RDMA device is pulled. Its port is down, and no packet passes in either direction.
 	// scripts/softroce/cable has set up the cable.
 	unplugged = trouble{"link down", "ip", "link set plug0 down", "link set plug0 up"}
+	// cutOff: the network behind the cable fails. No packet passes in either direction, and the device does not notice it.
+	cutOff = trouble{"cut off", "ip", "link set eth0 down", "link set eth0 up"}
 )
 
 // begin starts the trouble after a moment. It ends by itself, in a separate session, because no order to end it could arrive. Its

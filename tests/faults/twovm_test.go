@@ -232,12 +232,12 @@ func downForASecond(t *testing.T, how trouble) {
 
 // A long outage ends calls with a named error. Afterwards a new lease works, and the old one is gone. The cable stays in.
 // After half a minute without a carrier, soft-RoCE of Linux 6.1 failed each new queue pair for 30 s or more, while TCP worked.
-func TestPacketsLostForHalfAMinute(t *testing.T) {
+func TestCutOffForHalfAMinute(t *testing.T) {
 	twoMachines(t)
 	p := newPairOn(t, "c", there, here, here)
 	second := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond, timeout: callerBound})
 	p.ready(second)
-	loss.begin(t, 30*time.Second)
+	cutOff.begin(t, 30*time.Second)
 	hit := time.Now()
 	for _, c := range []*caller{p.caller, second} {
 		e := p.fails(c, hit, lost, client.StatusPeerGone, statusConnection, client.StatusWorkerDied)
@@ -246,7 +246,7 @@ func TestPacketsLostForHalfAMinute(t *testing.T) {
 		}
 	}
 	for time.Since(hit) < 31*time.Second {
-		time.Sleep(100 * time.Millisecond) // the packets are lost
+		time.Sleep(100 * time.Millisecond) // the machine is cut off
 		p.caller.check()
 		second.check()
 	}
