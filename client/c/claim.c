@@ -6,8 +6,8 @@
  *   later ── CLAIMED ──▶ agent: follows the lease, renews it, reports its events
  *
  * Waking the agent at once would delay the first call, because the agent runs on this node. So the library sends CLAIMED after the second
- * call (the first, if several threads use the lease), before any other message, when a call lasts some milliseconds, or when a call fails. If the program does
- * none of that, the agent finds the claim in the page. */
+ * call (the first, if several threads use the lease), before any other message, when a call lasts some milliseconds, or when a call fails. If the
+ * program does none of that, the agent finds the claim in the page. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

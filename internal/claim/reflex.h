@@ -21,7 +21,8 @@ typedef struct reflex_claim {
 } reflex_claim;
 
 /* Makes the reflex of a region, which is a memory file of sizeof(dp_claim_region) bytes, and starts its thread. event: an eventfd that is written
- * about a millisecond after a claim of frozen workers, and when the executor finds a line claimed that it wanted to change. The caller keeps both descriptors open until reflex_free. NULL with errno after an error. */
+ * about a millisecond after a claim of frozen workers, and when the executor finds a line claimed that it wanted to change. The caller keeps both
+ * descriptors open until reflex_free. NULL with errno after an error. */
 reflex *reflex_new(int region, int event);
 /* Ends the thread, and closes all lines that are armed. */
 void reflex_free(reflex *r);

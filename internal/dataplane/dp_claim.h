@@ -10,8 +10,8 @@
  * COOLING: the workers are being frozen, and nobody can claim them. ARMED: the workers are frozen.
  *
  * Either the client or the executor succeeds, never both. A client that has claimed frozen workers rings the bell, and the executor thaws and wakes
- * them. Awake workers need no thaw. The executor books the claim later. The processes of the user can write anything into the region. So the executor reads only whether a word
- * is a claim, and keeps its own record of which lines are armed. */
+ * them. Awake workers need no thaw. The executor books the claim later. The processes of the user can write anything into the region. So the
+ * executor reads only whether a word is a claim, and keeps its own record of which lines are armed. */
 #ifndef RFAAS_DP_CLAIM_H
 #define RFAAS_DP_CLAIM_H
 

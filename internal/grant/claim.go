@@ -142,7 +142,7 @@ func (k *Cached) Claimed() bool {
 	return k.claim != nil && claim.Claimed(k.claim.File, k.claim.Line, k.claim.Sequence)
 }
 
-// ClaimedCached returns the names of the session's cached leases whose workers the client may have claimed, and that nobody has taken.
+// ClaimedCached returns the names of the session's cached leases whose workers the client may have claimed. Taken leases are not among them.
 func (c *Control) ClaimedCached() (names []uint64) {
 	s := &c.cache
 	s.mu.Lock()

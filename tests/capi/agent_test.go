@@ -458,7 +458,7 @@ func median(d []time.Duration) time.Duration {
 // eventually waits for a state that has no event.
 var eventually = testkit.Eventually
 
-// A client that began anew hands its leases to the next agent, and not those that it released before.
+// A program finalizes the library and initialises it again. When the agent is killed then, the library does not touch the leases of the time before.
 func TestAgentKilledAfterFinalize(t *testing.T) {
 	crosses(t)
 	env, socket, _ := agentCluster(t)

@@ -116,7 +116,7 @@ func TestClaimClientKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the claimed lease has ended", func() bool {
-		text := executorMetrics(t, listen)
+		text := metricsOf(t, listen)
 		return strings.Contains(text, "\nrfaas_executor_claims_total 1\n") && strings.Contains(text, "\nrfaas_executor_leases 0\n") &&
 			strings.Contains(text, "\nrfaas_executor_free_cores 2\n")
 	})

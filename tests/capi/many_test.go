@@ -40,8 +40,8 @@ func tlsCluster(t *testing.T, args ...string) (env []string, socket, address, me
 		socket, address, metrics
 }
 
-// gauge returns the value of a metric that is served on a unix socket, "" if there is none.
-func gauge(t *testing.T, socket, name string) string {
+// metricsOf returns the metrics that a daemon serves on a unix socket.
+func metricsOf(t *testing.T, socket string) string {
 	t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -55,11 +55,17 @@ func gauge(t *testing.T, socket, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindSubmatch(text)
+	return string(text)
+}
+
+// gauge returns the value of a metric that is served on a unix socket, "" if there is none.
+func gauge(t *testing.T, socket, name string) string {
+	t.Helper()
+	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(metricsOf(t, socket))
 	if m == nil { // a state that no executor has
 		return ""
 	}
-	return string(m[1])
+	return m[1]
 }
 
 // connections returns the number of TCP connections that processes of this machine have made to an IPv4 address.

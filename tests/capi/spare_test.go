@@ -1,10 +1,6 @@
 package capi
 
 import (
-	"context"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,24 +21,6 @@ func (r *agentReport) spare() (n int) {
 	return n
 }
 
-// executorMetrics returns the metrics of an executor that serves them on a unix socket.
-func executorMetrics(t *testing.T, socket string) string {
-	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
-	r, err := c.Get("http://executor/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
 // TestCachedLeaseAheadOfDemand takes leases on workers that were started for the agent before any client asked for them. The executor has no pool
 // of its own, so no other start is pooled.
 func TestCachedLeaseAheadOfDemand(t *testing.T) {
@@ -50,7 +28,7 @@ func TestCachedLeaseAheadOfDemand(t *testing.T) {
 	listen := filepath.Join(t.TempDir(), "http")
 	env, socket, _ := agentCluster(t, "--pool", "0", "--share-cores", "3", "--http-listen", "unix:"+listen)
 	has := func(line string) bool {
-		return strings.Contains(executorMetrics(t, listen), "\nrfaas_executor_"+line+"\n")
+		return strings.Contains(metricsOf(t, listen), "\nrfaas_executor_"+line+"\n")
 	}
 	begin := func(env ...string) (*led, origin) {
 		t.Helper()
