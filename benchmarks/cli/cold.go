@@ -74,7 +74,7 @@ still connected (RFAAS_LEASE_REUSE) and frozen. awake: that worker within cache-
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&cfg.Provider, "provider", "shm", "shm or verbs")
+	f.StringVar(&cfg.Provider, "provider", "shm", "shm, verbs or tcp")
 	f.StringSliceVar(&modes, "mode", nil, "ways to start: "+strings.Join(cold.Modes("shm"), ", ")+" (default: all of the provider)")
 	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
 	f.IntVar(&runs, "runs", 1, "runs of each mode, in turn; the output has the run with the median p50, and the p50 of all runs")

@@ -34,7 +34,7 @@ import (
 // Config says what to measure. Executor, Provider, Library and Function are mandatory.
 type Config struct {
 	Executor string // path of the program
-	Provider string // shm or verbs
+	Provider string // shm, verbs or tcp
 	Library  string // with the function, which is called without a payload
 	Function string
 	Mode     string // one of Modes; empty: cold
@@ -108,8 +108,8 @@ func (cfg *Config) Check() error {
 	switch {
 	case cfg.Leases < 0 || cfg.Leases > 100_000:
 		return fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases)
-	case cfg.Provider != "shm" && cfg.Provider != "verbs":
-		return fmt.Errorf("provider %q is neither shm nor verbs", cfg.Provider)
+	case cfg.Provider != "shm" && cfg.Provider != "verbs" && cfg.Provider != "tcp":
+		return fmt.Errorf("provider %q is none of shm, verbs, tcp", cfg.Provider)
 	case cfg.Mode != "" && !slices.Contains(Modes(cfg.Provider), cfg.Mode):
 		return fmt.Errorf("mode %q on %s is none of %s", cfg.Mode, cfg.Provider, strings.Join(Modes(cfg.Provider), ", "))
 	}
@@ -250,9 +250,9 @@ func contact(ctx context.Context, cfg Config, o client.Options) (s *client.Sessi
 // processes is how many process starts are measured.
 const processes = 15
 
-// processStart is the median time to start a process, ns; 0 without a peer program.
+// processStart is the median time to start a process, ns; 0 without a peer program, and on tcp.
 func processStart(cfg Config) (int64, error) {
-	if cfg.Peer == "" {
+	if cfg.Peer == "" || cfg.Provider == dataplane.TCP { // the peer knows shm and verbs
 		return 0, nil
 	}
 	var all []int64

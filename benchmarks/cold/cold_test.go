@@ -29,14 +29,15 @@ func built(t *testing.T, path string) string {
 
 func TestRun(t *testing.T) {
 	for _, mode := range Modes("shm") {
-		t.Run(mode, func(t *testing.T) { testRun(t, mode) })
+		t.Run(mode, func(t *testing.T) { testRun(t, "shm", mode) })
 	}
+	t.Run("tcp", func(t *testing.T) { testRun(t, "tcp", "pooled") })
 }
 
-func testRun(t *testing.T, mode string) {
+func testRun(t *testing.T, provider, mode string) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cfg := Config{Mode: mode, Executor: built(t, "bin/executor"), Provider: "shm", Library: built(t, "build/functions/echo.so"), Function: "empty", Leases: 10}
+	cfg := Config{Mode: mode, Executor: built(t, "bin/executor"), Provider: provider, Library: built(t, "build/functions/echo.so"), Function: "empty", Leases: 10}
 	r, err := Run(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -26,7 +26,12 @@ const poolSize = 4
 
 // startExecutor starts an executor with the settings of cfg.Mode and further arguments.
 func startExecutor(ctx context.Context, cfg Config, listen string, args ...string) (executor, error) {
-	line := append([]string{"--listen", listen, "--http-listen", "127.0.0.1:0", "--providers", cfg.Provider, "--cores", "1", "--grace", "2s"}, args...)
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return executor{}, err
+	}
+	line := append([]string{"--listen", listen, "--data-listen", net.JoinHostPort(host, "0"), "--http-listen", "127.0.0.1:0", "--providers", cfg.Provider,
+		"--cores", "1", "--grace", "2s"}, args...)
 	d, err := daemon.Start(ctx, cfg.Executor, append(line, modes[cfg.Mode]...)...)
 	return executor{d}, err
 }
