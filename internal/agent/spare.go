@@ -26,6 +26,28 @@ type demand struct {
 	wanted int       // spare leases
 	ready  int       // spare leases that are cached
 	making bool      // a goroutine starts spare leases
+
+	refused int       // attempts to start a spare lease that failed since the last success
+	again   time.Time // no attempt before this time
+}
+
+// After refusedMost failed attempts in a row, the agent pauses before the next one. The first pause is refusedPause; the others are twice as long
+// as the one before, up to provenFor. An executor without a core for a spare lease usually refuses one attempt when a lease is granted, and
+// has the core when the lease is released.
+const (
+	refusedMost  = 2
+	refusedPause = 50 * time.Millisecond
+)
+
+// tried counts an attempt to start a spare lease.
+func (d *demand) tried(now time.Time, err error) {
+	if err == nil {
+		d.refused, d.again = 0, time.Time{}
+		return
+	}
+	if d.refused++; d.refused > refusedMost {
+		d.again = now.Add(min(refusedPause<<min(d.refused-refusedMost-1, 10), provenFor))
+	}
 }
 
 // acquired counts an acquisition. fresh: it found no cached workers, so one more spare lease would have helped.
@@ -102,7 +124,7 @@ func (s *spares) released(p *grant.Pending, h *grant.Held) {
 
 // fill starts spare leases in the background until there are as many as wanted, or until one fails. The caller holds mu.
 func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
-	if s.closed || d.making || d.ready >= d.wanted {
+	if s.closed || d.making || d.ready >= d.wanted || time.Now().Before(d.again) {
 		return
 	}
 	d.making = true
@@ -118,6 +140,7 @@ func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
 				s.tell(like, err)
 			}
 			s.mu.Lock()
+			d.tried(time.Now(), err)
 			more = err == nil && !s.closed && d.ready < d.wanted
 			d.making = more
 			s.mu.Unlock()

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"testing"
 	"time"
 )
@@ -45,5 +46,29 @@ func TestDemandForSpareLeases(t *testing.T) {
 	none.acquired(now, fresh, 0)
 	if none.acquired(now, fresh, 0); none.wanted != 0 {
 		t.Error("spare leases are wanted although the setting is 0")
+	}
+}
+
+// An executor that has no core for a spare lease is asked twice in a row, and then less and less often. After a success it is asked at once again.
+func TestPauseAfterRefusedSpareLeases(t *testing.T) {
+	now := time.Unix(1000, 0)
+	refused := errors.New("no core")
+	var d demand
+	for i, pause := range []time.Duration{0, 0, refusedPause, 2 * refusedPause, 4 * refusedPause} {
+		if d.tried(now, refused); max(d.again.Sub(now), 0) != pause {
+			t.Errorf("%v until the next attempt after %d refusals, want %v", d.again.Sub(now), i+1, pause)
+		}
+	}
+	for range 100 {
+		d.tried(now, refused)
+	}
+	if d.again.Sub(now) != provenFor {
+		t.Errorf("%v until the next attempt after many refusals, want %v", d.again.Sub(now), provenFor)
+	}
+	if d.tried(now, nil); now.Before(d.again) {
+		t.Error("a pause after a success")
+	}
+	if d.tried(now, refused); now.Before(d.again) {
+		t.Error("a pause after one refusal")
 	}
 }
