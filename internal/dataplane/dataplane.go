@@ -52,11 +52,15 @@ type Options struct {
 	Encrypt                int // tcp and ofi: EncryptOff to EncryptRequire
 	// Packable makes a shm device keep the descriptors that Channels.Pack needs.
 	Packable bool
+	// OneThread makes a verbs device whose Conns can be used by all threads of a process that has changed its user. Their operations run on
+	// the thread that has opened the device.
+	OneThread bool
 }
 
 // Device is an open provider instance. Safe for concurrent use.
 type Device struct {
-	c *C.dp_dev
+	c      *C.dp_dev
+	thread *thread // of Options.OneThread
 }
 
 // c returns the options as a C structure. Its strings are in C memory until free is called.
@@ -138,8 +142,14 @@ func Open(provider string, o Options) (*Device, error) {
 	opts, free := o.c()
 	defer free()
 	var d Device
+	if o.OneThread && provider == Verbs {
+		d.thread = startThread()
+	}
 	var e C.dp_error
-	if st := C.dp_dev_open(name, &opts, &d.c, &e); st != 0 {
+	var st C.int
+	d.thread.do(func() { st = C.dp_dev_open(name, &opts, &d.c, &e) })
+	if st != 0 {
+		d.thread.end()
 		return nil, cError("open "+provider, &e)
 	}
 	return &d, nil
@@ -149,6 +159,7 @@ func Open(provider string, o Options) (*Device, error) {
 func (d *Device) Close() {
 	C.dp_dev_close(d.c)
 	d.c = nil
+	d.thread.end()
 }
 
 // Handle is the C object, for C code outside of this package.

@@ -36,11 +36,14 @@ const (
 
 // Domain is a protection domain: on verbs a peer reaches the memory of the domain that its connection is in, and no other.
 // Safe for concurrent use.
-type Domain struct{ c *C.dp_domain }
+type Domain struct {
+	c      *C.dp_domain
+	thread *thread // of the device
+}
 
 // NewDomain makes a domain.
 func (d *Device) NewDomain() (*Domain, error) {
-	var dom Domain
+	dom := Domain{thread: d.thread}
 	var e C.dp_error
 	if C.dp_domain_create(d.c, &dom.c, &e) != 0 {
 		return nil, cError("create domain", &e)
@@ -140,8 +143,9 @@ func (m *Memory) Free() {
 // Safe for concurrent use; operations take turns. An *Error with StatusInvalid means that the peer refused: nothing happened.
 // With another status the operation may have happened.
 type Conn struct {
-	mu sync.Mutex
-	c  *C.dp_raw // nil after Close
+	mu     sync.Mutex
+	c      *C.dp_raw // nil after Close
+	thread *thread   // of the device
 }
 
 // ConnTCPBytes is the most memory that a Conn on tcp uses.
@@ -161,7 +165,7 @@ func (d *Domain) newConn(bulk bool, expose []*Memory) (*Conn, error) {
 	for i, m := range expose {
 		regions[i] = m.c
 	}
-	var c Conn
+	c := Conn{thread: d.thread}
 	var e C.dp_error
 	var st C.int
 	if bulk {
@@ -238,7 +242,9 @@ func (c *Conn) do(op string, f func(r *C.dp_raw) C.int) error {
 	if c.c == nil {
 		return closedConn(op)
 	}
-	if st := Status(f(c.c)); st != OK {
+	var st Status
+	c.thread.do(func() { st = Status(f(c.c)) })
+	if st != OK {
 		return &Error{Op: op, Status: st}
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime"
 	"sync"
 	"time"
 
@@ -52,10 +51,6 @@ func (e *Executor) fetch(ctx context.Context, req *control.FetchRequest, stream 
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchConnect+time.Duration(float64(size)/fetchRate*float64(time.Second)),
 		errors.New("the transfer took too long"))
 	defer cancel()
-	if req.GetProvider() == dataplane.Verbs {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-	}
 	began := time.Now()
 	var source *fetchSource
 	if req.GetBundle() && e.cfg.Bundles == nil {
@@ -79,9 +74,7 @@ func (e *Executor) fetch(ctx context.Context, req *control.FetchRequest, stream 
 
 // fetchDevices are the devices of shm and tcp by which tables are read. Each is opened when it is first needed. Safe for concurrent use.
 //
-// On verbs each transfer opens a device of its own, on the thread that uses it: soft-RoCE posts by a system call, which the kernel refuses to a
-// thread with other credentials than the one that opened the device. After an executor has given up root, its threads have equal
-// credentials, but in separate kernel objects.
+// On verbs each transfer opens a device of its own, because the operations of a device run on one thread (OneThread).
 type fetchDevices struct {
 	mu      sync.Mutex
 	open    map[string]*dataplane.Device
@@ -158,8 +151,7 @@ func (e *Executor) fetchDevice(provider string) (*dataplane.Device, error) {
 	case dataplane.SHM:
 		return dataplane.Open(provider, dataplane.Options{GIDIndex: -1, ActiveOnly: true})
 	case dataplane.Verbs:
-		return dataplane.Open(provider, dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
-			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
+		return dataplane.Open(provider, rdmaOptions(s))
 	case dataplane.TCP:
 		return dataplane.Open(provider, dataplane.Options{GIDIndex: -1, Handed: true, Advertise: e.cfg.Data.Address, Encrypt: encryption(s)})
 	}

@@ -19,11 +19,11 @@ const (
 	managerCall     = 3 * time.Second // bound of one call to the manager
 	registerBackoff = 100 * time.Millisecond
 	registerLongest = 2 * time.Second
-	attachEvery     = 30 * time.Second // who has no way to the manager's memory tries again
+	attachEvery     = 30 * time.Second // an executor that reports by messages tries the manager's memory again
 )
 
-// registrar keeps the manager informed: through its memory where that can be reached, else by messages. It decides nothing:
-// leases go on with and without a manager.
+// registrar reports this executor's state to the manager: by writes to the manager's memory if that can be reached, else by messages. It decides
+// nothing: leases continue without a manager.
 type registrar struct {
 	client   control.ManagerClient
 	manager  string // its address, for the log
@@ -31,19 +31,19 @@ type registrar struct {
 	info     func() *control.InfoReply
 	log      *slog.Logger
 	poke     chan struct{} // capacity 1: report now
-	stay     atomic.Bool   // another program takes over: do not sign off
+	stay     atomic.Bool   // another program takes over: do not deregister
 	nodeID   string
 	devices  *link.Devices // nil: messages only
-	limits   *limiter      // told likewise; may be nil
-	accounts *accounts     // told when the manager's memory can be reached; may be nil
+	limits   *limiter      // gets way, too; may be nil
+	accounts *accounts     // gets way while it exists; may be nil
 
-	id       uint64 // as the manager knows us; 0: it does not
+	id       uint64 // this executor's id at the manager; 0: not registered
 	interval time.Duration
-	away     bool // the manager did not answer last time, and the log says so
+	away     bool // the manager did not answer the last call, which was logged
 	hello    *control.ManagerHelloReply
-	way      *link.Executor // nil: messages
+	way      *link.Executor // connection to the manager's memory; nil: messages
 	provider string         // of way
-	tried    time.Time      // when a way was last looked for
+	tried    time.Time      // of the last attempt to make a way
 	again    time.Duration  // attachEvery
 	beat     uint64
 }
@@ -61,7 +61,7 @@ func (r *registrar) report() {
 	}
 }
 
-// run registers and reports until ctx ends, then signs off.
+// run registers and reports until ctx ends, then deregisters.
 func (r *registrar) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -90,7 +90,7 @@ func (r *registrar) run(ctx context.Context) {
 	}
 }
 
-// step registers, or reports if registered. False: try again soon.
+// step registers, or reports if registered. It returns false after a failure, to be called again soon.
 func (r *registrar) step(run context.Context) bool {
 	ctx, cancel := context.WithTimeout(run, managerCall)
 	defer cancel()
@@ -102,7 +102,7 @@ func (r *registrar) step(run context.Context) bool {
 			r.log.Info("the manager's memory cannot be reached any more", "manager", r.manager, "error", err)
 		}
 		r.detach()
-		r.id = 0 // registering again tells whether it is there
+		r.id = 0 // registering again shows whether the manager answers
 	}
 	if r.id != 0 {
 		reply, err := r.client.Heartbeat(ctx, &control.HeartbeatRequest{ExecutorId: r.id, Info: r.info()})
@@ -111,7 +111,7 @@ func (r *registrar) step(run context.Context) bool {
 		}
 		r.away = false
 		if !reply.GetUnknown() {
-			if time.Since(r.tried) >= r.again { // messages cost the manager time, and what was in the way may be over
+			if time.Since(r.tried) >= r.again { // messages cost the manager time
 				if r.attach(run) == nil {
 					r.log.Info("the manager's memory can be reached now", "manager", r.manager, "provider", r.provider)
 				}
@@ -119,7 +119,7 @@ func (r *registrar) step(run context.Context) bool {
 			r.limits.beat()
 			return true
 		}
-		r.id = 0 // it was started anew, or thought us dead
+		r.id = 0 // the manager was restarted, or has forgotten this executor after a silence
 	}
 	reply, err := r.register(run)
 	if err != nil {
@@ -141,7 +141,7 @@ func (r *registrar) step(run context.Context) bool {
 	return true
 }
 
-// register asks for an id. When run ends meanwhile the answer is awaited a little longer: who has an id must sign off.
+// register asks for an id. If run ends meanwhile, it waits a little longer for the answer, because an executor with an id must deregister.
 func (r *registrar) register(run context.Context) (*control.RegisterReply, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(run), managerCall)
 	defer cancel()
@@ -153,7 +153,7 @@ func (r *registrar) register(run context.Context) (*control.RegisterReply, error
 	return r.client.Register(ctx, &control.RegisterRequest{ProtocolVersion: control.ProtocolVersion, Address: r.address, Info: r.info()})
 }
 
-// attach connects to the manager's memory. The error says why messages are used instead.
+// attach connects to the manager's memory and writes the line there. The error says why messages are used instead.
 func (r *registrar) attach(run context.Context) error {
 	ctx, cancel := context.WithTimeout(run, managerCall)
 	defer cancel()
@@ -164,7 +164,13 @@ func (r *registrar) attach(run context.Context) error {
 	var incarnation [16]byte
 	copy(incarnation[:], r.info().GetIncarnation())
 	provider, err := r.devices.Try(link.Providers(r.hello, r.nodeID, ""), func(dev *dataplane.Device) (err error) {
-		if r.way, err = link.AttachExecutor(ctx, r.client, dev, r.id, incarnation); err != nil {
+		if r.way, err = link.AttachExecutor(ctx, r.client, dev, r.id, incarnation); err == nil {
+			if err = r.write(); err != nil { // on verbs, connecting says nothing about the path to the peer
+				r.way.Close()
+				r.way = nil
+			}
+		}
+		if err != nil {
 			r.log.Warn("cannot reach the manager's memory by this provider", "manager", r.manager, "provider", dev.Provider(), "error", control.Text(err))
 		}
 		return err
@@ -175,9 +181,6 @@ func (r *registrar) attach(run context.Context) error {
 	r.provider = provider
 	r.accounts.join(r.way)
 	r.limits.join(r.way)
-	if err := r.write(); err != nil {
-		r.log.Debug("first beat", "error", err) // the next step looks after it
-	}
 	return nil
 }
 
@@ -209,10 +212,10 @@ func (r *registrar) write() error {
 
 func mebibytes(n uint64) uint32 { return uint32(min(n>>20, 1<<32-1)) }
 
-// failed logs once until the manager answers again.
+// failed logs an error of the manager, but only the first one until the manager answers again. It returns false.
 func (r *registrar) failed(run context.Context, err error) bool {
 	if run.Err() != nil {
-		return false // we gave up, not the manager
+		return false // this executor ends, and cancelled the call
 	}
 	if !r.away {
 		if control.ClassOf(err) == control.ClassCredential {
@@ -226,7 +229,7 @@ func (r *registrar) failed(run context.Context, err error) bool {
 	return false
 }
 
-// signOff tells the manager that this executor leaves, if it listens.
+// signOff deregisters, if the manager has answered lately.
 func (r *registrar) signOff() {
 	if r.id == 0 || r.away {
 		return

@@ -176,8 +176,8 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 		defer conn.Close()
 		reg = newRegistrar(conn, s.Manager, advertised, e.info, log)
 		reg.accounts, reg.nodeID = e.accounts, cfg.NodeID
-		reg.devices = &link.Devices{Options: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
-			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU, Encrypt: encryption(&s)}}
+		reg.devices = &link.Devices{Options: rdmaOptions(&s)}
+		reg.devices.Options.Encrypt = encryption(&s)
 		e.report = reg.report
 		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
 		e.limits.begins = func() { e.claims.revokeSoon(everyTenant) }
@@ -347,13 +347,18 @@ func (e *Executor) pooledDevices() (list []zygote.Spec) {
 	return list
 }
 
+// rdmaOptions returns the settings of the RDMA device. Most threads of an executor use it after they have given up root.
+func rdmaOptions(s *config.Executor) dataplane.Options {
+	return dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex, PKeyIndex: s.VerbsPKeyIndex,
+		TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU, OneThread: true}
+}
+
 // fabric returns the addresses of the devices that this node's workers use, for the board.
 func fabric(s *config.Executor, providers []string, log *slog.Logger) []dataplane.Address {
 	if !slices.Contains(providers, dataplane.Verbs) {
 		return nil
 	}
-	d, err := dataplane.Open(dataplane.Verbs, dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
-		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
+	d, err := dataplane.Open(dataplane.Verbs, rdmaOptions(s))
 	if err != nil {
 		log.Warn("cannot read the RDMA device's address", "error", err)
 		return nil

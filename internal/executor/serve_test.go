@@ -23,6 +23,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/link"
 )
@@ -380,14 +381,25 @@ func TestRegistration(t *testing.T) {
 	port.Close(n.ctx())
 }
 
-// attachingManager cannot be attached to for a while.
-type attachingManager struct{ managerStub }
+// attachingManager has memory that refuses the executor's line, or none now.
+type attachingManager struct {
+	managerStub
+	memory *cellManager
+}
 
 func (m *attachingManager) Register(context.Context, *control.RegisterRequest) (*control.RegisterReply, error) {
 	return &control.RegisterReply{ExecutorId: 5, HeartbeatMs: 10, Manager: &control.ManagerHelloReply{NodeId: "here", Providers: []string{"shm"}}}, nil
 }
 
-func (m *attachingManager) Heartbeat(context.Context, *control.HeartbeatRequest) (*control.HeartbeatReply, error) {
+func (m *attachingManager) say(ctx context.Context, call string) {
+	select {
+	case m.calls <- call:
+	case <-ctx.Done():
+	}
+}
+
+func (m *attachingManager) Heartbeat(ctx context.Context, _ *control.HeartbeatRequest) (*control.HeartbeatReply, error) {
+	m.say(ctx, "heartbeat")
 	return &control.HeartbeatReply{}, nil
 }
 
@@ -395,49 +407,68 @@ func (m *attachingManager) Deregister(context.Context, *control.DeregisterReques
 	return &control.DeregisterReply{}, nil
 }
 
-func (m *attachingManager) AttachExecutor(ctx context.Context, _ *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
-	select {
-	case m.calls <- "attach":
-	case <-ctx.Done():
+func (m *attachingManager) AttachExecutor(ctx context.Context, req *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
+	m.say(ctx, "attach")
+	if m.memory == nil {
+		return nil, control.Errorf(control.ClassBusy, "not now")
 	}
-	return nil, control.Errorf(control.ClassBusy, "not now")
+	reply, err := m.memory.AttachExecutor(ctx, req)
+	reply.Line.Key++
+	return reply, err
 }
 
-// An executor that found no way to the manager's memory when it registered looks for one again.
+// An executor that cannot attach to the manager's memory, or cannot write there, reports by messages, and tries the memory again later.
 func TestAttachIsTriedAgain(t *testing.T) {
 	n := newNode(t)
-	socket := "unix:" + filepath.Join(t.TempDir(), "manager")
-	secret := n.e.cfg.Settings.SecretFile
-	port, err := control.OpenPort(control.PortConfig{Listen: socket, SecretFile: secret})
+	dev, err := dataplane.Open(dataplane.SHM, dataplane.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &attachingManager{managerStub{calls: make(chan string)}}
-	control.RegisterManagerServer(port.Server, m)
-	if err := port.Serve(); err != nil {
-		t.Fatal(err)
+	t.Cleanup(dev.Close)
+	for name, memory := range map[string]*cellManager{"refused": nil, "cannot be written": {t: t, dev: dev}} {
+		t.Run(name, func(t *testing.T) {
+			socket := "unix:" + filepath.Join(t.TempDir(), "manager")
+			secret := n.e.cfg.Settings.SecretFile
+			port, err := control.OpenPort(control.PortConfig{Listen: socket, SecretFile: secret})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := &attachingManager{managerStub{calls: make(chan string)}, memory}
+			control.RegisterManagerServer(port.Server, m)
+			if err := port.Serve(); err != nil {
+				t.Fatal(err)
+			}
+			defer port.Close(n.ctx())
+			conn, err := control.Dial(socket, control.DialConfig{SecretFile: secret})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			r := newRegistrar(conn, socket, "here:1", n.e.info, slog.New(slog.DiscardHandler))
+			r.nodeID, r.again = "here", 20*time.Millisecond
+			r.devices = &link.Devices{}
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { defer close(done); r.run(ctx) }()
+			last := ""
+			for attempts := 0; attempts < 3; {
+				select {
+				case call := <-m.calls:
+					if call == "attach" {
+						attempts++
+					}
+					if call == last && call == "attach" {
+						t.Errorf("no report by message after attempt %d", attempts-1)
+					}
+					last = call
+				case <-time.After(testBound):
+					t.Fatalf("no attempt after %d", attempts)
+				}
+			}
+			stop()
+			<-done
+		})
 	}
-	defer port.Close(n.ctx())
-	conn, err := control.Dial(socket, control.DialConfig{SecretFile: secret})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	r := newRegistrar(conn, socket, "here:1", n.e.info, slog.New(slog.DiscardHandler))
-	r.nodeID, r.again = "here", 20*time.Millisecond
-	r.devices = &link.Devices{}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); r.run(ctx) }()
-	for try := range 3 {
-		select {
-		case <-m.calls:
-		case <-time.After(testBound):
-			t.Errorf("no attempt after %d", try)
-		}
-	}
-	stop()
-	<-done
 }
 
 // slowManager answers a registration only when it may.
