@@ -13,6 +13,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -316,5 +319,57 @@ func TestHandoverRefused(t *testing.T) {
 	}
 	if stop() == 0 {
 		t.Error("no call was made")
+	}
+}
+
+// holdExec makes the kernel hold the next execve of a file until allow is called.
+func holdExec(t *testing.T, path string) (reached <-chan struct{}, allow func()) {
+	t.Helper()
+	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
+	if err != nil {
+		t.Fatalf("fanotify_init: %v", err)
+	}
+	events := os.NewFile(uintptr(fd), "fanotify") // when it is closed the kernel allows what it holds
+	t.Cleanup(func() { events.Close() })
+	if err := unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_EXEC_PERM, unix.AT_FDCWD, path); err != nil {
+		t.Fatalf("fanotify_mark %s: %v", path, err)
+	}
+	held := make(chan struct{})
+	go func() {
+		var e unix.FanotifyEventMetadata
+		if n, err := events.Read(unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))); err == nil && n > 0 {
+			unix.Close(int(e.Fd))
+			close(held)
+		}
+	}()
+	return held, func() { events.Close() }
+}
+
+// TestHandoverKeepsSIGTERM sends SIGTERM to an executor that has saved its state and is in execve. The new program drains and ends.
+func TestHandoverKeepsSIGTERM(t *testing.T) {
+	testkit.Root(t, "holds execve by fanotify")
+	program := filepath.Join(t.TempDir(), "executor")
+	content, err := os.ReadFile(built(t, "bin/executor"))
+	if err == nil {
+		err = os.WriteFile(program, content, 0o755)
+	}
+	if err == nil {
+		err = os.Chmod(filepath.Dir(program), 0o755)
+	}
+	if err == nil {
+		err = os.Chmod(filepath.Dir(filepath.Dir(program)), 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := start(t, program, filepath.Join(t.TempDir(), "secret"), "--cores", "1", "--worker", built(t, "libexec/rfaas-worker"))
+	reached, allow := holdExec(t, program)
+	d.signal(syscall.SIGUSR2)
+	ends(t, "the preparation of the handover", reached)
+	d.signal(syscall.SIGTERM)
+	allow()
+	ends(t, "the executor", d.done)
+	if code := d.cmd.ProcessState.ExitCode(); code != 0 || len(d.readied) != 2 {
+		t.Errorf("exit status %d after %d programs were ready, want 0 and 2", code, len(d.readied))
 	}
 }

@@ -8,12 +8,10 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/executor"
@@ -43,52 +41,17 @@ func main() {
 			os.Exit(1)
 		}
 	}
-	ctx, now := terminations()
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR2)
-	hand := executor.Handover{Asked: asked, Program: handover.Program(), Args: os.Args, Environ: environ, State: state, Version: version}
+	s := receive(int(state.GetSignals()), state.GetEnding(), func() { os.Exit(128 + int(syscall.SIGINT)) })
+	hand := executor.Handover{Asked: s.handover, Program: handover.Program(), Args: os.Args, Environ: environ, State: state, Version: version,
+		StopSignals: s.stop}
 	ended := make(chan struct{})
 	status := 0
 	go func() {
 		defer close(ended)
-		status = run(ctx, now, true, os.Args[1:], environ, hand, os.Stdout, os.Stderr)
+		status = run(s.first, s.second, true, os.Args[1:], environ, hand, os.Stdout, os.Stderr)
 	}()
 	wire.BeStarter(ended)
 	os.Exit(status)
-}
-
-// repeat is how long SIGTERM counts as the same one: batch systems send it to every process of a job, and by more than one
-// way.
-const repeat = time.Second
-
-// terminations returns two contexts: the first SIGTERM or SIGINT ends the first one, a later one the second one. A SIGINT
-// after that is not caught and ends the program.
-func terminations() (first, second context.Context) {
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	first, endFirst := context.WithCancel(context.Background())
-	second, endSecond := context.WithCancel(context.Background())
-	go func() {
-		heed(signals, endFirst, func() {
-			signal.Reset(syscall.SIGINT)
-			endSecond()
-		})
-	}()
-	return first, second
-}
-
-// heed calls first for the first signal and second for those that mean haste, until signals is closed.
-func heed(signals <-chan os.Signal, first, second func()) {
-	if _, ok := <-signals; !ok {
-		return
-	}
-	began := time.Now()
-	first()
-	for s := range signals {
-		if s == syscall.SIGINT || time.Since(began) >= repeat {
-			second()
-		}
-	}
 }
 
 // run is main without the process: it serves until ctx ends, lets what runs finish until now ends or the grace is over, and

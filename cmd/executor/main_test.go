@@ -3,8 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"os"
+	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,30 +16,43 @@ import (
 )
 
 func TestSignals(t *testing.T) {
+	const term, interrupt = syscall.SIGTERM, syscall.SIGINT
 	for _, c := range []struct {
-		signal os.Signal
-		after  time.Duration
-		want   int
+		ending      bool // the earlier program has received the first signal
+		signals     []syscall.Signal
+		after       time.Duration // between two of them
+		first, both bool
+		exits       int
 	}{
-		{syscall.SIGTERM, 0, 0},
-		{syscall.SIGTERM, repeat - 1, 0}, // the same one by another way
-		{syscall.SIGTERM, repeat, 1},
-		{syscall.SIGINT, 0, 1},
+		{false, nil, 0, false, false, 0},
+		{false, []syscall.Signal{syscall.SIGUSR2}, 0, false, false, 0},
+		{false, []syscall.Signal{term, term}, 0, true, false, 0},
+		{false, []syscall.Signal{term, term}, repeat - 1, true, false, 0}, // the same one by another way
+		{false, []syscall.Signal{term, term}, repeat, true, true, 0},
+		{false, []syscall.Signal{term, interrupt, term}, 0, true, true, 0},
+		{false, []syscall.Signal{interrupt, interrupt, interrupt}, 0, true, true, 1},
+		{true, nil, 0, true, false, 0},
+		{true, []syscall.Signal{term}, 0, true, false, 0},
+		{true, []syscall.Signal{term, term}, repeat, true, true, 0},
+		{true, []syscall.Signal{interrupt}, 0, true, true, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			signals := make(chan os.Signal)
-			first, second, done := 0, 0, make(chan struct{})
-			go func() {
-				defer close(done)
-				heed(signals, func() { first++ }, func() { second++ })
-			}()
-			signals <- syscall.SIGTERM
-			time.Sleep(c.after)
-			signals <- c.signal
-			close(signals)
-			<-done
-			if first != 1 || second != c.want {
-				t.Errorf("SIGTERM and %v after it %v: first %d times, second %d times", c.after, c.signal, first, second)
+			s, exits := newSignals(nil, c.ending), 0
+			from, to := io.Pipe()
+			go s.read(from, func() { exits++ })
+			for i, sig := range c.signals {
+				if i > 0 {
+					time.Sleep(c.after)
+				}
+				_, _ = to.Write([]byte{byte(sig)})
+			}
+			to.Close()
+			<-s.stopped
+			if first, both := s.first.Err() != nil, s.second.Err() != nil; first != c.first || both != c.both || exits != c.exits {
+				t.Errorf("ending %v, %v with %v between: first ended %v, second %v, %d exits", c.ending, c.signals, c.after, first, both, exits)
+			}
+			if asked := len(s.handover) > 0; asked != slices.Contains(c.signals, syscall.SIGUSR2) {
+				t.Errorf("%v: asked to hand over: %v", c.signals, asked)
 			}
 		})
 	}

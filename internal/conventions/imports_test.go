@@ -97,9 +97,9 @@ var layers = map[string][]string{
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},
 }
 
-// cgoLayers may import "C": the data plane, the executor's side of claims, the messages between library and agent, the binding of MPI, the bare round trips
+// cgoLayers may import "C": the data plane, the executor's signals and its side of claims, the messages between library and agent, the binding of MPI, the bare round trips
 // of the benchmarks, and the channels of tests.
-var cgoLayers = []string{"internal/dataplane", "internal/claim", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
+var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
 
 // testHelpers may be imported by the tests of any package.
 var testHelpers = []string{"tests/agenttest", "tests/ccalls", "tests/channel", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}

@@ -31,6 +31,8 @@ type Handover struct {
 	Check   func() error    // reports settings that the new program would refuse
 	State   *handover.State // of the earlier program; nil: there was none
 	Version string          // of this program, for the log
+	// StopSignals ends the effect of signals on Asked and on the contexts of Serve. It returns a pipe that keeps those that come later.
+	StopSignals func() int
 }
 
 // handoverPatience is how long a handover waits for the operations on leases that are running when it is requested. A start of workers
@@ -186,6 +188,7 @@ func (h *handing) save() (*handover.State, error) {
 	if b := e.cfg.Bundles; b != nil {
 		s.Bundles, s.BundlesLock = b.path, int32(b.lock.Fd())
 	}
+	s.Signals = int32(h.StopSignals())
 	s.Ending = h.ctx.Err() != nil
 	return s, nil
 }

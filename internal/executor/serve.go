@@ -245,7 +245,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	waits.Go(func() { e.back.wait(waitCtx); close(wanted) })
 	defer waits.Wait()
 	defer stopWait()
-	for serving := !hand.State.GetEnding(); serving; {
+	for serving := ctx.Err() == nil; serving; {
 		serving = false
 		select {
 		case <-ctx.Done():

@@ -227,7 +227,7 @@ func (s *State) Descriptors() (fds []int) {
 			}
 		}
 	}
-	add(s.GetControl().GetSocket(), s.GetWeb().GetSocket(), s.GetData().GetSocket(), s.GetStateDir(), s.GetBundlesLock())
+	add(s.GetControl().GetSocket(), s.GetWeb().GetSocket(), s.GetData().GetSocket(), s.GetStateDir(), s.GetBundlesLock(), s.GetSignals())
 	add(s.GetSpawner().GetSocket(), s.GetSpawner().GetOutput())
 	for _, l := range s.GetLibraries() {
 		add(l.GetFile(), l.GetNamesFile())
@@ -245,7 +245,7 @@ func (s *State) Descriptors() (fds []int) {
 	return fds
 }
 
-// kept are the signals that the new program handles. One that arrives in between waits for it.
+// kept are the signals that the new program handles. From the moment when execve resets the handlers, they wait until it has set its own.
 var kept = []syscall.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGUSR2}
 
 // Exec replaces this program by the one at path, with the same arguments. It returns only after a failure. The caller must not

@@ -1,0 +1,84 @@
+package main
+
+/*
+#include "signals.h"
+*/
+import "C"
+
+import (
+	"context"
+	"io"
+	"os"
+	"syscall"
+	"time"
+)
+
+// repeat is how long SIGTERM counts as the same one: batch systems send it to every process of a job, and by more than one
+// way.
+const repeat = time.Second
+
+// signals are what this process is asked to do by SIGTERM, SIGINT and SIGUSR2.
+type signals struct {
+	first, second       context.Context // end with the first SIGTERM or SIGINT, and with a later one
+	endFirst, endSecond context.CancelFunc
+	handover            chan os.Signal // receives SIGUSR2
+	pipe                *os.File       // see signals.c
+	stopped             chan struct{}  // closed when no more signals are read
+}
+
+// newSignals returns signals that come by a pipe, which must not block. With ending, the program that this one takes over from has received a
+// first SIGTERM or SIGINT.
+func newSignals(pipe *os.File, ending bool) *signals {
+	s := &signals{handover: make(chan os.Signal, 1), pipe: pipe, stopped: make(chan struct{})}
+	s.first, s.endFirst = context.WithCancel(context.Background())
+	s.second, s.endSecond = context.WithCancel(context.Background())
+	if ending {
+		s.endFirst()
+	}
+	return s
+}
+
+// receive starts to receive the signals that an earlier program has not read, and then those of this process. A SIGINT that comes after both
+// contexts have ended calls exit.
+func receive(earlier int, ending bool, exit func()) *signals {
+	s := newSignals(os.NewFile(uintptr(C.executor_signals), "signals"), ending)
+	from := io.Reader(s.pipe)
+	if earlier > 0 {
+		from = io.MultiReader(os.NewFile(uintptr(earlier), "earlier signals"), s.pipe) // execve has closed the other end
+	}
+	go s.read(from, exit)
+	return s
+}
+
+// stop stops reading, and returns the pipe's descriptor. Signals that were read have had their effect then, and the others are in the pipe.
+func (s *signals) stop() int {
+	_ = s.pipe.SetReadDeadline(time.Unix(1, 0)) // fails only for files that cannot be waited for
+	<-s.stopped
+	return int(s.pipe.Fd())
+}
+
+// read acts on the signals until stop is called.
+func (s *signals) read(from io.Reader, exit func()) {
+	defer close(s.stopped)
+	began := time.Now() // of the end: about when the first signal came
+	for {
+		var b [1]byte
+		if _, err := from.Read(b[:]); err != nil {
+			return
+		}
+		switch sig := syscall.Signal(b[0]); {
+		case sig == syscall.SIGUSR2:
+			select {
+			case s.handover <- sig:
+			default: // one is waiting
+			}
+		case s.first.Err() == nil:
+			began = time.Now()
+			s.endFirst()
+		case s.second.Err() != nil && sig == syscall.SIGINT:
+			exit()
+		case sig == syscall.SIGINT || time.Since(began) >= repeat:
+			s.endSecond()
+		}
+	}
+}
