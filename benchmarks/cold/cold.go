@@ -97,10 +97,9 @@ var starts = map[string]string{"spare": "pooled", "awake": "cached"}
 // Modes are the ways to start that can be measured on a provider.
 func Modes(provider string) []string {
 	all := slices.Sorted(maps.Keys(modes))
-	if provider != dataplane.SHM {
-		return slices.DeleteFunc(all, func(m string) bool { return m == "spare" || m == "awake" })
-	}
-	return all
+	return slices.DeleteFunc(all, func(m string) bool {
+		return m == "awake" && provider != dataplane.SHM || m == "spare" && provider == dataplane.Verbs
+	})
 }
 
 // Check returns an error if the configuration is wrong.

@@ -417,7 +417,7 @@ static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, co
     a->cached = 0;
     drop_channels(h); /* an executor that refused may have connected to them */
     if (c->handed) {
-        if (rfaas_api_take_over(a->lease, h, r))
+        if (rfaas_api_take_over(a->lease, h, c->provider, r))
             a->cached = h->key;
         else
             drop_channels(h); /* the agent gives up the cached grant, and names another candidate */

@@ -428,9 +428,9 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 
 /* Hands over the channels of a grant at rest to the agent, before the release. If that fails, the reply to the release says so. */
 void rfaas_api_hand_over(rfaas_grant *h);
-/* Makes the channels of a grant that the agent has handed over, ready to be offered. Takes over descriptors of the reply. Returns false if
- * the channels cannot be used; the grant may have some of them then. */
-bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r);
+/* Makes the channels of a grant that the agent has handed over, ready to be offered. provider: that of the candidate. Takes over descriptors of
+ * the reply. Returns false if the channels cannot be used; the grant may have some of them then. */
+bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r);
 
 /* Describes a lease's grant for an agent that is to follow it. pids has room for n_workers. */
 void rfaas_api_describe_grant(const rfaas_lease *l, const rfaas_grant *h, rfaas_agent_adopt *req, uint64_t *pids);

@@ -1,9 +1,10 @@
-/* Handing over cached grants to other processes of this user, on shm. The agent holds the descriptors of the grants' channels.
+/* Handing over cached grants to other processes of this user, on shm and tcp. The agent holds the descriptors of the grants' channels.
  *
  *   release ── HAND, RELEASE ──▶ agent ◀── ACQUIRE ── a process without a cached grant of these terms
  *                                  └────── HAND, candidate ──▶ makes the channels, and offers them to the same workers
  *
  * A channel is packed at rest, so its description stays valid until a lease takes the grant. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,8 +28,8 @@ static bool send_load(load *o) {
 }
 
 void rfaas_api_hand_over(rfaas_grant *h) {
-    enum { MOST = RFAAS_AGENT_FDS / 6 }; /* most channels of one message: each has at least six descriptors */
-    int page = strcmp(h->provider, "shm") ? -1 : dp_endpoint_pack(h->ep);
+    enum { MOST = RFAAS_AGENT_FDS / 6 }; /* most channels of one message */
+    int page = dp_endpoint_pack(h->ep);
     load o = {.hand = {.key = h->key, .size = sizeof *o.channels, .held = h->held_by && h->held_by == rfaas_agent_generation()}};
     if (page < 0 || !(o.channels = malloc((h->n_workers < MOST ? h->n_workers : MOST) * sizeof *o.channels)))
         return;
@@ -48,14 +49,14 @@ void rfaas_api_hand_over(rfaas_grant *h) {
 }
 
 /* Makes the endpoint and the channels from the descriptors, in the order of rfaas_api_hand_over. */
-static int make_channels(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) {
+static int make_channels(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r) {
     const rfaas_lease_options *o = &l->options;
     dp_dev *dev = NULL;
     dp_error err = {0};
     uint32_t at = 1;
     if (r->n_channels != h->n_workers || r->n_fds < 1)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent %u of %u channels", r->n_channels, h->n_workers);
-    int status = rfaas_api_session_device(l->session, "shm", &dev);
+    int status = rfaas_api_session_device(l->session, provider, &dev);
     if (status)
         return status;
     if (dp_endpoint_unpack(dev, o->workers, o->depth, (dp_wait_mode)o->wait_mode, &r->fds[0], &h->ep, &err))
@@ -73,8 +74,8 @@ static int make_channels(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) {
         if (h->cfg.depth != o->depth || h->cfg.eager != ((o->eager + 63) & ~63u) || h->cfg.bulk != ((o->bulk + 63) & ~63ull))
             return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent channels of depth %u, want %u", h->cfg.depth, o->depth);
     }
-    strcpy(h->provider, "shm");
+    snprintf(h->provider, sizeof h->provider, "%s", provider);
     return RFAAS_OK;
 }
 
-bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) { return make_channels(l, h, r) == RFAAS_OK; }
+bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r) { return make_channels(l, h, provider, r) == RFAAS_OK; }

@@ -499,9 +499,10 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * meanwhile. If the workers were ended for another lease, or with their executor, the next lease gets
  * new workers.
  *
- * In shared memory, the agent also has workers connected ahead of demand for any process of the user.
- * It begins when a lease finds no cached workers within 10 s after another lease with the same terms.
- * RFAAS_POOL (environment variable, 2) is the largest number of such spare leases, and 0 means none. */
+ * In shared memory and on tcp, the agent also has workers connected ahead of demand for any process of
+ * the user. It begins when a lease finds no cached workers within 10 s after another lease with the
+ * same terms. RFAAS_POOL (environment variable, 2) is the largest number of such spare leases, and 0
+ * means none. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.
@@ -650,7 +651,7 @@ RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 #define RFAAS_START_POOLED 2  /* a process of the executor's pool, or one connected ahead of demand (RFAAS_POOL) */
 
 /* RFAAS_START_CACHED: a worker that served an earlier lease and was still connected. The lease was of
- * this process or, on shm, of another process of the user */
+ * this process or, on shm and tcp, of another process of the user */
 #define RFAAS_START_CACHED 3
 
 /* rfaas_worker_start says how a worker came to its lease, with times that the executor measured. A

@@ -66,8 +66,14 @@ func (d *demand) idle(now time.Time) bool {
 	return d.wanted == 0 && d.ready == 0 && !d.making && now.Sub(d.last) > provenFor
 }
 
+// device is a provider and the options with which its device is opened.
+type device struct {
+	provider string
+	options  dataplane.Options
+}
+
 // spares keeps spare leases ahead of demand. Their workers are connected and have loaded the library, for the next client process of the user
-// that leases with the same terms. Executors of this node freeze the workers, charge nobody for them, and end them when another lease needs
+// that leases with the same terms. Executors freeze the workers, charge nobody for them, and end them when another lease needs
 // their cores.
 type spares struct {
 	a      *Agent
@@ -77,12 +83,12 @@ type spares struct {
 
 	mu     sync.Mutex
 	terms  map[grant.Terms]*demand
-	dev    *dataplane.Device // nil: none was needed yet
+	devs   map[device]*dataplane.Device // of the spare channels; each is opened for the first ones
 	closed bool
 }
 
 func newSpares(a *Agent) *spares {
-	s := &spares{a: a, terms: make(map[grant.Terms]*demand)}
+	s := &spares{a: a, terms: make(map[grant.Terms]*demand), devs: make(map[device]*dataplane.Device)}
 	s.ctx, s.cancel = context.WithCancel(a.ctx)
 	return s
 }
@@ -167,21 +173,27 @@ func (s *spares) tell(like *grant.Spare, err error) {
 	s.a.log.Log(s.ctx, level, "no spare workers started", "library", like.Library(), "executor", like.Executor(), "error", err)
 }
 
-// device returns the device of all spare channels, and opens it for the first ones.
-func (s *spares) device() (*dataplane.Device, error) {
+// device returns the device of spare channels, and opens it for the first ones.
+func (s *spares) device(like *grant.Spare) (*dataplane.Device, error) {
+	provider, options := like.Device()
+	key := device{provider, options}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var err error
-	if s.dev == nil {
-		s.dev, err = dataplane.Open(dataplane.SHM, dataplane.Options{Packable: true, GIDIndex: -1})
+	dev := s.devs[key]
+	if dev == nil {
+		var err error
+		if dev, err = dataplane.Open(provider, options); err != nil {
+			return nil, err
+		}
+		s.devs[key] = dev
 	}
-	return s.dev, err
+	return dev, nil
 }
 
 // start starts one spare lease. It makes the channels, lets the executor start workers that connect to them, and keeps the descriptors for the
 // process that takes the lease.
 func (s *spares) start(d *demand, like *grant.Spare) error {
-	dev, err := s.device()
+	dev, err := s.device(like)
 	if err != nil {
 		return err
 	}
@@ -276,7 +288,7 @@ func (s *spares) close() {
 	s.mu.Unlock()
 	s.cancel()
 	s.work.Wait()
-	if s.dev != nil {
-		s.dev.Close()
+	for _, dev := range s.devs {
+		dev.Close()
 	}
 }

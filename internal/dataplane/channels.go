@@ -79,7 +79,7 @@ const PackedFiles = C.DP_PACKED_FDS
 // connected as long as a copy of the descriptors is open.
 func (s *Channels) Pack() (endpoint int, channels []Packed, err error) {
 	if endpoint = int(C.dp_endpoint_pack(s.ep)); endpoint < 0 {
-		return -1, nil, &Error{Op: "pack channels", Status: StatusUnsupported, Detail: "only those of shm leave their process"}
+		return -1, nil, &Error{Op: "pack channels", Status: StatusUnsupported, Detail: "only those of shm and tcp leave their process"}
 	}
 	var e C.dp_error
 	for i, ch := range s.all {

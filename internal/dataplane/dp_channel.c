@@ -314,7 +314,7 @@ static int unpack_sides(dp_channel *ch, const dp_packed_channel *p, uint32_t exp
     ch->peer = (dp_side){.layout = ch->layout, .generation = p->generation, .addr = p->addr, .rkey = p->rkey, .qp_len = p->blob_len};
     memcpy(ch->peer.qp_blob, p->blob, p->blob_len);
     ch->mailbox = dp_rkey_ptr(ch->qp, p->addr + ch->layout.mailbox_at, p->rkey, sizeof *ch->mailbox);
-    if (!ch->mailbox || p->addr % DP_CACHE_LINE)
+    if ((!ch->mailbox && ch->ep->dev->caps & DP_CAP_RKEY_PTR) || p->addr % DP_CACHE_LINE)
         return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: the worker's memory has no mailbox");
     return DP_OK;
 }

@@ -397,8 +397,8 @@ void dp_qp_cancel(dp_qp *qp);
 int dp_qp_reset(dp_qp *qp, dp_error *err);
 void dp_qp_destroy(dp_qp *qp);
 /* Handing over a connected queue pair to another process of this node. The peer does not notice.
- * dp_cq_pack returns the descriptor of the page that the completion queue shares with its peers. The queue still owns it. -1: not
- * supported.
+ * dp_cq_pack returns the descriptor of the page that the completion queue shares with its peers, on tcp one that only says that the queue
+ * can be rebuilt. The queue still owns it. -1: not supported (verbs, ofi).
  * dp_cq_unpack rebuilds the queue in another process. The caller then rebuilds the queues beside it with dp_cq_create_beside, in the same
  * order. If dp_cq_unpack succeeds, it takes over the descriptor and sets *fd to -1.
  * dp_qp_pack describes a queue pair at rest: no local operation is outstanding, nothing has arrived that was not polled, and neither

@@ -143,7 +143,7 @@ static int tcp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t ac
     return DP_OK;
 }
 
-static int tcp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
+int tcp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), body = (size + page - 1) & ~(page - 1), len;
     bool lazy = access & DP_MEM_LAZY;
     /* With vm.overcommit_memory=1 mmap never fails; filling the mapping would trigger the OOM killer. */
@@ -163,7 +163,7 @@ static int tcp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **
 }
 
 /* Removes the region from queue pairs that expose it. If a frame is being received into the region, its connection ends. */
-static void tcp_mem_free(dp_mem *mem) {
+void tcp_mem_free(dp_mem *mem) {
     tcp_mem *m = (tcp_mem *)mem;
     tcp_dev *dev = tcp_dev_of(mem->domain->dev);
     pthread_mutex_lock(&dev->lock);
@@ -201,7 +201,7 @@ static void qp_free(tcp_qp *qp) {
     free(qp);
 }
 
-static int tcp_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp **out, dp_error *err) {
+int tcp_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp **out, dp_error *err) {
     tcp_dev *dev = tcp_dev_of(d->dev);
     tcp_qp *qp = calloc(1, sizeof *qp);
     if (!qp)
@@ -267,7 +267,7 @@ static void disconnect(tcp_qp *qp) {
     qp->in_frame = false;
     pthread_mutex_unlock(&qp->lock);
     qp->peer = (tcp_link){.fd = -1};
-    qp->held = qp->more = qp->ready = false;
+    qp->held = qp->more = qp->ready = qp->passed = false;
     qp->lo = qp->hi = 0;
     qp->rposted = qp->rtaken = qp->rpolled = 0;
     qp->out_lo = qp->out_hi = 0;
@@ -301,7 +301,7 @@ static void linger(tcp_qp *qp) {
     }
 }
 
-static void tcp_qp_destroy(dp_qp *q) {
+void tcp_qp_destroy(dp_qp *q) {
     tcp_qp *qp = tcp_qp_of(q);
     tcp_dev *dev = tcp_dev_of(q->domain->dev);
     if (!dev->active_only)
@@ -339,6 +339,10 @@ static const dp_ops tcp_ops = {
     .mem_register = tcp_mem_register,
     .mem_free = tcp_mem_free,
     .cq_create = tcp_cq_create,
+    .cq_pack = tcp_cq_pack,
+    .cq_unpack = tcp_cq_unpack,
+    .qp_pack = tcp_qp_pack,
+    .qp_unpack = tcp_qp_unpack,
     .cq_destroy = tcp_cq_destroy,
     .cq_poll = tcp_cq_poll,
     .cq_arm = tcp_cq_arm,

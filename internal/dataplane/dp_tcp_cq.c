@@ -129,7 +129,8 @@ void tcp_close(tcp_qp *qp) {
     /* close() does not remove the descriptor from epoll if a child process still has it. */
     if (qp->watched)
         epoll_ctl(tcp_cq_of(qp->q.cq)->epoll_fd, EPOLL_CTL_DEL, qp->peer.fd, NULL);
-    shutdown(qp->peer.fd, SHUT_RDWR);
+    if (!qp->passed)
+        shutdown(qp->peer.fd, SHUT_RDWR);
     close(qp->peer.fd);
     qp->peer.fd = -1;
     qp->watched = 0;

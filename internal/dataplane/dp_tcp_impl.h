@@ -6,6 +6,7 @@
  *   dp_tcp_recv.c   parsing frames from the stream; checks everything that a peer sends
  *   dp_tcp_post.c   posts, and sending
  *   dp_tcp_cq.c     polling, blocking, and detecting dead peers
+ *   dp_tcp_pack.c   handing over a connection to another process
  *   dp_tcp_seal.c   encryption; dp_tcp_crypto.c loads the library for it
  *
  * Threads: only the owner of a queue pair posts, polls, probes and resets. Other threads only free memory that queue pairs expose
@@ -150,6 +151,7 @@ struct tcp_qp {
     bool held;           /* a write-with-immediate waits for a receive */
     bool more;           /* the last tcp_take stopped before it had read everything */
     bool ready;          /* epoll has reported the socket */
+    bool passed;         /* another process may have the socket */
     uint8_t *dst;        /* destination of the rest of the payload */
     uint32_t left;       /* bytes of the payload that are missing */
     const tcp_mem *into; /* region that dst lies in; NULL: local memory */
@@ -185,6 +187,12 @@ struct tcp_qp {
     tcp_qp *next;
 };
 
+/* One direction of an encrypted connection, for the process that takes it over. */
+typedef struct tcp_packed_key {
+    uint8_t secret[DP_CRYPTO_SUM];
+    uint64_t records;
+} tcp_packed_key;
+
 struct tcp_dev {
     dp_dev d;
     bool active_only, attended, handed;
@@ -213,6 +221,13 @@ static inline void tcp_complete(tcp_qp *qp, const dp_wc *wc) {
     tcp_cq *cq = tcp_cq_of(qp->q.cq);
     cq->ring[cq->tail++ & cq->mask] = *wc;
 }
+
+/* dp_tcp.c */
+
+int tcp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
+void tcp_mem_free(dp_mem *mem);
+int tcp_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp **out, dp_error *err);
+void tcp_qp_destroy(dp_qp *q);
 
 /* dp_tcp_recv.c */
 
@@ -250,6 +265,8 @@ int tcp_seal_open_device(tcp_dev *dev, int wanted, dp_error *err);
 int tcp_seal_decide(const tcp_dev *dev, const tcp_blob *peer, bool *seals, dp_error *err);
 /* Makes the keys of a new connection. */
 int tcp_seal_start(tcp_qp *qp, const tcp_blob *peer, dp_error *err);
+/* Makes the keys of a connection that another process has handed over, from the secret and the number of records of each direction. */
+int tcp_seal_continue(tcp_qp *qp, const tcp_packed_key *tx, const tcp_packed_key *rx, dp_error *err);
 /* Wipes the keys. */
 void tcp_seal_end(tcp_qp *qp);
 /* Most bytes that appending len bytes adds to tcp_qp.out. */
@@ -283,6 +300,13 @@ int tcp_qp_probe(dp_qp *q);
 /* How long a silent peer has to answer before it counts as gone, by the round-trip time of its connection. */
 int64_t tcp_gone_confirm_ns(uint32_t rtt_us);
 int tcp_qp_events(dp_qp *q, int *fd);
+
+/* dp_tcp_pack.c */
+
+int tcp_cq_pack(const dp_cq *c);
+int tcp_cq_unpack(dp_dev *d, uint32_t capacity, int *fd, dp_cq **out, dp_error *err);
+int tcp_qp_pack(dp_qp *q, dp_packed_qp *out, int *fds, dp_error *err);
+int tcp_qp_unpack(dp_domain *d, dp_cq *c, const dp_packed_qp *packed, int *fds, dp_mem **exposed, uint32_t *n_exposed, dp_qp **out, dp_error *err);
 
 /* dp_tcp_link.c */
 

@@ -180,7 +180,7 @@ static tcp_hello hello_of(tcp_qp *qp, const uint8_t *to, int status) {
     for (uint32_t i = 0; i < qp->n_expose; i++) {
         const tcp_mem *m = qp->expose[i];
         if (m)
-            h.regions[h.n_regions++] = (tcp_region){m->m.rkey, m->m.access, (uint64_t)(uintptr_t)m->m.addr, m->m.size};
+            h.regions[h.n_regions++] = (tcp_region){m->m.rkey, m->m.access, m->m.base, m->m.size};
     }
     if (h.n_regions < DP_EXPOSE_MAX)
         h.regions[h.n_regions++] = (tcp_region){.base = TCP_CAN_BATCH};

@@ -61,7 +61,7 @@ static uint8_t *reach(const tcp_qp *qp, const tcp_frame *f, uint32_t need, const
         const tcp_mem *m = qp->expose[i];
         if (!m || m->m.rkey != f->rkey)
             continue;
-        uint64_t offset = f->raddr - (uint64_t)(uintptr_t)m->m.addr;
+        uint64_t offset = f->raddr - m->m.base;
         if (!(m->m.access & need) || offset > m->m.size || f->len > m->m.size - offset)
             return NULL;
         *into = m;

@@ -145,23 +145,42 @@ static bool start_keys(tcp_qp *qp, tcp_origin *o, uint8_t secret[DP_CRYPTO_SUM])
     return dp_crypto_sum(o, sizeof *o, secret) && tcp_key_start(&s->rx, secret, false);
 }
 
-int tcp_seal_start(tcp_qp *qp, const tcp_blob *peer, dp_error *err) {
-    int own = qp->peer.dialed ? 0 : 1;
+static bool make_seal(tcp_qp *qp) {
     qp->seal = malloc(sizeof *qp->seal);
     if (qp->seal) /* `in` stays untouched: an idle connection needs no pages for it */
         memset(qp->seal, 0, offsetof(tcp_seal, in));
+    return qp->seal;
+}
+
+/* Returns DP_OK, or ends a connection that has no keys. */
+static int started(tcp_qp *qp, bool done, dp_error *err) {
+    if (done)
+        return DP_OK;
+    tcp_seal_end(qp);
+    return dp_fail(err, DP_FATAL, 0, "connect: no memory for the keys of a tcp connection");
+}
+
+int tcp_seal_start(tcp_qp *qp, const tcp_blob *peer, dp_error *err) {
+    int own = qp->peer.dialed ? 0 : 1;
     tcp_origin o = {.label = "rfaas tcp keys"};
     memcpy(o.secrets[own], qp->secret, sizeof qp->secret);
     memcpy(o.secrets[!own], peer->secret, sizeof peer->secret);
     memcpy(o.hellos, qp->peer.hellos, sizeof o.hellos);
     uint8_t secret[DP_CRYPTO_SUM];
-    bool done = qp->seal && start_keys(qp, &o, secret);
+    bool done = make_seal(qp) && start_keys(qp, &o, secret);
     explicit_bzero(&o, sizeof o);
     explicit_bzero(secret, sizeof secret);
-    if (done)
-        return DP_OK;
-    tcp_seal_end(qp);
-    return dp_fail(err, DP_FATAL, 0, "connect: no memory for the keys of a tcp connection");
+    return started(qp, done, err);
+}
+
+static bool continue_key(tcp_key *k, const tcp_packed_key *from, bool seals) {
+    bool done = tcp_key_start(k, from->secret, seals);
+    k->records = from->records;
+    return done;
+}
+
+int tcp_seal_continue(tcp_qp *qp, const tcp_packed_key *tx, const tcp_packed_key *rx, dp_error *err) {
+    return started(qp, make_seal(qp) && continue_key(&qp->seal->tx, tx, true) && continue_key(&qp->seal->rx, rx, false), err);
 }
 
 void tcp_seal_end(tcp_qp *qp) {

@@ -20,6 +20,8 @@ const (
 	HelloSize  = C.DP_TCP_HELLO_SIZE                  // bytes of the hello that begins each connection
 	HelloTime  = C.DP_TCP_HELLO_MS * time.Millisecond // time within which the hello must arrive
 	MaxPending = C.DP_TCP_PENDING                     // connections without a whole hello; a new one replaces the oldest
+
+	ConnectTime = C.DP_TCP_CONNECT_MS * time.Millisecond // how long Connect waits for its peer
 )
 
 // Token names a queue pair of the tcp provider. It is a secret, and valid for one connection.

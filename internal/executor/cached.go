@@ -361,12 +361,11 @@ func (e *Executor) dropAllCached() {
 // resumeAll resumes cached workers for a new lease. If one cannot be resumed, all are ended and the error is lease.ErrNotCached.
 func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.Duration) ([]Worker, error) {
 	e.release(k)
-	k.start.wait()
+	err := k.start.wait()
 	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
 	k.mu.Lock()
-	var err error
-	if k.awake {
+	if err == nil && k.awake {
 		err = e.freeze(ctx, k)
 	}
 	if err == nil {

@@ -58,6 +58,7 @@ type fakeSpawner struct {
 	mu      sync.Mutex
 	unable  error // why CannotStart says that no worker can be started
 	changed chan struct{}
+	blob    []byte // of all workers; nil: each has another one
 	pid     int
 	workers []*fakeWorker
 	cores   map[int]*fakeWorker
@@ -168,7 +169,12 @@ func (z *fakeSpawner) alive() (list []*fakeWorker) {
 	return list
 }
 
-func (w *fakeWorker) Blob() []byte { return fmt.Appendf(nil, "worker %d", w.pid) }
+func (w *fakeWorker) Blob() []byte {
+	if w.z.blob != nil {
+		return w.z.blob
+	}
+	return fmt.Appendf(nil, "worker %d", w.pid)
+}
 func (w *fakeWorker) Steps() zygote.Steps {
 	return zygote.Steps{Fork: 1, Connect: 2, Code: 3, Cached: w.resumed.Load() > 0}
 }

@@ -377,11 +377,14 @@ func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]
 	return nil, first
 }
 
-// expectClient lets the client's data connection reach a worker of provider tcp. Call it before the client gets the worker's blob.
-func (e *Executor) expectClient(w Worker) error {
+// expectClient lets the data connection of a client reach a worker of provider tcp. Call it before the client gets the worker's blob.
+func (e *Executor) expectClient(h *holding, w Worker) error {
 	token, ok := dataplane.ChannelToken(w.Blob())
 	if !ok {
 		return errors.New("the worker's blob is not of provider tcp")
+	}
+	if h.met != nil {
+		w = meeting{w, h.met}
 	}
 	return e.cfg.Data.Expect(token, fmt.Sprintf("worker with pid %d", w.PID()), w)
 }
@@ -390,7 +393,7 @@ func (e *Executor) expectClient(w Worker) error {
 func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (Worker, error) {
 	w, err := e.cfg.Spawner.Spawn(ctx, h.workerSpec(i, blob))
 	if err == nil && h.spec.Provider == dataplane.TCP {
-		if err = e.expectClient(w); err != nil {
+		if err = e.expectClient(h, w); err != nil {
 			stopAll(ctx, []Worker{w}, killed)
 		}
 	}

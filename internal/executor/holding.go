@@ -23,9 +23,10 @@ type holding struct {
 	id     lease.ID
 	tenant string
 	code   *code
-	tables []*table    // with references
-	spec   zygote.Spec // of every worker, without CPUs and blob
-	spare  bool        // its first workers were spare: no lease had used them before
+	tables []*table      // with references
+	spec   zygote.Spec   // of every worker, without CPUs and blob
+	spare  bool          // its first workers were spare: no lease had used them before
+	met    chan struct{} // of spare workers on tcp: gets a value when a worker's client has connected
 
 	// ctx ends when no more workers may be started.
 	ctx     context.Context

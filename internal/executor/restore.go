@@ -227,7 +227,7 @@ func (e *Executor) restoreSeat(h *holding, i int, s *handover.Seat, z *zygote.Zy
 		}
 	}
 	if s.GetExpected() && e.cfg.Data != nil {
-		return e.expectClient(w)
+		return e.expectClient(h, w)
 	}
 	return nil
 }

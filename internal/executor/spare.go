@@ -2,7 +2,10 @@ package executor
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"net"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -14,8 +17,8 @@ import (
 func checkSpare(req *control.LeaseRequest) error {
 	switch {
 	case !req.GetSpare():
-	case req.GetProvider() != dataplane.SHM:
-		return invalidf("spare workers of provider %q: only those of shm can wait for a client", req.GetProvider())
+	case req.GetProvider() != dataplane.SHM && req.GetProvider() != dataplane.TCP:
+		return invalidf("spare workers of provider %q: only connections of shm and tcp can be handed over to a client", req.GetProvider())
 	case len(req.GetClientId()) == 0:
 		return invalidf("spare workers without a client_id, which a later request needs to get them")
 	case req.GetReuse() != 0:
@@ -35,7 +38,8 @@ func (e *Executor) admit(ctx context.Context, req *control.LeaseRequest) error {
 // start is the start of spare workers. They count as cached already before it, so that their cores and memory stay free.
 type start struct {
 	stop context.CancelFunc
-	over chan struct{} // closed when cached.workers is set
+	over chan struct{} // closed when cached.workers is set, and the workers are suspended unless err is set
+	err  error
 }
 
 // cancel ends workers that are being started, and waits for their end. It and wait may be called on nil.
@@ -46,10 +50,42 @@ func (s *start) cancel() {
 	}
 }
 
-func (s *start) wait() {
-	if s != nil {
-		<-s.over
+func (s *start) wait() error {
+	if s == nil {
+		return nil
 	}
+	<-s.over
+	return s.err
+}
+
+// meeting is the receiver of a spare worker's data connection on tcp. The worker can be suspended when its client has connected.
+type meeting struct {
+	Worker
+	met chan<- struct{} // has room for one value of each worker
+}
+
+func (m meeting) Connect(c *net.TCPConn, hello []byte) error {
+	err := m.Worker.Connect(c, hello)
+	if err == nil {
+		m.met <- struct{}{} // a worker has one connection
+	}
+	return err
+}
+
+// meet waits until the clients of n spare workers have connected.
+func (h *holding) meet(n int) error {
+	late := time.NewTimer(dataplane.ConnectTime)
+	defer late.Stop()
+	for range n {
+		select {
+		case <-h.met:
+		case <-late.C:
+			return fmt.Errorf("the client has not connected within %v", dataplane.ConnectTime)
+		case <-h.ctx.Done():
+			return context.Cause(h.ctx)
+		}
+	}
+	return nil
 }
 
 // stock starts spare workers, and suspends them. Until a lease takes them, they are frozen, nobody is charged for them, and any other lease may
@@ -66,35 +102,53 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 	reply := &control.LeaseReply{LeaseId: uint64(h.id), Functions: code.names, Tables: uint32(len(tables)),
 		DurationMs: milliseconds(terms.Duration), CacheMs: milliseconds(e.cfg.Settings.CacheTime)}
 	workers, err := e.spawnAll(h, req.GetClientBlobs(), e.spawnLimit(ctx))
-	if err == nil {
-		bounded, cancel := context.WithTimeout(h.ctx, suspendPatience)
-		err = each(workers, func(_ int, w Worker) error { return w.Suspend(bounded) })
-		cancel()
-	}
 	for i, w := range workers {
 		reply.Workers = append(reply.Workers, h.grant(i, w))
 	}
 	k.workers = workers
-	if err == nil {
-		k.used = usedBy(workers) // what a lease that claims them does not pay for
+	if err == nil && len(e.table.Cached()) > e.cfg.Settings.CacheMost {
+		err = tooManyCached(e.cfg.Settings.CacheMost)
 	}
-	close(k.start.over)
-	if err == nil {
-		e.watchCached(k)
-		if req.GetClaims() && e.claims.possible(k, &terms) {
-			reply.Claim = e.armSpare(ctx, k, &terms)
-		}
-		if len(e.table.Cached()) > e.cfg.Settings.CacheMost {
-			err = tooManyCached(e.cfg.Settings.CacheMost)
-		}
-	}
-	if err != nil {
-		e.dropCached(k.id) // no effect if another lease has evicted them
-		e.tell(h, slog.LevelInfo, "no spare workers started", "lease", uint64(h.id), "error", err)
+	if err == nil && h.met != nil { // the client needs the reply before it connects
+		e.work.Go(func() {
+			if err := e.settle(h, k, h.meet(len(workers))); err != nil {
+				defer e.turns.enter()() // not earlier: a handover waits for settle
+				e.dropSpare(h, k, err)
+			}
+		})
+	} else if err = e.settle(h, k, err); err != nil {
+		e.dropSpare(h, k, err)
 		return nil, grpcError(err)
+	}
+	if req.GetClaims() && e.claims.possible(k, &terms) {
+		reply.Claim = e.armSpare(ctx, k, &terms)
 	}
 	e.changed()
 	return reply, nil
+}
+
+// settle ends the start of spare workers. Unless err is set, it suspends them. After an error the caller calls dropSpare.
+func (e *Executor) settle(h *holding, k *cached, err error) error {
+	if err == nil {
+		bounded, cancel := context.WithTimeout(h.ctx, suspendPatience)
+		err = each(k.workers, func(_ int, w Worker) error { return w.Suspend(bounded) })
+		cancel()
+	}
+	if err == nil {
+		k.used = usedBy(k.workers) // what a lease that claims them does not pay for
+	}
+	k.start.err = err
+	close(k.start.over)
+	if err == nil {
+		e.watchCached(k)
+	}
+	return err
+}
+
+// dropSpare ends spare workers whose start has failed.
+func (e *Executor) dropSpare(h *holding, k *cached, err error) {
+	e.dropCached(k.id) // no effect if another lease has evicted or taken them
+	e.tell(h, slog.LevelInfo, "no spare workers started", "lease", uint64(h.id), "error", err)
 }
 
 // armSpare lets the caller claim spare workers that are at rest. Since they are cached already, another lease may have evicted them meanwhile.
@@ -133,8 +187,11 @@ func (e *Executor) reserveSpare(ctx context.Context, rid lease.RequestID, terms 
 	}
 	h := newHolding(l.ID, code, e.spec(req, terms, code), l.CPUs)
 	h.tenant = terms.Tenant
+	if h.spec.Provider == dataplane.TCP {
+		h.met = make(chan struct{}, terms.Workers)
+	}
 	h.spec.Tables, h.spec.Bundle = specTables(req.GetTables(), tables)
-	k := &cached{id: l.ID, spec: h.spec, code: code, tables: tables, taken: make(chan struct{}), start: &start{h.cancel, make(chan struct{})}}
+	k := &cached{id: l.ID, spec: h.spec, code: code, tables: tables, taken: make(chan struct{}), start: &start{stop: h.cancel, over: make(chan struct{})}}
 	e.watchConnection(k, control.Connection(ctx))
 	e.cached[l.ID] = k
 	return h, k, nil

@@ -9,7 +9,10 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/datalisten"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/invoke"
 )
 
 func spare(r *control.LeaseRequest) { r.Spare, r.Provider = true, "shm" }
@@ -41,6 +44,67 @@ func TestSpareWorkers(t *testing.T) {
 	// An evicted spare worker is reaped before the lease that needs its core starts.
 	n.mustLease(n.keepable(1, spare))
 	n.freeAndLiving(3, 2)
+	n.mustLease(n.keepable(3))
+	n.freeAndLiving(0, 4)
+}
+
+// On tcp, spare workers are suspended when their client has connected. Before that they can be evicted, too.
+func TestSpareWorkersOnTCP(t *testing.T) {
+	data, err := datalisten.Open("127.0.0.1:0", "", slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	data.Serve()
+	t.Cleanup(data.Close)
+	n := newNode(t, func(c *Config) { c.Providers, c.Data = []string{"shm", "tcp"}, data })
+	open := func(o dataplane.Options) *dataplane.Conn {
+		dev, err := dataplane.Open(dataplane.TCP, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { dev.Close() })
+		domain, err := dev.NewDomain()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(domain.Close)
+		c, err := domain.NewConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		return c
+	}
+	// tcp has the workers that are started next wait for a connection with the token of qp.
+	var qp []byte
+	tcp := func(r *control.LeaseRequest) {
+		if qp, err = open(dataplane.Options{Handed: true, Advertise: data.Address}).Blob(); err != nil {
+			t.Fatal(err)
+		}
+		b := invoke.ChannelBlob{Role: invoke.RoleWorker, Provider: invoke.ProviderTCP, Generation: 77, Depth: 16, Eager: 4096, QueuePair: qp}
+		n.z.blob = b.Marshal()
+		r.Provider, r.ClientBlobs = "tcp", [][]byte{clientBlob(invoke.ProviderTCP)}
+	}
+	s := n.mustLease(n.keepable(1, spare, tcp))
+	suspended := func() bool {
+		n.z.mu.Lock()
+		defer n.z.mu.Unlock()
+		return n.z.workers[0].suspended
+	}
+	if suspended() {
+		t.Fatal("the worker was suspended before its client could connect")
+	}
+	if err := open(dataplane.Options{ActiveOnly: true}).Connect(t.Context(), qp); err == nil {
+		t.Fatal("a worker that does nothing has answered")
+	}
+	eventually(t, "the connected worker is suspended", suspended)
+	l := n.mustLease(n.keepable(1, func(r *control.LeaseRequest) {
+		r.Provider, r.ClientBlobs = "tcp", [][]byte{clientBlob(invoke.ProviderTCP)}
+	}, reuse(s.GetLeaseId())))
+	if len(l.GetWorkers()) != 1 || l.GetWorkers()[0].GetPid() != s.GetWorkers()[0].GetPid() {
+		t.Errorf("the lease on a spare worker: %v", l)
+	}
+	n.mustLease(n.keepable(1, spare, tcp)) // nobody connects
 	n.mustLease(n.keepable(3))
 	n.freeAndLiving(0, 4)
 }

@@ -41,12 +41,14 @@ type Spare struct {
 	use func() // gives up the connections
 }
 
-// Terms returns the terms of a granted lease. ok is false if there can be no spare leases with these terms: the workers are not on this node, the
-// lease got fewer workers than it wants, their channels are too large, or the session permits no cached or no spare leases.
+// Terms returns the terms of a granted lease. ok is false if there can be no spare leases with these terms: a connection to the workers cannot be
+// handed over to another process, the lease got fewer workers than it wants, their channels are too large, or the session permits no cached or no
+// spare leases.
 func (p *Pending) Terms(h *Held) (t Terms, ok bool) {
 	s := &p.spec
 	channels := uint64(s.Workers) * (uint64(s.Depth)*uint64(s.Eager) + s.Bulk)
-	ok = p.c.opts.Keep > 0 && p.c.opts.Pool > 0 && h.Provider == dataplane.SHM && len(h.Workers) == s.Workers && s.Bulk <= spareBytes && channels <= spareBytes
+	leaves := h.Provider == dataplane.SHM || h.Provider == dataplane.TCP
+	ok = leaves && p.c.opts.Keep > 0 && p.c.opts.Pool > 0 && len(h.Workers) == s.Workers && s.Bulk <= spareBytes && channels <= spareBytes
 	return Terms{p.c.shared, p.key(), h.Address}, ok
 }
 
@@ -70,6 +72,17 @@ func (s *Spare) Library() string { return s.p.name }
 
 // Executor returns the address of the executor.
 func (s *Spare) Executor() string { return s.p.candidates[0].Address }
+
+// Device returns the provider and the options of the device on which Start wants channels.
+func (s *Spare) Device() (provider string, o dataplane.Options) {
+	opts := &s.p.c.opts
+	provider = s.p.candidates[0].Provider
+	o = dataplane.Options{Packable: true, GIDIndex: -1, ActiveOnly: provider == dataplane.TCP}
+	if o.ActiveOnly {
+		o.Encrypt, _ = dataplane.Encryption(opts.DataEncryption, opts.AllowPlaintext)
+	}
+	return provider, o
+}
 
 // Channels returns the number and sizes of the channels that Start wants offers of.
 func (s *Spare) Channels() (n int, mode dataplane.WaitMode, cfg dataplane.ChannelConfig) {

@@ -11,6 +11,8 @@
 
 #include "dp_channel_impl.h"
 #include "dp_shm_link.h"
+#include "dp_tcp_impl.h"
+#include "ends.h"
 #include "served.h"
 
 #define FDS (1 + DP_PACKED_FDS)
@@ -65,7 +67,8 @@ static void close_rest(packed *p) {
 }
 
 static int unpack(served *s, packed *p, dp_error *err) {
-    dp_dev_options o = {.gid_index = -1, .packable = 1};
+    dp_dev_options o = quick_options();
+    o.packable = 1;
     s->ch = NULL;
     s->ep = NULL;
     CHECK_OK_ERR(dp_dev_open(t_provider(), &o, &s->dev, err), *err);
@@ -85,6 +88,17 @@ static void calls(served *s) {
 
 /* ---- from process to process ---- */
 
+/* Reads a channel's blob, without the addresses at which a tcp device listens. Clients of the product have none. */
+static void offer(const served *s, uint8_t *blob, uint32_t *len) {
+    dp_error err;
+    *len = DP_CHANNEL_BLOB_MAX;
+    CHECK_OK_ERR(dp_channel_offer(s->ch, blob, len, &err), err);
+    if (s->dev->provider != DP_PROVIDER_TCP)
+        return;
+    memset(blob + offsetof(dp_channel_blob, crc), 0, sizeof(uint32_t));
+    memset(blob + sizeof(dp_channel_blob) + offsetof(tcp_blob, addresses), 0, sizeof(tcp_address[DP_TCP_ADDRESSES]));
+}
+
 static void taker(int sock, void *arg) {
     served s = {.mode = *(dp_wait_mode *)arg};
     packed p;
@@ -96,8 +110,8 @@ static void taker(int sock, void *arg) {
     t_recv(sock, &len, sizeof len);
     t_recv(sock, was, len);
     CHECK_OK_ERR(unpack(&s, &p, &err), err);
-    uint32_t now = sizeof is;
-    CHECK_OK_ERR(dp_channel_offer(s.ch, is, &now, &err), err);
+    uint32_t now;
+    offer(&s, is, &now);
     CHECK_EQ(now, len);
     CHECK_SAME(is, was, len); /* so the worker recognises its client */
     calls(&s);
@@ -113,11 +127,11 @@ static void passed_on(dp_wait_mode mode) {
     packed p;
     dp_error err;
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
-    uint32_t len = sizeof blob;
+    uint32_t len;
     t_peer_start(&peer, true, taker, &mode);
     served_open(&s, true, mode, 4, 4096, 65536);
     calls(&s);
-    CHECK_OK_ERR(dp_channel_offer(s.ch, blob, &len, &err), err);
+    offer(&s, blob, &len);
     pack(&s, &p);
     send_packed(peer.sock, &p);
     t_send(peer.sock, &len, sizeof len);
@@ -145,9 +159,9 @@ static void passed_on(dp_wait_mode mode) {
     served_close(&s);
 }
 
-T_CASE(pack_adaptive, "channel/pack-adaptive", .providers = T_SHM) { passed_on(DP_WAIT_ADAPTIVE); }
-T_CASE(pack_hot, "channel/pack-hot", .providers = T_SHM) { passed_on(DP_WAIT_HOT); }
-T_CASE(pack_warm, "channel/pack-warm", .providers = T_SHM) { passed_on(DP_WAIT_WARM); }
+T_CASE(pack_adaptive, "channel/pack-adaptive", .providers = T_SHM | T_TCP) { passed_on(DP_WAIT_ADAPTIVE); }
+T_CASE(pack_hot, "channel/pack-hot", .providers = T_SHM | T_TCP) { passed_on(DP_WAIT_HOT); }
+T_CASE(pack_warm, "channel/pack-warm", .providers = T_SHM | T_TCP) { passed_on(DP_WAIT_WARM); }
 
 /* ---- several holders of the socket ---- */
 
@@ -188,7 +202,7 @@ T_CASE(pack_left, "channel/pack-left-behind", .providers = T_SHM) {
 }
 
 /* A worker ends when the last process that holds its socket does. */
-T_CASE(pack_last, "channel/pack-last-holder", .providers = T_SHM) {
+T_CASE(pack_last, "channel/pack-last-holder", .providers = T_SHM | T_TCP) {
     served s;
     t_peer peer;
     packed p;
@@ -263,6 +277,16 @@ static int offered(const packed *good, const packed *bad) {
     dp_dev_close(s.dev);
     t_usage_check(&before);
     return st;
+}
+
+/* Damages every `step`-th byte of a description in turn: the result is a refusal, or a channel that can be destroyed. */
+static void damage(const packed *good, uint32_t step) {
+    for (size_t at = t_random() % step; at < offsetof(dp_packed_channel, qp.bytes) + good->ch.qp.size; at += step) {
+        packed bad = *good;
+        ((uint8_t *)&bad.ch)[at] ^= (uint8_t)(1 + t_random() % 255);
+        t_note("byte %zu", at);
+        offered(good, &bad);
+    }
 }
 
 static int segment(uint64_t size, int seals) {
@@ -363,13 +387,73 @@ T_CASE(pack_hostile, "channel/pack-hostile", .providers = T_SHM, .seconds = 60) 
     for (uint32_t k = 0; k < sizeof all / sizeof *all; k++)
         close(all[k]);
 
-    /* Damages each byte in turn: the result is a refusal, or a channel that can be destroyed. */
-    for (size_t at = 0; at < offsetof(dp_packed_channel, qp.bytes) + good.ch.qp.size; at++) {
-        packed bad = good;
-        ((uint8_t *)&bad.ch)[at] ^= (uint8_t)(1 + t_random() % 255);
-        t_note("byte %zu", at);
-        offered(&good, &bad);
-    }
+    damage(&good, 1);
+    served_echo(&s, 100, 3);
+    served_close(&s);
+}
+
+#define REFUSE_TCP(change)                                                                                             \
+    do {                                                                                                               \
+        packed bad = good;                                                                                             \
+        tcp_packed_view *v = (tcp_packed_view *)(void *)bad.ch.qp.bytes;                                               \
+        (void)v;                                                                                                       \
+        change;                                                                                                        \
+        t_note("%s", #change);                                                                                         \
+        CHECK_NE(offered(&good, &bad), DP_OK);                                                                         \
+    } while (0)
+
+typedef struct tcp_packed_view { /* as in dp_tcp_pack.c */
+    tcp_hello own, peer;
+    uint8_t secret[DP_TCP_SECRET_SIZE];
+    uint32_t max_send, max_recv;
+    uint8_t sealed, dialed, reserved[6];
+    tcp_packed_key tx, rx;
+} tcp_packed_view;
+
+T_CASE(pack_hostile_tcp, "tcp/pack-hostile", .providers = T_TCP, .seconds = 60) {
+    served s;
+    packed good;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 4096, 65536);
+    calls(&s);
+    pack(&s, &good);
+    CHECK_EQ(good.ch.qp.size, sizeof(tcp_packed_view));
+    CHECK_OK(offered(&good, &good));
+
+    REFUSE_TCP(bad.ch.cfg.depth = 5);
+    REFUSE_TCP(bad.ch.cfg.bulk = 1 << 20);
+    REFUSE_TCP(bad.ch.addr++);
+    REFUSE_TCP(bad.ch.qp.size--);
+    REFUSE_TCP(bad.ch.qp.n_fds = 0);
+    REFUSE_TCP(bad.ch.qp.n_fds = 2);
+    REFUSE_TCP(v->own.magic++);
+    REFUSE_TCP(v->peer.version++);
+    REFUSE_TCP(v->own.status = DP_BUSY);
+    REFUSE_TCP(v->peer.status = DP_BUSY);
+    REFUSE_TCP(v->own.n_regions = DP_EXPOSE_MAX + 1);
+    REFUSE_TCP(v->own.regions[0].size = 0);
+    REFUSE_TCP(v->own.regions[0].size = 64);
+    REFUSE_TCP(v->own.regions[0].size = UINT64_MAX);
+    REFUSE_TCP(v->own.regions[0].access = DP_REMOTE_READ);
+    REFUSE_TCP(v->own.regions[0].base = UINT64_MAX);
+    REFUSE_TCP(v->peer.n_regions = 255);
+    REFUSE_TCP(v->peer.from[3]++);
+    REFUSE_TCP(memset(v->own.from, 0, sizeof v->own.from));
+    REFUSE_TCP(v->max_send = 0);
+    REFUSE_TCP(v->max_send = 4097);
+    REFUSE_TCP(v->max_recv = 0);
+    REFUSE_TCP(v->max_recv = 5);
+    REFUSE_TCP(v->sealed = 2);
+    REFUSE_TCP(v->dialed = 2);
+    REFUSE_TCP(v->reserved[5] = 1);
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC), loose = socket(AF_INET, SOCK_STREAM, 0), pair[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+    const int wrong[] = {-1, null, loose, pair[0]};
+    for (uint32_t k = 0; k < sizeof wrong / sizeof *wrong; k++)
+        REFUSE_TCP(bad.fds[1] = wrong[k]);
+    const int all[] = {null, loose, pair[0], pair[1]};
+    for (uint32_t k = 0; k < sizeof all / sizeof *all; k++)
+        close(all[k]);
+    damage(&good, 4);
     served_echo(&s, 100, 3);
     served_close(&s);
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -50,6 +51,23 @@ func onNode(t *testing.T) {
 	}
 }
 
+// clusterFunc is agentCluster with a provider.
+type clusterFunc func(args ...string) (env []string, socket, address string)
+
+// handedOver runs a test on each provider whose connections can leave their process.
+func handedOver(t *testing.T, test func(t *testing.T, provider string, cluster clusterFunc)) {
+	t.Helper()
+	onNode(t)
+	for _, p := range []string{"shm", "tcp"} {
+		t.Run(p, func(t *testing.T) {
+			test(t, p, func(args ...string) ([]string, string, string) {
+				env, socket, address := agentCluster(t, append(args, "--providers", p)...)
+				return slices.Clip(append(env, "RFAAS_PROVIDER="+p)), socket, address // tests append to it more than once
+			})
+		})
+	}
+}
+
 // leave has a client lease a worker, call it, release it, and end in one of three ways: after closing its session, without closing it, or
 // by a signal.
 func leave(t *testing.T, end string, env ...string) origin {
@@ -67,8 +85,11 @@ func leave(t *testing.T, end string, env ...string) origin {
 
 // TestCachedLeaseOfEndedProcess takes leases on workers that other processes have left.
 func TestCachedLeaseOfEndedProcess(t *testing.T) {
-	onNode(t)
-	env, socket, address := agentCluster(t)
+	handedOver(t, ofEndedProcess)
+}
+
+func ofEndedProcess(t *testing.T, _ string, cluster clusterFunc) {
+	env, socket, address := cluster()
 	first := leave(t, "close", env...)
 	for _, end := range []string{"exit", "kill", "close"} {
 		r := agentStatus(t, socket)
@@ -85,8 +106,11 @@ func TestCachedLeaseOfEndedProcess(t *testing.T) {
 
 // TestCachedLeaseOfLivingProcess takes the worker that another process caches.
 func TestCachedLeaseOfLivingProcess(t *testing.T) {
-	onNode(t)
-	env, socket, _ := agentCluster(t)
+	handedOver(t, ofLivingProcess)
+}
+
+func ofLivingProcess(t *testing.T, _ string, cluster clusterFunc) {
+	env, socket, _ := cluster()
 	a, b := lead(t, 1, reuse, env...), lead(t, 1, reuse, env...)
 	a.do("init", "session", "open", "calls 20")
 	first := a.who()
@@ -179,8 +203,11 @@ func TestCachedLeaseDiffers(t *testing.T) {
 
 // TestCachedLeaseEndsWithAgent kills the agent that holds the connections of a worker.
 func TestCachedLeaseEndsWithAgent(t *testing.T) {
-	onNode(t)
-	env, socket, _ := agentCluster(t)
+	handedOver(t, endsWithAgent)
+}
+
+func endsWithAgent(t *testing.T, _ string, cluster clusterFunc) {
+	env, socket, _ := cluster()
 	a := lead(t, 1, reuse, env...)
 	a.do("init", "session", "open", "calls 20", "release")
 	first := leave(t, "close", env...)

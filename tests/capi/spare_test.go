@@ -23,10 +23,11 @@ func (r *agentReport) spare() (n int) {
 
 // TestCachedLeaseAheadOfDemand takes leases on workers that were started for the agent before any client asked for them. The executor has no pool
 // of its own, so no other start is pooled.
-func TestCachedLeaseAheadOfDemand(t *testing.T) {
-	onNode(t)
+func TestCachedLeaseAheadOfDemand(t *testing.T) { handedOver(t, aheadOfDemand) }
+
+func aheadOfDemand(t *testing.T, provider string, cluster clusterFunc) {
 	listen := filepath.Join(t.TempDir(), "http")
-	env, socket, _ := agentCluster(t, "--pool", "0", "--share-cores", "3", "--http-listen", "unix:"+listen)
+	env, socket, _ := cluster("--pool", "0", "--share-cores", "3", "--http-listen", "unix:"+listen)
 	has := func(line string) bool {
 		return strings.Contains(metricsOf(t, listen), "\nrfaas_executor_"+line+"\n")
 	}
@@ -55,7 +56,8 @@ func TestCachedLeaseAheadOfDemand(t *testing.T) {
 	if w.start != pooledStart {
 		t.Errorf("a process with the same terms has %v, want a spare worker", w)
 	}
-	testkit.Eventually(t, "the claim is booked", func() bool { return has("claims_total 1") && has(`worker_starts_total{path="pooled"} 1`) })
+	claims := map[string]string{"shm": "claims_total 1", "tcp": "claims_total 0"}[provider]
+	testkit.Eventually(t, "the lease is booked", func() bool { return has(claims) && has(`worker_starts_total{path="pooled"} 1`) })
 	testkit.Eventually(t, "the next one is ready", ready)
 
 	// Another tenant's lease needs its core.
