@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/api"
 	"github.com/rfaas-go/rfaas/internal/claim"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
@@ -145,5 +148,35 @@ func TestClaimInThePage(t *testing.T) {
 	}
 	release := protocol.Release{Key: 2}
 	p.must(protocol.OpRelease, release.Encode, nil)
+	eventually(t, "all cores are free", func() bool { return x.free(t, w.secret) == 2 })
+}
+
+// On tcp the agent claims cached workers for its clients. Leases before the agent is connected to the claim region get the workers by message.
+func TestClaimOverTCP(t *testing.T) {
+	w := newWorld(t, 0)
+	x := executor(t, w.secret, "--providers", "tcp", "--log-level", "debug")
+	p := opened(t, w, x)
+	l := p.mustAcquire(1, 2)
+	claims := func() int { return strings.Count(x.log.String(), `msg="workers claimed"`) }
+	for key := uint64(2); claims() < 3; key++ {
+		if err := errors.Join(l.call(0), l.call(1)); err != nil || key > 1000 {
+			t.Fatalf("lease %d: %v, after %d claims", key, err, claims())
+		}
+		if !l.release(true) {
+			t.Fatal("the workers are not cached")
+		}
+		next, err := p.acquireWith(protocol.Acquire{Key: key, Spec: spec(2)}, l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if had, has := l.Workers[1], next.Workers[1]; had.PID != has.PID || has.Start != api.StartCached {
+			t.Fatalf("a lease on the workers of the one before has %+v, which had %+v", has, had)
+		}
+		l = next
+	}
+	if err := l.call(1); err != nil {
+		t.Error(err)
+	}
+	l.release(false)
 	eventually(t, "all cores are free", func() bool { return x.free(t, w.secret) == 2 })
 }

@@ -26,7 +26,7 @@ func newChannels(t testing.TB, provider string, n int) *channels {
 	t.Helper()
 	c := &channels{t: t}
 	var err error
-	if c.dev, err = dataplane.Open(provider, dataplane.Options{GIDIndex: -1}); err != nil {
+	if c.dev, err = dataplane.Open(provider, dataplane.Options{GIDIndex: -1, ActiveOnly: provider == dataplane.TCP}); err != nil {
 		t.Fatal(err)
 	}
 	if c.ep, err = channel.NewEndpoint(c.dev, n, testDepth); err != nil {

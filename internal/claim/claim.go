@@ -30,7 +30,17 @@ const (
 	lineAt       = int64(unsafe.Offsetof(C.dp_claim_region{}.line))
 	lineSize     = int64(unsafe.Sizeof(C.dp_claim_line{}))
 	claimedState = C.DP_CLAIM_CLAIMED
+	armedState   = C.DP_CLAIM_ARMED
+	bellAt       = unsafe.Offsetof(C.dp_claim_region{}.bell)
 )
+
+// Bell returns the bell of a mapped region.
+func Bell(region []byte) *uint32 { return (*uint32)(unsafe.Pointer(&region[bellAt])) }
+
+// Word returns where the word of a line is in its region, and its values while the line is armed and after a claim.
+func Word(line uint32, sequence uint64) (offset, armed, claimed uint64) {
+	return uint64(lineAt + int64(line)*lineSize), armedState | sequence<<8, claimedState | sequence<<8
+}
 
 // ErrFull means that every line of a region is in use.
 var ErrFull = errors.New("no line of the claim region is free")

@@ -184,7 +184,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35, 0}
 }
 
 type InfoRequest struct {
@@ -1507,14 +1507,17 @@ func (x *ReleaseReply) GetClaim() *Claim {
 	return nil
 }
 
-// Claim names the line of cached workers in the claim region that the executor shares with a client on its node (docs/PROTOCOL.md).
+// Claim names the line of cached workers in the client's claim region (docs/PROTOCOL.md). On shm the client maps the region, which it gets from the
+// socket. On tcp it reaches the words of the lines by AttachClaims; lease_id and client_ms are what the line of a mapped region has.
 type Claim struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Line          uint32                 `protobuf:"varint,1,opt,name=line,proto3" json:"line,omitempty"`
 	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Socket        string                 `protobuf:"bytes,3,opt,name=socket,proto3" json:"socket,omitempty"` // unix socket that hands out the region
-	Token         []byte                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`   // 16 bytes: what the client sends there
-	Proof         []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`   // 16 bytes: what the executor answers there, with the descriptor
+	Socket        string                 `protobuf:"bytes,3,opt,name=socket,proto3" json:"socket,omitempty"`                      // unix socket that hands out the region
+	Token         []byte                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`                        // 16 bytes: what the client sends there
+	Proof         []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                        // 16 bytes: what the executor answers there, with the descriptor
+	LeaseId       uint64                 `protobuf:"varint,6,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`    // of the lease that a claim gets
+	ClientMs      uint64                 `protobuf:"varint,7,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"` // how long the client may use that lease, from the claim on
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1584,6 +1587,132 @@ func (x *Claim) GetProof() []byte {
 	return nil
 }
 
+func (x *Claim) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *Claim) GetClientMs() uint64 {
+	if x != nil {
+		return x.ClientMs
+	}
+	return 0
+}
+
+type AttachClaimsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"` // tcp
+	Blob          []byte                 `protobuf:"bytes,2,opt,name=blob,proto3" json:"blob,omitempty"`         // of the caller's queue pair
+	Token         []byte                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`       // of the claim
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachClaimsRequest) Reset() {
+	*x = AttachClaimsRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachClaimsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachClaimsRequest) ProtoMessage() {}
+
+func (x *AttachClaimsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachClaimsRequest.ProtoReflect.Descriptor instead.
+func (*AttachClaimsRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *AttachClaimsRequest) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *AttachClaimsRequest) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *AttachClaimsRequest) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+type AttachClaimsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // of the executor's queue pair
+	Region        *MemoryRef             `protobuf:"bytes,2,opt,name=region,proto3" json:"region,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachClaimsReply) Reset() {
+	*x = AttachClaimsReply{}
+	mi := &file_internal_control_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachClaimsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachClaimsReply) ProtoMessage() {}
+
+func (x *AttachClaimsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachClaimsReply.ProtoReflect.Descriptor instead.
+func (*AttachClaimsReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *AttachClaimsReply) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *AttachClaimsReply) GetRegion() *MemoryRef {
+	if x != nil {
+		return x.Region
+	}
+	return nil
+}
+
 type RenewRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
@@ -1594,7 +1723,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1735,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1748,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RenewRequest) GetLeaseId() uint64 {
@@ -1646,7 +1775,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1787,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1800,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RenewReply) GetDurationMs() uint64 {
@@ -1696,7 +1825,7 @@ type LeasesRequest struct {
 
 func (x *LeasesRequest) Reset() {
 	*x = LeasesRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1837,7 @@ func (x *LeasesRequest) String() string {
 func (*LeasesRequest) ProtoMessage() {}
 
 func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1850,7 @@ func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesRequest.ProtoReflect.Descriptor instead.
 func (*LeasesRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 type LeasesReply struct {
@@ -1733,7 +1862,7 @@ type LeasesReply struct {
 
 func (x *LeasesReply) Reset() {
 	*x = LeasesReply{}
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +1874,7 @@ func (x *LeasesReply) String() string {
 func (*LeasesReply) ProtoMessage() {}
 
 func (x *LeasesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +1887,7 @@ func (x *LeasesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesReply.ProtoReflect.Descriptor instead.
 func (*LeasesReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LeasesReply) GetLeases() []*LeaseEntry {
@@ -1786,7 +1915,7 @@ type LeaseEntry struct {
 
 func (x *LeaseEntry) Reset() {
 	*x = LeaseEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1927,7 @@ func (x *LeaseEntry) String() string {
 func (*LeaseEntry) ProtoMessage() {}
 
 func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1940,7 @@ func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseEntry.ProtoReflect.Descriptor instead.
 func (*LeaseEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LeaseEntry) GetLeaseId() uint64 {
@@ -1894,7 +2023,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2035,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2048,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RevokeRequest) GetLeaseId() uint64 {
@@ -1944,7 +2073,7 @@ type RevokeReply struct {
 
 func (x *RevokeReply) Reset() {
 	*x = RevokeReply{}
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1956,7 +2085,7 @@ func (x *RevokeReply) String() string {
 func (*RevokeReply) ProtoMessage() {}
 
 func (x *RevokeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2098,7 @@ func (x *RevokeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeReply.ProtoReflect.Descriptor instead.
 func (*RevokeReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 type DrainRequest struct {
@@ -1982,7 +2111,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2123,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2136,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DrainRequest) GetGraceMs() uint64 {
@@ -2032,7 +2161,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2173,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2186,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 type UntilRequest struct {
@@ -2069,7 +2198,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2210,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2223,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UntilRequest) GetUntil() uint64 {
@@ -2112,7 +2241,7 @@ type UntilReply struct {
 
 func (x *UntilReply) Reset() {
 	*x = UntilReply{}
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2253,7 @@ func (x *UntilReply) String() string {
 func (*UntilReply) ProtoMessage() {}
 
 func (x *UntilReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2266,7 @@ func (x *UntilReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
 func (*UntilReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 type InspectRequest struct {
@@ -2153,7 +2282,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2294,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2307,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -2222,7 +2351,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2363,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2376,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -2331,7 +2460,7 @@ type RoomRequest struct {
 
 func (x *RoomRequest) Reset() {
 	*x = RoomRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2472,7 @@ func (x *RoomRequest) String() string {
 func (*RoomRequest) ProtoMessage() {}
 
 func (x *RoomRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2485,7 @@ func (x *RoomRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomRequest.ProtoReflect.Descriptor instead.
 func (*RoomRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RoomRequest) GetCores() uint32 {
@@ -2389,7 +2518,7 @@ type RoomReply struct {
 
 func (x *RoomReply) Reset() {
 	*x = RoomReply{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2530,7 @@ func (x *RoomReply) String() string {
 func (*RoomReply) ProtoMessage() {}
 
 func (x *RoomReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2543,7 @@ func (x *RoomReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomReply.ProtoReflect.Descriptor instead.
 func (*RoomReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RoomReply) GetRoom() bool {
@@ -2433,7 +2562,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2445,7 +2574,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2458,7 +2587,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -2485,7 +2614,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2497,7 +2626,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2510,7 +2639,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -2587,7 +2716,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2599,7 +2728,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2612,7 +2741,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -2647,7 +2776,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2659,7 +2788,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2672,7 +2801,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -2706,7 +2835,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2718,7 +2847,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2731,7 +2860,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -2757,7 +2886,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +2898,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +2911,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -2801,7 +2930,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2813,7 +2942,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2826,7 +2955,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -2844,7 +2973,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2856,7 +2985,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2869,7 +2998,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 type ListRequest struct {
@@ -2880,7 +3009,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +3021,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +3034,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 type ListReply struct {
@@ -2918,7 +3047,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2930,7 +3059,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2943,7 +3072,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -2973,7 +3102,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3114,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3127,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -3048,7 +3177,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3189,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3202,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -3106,7 +3235,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3247,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3260,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -3154,7 +3283,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3295,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3308,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -3229,7 +3358,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3241,7 +3370,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3254,7 +3383,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -3299,7 +3428,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3311,7 +3440,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3324,7 +3453,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -3378,7 +3507,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +3519,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +3532,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -3424,7 +3553,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3565,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3578,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -3485,7 +3614,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3497,7 +3626,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3510,7 +3639,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -3552,7 +3681,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3564,7 +3693,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3577,7 +3706,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -3612,7 +3741,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +3753,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +3766,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -3671,7 +3800,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3683,7 +3812,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3696,7 +3825,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -3731,7 +3860,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3743,7 +3872,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3756,7 +3885,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -3831,7 +3960,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +3972,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +3985,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -3874,7 +4003,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +4015,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +4028,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 type BillRequest struct {
@@ -3912,7 +4041,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3924,7 +4053,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3937,7 +4066,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -3965,7 +4094,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3977,7 +4106,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3990,7 +4119,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -4025,7 +4154,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4166,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4179,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -4087,7 +4216,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4099,7 +4228,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4112,7 +4241,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *BillLine) GetItem() string {
@@ -4279,13 +4408,22 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\fReleaseReply\x12\x16\n" +
 	"\x06cached\x18\x01 \x01(\bR\x06cached\x12\x19\n" +
 	"\bcache_ms\x18\x02 \x01(\x04R\acacheMs\x12-\n" +
-	"\x05claim\x18\x03 \x01(\v2\x17.rfaas.control.v1.ClaimR\x05claim\"{\n" +
+	"\x05claim\x18\x03 \x01(\v2\x17.rfaas.control.v1.ClaimR\x05claim\"\xb3\x01\n" +
 	"\x05Claim\x12\x12\n" +
 	"\x04line\x18\x01 \x01(\rR\x04line\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06socket\x18\x03 \x01(\tR\x06socket\x12\x14\n" +
 	"\x05token\x18\x04 \x01(\fR\x05token\x12\x14\n" +
-	"\x05proof\x18\x05 \x01(\fR\x05proof\"_\n" +
+	"\x05proof\x18\x05 \x01(\fR\x05proof\x12\x19\n" +
+	"\blease_id\x18\x06 \x01(\x04R\aleaseId\x12\x1b\n" +
+	"\tclient_ms\x18\a \x01(\x04R\bclientMs\"[\n" +
+	"\x13AttachClaimsRequest\x12\x1a\n" +
+	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
+	"\x04blob\x18\x02 \x01(\fR\x04blob\x12\x14\n" +
+	"\x05token\x18\x03 \x01(\fR\x05token\"\\\n" +
+	"\x11AttachClaimsReply\x12\x12\n" +
+	"\x04blob\x18\x01 \x01(\fR\x04blob\x123\n" +
+	"\x06region\x18\x02 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06region\"_\n" +
 	"\fRenewRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12$\n" +
 	"\vduration_ms\x18\x02 \x01(\x04H\x00R\n" +
@@ -4487,7 +4625,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x12START_PATH_UNKNOWN\x10\x00\x12\x13\n" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
 	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
-	"\x11START_PATH_CACHED\x10\x032\xd1\b\n" +
+	"\x11START_PATH_CACHED\x10\x032\xad\t\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
@@ -4495,7 +4633,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06Upload\x12\x1d.rfaas.control.v1.UploadChunk\x1a\x1d.rfaas.control.v1.UploadReply(\x01\x12G\n" +
 	"\x05Fetch\x12\x1e.rfaas.control.v1.FetchRequest\x1a\x1c.rfaas.control.v1.FetchReply0\x01\x12K\n" +
 	"\aReplace\x12 .rfaas.control.v1.ReplaceRequest\x1a\x1e.rfaas.control.v1.ReplaceReply\x12K\n" +
-	"\aRelease\x12 .rfaas.control.v1.ReleaseRequest\x1a\x1e.rfaas.control.v1.ReleaseReply\x12E\n" +
+	"\aRelease\x12 .rfaas.control.v1.ReleaseRequest\x1a\x1e.rfaas.control.v1.ReleaseReply\x12Z\n" +
+	"\fAttachClaims\x12%.rfaas.control.v1.AttachClaimsRequest\x1a#.rfaas.control.v1.AttachClaimsReply\x12E\n" +
 	"\x05Renew\x12\x1e.rfaas.control.v1.RenewRequest\x1a\x1c.rfaas.control.v1.RenewReply\x12H\n" +
 	"\x06Leases\x12\x1f.rfaas.control.v1.LeasesRequest\x1a\x1d.rfaas.control.v1.LeasesReply\x12H\n" +
 	"\x06Revoke\x12\x1f.rfaas.control.v1.RevokeRequest\x1a\x1d.rfaas.control.v1.RevokeReply\x12E\n" +
@@ -4531,7 +4670,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -4553,50 +4692,52 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*ReleaseRequest)(nil),        // 17: rfaas.control.v1.ReleaseRequest
 	(*ReleaseReply)(nil),          // 18: rfaas.control.v1.ReleaseReply
 	(*Claim)(nil),                 // 19: rfaas.control.v1.Claim
-	(*RenewRequest)(nil),          // 20: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 21: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 22: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 23: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 24: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 25: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 26: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 27: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 28: rfaas.control.v1.DrainReply
-	(*UntilRequest)(nil),          // 29: rfaas.control.v1.UntilRequest
-	(*UntilReply)(nil),            // 30: rfaas.control.v1.UntilReply
-	(*InspectRequest)(nil),        // 31: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 32: rfaas.control.v1.InspectReply
-	(*RoomRequest)(nil),           // 33: rfaas.control.v1.RoomRequest
-	(*RoomReply)(nil),             // 34: rfaas.control.v1.RoomReply
-	(*EventsRequest)(nil),         // 35: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 36: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 37: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 38: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 39: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 40: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 41: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 42: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 43: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 44: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 45: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 46: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 47: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 48: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 49: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 50: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 51: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 52: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 53: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 54: rfaas.control.v1.ReserveReply
-	(*AttachClientRequest)(nil),   // 55: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 56: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 57: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 58: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 59: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 60: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 61: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 62: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 63: rfaas.control.v1.BillLine
+	(*AttachClaimsRequest)(nil),   // 20: rfaas.control.v1.AttachClaimsRequest
+	(*AttachClaimsReply)(nil),     // 21: rfaas.control.v1.AttachClaimsReply
+	(*RenewRequest)(nil),          // 22: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 23: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 24: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 25: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 26: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 27: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 28: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 29: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 30: rfaas.control.v1.DrainReply
+	(*UntilRequest)(nil),          // 31: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 32: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 33: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 34: rfaas.control.v1.InspectReply
+	(*RoomRequest)(nil),           // 35: rfaas.control.v1.RoomRequest
+	(*RoomReply)(nil),             // 36: rfaas.control.v1.RoomReply
+	(*EventsRequest)(nil),         // 37: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 38: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 39: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 40: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 41: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 42: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 43: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 44: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 45: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 46: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 47: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 48: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 49: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 50: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 51: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 52: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 53: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 54: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 55: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 56: rfaas.control.v1.ReserveReply
+	(*AttachClientRequest)(nil),   // 57: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 58: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 59: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 60: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 61: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 62: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 63: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 64: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 65: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
@@ -4607,82 +4748,85 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	19, // 5: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
 	10, // 6: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
 	1,  // 7: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	46, // 8: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	48, // 8: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
 	9,  // 9: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
 	19, // 10: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
-	24, // 11: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 12: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 13: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	48, // 14: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 15: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	45, // 16: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 17: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	46, // 18: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	46, // 19: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	46, // 20: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	46, // 21: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	46, // 22: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	46, // 23: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	57, // 24: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	62, // 25: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	63, // 26: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 27: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 28: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 29: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	11, // 30: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	13, // 31: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
-	15, // 32: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	17, // 33: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	20, // 34: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	22, // 35: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	25, // 36: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	27, // 37: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	29, // 38: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	31, // 39: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	33, // 40: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	35, // 41: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	37, // 42: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	39, // 43: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	41, // 44: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	43, // 45: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	47, // 46: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	49, // 47: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	55, // 48: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	58, // 49: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	60, // 50: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	51, // 51: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	53, // 52: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 53: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	7,  // 54: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	7,  // 55: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	12, // 56: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	14, // 57: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	16, // 58: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	18, // 59: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	21, // 60: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	23, // 61: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	26, // 62: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	28, // 63: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	30, // 64: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	32, // 65: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	34, // 66: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	36, // 67: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	38, // 68: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	40, // 69: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	42, // 70: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	44, // 71: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	48, // 72: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	50, // 73: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	56, // 74: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	59, // 75: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	61, // 76: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	52, // 77: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	54, // 78: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	53, // [53:79] is the sub-list for method output_type
-	27, // [27:53] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	48, // 11: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
+	26, // 12: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 13: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 14: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	50, // 15: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 16: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	47, // 17: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 18: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	48, // 19: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	48, // 20: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	48, // 21: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	48, // 22: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	48, // 23: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	48, // 24: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	59, // 25: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	64, // 26: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	65, // 27: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 28: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 29: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 30: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	11, // 31: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	13, // 32: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	15, // 33: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	17, // 34: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	20, // 35: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
+	22, // 36: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	24, // 37: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	27, // 38: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	29, // 39: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	31, // 40: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	33, // 41: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	35, // 42: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	37, // 43: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	39, // 44: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	41, // 45: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	43, // 46: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	45, // 47: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	49, // 48: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	51, // 49: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	57, // 50: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	60, // 51: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	62, // 52: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	53, // 53: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	55, // 54: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 55: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	7,  // 56: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	7,  // 57: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	12, // 58: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	14, // 59: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	16, // 60: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	18, // 61: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	21, // 62: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	23, // 63: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	25, // 64: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	28, // 65: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	30, // 66: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	32, // 67: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	34, // 68: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	36, // 69: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	38, // 70: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	40, // 71: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	42, // 72: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	44, // 73: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	46, // 74: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	50, // 75: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	52, // 76: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	58, // 77: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	61, // 78: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	63, // 79: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	54, // 80: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	56, // 81: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	55, // [55:82] is the sub-list for method output_type
+	28, // [28:55] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -4691,14 +4835,14 @@ func file_internal_control_control_proto_init() {
 		return
 	}
 	file_internal_control_control_proto_msgTypes[3].OneofWrappers = []any{}
-	file_internal_control_control_proto_msgTypes[17].OneofWrappers = []any{}
+	file_internal_control_control_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   61,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -22,21 +22,22 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Executor_Info_FullMethodName    = "/rfaas.control.v1.Executor/Info"
-	Executor_Lease_FullMethodName   = "/rfaas.control.v1.Executor/Lease"
-	Executor_Leasing_FullMethodName = "/rfaas.control.v1.Executor/Leasing"
-	Executor_Upload_FullMethodName  = "/rfaas.control.v1.Executor/Upload"
-	Executor_Fetch_FullMethodName   = "/rfaas.control.v1.Executor/Fetch"
-	Executor_Replace_FullMethodName = "/rfaas.control.v1.Executor/Replace"
-	Executor_Release_FullMethodName = "/rfaas.control.v1.Executor/Release"
-	Executor_Renew_FullMethodName   = "/rfaas.control.v1.Executor/Renew"
-	Executor_Leases_FullMethodName  = "/rfaas.control.v1.Executor/Leases"
-	Executor_Revoke_FullMethodName  = "/rfaas.control.v1.Executor/Revoke"
-	Executor_Drain_FullMethodName   = "/rfaas.control.v1.Executor/Drain"
-	Executor_Until_FullMethodName   = "/rfaas.control.v1.Executor/Until"
-	Executor_Inspect_FullMethodName = "/rfaas.control.v1.Executor/Inspect"
-	Executor_Room_FullMethodName    = "/rfaas.control.v1.Executor/Room"
-	Executor_Events_FullMethodName  = "/rfaas.control.v1.Executor/Events"
+	Executor_Info_FullMethodName         = "/rfaas.control.v1.Executor/Info"
+	Executor_Lease_FullMethodName        = "/rfaas.control.v1.Executor/Lease"
+	Executor_Leasing_FullMethodName      = "/rfaas.control.v1.Executor/Leasing"
+	Executor_Upload_FullMethodName       = "/rfaas.control.v1.Executor/Upload"
+	Executor_Fetch_FullMethodName        = "/rfaas.control.v1.Executor/Fetch"
+	Executor_Replace_FullMethodName      = "/rfaas.control.v1.Executor/Replace"
+	Executor_Release_FullMethodName      = "/rfaas.control.v1.Executor/Release"
+	Executor_AttachClaims_FullMethodName = "/rfaas.control.v1.Executor/AttachClaims"
+	Executor_Renew_FullMethodName        = "/rfaas.control.v1.Executor/Renew"
+	Executor_Leases_FullMethodName       = "/rfaas.control.v1.Executor/Leases"
+	Executor_Revoke_FullMethodName       = "/rfaas.control.v1.Executor/Revoke"
+	Executor_Drain_FullMethodName        = "/rfaas.control.v1.Executor/Drain"
+	Executor_Until_FullMethodName        = "/rfaas.control.v1.Executor/Until"
+	Executor_Inspect_FullMethodName      = "/rfaas.control.v1.Executor/Inspect"
+	Executor_Room_FullMethodName         = "/rfaas.control.v1.Executor/Room"
+	Executor_Events_FullMethodName       = "/rfaas.control.v1.Executor/Events"
 )
 
 // ExecutorClient is the client API for Executor service.
@@ -61,6 +62,9 @@ type ExecutorClient interface {
 	// client blob returns the worker made for it.
 	Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error)
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
+	// AttachClaims connects a client on another node to its claim region, which holds the words of the workers that it may claim. The client then
+	// connects to the executor's queue pair.
+	AttachClaims(ctx context.Context, in *AttachClaimsRequest, opts ...grpc.CallOption) (*AttachClaimsReply, error)
 	// Renew makes a lease last longer. It never makes it shorter.
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
 	// Leases lists the leases that the caller may see: its tenant's, or all for an operator.
@@ -166,6 +170,16 @@ func (c *executorClient) Release(ctx context.Context, in *ReleaseRequest, opts .
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReleaseReply)
 	err := c.cc.Invoke(ctx, Executor_Release_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executorClient) AttachClaims(ctx context.Context, in *AttachClaimsRequest, opts ...grpc.CallOption) (*AttachClaimsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AttachClaimsReply)
+	err := c.cc.Invoke(ctx, Executor_AttachClaims_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -292,6 +306,9 @@ type ExecutorServer interface {
 	// client blob returns the worker made for it.
 	Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error)
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
+	// AttachClaims connects a client on another node to its claim region, which holds the words of the workers that it may claim. The client then
+	// connects to the executor's queue pair.
+	AttachClaims(context.Context, *AttachClaimsRequest) (*AttachClaimsReply, error)
 	// Renew makes a lease last longer. It never makes it shorter.
 	Renew(context.Context, *RenewRequest) (*RenewReply, error)
 	// Leases lists the leases that the caller may see: its tenant's, or all for an operator.
@@ -338,6 +355,9 @@ func (UnimplementedExecutorServer) Replace(context.Context, *ReplaceRequest) (*R
 }
 func (UnimplementedExecutorServer) Release(context.Context, *ReleaseRequest) (*ReleaseReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedExecutorServer) AttachClaims(context.Context, *AttachClaimsRequest) (*AttachClaimsReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method AttachClaims not implemented")
 }
 func (UnimplementedExecutorServer) Renew(context.Context, *RenewRequest) (*RenewReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Renew not implemented")
@@ -477,6 +497,24 @@ func _Executor_Release_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ExecutorServer).Release(ctx, req.(*ReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executor_AttachClaims_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachClaimsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).AttachClaims(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_AttachClaims_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).AttachClaims(ctx, req.(*AttachClaimsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -633,6 +671,10 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Release",
 			Handler:    _Executor_Release_Handler,
+		},
+		{
+			MethodName: "AttachClaims",
+			Handler:    _Executor_AttachClaims_Handler,
 		},
 		{
 			MethodName: "Renew",

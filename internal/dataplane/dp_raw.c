@@ -208,6 +208,19 @@ int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey
     return st;
 }
 
+int dp_raw_compare_swap(dp_raw *r, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired, uint64_t *old, int64_t deadline) {
+    uint32_t done = 0;
+    dp_sge s = scratch_at(r, 0, 8);
+    int st = may_wait(r);
+    if (!st)
+        st = posted(r, dp_post_compare_swap(r->qp, &s, raddr, rkey, expected, desired, even_id(r), DP_SIGNALED));
+    if (!st)
+        st = await(r, 1, &done, deadline);
+    if (!st)
+        memcpy(old, r->scratch->addr, 8);
+    return st;
+}
+
 static int post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey) {
     int st = known_broken(r);
     if (!st)

@@ -1,5 +1,5 @@
 /* Layer: beside the channel (dp_channel.h) and, like it, on the fabric (dp_fabric.h). The channel does not use it. It is the connection to
- * the resource manager's memory: package internal/link uses it through raw.go. Invocations do not use it.
+ * the resource manager's memory and to claim regions: packages link, grant and executor use it through raw.go. Invocations do not use it.
  *
  * A queue pair for control: remote reads, writes and atomics one at a time, each waited for. Simple and safe rather than
  * fast: data is copied through memory of the connection, so that a late operation cannot touch the caller's memory.
@@ -44,6 +44,8 @@ int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint3
  * old[i] is valid for those. */
 int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey, const uint64_t *add, uint64_t *old,
                      uint32_t *done, int64_t deadline_ns);
+/* Sets the word at raddr to `desired` if it is `expected`. *old is what the word was before. */
+int dp_raw_compare_swap(dp_raw *r, uint64_t raddr, uint32_t rkey, uint64_t expected, uint64_t desired, uint64_t *old, int64_t deadline_ns);
 
 /* dp_raw_post writes up to DP_RAW_POSTED_MAX bytes without waiting. DP_BUSY: DP_RAW_BATCH writes are under way. dp_raw_reap
  * looks what has become of them: how many are still under way, or a negative status. */
@@ -63,7 +65,8 @@ void dp_raw_server_stop(dp_raw_server *s);
 uint64_t dp_raw_server_wakes(const dp_raw_server *s);
 /* dp_raw_serve lets the server serve a connected r until dp_raw_destroy. During that time one thread at a time may also use dp_raw_post,
  * dp_raw_reap and dp_raw_broken. Operations that wait return DP_UNSUPPORTED. A peer that breaks the protocol, or that asks for more than
- * DP_RAW_ANSWERS bytes without receiving them, loses its own connection. */
-int dp_raw_serve(dp_raw *r, dp_raw_server *s, dp_error *err);
+ * DP_RAW_ANSWERS bytes without receiving them, loses its own connection. bell: futex that the server's thread raises and wakes each time it has executed
+ * operations of this peer, or NULL. It stays until dp_raw_destroy. */
+int dp_raw_serve(dp_raw *r, dp_raw_server *s, uint32_t *bell, dp_error *err);
 
 #endif

@@ -19,6 +19,7 @@ struct dp_raw {
     dp_raw_server *server; /* NULL: none */
     uint64_t event;        /* names the connection in epoll */
     int watched;           /* events that epoll watches for */
+    uint32_t *bell;        /* futex that is rung after operations of the peer; NULL: none */
 };
 
 /* Records why the connection is over, and returns it. */

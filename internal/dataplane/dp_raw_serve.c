@@ -9,6 +9,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "dp_claim.h"
 #include "dp_raw_impl.h"
 
 #define EVENTS 64
@@ -86,6 +87,8 @@ static void *run(void *arg) {
                 continue;
             uint32_t none = 0;
             dp_raw_drain(r, &none);
+            if (r->bell)
+                dp_claim_ring(r->bell, 1);
             rewatch(r, true);
             pthread_mutex_unlock(&r->lock);
         }
@@ -154,7 +157,7 @@ static int take_place(dp_raw_server *s, dp_raw *r) {
     return 0;
 }
 
-int dp_raw_serve(dp_raw *r, dp_raw_server *s, dp_error *err) {
+int dp_raw_serve(dp_raw *r, dp_raw_server *s, uint32_t *bell, dp_error *err) {
     int fd, events = dp_qp_events(r->qp, &fd);
     if (fd < 0 || !events)
         return dp_fail(err, DP_UNSUPPORTED, 0, "serve remote memory: the connection has ended, or its device has no socket");
@@ -165,6 +168,7 @@ int dp_raw_serve(dp_raw *r, dp_raw_server *s, dp_error *err) {
         return dp_fail(err, DP_FATAL, e, "serve remote memory");
     pthread_mutex_lock(&r->lock);
     r->server = s;
+    r->bell = bell;
     e = watch(r, EPOLL_CTL_ADD, fd, events) ? errno : 0; /* bytes that have arrived already are an event */
     pthread_mutex_unlock(&r->lock);
     if (!e)

@@ -121,6 +121,30 @@ func (d *Domain) File(f *os.File, size uint64) (*Memory, error) {
 	return &m, nil
 }
 
+// Shared registers a memory file of size bytes, which other processes may have mapped too, with the given rights. It must be sealed against shrinking. The
+// caller may close f. Not on shm.
+func (d *Domain) Shared(f *os.File, size uint64, access Access) (*Memory, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var m Memory
+	if cerr := raw.Control(func(fd uintptr) {
+		m.own, err = unix.Mmap(int(fd), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}); cerr != nil {
+		return nil, cerr
+	}
+	if err != nil {
+		return nil, fmt.Errorf("map a file of %d bytes: %w", size, err)
+	}
+	var e C.dp_error
+	if C.dp_mem_register(d.c, unsafe.Pointer(&m.own[0]), C.uint64_t(size), C.uint32_t(access), &m.c, &e) != 0 {
+		_ = unix.Munmap(m.own)
+		return nil, cError("register memory", &e)
+	}
+	return &m, nil
+}
+
 // Bytes is the memory, valid until Free. Peers change it as they may.
 func (m *Memory) Bytes() []byte { return unsafe.Slice((*byte)(m.c.addr), int(m.c.size)) }
 
@@ -269,6 +293,15 @@ func (c *Conn) Write(b []byte, addr uint64, key uint32, timeout time.Duration) e
 	return c.do("remote write", func(r *C.dp_raw) C.int {
 		return C.dp_raw_write(r, unsafe.Pointer(unsafe.SliceData(b)), C.uint64_t(len(b)), C.uint64_t(addr), C.uint32_t(key), deadline(timeout))
 	})
+}
+
+// CompareSwap sets a word of the peer's to desired if it is expected. swapped: it was.
+func (c *Conn) CompareSwap(addr uint64, key uint32, expected, desired uint64, timeout time.Duration) (swapped bool, err error) {
+	var old C.uint64_t
+	err = c.do("remote compare-and-swap", func(r *C.dp_raw) C.int {
+		return C.dp_raw_compare_swap(r, C.uint64_t(addr), C.uint32_t(key), C.uint64_t(expected), C.uint64_t(desired), &old, deadline(timeout))
+	})
+	return err == nil && uint64(old) == expected, err
 }
 
 // Post is a Write of at most MaxPosted bytes that is not waited for. ErrBusy: too many are under way.

@@ -30,14 +30,20 @@ func (s *Server) Wakes() uint64 { return uint64(C.dp_raw_server_wakes(s.c)) }
 
 // Serve lets a server execute the peer's operations on a connected Conn of provider tcp, until Close. Then Post, Posted and Err can be
 // used, and operations that wait are ErrUnsupported. A peer that breaks the protocol ends its own connection only.
-func (c *Conn) Serve(s *Server) error {
+func (c *Conn) Serve(s *Server) error { return c.serve(s, nil) }
+
+// ServeAndRing is Serve. Each time the peer has executed operations, the server also raises and wakes the futex at the start of bell, which stays until
+// Close.
+func (c *Conn) ServeAndRing(s *Server, bell *uint32) error { return c.serve(s, bell) }
+
+func (c *Conn) serve(s *Server, bell *uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.c == nil {
 		return closedConn("serve remote memory")
 	}
 	var e C.dp_error
-	if C.dp_raw_serve(c.c, s.c, &e) != 0 {
+	if C.dp_raw_serve(c.c, s.c, (*C.uint32_t)(bell), &e) != 0 {
 		return cError("serve remote memory", &e)
 	}
 	return nil

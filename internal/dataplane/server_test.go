@@ -6,8 +6,10 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
@@ -30,7 +32,8 @@ type hall struct {
 	domain  *Domain
 	memory  *Memory
 	server  *Server
-	encrypt int // of both sides
+	encrypt int     // of both sides
+	bell    *uint32 // of each connection, or nil
 }
 
 func newHall(t *testing.T, encrypt int) *hall {
@@ -101,7 +104,7 @@ func (h *hall) join() (mine, peer *Conn) {
 		h.t.Fatal(err)
 	}
 	go h.accept()
-	if err := errors.Join(peer.Connect(h.t.Context(), blob), mine.Connect(h.t.Context(), theirs), mine.Serve(h.server)); err != nil {
+	if err := errors.Join(peer.Connect(h.t.Context(), blob), mine.Connect(h.t.Context(), theirs), mine.ServeAndRing(h.server, h.bell)); err != nil {
 		h.t.Fatal(err)
 	}
 	return mine, peer
@@ -178,7 +181,7 @@ func testServerPosts(t *testing.T, encrypt int) {
 		t.Fatal(err)
 	}
 	go h.accept()
-	if err := errors.Join(peer.Connect(t.Context(), blob), mine.Connect(t.Context(), theirs), mine.Serve(h.server)); err != nil {
+	if err := errors.Join(peer.Connect(t.Context(), blob), mine.Connect(t.Context(), theirs), mine.ServeAndRing(h.server, h.bell)); err != nil {
 		t.Fatal(err)
 	}
 	if err := mine.Read(make([]byte, 8), box.Ref().Addr, box.Ref().Key, soon); !errors.Is(err, ErrUnsupported) {
@@ -256,7 +259,7 @@ func (h *hall) forge(t *testing.T) *forgedPeer {
 		t.Fatal(err)
 	}
 	h.accept()
-	if err := errors.Join(p.mine.Connect(t.Context(), blob), p.mine.Serve(h.server)); err != nil {
+	if err := errors.Join(p.mine.Connect(t.Context(), blob), p.mine.ServeAndRing(h.server, h.bell)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(p, p.hellos[1]); err != nil {
@@ -305,4 +308,29 @@ func TestServerHostilePeers(t *testing.T) {
 			p.loses(good)
 		})
 	}
+}
+
+// A compare-and-swap changes the word only if it has the expected value. After it, the server rings the bell of its connection.
+func TestServerCompareSwap(t *testing.T) {
+	both(t, func(t *testing.T, encrypt int) {
+		h := newHall(t, encrypt)
+		bell := (*uint32)(unsafe.Pointer(&h.memory.Bytes()[4096]))
+		h.bell = bell
+		_, peer := h.join()
+		at, key, word := h.memory.Ref().Addr+8, h.memory.Ref().Key, h.memory.Bytes()[8:]
+		for i, c := range []struct {
+			expected, desired uint64
+			swapped           bool
+		}{{1, 2, false}, {0, 7, true}, {0, 8, false}, {7, 1 << 63, true}} {
+			rung := atomic.LoadUint32(bell)
+			swapped, err := peer.CompareSwap(at, key, c.expected, c.desired, time.Minute)
+			if err != nil || swapped != c.swapped {
+				t.Errorf("step %d: swapped %v, %v", i, swapped, err)
+			}
+			testkit.Eventually(t, "the bell rings", func() bool { return atomic.LoadUint32(bell) != rung })
+		}
+		if got := binary.NativeEndian.Uint64(word); got != 1<<63 {
+			t.Errorf("the word is %#x", got)
+		}
+	})
 }

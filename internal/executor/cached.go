@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
 )
@@ -53,7 +54,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	k := &cached{id: h.id, spec: h.spec, code: h.code, tables: h.tables, workers: workers, taken: make(chan struct{}), keepsState: l.Terms.KeepsState}
 	claims = claims && e.claims.possible(k, &l.Terms)
 	reply = &control.ReleaseReply{Cached: true, CacheMs: milliseconds(s.CacheTime)}
-	awake := claims && s.CacheAwake > 0
+	awake := claims && s.CacheAwake > 0 && k.spec.Provider == dataplane.SHM // elsewhere the client offers channels of the next generation
 	if k.awake = awake; awake {
 		reply.Claim = e.claims.arm(ctx, k, &l.Terms)
 	}
@@ -65,7 +66,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	}
 	e.watchConnection(k, conn)
 	e.watchCached(k)
-	if claims && s.CacheAwake == 0 {
+	if claims && !awake {
 		reply.Claim = e.claims.arm(ctx, k, &l.Terms)
 	}
 	e.mu.Lock()

@@ -23,9 +23,9 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// claims lets the clients of agents on this node claim cached workers without a message (internal/claim). Each connection of an agent has a region
-// of its own, which only that agent and its user's processes can map. An agent connects to a socket and gets the region's descriptor for the token
-// that came with the reply to a release.
+// claims lets clients claim cached workers without a message (internal/claim). Each connection of an agent has a region of its own. Only an agent on
+// this node and its user's processes can map it: the agent connects to a socket and gets the region's descriptor for the token that came with the reply
+// to a release. An agent on another node reaches the region over provider tcp (AttachClaims).
 type claims struct {
 	e *Executor
 
@@ -33,6 +33,7 @@ type claims struct {
 	ended   bool
 	socket  *net.UnixListener
 	regions map[context.Context]*region // by connection
+	far     reachable
 
 	armed sync.Map // lease.ID of cached workers -> armedLine
 
@@ -50,6 +51,13 @@ type armedLine struct {
 type region struct {
 	*claim.Region
 	token, proof [claimSecret]byte
+	reach        *reach // on tcp; nil: the client has not asked for it. Under claims.mu
+}
+
+// close ends the client's connection and closes the region. Nobody may set reach any more.
+func (r *region) close() {
+	r.reach.close()
+	r.Close()
 }
 
 const (
@@ -91,7 +99,7 @@ func (c *claims) region(conn context.Context) (*region, error) {
 		c.mu.Lock()
 		delete(c.regions, conn)
 		c.mu.Unlock()
-		r.Close()
+		r.close()
 	})
 	return r, nil
 }
@@ -190,7 +198,8 @@ func (c *claims) greet(conn *net.UnixConn) error {
 // client of another tenant may be waiting for room, because a claim would always come before that client.
 func (c *claims) possible(k *cached, terms *lease.Terms) bool {
 	most := terms.Duration + c.e.cfg.Settings.CacheTime
-	return !c.e.room.othersWait(terms.Tenant) && k.spec.Provider == dataplane.SHM && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
+	by := k.spec.Provider == dataplane.SHM || k.spec.Provider == dataplane.TCP
+	return by && !c.e.room.othersWait(terms.Tenant) && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
 }
 
 // arm lets the clients of the agent that released a lease claim its workers. It returns nil if they can be reused by message only.
@@ -213,11 +222,13 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 		}
 	}
 	var s *claim.Slot
+	var id lease.ID
+	client := e.table.ClientTime(terms.Duration)
 	stored := make(chan struct{})
 	if err == nil {
-		id := randomID()
+		id = randomID()
 		caller := context.WithoutCancel(ctx)
-		s, err = r.Arm(uint64(id), e.table.ClientTime(terms.Duration), k.awake, workers, func(ago time.Duration) {
+		s, err = r.Arm(uint64(id), client, k.awake, workers, func(ago time.Duration) {
 			<-stored // book deletes what is stored below, and the claim may come before that
 			e.book(caller, conn, k, terms.Tenant, id, ago)
 		})
@@ -228,7 +239,13 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 	}
 	c.armed.Store(k.id, armedLine{s, terms.Tenant})
 	close(stored)
-	return &control.Claim{Line: s.Line, Sequence: s.Sequence, Socket: c.socket.Addr().String(), Token: r.token[:], Proof: r.proof[:]}
+	reply := &control.Claim{Line: s.Line, Sequence: s.Sequence, Token: r.token[:]}
+	if k.spec.Provider == dataplane.SHM {
+		reply.Socket, reply.Proof = c.socket.Addr().String(), r.proof[:]
+	} else {
+		reply.LeaseId, reply.ClientMs = uint64(id), milliseconds(client)
+	}
+	return reply
 }
 
 // slot returns the line of cached workers, or nil if they cannot be claimed or a claim of them was booked.
@@ -300,9 +317,10 @@ func (c *claims) close() {
 		c.socket.Close()
 	}
 	for _, r := range c.regions {
-		r.Close()
+		r.close()
 	}
 	c.regions = nil
+	c.far.close()
 }
 
 // bookClaim makes sure that an earlier claim of this lease is booked, so that the lease is known and has its workers. The caller is inside the turnstile.

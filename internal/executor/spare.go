@@ -120,7 +120,7 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 		e.dropSpare(h, k, err)
 		return nil, grpcError(err)
 	}
-	if req.GetClaims() && e.claims.possible(k, &terms) {
+	if req.GetClaims() && h.met == nil && e.claims.possible(k, &terms) { // only workers that are suspended
 		reply.Claim = e.armSpare(ctx, k, &terms)
 	}
 	e.changed()

@@ -51,9 +51,10 @@ type Cached struct {
 	cl      control.ExecutorClient
 	timer   *time.Timer
 	expires time.Time
-	last    *Held  // the released lease
-	claim   *Claim // nil: the workers are reused by message only
-	fresh   bool   // a spare lease: no lease has used the workers
+	last    *Held     // the released lease
+	claim   *Claim    // nil: the workers are reused by message only
+	far     *farClaim // nil: the same, on tcp
+	fresh   bool      // a spare lease: no lease has used the workers
 
 	// Protected by the cache, until it is taken.
 	owner  *Control         // nil: its session was closed

@@ -129,6 +129,12 @@ func (k *Cached) claimable(c *Control, m *control.Claim) {
 	if m == nil || m.GetLine() >= claim.Lines {
 		return
 	}
+	if k.cand.Provider == dataplane.TCP {
+		if r := c.farRegion(k.cand.Address, k.cl, m.GetToken()); r != nil {
+			k.far = &farClaim{r, m.GetLine(), m.GetSequence(), m.GetLeaseId(), milliseconds(m.GetClientMs())}
+		}
+		return
+	}
 	if r, err := c.region(k.cand.Address, m); err == nil {
 		k.claim = &Claim{r, m.GetLine(), m.GetSequence()}
 	}
@@ -178,6 +184,6 @@ func (p *Pending) Claimed(k *Cached, id uint64, until time.Time) *Held {
 	h := &Held{Candidate: k.cand, ID: id, Workers: was.present(), Wanted: was.Wanted, Functions: was.Functions, Duration: was.Duration, asked: was.asked, c: p.c, by: p, cl: k.cl,
 		renew: p.spec.Renew, key: k.key, library: p.name, home: was.home, sha: was.sha, end: until, unanswered: make(chan Unanswered, reportsMax)}
 	p.granted = true
-	p.c.note(dataplane.SHM)
+	p.c.note(k.cand.Provider)
 	return h
 }

@@ -26,16 +26,17 @@ type shared struct {
 	devices func() bool
 	client  [16]byte // identifies this process to executors that cache its workers
 
-	mu        sync.Mutex
-	conns     map[string]*grpc.ClientConn
-	infos     map[string]*control.InfoReply // replies of executors, by address
-	libraries map[fileState]*Library
-	inUse     map[[sha256.Size]byte]weak.Pointer[Library] // libraries of leases, also if they are too large to be remembered
-	streams   map[string][]*leasing                       // idle ones, by address
-	regions   map[string]*Region                          // by executor
-	token     *control.Token                              // nil: none is used yet
-	refusal   string                                      // why the credential was refused at the last renewal of a lease; "": it was not
-	closed    bool
+	mu         sync.Mutex
+	conns      map[string]*grpc.ClientConn
+	infos      map[string]*control.InfoReply // replies of executors, by address
+	libraries  map[fileState]*Library
+	inUse      map[[sha256.Size]byte]weak.Pointer[Library] // libraries of leases, also if they are too large to be remembered
+	streams    map[string][]*leasing                       // idle ones, by address
+	regions    map[string]*Region                          // by executor
+	farRegions map[string]*farRegion                       // by executor
+	token      *control.Token                              // nil: none is used yet
+	refusal    string                                      // why the credential was refused at the last renewal of a lease; "": it was not
+	closed     bool
 	// The last answer of the session's manager or executor came with this token. Set by reach.
 	reached      bool
 	reachedWith  fileState
@@ -61,7 +62,7 @@ func newShared(o *Options) (*shared, error) {
 		return nil, fail("connect", dataplane.StatusFatal, "%v", err)
 	}
 	s := &shared{opts: *o, nodeID: id, devices: anyDevice, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
-		streams: make(map[string][]*leasing), regions: make(map[string]*Region), libraries: make(map[fileState]*Library), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
+		streams: make(map[string][]*leasing), regions: make(map[string]*Region), farRegions: make(map[string]*farRegion), libraries: make(map[fileState]*Library), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
 	s.places.open()
 	s.opts.Dropped = nil // belongs to one session
 	rand.Read(s.client[:])
@@ -77,6 +78,9 @@ func (c *shared) close() {
 	c.conns, c.streams, c.closed = nil, nil, true
 	for _, r := range c.regions {
 		r.File.Close()
+	}
+	for _, r := range c.farRegions {
+		r.close()
 	}
 	c.mu.Unlock()
 	for _, idle := range streams {

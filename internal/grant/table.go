@@ -276,12 +276,8 @@ func (c *shared) serveTable(ctx context.Context, provider string, cand *Candidat
 			return fail("transfer a table", dataplane.StatusProtocol, "%s named a second queue pair", cand.Address)
 		}
 		from, _ := peer.FromContext(stream.Context())
-		home := control.ListOwnAddresses().Home(from)
-		for _, a := range dataplane.BlobAddresses(r.GetBlob()) {
-			if why := home.Refuse("executor", a.Addr()); why != "" {
-				return fail("transfer a table", dataplane.StatusConnection, "executor %s names %v as its data address, which %s: set data-advertise of the executor",
-					cand.named(), a, why)
-			}
+		if err := checkDataAddress("transfer a table", cand.named(), from, r.GetBlob()); err != nil {
+			return err
 		}
 		// On shm the device has let the executor in, which may have read a small table and closed its side already: the next reply tells.
 		if err := conn.Connect(ctx, r.GetBlob()); err != nil && provider != dataplane.SHM {

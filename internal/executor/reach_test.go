@@ -1,0 +1,118 @@
+package executor
+
+import (
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/claim"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/datalisten"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// farClient is a client's queue pair on tcp that is to reach its claim region.
+type farClient struct {
+	conn *dataplane.Conn
+	blob []byte
+}
+
+func newFarClient(t *testing.T) *farClient {
+	t.Helper()
+	dev, err := dataplane.Open(dataplane.TCP, dataplane.Options{GIDIndex: -1, ActiveOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(dev.Close)
+	domain, err := dev.NewDomain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(domain.Close)
+	f := &farClient{}
+	if f.conn, err = domain.NewConn(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.conn.Close)
+	if f.blob, err = f.conn.Blob(); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// A client on tcp reaches the words of its own claim region and nothing else, for as long as its connection to the executor lives.
+func TestAttachClaims(t *testing.T) {
+	data, err := datalisten.Open("127.0.0.1:0", "", slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	data.Serve()
+	n := newNode(t, func(c *Config) { c.Providers, c.Data = []string{"shm", "tcp"}, data })
+	t.Cleanup(func() { n.e.claims.close(); data.Close() }) // before the drain of newNode, which looks for leaks
+	good := newFarClient(t)
+	attach := func(change func(*control.AttachClaimsRequest)) (*control.AttachClaimsReply, error) {
+		req := &control.AttachClaimsRequest{Provider: dataplane.TCP, Blob: good.blob}
+		for _, r := range n.e.claims.regions {
+			req.Token = r.token[:]
+		}
+		change(req)
+		return n.AttachClaims(n.ctx(), req)
+	}
+	as := func(*control.AttachClaimsRequest) {}
+	_, err = attach(as)
+	refuses(t, "without a region", err, control.ClassInvalid, "the token names no claim region of this connection")
+
+	l := n.mustLease(n.keepable(1))
+	if _, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true, Claims: true}); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct {
+		change func(*control.AttachClaimsRequest)
+		class  control.Class
+		text   string
+	}{
+		"token":    {func(r *control.AttachClaimsRequest) { r.Token = make([]byte, claimSecret) }, control.ClassInvalid, "the token names no claim region"},
+		"no token": {func(r *control.AttachClaimsRequest) { r.Token = nil }, control.ClassInvalid, "the token names no claim region"},
+		"provider": {func(r *control.AttachClaimsRequest) { r.Provider = "shm" }, control.ClassUnsupported, `claim region over provider "shm": want tcp`},
+		"blob":     {func(r *control.AttachClaimsRequest) { r.Blob = r.Blob[:9] }, control.ClassInvalid, "the blob is not of a queue pair of provider tcp"},
+	} {
+		_, err := attach(c.change)
+		refuses(t, what, err, c.class, c.text)
+	}
+	r, err := attach(as)
+	if err == nil {
+		err = good.conn.Connect(t.Context(), r.GetBlob())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = attach(as)
+	refuses(t, "a second time", err, control.ClassInvalid, "was attached before")
+
+	var region *region
+	for _, region = range n.e.claims.regions {
+	}
+	bell := func() uint32 {
+		var b [4]byte
+		if _, err := region.File().ReadAt(b[:], 8); err != nil {
+			t.Fatal(err)
+		}
+		return binary.NativeEndian.Uint32(b[:])
+	}
+	before := bell()
+	at, armed, claimed := claim.Word(claim.Lines-1, 1)
+	if won, err := good.conn.CompareSwap(r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), armed, claimed, time.Minute); won || err != nil {
+		t.Errorf("a line that is not armed was claimed: %v, %v", won, err)
+	}
+	eventually(t, "the bell rings", func() bool { return bell() != before })
+	if err := good.conn.Read(make([]byte, 8), r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), time.Minute); !errors.Is(err, dataplane.ErrInvalid) {
+		t.Errorf("a read of the region: %v", err)
+	}
+	n.conn.Close()
+	eventually(t, "the region cannot be reached any more", func() bool {
+		_, err := good.conn.CompareSwap(r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), armed, claimed, time.Minute)
+		return err != nil
+	})
+}

@@ -1,0 +1,149 @@
+package grant
+
+import (
+	"context"
+	"encoding/binary"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/claim"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/datalisten"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/tests/testkit"
+)
+
+// farExecutor lets a client attach to a claim region on tcp. It records the leases that are released.
+type farExecutor struct {
+	control.ExecutorClient
+	t        *testing.T
+	data     *datalisten.Listener
+	dev      *dataplane.Device
+	done     chan struct{}
+	theirs   []byte // blob of the client's queue pair
+	domain   *dataplane.Domain
+	server   *dataplane.Server
+	region   *dataplane.Memory
+	conn     *dataplane.Conn
+	released []uint64
+}
+
+func newFarExecutor(t *testing.T) *farExecutor {
+	data, err := datalisten.Open("127.0.0.1:0", "", slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(data.Close)
+	data.Serve()
+	x := &farExecutor{t: t, data: data, done: make(chan struct{})}
+	if x.dev, err = dataplane.Open(dataplane.TCP, dataplane.Options{GIDIndex: -1, Handed: true, Advertise: data.Address}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.dev.Close)
+	if x.domain, err = x.dev.NewDomain(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.domain.Close)
+	if x.region, err = x.domain.Alloc(uint64(claim.Size), dataplane.RemoteAtomic); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.region.Free)
+	if x.server, err = dataplane.NewServer(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.server.Close)
+	if x.conn, err = x.domain.NewConn(x.region); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.conn.Close)
+	return x
+}
+
+func (x *farExecutor) AttachClaims(_ context.Context, r *control.AttachClaimsRequest, opts ...grpc.CallOption) (*control.AttachClaimsReply, error) {
+	for _, o := range opts {
+		if p, ok := o.(grpc.PeerCallOption); ok {
+			p.PeerAddr.Addr, p.PeerAddr.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
+		}
+	}
+	x.theirs = r.GetBlob()
+	blob, err := x.conn.Blob()
+	if err == nil {
+		token, _ := dataplane.BlobToken(blob)
+		err = x.data.Expect(token, "claims", x)
+	}
+	ref := x.region.Ref()
+	return &control.AttachClaimsReply{Blob: blob, Region: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}}, err
+}
+
+func (x *farExecutor) Done() <-chan struct{} { return x.done }
+
+func (x *farExecutor) Connect(c *net.TCPConn, hello []byte) error {
+	err := x.dev.Hand(c, hello)
+	if err == nil {
+		err = x.conn.Connect(context.Background(), x.theirs)
+	}
+	if err == nil {
+		err = x.conn.Serve(x.server)
+	}
+	return err
+}
+
+func (x *farExecutor) Release(_ context.Context, r *control.ReleaseRequest, _ ...grpc.CallOption) (*control.ReleaseReply, error) {
+	x.released = append(x.released, r.GetLeaseId())
+	return &control.ReleaseReply{}, nil
+}
+
+// A claim on tcp gets the lease that the executor has named, if the line is armed. If the outcome of a claim is unknown, the lease that it may have
+// got is released.
+func TestClaimFar(t *testing.T) {
+	x := newFarExecutor(t)
+	s, err := newShared(&Options{DataEncryption: "off", Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	c := &Control{shared: s, opts: s.opts}
+	const line, sequence, lease = 7, 3, 4711
+	at, armed, claimed := claim.Word(line, sequence)
+	word := x.region.Bytes()[at:]
+	k := &Cached{cand: Candidate{Address: "far:1", Provider: dataplane.TCP}, cl: x, last: &Held{Workers: []Worker{{PID: 9, Connect: time.Second}}}}
+	k.claimable(c, &control.Claim{Line: line, Sequence: sequence, Token: make([]byte, claim.Secret), LeaseId: lease, ClientMs: 60_000})
+	p := &Pending{c: c}
+	if k.far == nil || k.claim != nil {
+		t.Fatalf("%+v", k)
+	}
+	try := func() *Held { return p.ClaimFar(t.Context(), k) }
+	testkit.Eventually(t, "the region is connected", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return k.far.conn != nil
+	})
+	if h := try(); h != nil {
+		t.Errorf("a line that is not armed: %+v", h)
+	}
+	binary.NativeEndian.PutUint64(word, armed)
+	p.spec.Duration = time.Hour
+	if h := try(); h != nil {
+		t.Errorf("a claim for another duration than that of the released lease: %+v", h)
+	}
+	p.spec.Duration = 0
+	h := try()
+	if h == nil || binary.NativeEndian.Uint64(word) != claimed || h.ID != lease || time.Until(h.end) > time.Minute || time.Until(h.end) < 50*time.Second ||
+		h.Workers[0].PID != 9 || h.Workers[0].Start != control.StartPath_START_PATH_CACHED || h.Workers[0].Connect != 0 {
+		t.Fatalf("word %#x, %+v", binary.NativeEndian.Uint64(word), h)
+	}
+	if try() != nil || len(x.released) > 0 {
+		t.Errorf("claimed twice, or released %v", x.released)
+	}
+	x.conn.Close()
+	if h := try(); h != nil || len(x.released) != 1 || x.released[0] != lease {
+		t.Errorf("%+v by a broken connection, and released %v, want %d", h, x.released, lease)
+	}
+	if try() != nil || len(x.released) != 1 {
+		t.Errorf("tried again by the broken connection, and released %v", x.released)
+	}
+}
