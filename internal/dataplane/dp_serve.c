@@ -113,6 +113,18 @@ static inline uint32_t call_id_of(const dp_request *told, uint32_t imm) {
     return told->call_id + ((dp_imm_tag(imm) - told->call_id) & 0xffff);
 }
 
+/* Reports whether a message whose tag is that of the slot's last request repeats this request. The parts of a call have the same id. */
+static __attribute__((noinline, cold)) bool is_repeated(const dp_server *s, uint32_t slot, uint32_t imm) {
+    const dp_request *told = &s->headers[slot];
+    if (told->generation != s->client.generation || told->flags & DP_REQ_PARTS)
+        return false;
+    if (dp_imm_bare(imm))
+        return true;
+    /* After DP_IMM_TAGS calls the tag is the same. If another request's header is in the slot already, this message came without one. */
+    uint32_t id = dp_request_load((const uint8_t *)s->requests->addr + dp_slot_payload(&s->layout, slot) - DP_REQ_LONG).call_id;
+    return id == told->call_id || (id & 0xffff) != dp_imm_tag(imm);
+}
+
 /* A completion whose tag is not that of the header in its slot. The header belongs to another request, whose own completion is yet to
  * come: it must be neither kept nor answered. */
 static __attribute__((noinline, cold)) int wrong_header(const dp_server *s, const dp_request *told, uint32_t imm, dp_request *h) {
@@ -489,6 +501,11 @@ static int handle(dp_server *s, const dp_wc *wc, bool others) {
     int st = dp_post_recv(s->qp, 0);
     if (st)
         return st;
+    /* A repeated request is neither executed nor answered: its answer could meet that of the slot's next call. */
+    if (__builtin_expect(dp_imm_tag(wc->imm) == (s->headers[slot].call_id & 0xffff), 0) && is_repeated(s, slot, wc->imm)) {
+        s->stats->refused++;
+        return DP_OK;
+    }
     dp_request h;
     int refuse = read_request(s, slot, wc, &h);
     void *args = (uint8_t *)s->requests->addr +

@@ -56,30 +56,38 @@ T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         t_note("%s", bad[i].what);
-        raw_request(&r, (uint32_t)i % 8, bad[i].h, bad[i].payload, bad[i].tag);
-        dp_reply h = raw_reply(&r, (uint32_t)i % 8, bad[i].tag); /* a refusal is addressed as the immediate is */
+        uint32_t slot = (uint32_t)i % 8, tag = bad[i].tag + 8 * (uint32_t)i;
+        bad[i].h.call_id += 8 * (uint32_t)i; /* each request is another call */
+        raw_request(&r, slot, bad[i].h, bad[i].payload, tag);
+        dp_reply h = raw_reply(&r, slot, tag); /* a refusal is addressed as the immediate is */
         CHECKF(h.status == bad[i].status, "%s: answered %s", bad[i].what, dp_status_text(h.status));
         CHECK_EQ(h.size, bad[i].status == DP_OK ? 8 : 0);
     }
     end_server(&r, &p);
 }
 
-/* A completion that arrives twice, after the header of the slot's next request was written. The second one neither refuses nor announces
- * that request. */
-T_CASE(repeated_completion, "channel/repeated-completion", .providers = 0) {
+/* Requests that arrive twice, also after the header of the slot's next request was written. The second one is not answered: the next reply is
+ * that of the next request. It does not announce the next request either. */
+T_CASE(repeated_request, "channel/repeated-request", .providers = 0) {
     t_peer p;
     raw r;
     raw_client(&r, &p);
     const dp_request first = {.generation = 77, .call_id = 0x10005, .size = 8, .capacity = 8, .function = FN_ECHO};
-    const dp_request next = {.generation = 77, .call_id = 0x10006, .size = 8, .capacity = 4, .function = FN_ECHO};
+    const dp_request next = {.generation = 77, .call_id = 0x10007, .size = 8, .capacity = 4, .function = FN_ECHO};
+    const dp_request wrapped = {.generation = 77, .call_id = 0x20007, .size = 8, .capacity = 8, .function = FN_ECHO};
     raw_request(&r, 0, first, 8, 5);
+    raw_request(&r, 0, first, 8, 5);
+    raw_bare(&r, 0, 8, 6);
+    raw_bare(&r, 0, 8, 6);
     CHECK_STATUS(raw_reply(&r, 0, first.call_id).status, DP_OK);
-    raw_request_as(&r, 0, next, 8, dp_imm(0, 5));
-    CHECK_STATUS(raw_reply(&r, 0, first.call_id).status, DP_BAD_REQUEST); /* for a call that has ended */
-    raw_bare(&r, 0, 8, 6); /* repeats the last header that was announced */
-    CHECK_STATUS(raw_reply(&r, 0, next.call_id).status, DP_OK);
-    raw_request(&r, 0, next, 8, 6);
+    CHECK_STATUS(raw_reply(&r, 0, first.call_id + 1).status, DP_OK);
+    raw_request_as(&r, 0, next, 8, dp_imm(0, 6));
+    raw_bare(&r, 0, 8, 8); /* repeats the last header that was announced */
+    CHECK_STATUS(raw_reply(&r, 0, first.call_id + 3).status, DP_OK);
+    raw_request(&r, 0, next, 8, 7);
     CHECK_STATUS(raw_reply(&r, 0, next.call_id).status, DP_RESULT_TOO_LARGE);
+    raw_request(&r, 0, wrapped, 8, 7); /* another call with the same tag */
+    CHECK_STATUS(raw_reply(&r, 0, wrapped.call_id).status, DP_OK);
     end_server(&r, &p);
 }
 

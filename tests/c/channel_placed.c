@@ -216,7 +216,7 @@ T_CASE(placed_hostile, "channel/placed-hostile-request", .providers = T_SHM) {
     uint32_t key = a.mem->rkey;
     enum { IN = DP_REQ_PLACED_IN, OUT = DP_REQ_PLACED_OUT };
     const dp_request good = {.generation = 77, .call_id = 5, .size = 4096, .capacity = 4096, .flags = IN | OUT, .out_offset = 64};
-    const struct {
+    struct {
         const char *what;
         dp_request h;
         uint32_t in_key, out_key, payload;
@@ -243,16 +243,18 @@ T_CASE(placed_hostile, "channel/placed-hostile-request", .providers = T_SHM) {
         t_note("%s", bad[i].what);
         r.keys = (uint64_t)bad[i].out_key << 32 | bad[i].in_key;
         fill_pattern(a.at, 4096, (uint32_t)i);
-        raw_request(&r, (uint32_t)i % 8, bad[i].h, bad[i].payload, 5);
-        dp_reply h = raw_reply(&r, (uint32_t)i % 8, 5);
+        uint32_t slot = (uint32_t)i % 8;
+        bad[i].h.call_id += 8 * (uint32_t)i; /* each request is another call */
+        raw_request(&r, slot, bad[i].h, bad[i].payload, bad[i].h.call_id);
+        dp_reply h = raw_reply(&r, slot, bad[i].h.call_id);
         CHECKF(h.status == bad[i].status, "%s: answered %s", bad[i].what, dp_status_text(h.status));
         CHECK_EQ(h.size, bad[i].status == DP_OK ? 4096 : 0);
         if (h.status == DP_OK)
             CHECK_PATTERN(a.at + 4096, 4096, (uint32_t)i);
     }
     /* Bare requests must not repeat a placed one. */
-    raw_bare(&r, (uint32_t)(sizeof bad / sizeof *bad - 1) % 8, 8, 6);
-    CHECK_STATUS(raw_reply(&r, (uint32_t)(sizeof bad / sizeof *bad - 1) % 8, 6).status, DP_BAD_REQUEST);
+    raw_bare(&r, (uint32_t)(sizeof bad / sizeof *bad - 1) % 8, 8, 4);
+    CHECK_STATUS(raw_reply(&r, (uint32_t)(sizeof bad / sizeof *bad - 1) % 8, 0x10004).status, DP_BAD_REQUEST);
     dp_qp_unshare(r.e.qp, a.mem);
     lent_free(&a);
     raw_request_as(&r, 0, good, 0, dp_imm(8, 5)); /* ends the connection */

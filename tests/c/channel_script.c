@@ -79,15 +79,6 @@ typedef struct worker {
     uint32_t faults; /* of earlier devices */
 } worker;
 
-/* Like FN_SLOW, but with bounded sleeps: a request that arrives twice may read another call's payload as its time. */
-static uint32_t f_nap(void *args, uint32_t n, void *res) {
-    uint32_t ms;
-    memcpy(&ms, args, sizeof ms);
-    t_sleep_ms((int)(ms % 4));
-    memcpy(res, args, n);
-    return n;
-}
-
 static void work(int sock, void *arg) {
     worker *w = arg;
     dp_error err = {0};
@@ -97,9 +88,6 @@ static void work(int sock, void *arg) {
     o.active_side_only = 1;
     uint32_t len;
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
-    dp_function table[FN_COUNT];
-    memcpy(table, served_functions, sizeof table);
-    table[FN_SLOW] = f_nap;
     t_name("worker");
     t_recv(sock, &len, sizeof len);
     t_recv(sock, blob, len);
@@ -113,7 +101,7 @@ static void work(int sock, void *arg) {
     int st = dp_server_create(dev, &(dp_server_config){.mode = w->mode}, blob, len, &s, &err);
     len = sizeof blob;
     if (st == DP_OK) {
-        dp_server_set_functions(s, table, FN_COUNT);
+        dp_server_set_functions(s, served_functions, FN_COUNT);
         st = dp_server_blob(s, blob, &len, &err);
     }
     w->server = s;
