@@ -175,8 +175,8 @@ RFAAS_API int rfaas_init(const void *options);
  *
  * The last rfaas_finalize closes every session and releases every lease. No other rfaas call may be
  * running then. If the driver of an RDMA device is slow, rfaas_finalize waits at most 0.1 s for each
- * lease and session, and 1 s more, for queue pairs to be destroyed. What is not destroyed then goes on
- * in the background, or ends with the process. */
+ * lease and session, and 1 s more, for queue pairs to be destroyed. Destruction that takes longer
+ * continues in the background, or ends with the process. */
 RFAAS_API int rfaas_finalize(void);
 
 /* rfaas_version returns the version of the library at run time.
@@ -289,7 +289,7 @@ RFAAS_API int rfaas_session_cached(rfaas_session *session);
 #define RFAAS_EXECUTOR_OPEN 1     /* the executor leases cores; also: it registered, or it recovered */
 #define RFAAS_EXECUTOR_DRAINING 2 /* the executor grants no more leases */
 #define RFAAS_EXECUTOR_SILENT 3   /* the executor missed several heartbeats */
-#define RFAAS_EXECUTOR_LEFT 4     /* the executor signed off */
+#define RFAAS_EXECUTOR_LEFT 4     /* the executor has deregistered */
 
 /* rfaas_change is a change of an executor's state. */
 typedef struct rfaas_change {
@@ -488,21 +488,20 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * The state that functions keep in the workers ends with the lease: no other lease gets a worker that
  * has executed a function, unless both leases have the flag RFAAS_LEASE_REUSE.
  *
- * The workers of a lease that is released at rest are cached for the next lease with the same library,
- * sizes and RFAAS_LEASE_REUSE: of this session, and in shared memory also of other sessions and
+ * The workers of a lease that is released at rest are cached for the next lease of this session with
+ * the same library, sizes and RFAAS_LEASE_REUSE. On shm and tcp, they also serve other sessions and
  * processes of the user with the same addresses and credentials, even after this session is closed. At
  * rest means that no call is in flight, that every abandoned call has been answered and that, without
  * RFAAS_LEASE_REUSE, no function was executed. Cached workers are frozen, stay connected and keep
  * their code. The next lease gets them without a new process, registration or queue pair (`cached` in
- * rfaas_statistics), and any thread may open it. A session caches at most cached_leases released
- * leases, the latest ones, for as long as the executor permits. Other tenants can use the cores
- * meanwhile. If the workers were ended for another lease, or with their executor, the next lease gets
- * new workers.
+ * rfaas_statistics), and any thread may open it. A session caches the latest cached_leases released
+ * leases, for as long as the executor permits. Other tenants can use the cores meanwhile. If the
+ * workers were ended for another lease, or with their executor, the next lease gets new workers.
  *
- * In shared memory and on tcp, the agent also has workers connected ahead of demand for any process of
- * the user. It begins when a lease finds no cached workers within 10 s after another lease with the
- * same terms. RFAAS_POOL (environment variable, 2) is the largest number of such spare leases, and 0
- * means none. */
+ * On shm and tcp, the agent also prepares spare leases for any process of the user: their workers are
+ * started and connected ahead of demand. It prepares one when a lease gets new workers within 10 s
+ * after another lease with the same terms. The environment variable RFAAS_POOL is the largest number
+ * of spare leases with the same terms (default 2; 0: none). */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.
@@ -777,11 +776,11 @@ RFAAS_API int rfaas_lease_chain(const rfaas_lease *lease, rfaas_function first, 
  * the end of the lease.
  *
  * Each buffer takes a file descriptor of the process, unless at least half of the process's
- * descriptors are in use. Its memory is shared memory then, which has transparent huge pages only if
- * the kernel gives them to shared memory (shmem_enabled). A buffer larger than the limit of file sizes
- * (RLIMIT_FSIZE) takes no descriptor, and calls do not use it in place. After a fork, parent and child
- * share the memory. A worker of this node to which a call was made in place can read and write the
- * whole buffer until the lease ends. */
+ * descriptors are in use. Memory of a buffer with a descriptor is shared memory, which has transparent
+ * huge pages only if the kernel permits them there (shmem_enabled). A buffer larger than the limit of
+ * file sizes (RLIMIT_FSIZE) takes no descriptor, and calls do not use it in place. After a fork,
+ * parent and child share the memory. A worker of this node to which a call was made in place can read
+ * and write the whole buffer until the lease ends. */
 RFAAS_API int rfaas_alloc(rfaas_lease *lease, size_t size, void **buffer);
 
 /* rfaas_free frees memory of rfaas_alloc.
@@ -821,8 +820,8 @@ typedef struct rfaas_call_options {
     int32_t worker;       /* index from 0, or RFAAS_ANY_WORKER */
     /* Time limit of the call, from now. It also bounds the wait for the replacement of a dead worker:
      * the call then ends with RFAAS_DEADLINE and the replacement goes on. 0: none. A call without a
-     * time limit ends with RFAAS_DEADLINE if its worker still runs another call, and timeout_ns of the
-     * session has elapsed since that call's own time limit. The error names that function. */
+     * time limit ends with RFAAS_DEADLINE if its worker still runs another call whose own time limit
+     * passed more than timeout_ns of the session ago. The error names the function of that other call. */
     int64_t timeout_ns;
     /* How often the call may be repeated. 0: never. Set it only if the function is idempotent: the
      * call is repeated on the next allowed worker when it may have run but its worker died, its lease
@@ -1074,10 +1073,10 @@ RFAAS_API int rfaas_waitany_for(size_t count, rfaas_request requests[], int64_t 
  * With RFAAS_LEASE_LOCAL, functions in this process map the library's copy.
  *
  * A table counts once per node for the memory that the executor lends, and for the tenant's
- * table-limit there. Its memory is charged once per node and tenant, while leases use it. If it
- * exceeds that limit, rfaas_lease_open fails with RFAAS_INVALID. If the executor has no memory for it
- * now, another executor is asked; without one, rfaas_lease_open fails with RFAAS_BUSY. The text has
- * the sizes.
+ * table-limit there. Its memory is charged once per node and tenant, while leases use it. If the
+ * tables of a lease exceed table-limit, rfaas_lease_open fails with RFAAS_INVALID. If other leases of
+ * the tenant use up the limit, or the executor has no memory now, another executor is asked. Without
+ * one, rfaas_lease_open fails with RFAAS_BUSY. The text has the sizes.
  *
  * Errors:
  *   RFAAS_INVALID: the name is empty, too long or taken, the parts have no bytes, a part is

@@ -96,7 +96,7 @@ enum class executor_state : int {
     open = RFAAS_EXECUTOR_OPEN, /* the executor leases cores; also: it registered, or it recovered */
     draining = RFAAS_EXECUTOR_DRAINING, /* the executor grants no more leases */
     silent = RFAAS_EXECUTOR_SILENT, /* the executor missed several heartbeats */
-    left = RFAAS_EXECUTOR_LEFT, /* the executor signed off */
+    left = RFAAS_EXECUTOR_LEFT, /* the executor has deregistered */
 };
 constexpr bool operator==(executor_state a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, executor_state b) noexcept { return b == a; }

@@ -58,7 +58,7 @@ module rfaas_c
    integer, parameter :: RFAAS_EXECUTOR_OPEN = 1 !< the executor leases cores; also: it registered, or it recovered
    integer, parameter :: RFAAS_EXECUTOR_DRAINING = 2 !< the executor grants no more leases
    integer, parameter :: RFAAS_EXECUTOR_SILENT = 3 !< the executor missed several heartbeats
-   integer, parameter :: RFAAS_EXECUTOR_LEFT = 4 !< the executor signed off
+   integer, parameter :: RFAAS_EXECUTOR_LEFT = 4 !< the executor has deregistered
 
    integer, parameter :: RFAAS_WAIT_ADAPTIVE = 0 !< spin for about as long as a wake-up takes, then block; the default
    integer, parameter :: RFAAS_WAIT_HOT = 1 !< spin: lowest latency, uses one core on each side

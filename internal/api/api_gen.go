@@ -14,7 +14,7 @@ const (
 	ExecutorOpen     = 1 // the executor leases cores; also: it registered, or it recovered
 	ExecutorDraining = 2 // the executor grants no more leases
 	ExecutorSilent   = 3 // the executor missed several heartbeats
-	ExecutorLeft     = 4 // the executor signed off
+	ExecutorLeft     = 4 // the executor has deregistered
 )
 
 // ExecutorNames are the names of RFAAS_EXECUTOR_*, by number.
