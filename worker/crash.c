@@ -116,7 +116,7 @@ static void trace(dp_worker_death *d, const registers *at) {
             i++;
         i++;
         if (at->return_address && !dladdr((void *)at->pc, &info)) {
-            /* A jump to nowhere stops every unwinder, but a call leaves its return address. */
+            /* After a jump to an invalid address no unwinder continues, but a call has left its return address. */
             put_hex(d, at->pc);
             put_text(d, "\n");
             f = (frame){*at->return_address, false};

@@ -43,7 +43,7 @@ int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_erro
     }
     if (!(s->parts & DP_SANDBOX_UID))
         return dp_fail(err, DP_FATAL, 0, "sandbox: this executor cannot give a worker the user id %u", uid);
-    /* Root is not bound by the limit on locked memory; what registers memory from now on is. */
+    /* Raised because the limit on locked memory applies to memory that is registered from now on, but did not apply to root. */
     struct rlimit all = {RLIM_INFINITY, RLIM_INFINITY};
     setrlimit(RLIMIT_MEMLOCK, &all);
     gid_t groups[1] = {s->device_group};
@@ -59,7 +59,7 @@ int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_erro
 
 /* ---- namespaces ---- */
 
-/* What the guard says when it is ready, and after it was asked to hide the devices: an errno, and which step failed. */
+/* The guard's message when it is ready, and when it has hidden the devices: an errno, and which step failed. */
 typedef struct guard_word {
     int32_t e;
     char what[60];
@@ -217,7 +217,7 @@ int dp_sandbox_landlock(const dp_sandbox *s, bool connects) {
         e = allow(rules, "/", read);
         if (!e)
             e = allow(rules, "/tmp", all);
-    } else { /* the whole node is in sight: allow what would be shown, and no place to write to */
+    } else { /* all of the node's files are visible: allow only those that a private root would have, and writing nowhere */
         static const char *const system[] = {"/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys"};
         for (size_t i = 0; i < sizeof system / sizeof *system && !e; i++)
             e = allow(rules, system[i], read);
@@ -229,7 +229,7 @@ int dp_sandbox_landlock(const dp_sandbox *s, bool connects) {
     static const char *const streams[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"};
     for (size_t i = 0; i < sizeof streams / sizeof *streams && !e; i++)
         e = allow(rules, streams[i], FS_READ | change);
-    /* Not for long where mounts can be hidden. Without this a worker could not open its device. */
+    /* A worker needs this to open its device. Where mounts can be hidden, the device files are hidden afterwards. */
     if (!e)
         e = allow(rules, "/dev/infiniband", FS_READ | FS_WRITE | FS_READ_DIR | (all & FS_IOCTL_DEV));
     if (!e)

@@ -177,8 +177,8 @@ static const struct rule {
     RULE(SYS_sendto, 3, WITHOUT, MSG_OOB),
     RULE(SYS_setsockopt, 1, ONLY, SOL_SOCKET),
     RULE(SYS_setsockopt, 2, ONLY, SO_RCVTIMEO, SO_SNDTIMEO, SO_RCVBUF, SO_SNDBUF, SO_RCVLOWAT, SO_REUSEADDR, SO_KEEPALIVE, SO_PASSCRED),
-    /* DP_FILTER_SOCKETS, instead of those above. The first of a call must not follow the last of the same call. The address of a sendmsg is
-     * in memory, so there must be no datagram sockets. */
+    /* With DP_FILTER_SOCKETS these replace the rules above. A system call's first rule here must not directly follow its last rule above.
+     * A filter cannot see the address of a sendmsg, which is in memory, so there must be no datagram sockets. */
 #define SOCKET_PAIRS(type) type, (type) | SOCK_CLOEXEC, (type) | SOCK_NONBLOCK, (type) | SOCK_CLOEXEC | SOCK_NONBLOCK
     RULE(SYS_socketpair, 0, ONLY, AF_UNIX),
     RULE(SYS_socketpair, 1, ONLY, SOCKET_PAIRS(SOCK_STREAM), SOCKET_PAIRS(SOCK_SEQPACKET)),

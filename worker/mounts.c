@@ -1,5 +1,5 @@
-/* What a worker sees of the file system: a small root in memory in which what programs and libraries need of the node is
- * mounted read-only, name by name. What is not named here or by the executor's settings is not there: homes, secrets, /run,
+/* What a worker sees of the file system: a small root in memory, in which the node's files that programs and libraries need are
+ * mounted read-only, name by name. Nothing else is visible unless the executor's settings name it: no homes, secrets, /run or
  * other file systems. */
 #include "sandbox.h"
 
@@ -92,8 +92,8 @@ static int make_like(const char *path, const struct stat *of) {
     return 0;
 }
 
-/* Shows a file or directory of the old root at the same place; a link as the link that it is. What does not exist, or is
- * there already as part of something else, is no failure. */
+/* Makes a file or directory of the old root visible at the same path. A symbolic link is copied as a link. It is no error if the
+ * path does not exist, or is visible already as part of another one. */
 static int show(const char *path, bool recursive) {
     char old[PATH_MAX], target[PATH_MAX];
     struct stat at, new;
@@ -117,7 +117,7 @@ static int show(const char *path, bool recursive) {
     return mount(old, path, NULL, MS_BIND | (recursive ? MS_REC : 0), NULL) ? errno : 0;
 }
 
-/* Adds a path of the settings, and the directories that links in it lead to. Those of before the change of root. */
+/* A path of the settings, or a directory to which a link in such a path leads. Paths are resolved before the change of root. */
 typedef struct wanted {
     char real[PATH_MAX];
     const char *as;
@@ -181,7 +181,7 @@ static int fill_root(const dp_sandbox *s, const wanted *extra, bool verbs, const
         if (symlink(links[i][0], links[i][1]) && errno != EEXIST)
             return errno;
     if (verbs) {
-        /* Above /sys/devices/system, which comes to light again when this is hidden. */
+        /* Covers /sys/devices/system, which is visible again when this mount is removed. */
         *what = "/dev/infiniband";
         if ((e = show(*what, true)))
             return e;
@@ -201,7 +201,7 @@ static int fill_root(const dp_sandbox *s, const wanted *extra, bool verbs, const
     *what = "make the mounts read-only";
     if ((e = read_only("/")))
         return e;
-    *what = "/proc"; /* the zygote's own needs; guards put another above it */
+    *what = "/proc"; /* for the zygote; each guard mounts its own over it */
     if (mount(OLD "/proc", "/proc", NULL, MS_BIND | MS_REC, NULL))
         return errno;
     *what = "leave the old root";

@@ -99,7 +99,7 @@ static int spawn(zygote *z, dp_packet *p) {
 
 static int zygote_start(zygote *z) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* If the executor has died before that, the socket is closed and the loop ends at once. */
+    /* If the parent has ended before this call, the socket is closed, and the loop ends at once. */
     z->parent = getppid();
     prctl(PR_SET_NAME, "rfaas-zygote");
     signal(SIGPIPE, SIG_IGN);

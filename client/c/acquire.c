@@ -155,7 +155,7 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 
 #define SPECULATIVE_BYTES (64ull << 20) /* most memory of channels that are made before an executor is known */
 #define STEP_GRACE_NS 1000000000ll
-#define ASIDE_NS 500000000ll   /* how long an acquisition aside may take to reach an agent */
+#define ASIDE_NS 500000000ll   /* how long an acquisition with `aside` may take to reach an agent */
 #define STARVED_NS 500000000ll /* how long an acquisition waits for a free descriptor; a worker waits 2 s for its client */
 
 static bool finished(rfaas_acquisition *a, int status) {

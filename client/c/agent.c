@@ -18,8 +18,8 @@
 
 #include "client.h"
 
-#define LOOK_TIMEOUT_NS 500000000ll /* to reach or start an agent and be welcomed, in the slow part of a wait */
-#define GRACE_NS 1000000000ll          /* beyond an operation's own time-out, which the agent keeps */
+#define LOOK_TIMEOUT_NS 500000000ll /* to reach or start an agent and get its welcome, in the slow part of a wait */
+#define GRACE_NS 1000000000ll          /* added to an operation's time-out, which the agent enforces */
 #define QUIET_NS 200000000ll           /* between two attempts to reach an agent from the slow part of a wait */
 
 typedef struct ticket {
@@ -423,7 +423,7 @@ static int connect_agent(int64_t until, char text[RFAAS_AGENT_TEXT]) {
                 break;
             status = greet(fd, until, text);
             if (status && (status != RFAAS_PEER_GONE || i + 1 >= RFAAS_AGENT_ATTEMPTS || dp_now_ns() >= until))
-                break; /* one that was about to exit hangs up, and another one can be started */
+                break; /* an agent that is about to exit closes the connection (PEER_GONE): start another one */
             if (status)
                 continue;
             pthread_mutex_unlock(&mu);

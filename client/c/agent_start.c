@@ -233,7 +233,7 @@ static struct {
 
 static void close_starting(int *fd) {
     int was = *fd;
-    *fd = -1; /* first: a child that is forked now must not close what has the number next */
+    *fd = -1; /* before close: a child of fork must not close another file that gets this number */
     if (was >= 0)
         close(was);
 }

@@ -26,10 +26,10 @@ static int make_file(uint64_t whole) {
     return fd;
 }
 
-/* Maps pages, present from the start, followed by an inaccessible page: of a memory file that *fd becomes, if there can be one. */
+/* Maps present pages, followed by an inaccessible page. If a memory file can be made, the pages are its pages, and *fd is its descriptor. */
 static void *map_pages(uint64_t size, uint64_t *mapped, int *fd) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), whole = (size + page - 1) & ~(page - 1);
-    /* Private at first: the kernel refuses it at once if there is not so much memory. It would not refuse pages of a file. */
+    /* Private at first, because the kernel refuses too much private memory at once. It would not refuse pages of a file. */
     uint8_t *at = mmap(NULL, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return NULL;

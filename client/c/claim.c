@@ -62,7 +62,7 @@ bool rfaas_api_claim_workers(const rfaas_agent_claim *claim, uint32_t by, bool o
 /* ---- telling the agent ---- */
 
 #define REPORT_AFTER_NS 1000000 /* a thread that waits for a call tells the agent of claims older than this */
-#define SHORT_NS 5000000000ll     /* the agent must not find a lease shorter than this so late */
+#define SHORT_NS 5000000000ll     /* a claim of a shorter lease is reported at once, before it can expire */
 
 static pthread_mutex_t unreported_mu = PTHREAD_MUTEX_INITIALIZER; /* taken before a lease's mu and the mutex of the connection */
 static rfaas_lease *unreported;  /* linked by unreported_next */

@@ -15,10 +15,10 @@
 
 #define PAUSE_NS 20000000ll    /* between two searches; most waiting is the agent's */
 #define PATIENCE_NS 500000000ll /* how long the agent waits for an executor */
-/* The same while calls run in this process, and the longest pause after a search that has failed. */
+/* While calls run in this process: how long the agent waits for an executor, and the longest pause after a failed search. */
 #define LOCAL_PATIENCE_NS 30000000000ll
 #define LOCAL_PAUSE_MAX_NS 2000000000ll
-#define LOCAL_WAITED_TIMES 10 /* added to such a pause: the time that calls have waited for the search, times this */
+#define LOCAL_WAITED_TIMES 10 /* such a pause is longer by this many times the time that calls have waited for the search */
 #define LOCAL_LOOK_NS 100000  /* between two local calls that look for messages of the agent, because a look is a system call */
 #define LOCAL_SEARCHES_MAX 64 /* searches of this process at a time: the agent accepts 1024 requests without a reply */
 /* How long to wait for the agent to report a lost executor. The agent itself waits 3 s for an executor to come back. */

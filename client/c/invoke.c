@@ -26,7 +26,7 @@ _Static_assert(RFAAS_NOT_STARTED == (int)DP_NOT_STARTED && RFAAS_MAYBE_EXECUTED 
 
 /* ---- errors of a thread ---- */
 
-#define TEXT_MAX 9216 /* a worker's last output has up to 4 KiB, its stack 3.5 */
+#define TEXT_MAX 9216 /* a worker's last output has up to 4 KiB, and its backtrace 3.5 KiB */
 #define CHAIN_MAX 320
 
 /* Small, because a library that is opened by dlopen gets little of the static TLS block. */
@@ -304,8 +304,8 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
     return p->kill && status == RFAAS_DEADLINE && started == DP_MAYBE_EXECUTED ? rfaas_api_kill_late(l, a->fn, w, status, p->result_in_place) : status;
 }
 
-/* An attempt, of whichever lease. The error's text is set, but for DP_RESULT_TOO_LARGE. *at: the worker to begin with, and that
- * it came to. */
+/* Makes one attempt, in an owned or a shared lease. Sets the error's text, except for DP_RESULT_TOO_LARGE. *at: the worker to try
+ * first; on return, the worker that was used. */
 static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_args *a, uint32_t *at, uint32_t *got) {
     if (shared(l))
         return rfaas_api_invoke_shared(l, a, got, at);

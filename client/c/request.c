@@ -70,7 +70,7 @@ static void settle(rfaas_lease *l, rfaas_request_slot *r, uint32_t worker) {
     if (state_of(r) == RFAAS_REQ_ENDED) /* another thread has collected it */
         ;
     else if (dp_channel_test(l->workers[worker].ch, r->slot) == 0)
-        rfaas_api_abandon(l, r, DP_CONNECTION); /* a channel that works after all: the caller is about to reset it */
+        rfaas_api_abandon(l, r, DP_CONNECTION); /* the channel still works, but the caller is about to reset it */
     else
         rfaas_api_collect(l, r);
     if (r->status != DP_OK && r->status != DP_RESULT_TOO_LARGE && !r->text) {

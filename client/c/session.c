@@ -153,7 +153,7 @@ int rfaas_api_bad_session(const rfaas_session *s, const char *op) {
 /* ---- sessions without executors (RFAAS_SESSION_LOCAL) ---- */
 
 #define SLOW_NS 100000000ll        /* a failure that takes longer counts as slow */
-#define AWAY_TIMES 10              /* a slow failure holds for so many times its duration */
+#define AWAY_TIMES 10              /* after a slow failure, no attempt is made for its duration times this */
 #define AWAY_MAX_NS 60000000000ll
 
 bool rfaas_api_without_agent(const rfaas_session *s, int status, const rfaas_reply *r) {
@@ -481,7 +481,7 @@ void rfaas_api_reopen(void) {
         rfaas_request_parts parts = {.body = &s->open, .body_size = sizeof s->open, .fd = -1};
         rfaas_reply reply;
         if (!rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, sizeof(rfaas_agent_opened), &reply))
-            take_opened(s, &reply); /* otherwise operations that need the session report it */
+            take_opened(s, &reply); /* after a failure, operations that need the session report the error */
         rfaas_api_tables_publish(s);
     }
     rfaas_api_each_lease(hand_over);

@@ -241,7 +241,7 @@ int rfaas_api_leave_shared(rfaas_lease *l, int status) {
     rfaas_agent_lease_line *line = l->line;
     bool last = !__atomic_sub_fetch(&line->busy, 1, __ATOMIC_SEQ_CST);
     if (UNLIKELY(last && __atomic_load_n(&line->draining, __ATOMIC_SEQ_CST) == RFAAS_AGENT_DRAIN_SOON) &&
-        !__atomic_load_n(&line->busy, __ATOMIC_SEQ_CST)) /* one that came before SOON may be starting a call; it sends FINISH */
+        !__atomic_load_n(&line->busy, __ATOMIC_SEQ_CST)) /* a thread that entered before SOON may be starting a call; that thread sends FINISH */
         rfaas_api_finish(l);
     dp_turns_leave(l->turns, place()); /* last, because the lease may be released after it */
     return status;

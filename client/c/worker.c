@@ -93,7 +93,7 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details) {
         else if (kind == RFAAS_AGENT_ROOM)
             rfaas_api_note_room(l, h);
         else if (kind == RFAAS_EVENT_DRAINING) {
-            uint32_t none = RFAAS_AGENT_DRAIN_NOT; /* still so if the lease moved after the agent had looked at the line's key */
+            uint32_t none = RFAAS_AGENT_DRAIN_NOT; /* unchanged if the lease moved after the agent had read the line's key */
             if (!l->draining_reason[0])
                 snprintf(l->draining_reason, sizeof l->draining_reason, "%.*s", (int)sizeof l->draining_reason - 1, e->text);
             __atomic_compare_exchange_n(&l->line->draining, &none, RFAAS_AGENT_DRAIN_SOON, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);

@@ -320,7 +320,7 @@ func (c *client) spec(s *protocol.Spec) grant.Spec {
 func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, error) {
 	k := l.session.control.TakeCached(m.Cached)
 	switch {
-	case k == nil: // given up, or taken by another session; an event reports it
+	case k == nil: // given up, or taken by another session; the client learns this by an event
 		return nil, nil
 	case len(m.Offers) != l.pending.Workers() || !l.pending.UseCached(k):
 		l.session.control.GiveUp(k)

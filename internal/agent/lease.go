@@ -244,8 +244,8 @@ func (c *client) finish(r *request) error {
 	case err != nil: // it was released meanwhile
 	case l.draining.Load():
 		l.finish()
-	default: // a thread has seen the flag of the lease that used the line before: the present one does not drain
-		if c.page.undrain(key); l.draining.Load() { // the node has begun to drain meanwhile, and the line said TOLD
+	default: // a thread has seen the drain flag of the line's previous lease; this lease does not drain
+		if c.page.undrain(key); l.draining.Load() { // the node has begun to drain while the line said TOLD
 			c.page.drain(key)
 		}
 	}

@@ -29,7 +29,7 @@ func (l *lease) giveUp() (held *grant.Held, acquiring bool) {
 func (l *lease) abandon(stopping bool) {
 	held, acquiring := l.giveUp()
 	if !acquiring {
-		l.clear(stopping) // before the release: the end of the connection is one more reason for the worker to end
+		l.clear(stopping) // before the release, so that the end of the connection also ends the worker
 	}
 	switch {
 	case acquiring: // done, which ends the acquisition, calls abandon again

@@ -73,7 +73,7 @@ func (c *client) openSession(r *request) (body, error) {
 	}
 	c.sessions[m.Session] = &session{control: control}
 	likely := control.LikelyProvider()
-	if c.a.held.Load() > 0 { // the first lease perhaps takes channels that another client has handed over
+	if c.a.held.Load() > 0 { // the first lease may take channels that another client has handed over
 		likely = ""
 	}
 	encrypt, _ := dataplane.Encryption(o.DataEncryption, o.AllowPlaintext)
@@ -91,7 +91,7 @@ func (c *client) closeSession(r *request) error {
 		delete(c.sessions, m.Session)
 	}
 	c.mu.Unlock()
-	if s != nil { // else an earlier agent opened it, and it ended with that one
+	if s != nil { // nil: an earlier agent had opened the session, which ended with that agent
 		s.tables.close()
 		s.control.Close()
 	}

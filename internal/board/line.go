@@ -11,14 +11,14 @@ import (
 // State of an executor, as its line says.
 type State uint8
 
-// The states. Open and Draining are written by the executor, Silent and Left by the manager into the line of one that
-// does not write any more; if it lives after all, its next write says so.
+// The states. The executor writes Open and Draining. The manager writes Silent and Left into the line of an executor that has stopped
+// writing. If that executor is alive, its next write replaces the state.
 const (
 	Empty    State = 0                    // the slot has no executor
 	Open     State = api.ExecutorOpen     // grants leases
 	Draining State = api.ExecutorDraining // grants no more leases
 	Silent   State = api.ExecutorSilent   // has not written for some heartbeats
-	Left     State = api.ExecutorLeft     // has signed off
+	Left     State = api.ExecutorLeft     // has deregistered
 )
 
 // stateNames has no name for Empty.
@@ -34,10 +34,10 @@ func (s State) String() string {
 	return stateNames[s]
 }
 
-// Providers is a set of fabrics.
+// Providers is a set of providers.
 type Providers uint8
 
-// The fabrics.
+// The providers.
 const (
 	SHM   Providers = 1 << iota // usable from the same node only
 	Verbs                       // usable from any node of the network

@@ -237,7 +237,8 @@ func (r *Reader) Line(slot uint32) (Line, error) {
 // ErrGone is an executor that has left its slot.
 var ErrGone = errors.New("the executor is not there any more")
 
-// Identity returns who wrote a line. It is read once for each incarnation. ErrGone: the slot has another one by now.
+// Identity returns the identity of the executor that wrote a line. It is read once for each incarnation. ErrGone: the slot now belongs to
+// another incarnation.
 func (r *Reader) Identity(l *Line) (*Identity, error) {
 	if i := r.known[l.Slot]; i != nil && ShortIncarnation(i.Incarnation) == l.Incarnation {
 		return i, nil

@@ -92,8 +92,8 @@ func (t *Table) Release(slot uint32) {
 	t.writeHeader()
 }
 
-// Tidy empties the lines of free slots. On shm a writer whose rights have been taken away may not know it yet and write once
-// more. Returns who did.
+// Tidy empties the lines of free slots, and returns the executors that have written to one. On shm, an executor may write once more
+// before it learns that its rights have ended.
 func (t *Table) Tidy() (late []Change) {
 	for slot := range t.high {
 		if !t.taken[slot] && !empty(t.line(slot)) {
@@ -142,9 +142,9 @@ func (t *Table) SetHeartbeat(d time.Duration) {
 	t.writeHeader()
 }
 
-// The index is a hash table of node ids: a bucket has 7 entries of (hash, slot + 1), 0 for none. One that is full overflows
-// into the next, up to indexReach buckets. It is a hint: an executor that is not in it is found by chance only, and
-// whoever follows an entry checks the identity.
+// The index is a hash table of node ids. A bucket has 7 entries of (hash, slot + 1), 0 for none. A full bucket overflows into the
+// next ones, up to indexReach buckets. The index is a hint: a client finds an executor that is not in it only by chance, and checks the
+// identity behind each entry.
 const indexReach = 4
 
 type indexEntry struct{ hash, slot uint32 }

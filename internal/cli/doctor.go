@@ -49,7 +49,7 @@ func newDoctor(a *app) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check what rfaas needs on this node, and say how to mend what is missing",
+		Short: "Check what rfaas needs on this node, and say how to fix what is missing",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			devices := verbsDevices("/sys/class/infiniband")

@@ -103,7 +103,7 @@ func newRevoke(a *app) *cobra.Command {
 	var executor, reason string
 	c := &cobra.Command{
 		Use:   "revoke LEASE",
-		Short: "End a lease of an executor at once; its workers are killed",
+		Short: "End a lease at once: the executor kills its workers",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := strconv.ParseUint(args[0], 0, 64)

@@ -93,7 +93,7 @@ func TestTenantLimit(t *testing.T) {
 		eventually(t, "the executor notices", func() bool { return strings.Contains(p.said(), "the manager does not answer") })
 	}
 	must("ann", "x", 1) // the fourth
-	refused("y", 1, "cannot be looked at")
+	refused("y", 1, "cannot be read")
 	if got := strings.Join(flags("x"), " "); !strings.Contains(got, "ann"+flagText) {
 		t.Errorf("flags %v", got)
 	}

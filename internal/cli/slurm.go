@@ -32,8 +32,8 @@ docs/slurm.md is the administrator's guide.`,
 		newSlurmHook(a, "prolog", "In Slurm's prolog: drain the node's executor",
 			`Drain this node's executor before a job starts, and return when it has ended. The command never fails. It kills a node daemon that
 does not answer in time, together with its executor. Without a node daemon it does nothing. The job is $SLURM_JOB_ID.`, 3*time.Second),
-		newSlurmHook(a, "epilog", "In Slurm's epilog: what the job had may be lent again",
-			"Tell the node daemon that a job has ended and what it had may be lent again. It never fails. The job is $SLURM_JOB_ID.",
+		newSlurmHook(a, "epilog", "In Slurm's epilog: lend the ended job's resources again",
+			"Tell the node daemon that a job has ended and that its resources may be lent again. The command never fails. The job is $SLURM_JOB_ID.",
 			time.Second))
 	return c
 }
@@ -217,7 +217,7 @@ func (a *app) jobEnv(ctx context.Context, log *slog.Logger) []string {
 	}
 	end, err := (&slurm.Commands{Timeout: 2 * time.Second}).EndTime(ctx, job)
 	if err != nil {
-		log.Warn("when the job ends is not known", "job", job, "error", err)
+		log.Warn("the end of the job is not known", "job", job, "error", err)
 		return env
 	}
 	return append(env, until+"="+strconv.FormatInt(end.Unix(), 10))

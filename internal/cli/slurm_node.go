@@ -168,7 +168,7 @@ func newSlurmStatus(a *app) *cobra.Command {
 	var socket string
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "What the node daemon does, as JSON",
+		Short: "Print what the node daemon does, as JSON",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)

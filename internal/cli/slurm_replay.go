@@ -15,10 +15,10 @@ func newSlurmReplay(a *app) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "replay",
-		Short: "Let the controller follow a made-up day of idle gaps, and say what it would have used",
-		Long: `Let the decisions of "rfaas slurm follow" meet a made-up day of idle gaps, event by event, with times that were measured on a
-real Slurm. Gaps and busy times are log-normal, given by median and 95th percentile. Of the known gaps the scheduler's plan
-shows the end; Slurm then starts executors in its backfill only, for whole minutes. The others end by preemption.`,
+		Short: "Simulate the controller on a synthetic day of idle gaps, and print how much of them it would use",
+		Long: `Simulate "rfaas slurm follow" on a synthetic day of idle gaps, event by event, with times that were measured on a
+real Slurm. Gaps and busy times are log-normal, given by median and 95th percentile. The scheduler's plan shows the end of the
+known gaps. In these, Slurm starts executors in its backfill only, for whole minutes. The other gaps end by preemption.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			res, err := r.Run()

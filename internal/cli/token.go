@@ -150,7 +150,7 @@ func newTokenShow(a *app) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "show [FILE]",
-		Short: "Show what a token says, without asking whether it is good",
+		Short: "Show what a token says, without checking whether it is accepted",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			cred, err := a.loadToken(args)
@@ -177,7 +177,7 @@ func newTokenVerify(a *app) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "verify [FILE]",
-		Short: "Say whether a token is taken now: signed by this cluster, in its time, not revoked",
+		Short: "Check whether a token is accepted now: signed by this cluster, valid at this time, and not revoked",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			cred, err := a.loadToken(args)
@@ -191,7 +191,7 @@ func newTokenVerify(a *app) *cobra.Command {
 			if _, err := v.Check(cred.Token, time.Now()); err != nil {
 				return err
 			}
-			fmt.Fprintln(a.Stderr, "it is taken now")
+			fmt.Fprintln(a.Stderr, "the token is accepted now")
 			return a.printToken(cred.Claims, asJSON)
 		},
 	}
@@ -206,7 +206,7 @@ func newTokenRenew(a *app) *cobra.Command {
 	var life time.Duration
 	c := &cobra.Command{
 		Use:   "renew FILE",
-		Short: "Replace a token file by one that is valid longer; programs that run take it over",
+		Short: "Extend the validity of a token file; running programs load the new file",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := checkLife(a, life); err != nil {

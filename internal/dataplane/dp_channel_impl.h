@@ -46,7 +46,7 @@ typedef struct dp_lane {
     uint32_t n_channels;
     dp_waiter waiter;
     uint64_t ended, seen; /* calls that ended, and those that wait_any has reported */
-    uint32_t looks;       /* that found nothing, of callers who wait by looking again and again */
+    uint32_t looks;       /* polls without a result, of callers that poll repeatedly instead of waiting */
     uint32_t asked;       /* atomic: the waiter is to return DP_YIELD */
     uint32_t blocked;     /* atomic: it sleeps, or is about to */
     uint32_t interrupted; /* atomic: submits do not wait for room */
@@ -164,7 +164,7 @@ void dp_channel_forget_silence(dp_channel *ch);
 
 /* Handles what has arrived; true when there was something. */
 bool dp_lane_progress(dp_lane *lane);
-/* Progress for a caller who does not wait here but comes again. */
+/* Makes progress for a caller that polls and does not wait here. */
 void dp_lane_look(dp_lane *lane);
 /* Ends the calls of channels that another thread or the provider declared broken; true when there was one. */
 bool dp_lane_reap(dp_lane *lane);

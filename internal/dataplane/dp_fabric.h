@@ -1,4 +1,4 @@
-/* The fabric: remote memory semantics and no more of them than rfaas uses.
+/* The fabric: those semantics of remote memory that rfaas uses, and no others.
  *
  *   device ── domain ── memory region            one device per provider instance
  *     │          └───── queue pair ──┐           a queue pair belongs to one domain and one completion queue
@@ -168,8 +168,8 @@ typedef struct dp_mem {
 typedef struct dp_cq {
     const dp_ops *ops;
     dp_dev *dev;
-    /* A provider whose completions show in one word may say so: while the low half of *peek differs from
-     * peek_value there is nothing to poll. NULL: nobody knows before polling. */
+    /* While the low half of *peek differs from peek_value, there is nothing to poll. NULL: only polling shows
+     * whether there is a completion. */
     const uint64_t *peek;
     uint32_t peek_value;
     uint32_t capacity;

@@ -222,7 +222,7 @@ static bool sent_due(ofi_qp *q, int n) {
 int ofi_cq_poll(dp_cq *c, dp_wc *wc, int n) {
     ofi_cq *cq = ofi_cq_of(c);
     int got = 0;
-    if (n && cq->n_qps) /* a poll for no completions does not move the turn on */
+    if (n && cq->n_qps) /* only a poll that can return completions moves the turn to the next queue pair */
         cq->next = (cq->next + 1) % cq->n_qps;
     for (uint32_t i = 0; i < cq->n_qps; i++) {
         ofi_qp *q = cq->qps[(cq->next + i) % cq->n_qps];

@@ -107,7 +107,7 @@ static int settle(dp_raw *r) {
     return r->server ? DP_OK : dp_raw_drain(r, &none);
 }
 
-/* No operation is waited for now. Completions are taken, because the next keepalive can only follow when the last one has completed. */
+/* Called while no operation is outstanding. It takes completions, because the next keepalive needs the completion of the last one. */
 int dp_raw_broken(dp_raw *r) {
     pthread_mutex_lock(&r->lock);
     if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED && settle(r) == DP_OK)

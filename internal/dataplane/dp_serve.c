@@ -20,7 +20,7 @@ dp_invocation *dp_current_invocation(void) { return current_invocation; }
 
 /* ---- replies ---- */
 
-/* The send queue is full: its completions make room. What else arrives is kept for the main loop. */
+/* Waits for room in a full send queue, by taking completions. Arrivals are kept for the main loop. */
 static int make_room(dp_server *s, int64_t *since) {
     if (__atomic_load_n(&s->stop, __ATOMIC_RELAXED) == STOP_NOW)
         return DP_CANCELLED;
@@ -76,7 +76,7 @@ static int post_last(dp_server *s, const dp_sge *sge, int n, uint64_t at, uint32
     }
 }
 
-/* Sends a result to its place at offset `at` and nothing else: all is well. */
+/* Sends a reply without a header: a result, to its place at offset `at`. */
 static inline int post_bare(dp_server *s, uint32_t slot, uint32_t call_id, uint64_t at, const void *data,
                             uint32_t size) {
     dp_sge sge = {data, size, 0};
@@ -125,15 +125,15 @@ static __attribute__((noinline, cold)) bool is_repeated(const dp_server *s, uint
     return id == told->call_id || (id & 0xffff) != dp_imm_tag(imm);
 }
 
-/* A completion whose tag is not that of the header in its slot. The header belongs to another request, whose own completion is yet to
- * come: it must be neither kept nor answered. */
+/* For a completion whose tag differs from that of the header in its slot. The header belongs to another request, whose completion has
+ * not arrived yet. It must be neither kept nor answered. */
 static __attribute__((noinline, cold)) int wrong_header(const dp_server *s, const dp_request *told, uint32_t imm, dp_request *h) {
     *h = (dp_request){.generation = s->client.generation, .call_id = call_id_of(told, imm)};
     return DP_BAD_REQUEST;
 }
 
-/* The header that the request in `slot` has or means, checked. A header is read once; what is checked and kept
- * is the copy. 0, or the status to refuse with. A refusal is addressed to the call that the immediate names. */
+/* Reads and checks the header of the request in `slot`; a bare request repeats an earlier header. The header is copied once, and the
+ * copy is checked and kept. 0, or the status to refuse with. A refusal is addressed to the call that the immediate names. */
 static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_request *h) {
     const dp_layout *l = &s->layout;
     dp_request *told = &s->headers[slot];
@@ -185,8 +185,8 @@ static uint64_t first_word(const dp_server *s, uint32_t slot) {
     return *(const volatile uint64_t *)((const uint8_t *)s->requests->addr + dp_slot_payload(&s->layout, slot) - DP_REQ_KEYED);
 }
 
-/* Finds the memory in which payload or result of a request with a placed flag are. *args stays what it is if the payload is elsewhere.
- * *result is NULL then. The payload's memory cannot be written. 0, or the status to refuse with. */
+/* Finds the shared memory of the payload and of the result of a request with a placed flag. *args is not changed if the payload is not
+ * placed, and *result is NULL if the result is not. The payload is mapped read-only. 0, or the status to refuse with. */
 static __attribute__((noinline)) int find_places(dp_server *s, uint32_t slot, const dp_request *h, void **args, uint8_t **result) {
     uint64_t keys = first_word(s, slot);
     bool in = h->flags & DP_REQ_PLACED_IN, out = h->flags & DP_REQ_PLACED_OUT;
@@ -245,9 +245,9 @@ static inline uint32_t run(dp_server *s, uint32_t function, void *args, uint32_t
     return got;
 }
 
-/* Runs the function that makes the result. Where it writes: straight to the result's place when nothing else lies behind it that
- * counts (the client says so), otherwise to scratch, so that a result larger than announced harms nobody. place: where else the result
- * is to go, with `place_room` bytes, or NULL. */
+/* Runs the function that makes the result. It writes directly to the result's place if no other result lies behind it (the client says
+ * so), and otherwise to scratch memory, so that a result larger than announced damages nothing. place: another place for the result,
+ * with `place_room` bytes, or NULL. */
 static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, uint32_t function, void *args, uint32_t size, uint8_t *place,
                            uint64_t place_room, dp_invocation *inv, outcome *o) {
     const dp_layout *l = &s->layout;
@@ -363,9 +363,9 @@ static inline int take_mailbox(dp_server *s) {
     return answer_mailbox(s, word);
 }
 
-/* The first spins after a request with more payload than its line holds: the next is likely to be one too, and one look per
- * pause finds it sooner than the whole loop does. Not so for one in a single line, which a look that comes too early takes
- * from the client while it writes. */
+/* The first spins after a request whose payload did not fit into the request's line. The next request is probably similar, and one
+ * look per pause finds it sooner than the whole loop. A request in a single line is different: a look that comes too early takes the
+ * line from the client while it writes. */
 static inline void spin_for_mailbox(const dp_server *s) {
     const dp_cq *cq = s->cq;
     if (!s->mailbox || dp_mailbox_size(s->mailbox_seen) <= DP_MAILBOX_PAYLOAD || s->cfg.mode == DP_WAIT_WARM || s->waiter.shared_until ||
@@ -497,7 +497,7 @@ static int handle(dp_server *s, const dp_wc *wc, bool others) {
     uint32_t slot = dp_imm_slot(wc->imm);
     if (slot >= s->layout.depth)
         return DP_PROTOCOL; /* there is no place to which a refusal could go */
-    /* The receive goes back before the reply leaves: the client may call again the moment it has it. */
+    /* Post the receive again before the reply, because the client may call again as soon as it has the reply. */
     int st = dp_post_recv(s->qp, 0);
     if (st)
         return st;
@@ -522,7 +522,7 @@ static int handle(dp_server *s, const dp_wc *wc, bool others) {
         return handle_part(s, slot, &h);
     dp_invocation inv;
     outcome o;
-    uint64_t room = h.capacity; /* and none for a guard: what is behind belongs to the program */
+    uint64_t room = h.capacity; /* without a guard, because the memory behind belongs to the program */
     if (__builtin_expect(h.then != 0, 0))
         execute_chain(s, slot, &h, args, place, room, &inv, &o);
     else
@@ -604,8 +604,8 @@ int dp_server_run(dp_server *s) {
                 return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;
         }
         dp_waiter_end(&s->waiter);
-        /* Requests come by the queue pair only after one in the mailbox, which the poll's acquire shows us: it is served
-         * first, for its result may be made in place, where an overrun must not meet a later call's result. */
+        /* If requests have arrived by the queue pair, a request in the mailbox is older, and the poll's acquire has made it visible.
+         * Serve it first: its result may be made in place, where an overrun must not reach a later call's result. */
         if (n > 0)
             mailbox = take_mailbox(s);
         int st = mailbox < 0 ? mailbox : n < 0 ? DP_FATAL : n || s->n_pending ? handle_all(s, wc, n) : DP_OK;

@@ -1,4 +1,4 @@
-/* The insides of a server: dp_server.c makes, connects, tells and ends it, dp_serve.c serves. */
+/* Internals of a server: dp_server.c makes, connects and ends it, and passes requests of other threads to it. dp_serve.c serves calls. */
 #ifndef RFAAS_DP_SERVE_IMPL_H
 #define RFAAS_DP_SERVE_IMPL_H
 
@@ -67,7 +67,7 @@ struct dp_server {
     dp_knock own_knock;
     void (*suspended_fn)(void *arg);
     void *suspended_arg;
-    int64_t finish_at; /* when one that is to finish and has had nothing to do ends; 0: it had something */
+    int64_t finish_at; /* time at which a finishing server without work ends; 0: it had work at its last poll */
 };
 
 /* ---- the guard of a result ---- */

@@ -198,7 +198,7 @@ static void touch_present(uint8_t *at, uint64_t len) {
             return;
         for (uint64_t i = 0, n = (part + PAGE - 1) / PAGE, from = 0; i < n; i++) {
             if (!(present[i] & 1))
-                from = i + 1; /* what a client left out must not be allocated here and now */
+                from = i + 1; /* do not allocate pages that the client has left out */
             else if (i + 1 == n || !(present[i + 1] & 1))
                 madvise(at + done + from * PAGE, (i + 1 - from) * PAGE, MADV_POPULATE_WRITE);
         }
@@ -207,10 +207,10 @@ static void touch_present(uint8_t *at, uint64_t len) {
 
 void dp_server_touch(dp_server *s) {
     enum { PAGE = 4096 };
-    /* Of no other than its own memory, or of other pages: each comes with its first use then. */
+    /* With staging, or with another page size, each page is mapped at its first use. */
     if (s->staging || sysconf(_SC_PAGESIZE) != PAGE)
         return;
-    const uint64_t most = 4u << 20; /* some 100 us: whoever has the lease may be calling already */
+    const uint64_t most = 4u << 20; /* some 100 us, because the client may be calling already */
     uint64_t slots = (s->layout.bulk_at + PAGE - 1) & ~(uint64_t)(PAGE - 1), mailbox = s->layout.mailbox_at & ~(uint64_t)(PAGE - 1);
     int before = errno; /* of hints */
     touch_present(s->out, slots < most ? slots : most);

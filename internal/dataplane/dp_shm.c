@@ -191,8 +191,8 @@ static void shm_mem_free(dp_mem *mem) {
     free(m);
 }
 
-/* After a mapping over the region's own has failed: before Linux 6.12 the old one may be gone. Nobody else may get
- * its place, for shm_mem_free would unmap it. */
+/* Called after a mapping over the region's own has failed. Before Linux 6.12 the old mapping may be gone. This keeps its addresses
+ * reserved, because shm_mem_free would unmap any other mapping there. */
 static void mem_keep_place(shm_mem *m) {
     uint64_t len = page_up(m->m.size);
     if (mmap(m->m.addr, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, m->fd, 0) == MAP_FAILED &&
@@ -202,7 +202,7 @@ static void mem_keep_place(shm_mem *m) {
         m->lost = true;
 }
 
-/* Gives the region new pages with the old contents, as many as it had: whoever still maps the old ones writes to orphans. */
+/* Replaces the region's pages by new ones with the same contents. A process that still maps the old pages no longer reaches the region. */
 static int mem_renew(shm_mem *m, dp_error *err) {
     int fd;
     void *fresh;
@@ -467,7 +467,7 @@ static int shm_qp_connect(dp_qp *q, const void *blob, uint32_t len, dp_error *er
         ((shm_cq *)q->cq)->n_cold++;
         dp_cq_promise_hot(q->cq, false);
     }
-    /* What is there by now; a count that is less later on is garbage. */
+    /* The present count. A smaller count later is garbage. */
     qp->credit = __atomic_load_n(&qp->peer.segment->posted, __ATOMIC_ACQUIRE);
     qp->connected = true;
     q->state = DP_QP_CONNECTED;

@@ -189,8 +189,8 @@ struct shm_dev {
 
 /* memfd of size bytes, sealed against resizing, mapped with a PROT_NONE page behind it. */
 int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, void **map, dp_error *err);
-/* The first of len bytes from offset of a memfd that have pages, from *from on: moves that to their beginning, *to is their end.
- * False when there are none. */
+/* Finds the next pages that exist in a range of a memfd: len bytes from offset. Searches from *from on, and sets *from and *to to their
+ * beginning and end. False: there are none. */
 bool shm_next_data(int fd, uint64_t offset, uint64_t len, uint64_t *from, uint64_t *to);
 /* map may lie within its first page. */
 void shm_unmap(void *map, uint64_t size);
@@ -200,7 +200,7 @@ void *shm_map_checked(int fd, uint64_t offset, uint64_t size, bool writable, boo
 /* Maps the peer's descriptors and closes them, except those to keep. `now`: maps the existing pages of regions at once instead of on first
  * use. The pages that every message needs are mapped in any case. */
 int shm_peer_map(shm_peer *p, bool now, dp_error *err);
-/* Takes the mappings back and keeps the descriptors of a map that failed; _clear takes all. */
+/* shm_peer_unmap unmaps after a failed map, and keeps the descriptors. shm_peer_clear also closes the descriptors. */
 void shm_peer_unmap(shm_peer *p);
 void shm_peer_clear(shm_peer *p);
 
@@ -213,7 +213,7 @@ static inline long shm_futex(uint32_t *word, int op, uint32_t value, const struc
     return syscall(SYS_futex, word, op, value, timeout, NULL, 0);
 }
 
-/* One queue pair and no local completion: everything there is to poll shows in its next entry. */
+/* With one queue pair and no local completion, its next entry shows whether there is anything to poll. */
 static inline void shm_show_next(shm_cq *cq) {
     if (cq->n_qps == 1 && cq->local_head == cq->local_tail) {
         const shm_qp *qp = cq->qps[0];

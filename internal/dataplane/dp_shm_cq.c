@@ -16,7 +16,7 @@ static __attribute__((noinline, cold)) int violation(shm_qp *qp, dp_wc *wc) {
     return 1;
 }
 
-/* Stores the data that rode in an entry at its target, whose coordinates are the peer's word and checked. */
+/* Stores an entry's data at its target. The peer has written the target's position, so it is checked. */
 static inline bool store_head(shm_qp *qp, const uint8_t *data, uint32_t head, uint32_t region, uint64_t offset) {
     if (region >= qp->n_expose || head > SHM_INLINE)
         return false;
@@ -71,7 +71,7 @@ int shm_cq_poll(dp_cq *c, dp_wc *wc, int n) {
         shm_show_next(cq);
         return got;
     }
-    /* The first to be polled changes with each call that found its fill, so that none starves. */
+    /* After a call that returned n completions, the next one begins with another queue pair, so that none starves. */
     for (uint32_t k = 0; k < n_qps && got < n; k++) {
         uint32_t at = cq->turn + k;
         shm_qp *qp = cq->qps[at >= n_qps ? at - n_qps : at];
@@ -129,8 +129,8 @@ int shm_cq_wait(dp_cq *c, int64_t timeout_ns) {
     shm_cq *cq = (shm_cq *)c;
     if (!__atomic_exchange_n(&cq->wake, 0, __ATOMIC_ACQ_REL)) {
         struct timespec ts, *t = NULL;
-        /* Without the barrier an entry may still be in its writer's store buffer, and the writer has seen the promise:
-         * no wake will come, but the entry soon. */
+        /* The barrier failed. A writer that has seen the promise will not wake this side, and its entry may still be in its
+         * store buffer. The entry becomes visible soon, so wait only briefly. */
         if (cq->unsure && (timeout_ns < 0 || timeout_ns > UNSURE_NS))
             timeout_ns = UNSURE_NS;
         cq->unsure = false;
@@ -138,7 +138,7 @@ int shm_cq_wait(dp_cq *c, int64_t timeout_ns) {
             ts = (struct timespec){timeout_ns / 1000000000, timeout_ns % 1000000000};
             t = &ts;
         }
-        /* EAGAIN: somebody moved it to AWAKE already. EINTR, ETIMEDOUT: the caller looks again. */
+        /* EAGAIN: the mode is AWAKE already. EINTR, ETIMEDOUT: the caller looks again. */
         shm_futex(cq->mode, FUTEX_WAIT, SHM_SLEEPING, t);
     }
     __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELEASE);
@@ -234,7 +234,7 @@ void shm_cq_wake(dp_cq *c) {
     uint32_t sleeping = SHM_SLEEPING;
     uint32_t *word = __atomic_load_n(&cq->page->sleeps, __ATOMIC_RELAXED) ? shm_together(cq->page->map) : cq->mode;
     __atomic_compare_exchange_n(word, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-    /* Whatever the flag said: peers write it too, and one may have died after it took the flag from SLEEPING and before
-     * it woke us. */
+    /* Whatever the flag said, because peers write it too. A peer may have died after it changed the flag from SLEEPING and before
+     * it woke this side. */
     shm_futex(word, FUTEX_WAKE, 1, NULL);
 }

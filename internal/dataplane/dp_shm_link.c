@@ -1,6 +1,6 @@
 /* How two processes of a host exchange the descriptors of their memory, and notice each other's end.
  *
- * A queue pair's blob names an abstract unix socket of its process and a random token. Whoever connects first
+ * A queue pair's blob names an abstract unix socket of its process and a random token. The side that connects first
  * opens that socket and sends HELLO with the target's token and its own descriptors; the answer is a HELLO
  * with the target's. The target keeps what it got as a deposit, so its own connect needs no socket. A process
  * with active_side_only has no socket and must connect first. The socket then stays open on both sides: the
@@ -74,7 +74,7 @@ int shm_link_export(shm_dev *dev, shm_qp *qp, void *out, uint32_t *len, dp_error
 }
 
 int shm_blob_check(const shm_dev *dev, const void *data, uint32_t len, shm_blob *b, dp_error *err) {
-    if (len >= 7) { /* whose is it, even if the length is another provider's */
+    if (len >= 7) { /* name the provider, even if the length is that of another provider's blob */
         memcpy(b, data, 7);
         if (b->provider != DP_PROVIDER_SHM && b->version <= 64)
             return dp_fail(err, DP_BAD_BLOB, 0, "connect: queue-pair blob of provider %u, not shm (1)", b->provider);
@@ -104,8 +104,8 @@ static void drop_deposit(shm_qp *qp) {
     qp->deposit = NULL;
 }
 
-/* The answer to our hello. Who serves others and connects to one is a worker, on a core that is leased for this: it looks for the
- * answer for a while, since being woken up takes longer than the peer does. Whoever else wants the core gets it. */
+/* Receives the answer to our hello. An active_only device belongs to a worker, on a core that is leased for it. The worker polls for
+ * the answer at first, because a wake-up takes longer than the peer's answer. It yields the core to other threads meanwhile. */
 static int answer_recv(const shm_dev *dev, int fd, shm_hello *h, shm_peer *peer) {
     int e = EAGAIN;
     for (int64_t end = dp_now_ns() + HELLO_SPIN_NS; dev->active_only && e == EAGAIN && dp_now_ns() < end; sched_yield())
@@ -259,7 +259,7 @@ int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *data, uint32_t len, d
     }
     pthread_mutex_lock(&dev->lock);
     qp->taken = true;
-    /* If both sides met each other at once, what the peer left here is what we have. */
+    /* If both sides connected at once, the deposit is from this same peer. */
     if (qp->deposit && memcmp(qp->deposit->token, b.token, 16))
         st = dp_fail(err, DP_BAD_BLOB, 0, "connect: another queue pair has connected to this one");
     else if (!shm_link_add(dev, fd, qp))
@@ -310,7 +310,7 @@ int shm_link_probe(shm_dev *dev, shm_qp *qp) {
                 st = DP_PEER_GONE;
         }
     pthread_mutex_unlock(&dev->lock);
-    /* Only we write the peer's ring. If our last entry is not what it was, the peer will never see it. */
+    /* Only this side writes the peer's ring. If its last entry has changed, the peer will never see that entry. */
     if (!st && qp->connected && qp->spos) {
         const shm_entry *last = &qp->peer.segment->ring[(qp->spos - 1) & (qp->peer.ring_size - 1)];
         if ((uint32_t)__atomic_load_n(&last->seq_imm, __ATOMIC_RELAXED) != qp->spos)

@@ -66,7 +66,7 @@ static inline bool shm_token_is_zero(const uint8_t token[16]) {
 
 /* ---- dp_shm_link.c ---- */
 
-/* Reads a blob and checks every byte of it but the token, which only its owner knows. */
+/* Reads a blob and checks every byte of it except the token, which only its owner knows. */
 int shm_blob_check(const shm_dev *dev, const void *data, uint32_t len, shm_blob *b, dp_error *err);
 
 /* ---- dp_shm_peer.c ---- */

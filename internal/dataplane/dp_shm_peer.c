@@ -41,8 +41,8 @@ void shm_peer_clear(shm_peer *p) {
     peer_init(p);
 }
 
-/* Page tables now rather than at the first call; a hint. Of the pages that the owner has: what a peer left out, up to
- * SHM_REGION_MAX of it, must not be allocated here and now. */
+/* Fills in the page tables now instead of at the first call; a hint. Only for pages that the owner has: pages that a peer has left
+ * out, up to SHM_REGION_MAX bytes, must not be allocated here. */
 static void populate(int fd, uint64_t offset, uint8_t *at, uint64_t len, bool writable) {
     enum { PIECES = 16 }; /* a region has two at first: its slots and its mailbox */
     const uint64_t most = 256u << 20; /* the slots of the deepest channels */
@@ -164,7 +164,7 @@ int shm_hello_check(const shm_hello *h, int n_fds, shm_peer *p) {
     p->reached = h->reached;
     for (uint32_t i = 0; i < h->n_regions; i++) {
         const shm_hello_region *r = &h->regions[i];
-        /* What is aligned by its remote address must be so in our mapping: atomics rely on it. */
+        /* Memory that is aligned at its remote address must be aligned in our mapping too, because atomics rely on it. */
         if (r->size == 0 || r->size > SHM_REGION_MAX || r->offset > SHM_REGION_MAX ||
             (r->base - r->offset) % SHM_PAGE || r->base > UINT64_MAX - r->size ||
             (r->access & ~(uint32_t)(DP_REMOTE_READ | DP_REMOTE_WRITE | DP_REMOTE_ATOMIC)))

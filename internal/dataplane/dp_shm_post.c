@@ -19,7 +19,7 @@ static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, u
 /* Wakes the peer, unless it has promised to poll. */
 static inline void notify(shm_qp *qp) {
     uint32_t *word = qp->peer.mode;
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is membarrier's matter */
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* orders the compiler; the peer's membarrier orders the processor */
     if (__atomic_load_n(word, __ATOMIC_RELAXED) == SHM_HOT)
         return; /* partner: the membarrier in shm_cq_arm */
     /* The entry must be visible before mode is read. Partner: the fence in shm_cq_arm. */

@@ -98,7 +98,7 @@ struct dpv_cq {
     dpv_slot *slots;
     uint32_t n_slots;
     int32_t fatal; /* atomic: device removed or queue overrun */
-    /* Completions taken off the device by somebody other than dp_cq_poll (a post in need of room, a reset),
+    /* Completions that a post in need of room, or a reset, has taken off the device instead of dp_cq_poll,
      * oldest first. A ring of base.capacity entries; see dpv_cq_drain for why that suffices. */
     dp_wc *stash;
     uint32_t stash_head;

@@ -49,7 +49,7 @@ typedef struct dpv_ibv_functions {
 #undef DPV_IBV_MEMBER
 } dpv_ibv_functions;
 
-/* Filled by the first dp_verbs_load that succeeds and constant from then on. Whoever has a device may call. */
+/* Filled by the first dp_verbs_load that succeeds, and constant from then on. Valid while a device is open. */
 extern dpv_ibv_functions dpv_ibv;
 
 /* Loads the library of the given name and fills out. Leaves out as it is when it fails. */

@@ -145,8 +145,8 @@ int dpv_mem_alloc(dp_domain *base, uint64_t size, uint32_t access, dp_mem **out,
 
 void dpv_mem_free(dp_mem *base) {
     dpv_mem *m = (dpv_mem *)base;
-    /* Deregistered first: until then the device may write there. Should that fail, the device still holds
-     * the pages, so keep them mapped rather than let it write into somebody else's. */
+    /* Deregister first, because the device may write there until then. If that fails, the device still has
+     * the pages: keep them mapped, so that it cannot write into memory that is used for something else. */
     if (dpv_ibv.dereg_mr(m->mr) == 0 && m->map)
         munmap(m->map, m->map_len);
     free(m);

@@ -10,8 +10,8 @@ _Static_assert(DPV_MAX_SGE == 2, "gather handles two");
 /* Every operation gets its own copy of the path, in which what is constant for it is folded away. */
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-/* Whether a send-queue entry is free. When none is, completions that the caller has not polled may free
- * some: they go to the stash, so that a poster that never polls lives on our hidden signals. */
+/* Reports whether a send-queue entry is free. If none is, completions that the caller has not polled may
+ * free some. They go to the stash. The provider signals some posts by itself, so this works for a caller that never polls. */
 static bool make_room(dpv_qp *q) {
     if (q->send_head - q->send_tail + q->send_held < q->base.max_send)
         return true;

@@ -112,8 +112,8 @@ static int make_qp(dpv_qp *q, const dp_qp_attr *attr, dp_error *err) {
     q->max_msg = q->base.domain->dev->max_msg;
     /* Two signals per filling: the queue can be reclaimed while its second half is still under way. */
     q->signal_every = attr->max_send / 2 ? attr->max_send / 2 : 1;
-    /* The domain's other regions stay out of reach as far as rights can say it. Writing is always allowed,
-     * for a zero-byte write-with-immediate touches no region. */
+    /* Only the rights that the exposed regions need, so that the peer reaches as little as possible of the domain's other
+     * regions. Writing is always allowed, because a write with immediate of no bytes touches no region. */
     uint32_t access = DP_REMOTE_WRITE;
     for (uint32_t i = 0; i < attr->n_expose; i++)
         access |= attr->expose[i]->access;

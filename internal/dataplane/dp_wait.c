@@ -48,8 +48,8 @@ int dp_waiter_look(dp_waiter *w) {
     if (w->now - w->since > DP_SPIN_BUDGET_NS) {
         if (w->mode == DP_WAIT_ADAPTIVE && w->now >= w->patient_until)
             return DP_SPIN_BLOCK;
-        /* A long wait: let whoever waits for this core have it, first of all the peer, should it have woken here, and
-         * the kernel thread that moves soft-RoCE's packets. Without, each waits for the end of our time slice. */
+        /* A long wait: yield the core to threads that wait for it, such as the peer if it has woken here, or
+         * the kernel thread that moves soft-RoCE's packets. Otherwise each waits for the end of our time slice. */
         if (w->now >= w->yield_at) {
             sched_yield();
             w->now = dp_now_ns();

@@ -336,7 +336,7 @@ func (e *Executor) spawnLimit(caller context.Context) time.Duration {
 
 // spawnContext returns the context in which workers of a lease start.
 func spawnContext(h *holding, limit time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(h.ctx, limit, fmt.Errorf("not done within %v", limit.Round(time.Millisecond)))
+	return context.WithTimeoutCause(h.ctx, limit, fmt.Errorf("timed out after %v", limit.Round(time.Millisecond)))
 }
 
 // spawnAll starts all workers of a lease in parallel. If one fails, it stops the others, and none is left when it

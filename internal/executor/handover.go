@@ -99,7 +99,7 @@ func (h *handing) run() error {
 	if err := h.possible(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(h.ctx, handoverPatience, fmt.Errorf("not done within %v", handoverPatience))
+	ctx, cancel := context.WithTimeoutCause(h.ctx, handoverPatience, fmt.Errorf("timed out after %v", handoverPatience))
 	defer cancel()
 	if err := h.e.turns.close(ctx); err != nil {
 		return err

@@ -285,11 +285,11 @@ func (l *limiter) reserve(name string, cores int) (release func(), flag string, 
 			return nil, "", reached.error
 		}
 	} else {
-		err = fmt.Errorf("the resource manager is away")
+		err = fmt.Errorf("the resource manager cannot be reached")
 	}
 	if !l.admit {
 		t.cores -= uint32(cores)
-		return nil, "", control.Errorf(control.ClassBusy, "tenant %q: its limit cannot be looked at: %s", name, control.Text(err))
+		return nil, "", control.Errorf(control.ClassBusy, "tenant %q: its limit of cores cannot be read: %s (limit-unknown)", name, control.Text(err))
 	}
 	return release, flagUnreserved, nil
 }

@@ -115,19 +115,19 @@ func (s *codeStore) bytes() uint64 {
 	return s.used
 }
 
-// unready tells who asks that the executor takes no more work. What systemd wants to know may fail: nobody else needs it.
+// unready makes /readyz report that the executor accepts no more work, and notifies systemd. A failed notification is only logged.
 func (e *Executor) unready(web *observe.Server, reason string) {
 	web.SetReady(errors.New("draining: " + reason))
 	if err := systemd.Notify("STOPPING=1"); err != nil {
-		e.log.Debug("systemd was not told", "error", err)
+		e.log.Debug("cannot notify systemd", "error", err)
 	}
 }
 
-// ready is the opposite.
+// ready makes /readyz report that the executor accepts work, and notifies systemd.
 func (e *Executor) ready(web *observe.Server) {
 	web.SetReady(nil)
 	if err := systemd.Notify("READY=1"); err != nil {
-		e.log.Warn("systemd was not told", "error", err)
+		e.log.Warn("cannot notify systemd", "error", err)
 	}
 }
 

@@ -75,7 +75,7 @@ func openOFI(s *config.Executor, root bool) error {
 func DefaultWorkerPath() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return "", fmt.Errorf("where is rfaas-worker: %w", err)
+		return "", fmt.Errorf("find rfaas-worker beside this program: %w (--worker sets its path)", err)
 	}
 	if real, err := filepath.EvalSymlinks(self); err == nil {
 		self = real
@@ -93,7 +93,7 @@ func workerPath(s *config.Executor) (string, error) {
 		}
 	}
 	if err := unix.Access(path, unix.X_OK); err != nil {
-		return "", fmt.Errorf("worker program %s: %w (--worker says where it is)", path, err)
+		return "", fmt.Errorf("worker program %s: %w (--worker sets its path)", path, err)
 	}
 	return path, nil
 }

@@ -97,7 +97,7 @@ func (e *Executor) Until(_ context.Context, req *control.UntilRequest) (*control
 	}
 	if e.back.unix() != s {
 		e.back.set(at)
-		e.log.Info("wanted back at another time", "until", s)
+		e.log.Info("the time at which the node is wanted back has changed", "until", s)
 		e.changed()
 	}
 	return &control.UntilReply{}, nil

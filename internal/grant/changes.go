@@ -67,7 +67,7 @@ func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
 	}
 	if err := w.c.attach(bounded); err != nil {
 		if errors.Is(err, errNoBoard) {
-			return nil, fail(op, dataplane.StatusUnsupported, "no way to the memory of the resource manager %s", w.c.opts.Manager)
+			return nil, fail(op, dataplane.StatusUnsupported, "this node cannot reach the board of the resource manager %s by any provider", w.c.opts.Manager)
 		}
 		return nil, fromControl(op, w.c.opts.Manager, err)
 	}

@@ -125,7 +125,7 @@ func (c *shared) attach(ctx context.Context) error {
 	return nil
 }
 
-var errNoBoard = errors.New("no way to the board")
+var errNoBoard = errors.New("this node cannot reach the board by any provider")
 
 // drop closes the connection. The next use makes a new one. Under the lock.
 func (p *places) drop() {

@@ -21,7 +21,7 @@ const namedMost = 4
 func (c *shared) usable(e *control.ExecutorEntry, need uint32) (Candidate, error) {
 	const op = "find an executor"
 	if e.Info == nil {
-		return Candidate{}, fail(op, dataplane.StatusBusy, "executor %s has not described itself", e.Address)
+		return Candidate{}, fail(op, dataplane.StatusBusy, "the resource manager has no description of executor %s yet", e.Address)
 	}
 	where := fmt.Sprintf("executor %s on node %q", e.Address, e.Info.Node)
 	if e.Info.NodeId != "" && e.Info.NodeId == c.nodeID {

@@ -181,7 +181,7 @@ func (n *Node) Ends(now time.Time) map[string]time.Time {
 func (n *Node) Trouble(now time.Time) error {
 	for _, name := range []string{"node", "ca"} {
 		if ends := n.Ends(now)[name]; now.After(ends) {
-			return fmt.Errorf("the %s certificate in %s expired at %s: renew it with rfaas cluster node", name, n.dir, stamp(ends))
+			return fmt.Errorf("the %s certificate in %s expired at %s: renew it with rfaas cluster renew", name, n.dir, stamp(ends))
 		}
 	}
 	return n.CheckRevoked(n.Files(now).Certificate.Leaf, now) // also fails if the list is invalid
@@ -213,9 +213,9 @@ func (n *Node) Watch(now time.Time) {
 		}
 		n.warned[name] = now
 		if now.After(at) {
-			n.log.Error("a certificate has expired: renew it with rfaas cluster node; the daemon needs no restart", "certificate", name, "dir", n.dir, "expired", stamp(at))
+			n.log.Error("a certificate has expired: renew it with rfaas cluster renew; the daemon needs no restart", "certificate", name, "dir", n.dir, "expired", stamp(at))
 		} else {
-			n.log.Warn("a certificate expires soon: renew it with rfaas cluster node; the daemon needs no restart", "certificate", name, "dir", n.dir,
+			n.log.Warn("a certificate expires soon: renew it with rfaas cluster renew; the daemon needs no restart", "certificate", name, "dir", n.dir,
 				"expires", stamp(at), "left", at.Sub(now).Round(time.Minute))
 		}
 	}
@@ -232,7 +232,7 @@ func (n *Node) Identify(c *x509.Certificate, now time.Time) *Identity {
 // was revoked, or was not issued by the CA, which has changed.
 func (n *Node) Standing(id *Identity, now time.Time) error {
 	if now.After(id.Expires) {
-		return refuse(Expired, "the certificate of %s expired at %s: renew it with rfaas cluster node", id.Name, stamp(id.Expires))
+		return refuse(Expired, "the certificate of %s expired at %s: renew it with rfaas cluster renew", id.Name, stamp(id.Expires))
 	}
 	if f, generation, _ := n.files.get(now); generation != id.generation {
 		_, err := id.certificate.Verify(x509.VerifyOptions{Roots: f.CA, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})

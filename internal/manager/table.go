@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// missed is how many heartbeats an executor misses before it counts as dead.
+	// missed is how many heartbeats an executor misses before it counts as silent.
 	missed = 3
-	// forgetAfter is how long a dead executor is still listed.
+	// forgetAfter is how long a silent executor is still listed.
 	forgetAfter = time.Hour
 )
 
@@ -237,7 +237,7 @@ func (t *table) expel(ended func(*identity.Identity) error) map[string]error {
 }
 
 // heartbeat records that an executor is alive. known is false if it must register. back is true if it had counted as
-// dead. The error is errOwner if another owner has registered it.
+// silent. The error is errOwner if another owner has registered it.
 func (t *table) heartbeat(o owner, id uint64, info *control.InfoReply) (known, back bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -420,7 +420,7 @@ func (t *table) mend(e *entry) {
 
 func (t *table) silent(e *entry, now time.Time) bool { return now.Sub(e.seen) >= missed*t.interval }
 
-// list returns all executors by address. Dead ones are marked.
+// list returns all executors by address. Silent ones are marked.
 func (t *table) list() []*control.ExecutorEntry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -454,7 +454,7 @@ func (t *table) markSilent(e *entry) bool {
 }
 
 // sweep reads the lines, marks silent executors, returns the addresses of newly silent ones, and forgets executors that
-// have been dead for long. A late sweep marks none, because the delay of the manager may have delayed executors too. It
+// have been silent for long. A late sweep marks none, because the delay of the manager may have delayed executors too. It
 // counts as one missed heartbeat, however late it is.
 func (t *table) sweep() (died []string) {
 	t.mu.Lock()

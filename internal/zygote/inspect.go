@@ -126,7 +126,7 @@ func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.F
 	case <-z.ctx.Done():
 		return 0, nil, errClosed
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, InspectTimeout, fmt.Errorf("not done within %v", InspectTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, InspectTimeout, fmt.Errorf("timed out after %v", InspectTimeout))
 	defer cancel()
 	fd, err := fixedMemfd("rfaas-inspect", room)
 	if err != nil {

@@ -21,7 +21,7 @@ const SpawnTimeout = 10 * time.Second
 const spawnTries = 3 // with different zygotes
 
 var (
-	errSpawnTimeout = fmt.Errorf("not done within %v", SpawnTimeout)
+	errSpawnTimeout = fmt.Errorf("timed out after %v", SpawnTimeout)
 	errClosed       = errors.New("zygote supervisor is closed")
 	// errZygoteDied means that the zygote ended before it answered. Nothing of the worker is left.
 	errZygoteDied = errors.New("zygote ended")

@@ -541,7 +541,7 @@ func TestSpawnCancelled(t *testing.T) {
 	err = interrupted(errSpawnTimeout, func(ctx context.Context) (*Worker, error) { return z.spawn(ctx, &spec, body, names) })
 	names.Close()
 	wantError(t, err, wire.StatusBadLibrary, "hangs while loading the library")
-	if !strings.Contains(err.Error(), "not done within 10s") {
+	if !strings.Contains(err.Error(), "timed out after 10s") {
 		t.Errorf("%q does not say how long it took", err)
 	}
 	c.ask("close %d", channel)

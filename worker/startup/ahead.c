@@ -21,7 +21,7 @@ struct dp_ahead {
     int n, given;
     bool passed;   /* inherited by this process, whose page tables lack the filled pages */
     bool threaded; /* a thread exists */
-    uint64_t next; /* offset in all regions, one behind the other: everything before it is filled or is being filled */
+    uint64_t next; /* offset in the regions taken as one sequence: everything before it is filled, or is being filled */
     unsigned node; /* NUMA node of its pages, or ~0 */
     pthread_t thread;
 };
