@@ -487,8 +487,8 @@ type LeaseRequest struct {
 	// others when there is room for them (RoomRequest.growing).
 	WorkersMin uint32 `protobuf:"varint,23,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
 	// Only starts the workers and caches them, for a later request whose `reuse` names the lease of the reply. Nothing is charged until then.
-	// No other lease loses its workers, and as many cores and as much memory stay free beside them. Needs provider shm and a client_id. Class
-	// busy: too little is free.
+	// No other lease loses its workers, and as many cores and as much memory stay free beside them. Needs a client_id, and provider shm or tcp.
+	// On tcp the client connects as soon as it has the reply, else the workers end. Class busy: too little is free.
 	Spare         bool `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
 	Claims        bool `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"` // with spare: the client can claim the workers later, without a message
 	unknownFields protoimpl.UnknownFields
