@@ -101,8 +101,8 @@ var layers = map[string][]string{
 // of the benchmarks, and the channels of tests.
 var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
 
-// testHelpers may be imported by the tests of any package.
-var testHelpers = []string{"tests/agenttest", "tests/ccalls", "tests/channel", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}
+// testHelpers may be imported by the tests of any package. internal/datalisten is one for tests that stand in for an executor on tcp.
+var testHelpers = []string{"internal/datalisten", "tests/agenttest", "tests/ccalls", "tests/channel", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}
 
 // noCgo layers reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}
