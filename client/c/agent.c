@@ -44,6 +44,7 @@ static ticket *tickets;
 static rfaas_ticket next_id;
 static int32_t agent_pid;
 static uint32_t generation; /* written under mu */
+static uint32_t connections; /* number of hellos that were sent */
 static int64_t retry_at; /* when a thread that waits for a call may try to connect again */
 /* Of the thread that reads, without mu: */
 static uint8_t *buffer;
@@ -142,6 +143,7 @@ static bool wait_arrived(int64_t until) {
 static void disconnect(void) {
     if (sock < 0)
         return;
+    __atomic_store_n(&rfaas_agent_shared->connection, 0, __ATOMIC_RELEASE);
     close(sock);
     sock = -1;
     buffered = 0;
@@ -293,8 +295,10 @@ static void read_once(int64_t until) {
 static void hang_up(void) {
     if (!reading)
         disconnect();
-    else if (sock >= 0)
+    else if (sock >= 0) {
+        __atomic_store_n(&rfaas_agent_shared->connection, 0, __ATOMIC_RELEASE);
         shutdown(sock, SHUT_RDWR); /* the reader closes it */
+    }
 }
 
 /* Under mu, connected. */
@@ -371,6 +375,9 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     sock = fd;
     buffered = 0;
     agent_pid = 0;
+    connections = connections == UINT32_MAX ? 1 : connections + 1;
+    hello.connection = connections;
+    __atomic_store_n(&rfaas_agent_shared->connection, connections, __ATOMIC_RELEASE);
     __atomic_store_n(&events_seen, __atomic_load_n(&rfaas_agent_shared->events, __ATOMIC_ACQUIRE), __ATOMIC_RELAXED);
     rfaas_request_parts p = {.body = &hello, .body_size = sizeof hello, .tail = env, .tail_size = size, .fd = page_fd};
     rfaas_ticket id = send_request(RFAAS_AGENT_HELLO, &p, until);

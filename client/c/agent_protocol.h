@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 11u      /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 12u      /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -89,7 +89,10 @@ enum { RFAAS_AGENT_DRAIN_NOT = 0, RFAAS_AGENT_DRAIN_SOON = 1, RFAAS_AGENT_DRAIN_
 
 typedef struct rfaas_agent_page {
     uint32_t events; /* number of events sent */
-    uint8_t pad[60];
+    /* The connection that the library uses (`connection` of its hello), 0: none. The library sets it to 0 before it closes a connection without
+     * giving up its leases. The agent then keeps them for the library's next connection, as long as the process lives. */
+    uint32_t connection;
+    uint8_t pad[56];
     rfaas_agent_lease_line leases[RFAAS_AGENT_LEASES];
 } rfaas_agent_page;
 
@@ -99,7 +102,7 @@ typedef struct rfaas_agent_page {
 typedef struct rfaas_agent_hello {
     uint32_t magic, protocol;
     uint32_t environment_size;
-    uint32_t reserved;
+    uint32_t connection;                   /* number of this connection; not 0 */
     char version[64];                      /* of the library */
     char directory[4096];                  /* the working directory, to which relative paths of the environment refer */
 } rfaas_agent_hello;
@@ -128,9 +131,12 @@ typedef struct rfaas_agent_report {
     uint32_t reserved;
 } rfaas_agent_report;
 
+/* Of a session that an earlier agent had: it opens even if its manager or executor does not answer, or refuses the credential. Its leases go on. */
+#define RFAAS_AGENT_REOPEN 0x80000000u
+
 typedef struct rfaas_agent_session {
     uint64_t session; /* chosen by the library */
-    uint32_t flags;   /* RFAAS_SESSION_* */
+    uint32_t flags;   /* RFAAS_SESSION_*, RFAAS_AGENT_REOPEN */
     int32_t keep;     /* most released leases to cache; 0: the default, negative: none */
     int64_t timeout_ns;
     uint32_t data_encryption; /* RFAAS_DATA_ENCRYPTION_*, or 0 */

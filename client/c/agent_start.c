@@ -322,6 +322,9 @@ static int listen_and_start(reach *r) {
     char why[RFAAS_AGENT_TEXT];
     if (!rfaas_agent_can_start(why, sizeof why))
         return failed(r, RFAAS_UNSUPPORTED, "%s", why);
+    struct stat st;
+    if (!lstat(r->at.sun_path, &st) && !S_ISSOCK(st.st_mode))
+        return failed(r, RFAAS_INVALID, "%s is not a socket: set RFAAS_AGENT_SOCKET to another path, or remove it", r->at.sun_path);
     int fd = starting.listening = rfaas_agent_above_stdio(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd < 0)
         return failed(r, RFAAS_FATAL, "cannot make a socket: %s", strerror(errno));
@@ -337,12 +340,12 @@ static int listen_and_start(reach *r) {
         close_starting(&starting.listening);
         return -1;
     }
-    int st = open_log(r) ? -1 : start_agent(r, program);
-    if (st)
+    int failure = open_log(r) ? -1 : start_agent(r, program);
+    if (failure)
         unlink(r->at.sun_path);
     close_starting(&starting.log);
     close_starting(&starting.listening);
-    return st;
+    return failure;
 }
 
 /* Takes the lock that a process holds while it starts an agent, and an agent while it ends. */

@@ -478,7 +478,9 @@ void rfaas_api_reopen(void) {
         rfaas_session *s = __atomic_load_n(&sessions[i], __ATOMIC_ACQUIRE);
         if (!s || __atomic_load_n(&s->magic, __ATOMIC_ACQUIRE) != RFAAS_SESSION_MAGIC)
             continue;
-        rfaas_request_parts parts = {.body = &s->open, .body_size = sizeof s->open, .fd = -1};
+        rfaas_agent_session again = s->open;
+        again.flags |= RFAAS_AGENT_REOPEN;
+        rfaas_request_parts parts = {.body = &again, .body_size = sizeof again, .fd = -1};
         rfaas_reply reply;
         if (!rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, sizeof(rfaas_agent_opened), &reply))
             take_opened(s, &reply); /* after a failure, operations that need the session report the error */

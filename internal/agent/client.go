@@ -47,6 +47,11 @@ type client struct {
 	// Set by the hello, before any other request.
 	page *page
 	env  *environment
+	// number is the number of this connection in the page.
+	number uint32
+
+	process syscall.RawConn // pidfd of the client; nil: unknown
+	left    bool            // set by end: the process has closed this connection, lives, and keeps its leases
 
 	mu       sync.Mutex
 	closed   bool
@@ -128,17 +133,32 @@ func (c *client) watch() {
 		f.Close()
 		return
 	}
+	c.process = raw
 	context.AfterFunc(c.ctx, func() { f.Close() })
 	go func() {
-		err := raw.Read(func(fd uintptr) bool {
-			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			n, _ := unix.Poll(p, 0)
-			return n > 0
-		})
-		if err == nil {
+		if err := raw.Read(processEnded); err == nil {
 			c.end(errors.New("the process has ended"))
 		}
 	}()
+}
+
+// processEnded reports whether the process of a pidfd has ended.
+func processEnded(fd uintptr) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, _ := unix.Poll(p, 0)
+	return n > 0
+}
+
+// hasLeft reports whether the client has closed this connection but lives, and keeps its leases for its next connection. A library does that when the
+// agent has taken no message for a while.
+func (c *client) hasLeft(why error) bool {
+	closed := errors.Is(why, io.EOF) || errors.Is(why, io.ErrUnexpectedEOF) || errors.Is(why, syscall.ECONNRESET)
+	if !closed || c.page == nil || c.process == nil || c.page.connection().Load() == c.number {
+		return false
+	}
+	lives := false
+	_ = c.process.Control(func(fd uintptr) { lives = !processEnded(fd) })
+	return lives
 }
 
 // read reads one message. The header is read alone, because descriptors come with the first byte.
@@ -372,7 +392,7 @@ func (c *client) hello(r *request) error {
 	}
 	c.env = newEnvironment(&h)
 	c.mu.Lock()
-	c.page = p
+	c.page, c.number = p, h.Connection
 	c.mu.Unlock()
 	c.out.mu.Lock()
 	c.out.page = p
@@ -478,9 +498,10 @@ func (c *client) event(e *protocol.Event) {
 	c.send(b, nil, true)
 }
 
-// end ends the connection. The client's leases are released in the background, unless the agent stops.
+// end ends the connection. The client's leases are released in the background, unless the agent stops, or the client keeps them.
 func (c *client) end(why error) {
 	c.ending.Do(func() {
+		c.left = c.hasLeft(why)
 		c.cancel()
 		c.conn.Close()
 		if !errors.Is(why, io.EOF) && !errors.Is(why, net.ErrClosed) {
@@ -507,7 +528,7 @@ func (c *client) cleanUp() {
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			l.abandon(stopping)
+			l.abandon(stopping || c.left)
 		})
 	}
 	wg.Wait()

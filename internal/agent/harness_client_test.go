@@ -92,7 +92,8 @@ func connect(t testing.TB, socket string, env ...string) *process {
 		}
 	})
 	// The agent starts no spare leases, which would have cores and descriptors that the tests count.
-	h := protocol.Hello{Version: "test", Directory: "/", Environment: append(env, "RFAAS_POOL=0")}
+	p.page.connection().Store(1)
+	h := protocol.Hello{Connection: 1, Version: "test", Directory: "/", Environment: append(env, "RFAAS_POOL=0")}
 	b := p.must(protocol.OpHello, h.Encode, f)
 	welcome, err := protocol.DecodeWelcome(b)
 	if err != nil || welcome.Protocol != protocol.Version || welcome.PID == 0 {

@@ -142,16 +142,16 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 	}
 	program(t, socket)
 	q := connect(t, socket, env...)
-	if err := q.open(1, protocol.Session{}); err != nil {
+	nobody := protocol.Session{Manager: "127.0.0.1:1"} // a manager that has ended meanwhile
+	if err := q.open(1, nobody); err == nil {
+		t.Fatal("a new session with a manager that does not answer")
+	}
+	nobody.Flags = protocol.Reopen
+	if err := q.open(1, nobody); err != nil {
 		t.Fatal(err)
 	}
 	for _, l := range []*leased{renewed, bound} {
-		a := protocol.Adopt{Key: l.key, Session: 1, LeaseID: l.LeaseID, UntilNs: l.UntilNs, Library: l.Library, At: l.Executor, Node: l.Node,
-			Provider: l.Provider, Spec: l.spec}
-		for _, w := range l.Workers {
-			a.PIDs = append(a.PIDs, w.PID)
-			a.Present++
-		}
+		a := l.adoption()
 		if until, err := protocol.DecodeUntil(protocol.OpAdopt, q.must(protocol.OpAdopt, a.Encode, library(t))); err != nil || until <= dataplane.Now() {
 			t.Errorf("adopted until %d, %v", until, err)
 		}
@@ -399,4 +399,41 @@ func TestLogFileIsBounded(t *testing.T) {
 			t.Errorf("%s: %v, %v", p, st, err)
 		}
 	}
+}
+
+// A library closes its connection if the agent takes no message for a while. Its leases go on, and it hands them over by the next connection.
+func TestClientLeavesItsConnection(t *testing.T) {
+	w := newWorld(t, 0)
+	x := executor(t, w.secret)
+	p := opened(t, w, x)
+	l := p.mustAcquire(1, 1)
+	p.page.connection().Store(0)
+	p.conn.Close()
+	<-p.ended
+	eventually(t, "the agent has forgotten the connection", func() bool {
+		s, err := Ask(t.Context(), w.socket)
+		return err == nil && len(s.Clients) == 0
+	})
+	if err := l.call(0); err != nil {
+		t.Fatalf("a call after the connection's end: %v", err)
+	}
+	q := opened(t, w, x)
+	q.must(protocol.OpAdopt, l.adoption().Encode, library(t))
+	l.p = q
+	if err := l.call(0); err != nil {
+		t.Error(err)
+	}
+	q.conn.Close() // without leaving: the lease ends
+	eventually(t, "all cores are free", func() bool { return x.free(t, w.secret) == 2 })
+}
+
+// adoption is the message by which a library hands a lease over.
+func (l *leased) adoption() *protocol.Adopt {
+	a := &protocol.Adopt{Key: l.key, Session: 1, LeaseID: l.LeaseID, UntilNs: l.UntilNs, Library: l.Library, At: l.Executor, Node: l.Node,
+		Provider: l.Provider, Spec: l.spec}
+	for _, w := range l.Workers {
+		a.PIDs = append(a.PIDs, w.PID)
+		a.Present++
+	}
+	return a
 }

@@ -45,6 +45,9 @@ func (p *page) word(at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Poin
 // events counts the events that were sent.
 func (p *page) events() *atomic.Uint32 { return p.word(protocol.OffsetEvents) }
 
+// connection is the number of the connection that the client uses; 0: none.
+func (p *page) connection() *atomic.Uint32 { return p.word(protocol.OffsetConnection) }
+
 // line is the line of a lease.
 type line struct {
 	draining, busy               *atomic.Uint32

@@ -24,8 +24,8 @@ func (l *lease) giveUp() (held *grant.Held, acquiring bool) {
 	return l.held, l.acquiring
 }
 
-// abandon releases a lease whose key the client has released, or whose client has ended. If the agent is stopping, another
-// agent may take the lease over, so only its watch ends.
+// abandon releases a lease whose key the client has released, or whose client has ended. stopping: the client may hand the lease over to another agent, or by
+// another connection, so only its watch ends.
 func (l *lease) abandon(stopping bool) {
 	held, acquiring := l.giveUp()
 	if !acquiring {

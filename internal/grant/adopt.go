@@ -23,10 +23,14 @@ type Adoption struct {
 // shortest is the shortest renewal. Since a renewal never makes a lease shorter, it only asks how long the lease lasts.
 const shortest = time.Millisecond
 
+// adoptTime is how long the executor may take to answer. A client hands its leases over one after the other.
+const adoptTime = 2 * time.Second
+
 // Adopt continues a lease of another process: it renews the lease, or asks how long it lasts if the spec does not say
 // Renew. The executor waits for the new event stream (2 s by default), so Watch must follow soon. lib may be nil or
-// another library than the lease's; then leases like this one only go to executors that know the library. Errors:
-// ErrLease (the executor does not know the lease any more), ErrConnection.
+// another library than the lease's; then leases like this one only go to executors that know the library. If the executor does not answer within
+// adoptTime, or refuses the credential, Watch decides about the lease. Errors: ErrLease (the executor does not know the lease any more), ErrConnection
+// (the executor has ended).
 func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (*Pending, *Held, error) {
 	const op = "adopt a lease"
 	if err := s.check(); err != nil {
@@ -53,7 +57,9 @@ func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (
 	if s.Renew {
 		d = 0
 	}
-	if err := h.Renew(ctx, d); err != nil && !errors.Is(err, dataplane.ErrBusy) { // busy: it goes on until its node has drained
+	ctx, cancel := context.WithTimeout(ctx, adoptTime)
+	defer cancel()
+	if err := h.Renew(ctx, d); errors.Is(err, dataplane.ErrLease) || nobodyListens(err) {
 		return nil, nil, err
 	}
 	return p, h, nil

@@ -376,6 +376,14 @@ func TestAgentOutOfReach(t *testing.T) {
 	refused("no program", "RFAAS_AGENT", "RFAAS_AGENT_SOCKET="+dir+"/a.sock", "RFAAS_AGENT="+dir+"/none")
 	refused("not to be started", "RFAAS_AGENT_START", "RFAAS_AGENT_SOCKET="+dir+"/b.sock", "RFAAS_AGENT_START=never")
 	refused("path too long", "RFAAS_AGENT_SOCKET", "RFAAS_AGENT_SOCKET="+dir+"/"+strings.Repeat("x", 120))
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused("a file", "is not a socket", "RFAAS_AGENT_SOCKET="+file)
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
 	refused("no directory", "RFAAS_AGENT_SOCKET", "RFAAS_AGENT_SOCKET="+dir+"/none/a.sock")
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o1777); err != nil {

@@ -12,6 +12,7 @@ import (
 
 // Hello begins a connection. Its descriptor is the shared page.
 type Hello struct {
+	Connection  uint32 // its number; see OffsetConnection
 	Version     string // of the library
 	Directory   string // working directory, for relative paths in the environment
 	Environment []string
@@ -43,7 +44,7 @@ func DecodeHello(b []byte) (Hello, error) {
 		return Hello{}, malformed(OpHello, "the environment does not end")
 	}
 	t := texts{op: OpHello}
-	h := Hello{Version: t.of("version", c.version[:]), Directory: t.of("directory", c.directory[:])}
+	h := Hello{Connection: uint32(c.connection), Version: t.of("version", c.version[:]), Directory: t.of("directory", c.directory[:])}
 	if len(rest) > 0 {
 		h.Environment = strings.Split(string(rest[:len(rest)-1]), "\x00")
 	}

@@ -16,7 +16,7 @@ import (
 
 // Encode appends the body of the message.
 func (h *Hello) Encode(b []byte) []byte {
-	c := C.rfaas_agent_hello{magic: Magic, protocol: Version}
+	c := C.rfaas_agent_hello{magic: Magic, protocol: Version, connection: C.uint32_t(h.Connection)}
 	for _, e := range h.Environment {
 		c.environment_size += C.uint32_t(len(e) + 1)
 	}

@@ -11,6 +11,7 @@ package protocol
 
 enum {
     page_events = offsetof(rfaas_agent_page, events),
+    page_connection = offsetof(rfaas_agent_page, connection),
     page_leases = offsetof(rfaas_agent_page, leases),
     line_draining = offsetof(rfaas_agent_lease_line, draining),
     line_busy = offsetof(rfaas_agent_lease_line, busy),
@@ -89,6 +90,7 @@ func (o Op) String() string {
 const (
 	AllowPlaintext = C.RFAAS_SESSION_ALLOW_PLAINTEXT
 	SessionLocal   = C.RFAAS_SESSION_LOCAL
+	Reopen         = C.RFAAS_AGENT_REOPEN
 	Renew          = C.RFAAS_LEASE_RENEW
 	Reuse          = C.RFAAS_LEASE_REUSE
 )
@@ -109,16 +111,17 @@ const (
 
 // Layout of the shared page.
 const (
-	PageSize       = C.sizeof_rfaas_agent_page
-	LineSize       = C.sizeof_rfaas_agent_lease_line
-	OffsetEvents   = C.page_events
-	OffsetLines    = C.page_leases
-	OffsetDraining = C.line_draining // in a line
-	OffsetBusy     = C.line_busy
-	OffsetKey      = C.line_key
-	OffsetClaimed  = C.line_claimed
-	OffsetLeaseID  = C.line_lease_id
-	OffsetUntil    = C.line_until
+	PageSize         = C.sizeof_rfaas_agent_page
+	LineSize         = C.sizeof_rfaas_agent_lease_line
+	OffsetEvents     = C.page_events
+	OffsetConnection = C.page_connection
+	OffsetLines      = C.page_leases
+	OffsetDraining   = C.line_draining // in a line
+	OffsetBusy       = C.line_busy
+	OffsetKey        = C.line_key
+	OffsetClaimed    = C.line_claimed
+	OffsetLeaseID    = C.line_lease_id
+	OffsetUntil      = C.line_until
 )
 
 // Line returns which line of the page a key names.

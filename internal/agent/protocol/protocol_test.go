@@ -30,7 +30,7 @@ func kinds() []kind {
 		Executor: "node:1", Library: "lib.so"}
 	workers := []Worker{{PID: 10, Start: 1, Blob: blob}, {PID: 11, Start: 3, Blob: []byte{1}}}
 	return []kind{
-		of("hello", Hello{Version: "1.2", Directory: "/home/x", Environment: []string{"A=1", "B="}}, (*Hello).Encode, DecodeHello),
+		of("hello", Hello{Connection: 7, Version: "1.2", Directory: "/home/x", Environment: []string{"A=1", "B="}}, (*Hello).Encode, DecodeHello),
 		of("welcome", Welcome{Protocol: Version, PID: 12, Version: "1.3"}, (*Welcome).Encode, DecodeWelcome),
 		of("report", []byte("{}"), func(t *[]byte, b []byte) []byte { return EncodeReport(b, *t) }, DecodeReport),
 		of("session", Session{Session: 1, Flags: 2, Keep: -1, TimeoutNs: 3, Manager: "m:1", Executor: "", Tenant: "t", Provider: "shm",
