@@ -100,11 +100,7 @@ func openGroups(root string, cfg GroupsConfig, mkdir, rmdir func(dir string) err
 		g.limits = strconv.FormatUint(uint64(cfg.PIDs), 10)
 	}
 	why := g.find(root, own)
-	var dirs []string
-	for _, t := range g.trees {
-		dirs = append(dirs, t.dir)
-	}
-	removeDead(dirs, "/proc", false)
+	g.removeDead()
 	// Leave out what does not work in a test group.
 	for len(g.trees) > 0 {
 		probe, err := g.make()
@@ -396,6 +392,7 @@ func (g *Groups) Close() error {
 	if g.frozen != "" {
 		err = errors.Join(err, g.rmdir(g.frozen))
 	}
+	g.removeDead() // of executors that were still dying when this one started
 	if g.leaf == "" {
 		return err
 	}

@@ -519,8 +519,15 @@ func TestPrepare(t *testing.T) {
 	if n := groups(); err != nil || n != 2 {
 		t.Errorf("%d groups, %v: one that is gone was given out", n, err)
 	}
+	dead := filepath.Join(g.trees[0].dir, "rfaas-"+nameSpace("/proc", "self")+".4194305-1") // of an executor that has ended since g was opened
+	if err := os.Mkdir(dead, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	if err := errors.Join(g.Remove(other), g.Remove(d), g.Close()); err != nil {
 		t.Error(err)
+	}
+	if _, err := os.Stat(dead); err == nil {
+		t.Errorf("%s is left", dead)
 	}
 	g.Prepare()
 	if n := groups(); n != 0 {

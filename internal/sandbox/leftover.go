@@ -1,12 +1,17 @@
 package sandbox
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // groupPrefix returns the prefix of the names of this executor's groups: "rfaas-NAMESPACE.PID-". The process id alone
@@ -48,10 +53,20 @@ func (e executors) alive(group string) bool {
 		if !found {
 			pid = maker
 		}
-		_, err := os.Stat(filepath.Join(e.proc, pid))
-		return !os.IsNotExist(err)
+		return running(filepath.Join(e.proc, pid))
 	}
 	return e.others[space]
+}
+
+// running reports whether the process with this directory may be running. A zombie is not: in a container whose first process does not reap
+// the orphans, zombies stay.
+func running(dir string) bool {
+	text, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH)
+	}
+	state := strings.TrimSpace(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	return !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
 }
 
 // hiddenAge is how long a group is kept whose executor cannot be seen.
@@ -89,6 +104,15 @@ func removeLeftovers(root, proc string) {
 		}
 	}
 	removeDead(dirs, proc, true)
+}
+
+// removeDead removes the groups of dead executors beside those of this one.
+func (g *Groups) removeDead() {
+	var dirs []string
+	for _, t := range g.trees {
+		dirs = append(dirs, t.dir)
+	}
+	removeDead(dirs, "/proc", false)
 }
 
 // removeDead removes the groups of dead executors in directories. seesAll means that all executors that share these

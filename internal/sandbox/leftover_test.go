@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
@@ -41,6 +43,14 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "up\n" {
 		t.Fatal(line, err)
 	}
+	zombie := exec.Command("true")
+	if err := zombie.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer zombie.Wait()
+	if err := unix.Waitid(unix.P_PID, zombie.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
 	space := nameSpace("/proc", fmt.Sprint(child.Process.Pid))
 	ownSpace := nameSpace("/proc", "self")
 	if space == "" || space == ownSpace {
@@ -56,7 +66,8 @@ func TestLeftoversAreRemoved(t *testing.T) {
 		"rfaas-1234.1-1",                   // of a namespace that has ended; process 1 lives always
 		"rfaas-1234.8-2",                   //
 		"rfaas-" + ownSpace + ".4194305-1", // no process can have this number
-		"rfaas-4194305-1",                  // of an earlier version
+		fmt.Sprintf("rfaas-%s.%d-1", ownSpace, zombie.Process.Pid),
+		"rfaas-4194305-1", // of an earlier version
 	}
 	for _, name := range append(slices.Clone(stay), gone...) {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
@@ -65,7 +76,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	}
 	removeDead([]string{dir, "/nonexistent"}, "/proc", false)
 	for _, name := range gone {
-		if _, err := os.Stat(filepath.Join(dir, name)); name != "rfaas-"+ownSpace+".4194305-1" && err != nil {
+		if _, err := os.Stat(filepath.Join(dir, name)); !strings.HasPrefix(name, "rfaas-"+ownSpace) && err != nil {
 			t.Errorf("%s is removed, whose executor may be in a namespace that is not seen: %v", name, err)
 		}
 	}
