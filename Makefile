@@ -84,9 +84,14 @@ CHAOS_KILLS ?= 150
 CHAOS_DAMAGES ?= 5
 CHAOS_RESTARTS ?= 5
 CHAOS_LEASES ?= 100
-chaos: build test-programs ## 150 kills and stops of everything, full disks, damaged files, manager restarts under 100 leases, and bills against audit lines; at most 10 minutes (CHAOS_SEED=..., CHAOS_DURATION=5m)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 600s -run 'TestChaos$$' ./tests/faults -seed $(CHAOS_SEED) -chaos-duration $(CHAOS_DURATION) \
+chaos: build test-programs ## 150 kills and stops of everything, full disks, damaged files, manager restarts under 100 leases, bills against audit lines, and clock steps in a virtual machine; at most 10 minutes (CHAOS_SEED=..., CHAOS_DURATION=5m)
+	$(Q)$(in_faults_vm) --timeout 90 -- ../../build/gotest-faults/faults.test -test.v -test.run 'TestClockJumps$$'
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 500s -run 'TestChaos$$' ./tests/faults -seed $(CHAOS_SEED) -chaos-duration $(CHAOS_DURATION) \
 		-chaos-kills $(CHAOS_KILLS) -chaos-damages $(CHAOS_DAMAGES) -chaos-restarts $(CHAOS_RESTARTS) -chaos-leases $(CHAOS_LEASES)
+
+# Builds the tests of tests/faults and runs a command there in a virtual machine with a verbs device.
+in_faults_vm = mkdir -p build/gotest-faults && $(GO) test -c -o build/gotest-faults/ ./tests/faults && \
+	cd tests/faults && ../../scripts/softroce/run -e RFAAS_REQUIRE_VERBS=1
 
 headline: build ## measure what README's table shows, about three minutes (BENCH_ARGS=--again: anew), and write the table
 	$(Q)scripts/bench --headline $(BENCH_ARGS)
@@ -536,8 +541,7 @@ test-softroce: build/ctest/dp_test ## everything that uses verbs, on a real verb
 
 test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine
 	$(Q)$(try_build)
-	$(Q)mkdir -p build/gotest-faults && $(GO) test -c -o build/gotest-faults/ ./tests/faults
-	$(Q)cd tests/faults && ../../scripts/softroce/run --timeout 290 -e RFAAS_REQUIRE_VERBS=1 -- \
+	$(Q)$(in_faults_vm) --timeout 290 -- \
 		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -test.skip 'TestBetweenNodes.*' -kills 20 -calls 8000
 
 # The nodes are namespaces of one machine with a verbs device, which all of them reach.

@@ -217,20 +217,25 @@ func (c *chaos) damageIdentity() {
 		c.Fatal(err)
 	}
 	seen := len(c.manager.log.tail(1 << 20))
-	c.write(path, []byte("damaged"))
-	c.noticed(damagedIdentity, "the manager's log names the file", func() bool {
-		out, err := c.asAnn() // a daemon reads its files again when it is called
-		log := c.manager.log.tail(1 << 20)
+	// logged calls the manager, since a daemon reads its files again when it is called, and returns what its log says since the damage.
+	logged := func() (log string, err error) {
+		out, err := c.asAnn()
+		log = c.manager.log.tail(1 << 20)
 		log = log[min(seen, len(log)):]
 		c.lastly = out + log
+		return log, err
+	}
+	c.write(path, []byte("damaged"))
+	c.noticed(damagedIdentity, "the manager's log names the file", func() bool {
+		log, err := logged()
 		// A manager that was started with the damaged file does not answer, and its log names the file too.
 		return strings.Contains(log, "node.crt") && (err == nil || strings.Contains(log, "started again"))
 	})
 	c.write(path, good)
-	c.noticed(damagedIdentity, "the manager answers", func() bool {
-		out, err := c.asAnn()
-		c.lastly = out
-		return err == nil
+	// The same damage is logged again only after that.
+	c.noticed(damagedIdentity, "the manager has loaded the file", func() bool {
+		log, err := logged()
+		return err == nil && (strings.Contains(log, "reloaded the identity") || strings.Contains(log, "started again"))
 	})
 	c.await(damagedIdentity)
 }
