@@ -447,7 +447,7 @@ static void hand_over(rfaas_lease *l) {
     if (pids) {
         rfaas_api_describe_grant(l, h, &req, pids);
         timeout_ns = l->session->timeout_ns;
-        library = fcntl(l->library_fd, F_DUPFD_CLOEXEC, 3); /* without one the agent moves the lease to no other executor */
+        library = fcntl(l->library_fd, F_DUPFD_CLOEXEC, 3); /* without one, backtraces have no lines of the source */
     }
     uint32_t n = pids ? h->n_workers : 0;
     pthread_mutex_unlock(&l->mu);

@@ -179,7 +179,7 @@ func (l *lease) done(held *grant.Held, err error) bool {
 func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*grant.Held, *grant.Candidate, error) {
 	control := l.session.control
 	if m.First {
-		if err := l.plan(ctx, m, r); err != nil {
+		if err := l.prepare(ctx, m, r); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -275,8 +275,8 @@ func (w *waiter) close() {
 	}
 }
 
-// plan prepares a lease in the first step of its acquisition.
-func (l *lease) plan(ctx context.Context, m *protocol.Acquire, r *request) error {
+// prepare plans a lease in the first step of its acquisition.
+func (l *lease) prepare(ctx context.Context, m *protocol.Acquire, r *request) error {
 	if r.from != nil {
 		return l.planBeyond(r.from, dataplane.Status(m.Status), m.Reason)
 	}

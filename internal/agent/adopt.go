@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
@@ -28,14 +29,8 @@ func (c *client) adopt(r *request) (func(bool), body, error) {
 
 func untilOf(ns int64) time.Time { return time.Now().Add(time.Duration(ns - dataplane.Now())) }
 
+// adopt takes over the lease first, because its client and its executor wait for that. The library is read in the background.
 func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*grant.Held, error) {
-	var lib *grant.Library
-	if r.file != nil {
-		var err error
-		if lib, err = l.session.control.Library(r.file, m.Spec.Library); err != nil {
-			l.c.log.Debug("the library of an adopted lease cannot be read", "library", m.Spec.Library, "error", err)
-		}
-	}
 	a := grant.Adoption{ID: m.LeaseID, Address: l.c.env.address(m.At), Node: m.Node, Provider: m.Provider, Library: m.Library,
 		Until: untilOf(m.UntilNs)}
 	for _, pid := range m.PIDs {
@@ -43,18 +38,47 @@ func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*gran
 	}
 	spec := l.c.spec(&m.Spec)
 	spec.Tables = l.session.tables.current() // the client publishes them again before it hands its leases over
-	if lib != nil {
-		var err error
-		if spec.Bundle, err = l.bundle(ctx, lib, &m.Spec, r); err != nil {
-			l.c.log.Debug("the bundle of an adopted lease cannot be made", "library", m.Spec.Library, "error", err)
-			lib = nil
-		}
-	}
 	// If the client releases the lease meanwhile, done releases it at its executor.
-	pending, held, err := l.session.control.Adopt(context.WithoutCancel(ctx), lib, spec, a)
-	l.pending = pending
-	if held != nil {
-		l.growth.present = int(m.Present)
+	pending, held, err := l.session.control.Adopt(context.WithoutCancel(ctx), spec, a)
+	if err != nil {
+		return nil, err
 	}
-	return held, err
+	l.mu.Lock()
+	l.pending = pending
+	l.mu.Unlock()
+	l.growth.present = int(m.Present)
+	if file := r.file; file != nil {
+		r.file = nil
+		l.c.background(func() {
+			defer file.Close()
+			l.learn(file, m.Spec.Library, pending)
+		})
+	}
+	return held, nil
+}
+
+// learn reads the library of an adopted lease, for backtraces. Many clients may hand over leases at once, so one library is read at a time.
+func (l *lease) learn(file *os.File, name string, pending *grant.Pending) {
+	a := l.c.a
+	select {
+	case a.learning <- struct{}{}:
+		defer func() { <-a.learning }()
+	case <-l.c.ctx.Done():
+		return
+	}
+	lib, err := l.session.control.Library(file, name)
+	if err != nil {
+		l.c.log.Debug("the library of an adopted lease cannot be read", "library", name, "error", err)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending = pending.With(lib)
+}
+
+// plan returns the plan of a granted lease.
+func (l *lease) plan() *grant.Pending {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.pending
 }

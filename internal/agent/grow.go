@@ -42,7 +42,7 @@ func (g *growth) begin(l *lease) {
 func (g *growth) run(ctx context.Context, l *lease) {
 	b := backoff{pause: pauseMin}
 	for {
-		room := l.held.AwaitRoom(ctx, l.pending) == nil
+		room := l.held.AwaitRoom(ctx, l.plan()) == nil
 		if room {
 			l.c.event(&protocol.Event{Key: l.key, Kind: protocol.Room})
 			select {

@@ -25,7 +25,7 @@ type lease struct {
 	acquiring bool               // a request looks for an executor
 	cancel    context.CancelFunc // of that request
 	given     bool               // the client has released the key
-	pending   *grant.Pending     // nil before plan
+	pending   *grant.Pending     // nil before prepare
 	held      *grant.Held        // nil: not granted
 	replaced  map[int]*replacement
 	taken     *grant.Cached // cached lease whose channels the client has received but not offered yet
@@ -96,7 +96,7 @@ func (c *client) background(f func()) {
 func (l *lease) tell(e grant.Event) {
 	m := protocol.Event{Key: l.key, Kind: uint32(e.Kind), InNs: int64(e.In), Status: int32(e.Status), Text: e.Reason}
 	if e.Kind == grant.WorkerDied {
-		e.Backtrace = l.pending.WithLines(e.Backtrace)
+		e.Backtrace = l.plan().WithLines(e.Backtrace)
 		m.Text, m.Worker, m.PID, m.Details = e.Death(), uint32(e.Worker), uint64(e.PID), details(&e)
 	}
 	if e.Kind == grant.LeaseEnded {

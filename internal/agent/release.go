@@ -67,8 +67,8 @@ func (c *client) release(r *request) (body, error) {
 	if held == nil {
 		return answer.Encode, nil
 	}
-	if l.pending != nil { // nil: another agent acquired it
-		defer c.a.spares.released(l.pending, held)
+	if p := l.plan(); p != nil { // nil: it was claimed, and the agent does not know it
+		defer c.a.spares.released(p, held)
 	}
 	if !m.Keep {
 		return answer.Encode, held.Release(context.WithoutCancel(c.ctx))

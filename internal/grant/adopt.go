@@ -27,11 +27,10 @@ const shortest = time.Millisecond
 const adoptTime = 2 * time.Second
 
 // Adopt continues a lease of another process: it renews the lease, or asks how long it lasts if the spec does not say
-// Renew. The executor waits for the new event stream (2 s by default), so Watch must follow soon. lib may be nil or
-// another library than the lease's; then leases like this one only go to executors that know the library. If the executor does not answer within
+// Renew. The executor waits for the new event stream (2 s by default), so Watch must follow soon. If the executor does not answer within
 // adoptTime, or refuses the credential, Watch decides about the lease. Errors: ErrLease (the executor does not know the lease any more), ErrConnection
 // (the executor has ended).
-func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (*Pending, *Held, error) {
+func (c *Control) Adopt(ctx context.Context, s Spec, a Adoption) (*Pending, *Held, error) {
 	const op = "adopt a lease"
 	if err := s.check(); err != nil {
 		return nil, nil, err
@@ -40,9 +39,6 @@ func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (
 		return nil, nil, err
 	}
 	p := &Pending{c: c, spec: s, sha: a.Library, name: filepath.Base(s.Library), current: -1, granted: true}
-	if lib != nil && lib.sha == a.Library {
-		p.lib = lib
-	}
 	conn, err := c.dial(op, a.Address)
 	if err != nil {
 		return nil, nil, err
@@ -63,4 +59,15 @@ func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (
 		return nil, nil, err
 	}
 	return p, h, nil
+}
+
+// With returns the plan of an adopted lease with its library. If that is another library than the lease's, for example because its file has
+// changed since, With returns p.
+func (p *Pending) With(lib *Library) *Pending {
+	if lib.sha != p.sha {
+		return p
+	}
+	known := *p
+	known.lib = lib
+	return &known
 }
