@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -198,6 +199,7 @@ func (d *Listener) accept() {
 			pause = 0
 			at := d.add(c)
 			d.greeting.Go(func() { d.greet(c, at) })
+			runtime.Gosched() // it reads a hello that has arrived, before later connections push this one out
 		case errors.Is(err, net.ErrClosed), d.leaving.Load():
 			return
 		case d.dropOldest():

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -162,6 +163,41 @@ func TestDataSilentCrowd(t *testing.T) {
 	}
 	dialData(t, d, helloFor(w.token))
 	(<-w.came).Close()
+}
+
+// Many strangers connect right after a peer, while this process is busy. The peer's hello, which has arrived, is read before they push it out.
+func TestDataCrowdBehindAPeer(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // as in the executor
+	d, err := Open("127.0.0.1:0", "", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	w := newExpectant()
+	if err := d.Expect(w.token, "worker", w); err != nil {
+		t.Fatal(err)
+	}
+	peer := dialData(t, d, helloFor(w.token))
+	for range 2 * dataplane.MaxPending {
+		dialData(t, d, nil)
+	}
+	d.Serve()
+	select {
+	case c := <-w.came:
+		c.Close()
+	case <-pushedOut(peer):
+		t.Error("the peer was pushed out")
+	}
+}
+
+// pushedOut returns a channel that is closed when the other side has closed a connection.
+func pushedOut(c net.Conn) <-chan struct{} {
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_, _ = c.Read(make([]byte, 1))
+	}()
+	return gone
 }
 
 func TestDataAddresses(t *testing.T) {
