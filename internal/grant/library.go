@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"io"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 	"weak"
@@ -69,8 +70,7 @@ func (c *shared) libraryOf(f *os.File, name string, now time.Time) (*Library, er
 			return l, nil
 		}
 	}
-	c.reading.Lock() // leases that start together read a library once
-	defer c.reading.Unlock()
+	defer c.lockFile(before)() // leases that start together read a library once
 	if known {
 		if l := c.remembered(before); l != nil {
 			return l, nil
@@ -95,6 +95,33 @@ func (c *shared) libraryOf(f *os.File, name string, now time.Time) (*Library, er
 		}
 	}
 	return l, nil
+}
+
+// fileLock is held while a library is read. users counts those who hold it or wait for it; shared.mu protects it.
+type fileLock struct {
+	mu    sync.Mutex
+	users int
+}
+
+// lockFile locks a version of a file, so that a file system that hangs delays only the leases of that library.
+func (c *shared) lockFile(state fileState) (unlock func()) {
+	c.mu.Lock()
+	l := c.reading[state]
+	if l == nil {
+		l = &fileLock{}
+		c.reading[state] = l
+	}
+	l.users++
+	c.mu.Unlock()
+	l.mu.Lock()
+	return func() {
+		l.mu.Unlock()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(c.reading, state)
+		}
+	}
 }
 
 // isSealed reports whether a file is a memory file whose content cannot change.

@@ -8,11 +8,13 @@ import (
 	"testing"
 	"time"
 	"weak"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // A library is read once as long as its file stays as it is, and anew whatever becomes of it.
 func TestLibraryIsRemembered(t *testing.T) {
-	c := &shared{libraries: map[fileState]*Library{}, inUse: map[[sha256.Size]byte]weak.Pointer[Library]{}}
+	c := &shared{libraries: map[fileState]*Library{}, reading: map[fileState]*fileLock{}, inUse: map[[sha256.Size]byte]weak.Pointer[Library]{}}
 	path := filepath.Join(t.TempDir(), "lib.so")
 	write := func(fill byte) []byte {
 		t.Helper()
@@ -69,5 +71,33 @@ func TestRememberedLibrariesMakeRoom(t *testing.T) {
 	}
 	if total > librariesMost || c.libraries[fileState{ino: 9}] != nil {
 		t.Errorf("%d bytes in %d libraries are remembered", total, len(c.libraries))
+	}
+}
+
+// While one library is being read, for example from a file system that hangs, others are read. Two leases of one library take turns.
+func TestLibrariesAreReadIndependently(t *testing.T) {
+	c := &shared{reading: map[fileState]*fileLock{}}
+	one, other := fileState{ino: 1}, fileState{ino: 2}
+	unlock := c.lockFile(one)
+	c.lockFile(other)()
+	turn := make(chan struct{})
+	go func() {
+		defer close(turn)
+		c.lockFile(one)()
+	}()
+	testkit.Eventually(t, "the second lease waits", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.reading[one].users == 2
+	})
+	select {
+	case <-turn:
+		t.Error("two leases read the same library at once")
+	default:
+	}
+	unlock()
+	<-turn
+	if len(c.reading) > 0 {
+		t.Errorf("%d locks are left", len(c.reading))
 	}
 }
