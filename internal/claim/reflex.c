@@ -31,6 +31,7 @@ struct reflex {
     int event;
     bool ending;
     uint32_t used; /* lines below it may be armed */
+    uint64_t claims; /* seen by any thread; under mu */
     pthread_t thread;
     pthread_mutex_t mu;
     slot slots[DP_CLAIM_LINES];
@@ -69,6 +70,7 @@ static bool look(reflex *r, uint32_t line) {
     for (uint32_t i = 0; i < s->n && frozen; i++)
         resume(&s->workers[i]);
     s->state = DP_CLAIM_CLAIMED;
+    r->claims++;
     return true;
 }
 
@@ -81,13 +83,16 @@ static void notify(const reflex *r) {
 static void *watch(void *arg) {
     reflex *r = arg;
     int64_t unreported = 0; /* time of the first claim that Go code does not know; 0: none */
+    uint64_t claims = 0;
     for (uint32_t vain = 0;;) {
         uint32_t bell = __atomic_load_n(&r->region->bell, __ATOMIC_ACQUIRE);
-        bool claimed = false;
+        bool claimed = false, since; /* this thread has seen a claim; some thread has, since the last look */
         pthread_mutex_lock(&r->mu);
         bool ending = r->ending;
         for (uint32_t i = 0; i < r->used && !ending; i++)
             claimed |= look(r, i);
+        since = r->claims != claims;
+        claims = r->claims;
         pthread_mutex_unlock(&r->mu);
         if (ending)
             return NULL;
@@ -97,7 +102,7 @@ static void *watch(void *arg) {
         } else if (claimed && !unreported) {
             unreported = now_ns();
         }
-        vain = claimed ? 0 : vain + 1;
+        vain = since ? 0 : vain + 1;
         if (vain > VAIN)
             nanosleep(&(struct timespec){.tv_nsec = VAIN_NS}, NULL);
         syscall(SYS_futex, &r->region->bell, FUTEX_WAIT, bell, unreported ? &(struct timespec){.tv_nsec = NOTIFY_AFTER_NS} : NULL, NULL, 0);
