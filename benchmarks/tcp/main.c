@@ -213,6 +213,7 @@ static wire open_link(int kind, int ctl) {
     must(dp_mem_alloc(s.domain, LARGEST, DP_REMOTE_WRITE, &s.mem, &err), &err);
     must(dp_mem_alloc(s.domain, LARGEST, 0, &s.local, &err), &err);
     must(dp_cq_create(s.dev, 4 * IN_FLIGHT, &s.cq, &err), &err);
+    dp_cq_promise_hot(s.cq, kind == OFI); /* the others also wait blocked */
     s.qp = connect_queue_pair(&s, IN_FLIGHT, ctl);
     return s;
 }

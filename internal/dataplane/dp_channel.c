@@ -19,6 +19,8 @@ static int make_lane(dp_endpoint *ep, int *page, dp_error *err) {
     }
     lane->ep = ep;
     dp_waiter_init(&lane->waiter, ep->mode);
+    if (ep->mode == DP_WAIT_HOT)
+        dp_cq_promise_hot(lane->cq, true);
     ep->lanes[ep->n_lanes++] = lane;
     return DP_OK;
 }

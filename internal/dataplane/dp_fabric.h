@@ -372,9 +372,10 @@ void dp_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns);
 void dp_cq_disarm_many(dp_cq **cqs, uint32_t n);
 /* dp_cq_wake ends the present or the next dp_cq_wait. Any thread. Async-signal-safe. */
 static inline void dp_cq_wake(dp_cq *cq) { cq->ops->cq_wake(cq); }
-/* dp_cq_promise_hot(true) promises peers that this side polls without blocking until the promise is
- * withdrawn, so that they may leave out the barrier before the sleeping flag. dp_cq_arm withdraws it. A hint:
- * providers may ignore it. */
+/* dp_cq_promise_hot(true) promises that this side polls without blocking until the promise is withdrawn. dp_cq_arm withdraws it. A hint:
+ * providers may ignore it. On shm, peers may then leave out the barrier before the sleeping flag. On ofi, a queue pair that is created or
+ * reset under the promise has no descriptors, which is faster on libfabric's tcp. It keeps none until its next reset, and waits
+ * poll it every 200 us. */
 static inline void dp_cq_promise_hot(dp_cq *cq, bool hot) { cq->ops->cq_promise_hot(cq, hot); }
 
 /* ---- queue pairs ---- */

@@ -158,6 +158,7 @@ typedef struct ofi_qp ofi_qp;
 typedef struct ofi_cq {
     dp_cq c;
     int wake_fd;
+    bool hot; /* dp_cq_promise_hot: queue pairs that begin a life need no descriptors */
     ofi_qp **qps;
     struct pollfd *fds; /* room for the wake_fd and two descriptors of each queue pair */
     uint32_t n_qps, cap_qps;
@@ -194,7 +195,7 @@ struct ofi_qp {
     struct fid_ep *ep; /* NULL: closed after a failure */
     struct fid_av *av;
     struct fid_cq *tx, *rx;
-    int tx_fd, rx_fd; /* -1: libfabric has none */
+    int tx_fd, rx_fd; /* -1: there is none */
     fi_addr_t peer;
     uint32_t n_regions; /* the peer's */
     ofi_region regions[OFI_EXPOSE_MAX];
@@ -285,6 +286,7 @@ int ofi_cq_poll(dp_cq *cq, dp_wc *wc, int n);
 int ofi_cq_arm(dp_cq *cq);
 void ofi_cq_disarm(dp_cq *cq);
 int ofi_cq_wait(dp_cq *cq, int64_t timeout_ns);
+void ofi_cq_promise_hot(dp_cq *cq, bool hot);
 void ofi_cq_wake(dp_cq *cq);
 int ofi_qp_probe(dp_qp *qp);
 /* Takes completions of own posts off libfabric's queue and issues the posts that may be issued then. */

@@ -354,8 +354,6 @@ static void ofi_mem_free(dp_mem *mem) {
 
 /* ---- operations without a counterpart in libfabric ---- */
 
-static void ofi_cq_promise_hot(dp_cq *cq, bool hot) { (void)cq, (void)hot; }
-
 static void *ofi_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len) {
     (void)q, (void)raddr, (void)rkey, (void)len;
     return NULL;

@@ -40,16 +40,16 @@ static void end_life(ofi_qp *q) {
     q->ask = OFI_ASK_NONE;
 }
 
-/* Opens a completion queue with a descriptor to wait for, or without one if libfabric cannot. */
-static int open_queue(ofi_qp *q, uint32_t size, struct fid_cq **out, int *fd, dp_error *err) {
+/* Opens a completion queue. If `waits` is true, it has a descriptor to wait for, unless libfabric cannot do this. */
+static int open_queue(ofi_qp *q, uint32_t size, bool waits, struct fid_cq **out, int *fd, dp_error *err) {
     struct fid_domain *d = ofi_domain_of(q->q.domain)->domain;
-    struct fi_cq_attr a = {.size = size, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
+    struct fi_cq_attr a = {.size = size, .format = FI_CQ_FORMAT_DATA, .wait_obj = waits ? FI_WAIT_FD : FI_WAIT_NONE};
     *fd = -1;
     int e = fi_cq_open(d, &a, out, NULL);
-    if (e) {
+    if (e && waits) {
         a.wait_obj = FI_WAIT_NONE;
         e = fi_cq_open(d, &a, out, NULL);
-    } else if (fi_control(&(*out)->fid, FI_GETWAIT, fd)) {
+    } else if (!e && waits && fi_control(&(*out)->fid, FI_GETWAIT, fd)) {
         *fd = -1;
     }
     return e ? ofi_fail(err, DP_FATAL, e, "create queue pair: fi_cq_open", dev_of(q)) : DP_OK;
@@ -120,9 +120,10 @@ static int begin_life(ofi_qp *q, dp_error *err) {
     q->heard_at = q->refused_at = q->refused_ns = 0;
     q->signs = q->heard_signs = 0;
     q->n_regions = q->saved_at = q->n_saved = 0;
-    int st = open_queue(q, q->q.max_send + 16, &q->tx, &q->tx_fd, err);
+    bool waits = !ofi_cq_of(q->q.cq)->hot;
+    int st = open_queue(q, q->q.max_send + 16, waits, &q->tx, &q->tx_fd, err);
     if (!st)
-        st = open_queue(q, q->q.max_recv + 16, &q->rx, &q->rx_fd, err);
+        st = open_queue(q, q->q.max_recv + 16, waits, &q->rx, &q->rx_fd, err);
     if (!st)
         st = open_endpoint(q, err);
     if (!st)

@@ -56,10 +56,12 @@ static int check_limits(const dp_server_config *cfg, const dp_layout *l, dp_erro
     return DP_OK;
 }
 
-static int make_parts(dp_server *s, dp_error *err) {
+static int make_parts(dp_server *s, bool hot, dp_error *err) {
     int st = dp_domain_create(s->dev, &s->domain, err);
     if (!st)
         st = dp_cq_create(s->dev, 3 * s->layout.depth + 8, &s->cq, err);
+    if (!st && hot)
+        dp_cq_promise_hot(s->cq, true);
     if (!st)
         st = dp_layout_alloc(s->domain, &s->layout, DP_REMOTE_WRITE, &s->requests, err);
     if (!st && !(s->dev->caps & DP_CAP_RKEY_PTR))
@@ -79,7 +81,7 @@ static int make_parts(dp_server *s, dp_error *err) {
     return st;
 }
 
-static int make_server(dp_dev *dev, const dp_layout *l, dp_server **out, dp_error *err) {
+static int make_server(dp_dev *dev, const dp_layout *l, bool hot, dp_server **out, dp_error *err) {
     dp_server *s = aligned_alloc(DP_CACHE_LINE, sizeof *s);
     if (!s)
         return dp_fail(err, DP_FATAL, ENOMEM, "create server");
@@ -92,7 +94,7 @@ static int make_server(dp_dev *dev, const dp_layout *l, dp_server **out, dp_erro
     s->pending = calloc(s->cap_pending, sizeof *s->pending);
     s->headers = calloc(l->depth, sizeof *s->headers);
     s->parts = calloc(l->depth, sizeof *s->parts);
-    int st = s->pending && s->headers && s->parts ? make_parts(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    int st = s->pending && s->headers && s->parts ? make_parts(s, hot, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
     if (st) {
         dp_server_destroy(s);
         return st;
@@ -130,7 +132,7 @@ int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **o
         return dp_fail(err, DP_INVALID, 0, "prepare server: depth %u, eager size %u, bulk size %llu", sizes->depth, sizes->eager,
                        (unsigned long long)sizes->bulk);
     dp_layout_set(&l, sizes->depth, sizes->eager, sizes->bulk);
-    int st = make_server(dev, &l, out, err);
+    int st = make_server(dev, &l, false, out, err);
     if (!st)
         (*out)->ahead = true;
     return st;
@@ -170,7 +172,7 @@ int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *clie
         *server = NULL;
     }
     if (!st && !*server)
-        st = make_server(dev, l, server, err);
+        st = make_server(dev, l, cfg->mode == DP_WAIT_HOT, server, err);
     if (!st)
         st = server_connect(*server, cfg, &client, err);
     if (st) {
