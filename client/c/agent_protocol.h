@@ -131,7 +131,7 @@ typedef struct rfaas_agent_report {
     uint32_t reserved;
 } rfaas_agent_report;
 
-/* Of a session that an earlier agent had: it opens even if its manager or executor does not answer, or refuses the credential. Its leases go on. */
+/* Of a session that an earlier agent had: the agent opens it without asking its manager or executor, so that its leases are handed over at once. */
 #define RFAAS_AGENT_REOPEN 0x80000000u
 
 typedef struct rfaas_agent_session {

@@ -38,7 +38,7 @@ func (c *client) openSession(r *request) (body, error) {
 	}
 	o := grant.Options{Manager: c.env.address(m.Manager), Executor: c.env.address(m.Executor), Provider: m.Provider, Tenant: m.Tenant,
 		SecretFile: c.env.path(m.SecretFile), TokenFile: c.env.path(m.TokenFile),
-		AllowPlaintext: m.Flags&protocol.AllowPlaintext != 0, Later: m.Flags&(protocol.SessionLocal|protocol.Reopen) != 0, DataEncryption: m.DataEncryption,
+		AllowPlaintext: m.Flags&protocol.AllowPlaintext != 0, Later: m.Flags&protocol.SessionLocal != 0, Known: m.Flags&protocol.Reopen != 0, DataEncryption: m.DataEncryption,
 		Verbs: &dataplane.Options{Device: m.Device, Port: int(m.Port), GIDIndex: int(int32(m.GID - 1)), PKeyIndex: int(m.PKeyIndex),
 			TrafficClass: int(m.TrafficClass), ServiceLevel: int(m.ServiceLevel), MTU: int(m.MTU)},
 		Timeout: time.Duration(m.TimeoutNs), Keep: int(m.Keep),

@@ -240,7 +240,7 @@ int shm_listen_start(shm_dev *dev, dp_error *err) {
         if (!watch(dev, l))
             e = errno;
     }
-    dev->paused = false;
+    __atomic_store_n(&dev->paused, false, __ATOMIC_RELAXED); /* other threads call shm_starved */
     if (!e && !dev->attended)
         e = dp_thread_start(&dev->monitor, monitor, dev);
     if (e) {

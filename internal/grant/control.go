@@ -52,6 +52,8 @@ type Options struct {
 	Pool int
 	// Later makes Open succeed even if no address is configured, or the manager or executor cannot be reached. Each lease then tries again.
 	Later bool
+	// Known makes Open ask neither the manager nor the executor, because another process of the user has opened the session before.
+	Known bool
 	// Dropped is called with the name of a cached lease that was given up, on any goroutine. May be nil.
 	Dropped func(name uint64)
 }

@@ -188,12 +188,16 @@ func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
 	c := &Control{shared: s, opts: o, done: done}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	if !c.Configured() {
+	switch {
+	case !c.Configured():
 		if _, err = c.manager(); o.Later {
 			err = nil
 		}
-	} else if err = c.reach(ctx); o.Later && mayComeLater(err) {
-		err = nil
+	case o.Known:
+	default:
+		if err = c.reach(ctx); o.Later && mayComeLater(err) {
+			err = nil
+		}
 	}
 	if err != nil {
 		c.Close()
