@@ -94,6 +94,7 @@ func TestWrongSettings(t *testing.T) {
 		"ofi between nodes": {nil, []string{"RFAAS_EXECUTOR_OFI_PROVIDER=tcp", "RFAAS_EXECUTOR_OFI_DEVICE=10.0.0.1"},
 			"providers: ofi does not encrypt the data of calls, and data-encryption is on"},
 		"ofi over a fabric": {[]string{"--ofi-provider", "cxi"}, nil, "providers: ofi does not encrypt the data of calls, and data-encryption is on"},
+		"data everywhere":   {[]string{"--providers", "tcp", "--data-listen", "0.0.0.0:7300"}, nil, "data-listen: 0.0.0.0:7300 is no address that peers can connect to: set data-advertise"},
 		"data without port": {[]string{"--providers", "tcp", "--data-listen", "127.0.0.1"}, nil, "want host:port or host:first-last"},
 		"data in the clear": {[]string{"--providers", "tcp", "--data-listen", "10.0.0.1:7200-7299", "--data-encryption", "off"}, nil,
 			"data-listen: 10.0.0.1:7200-7299 is not loopback, and data-encryption is off"},

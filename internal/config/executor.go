@@ -276,7 +276,7 @@ func (c *Executor) validate() error {
 	}
 	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp", "ofi")
 	v.ofi(c)
-	v.dataListen(c.DataListen, c.Listen, c.DataEncryption, c.AllowPlaintext, c.providersParsed)
+	v.dataListen(c.DataListen, c.DataAdvertise, c.Listen, c.DataEncryption, c.AllowPlaintext, c.providersParsed)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}
@@ -415,7 +415,7 @@ func (v *validator) providers(list string, known ...string) []string {
 }
 
 // dataListen checks the address and the encryption of data connections on provider tcp against the control address.
-func (v *validator) dataListen(data, listen, encryption string, plaintext bool, providers []string) {
+func (v *validator) dataListen(data, advertise, listen, encryption string, plaintext bool, providers []string) {
 	if !slices.Contains([]string{"off", "on", "require"}, encryption) {
 		v.failf("data-encryption: %q is none of off, on, require", encryption)
 	}
@@ -424,9 +424,12 @@ func (v *validator) dataListen(data, listen, encryption string, plaintext bool, 
 	if err != nil || !slices.Contains(providers, "tcp") {
 		return
 	}
+	if ip, err := netip.ParseAddr(host); advertise == "" && (host == "" || err == nil && ip.IsUnspecified()) {
+		v.failf("data-listen: %s is no address that peers can connect to: set data-advertise to this node's address or name", data)
+	}
 	local := control.Address{Network: "tcp", Target: net.JoinHostPort(host, "0")}.Local()
 	if a, err := control.ParseAddress(listen); err == nil && local && !a.Local() {
-		v.failf("data-listen: %s is loopback, but other nodes ask at %s: set data-listen to an address of this node's network", data, a)
+		v.failf("data-listen: %s is loopback, but other nodes ask at %s: set data-listen to an address of this node's network, or to 0.0.0.0 with data-advertise", data, a)
 	}
 	if encryption == "off" && !local && !plaintext {
 		v.failf("data-listen: %s is not loopback, and data-encryption is off: set it to on or require; on a trusted network, --allow-plaintext allows data in the clear", data)

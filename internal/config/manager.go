@@ -164,7 +164,7 @@ func (c *Manager) validate() error {
 	c.limitsParsed, err = accounting.ParseLimits(c.TenantCores)
 	v.check("tenant-cores", err)
 	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp")
-	v.dataListen(c.DataListen, c.Listen, c.DataEncryption, c.AllowPlaintext, c.providersParsed)
+	v.dataListen(c.DataListen, c.DataAdvertise, c.Listen, c.DataEncryption, c.AllowPlaintext, c.providersParsed)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}

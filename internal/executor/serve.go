@@ -205,6 +205,9 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 		cfg.Data.Serve()
 		log.Info("accepting data connections", "address", cfg.Data.Address)
 	}
+	if a, err := control.ParseAddress(s.Listen); err == nil && !a.Local() && slices.Equal(cfg.Providers, []string{dataplane.SHM}) {
+		log.Warn("programs on other nodes cannot call functions here, because only shared memory is offered: add tcp to providers, and set data-listen")
+	}
 	e.begin()
 	wg.Go(func() { e.Run(background) })
 	wg.Go(func() { e.reportAbility(background) })
