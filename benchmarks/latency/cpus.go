@@ -67,20 +67,26 @@ func pin(client, peer int, allowed []int) (undo func(), err error) {
 	return func() { _ = setAffinity(&all) }, nil
 }
 
-// setAffinity sets the affinity of every thread.
+// setAffinity sets the affinity of every thread. A new thread inherits that of the thread which makes it, so the threads are listed until none is new.
 func setAffinity(set *unix.CPUSet) error {
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return err
-	}
-	for _, t := range tasks {
-		id, err := strconv.Atoi(t.Name())
+	for done := map[int]bool{}; ; {
+		tasks, err := os.ReadDir("/proc/self/task")
 		if err != nil {
-			continue
-		}
-		if err := unix.SchedSetaffinity(id, set); err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
+		before := len(done)
+		for _, t := range tasks {
+			id, err := strconv.Atoi(t.Name())
+			if err != nil || done[id] {
+				continue
+			}
+			if err := unix.SchedSetaffinity(id, set); err != nil && !errors.Is(err, unix.ESRCH) {
+				return err
+			}
+			done[id] = true
+		}
+		if len(done) == before {
+			return nil
+		}
 	}
-	return nil
 }
