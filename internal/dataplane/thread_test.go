@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// After a process has given up root, all its threads can use a connection of a device with OneThread, also those that existed before.
+// After a process has given up root, each of its threads can use a connection of a device with OneThread. Some threads are older than the change.
 func TestProviderAfterChangeOfUser(t *testing.T) {
 	testkit.Root(t, "changes its user")
 	const changed = "RFAAS_TEST_CHANGED_USER"

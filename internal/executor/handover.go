@@ -31,7 +31,7 @@ type Handover struct {
 	Check   func() error    // reports settings that the new program would refuse
 	State   *handover.State // of the earlier program; nil: there was none
 	Version string          // of this program, for the log
-	// StopSignals ends the effect of signals on Asked and on the contexts of Serve. It returns a pipe that keeps those that come later.
+	// StopSignals ends the effect of signals on Asked and on the contexts of Serve. It returns the descriptor of a pipe. Later signals wait there.
 	StopSignals func() int
 }
 

@@ -13,15 +13,22 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// farClient is a client's queue pair on tcp that is to reach its claim region.
-type farClient struct {
-	conn *dataplane.Conn
-	blob []byte
+// newTCPNode returns a node that also offers tcp.
+func newTCPNode(t *testing.T) *node {
+	t.Helper()
+	data, err := datalisten.Open("127.0.0.1:0", "", slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	data.Serve()
+	t.Cleanup(data.Close)
+	return newNode(t, func(c *Config) { c.Providers, c.Data = []string{"shm", "tcp"}, data })
 }
 
-func newFarClient(t *testing.T) *farClient {
+// newTCPConn returns a connection on a tcp device of its own, and its blob.
+func newTCPConn(t *testing.T, o dataplane.Options) (*dataplane.Conn, []byte) {
 	t.Helper()
-	dev, err := dataplane.Open(dataplane.TCP, dataplane.Options{GIDIndex: -1, ActiveOnly: true})
+	dev, err := dataplane.Open(dataplane.TCP, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,29 +38,25 @@ func newFarClient(t *testing.T) *farClient {
 		t.Fatal(err)
 	}
 	t.Cleanup(domain.Close)
-	f := &farClient{}
-	if f.conn, err = domain.NewConn(); err != nil {
+	conn, err := domain.NewConn()
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(f.conn.Close)
-	if f.blob, err = f.conn.Blob(); err != nil {
+	t.Cleanup(conn.Close)
+	blob, err := conn.Blob()
+	if err != nil {
 		t.Fatal(err)
 	}
-	return f
+	return conn, blob
 }
 
 // A client on tcp reaches the words of its own claim region and nothing else, for as long as its connection to the executor lives.
 func TestAttachClaims(t *testing.T) {
-	data, err := datalisten.Open("127.0.0.1:0", "", slog.Default())
-	if err != nil {
-		t.Fatal(err)
-	}
-	data.Serve()
-	n := newNode(t, func(c *Config) { c.Providers, c.Data = []string{"shm", "tcp"}, data })
-	t.Cleanup(func() { n.e.claims.close(); data.Close() }) // before the drain of newNode, which looks for leaks
-	good := newFarClient(t)
+	n := newTCPNode(t)
+	t.Cleanup(n.e.claims.close) // before the drain of newNode, which looks for leaks
+	conn, blob := newTCPConn(t, dataplane.Options{GIDIndex: -1, ActiveOnly: true})
 	attach := func(change func(*control.AttachClaimsRequest)) (*control.AttachClaimsReply, error) {
-		req := &control.AttachClaimsRequest{Provider: dataplane.TCP, Blob: good.blob}
+		req := &control.AttachClaimsRequest{Provider: dataplane.TCP, Blob: blob}
 		for _, r := range n.e.claims.regions {
 			req.Token = r.token[:]
 		}
@@ -61,7 +64,7 @@ func TestAttachClaims(t *testing.T) {
 		return n.AttachClaims(n.ctx(), req)
 	}
 	as := func(*control.AttachClaimsRequest) {}
-	_, err = attach(as)
+	_, err := attach(as)
 	refuses(t, "without a region", err, control.ClassInvalid, "the token names no claim region of this connection")
 
 	l := n.mustLease(n.keepable(1))
@@ -83,7 +86,7 @@ func TestAttachClaims(t *testing.T) {
 	}
 	r, err := attach(as)
 	if err == nil {
-		err = good.conn.Connect(t.Context(), r.GetBlob())
+		err = conn.Connect(t.Context(), r.GetBlob())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -103,16 +106,16 @@ func TestAttachClaims(t *testing.T) {
 	}
 	before := bell()
 	at, armed, claimed := claim.Word(claim.Lines-1, 1)
-	if won, err := good.conn.CompareSwap(r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), armed, claimed, time.Minute); won || err != nil {
+	if won, err := conn.CompareSwap(r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), armed, claimed, time.Minute); won || err != nil {
 		t.Errorf("a line that is not armed was claimed: %v, %v", won, err)
 	}
 	eventually(t, "the bell rings", func() bool { return bell() != before })
-	if err := good.conn.Read(make([]byte, 8), r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), time.Minute); !errors.Is(err, dataplane.ErrInvalid) {
+	if err := conn.Read(make([]byte, 8), r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), time.Minute); !errors.Is(err, dataplane.ErrInvalid) {
 		t.Errorf("a read of the region: %v", err)
 	}
 	n.conn.Close()
 	eventually(t, "the region cannot be reached any more", func() bool {
-		_, err := good.conn.CompareSwap(r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), armed, claimed, time.Minute)
+		_, err := conn.CompareSwap(r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), armed, claimed, time.Minute)
 		return err != nil
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
-	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
@@ -50,37 +49,11 @@ func TestSpareWorkers(t *testing.T) {
 
 // On tcp, spare workers are suspended when their client has connected. Before that they can be evicted, too.
 func TestSpareWorkersOnTCP(t *testing.T) {
-	data, err := datalisten.Open("127.0.0.1:0", "", slog.Default())
-	if err != nil {
-		t.Fatal(err)
-	}
-	data.Serve()
-	t.Cleanup(data.Close)
-	n := newNode(t, func(c *Config) { c.Providers, c.Data = []string{"shm", "tcp"}, data })
-	open := func(o dataplane.Options) *dataplane.Conn {
-		dev, err := dataplane.Open(dataplane.TCP, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { dev.Close() })
-		domain, err := dev.NewDomain()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(domain.Close)
-		c, err := domain.NewConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(c.Close)
-		return c
-	}
+	n := newTCPNode(t)
 	// tcp has the workers that are started next wait for a connection with the token of qp.
 	var qp []byte
 	tcp := func(r *control.LeaseRequest) {
-		if qp, err = open(dataplane.Options{Handed: true, Advertise: data.Address}).Blob(); err != nil {
-			t.Fatal(err)
-		}
+		_, qp = newTCPConn(t, dataplane.Options{Handed: true, Advertise: n.e.cfg.Data.Address})
 		b := invoke.ChannelBlob{Role: invoke.RoleWorker, Provider: invoke.ProviderTCP, Generation: 77, Depth: 16, Eager: 4096, QueuePair: qp}
 		n.z.blob = b.Marshal()
 		r.Provider, r.ClientBlobs = "tcp", [][]byte{clientBlob(invoke.ProviderTCP)}
@@ -94,7 +67,8 @@ func TestSpareWorkersOnTCP(t *testing.T) {
 	if suspended() {
 		t.Fatal("the worker was suspended before its client could connect")
 	}
-	if err := open(dataplane.Options{ActiveOnly: true}).Connect(t.Context(), qp); err == nil {
+	client, _ := newTCPConn(t, dataplane.Options{ActiveOnly: true})
+	if err := client.Connect(t.Context(), qp); err == nil {
 		t.Fatal("a worker that does nothing has answered")
 	}
 	eventually(t, "the connected worker is suspended", suspended)

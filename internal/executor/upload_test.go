@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"runtime"
 	"sync"
@@ -20,7 +19,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/control"
-	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
 
@@ -164,13 +162,7 @@ func TestUploadsCollapse(t *testing.T) {
 
 // A handover does not wait for a client that sends nothing more of its library or table. Nothing of the transfer is left.
 func TestHandoverEndsTransfers(t *testing.T) {
-	data, err := datalisten.Open("127.0.0.1:0", "", slog.Default())
-	if err != nil {
-		t.Fatal(err)
-	}
-	data.Serve()
-	t.Cleanup(data.Close)
-	n := newNode(t, func(c *Config) { c.Providers, c.Data = []string{"shm", "tcp"}, data })
+	n := newTCPNode(t)
 	b, h := library(100_000)
 	s, err := n.Upload(n.ctx())
 	if err == nil {
