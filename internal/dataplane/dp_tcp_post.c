@@ -26,7 +26,7 @@ bool tcp_flush(tcp_qp *qp) {
     while (tcp_backlog(qp)) {
         ssize_t n = send_some(qp, qp->out + qp->out_lo, tcp_backlog(qp), 0);
         if (n < 0) {
-            tcp_end(qp, DP_PEER_GONE);
+            tcp_lost(qp);
             return false;
         }
         if (n == 0)
@@ -91,7 +91,7 @@ static int send_pieces(tcp_qp *qp, const piece *p, int n) {
         while (!full && sent < p[i].len) {
             ssize_t k = send_some(qp, (const uint8_t *)p[i].data + sent, p[i].len - sent, i + 1 < n ? MSG_MORE : 0);
             if (k < 0) {
-                tcp_end(qp, DP_PEER_GONE);
+                tcp_lost(qp);
                 return DP_CONNECTION;
             }
             full = k == 0;

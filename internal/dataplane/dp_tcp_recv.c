@@ -264,3 +264,13 @@ void tcp_take(tcp_qp *qp) {
     take(qp);
     pthread_mutex_unlock(&qp->lock);
 }
+
+void tcp_lost(tcp_qp *qp) {
+    qp->out_lo = qp->out_hi = 0;
+    if (qp->seal)
+        qp->seal->open = 0;
+    do
+        tcp_take(qp);
+    while (qp->more);
+    tcp_end(qp, DP_PEER_GONE);
+}

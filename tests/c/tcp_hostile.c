@@ -111,8 +111,8 @@ T_CASE(cut, "tcp/frames-cut-at-every-byte", .providers = T_TCP, .seconds = 30) {
 }
 
 /* Data that a peer sent before it ended is still delivered, and the receive of each completion can be posted again: a worker may answer and
- * exit at once. */
-T_CASE(last_words, "tcp/last-words", .providers = T_TCP) {
+ * exit at once. The same holds if a post notices the end first, by a failed send. */
+static void last_words(bool by_post) {
     end e;
     rogue r;
     end_open(&e, &opts, NULL);
@@ -123,7 +123,10 @@ T_CASE(last_words, "tcp/last-words", .providers = T_TCP) {
         rogue_say(&r, &(tcp_frame){.op = TCP_WRITE_IMM, .imm = i}, sizeof(tcp_frame));
     rogue_leave(&r);
     for (int64_t until = dp_now_ns() + poll_ns(); !dp_qp_broken(e.qp);) {
-        CHECK_EQ(dp_cq_poll(e.cq, NULL, 0), 0);
+        if (by_post)
+            dp_post_write(e.qp, &s, 1, 0x10000, 7, 6, 0);
+        else
+            CHECK_EQ(dp_cq_poll(e.cq, NULL, 0), 0);
         CHECK(dp_now_ns() < until);
     }
     CHECK_STATUS(dp_qp_broken(e.qp), DP_PEER_GONE);
@@ -136,6 +139,9 @@ T_CASE(last_words, "tcp/last-words", .providers = T_TCP) {
     CHECK_STATUS(dp_post_recv(e.qp, 1), DP_CONNECTION);
     end_close(&e);
 }
+
+T_CASE(last_words_polled, "tcp/last-words", .providers = T_TCP) { last_words(false); }
+T_CASE(last_words_posted, "tcp/last-words-after-a-failed-post", .providers = T_TCP) { last_words(true); }
 
 /* ---- frames that are sent together ---- */
 
