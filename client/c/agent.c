@@ -38,6 +38,7 @@ static bool arrived_made;
 /* Under mu: */
 static int sock = -1;
 static bool reading;      /* a thread reads the socket, without mu */
+static bool sending;      /* a thread sends, without mu */
 static bool reopening;     /* a thread connects to an agent */
 static pthread_t reopener; /* that thread; only it sends meanwhile */
 static ticket *tickets;
@@ -124,7 +125,7 @@ void rfaas_agent_after_fork(bool child) {
     pthread_mutex_init(&mu, NULL);
     if (reading)
         buffer = NULL; /* the parent's reader may be enlarging it: it stays */
-    arrived_made = reading = reopening = false;
+    arrived_made = reading = sending = reopening = false;
     rfaas_agent_reach_forked();
     rfaas_agent_end();
 }
@@ -139,12 +140,15 @@ static bool wait_arrived(int64_t until) {
 
 /* ---- the end of an agent ---- */
 
-/* Under mu, by the thread that reads or sends. */
+/* Under mu, by the thread that reads or sends. If a thread sends, that thread closes the socket. */
 static void disconnect(void) {
     if (sock < 0)
         return;
     __atomic_store_n(&rfaas_agent_shared->connection, 0, __ATOMIC_RELEASE);
-    close(sock);
+    if (sending)
+        shutdown(sock, SHUT_RDWR); /* that thread stops waiting for room */
+    else
+        close(sock);
     sock = -1;
     buffered = 0;
     rfaas_pass_drop();
@@ -301,17 +305,34 @@ static void hang_up(void) {
     }
 }
 
-/* Under mu, connected. */
+/* Sends a message, after those of other threads. Under mu, connected. Releases mu while it waits and sends: the socket of a stopped agent may
+ * be full, and calls that look at their tickets do not wait for it. */
 static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts *p, int64_t until) {
     rfaas_agent_header h = {.size = (uint32_t)(sizeof h + p->body_size + p->tail_size), .op = op, .id = id};
     struct iovec iov[3] = {{&h, sizeof h}, {(void *)p->body, p->body_size}, {(void *)p->tail, p->tail_size}};
-    if (rfaas_pass_send(sock, iov, p->tail_size ? 3 : p->body_size ? 2 : 1, p->fds ? p->fds : &p->fd, p->fds ? p->n_fds : p->fd >= 0, until))
-        return true;
-    hang_up();
-    return false;
+    uint32_t connection = connections;
+    while (sending)
+        if (!wait_arrived(until) && dp_now_ns() >= until)
+            return false;
+    if (sock < 0 || connections != connection)
+        return false;
+    int fd = sock;
+    sending = true;
+    pthread_mutex_unlock(&mu);
+    bool sent = rfaas_pass_send(fd, iov, p->tail_size ? 3 : p->body_size ? 2 : 1, p->fds ? p->fds : &p->fd, p->fds ? p->n_fds : p->fd >= 0, until);
+    pthread_mutex_lock(&mu);
+    sending = false;
+    if (sock != fd) { /* disconnected meanwhile */
+        close(fd);
+        sent = false;
+    } else if (!sent) {
+        hang_up();
+    }
+    pthread_cond_broadcast(&arrived);
+    return sent;
 }
 
-/* Sends a request and returns its ticket; 0: not sent. Under mu, connected. */
+/* Sends a request and returns its ticket; 0: not sent. Under mu, connected, as for send_message. */
 static rfaas_ticket send_request(uint32_t op, const rfaas_request_parts *p, int64_t until) {
     ticket *t = calloc(1, sizeof *t);
     if (!t)

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "client.h"
+#include "dp_load.h"
 
 int rfaas_api_state = RFAAS_STATE_DOWN;
 
@@ -30,15 +31,18 @@ static void before_fork(void) {
     pthread_mutex_lock(&rfaas_api_mu);
     rfaas_agent_before_fork();
     rfaas_api_reap_before_fork();
+    dp_load_before_fork();
 }
 
 static void after_fork_parent(void) {
+    dp_load_after_fork(false);
     rfaas_api_reap_after_fork(false);
     rfaas_agent_after_fork(false);
     pthread_mutex_unlock(&rfaas_api_mu);
 }
 
 static void after_fork_child(void) {
+    dp_load_after_fork(true);
     rfaas_api_reap_after_fork(true);
     rfaas_agent_after_fork(true);
     rfaas_api_forget_leases();

@@ -3,13 +3,13 @@
 
 #ifdef DP_HAVE_LIBFABRIC
 #include <dlfcn.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 
+#include "dp_load.h"
+
 ofi_functions ofi_lib;
 
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool loaded;
 
 /* psm, psm2 and others replace signal handlers of the process when they are loaded or initialised. */
@@ -77,20 +77,20 @@ static int load(dp_error *err) {
 }
 
 int ofi_load(dp_error *err) {
-    pthread_mutex_lock(&load_lock);
+    dp_load_lock();
     int st = loaded ? DP_OK : load(err);
     loaded = st == DP_OK;
-    pthread_mutex_unlock(&load_lock);
+    dp_load_unlock();
     return st;
 }
 
 int ofi_getinfo(const char *node, uint64_t flags, const struct fi_info *hints, struct fi_info **out) {
-    pthread_mutex_lock(&load_lock);
+    dp_load_lock();
     handlers before;
     save_handlers(&before);
     int e = ofi_lib.getinfo(OFI_VERSION, node, NULL, flags, hints, out);
     restore_handlers(&before);
-    pthread_mutex_unlock(&load_lock);
+    dp_load_unlock();
     return e;
 }
 #endif

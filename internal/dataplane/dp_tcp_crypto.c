@@ -3,7 +3,9 @@
 #include "dp_tcp_crypto.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
+#include <stdbool.h>
+
+#include "dp_load.h"
 
 enum { GET_TAG = 0x10, SET_TAG = 0x11 }; /* EVP_CTRL_AEAD_* */
 
@@ -62,20 +64,19 @@ static int load_from(const char *library, crypto *c, dp_error *err) {
 int dp_crypto_load_from(const char *library, dp_error *err) { return load_from(library, &(crypto){0}, err); }
 
 int dp_crypto_load(dp_error *err) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static dp_error first;
     static bool tried;
-    pthread_mutex_lock(&lock);
+    dp_load_lock();
     if (!tried) {
         crypto c = {0};
-        tried = true;
         if (!load_from(DP_CRYPTO_LIBRARY, &c, &first))
             lib = c;
+        tried = true;
     }
     if (first.status && err)
         *err = first;
     int st = first.status;
-    pthread_mutex_unlock(&lock);
+    dp_load_unlock();
     return st;
 }
 

@@ -5,8 +5,9 @@
 #include "dp_verbs_load.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdbool.h>
+
+#include "dp_load.h"
 
 dpv_ibv_functions dpv_ibv;
 
@@ -36,11 +37,10 @@ int dpv_ibv_load_from(const char *library, dpv_ibv_functions *out, dp_error *err
 }
 
 int dp_verbs_load(dp_error *err) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static bool loaded;
-    pthread_mutex_lock(&lock);
+    dp_load_lock();
     int st = loaded ? DP_OK : dpv_ibv_load_from(DPV_IBV_LIBRARY, &dpv_ibv, err);
     loaded = st == DP_OK;
-    pthread_mutex_unlock(&lock);
+    dp_load_unlock();
     return st;
 }

@@ -1,11 +1,15 @@
 /* The C library with agents that end, hang, and grant names of the maximum length. */
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "dp_load.h"
+#include "dp_tcp_crypto.h"
 #include "fake_agent.h"
 
 /* Names of 255 bytes come through whole, and where there is no room for that it is said. */
@@ -363,4 +367,41 @@ T_CASE(api_released_adopting, "threads/released-while-adopted", .providers = T_S
     CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
     fake_leave();
+}
+
+/* ---- fork ---- */
+
+enum { LOADING = 1, FORKING };
+static int32_t loader; /* atomic */
+
+static void forking(void) { __atomic_store_n(&loader, FORKING, __ATOMIC_RELEASE); }
+
+static void *load_slowly(void *unused) {
+    dp_load_lock();
+    __atomic_store_n(&loader, LOADING, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&loader, __ATOMIC_ACQUIRE) != FORKING)
+        sched_yield();
+    dp_load_unlock();
+    return unused;
+}
+
+/* A child can load a fabric's library, even if a thread of its parent was loading one at the time of fork(). */
+T_CASE(api_fork_loading, "api/fork-while-a-library-is-loaded", .providers = T_SHM) {
+    pthread_t thread;
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+    CHECK(!pthread_atfork(forking, NULL, NULL)); /* called before the library's own handler */
+    CHECK(!pthread_create(&thread, NULL, load_slowly, NULL));
+    while (__atomic_load_n(&loader, __ATOMIC_ACQUIRE) != LOADING)
+        sched_yield();
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) {
+        alarm(20);
+        _exit(rfaas_init(NULL) == RFAAS_OK && dp_crypto_load(NULL) == DP_OK && rfaas_finalize() == RFAAS_OK ? 0 : 1);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECKF(WIFEXITED(status) && !WEXITSTATUS(status), "the child's status is %#x", status);
+    CHECK(!pthread_join(thread, NULL));
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
 }

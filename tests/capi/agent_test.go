@@ -329,6 +329,10 @@ func TestAgentStopped(t *testing.T) {
 	if a := c.ask("renew"); a.status == 0 || !strings.Contains(a.text, "agent") || a.took > 15*time.Second {
 		t.Errorf("renew with a stopped agent: status %d after %v: %s", a.status, a.took, a.text)
 	}
+	if a := c.ask("flood"); a.status != 0 {
+		t.Errorf("fork() waits for a thread that waits for room in the agent's socket: status %d after %v", a.status, a.took)
+	}
+	c.do("calls 1000")
 }
 
 // When a client is killed its lease is released at once.

@@ -5,16 +5,19 @@
  *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
  *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
  *   fork          a child of this process opens and uses a lease of its own
+ *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", 1 if forks wait
  *   table | drop  publishes and withdraws a table (table.c)
  *   look          a call that checks the table
  *   self          "THREADS HANDLERS RSS_KIB" of this process
  * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most. */
 #include <poll.h>
+#include <pthread.h>
 #include <rfaas.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -106,6 +109,42 @@ static int forked(char **argv) {
     return waitpid(pid, &ended, 0) == pid && !ended ? 0 : 1;
 }
 
+enum { FLOOD = 16 };
+
+static void *ask_in_vain(void *ended) {
+    rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
+    rfaas_session *s;
+    o.timeout_ns = 2000000000;
+    if (!rfaas_session_open(&o, &s))
+        abort(); /* the agent is not stopped */
+    __atomic_store_n((int *)ended, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* The smallest buffer takes a few messages only, so most of the threads wait for room. */
+static int flood(void) {
+    int least = 1, ended = 0, type;
+    socklen_t size = sizeof type;
+    for (int fd = 3; fd < 1024; fd++)
+        if (!getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &type, &size) && type == AF_UNIX)
+            setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &least, sizeof least);
+    pthread_t threads[FLOOD];
+    for (int i = 0; i < FLOOD; i++)
+        if (pthread_create(&threads[i], NULL, ask_in_vain, &ended))
+            abort();
+    int forks = 0;
+    for (int status; !__atomic_load_n(&ended, __ATOMIC_ACQUIRE); forks++) {
+        pid_t pid = fork();
+        if (!pid)
+            _exit(0);
+        if (waitpid(pid, &status, 0) != pid || status)
+            abort();
+    }
+    for (int i = 0; i < FLOOD; i++)
+        pthread_join(threads[i], NULL);
+    return forks < 100; /* a few may come before the buffer is full */
+}
+
 static long field(const char *file, const char *name, int base) {
     char line[512];
     long value = -1;
@@ -154,6 +193,8 @@ int main(int argc, char **argv) {
             status = look();
         else if (!strcmp(line, "fork"))
             status = forked(argv);
+        else if (!strcmp(line, "flood"))
+            status = flood();
         else if (!strcmp(line, "who"))
             status = who(workers, sizeof workers);
         else if (!strcmp(line, "self")) {
