@@ -19,9 +19,13 @@ const maxDataPorts = 32
 // the executor at executorAddr. It ignores daemons whose control port does not answer, because other checks report these.
 func (a *app) checkData(ctx context.Context, executorAddr, manager string) finding {
 	const check = "data ports"
-	ports := a.dataPorts(ctx, executorAddr, manager)
-	if len(ports) == 0 {
-		return ok(check, "none of the executors that answer offers tcp")
+	ports, executors := a.dataPorts(ctx, executorAddr, manager)
+	switch {
+	case executors == 0:
+		return note(check, "", "not checked: no executor is known")
+	case len(ports) == 0:
+		return note(check, "to serve clients on other nodes without RDMA, set providers to shm,tcp in the executor's configuration",
+			"none of %d executors offers tcp", executors)
 	}
 	addresses := slices.Sorted(maps.Keys(ports))
 	left := max(len(addresses)-maxDataPorts, 0)
@@ -50,12 +54,14 @@ func (a *app) checkData(ctx context.Context, executorAddr, manager string) findi
 	return ok(check, "data ports that accept connections: %d%s", len(addresses), more)
 }
 
-// dataPorts returns the data addresses of executors by their control addresses.
-func (a *app) dataPorts(ctx context.Context, executorAddr, manager string) map[string]string {
+// dataPorts returns the data addresses of executors that offer tcp, by their control addresses, and how many executors answered.
+func (a *app) dataPorts(ctx context.Context, executorAddr, manager string) (ports map[string]string, executors int) {
 	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, portTime))
 	defer cancel()
-	ports := map[string]string{}
+	ports = map[string]string{}
+	seen := map[string]bool{}
 	add := func(address string, info *control.InfoReply) {
+		seen[address] = true
 		if data := info.GetDataAddress(); data != "" {
 			ports[address] = data
 		}
@@ -77,5 +83,5 @@ func (a *app) dataPorts(ctx context.Context, executorAddr, manager string) map[s
 			add(executorAddr, info)
 		}
 	}
-	return ports
+	return ports, len(seen)
 }

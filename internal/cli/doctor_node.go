@@ -80,11 +80,14 @@ func checkGIDs(class string) finding {
 }
 
 // checkDeviceFiles opens the devices as a worker will.
-func checkDeviceFiles(dir string) finding {
+func checkDeviceFiles(dir string, devices bool) finding {
 	const check = "device files"
 	files, _ := filepath.Glob(filepath.Join(dir, "uverbs*"))
-	if len(files) == 0 {
-		return note(check, "modprobe ib_uverbs, if there is a device", "%s has none", dir)
+	switch {
+	case len(files) == 0 && !devices:
+		return ok(check, "not needed without a device")
+	case len(files) == 0:
+		return problem(check, "modprobe ib_uverbs", "%s has none, so no program can open the device", dir)
 	}
 	for _, file := range files {
 		fd, err := unix.Open(file, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -224,7 +227,15 @@ func (a *app) skew(ctx context.Context, manager string) (skew, within time.Durat
 	return begin.Add(end.Sub(begin) / 2).Sub(time.UnixMilli(int64(reply.GetNowMs()))), within, nil
 }
 
-// checkListen binds the ports that daemons take by default, if nobody has them. in use is not wrong: it may be ours.
+// ownPort returns a daemon's address if it is a port of this node, else the default one.
+func ownPort(address, byDefault string) string {
+	if a, err := control.ParseAddress(address); err == nil && a.Network == "tcp" && a.Local() {
+		return address
+	}
+	return byDefault
+}
+
+// checkListen binds the ports of daemons on this node, if nobody has them. A port in use is not wrong: it may be a daemon's.
 func checkListen(addresses ...string) finding {
 	const check = "ports"
 	var free, taken []string

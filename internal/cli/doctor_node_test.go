@@ -80,17 +80,19 @@ func TestCheckGroups(t *testing.T) {
 }
 
 func TestCheckDeviceFiles(t *testing.T) {
-	if f := checkDeviceFiles(t.TempDir()); f.State != "note" {
-		t.Errorf("none: %+v", f)
+	for devices, want := range map[bool]string{false: "ok", true: "problem"} {
+		if f := checkDeviceFiles(t.TempDir(), devices); f.State != want {
+			t.Errorf("no files, devices: %v: %+v, want %s", devices, f, want)
+		}
 	}
 	root := tree(t, map[string]string{"uverbs0": ""})
-	if f := checkDeviceFiles(root); f.State != "ok" {
+	if f := checkDeviceFiles(root, true); f.State != "ok" {
 		t.Errorf("one that can be opened: %+v", f)
 	}
 	if err := os.Symlink("/nonexistent", filepath.Join(root, "uverbs1")); err != nil {
 		t.Fatal(err)
 	}
-	if f := checkDeviceFiles(root); f.State != "problem" || !strings.Contains(f.Detail, "uverbs1") {
+	if f := checkDeviceFiles(root, true); f.State != "problem" || !strings.Contains(f.Detail, "uverbs1") {
 		t.Errorf("one that cannot: %+v", f)
 	}
 }
@@ -102,6 +104,11 @@ func TestCheckListen(t *testing.T) {
 	}
 	if f := checkListen(p.Address); f.State != "note" || !strings.Contains(f.Detail, p.Address) {
 		t.Errorf("in use: %+v", f)
+	}
+	for address, want := range map[string]string{"127.0.0.1:7777": "127.0.0.1:7777", "192.0.2.1:7777": "default", "unix:/run/x": "default", "?": "default"} {
+		if got := ownPort(address, "default"); got != want {
+			t.Errorf("port of a daemon at %q: %q, want %q", address, got, want)
+		}
 	}
 	if f := checkListen("unix:/nonexistent/socket"); f.State != "problem" {
 		t.Errorf("nowhere: %+v", f)

@@ -88,14 +88,17 @@ func (a Address) Local() bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
+// AllowPlaintextEnv names the environment variable by which clients turn TLS off.
+const AllowPlaintextEnv = "RFAAS_ALLOW_PLAINTEXT"
+
 // CheckPlaintext returns an error if control messages to the address could be read on the network, unless allow is set.
 func (a Address) CheckPlaintext(allow bool) error {
 	if allow || a.Local() {
 		return nil
 	}
 	return fmt.Errorf("address %s is not loopback or a unix socket, and nothing for TLS is configured: a daemon needs --identity-dir "+
-		"(rfaas cluster node), a client a token (%s) or the cluster's certificate (%s); on a trusted network, --allow-plaintext turns TLS off",
-		a, identity.TokenFileEnv, identity.CAFileEnv)
+		"(rfaas cluster node), a client a token (%s) or the cluster's certificate (%s); on a trusted network, --allow-plaintext (a client: "+
+		"%s=1) turns TLS off", a, identity.TokenFileEnv, identity.CAFileEnv, AllowPlaintextEnv)
 }
 
 // Listen opens a control port. A non-local address is refused unless allowPlaintext is set. A unix socket is made with

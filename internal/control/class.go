@@ -119,7 +119,7 @@ func Unwrapped(st *status.Status) (text string, foreign bool) {
 	}
 	switch {
 	case st.Code() == codes.Unimplemented && strings.HasPrefix(text, "unknown service"):
-		return "the server is another kind of daemon: " + text, true
+		return "the server is another kind of daemon (" + text + "); check whether the addresses of executor and resource manager are swapped", true
 	case st.Code() != codes.Unavailable || !is("error reading server preface"):
 		return text, false
 	// The kernel connects for a process that is stopped or about to end.

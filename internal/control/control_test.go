@@ -252,7 +252,7 @@ func TestSecretIsChecked(t *testing.T) {
 		}
 		wrong := Secret{1}
 		for _, err := range two(call(DialConfig{Secret: &wrong})) {
-			if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "wrong secret") || ClassOf(err) != ClassCredential {
+			if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "wrong secret: the client's secret file ("+SecretFileEnv) || ClassOf(err) != ClassCredential {
 				t.Errorf("wrong secret: %v", err)
 			}
 		}

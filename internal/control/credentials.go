@@ -130,8 +130,8 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 // errNobody means that this user has no credential.
 var errNobody = errors.New("no token and no secret")
 
-const remedy = " (start a daemon as this user, which makes the secret; on a cluster set " + identity.TokenFileEnv +
-	", or ask the administrator for a token)"
+const remedy = " (start a daemon as this user, which makes the secret, or set " + SecretFileEnv + " to the secret file of the daemon; on a cluster set " +
+	identity.TokenFileEnv + ", or ask the administrator for a token)"
 
 // tls returns a function that makes the TLS configuration for an address; nil: no TLS. The function is called for each
 // handshake and reads files that may have changed.

@@ -123,6 +123,9 @@ func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
 	case identity.Overload:
 		return Errorf(ClassBusy, "%s", e.Text)
 	}
+	if e.Reason == identity.Wrong && strings.HasPrefix(e.Text, "wrong "+identity.SchemeSecret) { // the audit record does not need this
+		return Errorf(ClassCredential, "%s%s", e.Text, wrongHint)
+	}
 	return Errorf(ClassCredential, "%s", e.Text)
 }
 
@@ -212,6 +215,9 @@ func missing(why string) error {
 // hint tells a caller where credentials are looked for.
 const hint = ": a token (" + identity.TokenFileEnv + ", else ~/.rfaas/token), or the secret file that client and daemon must share " +
 	"(" + SecretFileEnv + ", else $XDG_RUNTIME_DIR/rfaas/secret, else ~/.rfaas/secret)"
+
+// wrongHint tells a caller with the wrong secret where it has found it.
+const wrongHint = ": the client's secret file (" + SecretFileEnv + ", else $XDG_RUNTIME_DIR/rfaas/secret, else ~/.rfaas/secret) is not the daemon's"
 
 // maxVerified bounds the identities that are remembered for a connection.
 const maxVerified = 8

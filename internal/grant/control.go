@@ -22,7 +22,7 @@ const (
 	EnvManager        = "RFAAS_MANAGER"
 	EnvExecutor       = "RFAAS_EXECUTOR"
 	EnvProvider       = "RFAAS_PROVIDER"
-	EnvAllowPlaintext = "RFAAS_ALLOW_PLAINTEXT"
+	EnvAllowPlaintext = control.AllowPlaintextEnv
 	EnvDataEncryption = "RFAAS_DATA_ENCRYPTION"
 	EnvOFIProvider    = "RFAAS_OFI_PROVIDER"
 	EnvOFIDevice      = "RFAAS_OFI_DEVICE"
