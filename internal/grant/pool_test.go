@@ -48,8 +48,13 @@ func TestPool(t *testing.T) {
 	if _, err := p.Open(t.Context(), Options{Executor: port.Address, DataEncryption: "yes"}); err == nil || !strings.Contains(err.Error(), `"yes"`) {
 		t.Errorf("unknown encryption: %v", err)
 	}
-	if n := p.Connections().Executors; n != 4 {
+	p.mu.Lock()
+	if n := len(p.parts); n != 4 {
 		t.Errorf("%d connections, want four", n)
+	}
+	p.mu.Unlock()
+	if n := p.Connections().Executors; n != 1 {
+		t.Errorf("the four connections lead to %d executors, want one", n)
 	}
 	a.Close()
 	a.Close()

@@ -297,16 +297,19 @@ type Connections struct {
 func (p *Pool) Connections() (n Connections) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	executors := map[string]bool{} // sessions with other credentials have connections of their own
 	for _, s := range p.parts {
 		s.mu.Lock()
-		n.Executors += len(s.conns)
-		if s.opts.Manager != "" && s.conns[s.opts.Manager] != nil {
-			n.Executors--
+		for address := range s.conns {
+			if address != s.opts.Manager {
+				executors[address] = true
+			}
 		}
 		s.mu.Unlock()
 		if provider := s.places.attached.Load(); provider != nil {
 			n.Board = *provider
 		}
 	}
+	n.Executors = len(executors)
 	return n
 }
