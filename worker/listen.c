@@ -23,12 +23,21 @@ static void tell_suspended(void *arg) {
     dp_msg_send(w->sock, DP_MSG_SUSPENDED, w->id, NULL, 0, -1);
 }
 
-/* Resumes service. The executor does not wait for it. If the client's blob is wrong, the worker ends, and the executor reports why. */
+/* Resumes service. The executor waits only for a worker that connects late. If the client's blob is wrong, the worker ends, and the executor
+ * reports why. */
 static void resume(const dp_listener *w, const uint8_t *blob, uint32_t len) {
     dp_error err = {0};
+    bool late = dp_server_is_late(w->server);
     int st = dp_server_resume(w->server, blob, len, &err);
-    if (st == DP_OK)
+    uint8_t own[DP_CHANNEL_BLOB_MAX];
+    uint32_t size = sizeof own;
+    if (st == DP_OK && late)
+        st = dp_server_blob(w->server, own, &size, &err);
+    if (st == DP_OK) {
+        if (late)
+            dp_msg_send(w->sock, DP_MSG_RESUMED, w->id, own, size, -1);
         return;
+    }
     dp_msg_send_failure(w->sock, DP_MSG_FAILED, w->id, st, err.msg);
     fflush(stdout);
     fflush(stderr);

@@ -25,6 +25,7 @@
  *   executor ── worker socket ──▶ worker      SUSPEND                   the lease has ended: run nothing, block
  *   executor ◀─ worker socket ─── worker      SUSPENDED
  *   executor ── worker socket ──▶ worker      RESUME {client's blob}    serve a new lease of the same client; FAILED if the blob is not its client's
+ *   executor ◀─ worker socket ─── worker      RESUMED {worker's blob}   only if the blob of SPAWN had no queue pair: the worker has connected to the client
  *   executor ── worker socket ──▶ worker      TABLE {size, address, name} + fd {file}  after LOADED, before the client may call
  *   executor ◀─ worker socket ─── worker      TABLED                    the table is mapped; or FAILED {status, text}
  *   executor ── worker socket ──▶ worker      SOCKET {hello} + fd {connection}  only on provider tcp, after LOADED: the client's
@@ -74,6 +75,7 @@ enum {
     DP_MSG_INSPECTED = 20, /* body {u32 names or lines, u32 bytes of them in the output} */
     DP_MSG_TABLE = 22,     /* body: dp_msg_table */
     DP_MSG_TABLED = 23,
+    DP_MSG_RESUMED = 24,   /* body: the worker's channel blob */
     DP_MSG_SOCKET = 21,    /* body: the hello that was read from the connection (dp_tcp.h) */
 };
 
@@ -123,7 +125,7 @@ typedef struct dp_msg_table {
 
 #define DP_JOIN_FDS_MAX 10
 
-/* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
+/* Body of SPAWN. A client's blob without a queue pair means that RESUME names the client (dp_serve.h: late servers). Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
  * bytes); in a sandbox up to DP_JOIN_FDS_MAX control groups to join (dp_guard_files). Unused bytes are 0. In a PREPARE
  * the fields of a lease are 0: CPUs, memory limit, functions, blob, sizes of the channel. The limits of depth, eager and bulk

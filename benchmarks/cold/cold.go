@@ -98,7 +98,7 @@ var starts = map[string]string{"spare": "pooled", "awake": "cached"}
 func Modes(provider string) []string {
 	all := slices.Sorted(maps.Keys(modes))
 	return slices.DeleteFunc(all, func(m string) bool {
-		return m == "awake" && provider != dataplane.SHM || m == "spare" && provider == dataplane.Verbs
+		return m == "awake" && provider != dataplane.SHM
 	})
 }
 

@@ -498,10 +498,11 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * leases, for as long as the executor permits. Other tenants can use the cores meanwhile. If the
  * workers were ended for another lease, or with their executor, the next lease gets new workers.
  *
- * On shm and tcp, the agent also prepares spare leases for any process of the user: their workers are
- * started and connected ahead of demand. It prepares one when a lease gets new workers within 10 s
- * after another lease with the same terms. The environment variable RFAAS_POOL is the largest number
- * of spare leases with the same terms (default 2; 0: none). */
+ * On shm, verbs and tcp, the agent also prepares spare leases for any process of the user: their
+ * workers are started and have loaded the library ahead of demand. On shm and tcp they are connected,
+ * too. The agent prepares one when a lease gets new workers within 10 s after another lease with the
+ * same terms. The environment variable RFAAS_POOL is the largest number of spare leases with the same
+ * terms (default 2; 0: none). */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.
@@ -647,7 +648,7 @@ RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 
 #define RFAAS_START_UNKNOWN 0 /* the executor does not say, or the worker is this process */
 #define RFAAS_START_COLD 1    /* a new process */
-#define RFAAS_START_POOLED 2  /* a process of the executor's pool, or one connected ahead of demand (RFAAS_POOL) */
+#define RFAAS_START_POOLED 2  /* a process of the executor's pool, or of a spare lease (RFAAS_POOL) */
 
 /* RFAAS_START_CACHED: a worker that served an earlier lease and was still connected. The lease was of
  * this process or, on shm and tcp, of another process of the user */
@@ -1225,9 +1226,7 @@ typedef struct rfaas_statistics {
     uint64_t moved;         /* times that the lease moved to another executor */
     uint64_t local;         /* calls that ran in this process (RFAAS_LEASE_LOCAL), not counted above */
     uint64_t cold;          /* workers that started cold, as new processes, including replacements and moves */
-    /* workers from the executor's pool of processes without code, and spare workers that the agent has
-     * connected ahead of demand */
-    uint64_t pooled;
+    uint64_t pooled;        /* workers of the executor's pool, and of spare leases (RFAAS_POOL) */
     uint64_t cached;        /* cached workers of an earlier lease, connected and with their code */
     uint64_t queue_pairs;   /* queue pairs made for the lease; none for cached workers */
     int64_t open_ns;        /* time that opening the lease took */

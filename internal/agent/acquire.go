@@ -195,7 +195,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 			}
 			offers = nil // these channels belonged to workers that have ended
 		}
-		if cand := l.takeCached(); cand != nil {
+		if cand := l.takeCached(); cand != nil && !l.offersSuit(m) {
 			return nil, cand, nil
 		}
 	}
@@ -242,6 +242,13 @@ func (l *lease) takeCached() *grant.Candidate {
 	l.mu.Unlock()
 	cand := k.Candidate()
 	return &cand
+}
+
+// offersSuit reports whether the cached lease that was taken is late and the offers are new channels for its workers.
+func (l *lease) offersSuit(m *protocol.Acquire) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.taken.Late() && m.Cached == 0 && len(m.Offers) > 0 && m.Provider == l.taken.Candidate().Provider
 }
 
 // seeker looks for executors.
@@ -393,9 +400,13 @@ func final(err error) bool {
 		errors.Is(err, dataplane.ErrFatal))
 }
 
-// resumeTaken is like resume, for workers whose channels the agent has given to the client.
+// resumeTaken is like resume, for workers whose channels the agent has given to the client, and for late workers.
 func (l *lease) resumeTaken(ctx context.Context, m *protocol.Acquire, k *grant.Cached) (*grant.Held, error) {
-	if m.Cached != l.key || len(m.Offers) != l.pending.Workers() || !l.pending.UseCached(k) {
+	offered := l.key
+	if k.Late() {
+		offered = 0
+	}
+	if m.Cached != offered || m.Provider != k.Candidate().Provider || len(m.Offers) != l.pending.Workers() || !l.pending.UseCached(k) {
 		l.session.control.Forget(k)
 		return nil, nil
 	}

@@ -171,7 +171,7 @@ func (c *client) giveChannels(r *request, h *handed) {
 func (l *lease) giveTaken(r *request, d *protocol.Candidate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.taken == nil {
+	if l.taken == nil || l.taken.Late() {
 		return
 	}
 	d.Handed = true

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -72,7 +73,7 @@ type device struct {
 	options  dataplane.Options
 }
 
-// spares keeps spare leases ahead of demand. Their workers are connected and have loaded the library, for the next client process of the user
+// spares keeps spare leases ahead of demand. Their workers have loaded the library and, except on verbs, are connected, for the next client process of the user
 // that leases with the same terms. Executors freeze the workers, charge nobody for them, and end them when another lease needs
 // their cores.
 type spares struct {
@@ -191,8 +192,15 @@ func (s *spares) device(like *grant.Spare) (*dataplane.Device, error) {
 }
 
 // start starts one spare lease. It makes the channels, lets the executor start workers that connect to them, and keeps the descriptors for the
-// process that takes the lease.
+// process that takes the lease. Late workers get no channels.
 func (s *spares) start(d *demand, like *grant.Spare) error {
+	if like.Late() {
+		started, err := like.Start(s.ctx, like.Sizes())
+		if err == nil {
+			s.keep(d, started, nil)
+		}
+		return err
+	}
 	dev, err := s.device(like)
 	if err != nil {
 		return err
@@ -223,17 +231,22 @@ func (s *spares) start(d *demand, like *grant.Spare) error {
 		started.Drop()
 		return err
 	}
+	s.keep(d, started, h)
+	return nil
+}
+
+// keep lists a spare lease. channels: nil if its workers are late.
+func (s *spares) keep(d *demand, started *grant.Started, channels io.Closer) {
 	s.mu.Lock()
 	d.ready++
 	s.mu.Unlock()
-	started.Keep(h, func(taken bool) {
+	started.Keep(channels, func(taken bool) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if d.ready--; !taken {
 			d.unused()
 		}
 	})
-	return nil
 }
 
 // pack returns connected channels in the form in which a client hands them over (client/c/hand.c): the endpoint's descriptor comes first.

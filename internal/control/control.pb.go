@@ -79,7 +79,7 @@ type StartPath int32
 const (
 	StartPath_START_PATH_UNKNOWN StartPath = 0 // by an executor that does not say
 	StartPath_START_PATH_COLD    StartPath = 1 // cloned for it
-	StartPath_START_PATH_POOLED  StartPath = 2 // cloned in advance; for `spare`, also connected and with its library
+	StartPath_START_PATH_POOLED  StartPath = 2 // cloned in advance; for `spare`, also with its library and, except on verbs, connected
 	StartPath_START_PATH_CACHED  StartPath = 3 // served an earlier lease with the same terms and still has its channel: of the same process, or on shm of any process
 )
 
@@ -481,14 +481,15 @@ type LeaseRequest struct {
 	Tables          []*Table               `protobuf:"bytes,14,rep,name=tables,proto3" json:"tables,omitempty"`                                 // that its workers map
 	Bundle          *Table                 `protobuf:"bytes,16,opt,name=bundle,proto3" json:"bundle,omitempty"`                                 // that its workers see: sha256 and size of the packed bundle (internal/bundle)
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only the client knows, or none: its workers are not cached
-	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs
+	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs, unless the workers are spare and on verbs
 	KeepsState      bool                   `protobuf:"varint,22,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"`      // workers that have executed functions of this lease may be cached, and serve another one with keeps_state
 	// The fewest workers with which the lease is granted, 0: all. A reply with fewer than `workers` has the first ones. Replace adds the
 	// others when there is room for them (RoomRequest.growing).
 	WorkersMin uint32 `protobuf:"varint,23,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
 	// Only starts the workers and caches them, for a later request whose `reuse` names the lease of the reply. Nothing is charged until then.
-	// No other lease loses its workers, and as many cores and as much memory stay free beside them. Needs a client_id, and provider shm or tcp.
-	// On tcp the client connects as soon as it has the reply, else the workers end. Class busy: too little is free.
+	// No other lease loses its workers, and as many cores and as much memory stay free beside them. Needs a client_id, and provider shm, verbs or tcp.
+	// On tcp the client connects as soon as it has the reply, else the workers end. On verbs client_blobs have no queue pairs: the later request
+	// has them, and its workers' blobs. Class busy: too little is free.
 	Spare         bool `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
 	Claims        bool `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"` // with spare: the client can claim the workers later, without a message
 	unknownFields protoimpl.UnknownFields

@@ -57,6 +57,15 @@ func (s *Channels) Offers() (blobs [][]byte, err error) {
 	return blobs, nil
 }
 
+// SizesOffer returns the blob of a client on verbs that has no queue pair yet. The worker that gets it connects when its lease begins.
+func SizesOffer(cfg ChannelConfig) []byte {
+	blob := make([]byte, C.DP_CHANNEL_BLOB_MAX)
+	n := C.uint32_t(len(blob))
+	c := C.dp_channel_config{depth: C.uint32_t(cfg.Depth), eager: C.uint32_t(cfg.Eager), bulk: C.uint64_t(cfg.Bulk)}
+	C.dp_side_encode_sizes(&c, C.DP_PROVIDER_VERBS, unsafe.Pointer(&blob[0]), &n)
+	return blob[:n]
+}
+
 // Connect connects channel i to the worker that answered with this blob. The worker has connected before it answers.
 func (s *Channels) Connect(i int, blob []byte) error {
 	var e C.dp_error

@@ -54,6 +54,9 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
 void dp_channel_destroy(dp_channel *ch);
 /* dp_channel_offer writes the client's blob (room of DP_CHANNEL_BLOB_MAX). */
 int dp_channel_offer(dp_channel *ch, void *blob, uint32_t *len, dp_error *err);
+/* dp_side_encode_sizes writes the blob of a client that has no queue pair yet, for a late server (dp_serve.h). It has only the sizes of its
+ * channel. blob has room for DP_CHANNEL_BLOB_MAX. */
+void dp_side_encode_sizes(const dp_channel_config *cfg, dp_provider_id provider, void *blob, uint32_t *len);
 /* dp_channel_hold makes an offered channel refuse calls (DP_PEER_GONE) until dp_channel_connect. */
 void dp_channel_hold(dp_channel *ch);
 /* dp_channel_reserve makes a connected channel refuse calls (DP_PEER_GONE), as if it had failed, until dp_channel_unreserve. Calls in flight

@@ -304,6 +304,14 @@ int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err) {
     return qp->ops->qp_connect(qp, blob, len, err);
 }
 
+int dp_qp_connect_late(dp_qp *qp, dp_error *err) {
+    if (!qp->ops->qp_connect_late)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "connect late: only a queue pair of verbs can be prepared for it, not one of %s", qp->domain->dev->name);
+    if (qp->state != DP_QP_INIT)
+        return dp_fail(err, DP_INVALID, 0, "connect late: queue pair is not in the initial state (reset it first)");
+    return qp->ops->qp_connect_late(qp, err);
+}
+
 void dp_qp_cancel(dp_qp *qp) {
     if (qp->ops->qp_cancel)
         qp->ops->qp_cancel(qp);

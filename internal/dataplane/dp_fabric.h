@@ -252,6 +252,7 @@ struct dp_ops {
     int (*qp_create)(dp_domain *, dp_cq *, const dp_qp_attr *, dp_qp **, dp_error *);
     int (*qp_export)(dp_qp *, void *blob, uint32_t *len, dp_error *);
     int (*qp_connect)(dp_qp *, const void *blob, uint32_t len, dp_error *);
+    int (*qp_connect_late)(dp_qp *, dp_error *); /* NULL: not supported */
     void (*qp_cancel)(dp_qp *); /* NULL: connecting never waits for the peer */
     int (*qp_reset)(dp_qp *, dp_error *);
     void (*qp_destroy)(dp_qp *);
@@ -388,6 +389,10 @@ int dp_qp_export(dp_qp *qp, void *blob, uint32_t *len, dp_error *err);
  * dp_qp_export are in place when the peer's first operation arrives, whichever side connects first.
  * Blobs are checked byte by byte: wrong length, magic, version, provider, node: DP_BAD_BLOB. */
 int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
+/* dp_qp_connect_late makes a later dp_qp_connect possible in a process that may not call ioctl by then. The queue pair is in DP_QP_INIT
+ * before and after it, and has no receives afterwards. Call dp_qp_export after it. DP_UNSUPPORTED: the provider does not need it (all but verbs), or the kernel
+ * does not permit it. */
+int dp_qp_connect_late(dp_qp *qp, dp_error *err);
 /* dp_qp_cancel makes a dp_qp_connect that waits for its peer, now or later, return DP_CONNECTION. Any thread may
  * call it until the queue pair is destroyed. A cancelled queue pair can only be destroyed. */
 void dp_qp_cancel(dp_qp *qp);

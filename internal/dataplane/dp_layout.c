@@ -1,5 +1,7 @@
 #include "dp_layout.h"
 
+#include "dp_channel.h"
+
 #include <string.h>
 #include <sys/mman.h>
 
@@ -15,6 +17,23 @@ int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint32_t access, dp_mem **
     return DP_OK;
 }
 
+/* Completes a blob behind which the queue pair's is already written. m: the side's region, or NULL. */
+static void write_blob(dp_channel_blob *b, const dp_layout *l, const dp_mem *m, uint8_t *out, uint32_t *len) {
+    uint64_t base = m ? m->base : 0;
+    b->magic = DP_CHANNEL_MAGIC;
+    b->version = DP_WIRE_VERSION;
+    b->depth = (uint16_t)l->depth;
+    b->eager = l->eager;
+    b->slots_rkey = b->bulk_rkey = m ? m->rkey : 0;
+    b->slots_addr = base;
+    b->bulk = l->bulk;
+    b->bulk_addr = base + l->bulk_at;
+    memcpy(out, b, sizeof *b);
+    *len = (uint32_t)sizeof *b + b->qp_len;
+    b->crc = dp_crc32c(out, *len);
+    memcpy(out, b, sizeof *b);
+}
+
 int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generation, const dp_mem *m, void *blob,
                    uint32_t *len, dp_error *err) {
     if (*len < DP_CHANNEL_BLOB_MAX)
@@ -25,26 +44,16 @@ int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generat
     int st = dp_qp_export(qp, out + sizeof(dp_channel_blob), &qp_len, err);
     if (st)
         return st;
-    dp_channel_blob b = {
-        .magic = DP_CHANNEL_MAGIC,
-        .version = DP_WIRE_VERSION,
-        .role = role,
-        .provider = (uint8_t)qp->domain->dev->provider,
-        .generation = generation,
-        .depth = (uint16_t)l->depth,
-        .qp_len = (uint16_t)qp_len,
-        .eager = l->eager,
-        .slots_rkey = m->rkey,
-        .slots_addr = m->base,
-        .bulk = l->bulk,
-        .bulk_addr = m->base + l->bulk_at,
-        .bulk_rkey = m->rkey,
-    };
-    memcpy(out, &b, sizeof b);
-    *len = (uint32_t)sizeof b + qp_len;
-    b.crc = dp_crc32c(out, *len);
-    memcpy(out, &b, sizeof b);
+    dp_channel_blob b = {.role = role, .provider = (uint8_t)qp->domain->dev->provider, .generation = generation, .qp_len = (uint16_t)qp_len};
+    write_blob(&b, l, m, out, len);
     return DP_OK;
+}
+
+void dp_side_encode_sizes(const dp_channel_config *cfg, dp_provider_id provider, void *blob, uint32_t *len) {
+    dp_layout l;
+    dp_layout_set(&l, cfg->depth, (cfg->eager + 63) & ~63u, (cfg->bulk + 63) & ~63ull);
+    dp_channel_blob b = {.role = DP_ROLE_CLIENT, .provider = (uint8_t)provider, .generation = 1};
+    write_blob(&b, &l, NULL, blob, len);
 }
 
 static const char *provider_name(uint8_t provider) {

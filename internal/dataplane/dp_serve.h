@@ -53,9 +53,13 @@ void dp_server_finish(dp_server *s);
 /* Between leases: after dp_server_suspend the server serves the requests that have arrived, calls `suspended`, and blocks. It then reads
  * nothing that its client sends. dp_server_resume makes it serve the same client again, whose new blob may differ only in its
  * generation. The server then serves requests that arrived meanwhile, and refuses those of earlier generations. Both return at once,
- * but wait first until the server has begun the previous one. Any thread, one at a time. */
+ * but wait first until the server has begun the previous one. Any thread, one at a time.
+ * A client's blob without a queue pair (its sizes only) makes a late server, on verbs. It serves nobody and can only be suspended. The first
+ * dp_server_resume connects it, and dp_server_blob is the answer for that client. It makes no ioctl, so that a sealed worker can call it. */
 void dp_server_suspend(dp_server *s);
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err);
+/* Reports whether the server is late and not connected yet. */
+bool dp_server_is_late(const dp_server *s);
 /* Sets the function that the serving thread calls when it has suspended. Before dp_server_run. */
 void dp_server_on_suspended(dp_server *s, void (*suspended)(void *arg), void *arg);
 /* Reports whether dp_server_prepare made the server. */

@@ -63,6 +63,7 @@ struct dp_server {
     uint32_t n_pending, cap_pending;
     int32_t stop;      /* atomic, futex: 0 or STOP_* */
     uint32_t next_generation; /* of the client, with STOP_RESUME */
+    bool late;                /* not connected: dp_server_resume names the client */
     dp_knock *knock;          /* wakes the suspended server: own_knock, or in the page that the executor shares */
     dp_knock own_knock;
     void (*suspended_fn)(void *arg);

@@ -56,6 +56,15 @@ static int check_limits(const dp_server_config *cfg, const dp_layout *l, dp_erro
     return DP_OK;
 }
 
+static int post_receives(dp_server *s, dp_error *err) {
+    for (uint32_t i = 0; i < s->layout.depth; i++) {
+        int st = dp_post_recv(s->qp, 0);
+        if (st)
+            return dp_fail(err, st, 0, "post receive %u of %u", i, s->layout.depth);
+    }
+    return DP_OK;
+}
+
 static int make_parts(dp_server *s, bool hot, dp_error *err) {
     int st = dp_domain_create(s->dev, &s->domain, err);
     if (!st)
@@ -73,12 +82,7 @@ static int make_parts(dp_server *s, bool hot, dp_error *err) {
     dp_qp_attr attr = {.max_send = 2 * s->layout.depth + 8, .max_recv = s->layout.depth, .max_inline = 256,
                        .expose = {s->requests}, .n_expose = 1, .takes_shared = true};
     st = dp_qp_create(s->domain, s->cq, &attr, &s->qp, err);
-    for (uint32_t i = 0; !st && i < s->layout.depth; i++) {
-        st = dp_post_recv(s->qp, 0);
-        if (st)
-            dp_fail(err, st, 0, "post receive %u of %u", i, s->layout.depth);
-    }
-    return st;
+    return st ? st : post_receives(s, err);
 }
 
 static int make_server(dp_dev *dev, const dp_layout *l, bool hot, dp_server **out, dp_error *err) {
@@ -107,6 +111,12 @@ static int server_connect(dp_server *s, const dp_server_config *cfg, const dp_si
     s->cfg = *cfg;
     s->client = *client;
     dp_waiter_init(&s->waiter, cfg->mode);
+    s->late = !client->qp_len;
+    if (s->late) {
+        int st = dp_qp_connect_late(s->qp, err);
+        s->out = s->staging ? s->staging->addr : NULL;
+        return st ? st : post_receives(s, err);
+    }
     s->unconnected = s->dev->waits;
     if (s->unconnected) {
         s->out = s->staging->addr;
@@ -310,9 +320,27 @@ void dp_server_on_suspended(dp_server *s, void (*suspended)(void *arg), void *ar
 
 void dp_server_suspend(dp_server *s) { ask(s, STOP_SUSPEND); }
 
+bool dp_server_is_late(const dp_server *s) { return s->late; }
+
+/* Connects a suspended server to its client. */
+static int connect_late(dp_server *s, const dp_side *client, dp_error *err) {
+    const dp_layout *l = &client->layout;
+    if (l->depth != s->layout.depth || l->eager != s->layout.eager || l->bulk != s->layout.bulk)
+        return dp_fail(err, DP_BAD_BLOB, 0, "resume: the client has depth %u, eager %u, bulk %llu, and the worker was made for %u, %u, %llu", l->depth, l->eager,
+                       (unsigned long long)l->bulk, s->layout.depth, s->layout.eager, (unsigned long long)s->layout.bulk);
+    int st = dp_qp_connect(s->qp, client->qp_blob, client->qp_len, err);
+    if (!st) {
+        s->client = *client;
+        s->late = false;
+    }
+    return st;
+}
+
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err) {
     dp_side side;
     int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, s->dev->provider, &side, err);
+    if (!st && s->late)
+        st = connect_late(s, &side, err);
     if (st)
         return st;
     const dp_side *was = &s->client;

@@ -6,6 +6,7 @@
  *   dp_verbs_mem.c     protection domains and memory regions
  *   dp_verbs_cq.c      polling, blocking, and the bookkeeping that a completion triggers
  *   dp_verbs_qp.c      life of a queue pair: create, export, connect, reset, probe
+ *   dp_verbs_late.c    connecting a queue pair in a sealed worker
  *   dp_verbs_blob.c    the address blob, byte by byte
  *   dp_verbs_post.c    posting work
  *
@@ -131,6 +132,7 @@ struct dpv_qp {
     uint32_t reads_end; /* counter behind the newest read or atomic, while reads_pending */
     bool reads_pending;
     bool asking;         /* a keepalive is under way */
+    bool late;           /* dpv_modify sends commands itself */
     uint32_t heard_send; /* tails when the peer was last known to be there, */
     uint32_t heard_recv;
     int64_t heard_at;    /* and when that was seen; 0: not looked yet */
@@ -208,10 +210,15 @@ void dpv_cq_detach(dpv_cq *cq, dpv_qp *qp);
 int dpv_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, dp_error *err);
 int dpv_qp_export(dp_qp *qp, void *blob, uint32_t *len, dp_error *err);
 int dpv_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
+int dpv_qp_connect_late(dp_qp *qp, dp_error *err);
 int dpv_qp_reset(dp_qp *qp, dp_error *err);
 void dpv_qp_destroy(dp_qp *qp);
 int dpv_qp_probe(dp_qp *qp);
 void dpv_qp_notify(dp_qp *qp);
+/* RESET to INIT, with a new packet sequence number: from here on receives can be posted. */
+int dpv_to_init(dpv_qp *q, dp_error *err);
+/* ibv_modify_qp, also for a queue pair that is connected late. Returns 0 or an errno. */
+int dpv_modify(const dpv_qp *q, struct ibv_qp_attr *a, int mask);
 
 /* ---- blob ---- */
 

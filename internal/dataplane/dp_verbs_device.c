@@ -34,6 +34,7 @@ static const dp_ops dpv_ops = {
     .qp_create = dpv_qp_create,
     .qp_export = dpv_qp_export,
     .qp_connect = dpv_qp_connect,
+    .qp_connect_late = dpv_qp_connect_late,
     .qp_reset = dpv_qp_reset,
     .qp_destroy = dpv_qp_destroy,
     .post_write = dpv_post_write,

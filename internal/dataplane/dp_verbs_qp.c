@@ -35,8 +35,7 @@ static uint32_t fresh_psn(void) {
     return psn & 0xffffff;
 }
 
-/* RESET to INIT: from here on receives can be posted. */
-static int to_init(dpv_qp *q, dp_error *err) {
+int dpv_to_init(dpv_qp *q, dp_error *err) {
     dpv_dev *dev = dpv_dev_of(q->base.domain->dev);
     struct ibv_qp_attr a = {
         .qp_state = IBV_QPS_INIT,
@@ -44,7 +43,7 @@ static int to_init(dpv_qp *q, dp_error *err) {
         .port_num = dev->port,
         .qp_access_flags = q->access,
     };
-    int e = dpv_ibv.modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int e = dpv_modify(q, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (e)
         return dp_fail(err, dpv_status_of(e), e, "ibv_modify_qp to INIT on %s", dev->base.name);
     q->psn = fresh_psn();
@@ -120,7 +119,7 @@ static int make_qp(dpv_qp *q, const dp_qp_attr *attr, dp_error *err) {
     q->access = dpv_access_flags(access);
     int st = create_verbs_qp(q, attr, err);
     if (st == DP_OK) {
-        st = to_init(q, err);
+        st = dpv_to_init(q, err);
         if (st == DP_OK)
             st = dpv_cq_attach(dpv_cq_of(q->base.cq), q, err);
         if (st != DP_OK)
@@ -222,9 +221,9 @@ static int to_rtr(dpv_qp *q, const dpv_dev *dev, const dpv_blob *b, dp_error *er
                                                   .hop_limit = HOP_LIMIT,
                                                   .traffic_class = dev->traffic_class};
     }
-    int e = dpv_ibv.modify_qp(q->qp, &a,
-                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                              IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    int e = dpv_modify(q, &a,
+                       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (e) {
         char gid[INET6_ADDRSTRLEN] = "";
         inet_ntop(AF_INET6, b->gid.raw, gid, sizeof gid);
@@ -243,9 +242,9 @@ static int to_rts(dpv_qp *q, const dpv_dev *dev, const dpv_blob *b, dp_error *er
         .rnr_retry = RNR_RETRY,
         .max_rd_atomic = b->rd_atomic < dev->rd_atomic ? b->rd_atomic : dev->rd_atomic,
     };
-    int e = dpv_ibv.modify_qp(q->qp, &a,
-                          IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                              IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
+    int e = dpv_modify(q, &a,
+                       IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+                           IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
     if (e)
         return dp_fail(err, DP_CONNECTION, e, "ibv_modify_qp to RTS on %s", dev->base.name);
     return DP_OK;
@@ -273,6 +272,7 @@ int dpv_qp_reset(dp_qp *base, dp_error *err) {
     dpv_qp *q = dpv_qp_of(base);
     dpv_dev *dev = dpv_dev_of(base->domain->dev);
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_RESET};
+    q->late = false;
     base->state = DP_QP_ERROR; /* unless all of the following succeeds */
     pthread_mutex_lock(&dev->lock);
     int e = dpv_ibv.modify_qp(q->qp, &a, IBV_QP_STATE);
@@ -285,7 +285,7 @@ int dpv_qp_reset(dp_qp *base, dp_error *err) {
     if (e)
         return dp_fail(err, dpv_status_of(e), e, "ibv_modify_qp to RESET on %s", dev->base.name);
     dpv_cq_forget(dpv_cq_of(base->cq), q);
-    int st = to_init(q, err);
+    int st = dpv_to_init(q, err);
     if (st == DP_OK)
         base->state = DP_QP_INIT;
     return st;

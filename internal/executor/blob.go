@@ -22,8 +22,8 @@ func providerID(name string) invoke.Provider {
 }
 
 // checkBlob checks a client's channel blob, so that a client's mistake gets its answer before anything is started. Its
-// queue-pair part is the provider's own: the worker checks that.
-func (e *Executor) checkBlob(b []byte, provider string) error {
+// queue-pair part is the provider's own: the worker checks that. late: the client has no queue pair yet.
+func (e *Executor) checkBlob(b []byte, provider string, late bool) error {
 	blob, err := invoke.UnmarshalChannelBlob(b)
 	if err != nil {
 		return err
@@ -34,6 +34,10 @@ func (e *Executor) checkBlob(b []byte, provider string) error {
 	case blob.Provider != providerID(provider):
 		return fmt.Errorf("made for provider %d (%v), the lease asks for %s (%d)", uint8(blob.Provider), blob.Provider,
 			provider, uint8(providerID(provider)))
+	case late && len(blob.QueuePair) > 0:
+		return fmt.Errorf("spare workers of provider %s connect when a lease takes them, and the blob has a queue pair", provider)
+	case !late && len(blob.QueuePair) == 0:
+		return fmt.Errorf("it has no queue pair")
 	case blob.Bulk > most:
 		return fmt.Errorf("bulk area of %d bytes, this executor allows %d (its max-bulk)", blob.Bulk, most)
 	}

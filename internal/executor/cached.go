@@ -370,7 +370,7 @@ func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.D
 		err = e.freeze(ctx, k)
 	}
 	if err == nil {
-		err = each(k.workers, func(i int, w Worker) error { return w.Resume(blobs[i]) })
+		err = each(k.workers, func(i int, w Worker) error { return w.Resume(ctx, blobs[i]) })
 	}
 	k.mu.Unlock()
 	e.codes.release(k.code) // the lease has its own reference

@@ -246,7 +246,7 @@ func (w *fakeWorker) Claimed(zygote.Counters) {
 
 func (w *fakeWorker) Connect(*net.TCPConn, []byte) error { return nil }
 
-func (w *fakeWorker) Resume(blob []byte) error {
+func (w *fakeWorker) Resume(_ context.Context, blob []byte) error {
 	w.z.mu.Lock()
 	defer w.z.mu.Unlock()
 	select {

@@ -447,7 +447,7 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 	if err != nil {
 		return nil, err
 	}
-	if err := e.checkBlob(req.GetClientBlob(), h.spec.Provider); err != nil {
+	if err := e.checkBlob(req.GetClientBlob(), h.spec.Provider, false); err != nil {
 		return nil, control.StatusError(statusBadBlob, fmt.Sprintf("client_blob: %v", err))
 	}
 	if has := channelsMemory([][]byte{req.GetClientBlob()}); has > h.spec.ChannelMemory {

@@ -104,6 +104,7 @@ func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 	s.CPUs, s.ClientBlob = h.seats[i].cpus, blob
 	if b, err := invoke.UnmarshalChannelBlob(blob); err == nil {
 		s.Channel = zygote.Channel{Depth: uint32(b.Depth), Eager: b.Eager, Bulk: b.Bulk}
+		s.Late = len(b.QueuePair) == 0
 	}
 	return s
 }

@@ -134,6 +134,7 @@ func TestBadLeaseRequests(t *testing.T) {
 		"depth 0":          {blobOf(func(b *invoke.ChannelBlob) { b.Depth = 0 }), invalid, inv, []string{"depth 0"}},
 		"depth 1025":       {blobOf(func(b *invoke.ChannelBlob) { b.Depth = 1025 }), invalid, inv, []string{"depth 1025"}},
 		"eager":            {blobOf(func(b *invoke.ChannelBlob) { b.Eager = 1 << 20 }), invalid, inv, []string{"eager size 1048576"}},
+		"no queue pair":    {blobOf(func(b *invoke.ChannelBlob) { b.QueuePair = nil }), invalid, inv, []string{"client_blobs[0]", "no queue pair"}},
 		"bulk":             {blobOf(func(b *invoke.ChannelBlob) { b.Bulk = 1<<30 + 64 }), invalid, inv, []string{"bulk area of 1073741888", "allows 1073741824", "max-bulk"}},
 		"tenant":           {func(r *control.LeaseRequest) { r.Tenant = strings.Repeat("x", 256) }, invalid, inv, []string{"256"}},
 	} {

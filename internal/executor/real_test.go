@@ -262,7 +262,6 @@ func TestRealFailures(t *testing.T) {
 	}{
 		"short":          {func(qp []byte) []byte { return qp[:len(qp)-1] }, fmt.Sprint(len(queuePair(t, good)) - 1)},
 		"long":           {func(qp []byte) []byte { return append(qp, 0) }, fmt.Sprint(len(queuePair(t, good)) + 1)},
-		"none":           {func(qp []byte) []byte { return nil }, "0 bytes"},
 		"other provider": {func(qp []byte) []byte { qp[6] = other; return qp }, fmt.Sprintf("provider %d", other)},
 		"magic":          {func(qp []byte) []byte { qp[0] ^= 0xff; return qp }, "magic"},
 	} {

@@ -17,8 +17,8 @@ import (
 func checkSpare(req *control.LeaseRequest) error {
 	switch {
 	case !req.GetSpare():
-	case req.GetProvider() != dataplane.SHM && req.GetProvider() != dataplane.TCP:
-		return invalidf("spare workers of provider %q: only connections of shm and tcp can be handed over to a client", req.GetProvider())
+	case req.GetProvider() == dataplane.OFI:
+		return invalidf("spare workers of provider %q: want shm, verbs or tcp", req.GetProvider())
 	case len(req.GetClientId()) == 0:
 		return invalidf("spare workers without a client_id, which a later request needs to get them")
 	case req.GetReuse() != 0:

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"slices"
@@ -83,12 +84,41 @@ func TestSpareWorkersOnTCP(t *testing.T) {
 	n.freeAndLiving(0, 4)
 }
 
+func sizesBlob(p invoke.Provider) []byte {
+	return clientBlob(p, func(b *invoke.ChannelBlob) { b.QueuePair = nil })
+}
+
+// On verbs, spare workers are suspended without a client. A lease names it, and a blob without a queue pair cannot.
+func TestSpareWorkersOnVerbs(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Providers = []string{"verbs"} })
+	verbs := func(blob []byte) func(r *control.LeaseRequest) {
+		return func(r *control.LeaseRequest) { r.Provider, r.ClientBlobs = "verbs", [][]byte{blob} }
+	}
+	s := n.mustLease(n.keepable(1, spare, verbs(sizesBlob(invoke.ProviderVerbs))))
+	w := n.z.workers[0]
+	if !w.suspended || !w.spec.Late || w.spec.Channel.Depth != 16 {
+		t.Fatalf("a spare worker that is late=%v, suspended=%v, for depth %d", w.spec.Late, w.suspended, w.spec.Channel.Depth)
+	}
+	if r, err := n.Lease(n.ctx(), n.keepable(1, verbs(sizesBlob(invoke.ProviderVerbs)), reuse(s.GetLeaseId()))); control.ClassOf(err) != control.ClassInvalid {
+		t.Errorf("a lease of a client without a queue pair: %v, %v", r, err)
+	}
+	client := clientBlob(invoke.ProviderVerbs)
+	l := n.mustLease(n.keepable(1, verbs(client), reuse(s.GetLeaseId())))
+	if len(l.GetWorkers()) != 1 || l.GetWorkers()[0].GetStart() != control.StartPath_START_PATH_POOLED || !bytes.Equal(w.spec.ClientBlob, client) {
+		t.Errorf("the lease on a spare worker: %v, for the client %x", l, w.spec.ClientBlob)
+	}
+}
+
 func TestSpareRequestsThatAreRefused(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.CacheMost = 1; c.Settings.CacheTime = time.Hour })
 	for what, change := range map[string]func(*control.LeaseRequest){
 		"no client":    func(r *control.LeaseRequest) { r.ClientId = nil },
-		"another path": func(r *control.LeaseRequest) { r.Provider = "verbs" },
-		"reuse":        func(r *control.LeaseRequest) { r.Reuse = 1 },
+		"another path": func(r *control.LeaseRequest) { r.Provider = "ofi" },
+		"no sizes": func(r *control.LeaseRequest) {
+			r.Provider, r.ClientBlobs = "verbs", [][]byte{clientBlob(invoke.ProviderVerbs)}
+		},
+		"only sizes": func(r *control.LeaseRequest) { r.ClientBlobs = [][]byte{sizesBlob(invoke.ProviderSHM)} },
+		"reuse":      func(r *control.LeaseRequest) { r.Reuse = 1 },
 	} {
 		if r, err := n.Lease(n.ctx(), n.keepable(1, spare, change)); err == nil || !slices.Contains([]control.Class{control.ClassInvalid, control.ClassUnsupported}, control.ClassOf(err)) {
 			t.Errorf("%s: %v, %v", what, r, err)

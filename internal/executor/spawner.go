@@ -32,9 +32,10 @@ type Worker interface {
 	Stop(ctx context.Context) error
 	// Finish is Stop after all calls that the client has sent.
 	Finish(ctx context.Context) error
-	// Suspend freezes the process. Resume lets it serve the same client again. Stop and Finish also end a suspended worker.
+	// Suspend freezes the process. Resume lets it serve the same client again. The first Resume of a late worker connects it and changes its Blob.
+	// Stop and Finish also end a suspended worker.
 	Suspend(ctx context.Context) error
-	Resume(clientBlob []byte) error
+	Resume(ctx context.Context, clientBlob []byte) error
 	// Claimable returns what a claim needs to resume a suspended worker, instead of Resume. The caller closes it. Claimed records that another lease
 	// has claimed the worker. counted is what the worker had counted for the lease before.
 	Claimable() (claim.Worker, error)

@@ -243,7 +243,7 @@ func (c *Control) TakeCached(name uint64) *Cached {
 // Expires returns when the session gives up the cached lease.
 func (k *Cached) Expires() time.Time { return k.expires }
 
-// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over; nil: there is none. It takes the
+// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over, or whose workers are late; nil: there is none. It takes the
 // latest lease of a closed session, else a spare lease, else a lease of an open session. The caller passes the lease to UseCached or
 // Forget, and the channels to the client.
 func (p *Pending) TakeHanded() *Cached {
@@ -255,7 +255,7 @@ func (p *Pending) TakeHanded() *Cached {
 	s.mu.Lock()
 	var found *Cached
 	for _, k := range s.all {
-		if k.handed != nil && p.suits(k) && !k.Claimed() && (found == nil || k.owner == nil && k.rank() >= found.rank()) {
+		if k.anyones() && p.suits(k) && !k.Claimed() && (found == nil || k.owner == nil && k.rank() >= found.rank()) {
 			found = k
 		}
 	}
@@ -317,6 +317,12 @@ func (k *Cached) Close() {
 	}
 }
 
+// Late reports whether the workers are spare and connect when a lease takes them. The client then offers new channels.
+func (k *Cached) Late() bool { return k.fresh && late(&k.cand) }
+
+// anyones reports whether a lease of any session can take the workers.
+func (k *Cached) anyones() bool { return k.handed != nil || k.Late() }
+
 // Spare reports whether no lease has used the workers.
 func (k *Cached) Spare() bool { return k.fresh }
 
@@ -368,7 +374,7 @@ func (p *Pool) Cached() []CachedLease {
 		s.cache.mu.Lock()
 		for _, k := range s.cache.all {
 			all = append(all, CachedLease{Executor: k.cand.Address, Node: k.cand.Node, Library: k.library, SHA256: hex.EncodeToString(k.key.sha[:]),
-				Workers: k.key.workers, Handed: k.handed != nil, Orphaned: k.owner == nil && !k.fresh,
+				Workers: k.key.workers, Handed: k.anyones(), Orphaned: k.owner == nil && !k.fresh,
 				Spare: k.fresh})
 		}
 		s.cache.mu.Unlock()

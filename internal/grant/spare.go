@@ -3,6 +3,7 @@ package grant
 import (
 	"context"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -41,14 +42,12 @@ type Spare struct {
 	use func() // gives up the connections
 }
 
-// Terms returns the terms of a granted lease. ok is false if there can be no spare leases with these terms: a connection to the workers cannot be
-// handed over to another process, the lease got fewer workers than it wants, their channels are too large, or the session permits no cached or no
+// Terms returns the terms of a granted lease. ok is false if there can be no spare leases with these terms: their provider is ofi, the lease got fewer workers than it wants, their channels are too large, or the session permits no cached or no
 // spare leases.
 func (p *Pending) Terms(h *Held) (t Terms, ok bool) {
 	s := &p.spec
 	channels := uint64(s.Workers) * (uint64(s.Depth)*uint64(s.Eager) + s.Bulk)
-	leaves := h.Provider == dataplane.SHM || h.Provider == dataplane.TCP
-	ok = leaves && p.c.opts.Keep > 0 && p.c.opts.Pool > 0 && len(h.Workers) == s.Workers && s.Bulk <= spareBytes && channels <= spareBytes
+	ok = h.Provider != dataplane.OFI && p.c.opts.Keep > 0 && p.c.opts.Pool > 0 && len(h.Workers) == s.Workers && s.Bulk <= spareBytes && channels <= spareBytes
 	return Terms{p.c.shared, p.key(), h.Address}, ok
 }
 
@@ -72,6 +71,18 @@ func (s *Spare) Library() string { return s.p.name }
 
 // Executor returns the address of the executor.
 func (s *Spare) Executor() string { return s.p.candidates[0].Address }
+
+// Late reports whether the workers are connected only when a lease takes them. Then Start wants the result of Sizes.
+func (s *Spare) Late() bool { return late(&s.p.candidates[0]) }
+
+// late reports whether workers of an executor connect when a lease takes them, because their connections cannot leave a process.
+func late(c *Candidate) bool { return c.Provider == dataplane.Verbs }
+
+// Sizes returns the offers of late workers.
+func (s *Spare) Sizes() (offers [][]byte) {
+	n, _, cfg := s.Channels()
+	return slices.Repeat([][]byte{dataplane.SizesOffer(cfg)}, n)
+}
 
 // Device returns the provider and the options of the device on which Start wants channels.
 func (s *Spare) Device() (provider string, o dataplane.Options) {
@@ -140,7 +151,7 @@ func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
 // Drop ends the workers.
 func (s *Started) Drop() { s.p.c.Forget(s.k) }
 
-// Keep lists the workers for the next lease of any session with these terms. It takes over their channels. gone is called once, when the workers are
+// Keep lists the workers for the next lease of any session with these terms. It takes over their channels; nil: they are late. gone is called once, when the workers are
 // no longer listed: a lease has taken them, or they were given up unused. gone must not call this package.
 func (s *Started) Keep(channels io.Closer, gone func(taken bool)) {
 	c, k := s.p.c, s.k

@@ -66,7 +66,7 @@ int main(void) {
     dump(&m, sizeof m);
     int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_LOADED, DP_MSG_FAILED,
         DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_SUSPEND, DP_MSG_SUSPENDED, DP_MSG_RESUME, DP_MSG_INSPECT, DP_MSG_SYMBOLS,
-        DP_MSG_INSPECTED, DP_MSG_SOCKET, DP_MSG_TABLE, DP_MSG_TABLED, DP_TABLE_NAME - 1, DP_TABLES_MAX, DP_ELF_NAME_MAX, DP_ELF_NAMES_MAX, DP_ELF_FUNCTIONS_MAX, DP_ELF_OFFSETS_MAX, DP_ELF_LINE_MAX, DP_PREPARE_FDS, DP_LEASE_FDS,
+        DP_MSG_INSPECTED, DP_MSG_SOCKET, DP_MSG_TABLE, DP_MSG_TABLED, DP_MSG_RESUMED, DP_TABLE_NAME - 1, DP_TABLES_MAX, DP_ELF_NAME_MAX, DP_ELF_NAMES_MAX, DP_ELF_FUNCTIONS_MAX, DP_ELF_OFFSETS_MAX, DP_ELF_LINE_MAX, DP_PREPARE_FDS, DP_LEASE_FDS,
         DP_SANDBOX_UID, DP_SANDBOX_PIDS,
         DP_SANDBOX_FILES, DP_SANDBOX_IPC, DP_SANDBOX_NET, DP_SANDBOX_PRIVS, DP_SANDBOX_SECCOMP, DP_SANDBOX_LANDLOCK, DP_SANDBOX_PATHS_MAX,
         DP_DEATH_BY_ITSELF, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
@@ -134,7 +134,7 @@ func TestMessagesMatchC(t *testing.T) {
 	}
 	want := []int{int(wire.Spawn), int(wire.Spawned), int(wire.SpawnFailed), int(wire.Loaded), int(wire.Failed),
 		int(wire.Stop), int(wire.Hello), int(wire.Started), int(wire.Finish), int(wire.Prepare), int(wire.Prepared), int(wire.Suspend), int(wire.Suspended),
-		int(wire.Resume), int(wire.Inspect), int(wire.Symbols), int(wire.Inspected), int(wire.Socket), int(wire.Table), int(wire.Tabled), TableName, MaxTables, inspectedNameMax, inspectedMax, functionsMax, offsetsMax, symbolLineMax, 3, 2,
+		int(wire.Resume), int(wire.Inspect), int(wire.Symbols), int(wire.Inspected), int(wire.Socket), int(wire.Table), int(wire.Tabled), int(wire.Resumed), TableName, MaxTables, inspectedNameMax, inspectedMax, functionsMax, offsetsMax, symbolLineMax, 3, 2,
 		wire.PartUID, wire.PartPIDs, wire.PartFiles, wire.PartIPC, wire.PartNet,
 		wire.PartPrivs, wire.PartSeccomp, wire.PartLandlock, maxSandboxPaths, byItself, wire.Max, wire.Version, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, wire.SpawnFDs, 0, 1, 2, int(wire.StatusInvalid), int(wire.StatusBadBlob), int(wire.StatusBadLibrary), int(wire.StatusWorkerDied),

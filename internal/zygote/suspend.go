@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -39,9 +40,10 @@ func (w *Worker) Suspend(ctx context.Context) error {
 }
 
 // Resume makes a suspended worker serve its client again, under the generation of the new client blob. It does not wait for
-// the worker, which serves calls that arrive earlier. The worker ends if the blob is not that of its client. After an
-// error the worker must be killed.
-func (w *Worker) Resume(clientBlob []byte) error {
+// the worker, which serves calls that arrive earlier. The worker ends if the blob is not that of its client. The first Resume of a late worker
+// (Spec.Late) connects it to that client, and waits for its answer until ctx ends. Blob returns the answer. After an error the worker must be
+// killed.
+func (w *Worker) Resume(ctx context.Context, clientBlob []byte) error {
 	asked := time.Now()
 	before := w.page.counters()
 	w.before.Store(&before)
@@ -49,11 +51,26 @@ func (w *Worker) Resume(clientBlob []byte) error {
 		return fmt.Errorf("resume worker %d: %w", w.id, err)
 	}
 	w.frozen.Store(false)
-	if err := w.send(wire.Resume, clientBlob); err != nil {
+	err := w.sendResume(ctx, clientBlob)
+	if err != nil {
 		return fmt.Errorf("resume worker %d: %w", w.id, err)
 	}
 	w.steps = Steps{Cached: true, Connect: time.Since(asked)}
 	return nil
+}
+
+func (w *Worker) sendResume(ctx context.Context, clientBlob []byte) error {
+	if !w.late {
+		return w.send(wire.Resume, clientBlob)
+	}
+	m, err := w.tell(ctx, wire.Resume, clientBlob, wire.Resumed)
+	if err == nil && (len(m.Body) == 0 || len(m.Body) > blobMax) {
+		err = fmt.Errorf("its blob has %d bytes, not 1..%d", len(m.Body), blobMax)
+	}
+	if err == nil {
+		w.blob, w.late = bytes.Clone(m.Body), false
+	}
+	return err
 }
 
 // Claimable returns what a claim needs to resume the worker once it is suspended (internal/claim). The caller closes it. The worker may end at any

@@ -155,7 +155,7 @@ func (l *leased) renew(t testing.TB) []byte {
 
 func (l *leased) resume(t testing.TB, blob []byte) {
 	t.Helper()
-	if err := l.Resume(blob); err != nil {
+	if err := l.Resume(t.Context(), blob); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.c.ask("resume %d %x", l.channel, l.Blob()); err != nil {
@@ -215,7 +215,7 @@ func testSuspendedServesNobody(t *testing.T, z *Zygote) {
 	}
 	var call sync.WaitGroup
 	call.Go(func() { refused("suspended", 8) })
-	if err := w.Resume(blob); err != nil {
+	if err := w.Resume(t.Context(), blob); err != nil {
 		t.Fatal(err)
 	}
 	call.Wait()
@@ -240,7 +240,7 @@ func TestCallBeforeTheWorkerHasResumed(t *testing.T) {
 			}
 			var call sync.WaitGroup
 			call.Go(func() { w.mustCall(t, fnEcho, []byte("early")) })
-			if err := w.Resume(blob); err != nil {
+			if err := w.Resume(t.Context(), blob); err != nil {
 				t.Fatal(err)
 			}
 			call.Wait()
@@ -289,7 +289,7 @@ func testResumeRefuses(t *testing.T, z *Zygote) {
 		if err := w.Suspend(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Resume(wrong.blob); err != nil {
+		if err := w.Resume(t.Context(), wrong.blob); err != nil {
 			t.Errorf("%s: %v", wrong.what, err)
 		}
 		<-w.Done()

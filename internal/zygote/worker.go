@@ -28,6 +28,7 @@ type Worker struct {
 	output *output
 	page   *page
 	blob   []byte
+	late   bool // it has no client yet: Resume names it
 	began  bool // STARTED was received
 	asked  time.Time
 	steps  Steps // of the start
@@ -58,7 +59,7 @@ type Worker struct {
 	before atomic.Pointer[Counters] // of earlier leases
 }
 
-// Blob returns the worker's channel blob, for the client to connect to. The caller must not change it.
+// Blob returns the worker's channel blob, for the client to connect to. A late worker has it after Resume. The caller must not change it.
 func (w *Worker) Blob() []byte { return w.blob }
 
 // PID returns the worker's process id, for messages only: after Done another process may have it.

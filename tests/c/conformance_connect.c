@@ -142,6 +142,34 @@ T_CASE(connect_twice, "connect/twice") {
     end_close(&b);
 }
 
+/* A queue pair that connects in a sealed process. Its receives and its connection are as usual. */
+T_CASE(connect_late, "connect/late") {
+    end a, b;
+    end_opts late = {.no_recvs = true};
+    dp_error err = {0};
+    end_open(&a, &late, NULL);
+    end_open(&b, NULL, NULL);
+    if (!t_is_verbs()) {
+        CHECK_REFUSED(dp_qp_connect_late(a.qp, &err), DP_UNSUPPORTED, err);
+    } else {
+        CHECK_OK_ERR(dp_qp_connect_late(a.qp, &err), err);
+        CHECK_EQ(a.qp->state, DP_QP_INIT);
+    }
+    for (uint32_t i = 0; i < a.qp->max_recv; i++)
+        end_post_recv(&a);
+    ends_connect_and_write(&a, &b);
+    card ca;
+    end_card(&a, &ca);
+    dp_sge s = local_sge(&b, 0, 8);
+    for (uint32_t i = 0; i < a.qp->max_recv; i++) {
+        end_write_imm(&b, &s, 1, ca.regions[0].addr, ca.regions[0].rkey, i, 100 + i, DP_SIGNALED);
+        CHECK_EQ(end_imm(&a).imm, i);
+        end_sent(&b, 100 + i, DP_OP_WRITE);
+    }
+    end_close(&a);
+    end_close(&b);
+}
+
 /* The owner of the blob is gone: connecting or the first write fails in bounded time. */
 T_CASE(stale_blob, "connect/blob-of-destroyed-qp", .seconds = 20) {
     end a, b;

@@ -58,7 +58,13 @@ type clusterFunc func(args ...string) (env []string, socket, address string)
 func handedOver(t *testing.T, test func(t *testing.T, provider string, cluster clusterFunc)) {
 	t.Helper()
 	onNode(t)
-	for _, p := range []string{"shm", "tcp"} {
+	onProviders(t, []string{"shm", "tcp"}, test)
+}
+
+func onProviders(t *testing.T, providers []string, test func(t *testing.T, provider string, cluster clusterFunc)) {
+	t.Helper()
+	agentProgram(t) // before a daemon is started (compileFlag)
+	for _, p := range providers {
 		t.Run(p, func(t *testing.T) {
 			test(t, p, func(args ...string) ([]string, string, string) {
 				env, socket, address := agentCluster(t, append(args, "--providers", p)...)

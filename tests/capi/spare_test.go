@@ -21,9 +21,15 @@ func (r *agentReport) spare() (n int) {
 	return n
 }
 
-// TestCachedLeaseAheadOfDemand takes leases on workers that were started for the agent before any client asked for them. The executor has no pool
-// of its own, so no other start is pooled.
-func TestCachedLeaseAheadOfDemand(t *testing.T) { handedOver(t, aheadOfDemand) }
+// TestSpareLease takes leases on workers that were started for the agent before any client asked for them. On verbs, the workers are sealed before
+// they connect. The executor has no pool of its own, so no other start is pooled.
+func TestSpareLease(t *testing.T) {
+	providers := []string{"shm", "tcp"}
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		providers = []string{"verbs"}
+	}
+	onProviders(t, providers, aheadOfDemand)
+}
 
 func aheadOfDemand(t *testing.T, provider string, cluster clusterFunc) {
 	listen := filepath.Join(t.TempDir(), "http")
@@ -56,7 +62,7 @@ func aheadOfDemand(t *testing.T, provider string, cluster clusterFunc) {
 	if w.start != pooledStart {
 		t.Errorf("a process with the same terms has %v, want a spare worker", w)
 	}
-	claims := map[string]string{"shm": "claims_total 1", "tcp": "claims_total 0"}[provider]
+	claims := map[string]string{"shm": "claims_total 1", "tcp": "claims_total 0", "verbs": "claims_total 0"}[provider]
 	testkit.Eventually(t, "the lease is booked", func() bool { return has(claims) && has(`worker_starts_total{path="pooled"} 1`) })
 	testkit.Eventually(t, "the next one is ready", ready)
 

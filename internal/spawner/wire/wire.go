@@ -47,6 +47,7 @@ const (
 	Socket      Type = 21
 	Table       Type = 22
 	Tabled      Type = 23
+	Resumed     Type = 24
 )
 
 // Messages between an executor and its spawner only. The executor also sends Spawn and Prepare, with a SpawnRequest as
