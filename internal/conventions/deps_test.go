@@ -35,10 +35,11 @@ func TestRunNeedsAnyMPI(t *testing.T) {
 	}
 	// A Debian with every package except those of MPI and of compilers for other languages.
 	write("dpkg-query", `for p; do case $p in -*|*mpi*|g++|gfortran|cmake|ucx*) ;; *) echo "installed $p" ;; esac; done`)
+	cgo := "" // without a compiler, as here, go says that cgo is off
 	check := func(mpi string, want ...string) {
 		t.Helper()
 		cmd := exec.Command(filepath.Join(root, "scripts/deps"), "--check", "run")
-		cmd.Env = append(os.Environ(), "PATH="+dir, "CGO_ENABLED=1", "MPICC=", "MPIRUN=")
+		cmd.Env = append(os.Environ(), "PATH="+dir, "CGO_ENABLED="+cgo, "MPICC=", "MPIRUN=")
 		out, err := cmd.CombinedOutput()
 		if (err == nil) != (len(want) == 0) {
 			t.Errorf("%s: %v\n%s", mpi, err, out)
@@ -58,6 +59,10 @@ func TestRunNeedsAnyMPI(t *testing.T) {
 	check("an mpicc without mpi.h", "libopenmpi-dev")
 	write("mpicc", "")
 	check("an MPI in PATH")
+	write("gcc", "")
+	cgo = "0"
+	check("cgo is turned off", "CGO_ENABLED is 0")
+	cgo = ""
 	write("dpkg-query", `for p; do echo "installed $p"; done`)
 	write("mpicc", "exit 1")
 	check("packages whose module is not loaded", "load the module of an MPI")
