@@ -16,19 +16,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent_ticket.h"
 #include "client.h"
 
 #define LOOK_TIMEOUT_NS 500000000ll /* to reach or start an agent and get its welcome, in the slow part of a wait */
 #define GRACE_NS 1000000000ll          /* added to an operation's time-out, which the agent enforces */
 #define QUIET_NS 200000000ll           /* between two attempts to reach an agent from the slow part of a wait */
-
-typedef struct ticket {
-    struct ticket *next;
-    rfaas_ticket id;
-    uint32_t op;
-    bool done;
-    rfaas_reply reply;
-} ticket;
 
 rfaas_agent_page *rfaas_agent_shared;
 static int page_fd = -1;
@@ -41,8 +34,6 @@ static bool reading;      /* a thread reads the socket, without mu */
 static bool sending;      /* a thread sends, without mu */
 static bool reopening;     /* a thread connects to an agent */
 static pthread_t reopener; /* that thread; only it sends meanwhile */
-static ticket *tickets;
-static rfaas_ticket next_id;
 static int32_t agent_pid;
 static uint32_t generation; /* written under mu */
 static uint32_t connections; /* number of hellos that were sent */
@@ -88,11 +79,6 @@ int rfaas_agent_begin(void) {
     return 0;
 }
 
-static void free_ticket(ticket *t) {
-    rfaas_reply_free(&t->reply);
-    free(t);
-}
-
 void rfaas_agent_end(void) {
     if (sock >= 0)
         close(sock);
@@ -102,11 +88,7 @@ void rfaas_agent_end(void) {
     if (rfaas_agent_shared)
         munmap(rfaas_agent_shared, sizeof *rfaas_agent_shared);
     rfaas_agent_shared = NULL;
-    while (tickets) {
-        ticket *t = tickets;
-        tickets = t->next;
-        free_ticket(t);
-    }
+    rfaas_tickets_forget();
     free(buffer);
     buffer = NULL;
     buffered = buffer_size = 0;
@@ -152,24 +134,13 @@ static void disconnect(void) {
     sock = -1;
     buffered = 0;
     rfaas_pass_drop();
-    for (ticket *t = tickets; t; t = t->next) {
-        if (t->done)
-            continue;
-        t->done = t->reply.lost = true;
-        t->reply.status = RFAAS_PEER_GONE;
-        snprintf(t->reply.text, sizeof t->reply.text, "the agent (process %d) has ended", agent_pid);
-    }
+    char text[RFAAS_AGENT_TEXT];
+    snprintf(text, sizeof text, "the agent (process %d) has ended", agent_pid);
+    rfaas_tickets_lost(text);
     pthread_cond_broadcast(&arrived);
 }
 
 /* ---- receiving ---- */
-
-static ticket *find(rfaas_ticket id) {
-    ticket *t = tickets;
-    while (t && t->id != id)
-        t = t->next;
-    return t;
-}
 
 /* Puts a reply into its ticket. */
 static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_t size) {
@@ -179,7 +150,7 @@ static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_
     if (data)
         memcpy(data, body, size);
     pthread_mutex_lock(&mu);
-    ticket *t = find(h->id);
+    rfaas_ticket_entry *t = rfaas_ticket_find(h->id);
     if (t && !t->done) {
         t->done = true;
         t->reply.generation = generation;
@@ -199,7 +170,7 @@ static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_
 /* Adds channels to the ticket of their request. */
 static void take_channels(const rfaas_agent_header *h, const uint8_t *body, uint32_t size) {
     pthread_mutex_lock(&mu);
-    ticket *t = find(h->id);
+    rfaas_ticket_entry *t = rfaas_ticket_find(h->id);
     if (t && !t->done && t->op == RFAAS_AGENT_ACQUIRE)
         rfaas_pass_channels(&t->reply, body, size);
     pthread_mutex_unlock(&mu);
@@ -334,43 +305,14 @@ static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts
 
 /* Sends a request and returns its ticket; 0: not sent. Under mu, connected, as for send_message. */
 static rfaas_ticket send_request(uint32_t op, const rfaas_request_parts *p, int64_t until) {
-    ticket *t = calloc(1, sizeof *t);
-    if (!t)
-        return 0;
-    if (++next_id == 0)
-        next_id = 1;
-    t->id = next_id;
-    t->op = op;
-    t->next = tickets;
-    tickets = t;
-    if (send_message(op, t->id, p, until))
-        return t->id;
-    for (ticket **at = &tickets; *at; at = &(*at)->next)
-        if (*at == t) {
-            *at = t->next;
-            break;
-        }
-    free_ticket(t);
+    rfaas_ticket id = rfaas_ticket_new(op);
+    if (!id || send_message(op, id, p, until))
+        return id;
+    rfaas_ticket_drop(id);
     return 0;
 }
 
 /* ---- the hello ---- */
-
-static bool take_locked(rfaas_ticket id, rfaas_reply *reply) {
-    for (ticket **at = &tickets; *at; at = &(*at)->next) {
-        ticket *t = *at;
-        if (t->id != id)
-            continue;
-        if (!t->done)
-            return false;
-        *at = t->next;
-        *reply = t->reply;
-        free(t);
-        return true;
-    }
-    *reply = (rfaas_reply){.status = RFAAS_INVALID};
-    return true;
-}
 
 /* Sends a hello on fd and waits for the welcome. Under mu. */
 static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
@@ -405,7 +347,7 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     free(env);
     rfaas_reply r = {.status = RFAAS_PEER_GONE, .lost = true};
     bool came = false;
-    while (id && !(came = take_locked(id, &r)) && dp_now_ns() < until)
+    while (id && !(came = rfaas_ticket_take(id, &r)) && dp_now_ns() < until)
         read_once(until);
     if (came && r.status == RFAAS_OK && r.size >= sizeof(rfaas_agent_welcome)) {
         agent_pid = ((rfaas_agent_welcome *)r.data)->pid;
@@ -491,16 +433,14 @@ rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request
 
 bool rfaas_agent_take(rfaas_ticket id, rfaas_reply *reply) {
     pthread_mutex_lock(&mu);
-    bool done = take_locked(id, reply);
+    bool done = rfaas_ticket_take(id, reply);
     pthread_mutex_unlock(&mu);
     return done;
 }
 
 bool rfaas_agent_done(rfaas_ticket id) {
     pthread_mutex_lock(&mu);
-    const ticket *t = tickets;
-    while (t && t->id != id)
-        t = t->next;
+    const rfaas_ticket_entry *t = rfaas_ticket_find(id);
     bool done = !t || t->done;
     pthread_mutex_unlock(&mu);
     return done;
@@ -517,13 +457,7 @@ bool rfaas_agent_connected(void) {
 
 void rfaas_agent_drop(rfaas_ticket id) {
     pthread_mutex_lock(&mu);
-    for (ticket **at = &tickets; id && *at; at = &(*at)->next)
-        if ((*at)->id == id) {
-            ticket *t = *at;
-            *at = t->next;
-            free_ticket(t);
-            break;
-        }
+    rfaas_ticket_drop(id);
     pthread_mutex_unlock(&mu);
 }
 
@@ -602,7 +536,7 @@ int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *pa
         bool came;
         while (!(came = rfaas_agent_take(id, r)) && dp_now_ns() < until) {
             pthread_mutex_lock(&mu);
-            ticket *t = find(id);
+            const rfaas_ticket_entry *t = rfaas_ticket_find(id);
             if (t && !t->done && sock >= 0)
                 read_once(until);
             pthread_mutex_unlock(&mu);
