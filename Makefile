@@ -102,7 +102,7 @@ headline-table: programs # README's table and plot from benchmarks/headline as i
 # ---------------------------------------------------------------------------------------------- building
 
 .PHONY: build programs spawner agent worker library headers examples
-build: programs bin/rfaas-cc worker library headers man fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
+build: programs bin/rfaas-cc worker library headers man fortran python examples pingpongs ## everything: bin, libexec, lib, include and the examples
 
 PROGRAMS := executor resource-manager rfaas rfaas-bench
 
@@ -245,6 +245,22 @@ lib/librfaas_fortran.a: $(FORTRAN_SOURCES)
 	$(Q)$(CC) -std=gnu11 -O2 -g $(NO_PATHS) -fPIC -Wall -Wextra -I$(CLIENT) -c -o build/fortran/rfaas_pieces_c.o client/fortran/rfaas_pieces.c
 	$(Q)rm -f $@ && ar rcs $@ $(addprefix build/fortran/,rfaas_c.o rfaas_pieces.o rfaas_pieces_c.o rfaas.o)
 
+# The Python package, if there are CPython 3.11 or later and its header files. The extension uses the limited API, so other versions of
+# CPython from 3.11 on load it too. Debian's python3 is preferred, because Debian's numpy is for it.
+PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
+PYTHON_PLACES := $(shell $(PYTHON) -c 'import os, sys, sysconfig; at = sysconfig.get_path; \
+	found = sys.version_info >= (3, 11) and os.path.exists(at("include") + "/Python.h"); \
+	print(*(found and [at("include"), "python%d.%d/%s" % (*sys.version_info[:2], os.path.basename(at("purelib")))] or []))' 2>/dev/null)
+PYTHON_FILES := $(if $(PYTHON_PLACES),$(patsubst client/python/%,lib/python/%,$(wildcard client/python/rfaas/*.py client/python/rfaas/*.pyi client/python/rfaas/py.typed)))
+PYTHON_EXTENSION := $(if $(PYTHON_PLACES),lib/python/rfaas/_rfaas.abi3.so)
+PYTHON_CFLAGS = $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -Wno-cast-function-type -DPy_LIMITED_API=0x030b0000 -isystem $(firstword $(PYTHON_PLACES))
+.PHONY: python
+python: $(PYTHON_EXTENSION) $(PYTHON_FILES) # lib/python/rfaas
+$(eval $(call c_program,lib/python/rfaas/_rfaas.abi3.so,build/python,$(sort $(wildcard client/python/ext/*.c)),$(PYTHON_CFLAGS),-shared))
+lib/python/%: client/python/%
+	$(call say,COPY,$@)
+	$(Q)install -D -m 644 $< $@
+
 # ---------------------------------------------------------------------------------------------- examples
 
 FUNCTIONS := $(patsubst examples/functions/%.c,build/functions/%.so,$(wildcard examples/functions/*.c)) \
@@ -331,7 +347,7 @@ RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThre
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
+.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-python test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)tests/run
 
@@ -511,6 +527,18 @@ test-guard: $(if $(BUILT),,build) ## measure calls beside their floor: fails if 
 	$(Q)$(GUARD) --slack 1.5 --prove $(unless_busy)
 	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove $(unless_busy)
 
+# The package of Python, with a new interpreter for each provider, and a wheel that pip builds without a network.
+.PHONY: test-python test-python-shm test-python-tcp test-python-wheel
+test-python: test-python-shm test-python-tcp test-python-wheel ## the Python package: calls, threads, processes, Ctrl-C, bad input; and its wheel
+test-python-shm test-python-tcp: test-python-%: tried-build
+	$(Q)RFAAS_TEST_PROVIDER=$* PYTHONPATH=lib/python PYTHONMALLOC=debug $(PYTHON) -m unittest discover -s client/python/tests
+test-python-wheel: tried-build
+	$(Q)rm -rf build/wheel && mkdir -p build/wheel && cp -r client/python build/wheel/source && cp lib/$(SONAME) build/wheel
+	$(Q)cd build/wheel && RFAAS_INCLUDE=$(CURDIR)/include RFAAS_BUNDLE=$(CURDIR)/build/wheel/$(SONAME) \
+		$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-index --no-deps --no-build-isolation -w . ./source
+	$(Q)cd build/wheel && $(PYTHON) -m pip install --quiet --no-index --no-deps --target installed rfaas-*-cp311-abi3-*.whl && rm $(SONAME) && \
+		cd / && PYTHONPATH=$(CURDIR)/build/wheel/installed $(PYTHON) -c 'import rfaas; print(rfaas.__file__, *rfaas.library_version())' | grep -F build/wheel/installed
+
 test-install: # installs, uses the installed files, uninstalls
 	$(Q)tests/run --install-check
 
@@ -597,6 +625,8 @@ lint-c:
 
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c $(WORKER)/fortran/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/tcp/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -I$(WORKER) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
+	$(Q)printf '%s\n' $(if $(PYTHON_PLACES),$(wildcard client/python/ext/*.c)) | xargs -r -P 2 -I FILE \
+		$(CC) $(PYTHON_CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h $(WORKER)/startup/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
 
@@ -623,6 +653,8 @@ INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec
 	lib/librfaas_fortran.a $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) lib/pkgconfig/rfaas-fortran.pc \
 	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION) \
 	lib/cmake/rfaas/rfaas-config.cmake lib/cmake/rfaas/rfaas-config-version.cmake
+# Where Python looks for packages if PREFIX is /usr/local. The module file has it for other prefixes.
+PYTHONDIR ?= $(PREFIX)/lib/$(or $(word 2,$(PYTHON_PLACES)),python3/site-packages)
 # The version for CMake and pkg-config: numbers and dots.
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
@@ -646,12 +678,14 @@ install: build ## into PREFIX, below DESTDIR
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
 			'Description: functions executed by remote memory write: Fortran module' 'Version: $(API_VERSION)' 'Requires: rfaas' \
 			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
+	$(Q)[[ -z '$(PYTHON_EXTENSION)' ]] || { install -d $(DESTDIR)$(PYTHONDIR)/rfaas && \
+		install -m 644 $(PYTHON_FILES) $(PYTHON_EXTENSION) $(DESTDIR)$(PYTHONDIR)/rfaas; }
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man{1,3,8} $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
 	$(Q)install -m 644 $(MAN3) $(DESTDIR)$(PREFIX)/share/man/man3
 	$(Q)for s in 1 8; do install -m 644 build/man/*.$$s $(DESTDIR)$(PREFIX)/share/man/man$$s; done
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd/user
 	$(Q)umask 022; for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' scripts/systemd/$$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$$f; done
-	$(Q)umask 022; sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' scripts/install/modulefile.in \
+	$(Q)umask 022; sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@PYTHONDIR@|$(PYTHONDIR)|' scripts/install/modulefile.in \
 		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
 	$(Q)umask 022; for f in rfaas-config rfaas-config-version; do \
 		sed -e 's|@VERSION@|$(API_VERSION)|g' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
@@ -665,7 +699,7 @@ install: build ## into PREFIX, below DESTDIR
 uninstall: ## remove the installed files
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
 	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager,rfaas-agent}.8
-	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd}
+	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd} $(DESTDIR)$(PYTHONDIR)/rfaas
 	$(Q)for d in share/rfaas share/modulefiles/rfaas lib/cmake/rfaas; do \
 		[[ ! -d $(DESTDIR)$(PREFIX)/$$d ]] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/$$d; done
 

@@ -1,5 +1,6 @@
 // Package apigen writes everything that follows from the description of the C API, client/api/rfaas.yaml: rfaas.h, the raw Fortran
-// module, the C++ enumerations, the Go constants, the manual pages of section 3 and the table of languages.
+// module, the C++ enumerations, the Go constants, the structures and exceptions of Python, the manual pages of section 3 and the table of
+// languages.
 package apigen
 
 import (
@@ -54,6 +55,7 @@ type Item struct {
 	CppType string `yaml:"cpptype"`
 	Go      string
 	NoGo    string `yaml:"nogo"` // why Go has no counterpart
+	Python  string // of a function: its counterpart in package rfaas, or why there is none
 	// Of an enum:
 	GoDoc    string `yaml:"godoc"`
 	GoPrefix string `yaml:"goprefix"`
@@ -74,6 +76,8 @@ type Value struct {
 	Doc   string
 	GoDoc string `yaml:"godoc"`
 	NoGo  bool   `yaml:"nogo"` // package client has no such constant
+	// Of a status or class: the exception of Python's own that the exception also is.
+	Python string
 }
 
 // Variable is a field of a structure or a parameter of a function.

@@ -28,11 +28,13 @@ const (
 	GoStatus  = "internal/dataplane/status_gen.go"
 	GoEnums   = "client/enums_gen.go"
 	GoAPI     = "internal/api/api_gen.go"
+	PythonC   = "client/python/ext/rfaas_fields.h"
+	Python    = "client/python/rfaas/_generated.py"
 	Manual    = "docs/man3"
 	Languages = "docs/languages.md"
 )
 
-//go:embed templates
+//go:embed all:templates
 var templates embed.FS
 
 // notice stands at the top of every generated file.
@@ -63,7 +65,8 @@ func Files(root string) (map[string][]byte, error) {
 		return b.Bytes()
 	}
 	for file, name := range map[string]string{Header: "rfaas.h.tmpl", Enums: "rfaas_enums.hpp.tmpl", FortranC: "rfaas_c.f90.tmpl",
-		GoStatus: "status_gen.go.tmpl", GoEnums: "enums_gen.go.tmpl", GoAPI: "api_gen.go.tmpl", Languages: "languages.md.tmpl"} {
+		GoStatus: "status_gen.go.tmpl", GoEnums: "enums_gen.go.tmpl", GoAPI: "api_gen.go.tmpl", Languages: "languages.md.tmpl",
+		PythonC: "rfaas_fields.h.tmpl", Python: "_generated.py.tmpl"} {
 		files[file] = render(file, name, d)
 	}
 	for line := range bytes.Lines(files[Header]) {
@@ -172,7 +175,7 @@ func functions(d *Description) template.FuncMap {
 			return d.Functions(header)
 		},
 	}
-	for _, more := range []template.FuncMap{cFunctions(), fortranFunctions(), manFunctions(d, structs), cppFunctions(), goFunctions(), languageFunctions(d)} {
+	for _, more := range []template.FuncMap{cFunctions(), fortranFunctions(), manFunctions(d, structs), cppFunctions(), goFunctions(), pythonFunctions(d), languageFunctions(d)} {
 		for name, f := range more {
 			all[name] = f
 		}

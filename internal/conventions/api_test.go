@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -103,6 +104,44 @@ func TestGoCounterpartsExist(t *testing.T) {
 	for _, f := range description(t).Functions() {
 		if f.Go != "" && !declared[f.Go] {
 			t.Errorf("%s says that %s is %s in Go, which package client does not declare", apigen.Source, f.Function, f.Go)
+		}
+	}
+}
+
+// What the table of languages names in the package of Python exists there, and a test of the package uses it.
+func TestPythonCounterpartsExist(t *testing.T) {
+	all := func(pattern string) string {
+		names, err := filepath.Glob("../../client/python/" + pattern)
+		if err != nil || len(names) == 0 {
+			t.Fatalf("no files %s: %v", pattern, err)
+		}
+		var text strings.Builder
+		for _, name := range names {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text.Write(b)
+		}
+		return text.String()
+	}
+	declared, used := all("rfaas/*.py")+all("rfaas/*.pyi"), all("tests/*.py")
+	for _, f := range description(t).Functions() {
+		if f.Python == "" || strings.HasPrefix(f.Python, "not needed") {
+			continue
+		}
+		class, member, found := strings.Cut(f.Python, ".")
+		last := class
+		known := regexp.MustCompile(`(?m)^(class|def) ` + class + `\b`).MatchString(declared)
+		if found {
+			last = member
+			known = known && regexp.MustCompile(`(?m)^    def `+member+`\(|^    `+member+`: |self\.`+member+`\b`).MatchString(declared)
+		}
+		if !known {
+			t.Errorf("%s says that %s is %s in Python, which the package does not have", apigen.Source, f.Function, f.Python)
+		}
+		if !regexp.MustCompile(`\b` + last + `\b`).MatchString(used) {
+			t.Errorf("no test in client/python/tests uses %s (%s)", f.Python, f.Function)
 		}
 	}
 }

@@ -18,6 +18,7 @@ var cFolders = map[string][]string{
 	"worker":             {"internal/dataplane", "worker/startup"},
 	"worker/startup":     {"internal/dataplane"},
 	"benchmarks/raw":     {"internal/dataplane"},
+	"client/python/ext":  {},
 	"tests/c":            {"internal/dataplane", "client/c", "worker", "worker/startup"},
 	"tests/fuzz":         {"internal/dataplane", "client/c", "worker", "examples/mpi/blackscholes"},
 }

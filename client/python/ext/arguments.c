@@ -1,0 +1,302 @@
+/* The payload and the result of a call. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "binding.h"
+
+/* Arrays of Python objects contain addresses, which mean nothing in another process. numpy has one dtype object for each simple type, so the
+ * last one that was accepted is nearly always the next. */
+static int holds_no_objects(Function *f, PyObject *array, const char *what, Py_ssize_t number, PyObject **dtype) {
+    static PyObject *dtype_name, *accepted;
+    if (!dtype_name && !(dtype_name = PyUnicode_InternFromString("dtype")))
+        return -1;
+    if (!(*dtype = PyObject_GetAttr(array, dtype_name)))
+        return -1;
+    if (*dtype == accepted)
+        return 0;
+    PyObject *has = PyObject_GetAttrString(*dtype, "hasobject");
+    int objects = has ? PyObject_IsTrue(has) : -1;
+    Py_XDECREF(has);
+    if (objects > 0)
+        PyErr_Format(PyExc_TypeError, "%s %zd of %U is an array of Python objects: convert it, for example by astype(float)", what, number, f->name);
+    if (objects) {
+        Py_CLEAR(*dtype);
+        return -1;
+    }
+    replace_reference(&accepted, Py_NewRef(*dtype));
+    return 0;
+}
+
+static int check_dtype(Function *f, Py_ssize_t number, PyObject *dtype) {
+    Py_ssize_t n = PyTuple_Size(f->takes);
+    PyObject *want = n ? PyTuple_GetItem(f->takes, number < n ? number : n - 1) : Py_None;
+    int same = want == Py_None || want == dtype ? 1 : dtype ? PyObject_RichCompareBool(dtype, want, Py_EQ) : 0;
+    if (same)
+        return same < 0 ? -1 : 0;
+    PyErr_Format(PyExc_TypeError, "argument %zd of %U has dtype %S, want %S: convert it by astype", number + 1, f->name,
+                 dtype ? dtype : Py_None, want);
+    return -1;
+}
+
+/* One piece for an array that consists of equal contiguous runs at equal distances, such as a column of a matrix. */
+static bool as_piece(const Py_buffer *b, rfaas_piece *piece) {
+    if (!b->strides || !b->shape || b->suboffsets)
+        return false;
+    Py_ssize_t run = b->itemsize;
+    int d = b->ndim - 1;
+    for (; d >= 0 && (b->shape[d] == 1 || b->strides[d] == run); d--)
+        run *= b->shape[d];
+    *piece = (rfaas_piece){ .base = b->buf, .size = (size_t)run, .count = 1 };
+    if (d < 0)
+        return true;
+    piece->count = (size_t)b->shape[d];
+    piece->stride = b->strides[d];
+    Py_ssize_t distance = piece->stride < 0 ? -piece->stride : piece->stride;
+    for (Py_ssize_t whole = b->strides[d] * b->shape[d]; --d >= 0; whole *= b->shape[d])
+        if (b->shape[d] != 1) {
+            if (b->strides[d] != whole)
+                return false;
+            piece->count *= (size_t)b->shape[d];
+        }
+    return distance >= run; /* broadcast arrays overlap */
+}
+
+/* A copy in C order, which lives as long as the plan. */
+static int copy(Plan *p, Py_buffer *b, rfaas_piece *piece) {
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, b->len);
+    if (!bytes || (!p->copied && !(p->copied = PyList_New(0))) || PyBuffer_ToContiguous(PyBytes_AsString(bytes), b, b->len, 'C') ||
+        PyList_Append(p->copied, bytes)) {
+        Py_XDECREF(bytes);
+        return -1;
+    }
+    *piece = (rfaas_piece)RFAAS_PIECE(PyBytes_AsString(bytes), (size_t)b->len);
+    Py_DECREF(bytes);
+    return 0;
+}
+
+int Plan_argument(Plan *p, Function *f, Py_ssize_t number, PyObject *x, Py_buffer *b, rfaas_piece *piece) {
+    PyObject *ndarray = binding_ndarray(), *dtype = NULL;
+    bool array = ndarray && PyObject_TypeCheck(x, (PyTypeObject *)ndarray);
+    if (array && holds_no_objects(f, x, "argument", number + 1, &dtype))
+        return -1;
+    int bad = f->takes ? check_dtype(f, number, dtype) : 0;
+    Py_XDECREF(dtype);
+    if (bad)
+        return -1;
+    *piece = (rfaas_piece){ 0 };
+    if (!PyObject_GetBuffer(x, b, array || PyBytes_CheckExact(x) ? PyBUF_SIMPLE : PyBUF_ND | PyBUF_FORMAT)) {
+        if (!b->format || !strchr(b->format, 'O'))
+            return 0;
+        PyBuffer_Release(b);
+        PyErr_Format(PyExc_TypeError, "argument %zd of %U contains Python objects", number + 1, f->name);
+        return -1;
+    }
+    PyErr_Clear();
+    if (PyObject_GetBuffer(x, b, PyBUF_FULL_RO)) {
+        PyErr_Clear();
+        PyObject *type = PyType_GetName(Py_TYPE(x));
+        if (type)
+            PyErr_Format(PyExc_TypeError, "argument %zd of %U has the type %U: pass an array, bytes or another buffer", number + 1, f->name, type);
+        Py_XDECREF(type);
+        return -1;
+    }
+    int status = -1;
+    if (p->refuse)
+        PyErr_Format(PyExc_ValueError, "argument %zd of %U is not contiguous, and copy=False refuses it: pass numpy.ascontiguousarray of it",
+                     number + 1, f->name);
+    else if (b->format && strchr(b->format, 'O'))
+        PyErr_Format(PyExc_TypeError, "argument %zd of %U contains Python objects", number + 1, f->name);
+    else
+        status = as_piece(b, piece) ? 0 : copy(p, b, piece);
+    if (status)
+        PyBuffer_Release(b);
+    return status;
+}
+
+static int take_arguments(Plan *p, Function *f, PyObject *args) {
+    Py_ssize_t n = PyTuple_Size(args);
+    p->in = &p->first;
+    if (n == 1) {
+        if (Plan_argument(p, f, 0, PyTuple_GetItem(args, 0), &p->first, &p->one))
+            return -1;
+        p->count = 1;
+        if (p->one.size)
+            p->pieces = &p->one;
+        return 0;
+    }
+    if (!n)
+        return 0;
+    p->in = p->copies[0] = calloc((size_t)n, sizeof *p->in);
+    p->pieces = p->copies[1] = calloc((size_t)n, sizeof *p->pieces);
+    if (!p->in || !p->pieces)
+        return PyErr_NoMemory(), -1;
+    for (; p->count < n; p->count++) {
+        Py_buffer *b = &p->in[p->count];
+        rfaas_piece *piece = &p->pieces[p->count];
+        if (Plan_argument(p, f, p->count, PyTuple_GetItem(args, p->count), b, piece))
+            return -1;
+        if (!piece->size)
+            *piece = (rfaas_piece)RFAAS_PIECE(b->buf, (size_t)b->len);
+    }
+    return 0;
+}
+
+/* ---- results ---- */
+
+static int take_out(Plan *p, Function *f, PyObject *out) {
+    PyObject *ndarray = binding_ndarray(), *dtype = NULL;
+    if (ndarray && PyObject_TypeCheck(out, (PyTypeObject *)ndarray)) {
+        if (holds_no_objects(f, out, "result", 1, &dtype))
+            return -1;
+        int same = f->returns && dtype != f->returns ? PyObject_RichCompareBool(dtype, f->returns, Py_EQ) : 1;
+        if (!same)
+            PyErr_Format(PyExc_TypeError, "out of %U has dtype %S, want %S", f->name, dtype, f->returns);
+        Py_DECREF(dtype);
+        if (same != 1)
+            return -1;
+    }
+    if (!PyObject_GetBuffer(out, &p->out, PyBUF_WRITABLE)) {
+        p->has_out = true;
+        p->result = Py_NewRef(out);
+        return 0;
+    }
+    PyErr_Clear();
+    Py_buffer b;
+    if (PyObject_GetBuffer(out, &b, PyBUF_FULL_RO))
+        PyErr_Clear(), PyErr_Format(PyExc_TypeError, "out of %U is %R: pass an array, a bytearray or another writable buffer", f->name, out);
+    else {
+        PyErr_Format(PyExc_ValueError, b.readonly ? "out of %U is read-only" : "out of %U is not contiguous: pass a contiguous array", f->name);
+        PyBuffer_Release(&b);
+    }
+    return -1;
+}
+
+/* A new array for the result. numpy.ndarray(shape, dtype) leaves its memory as it is. */
+static int new_array(Plan *p, Function *f, PyObject *first, PyObject *dtype, PyObject *shape) {
+    PyObject *ndarray = binding_ndarray(), *own_dtype = NULL, *own_shape = NULL, *checked = NULL;
+    if (!ndarray || !first) { /* numpy is not imported, or there is no array to take the rest from */
+        p->result = PyObject_CallFunctionObjArgs(binding_hook_of(HOOK_RESULT), f->name, dtype ? dtype : Py_None, shape ? shape : Py_None, NULL);
+    } else {
+        if (!dtype)
+            dtype = own_dtype = PyObject_GetAttrString(first, "dtype");
+        if (!shape)
+            shape = own_shape = PyObject_GetAttrString(first, "shape");
+        if (dtype && shape)
+            p->result = PyObject_CallFunctionObjArgs(ndarray, shape, dtype, NULL);
+        Py_XDECREF(own_dtype);
+        Py_XDECREF(own_shape);
+    }
+    if (!p->result || holds_no_objects(f, p->result, "result", 1, &checked))
+        return -1;
+    Py_DECREF(checked);
+    if (PyObject_GetBuffer(p->result, &p->out, PyBUF_WRITABLE))
+        return -1;
+    p->has_out = true;
+    return 0;
+}
+
+static int make_result(Plan *p, Function *f, PyObject *args, PyObject *dtype, PyObject *shape) {
+    PyObject *ndarray = binding_ndarray(), *first = PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : NULL;
+    if (first && (!ndarray || !PyObject_TypeCheck(first, (PyTypeObject *)ndarray)))
+        first = NULL;
+    if ((first && !p->capacity) || dtype || shape)
+        return new_array(p, f, first, dtype, shape);
+    if (!p->capacity) {
+        size_t sum = p->pieces || !p->count ? 0 : (size_t)p->first.len;
+        for (Py_ssize_t i = 0; p->pieces && i < p->count; i++)
+            sum += p->pieces[i].size * p->pieces[i].count;
+        p->capacity = sum > f->lease->eager ? sum : f->lease->eager;
+    }
+    if (!(p->bytes = malloc(p->capacity ? p->capacity : 1)))
+        return PyErr_NoMemory(), -1;
+    return 0;
+}
+
+PyObject *Plan_result(Plan *p, Function *f, size_t size) {
+    if (!p->result)
+        return PyBytes_FromStringAndSize(p->bytes, (Py_ssize_t)size);
+    if (size == (size_t)p->out.len)
+        return Py_NewRef(p->result);
+    PyObject *n = PyLong_FromSize_t(size);
+    PyObject *part = n ? PyObject_CallFunctionObjArgs(binding_hook_of(HOOK_PART), f->name, p->result, n, NULL) : NULL;
+    Py_XDECREF(n);
+    return part;
+}
+
+/* ---- the whole call ---- */
+
+typedef struct keywords {
+    PyObject *out, *dtype, *shape;
+} keywords;
+
+static bool is(PyObject *name, PyObject *interned) {
+    return name == interned || (PyUnicode_Check(name) && !PyUnicode_Compare(name, interned));
+}
+
+static int keyword(Plan *p, Function *f, PyObject *name, PyObject *value, keywords *k) {
+    static PyObject *out, *dtype, *shape, *copied, *capacity;
+    if (!capacity) {
+        out = PyUnicode_InternFromString("out");
+        dtype = PyUnicode_InternFromString("dtype");
+        shape = PyUnicode_InternFromString("shape");
+        copied = PyUnicode_InternFromString("copy");
+        if (!out || !dtype || !shape || !copied || !(capacity = PyUnicode_InternFromString("capacity")))
+            return -1;
+    }
+    PyObject **to = is(name, out) ? &k->out : is(name, dtype) ? &k->dtype : is(name, shape) ? &k->shape : NULL;
+    if (to) {
+        *to = value == Py_None ? NULL : value;
+        return 0;
+    }
+    if (is(name, capacity)) {
+        p->capacity = PyLong_AsSize_t(value);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (is(name, copied)) {
+        int on = PyObject_IsTrue(value);
+        p->refuse = on == 0;
+        return on < 0 ? -1 : 0;
+    }
+    p->options = &p->own;
+    return Function_option(f, &p->own, name, value);
+}
+
+int Plan_make(Plan *p, Function *f, PyObject *args, PyObject *kwargs) {
+    memset(p, 0, sizeof *p);
+    keywords k = { NULL, f->returns, f->shape };
+    p->capacity = f->capacity;
+    p->refuse = f->refuse;
+    p->options = f->plain ? NULL : &f->options;
+    if (kwargs) {
+        PyObject *name, *value;
+        p->own = f->options;
+        for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &value);)
+            if (keyword(p, f, name, value, &k))
+                return -1;
+    }
+    if (take_arguments(p, f, args) || (k.out ? take_out(p, f, k.out) : make_result(p, f, args, k.dtype, k.shape)))
+        return Plan_free(p), -1;
+    if (p->has_out)
+        p->capacity = (size_t)p->out.len;
+    return 0;
+}
+
+void Plan_free_inputs(Plan *p) {
+    for (Py_ssize_t i = 0; i < p->count; i++)
+        PyBuffer_Release(&p->in[i]);
+    p->count = 0;
+    free(p->copies[0]);
+    free(p->copies[1]);
+    p->copies[0] = p->copies[1] = NULL;
+    Py_CLEAR(p->copied);
+}
+
+void Plan_free(Plan *p) {
+    Plan_free_inputs(p);
+    if (p->has_out)
+        PyBuffer_Release(&p->out);
+    p->has_out = false;
+    Py_CLEAR(p->result);
+    free(p->bytes);
+    p->bytes = NULL;
+}

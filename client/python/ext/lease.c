@@ -1,0 +1,418 @@
+/* Sessions and leases. */
+#include "rfaas_fields.h"
+
+PyTypeObject *Session_type, *Lease_type;
+
+/* Runs signal handlers after a call that blocked, such as Ctrl-C pressed meanwhile. */
+static int interrupted(void) { return PyErr_CheckSignals(); }
+
+/* ---- sessions ---- */
+
+/* Session(options: dict) */
+static PyObject *Session_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *dict, *keep;
+    rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &dict) || binding_start() || !(keep = PyList_New(0)))
+        return NULL;
+    Session *s = NULL;
+    if (!binding_set_all("Session", &o, rfaas_session_options_fields, rfaas_session_options_flags, &o.flags, dict, keep) &&
+        (s = (Session *)PyType_GenericAlloc(type, 0))) {
+        int status;
+        BEGIN_CALL
+        status = RFAAS.session_open(&o, &s->handle);
+        END_CALL
+        if (status) {
+            binding_raise(status);
+            Py_CLEAR(s);
+        } else if (interrupted()) {
+            Py_CLEAR(s);
+        }
+    }
+    Py_DECREF(keep);
+    return (PyObject *)s;
+}
+
+static PyObject *Session_close(Session *s, PyObject *none) {
+    (void)none;
+    rfaas_session *handle = s->handle;
+    int status = RFAAS_OK;
+    s->handle = NULL;
+    if (handle) {
+        BEGIN_CALL
+        status = RFAAS.session_close(handle);
+        END_CALL
+    }
+    if (status)
+        return binding_raise(status);
+    Py_RETURN_NONE;
+}
+
+static void Session_dealloc(Session *s) {
+    if (s->handle)
+        RFAAS.session_close(s->handle);
+    binding_free((PyObject *)s);
+}
+
+static bool is_open(const Session *s) {
+    if (!s->handle)
+        PyErr_SetString(PyExc_ValueError, "the session is closed");
+    return s->handle;
+}
+
+static PyObject *Session_cached(Session *s, void *unused) {
+    (void)unused;
+    int n = is_open(s) ? RFAAS.session_cached(s->handle) : 0;
+    return PyErr_Occurred() ? NULL : n < 0 ? binding_raise(n) : PyLong_FromLong(n);
+}
+
+static PyObject *Session_is_closed(Session *s, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(!s->handle);
+}
+
+#define CHANGES 64 /* at a time */
+
+static PyObject *Session_changes(Session *s, PyObject *none) {
+    (void)none;
+    PyObject *list = is_open(s) ? PyList_New(0) : NULL;
+    rfaas_change *changes = list ? PyMem_Malloc(CHANGES * sizeof *changes) : NULL;
+    int status = RFAAS_OK;
+    for (size_t count = CHANGES; changes && count == CHANGES && !status;) {
+        BEGIN_CALL
+        status = RFAAS.session_changes(s->handle, changes, CHANGES, &count);
+        END_CALL
+        for (size_t i = 0; !status && i < count; i++) {
+            PyObject *d = binding_dict(&changes[i], rfaas_change_fields);
+            if (!d || PyList_Append(list, d))
+                count = 0;
+            Py_XDECREF(d);
+        }
+    }
+    PyMem_Free(changes);
+    if (status)
+        binding_raise(status);
+    if (!changes || PyErr_Occurred())
+        Py_CLEAR(list);
+    return list ? list : PyErr_Occurred() ? NULL : PyErr_NoMemory();
+}
+
+/* put_table(name, address, *buffers) */
+static PyObject *Session_put_table(Session *s, PyObject *args) {
+    Py_ssize_t n = PyTuple_Size(args) - 2;
+    const char *name = n >= 0 ? PyUnicode_AsUTF8AndSize(PyTuple_GetItem(args, 0), NULL) : NULL;
+    uint64_t address = name ? PyLong_AsUnsignedLongLong(PyTuple_GetItem(args, 1)) : 0;
+    if (!name || PyErr_Occurred() || !is_open(s))
+        return NULL;
+    Py_buffer *buffers = PyMem_Calloc((size_t)n + 1, sizeof *buffers);
+    rfaas_piece *pieces = PyMem_Calloc((size_t)n + 1, sizeof *pieces);
+    int status = RFAAS_OK;
+    Py_ssize_t have = 0;
+    while (buffers && pieces && have < n && !PyObject_GetBuffer(PyTuple_GetItem(args, have + 2), &buffers[have], PyBUF_SIMPLE)) {
+        pieces[have] = (rfaas_piece)RFAAS_PIECE(buffers[have].buf, (size_t)buffers[have].len);
+        have++;
+    }
+    if (have == n && buffers && pieces) {
+        BEGIN_CALL
+        status = RFAAS.table_put_at(s->handle, name, pieces, (size_t)n, address);
+        END_CALL
+        if (status)
+            binding_raise(status);
+    } else if (!PyErr_Occurred()) {
+        PyErr_NoMemory();
+    }
+    while (have > 0)
+        PyBuffer_Release(&buffers[--have]);
+    PyMem_Free(buffers);
+    PyMem_Free(pieces);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *Session_drop_table(Session *s, PyObject *arg) {
+    const char *name = PyUnicode_AsUTF8AndSize(arg, NULL);
+    int status = name && is_open(s) ? RFAAS.table_drop(s->handle, name) : RFAAS_OK;
+    return PyErr_Occurred() ? NULL : status ? binding_raise(status) : Py_NewRef(Py_None);
+}
+
+static PyMethodDef session_methods[] = {
+    { "close", (PyCFunction)Session_close, METH_NOARGS, "Releases the leases of the session and closes it." },
+    { "_changes", (PyCFunction)Session_changes, METH_NOARGS, NULL },
+    { "_put_table", (PyCFunction)Session_put_table, METH_VARARGS, NULL },
+    { "drop_table", (PyCFunction)Session_drop_table, METH_O, "Withdraws a table." },
+    { 0 },
+};
+static PyGetSetDef session_properties[] = {
+    { "cached", (getter)Session_cached, NULL, "The number of released leases that the session caches.", NULL },
+    { "closed", (getter)Session_is_closed, NULL, "Whether the session is closed.", NULL },
+    { 0 },
+};
+static PyType_Slot session_slots[] = {
+    { Py_tp_new, Session_new }, { Py_tp_dealloc, Session_dealloc }, { Py_tp_methods, session_methods }, { Py_tp_getset, session_properties }, { 0 },
+};
+PyType_Spec Session_spec = { "_rfaas.Session", sizeof(Session), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, session_slots };
+
+/* ---- leases ---- */
+
+/* The longest that an open waits for room before it looks for Ctrl-C. */
+#define WAIT_SLICE_NS 200000000
+
+/* rfaas_lease_open, with a `wait` that Ctrl-C ends. Returns -1 with an exception. */
+static int open_lease(rfaas_session *session, rfaas_lease_options *o, rfaas_lease **handle) {
+    int64_t end = now() + o->wait_ns;
+    bool waits = o->wait_ns > 0;
+    for (;;) {
+        int status;
+        int64_t left = end - now();
+        if (waits)
+            o->wait_ns = left > WAIT_SLICE_NS ? WAIT_SLICE_NS : left > 1 ? left : 1;
+        BEGIN_CALL
+        status = RFAAS.lease_open(session, o, handle);
+        END_CALL
+        bool again = waits && left > WAIT_SLICE_NS && (status == RFAAS_BUSY || status == RFAAS_PEER_GONE);
+        if (status && !again)
+            return binding_raise(status), -1;
+        if (interrupted()) {
+            if (!status)
+                RFAAS.lease_release(*handle);
+            *handle = NULL;
+            return -1;
+        }
+        if (!status)
+            return 0;
+    }
+}
+
+/* Lease(session, options: dict) */
+static PyObject *Lease_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *dict, *keep;
+    Session *session;
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "O!O!", Session_type, &session, &PyDict_Type, &dict) || !is_open(session) || !(keep = PyList_New(0)))
+        return NULL;
+    Lease *l = NULL;
+    if (!binding_set_all("Lease", &o, rfaas_lease_options_fields, rfaas_lease_options_flags, &o.flags, dict, keep) &&
+        (l = (Lease *)PyType_GenericAlloc(type, 0))) {
+        l->session = Py_NewRef((PyObject *)session);
+        l->functions = PyDict_New();
+        if (!l->functions || open_lease(session->handle, &o, &l->handle))
+            Py_CLEAR(l);
+    }
+    Py_DECREF(keep);
+    if (l) {
+        rfaas_lease_details d = { .struct_size = sizeof d };
+        l->eager = RFAAS.lease_info(l->handle, &d) ? 0 : d.eager;
+    }
+    return (PyObject *)l;
+}
+
+rfaas_lease *Lease_open(Lease *l) {
+    if (!l->handle)
+        PyErr_SetString(PyExc_ValueError, "the lease is released");
+    return l->handle;
+}
+
+static PyObject *Lease_release(Lease *l, PyObject *none) {
+    (void)none;
+    rfaas_lease *handle = l->handle;
+    int status = RFAAS_OK;
+    l->handle = NULL;
+    if (handle) {
+        BEGIN_CALL
+        status = RFAAS.lease_release(handle);
+        END_CALL
+    }
+    PyDict_Clear(l->functions);
+    return status ? binding_raise(status) : Py_NewRef(Py_None);
+}
+
+static int Lease_traverse(Lease *l, visitproc visit, void *arg) {
+    Py_VISIT((PyObject *)Py_TYPE((PyObject *)l));
+    Py_VISIT(l->session);
+    Py_VISIT(l->functions);
+    return 0;
+}
+
+static int Lease_clear(Lease *l) {
+    Py_CLEAR(l->functions);
+    return 0;
+}
+
+static void Lease_dealloc(Lease *l) {
+    PyObject_GC_UnTrack(l);
+    if (l->handle)
+        RFAAS.lease_release(l->handle);
+    Py_CLEAR(l->functions);
+    Py_CLEAR(l->session);
+    binding_free((PyObject *)l);
+}
+
+/* lease["name"] */
+static PyObject *Lease_get(Lease *l, PyObject *name) {
+    PyObject *f = l->functions ? PyDict_GetItemWithError(l->functions, name) : NULL;
+    if (f || PyErr_Occurred())
+        return Py_XNewRef(f);
+    rfaas_function index;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    if (!text)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "a function has a str as its name, not %R", name);
+    if (!Lease_open(l))
+        return NULL;
+    int status = RFAAS.lease_function(l->handle, text, &index);
+    if (status)
+        return binding_raise(status);
+    f = Function_make(l, name, index, NULL);
+    if (f && PyDict_SetItem(l->functions, name, f))
+        Py_CLEAR(f);
+    return f;
+}
+
+/* function(name, **options) */
+static PyObject *Lease_function(Lease *l, PyObject *args, PyObject *kwargs) {
+    PyObject *name;
+    if (!PyArg_ParseTuple(args, "U", &name))
+        return NULL;
+    Function *base = (Function *)Lease_get(l, name);
+    if (!base || !kwargs || !PyDict_Size(kwargs))
+        return (PyObject *)base;
+    PyObject *f = Function_make(l, name, base->index, kwargs);
+    Py_DECREF(base);
+    return f;
+}
+
+PyObject *Lease_chain(Lease *l, PyObject *args) {
+    Function *first, *second;
+    rfaas_function index;
+    if (!PyArg_ParseTuple(args, "O!O!", Function_type, &first, Function_type, &second) || !Lease_open(l))
+        return NULL;
+    if (first->lease != l || second->lease != l)
+        return PyErr_Format(PyExc_ValueError, "%U and %U must be functions of this lease", first->name, second->name);
+    int status = RFAAS.lease_chain(l->handle, first->index, second->index, &index);
+    if (status)
+        return binding_raise(status);
+    PyObject *name = PyUnicode_FromFormat("%U, then %U", first->name, second->name);
+    PyObject *f = name ? Function_make(l, name, index, NULL) : NULL;
+    Py_XDECREF(name);
+    return f;
+}
+
+static PyObject *Lease_names(Lease *l, void *unused) {
+    (void)unused;
+    rfaas_lease_details d = { .struct_size = sizeof d };
+    int status = Lease_open(l) ? RFAAS.lease_info(l->handle, &d) : RFAAS_OK;
+    PyObject *list = PyErr_Occurred() ? NULL : status ? binding_raise(status) : PyList_New(0);
+    for (uint32_t i = 0; list && i < d.functions; i++) {
+        const char *name = RFAAS.lease_function_name(l->handle, i);
+        PyObject *s = PyUnicode_FromString(name ? name : "");
+        if (!s || PyList_Append(list, s))
+            Py_CLEAR(list);
+        Py_XDECREF(s);
+    }
+    return list;
+}
+
+static PyObject *Lease_workers(Lease *l, void *unused) {
+    (void)unused;
+    int n = Lease_open(l) ? RFAAS.lease_workers(l->handle) : 0;
+    return PyErr_Occurred() ? NULL : n < 0 ? binding_raise(n) : PyLong_FromLong(n);
+}
+
+static PyObject *Lease_released(Lease *l, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(!l->handle);
+}
+
+/* A structure that a function of the library fills, as a dictionary. */
+#define DESCRIBE(type, call)                                                                                                                \
+    type d = { .struct_size = sizeof d };                                                                                                   \
+    int status = RFAAS_OK;                                                                                                                  \
+    if (!Lease_open(l))                                                                                                                     \
+        return NULL;                                                                                                                        \
+    BEGIN_CALL                                                                                                                              \
+    status = call;                                                                                                                          \
+    END_CALL                                                                                                                                \
+    return status ? binding_raise(status) : binding_dict(&d, type##_fields)
+
+static PyObject *Lease_info(Lease *l, PyObject *none) {
+    (void)none;
+    DESCRIBE(rfaas_lease_details, RFAAS.lease_info(l->handle, &d));
+}
+
+static PyObject *Lease_statistics(Lease *l, PyObject *none) {
+    (void)none;
+    DESCRIBE(rfaas_statistics, RFAAS.lease_statistics(l->handle, &d));
+}
+
+static PyObject *Lease_event(Lease *l, PyObject *none) {
+    (void)none;
+    DESCRIBE(rfaas_event, RFAAS.lease_event(l->handle, &d));
+}
+
+static PyObject *Lease_worker_origin(Lease *l, PyObject *args) {
+    int worker;
+    if (!PyArg_ParseTuple(args, "i", &worker))
+        return NULL;
+    DESCRIBE(rfaas_worker_start, RFAAS.worker_origin(l->handle, worker, &d));
+}
+
+static PyObject *Lease_worker_info(Lease *l, PyObject *args) {
+    int worker;
+    if (!PyArg_ParseTuple(args, "i", &worker))
+        return NULL;
+    DESCRIBE(rfaas_worker_details, RFAAS.worker_info(l->handle, worker, &d));
+}
+
+static PyObject *Lease_worker_replace(Lease *l, PyObject *args) {
+    int worker, status;
+    if (!PyArg_ParseTuple(args, "i", &worker) || !Lease_open(l))
+        return NULL;
+    BEGIN_CALL
+    status = RFAAS.worker_replace(l->handle, worker);
+    END_CALL
+    return status ? binding_raise(status) : interrupted() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *Lease_renew(Lease *l, PyObject *args) {
+    double seconds = 0;
+    int status;
+    if (!PyArg_ParseTuple(args, "|d", &seconds) || !Lease_open(l))
+        return NULL;
+    if (!(seconds >= 0 && seconds < 9e9))
+        return PyErr_Format(PyExc_ValueError, "renew: the duration must be from 0 to 9e9 seconds");
+    BEGIN_CALL
+    status = RFAAS.lease_renew(l->handle, (int64_t)(seconds * 1e9));
+    END_CALL
+    return status ? binding_raise(status) : Py_NewRef(Py_None);
+}
+
+static PyObject *Lease_check(Lease *l, PyObject *none) {
+    (void)none;
+    int status = Lease_open(l) ? RFAAS.lease_status(l->handle) : RFAAS_OK;
+    return PyErr_Occurred() ? NULL : status ? binding_raise(status) : Py_NewRef(Py_None);
+}
+
+static PyMethodDef lease_methods[] = {
+    { "release", (PyCFunction)Lease_release, METH_NOARGS, "Releases the lease and its workers. Calls in flight are abandoned." },
+    { "function", (PyCFunction)(void *)Lease_function, METH_VARARGS | METH_KEYWORDS, "Returns a function of the library, with options for all its calls." },
+    { "chain", (PyCFunction)Lease_chain, METH_VARARGS, "Returns a function that calls the first function, and the second with the result of the first." },
+    { "renew", (PyCFunction)Lease_renew, METH_VARARGS, "Renews the lease." },
+    { "check", (PyCFunction)Lease_check, METH_NOARGS, "Raises LeaseError if the lease has ended." },
+    { "_info", (PyCFunction)Lease_info, METH_NOARGS, NULL },
+    { "_statistics", (PyCFunction)Lease_statistics, METH_NOARGS, NULL },
+    { "_event", (PyCFunction)Lease_event, METH_NOARGS, NULL },
+    { "_worker_origin", (PyCFunction)Lease_worker_origin, METH_VARARGS, NULL },
+    { "_worker_info", (PyCFunction)Lease_worker_info, METH_VARARGS, NULL },
+    { "replace_worker", (PyCFunction)Lease_worker_replace, METH_VARARGS, "Kills a worker and starts a new one in its place." },
+    { 0 },
+};
+static PyGetSetDef lease_properties[] = {
+    { "functions", (getter)Lease_names, NULL, "The names of the library's functions.", NULL },
+    { "workers", (getter)Lease_workers, NULL, "The number of workers that the lease has now.", NULL },
+    { "released", (getter)Lease_released, NULL, "Whether the lease is released.", NULL },
+    { 0 },
+};
+static PyType_Slot lease_slots[] = {
+    { Py_tp_new, Lease_new }, { Py_tp_dealloc, Lease_dealloc }, { Py_tp_traverse, Lease_traverse }, { Py_tp_clear, Lease_clear },
+    { Py_mp_subscript, Lease_get }, { Py_tp_methods, lease_methods }, { Py_tp_getset, lease_properties }, { 0 },
+};
+PyType_Spec Lease_spec = { "_rfaas.Lease", sizeof(Lease), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, lease_slots };

@@ -1,0 +1,171 @@
+"""rfaas: call functions of C libraries on leased cores of other nodes.
+
+    import numpy as np
+    import rfaas
+
+    with rfaas.lease("libprices.so", workers=4) as lease:     # address from RFAAS_MANAGER or RFAAS_EXECUTOR
+        price = lease["price"]
+        y = price(x)                    # an array like x, whose elements the function wrote
+        price(x, out=y)                 # the same without a new array
+        requests = [price.submit(part) for part in parts]
+        results = [request.result() for request in requests]
+        y = price.map(x)                # all items of x, on all workers
+
+Arguments are numpy arrays, bytes, bytearray, array.array, memoryview or any other buffer. numpy is not required. The functions of this
+module are described in docs/python.md, the options of sessions, leases and calls in rfaas.h, where times are in nanoseconds instead of seconds.
+"""
+from __future__ import annotations
+
+import atexit as _atexit
+import os as _os
+import threading as _threading
+import time as _time
+from collections.abc import Iterable as _Iterable, Iterator as _Iterator
+from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+
+from . import _library, _rfaas
+from ._function import Function, dtype_of as _dtype_of, new_result as _new_result, part_of as _part_of
+from ._generated import *  # noqa: F403
+from ._generated import Change, Event, EventKind, ExecutorState, LeaseDetails, Start, Statistics, WorkerDetails, WorkerStart, error as _error
+from ._rfaas import Request
+
+if _TYPE_CHECKING:
+    from typing import Unpack
+
+    from ._generated import LeaseOptions, SessionOptions
+    from ._rfaas import Buffer
+
+_rfaas.hooks(_threading.main_thread().ident, _error, _library.load, _new_result, _part_of, _dtype_of, Function)
+_atexit.register(_rfaas.finish)
+_os.register_at_fork(after_in_child=_rfaas.after_fork)
+
+
+class Session(_rfaas.Session):
+    """A session with a resource manager or an executor.
+
+    Options are the fields of SessionOptions, such as manager="host:port" or provider="tcp". Without options, everything comes from the
+    environment. Leaving a `with` block closes the session and releases its leases.
+    """
+
+    def __new__(cls, **options: Unpack[SessionOptions]) -> Session:
+        return super().__new__(cls, options)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<rfaas.Session, {'closed' if self.closed else 'open'}>"
+
+    def lease(self, library: str | _os.PathLike[str] | bytes, **options: Unpack[LeaseOptions]) -> Lease:
+        """Leases workers. See Lease."""
+        return Lease(library, session=self, **options)
+
+    def put_table(self, name: str, *parts: Buffer, address: int = 0) -> None:
+        """Publishes a table: read-only data that the functions of leases opened from now on find by rfaas_table(name).
+
+        parts: arrays or other buffers, which functions see one after the other. They are copied.
+        address: all workers map the table there, so that it may contain pointers into itself. 0: anywhere.
+        """
+        self._put_table(name, address, *parts)
+
+    def changes(self) -> list[Change]:
+        """Returns what has happened to executors since the last call."""
+        return [Change(**{**c, "state": ExecutorState(c["state"])}) for c in self._changes()]
+
+
+class Lease(_rfaas.Lease):
+    """A number of workers on one executor, which have loaded a library of functions.
+
+    library: the path of a shared library on this machine, or its contents as bytes.
+    session: the default is one session of this process, whose options come from the environment.
+    options: fields of LeaseOptions, such as workers=4, wait=60, failover=True. Times are in seconds. bundle may be a list of paths.
+
+    lease["name"] is a function of the library. Any number of threads may use one lease. Their calls run in parallel on its workers.
+    Leaving a `with` block releases the lease.
+    """
+
+    def __new__(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> Lease:
+        given: dict[str, _Any] = dict(options)
+        given["library_data" if isinstance(library, (bytes, bytearray, memoryview)) else "library"] = library
+        bundle = given.get("bundle")
+        if bundle is not None and not isinstance(bundle, (str, _os.PathLike)):
+            given["bundle"] = ":".join(_os.fspath(path) for path in bundle)
+        return super().__new__(cls, session or default_session(), given)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        if self.released:
+            return "<rfaas.Lease, released>"
+        d = self.info()
+        return f"<rfaas.Lease of {d.workers} workers on {d.node_name or 'this process'} ({d.provider})>"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        rows = () if self.released else vars(self.info()).items()
+        cells = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(str(v))}</td></tr>" for k, v in rows if v not in ("", 0))
+        return f"<table><caption>{html.escape(repr(self))}</caption>{cells}</table>"
+
+    def info(self) -> LeaseDetails:
+        """Describes the lease."""
+        return LeaseDetails(**self._info())
+
+    def statistics(self) -> Statistics:
+        """Returns the statistics of the lease since it was opened."""
+        return Statistics(**self._statistics())
+
+    def events(self) -> _Iterator[Event]:
+        """Takes the events that have happened since the last call, such as the death of a worker. Does not block."""
+        while (e := self._event())["kind"] != EventKind.NONE:
+            yield Event(**{**e, "kind": EventKind(e["kind"])})
+
+    def worker_origin(self, worker: int) -> WorkerStart:
+        """Says how a worker came to the lease."""
+        d = self._worker_origin(worker)
+        return WorkerStart(**{**d, "start": Start(d["start"])})
+
+    def worker_info(self, worker: int) -> WorkerDetails:
+        """Describes a worker and returns what it has printed."""
+        return WorkerDetails(**self._worker_info(worker))
+
+
+lease = Lease
+
+_sessions: dict[int, Session] = {}  # by process
+_sessions_lock = _threading.Lock()
+_os.register_at_fork(before=_sessions_lock.acquire, after_in_parent=_sessions_lock.release, after_in_child=_sessions_lock.release)
+
+
+def default_session() -> Session:
+    """Returns the session of leases that name no session. Each process has its own, also a child of fork()."""
+    with _sessions_lock:
+        session = _sessions.get(_os.getpid())
+        if session is None or session.closed:
+            session = Session()
+            _sessions.clear()
+            _sessions[_os.getpid()] = session
+        return session
+
+
+def as_completed(requests: _Iterable[Request], timeout: float | None = None) -> _Iterator[Request]:
+    """Yields requests in the order in which they end. Raises TimeoutError if some are in flight after `timeout` seconds."""
+    left = list(requests)
+    end = None if timeout is None else _time.monotonic() + timeout
+    while left:
+        index = _rfaas.wait_any(left, None if end is None else max(0.0, end - _time.monotonic()))
+        if index is None:
+            raise TimeoutError(f"{len(left)} calls have not ended yet")
+        yield left.pop(index)
+
+
+def library_version() -> tuple[int, int]:
+    """Returns the version of librfaas.so, which is loaded if it is not yet."""
+    return _rfaas.version()

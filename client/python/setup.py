@@ -1,0 +1,35 @@
+"""Builds the extension for the stable ABI: one wheel for CPython 3.11 and later versions.
+
+Environment: RFAAS_INCLUDE is the directory of rfaas.h, if this is no clone of the repository. RFAAS_BUNDLE is the path of a librfaas.so.0 that
+the package contains, for machines without an installed one.
+"""
+import glob
+import os
+import re
+import shutil
+
+from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
+
+include = os.environ.get("RFAAS_INCLUDE") or "../c"
+with open(os.path.join(include, "rfaas.h")) as header:
+    version = ".".join(re.findall(r"^#define RFAAS_VERSION_M[A-Z]*OR (\d+)", header.read(), re.MULTILINE))
+
+
+class BuildPackage(build_py):
+    def run(self):
+        super().run()
+        bundled = os.environ.get("RFAAS_BUNDLE")
+        if bundled:
+            shutil.copy(bundled, os.path.join(self.build_lib, "rfaas", "librfaas.so.0"))
+
+
+setup(
+    version=version,
+    cmdclass={"build_py": BuildPackage},
+    ext_modules=[
+        Extension("rfaas._rfaas", sorted(glob.glob("ext/*.c")), include_dirs=[include], define_macros=[("Py_LIMITED_API", "0x030b0000")],
+                  extra_compile_args=["-std=gnu11", "-fvisibility=hidden"], py_limited_api=True)
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -1,0 +1,311 @@
+"""Calls, requests, maps and errors of the package rfaas against an executor. RFAAS_TEST_PROVIDER: shm or tcp."""
+import array
+import os
+import pickle
+import signal
+import threading
+import unittest
+
+import numpy as np
+import rfaas
+from cluster import ECHO, Cluster
+
+
+def setUpModule():
+    global cluster
+    cluster = Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm"))
+
+
+def tearDownModule():
+    rfaas.default_session().close()
+    cluster.stop()
+
+
+class LeaseCase(unittest.TestCase):
+    workers = 2
+
+    def setUp(self):
+        self.lease = rfaas.lease(ECHO, workers=self.workers)
+        self.addCleanup(self.lease.release)
+        self.echo = self.lease["echo"]
+
+    def ns(self, seconds):
+        return np.array([int(seconds * 1e9)], np.uint64)
+
+
+class Arguments(LeaseCase):
+    def test_result_is_like_the_first_argument(self):
+        x = np.arange(6.0).reshape(2, 3)
+        y = self.echo(x)
+        self.assertEqual((y.dtype, y.shape), (x.dtype, x.shape))
+        np.testing.assert_array_equal(y, x)
+
+    def test_out(self):
+        x, y = np.arange(4, dtype=np.int32), np.zeros(4, np.int32)
+        self.assertIs(self.echo(x, out=y), y)
+        np.testing.assert_array_equal(y, x)
+        part = self.echo(x, out=np.zeros(100, np.int32))
+        np.testing.assert_array_equal(part, x)
+        room = bytearray(8)
+        self.assertEqual(bytes(self.echo(b"abc", out=room)), b"abc")
+        self.assertEqual(room, b"abc\0\0\0\0\0")
+        room.append(1)  # its memory is not held any more
+
+    def test_dtype_and_shape(self):
+        x = np.arange(10, dtype=np.uint8)
+        self.assertEqual(self.lease["sum"](x, dtype=np.uint64, shape=()), 45)
+        total = self.lease.function("sum", takes="u1", dtype="u8", shape=())
+        self.assertEqual(total(x), 45)
+        self.assertEqual(total(x).dtype, np.uint64)
+        self.assertEqual(self.echo(b"\1\2", dtype="u1", shape=2).tolist(), [1, 2])
+
+    def test_buffers_without_numpy(self):
+        for x in b"", b"hello", bytearray(b"hello"), memoryview(b"hello")[1:], array.array("d", [1, 2, 3]), memoryview(b"abcdef")[::2]:
+            self.assertEqual(self.echo(x), bytes(memoryview(x).tobytes()))
+        self.assertEqual(self.echo(), b"")
+        large = os.urandom(3_000_000)  # larger than what travels in one piece
+        self.assertEqual(self.echo(large), large)
+
+    def test_arrays_that_are_not_contiguous(self):
+        x = np.arange(120.0).reshape(4, 5, 6)
+        f = np.asfortranarray(x)
+        for a in x[:, 1], x[1:3, :, 2], x[::-1], x[..., ::2], x.T, f, x[:, :, 3:5], x[::2, ::2, ::2], np.broadcast_to(x[0], (3, 5, 6)), x[:, :1, :], x[:0]:
+            np.testing.assert_array_equal(self.echo(a), a)
+            if a.flags.c_contiguous:
+                self.echo(a, copy=False)
+            else:
+                with self.assertRaisesRegex(ValueError, "argument 1 of echo is not contiguous.*ascontiguousarray"):
+                    self.echo(a, copy=False)
+
+    def test_several_arguments(self):
+        a, m = np.arange(3.0), np.arange(9.0).reshape(3, 3)
+        got = self.echo(a, m[:, 1], m[:, ::2], dtype=float, shape=12)
+        np.testing.assert_array_equal(got, np.concatenate([a, m[:, 1], m[:, ::2].ravel()]))
+        self.assertEqual(self.echo(b"ab", memoryview(b"cd"), b""), b"abcd")
+
+    def test_bad_input(self):
+        x, fixed = np.arange(4.0), np.arange(4.0)
+        fixed.flags.writeable = False
+        typed = self.lease.function("echo", takes="f8", dtype="f8", copy=False)
+        objects = np.array([object()])
+        for kind, text, call in [
+            (TypeError, "argument 1 of echo has the type float", lambda: self.echo(3.0)),
+            (TypeError, "argument 2 of echo has the type str", lambda: self.echo(x, "text")),
+            (TypeError, "argument 1 of echo is an array of Python objects", lambda: self.echo(objects)),
+            (TypeError, "argument 1 of echo contains Python objects", lambda: self.echo(memoryview(objects))),
+            (TypeError, "argument 1 of echo has dtype int32, want float64", lambda: typed(x.astype(np.int32))),
+            (TypeError, "argument 1 of echo has dtype None, want float64", lambda: typed(b"12345678")),
+            (TypeError, "out of echo has dtype float32, want float64", lambda: typed(x, out=np.zeros(4, np.float32))),
+            (TypeError, "result 1 of echo is an array of Python objects", lambda: self.echo(x, out=np.array([None] * 4))),
+            (TypeError, "result 1 of echo is an array of Python objects", lambda: self.echo(x, dtype=object)),
+            (TypeError, "echo: give dtype and shape", lambda: self.echo(b"ab", dtype="u1")),
+            (ValueError, "out of echo is read-only", lambda: self.echo(x, out=fixed)),
+            (ValueError, "out of echo is not contiguous", lambda: self.echo(x, out=np.zeros((4, 2))[:, 0])),
+            (ValueError, "echo returned 3 bytes, .* 8 bytes of float64", lambda: self.echo(b"abc", dtype=float, shape=2)),
+            (TypeError, "no option 'tiemout'.*timeout", lambda: self.echo(x, tiemout=1)),
+            (ValueError, "timeout is -1", lambda: self.echo(x, timeout=-1)),
+            (TypeError, "timeout is 'soon', want a number", lambda: self.echo(x, timeout="soon")),
+            (ValueError, "repeats is 4294967296", lambda: self.echo(x, repeats=1 << 32)),
+            (TypeError, "no option 'dtypes'", lambda: self.lease.function("echo", dtypes="f8")),
+            (TypeError, "Lease has no option 'wokers'.*workers", lambda: rfaas.lease(ECHO, wokers=1)),
+            (rfaas.InvalidError, "workers", lambda: rfaas.lease(ECHO, workers=1 << 20)),
+            (rfaas.BadLibraryError, "/nowhere/lib.so", lambda: rfaas.lease("/nowhere/lib.so")),
+            (ValueError, "library is .*NUL", lambda: rfaas.lease("a\0b")),
+            (TypeError, "library is 7, want a str", lambda: rfaas.lease(7)),
+            (KeyError, "^find function: \"ecko\" .*did you mean|\"ecko\"", lambda: self.lease["ecko"]),
+            (TypeError, "a function has a str as its name, not 7", lambda: self.lease[7]),
+            (rfaas.ResultTooLargeError, "echo", lambda: self.echo(x, shape=2)),
+            (rfaas.InvalidError, "worker", lambda: self.echo(x, worker=9)),
+            (ValueError, "cannot be divided|without dimensions", lambda: self.echo.map(np.float64(1))),
+            (ValueError, "3 bytes of results cannot be divided", lambda: self.echo.map(x, out=np.zeros(3, np.uint8))),
+            (ValueError, "cannot be combined", lambda: self.echo.reduce(x, dtype=np.complex128)),
+        ]:
+            with self.subTest(text), self.assertRaisesRegex(kind, text):
+                call()
+        np.testing.assert_array_equal(self.echo(x), x)
+
+
+class Ends(LeaseCase):
+    def test_errors_of_functions(self):
+        with self.assertRaisesRegex(rfaas.FunctionError, "bad luck") as e:
+            self.lease["fail"](b"bad luck")
+        self.assertEqual((e.exception.status, e.exception.started, e.exception.code), (-400, True, 0))
+        copy = pickle.loads(pickle.dumps(e.exception))  # as multiprocessing does with exceptions
+        self.assertEqual((type(copy), str(copy), copy.status), (rfaas.FunctionError, str(e.exception), -400))
+        with self.assertRaises(rfaas.NoFunctionError) as e:
+            self.lease["nothing"]
+        self.assertEqual((e.exception.status, isinstance(e.exception, rfaas.InvalidError)), (-202, True))
+
+    def test_deadline(self):
+        with self.assertRaises(TimeoutError) as e:
+            self.lease["sleep_ns"](self.ns(30), timeout=0.05, worker=1, kill=True)
+        self.assertIsInstance(e.exception, rfaas.DeadlineError)
+        self.assertIsInstance(e.exception, rfaas.FunctionError)
+        self.assertEqual(self.echo(b"next", worker=1), b"next")  # the worker was replaced
+
+    def test_worker_death(self):
+        first = self.lease["count"](b"", dtype="u8", shape=(), worker=0)
+        with self.assertRaisesRegex(rfaas.WorkerDiedError, "SIGSEGV") as e:
+            self.lease["crash"](b"", worker=0)
+        self.assertIsInstance(e.exception, ConnectionError)
+        self.lease["empty"](worker=0)
+        second = self.lease["count"](b"", dtype="u8", shape=(), worker=0)
+        self.assertEqual((first, second), (1, 1))
+        events = list(self.lease.events())
+        self.assertEqual([(e.kind, e.worker) for e in events], [(rfaas.EventKind.WORKER_DIED, 0)])
+        self.assertEqual((self.lease.info().workers, self.lease.statistics().replaced), (2, 1))
+
+    def test_released_lease_and_closed_session(self):
+        with rfaas.Session() as session:
+            session.put_table("table", np.arange(1000.0), b"end")
+            lease = session.lease(ECHO)
+            echo, request = lease["echo"], lease["sleep_ns"].submit(self.ns(30))
+            with self.assertRaisesRegex(rfaas.InvalidError, "table"):
+                session.drop_table("table")  # the lease may use it
+            lease.release()
+            lease.release()
+            with self.assertRaisesRegex(ValueError, "the lease is released"):
+                echo(b"")
+            with self.assertRaises(rfaas.Error):
+                request.result()
+            session.drop_table("table")
+        for use in lambda: session.lease(ECHO), lambda: session.cached, lambda: session.put_table("a", b""):
+            with self.assertRaisesRegex(ValueError, "the session is closed"):
+                use()
+
+    def test_descriptions(self):
+        self.assertGreaterEqual(rfaas.library_version(), (0, 4))
+        self.assertIsInstance(self.echo, rfaas.Function)
+        self.lease.check()
+        self.lease.renew(60)
+        self.assertGreater(self.lease.info().left, 0)
+        self.assertIn(self.lease.worker_origin(0).start, rfaas.Start)
+        self.assertEqual(self.lease.workers, 2)
+        with self.assertRaises(rfaas.UnsupportedError) as e:
+            rfaas.default_session().changes()  # there is no resource manager
+        self.assertIsInstance(e.exception, NotImplementedError)
+
+    def test_library_in_memory_and_init_call(self):
+        with open(ECHO, "rb") as f, rfaas.lease(f.read(), init_function="count") as lease:
+            self.assertEqual(lease["count"](b"", dtype="u8", shape=()), 2)
+            self.assertIn("echo", lease.functions)
+            self.assertIn("1 workers", repr(lease))
+            self.assertIn("<table>", lease._repr_html_())
+        self.assertEqual(repr(lease), "<rfaas.Lease, released>")
+
+    def test_ctrl_c_ends_every_wait(self):
+        """The signal comes while the worker runs the function, which would take longer than this test."""
+        sleep = self.lease["sleep_ns"]
+        for wait in (lambda: sleep(self.ns(60), worker=0), lambda: sleep.submit(self.ns(60), worker=0).result(),
+                     lambda: list(rfaas.as_completed([sleep.submit(self.ns(60), worker=0)])),
+                     lambda: [sleep.submit(self.ns(60), worker=0) for _ in range(100)]):
+            self.lease["empty"]()
+            presser = threading.Thread(target=self.press_ctrl_c, args=(sleep.name,))
+            presser.start()
+            with self.assertRaises(KeyboardInterrupt):
+                wait()
+            presser.join()
+            self.lease.replace_worker(0)
+            self.assertEqual(self.echo(b"x", worker=0), b"x")
+
+    def press_ctrl_c(self, running):
+        while self.lease.worker_info(0).running != running:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+class Requests(LeaseCase):
+    def test_more_submits_than_slots(self):
+        requests = [self.echo.submit(np.array([i])) for i in range(200)]
+        self.assertEqual(self.echo(b"between"), b"between")  # while all slots may be taken
+        self.assertEqual([int(r.result()[0]) for r in requests], list(range(200)))
+        self.assertIs(requests[0].result(), requests[0].result())
+
+    def test_as_completed_and_time_limits(self):
+        slow = self.lease["sleep_ns"].submit(self.ns(60), worker=0)
+        quick = [self.echo.submit(bytes([i]), worker=1) for i in range(5)]
+        done = []
+        with self.assertRaisesRegex(TimeoutError, "1 calls have not ended"):
+            for r in rfaas.as_completed([slow, *quick], timeout=0.5):
+                done.append(r.result())
+        self.assertEqual(sorted(done), [b"\0", b"\1", b"\2", b"\3", b"\4"])
+        self.assertFalse(slow.done())
+        self.assertFalse(slow.wait(0.01))
+        with self.assertRaisesRegex(TimeoutError, "sleep_ns has not ended"):
+            slow.result(timeout=0)
+        self.assertTrue(slow.cancel())
+        self.assertFalse(slow.cancel())
+        with self.assertRaises(rfaas.CancelledError):
+            slow.result()
+
+    def test_abandoned_requests(self):
+        room = np.zeros(1, np.uint64)
+        del_me = self.lease["sleep_ns"].submit(self.ns(0.01), out=room)
+        del del_me  # the result may not be written any more
+        for _ in range(20):
+            self.echo(b"")
+        self.assertEqual(room[0], 0)
+
+    def test_failures_are_kept(self):
+        failed, died = self.lease["fail"].submit(b"first", worker=0), self.lease["crash"].submit(b"", worker=1)
+        died.wait()
+        for _ in range(2):
+            with self.assertRaisesRegex(rfaas.FunctionError, "first"):
+                failed.result()
+            with self.assertRaises(rfaas.WorkerDiedError):
+                died.result()
+
+    def test_threads_share_a_lease(self):
+        wrong, request = [], self.lease["sleep_ns"].submit(self.ns(0.05))
+
+        def calls(number):
+            x = np.arange(number, number + 50)
+            for i in range(200):
+                if not np.array_equal(self.echo(x + i), x + i):
+                    wrong.append(i)
+            if request.result() is not request.result():
+                wrong.append(request)
+
+        threads = [threading.Thread(target=calls, args=(n,)) for n in range(8)]
+        for t in threads:
+            t.start()
+        calls(100)  # the main thread waits in its own way
+        for t in threads:
+            t.join()
+        self.assertEqual(wrong, [])
+
+
+class Maps(LeaseCase):
+    def test_map(self):
+        x = np.arange(30000.0).reshape(10000, 3)
+        for items in x, x[:, :2], x[:0]:
+            np.testing.assert_array_equal(self.echo.map(items), items)
+        y = np.zeros_like(x)
+        self.assertIs(self.echo.map(x, out=y, chunk=7), y)
+        np.testing.assert_array_equal(y, x)
+        self.assertEqual(self.echo.map(bytes(range(200)), dtype="u1").tolist(), list(range(200)))
+        with self.assertRaisesRegex(ValueError, "not contiguous"):
+            self.echo.map(x[:, :2], copy=False)
+
+    def test_errors_of_a_map(self):
+        x = np.arange(1000.0)
+        with self.assertRaises(rfaas.FunctionError):
+            self.lease["fail"].map(x)
+        with self.assertRaises(TimeoutError):
+            self.lease["sleep_ns"].map(np.full(100, 10**8, np.uint64), timeout=0.05, chunk=1)
+
+    def test_reduce(self):
+        x = np.random.default_rng(1).normal(size=5000)
+        self.assertEqual(self.echo.reduce(x), np.add.accumulate(x)[-1])  # the same order, so the same bits
+        self.assertEqual(self.echo.reduce(x, "min"), x.min())
+        self.assertEqual(self.echo.reduce(x, rfaas.Operation.MAX, initial=100.0), 100)
+        m = np.arange(12, dtype=np.int64).reshape(4, 3)
+        self.assertEqual(self.echo.reduce(m, shape=3).tolist(), m.sum(0).tolist())
+
+    def test_chain(self):
+        chained = self.lease.chain(self.echo, self.lease["sum"])
+        self.assertEqual(chained(np.arange(5, dtype=np.uint8), dtype="u8", shape=()), 10)
+
+
+if __name__ == "__main__":
+    unittest.main()

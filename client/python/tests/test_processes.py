@@ -1,0 +1,102 @@
+"""The package rfaas in several processes, without its library, and without numpy."""
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import unittest
+
+import numpy as np
+import rfaas
+from cluster import ECHO, Cluster
+
+
+def setUpModule():
+    global cluster
+    cluster = Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm"))
+
+
+def tearDownModule():
+    rfaas.default_session().close()
+    cluster.stop()
+
+
+def calls(number):
+    """Opens the default session and a lease of its own. Returns how many results were right."""
+    with rfaas.lease(ECHO) as lease:
+        echo, x = lease["echo"], np.arange(100)
+        return sum(np.array_equal(echo(x + number + i), x + number + i) for i in range(50))
+
+
+class Processes(unittest.TestCase):
+    def test_multiprocessing(self):
+        self.assertEqual(calls(-1), 50)  # so that forked processes inherit a library that was used
+        with rfaas.lease(ECHO) as lease:
+            for method in "fork", "spawn", "forkserver":
+                with self.subTest(method), multiprocessing.get_context(method).Pool(3) as pool:
+                    self.assertEqual(pool.map(calls, range(6), chunksize=1), [50] * 6)
+            self.assertEqual(lease["echo"](b"still mine"), b"still mine")
+
+    def test_child_of_fork_uses_no_handle_of_its_parent(self):
+        with rfaas.lease(ECHO) as lease:
+            request = lease["echo"].submit(b"parent")
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    lease["echo"](b"")
+                except rfaas.InvalidError:
+                    try:
+                        request.result()
+                    except rfaas.InvalidError:
+                        del request
+                        lease = rfaas.lease(ECHO)
+                        status = lease["echo"](b"own") != b"own"
+                finally:
+                    os._exit(status)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+            self.assertEqual(request.result(), b"parent")
+
+    def run_python(self, program, *arguments, **environment):
+        return subprocess.run([sys.executable, "-c", textwrap.dedent(program), ECHO, *arguments], env=os.environ | environment, capture_output=True, text=True,
+                              timeout=60)
+
+    def test_without_the_library(self):
+        done = self.run_python("""
+            import rfaas
+            try:
+                rfaas.Session()
+            except ImportError as e:
+                print(e)
+        """, RFAAS_LIBRARY="/nowhere/librfaas.so.0")
+        self.assertRegex(done.stdout, "set RFAAS_LIBRARY.*/nowhere/librfaas.so.0: cannot open")
+
+    def test_without_numpy(self):
+        done = self.run_python("""
+            import sys
+            sys.modules["numpy"] = None
+            import array, rfaas
+            with rfaas.lease(sys.argv[1]) as lease:
+                print(lease["echo"](array.array("i", [1, 2])), lease["echo"].map(b"abc", out=bytearray(3)))
+        """)
+        self.assertEqual((done.stderr, done.stdout), ("", "b'\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00' bytearray(b'abc')\n"))
+
+    def test_exit_with_open_leases_and_calls_in_flight(self):
+        program = """
+            import sys, threading, rfaas
+            lease = rfaas.lease(sys.argv[1], workers=2)
+            minute = (60 * 10**9).to_bytes(8, "little")
+            request = lease["sleep_ns"].submit(minute, worker=0)
+            if len(sys.argv) > 2:
+                threading.Thread(target=lease["sleep_ns"], args=(minute,), kwargs={"worker": 1}, daemon=True).start()
+                while lease.worker_info(1).running != "sleep_ns":
+                    pass
+            print("end")
+        """
+        for arguments in (), ("daemon thread",):
+            done = self.run_python(program, *arguments)
+            self.assertEqual((done.stderr, done.stdout, done.returncode), ("", "end\n", 0))
+
+
+if __name__ == "__main__":
+    unittest.main()
