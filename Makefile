@@ -326,7 +326,11 @@ $(FORTRAN_PROGRAMS): build/examples/%: examples/mpi/%/main.f90 build/examples/mp
 # Ping-pongs of MPI that `rfaas bench others` runs, for each MPI that is installed.
 MPI_PINGPONGS := $(foreach mpi,openmpi mpich,$(if $(shell command -v mpicc.$(mpi)),build/bench/pingpong.$(mpi)))
 .PHONY: pingpongs
-pingpongs: $(MPI_PINGPONGS)
+pingpongs: $(MPI_PINGPONGS) $(if $(PYTHON_PLACES),build/bench/python-loop.so)
+build/bench/python-loop.so: benchmarks/python/loop.c | headers library # for benchmarks/python/calls.py
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -Wall -Wextra $(CFLAGS) -fPIC -shared -Iinclude -o $@ $< -Llib -lrfaas '-Wl,-rpath,$$ORIGIN/../../lib'
 build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 	$(call say,MPICC,$@)
 	$(Q)mkdir -p $(@D)
@@ -531,7 +535,7 @@ test-guard: $(if $(BUILT),,build) ## measure calls beside their floor: fails if 
 .PHONY: test-python test-python-shm test-python-tcp test-python-wheel
 test-python: test-python-shm test-python-tcp test-python-wheel ## the Python package: calls, threads, processes, Ctrl-C, bad input; and its wheel
 test-python-shm test-python-tcp: test-python-%: tried-build
-	$(Q)RFAAS_TEST_PROVIDER=$* PYTHONPATH=lib/python PYTHONMALLOC=debug $(PYTHON) -m unittest discover -s client/python/tests
+	$(Q)RFAAS_TEST_PROVIDER=$* PYTHONPATH=$(CURDIR)/lib/python PYTHONMALLOC=debug $(PYTHON) -m unittest discover -s client/python/tests
 test-python-wheel: tried-build
 	$(Q)rm -rf build/wheel && mkdir -p build/wheel && cp -r client/python build/wheel/source && cp lib/$(SONAME) build/wheel
 	$(Q)cd build/wheel && RFAAS_INCLUDE=$(CURDIR)/include RFAAS_BUNDLE=$(CURDIR)/build/wheel/$(SONAME) \
@@ -623,7 +627,7 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c $(WORKER)/fortran/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/tcp/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c $(WORKER)/fortran/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/tcp/*.c benchmarks/python/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -I$(WORKER) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(if $(PYTHON_PLACES),$(wildcard client/python/ext/*.c)) | xargs -r -P 2 -I FILE \
 		$(CC) $(PYTHON_CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE

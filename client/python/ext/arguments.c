@@ -248,10 +248,8 @@ static int keyword(Plan *p, Function *f, PyObject *name, PyObject *value, keywor
         *to = value == Py_None ? NULL : value;
         return 0;
     }
-    if (is(name, capacity)) {
-        p->capacity = PyLong_AsSize_t(value);
-        return PyErr_Occurred() ? -1 : 0;
-    }
+    if (is(name, capacity))
+        return binding_size("capacity", value, &p->capacity);
     if (is(name, copied)) {
         int on = PyObject_IsTrue(value);
         p->refuse = on == 0;

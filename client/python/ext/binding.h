@@ -45,6 +45,8 @@ PyObject *binding_hook_of(binding_hook which);
 
 /* Threads that are inside librfaas without the GIL. */
 extern long binding_inside;
+/* How often this process and its ancestors were forked, to tell requests of a parent from those of this process. */
+extern unsigned binding_forks;
 #define BEGIN_CALL { PyThreadState *state_ = (binding_inside++, PyEval_SaveThread());
 #define END_CALL PyEval_RestoreThread(state_); binding_inside--; }
 
@@ -104,6 +106,8 @@ int binding_set(void *options, const binding_field *fields, const binding_flag *
 /* Sets all fields that a dictionary names. `what` is for the text of errors. */
 int binding_set_all(const char *what, void *options, const binding_field *fields, const binding_flag *flags, uint32_t *bits, PyObject *dict,
                     PyObject *keep);
+/* Parses a number of bytes. Returns -1 with an exception. */
+int binding_size(const char *name, PyObject *value, size_t *size);
 /* A dictionary with the fields of a structure. */
 PyObject *binding_dict(const void *from, const binding_field *fields);
 
@@ -186,6 +190,7 @@ typedef struct Request {
     Plan plan;
     rfaas_request id; /* RFAAS_REQUEST_NULL: it has ended */
     int watched; /* threads that wait for it without the GIL */
+    unsigned forks; /* binding_forks when it was started */
     int status, started;
     int32_t code;
     size_t size;

@@ -50,10 +50,8 @@ static int default_option(Function *f, PyObject *name, PyObject *value) {
         replace_reference(&f->shape, value == Py_None ? NULL : Py_NewRef(value));
         return 0;
     }
-    if (!PyUnicode_CompareWithASCIIString(name, "capacity")) {
-        f->capacity = PyLong_AsSize_t(value);
-        return PyErr_Occurred() ? -1 : 0;
-    }
+    if (!PyUnicode_CompareWithASCIIString(name, "capacity"))
+        return binding_size("capacity", value, &f->capacity);
     if (!PyUnicode_CompareWithASCIIString(name, "copy")) {
         int on = PyObject_IsTrue(value);
         f->refuse = on == 0;
@@ -147,6 +145,9 @@ static int call_here(Function *f, Plan *p, size_t *size) {
     return status ? (binding_raise(status), -1) : 0;
 }
 
+/* Before a wait with a time limit, which reads the clock. Saves 60 ns of a call that takes 300 ns. */
+#define QUICK_LOOKS 64
+
 /* Starts the call and waits for it, in the main thread. Ctrl-C abandons it. */
 static int call_main(Function *f, Plan *p, size_t *size) {
     rfaas_request r = RFAAS_REQUEST_NULL;
@@ -156,7 +157,12 @@ static int call_main(Function *f, Plan *p, size_t *size) {
         return -1;
     BEGIN_CALL
     status = start(f, p, p->options, &r);
-    if (!status)
+    int done = 0;
+    for (int i = 0; i < QUICK_LOOKS && !status && !done; i++)
+        status = RFAAS.test(&r, &done, size);
+    if (done)
+        index = 0;
+    else if (!status)
         status = RFAAS.waitany_for(1, &r, BINDING_LOOK_NS, &index, size);
     END_CALL
     if (status == RFAAS_BUSY && index == RFAAS_UNDEFINED) {
@@ -324,6 +330,11 @@ static PyObject *Function_get_takes(Function *f, void *unused) {
     return Py_NewRef(f->takes ? f->takes : Py_None);
 }
 
+static PyObject *Function_get_index(Function *f, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(f->index);
+}
+
 static PyMethodDef methods[] = {
     { "submit", (PyCFunction)(void *)Request_start, METH_VARARGS | METH_KEYWORDS, "Starts a call and returns a Request." },
     { "_map", (PyCFunction)(void *)Function_map, METH_VARARGS | METH_KEYWORDS, NULL },
@@ -333,6 +344,7 @@ static PyGetSetDef properties[] = {
     { "name", (getter)Function_get_name, NULL, "The name of the function.", NULL },
     { "lease", (getter)Function_get_lease, NULL, "The lease of the function.", NULL },
     { "dtype", (getter)Function_get_dtype, NULL, "The dtype of results, if it was given.", NULL },
+    { "index", (getter)Function_get_index, NULL, "The rfaas_function for C code in this process.", NULL },
     { "takes", (getter)Function_get_takes, NULL, "The dtypes of the arguments, if they were given.", NULL },
     { 0 },
 };

@@ -10,6 +10,16 @@ static int out_of_range(const char *name, PyObject *value, const char *most) {
     return -1;
 }
 
+int binding_size(const char *name, PyObject *value, size_t *size) {
+    *size = PyLong_AsSize_t(value);
+    if (!PyErr_Occurred())
+        return 0;
+    bool number = PyErr_ExceptionMatches(PyExc_OverflowError);
+    PyErr_Clear();
+    PyErr_Format(number ? PyExc_ValueError : PyExc_TypeError, "%s is %R, want a number of bytes", name, value);
+    return -1;
+}
+
 static int set_number(char *to, const binding_field *field, PyObject *value) {
     PyObject *number = PyNumber_Index(value);
     if (!number) {
@@ -24,7 +34,9 @@ static int set_number(char *to, const binding_field *field, PyObject *value) {
         u = PyLong_AsUnsignedLongLong(number);
     Py_DECREF(number);
     if (PyErr_Occurred())
-        return out_of_range(field->name, value, field->kind == FIELD_INT32 ? "2**31 - 1" : "2**64 - 1, and at least 0");
+        return out_of_range(field->name, value, field->kind == FIELD_INT32    ? "2**31 - 1"
+                                                : field->kind == FIELD_UINT32 ? "2**32 - 1, and at least 0"
+                                                                              : "2**64 - 1, and at least 0");
     switch (field->kind) {
     case FIELD_INT32:
         if (i < INT32_MIN || i > INT32_MAX)

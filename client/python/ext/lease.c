@@ -322,6 +322,11 @@ static PyObject *Lease_released(Lease *l, void *unused) {
     return PyBool_FromLong(!l->handle);
 }
 
+static PyObject *Lease_handle(Lease *l, void *unused) {
+    (void)unused;
+    return Lease_open(l) ? PyLong_FromVoidPtr(l->handle) : NULL;
+}
+
 /* A structure that a function of the library fills, as a dictionary. */
 #define DESCRIBE(type, call)                                                                                                                \
     type d = { .struct_size = sizeof d };                                                                                                   \
@@ -408,6 +413,7 @@ static PyMethodDef lease_methods[] = {
 static PyGetSetDef lease_properties[] = {
     { "functions", (getter)Lease_names, NULL, "The names of the library's functions.", NULL },
     { "workers", (getter)Lease_workers, NULL, "The number of workers that the lease has now.", NULL },
+    { "handle", (getter)Lease_handle, NULL, "The rfaas_lease * for C code in this process, as an int.", NULL },
     { "released", (getter)Lease_released, NULL, "Whether the lease is released.", NULL },
     { 0 },
 };

@@ -8,6 +8,7 @@
 
 binding_library RFAAS;
 long binding_inside;
+unsigned binding_forks;
 
 static bool loaded;
 static pid_t started_in;
@@ -75,6 +76,7 @@ static PyObject *after_fork(PyObject *module, PyObject *none) {
     (void)module, (void)none;
     main_thread = pthread_self();
     binding_inside = 0;
+    binding_forks++;
     Py_RETURN_NONE;
 }
 

@@ -42,7 +42,12 @@ static void note(ending *e) {
     e->text = strdup(RFAAS.last_error());
 }
 
+/* Another thread may have cancelled the request meanwhile. */
 static void finish(Request *r, const ending *e) {
+    if (!r->id) {
+        free(e->text);
+        return;
+    }
     unlink_request(r);
     r->id = RFAAS_REQUEST_NULL;
     r->status = e->status;
@@ -51,6 +56,15 @@ static void finish(Request *r, const ending *e) {
     r->size = e->size;
     r->text = e->text;
     Plan_free_inputs(&r->plan);
+}
+
+/* Whether another thread waits for the request. Threads of a parent process do not count: the library says that the request is not valid. */
+static bool is_watched(Request *r) {
+    if (r->forks != binding_forks) {
+        r->forks = binding_forks;
+        r->watched = 0;
+    }
+    return r->watched;
 }
 
 #define MANY 1024
@@ -88,7 +102,7 @@ static int await(Request *r, int64_t until) {
     for (bool first = true; r->id; first = false) {
         if (!first && until && now() >= until)
             return 1;
-        if (r->watched) {
+        if (is_watched(r)) {
             if (until && now() >= until)
                 return 1;
             nap();
@@ -105,7 +119,7 @@ int Request_await_slot(Lease *l, unsigned *turn) {
     Request *some[MANY];
     size_t n = 0;
     for (Request *r = l->flying; r && n < MANY; r = r->next)
-        if (!r->watched)
+        if (!is_watched(r))
             some[n++] = (Request *)Py_NewRef((PyObject *)r);
     if (n)
         watch(some, n, 0);
@@ -121,6 +135,7 @@ PyObject *Request_start(Function *f, PyObject *args, PyObject *kwargs) {
     if (!r)
         return NULL;
     r->function = (Function *)Py_NewRef((PyObject *)f);
+    r->forks = binding_forks;
     if (Plan_make(&r->plan, f, args, kwargs) || Function_start(f, &r->plan, &r->id)) {
         Py_DECREF((PyObject *)r);
         return NULL;
@@ -184,7 +199,7 @@ static PyObject *Request_wait(Request *r, PyObject *args, PyObject *kwargs) {
 static PyObject *Request_done(Request *r, PyObject *none) {
     (void)none;
     int done = !r->id;
-    if (!done && !r->watched) {
+    if (!done && !is_watched(r)) {
         ending e = { 0 };
         rfaas_request id = r->id;
         e.status = RFAAS.test(&id, &done, &e.size);
@@ -200,7 +215,8 @@ static PyObject *Request_cancel(Request *r, PyObject *none) {
     (void)none;
     if (!r->id)
         Py_RETURN_FALSE; /* it has ended */
-    RFAAS.cancel(&r->id);
+    rfaas_request id = r->id;
+    RFAAS.cancel(&id);
     ending e = { .status = RFAAS_CANCELLED, .started = RFAAS_MAYBE_EXECUTED, .text = strdup("the call was cancelled") };
     finish(r, &e);
     Py_RETURN_TRUE;
@@ -232,7 +248,7 @@ PyObject *binding_wait_any(PyObject *module, PyObject *args) {
         for (Py_ssize_t i = 0; i < count && !result; i++)
             if (!all[i]->id)
                 result = PyLong_FromSsize_t(i);
-            else if (!all[i]->watched)
+            else if (!is_watched(all[i]))
                 free_ones[n++] = all[i];
         if (result)
             break;

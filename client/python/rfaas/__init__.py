@@ -140,7 +140,7 @@ class Lease(_rfaas.Lease):
 lease = Lease
 
 _sessions: dict[int, Session] = {}  # by process
-_sessions_lock = _threading.Lock()
+_sessions_lock = _threading.RLock()  # a signal handler may fork while a session is opened
 _os.register_at_fork(before=_sessions_lock.acquire, after_in_parent=_sessions_lock.release, after_in_child=_sessions_lock.release)
 
 

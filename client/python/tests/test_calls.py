@@ -105,6 +105,7 @@ class Arguments(LeaseCase):
             (TypeError, "no option 'tiemout'.*timeout", lambda: self.echo(x, tiemout=1)),
             (ValueError, "timeout is -1", lambda: self.echo(x, timeout=-1)),
             (TypeError, "timeout is 'soon', want a number", lambda: self.echo(x, timeout="soon")),
+            (ValueError, "capacity is -1, want a number of bytes", lambda: self.echo(b"", capacity=-1)),
             (ValueError, "repeats is 4294967296", lambda: self.echo(x, repeats=1 << 32)),
             (TypeError, "no option 'dtypes'", lambda: self.lease.function("echo", dtypes="f8")),
             (TypeError, "Lease has no option 'wokers'.*workers", lambda: rfaas.lease(ECHO, wokers=1)),
@@ -245,6 +246,22 @@ class Requests(LeaseCase):
         for _ in range(20):
             self.echo(b"")
         self.assertEqual(room[0], 0)
+
+    def test_cancel_while_another_thread_waits(self):
+        slow, ended = self.lease["sleep_ns"].submit(self.ns(60), worker=0), []
+
+        def wait():
+            with self.assertRaises(rfaas.CancelledError):
+                slow.result()
+            ended.append(True)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        while self.lease.worker_info(0).running != "sleep_ns":
+            pass
+        self.assertTrue(slow.cancel())
+        waiter.join()
+        self.assertEqual(ended, [True])
 
     def test_failures_are_kept(self):
         failed, died = self.lease["fail"].submit(b"first", worker=0), self.lease["crash"].submit(b"", worker=1)

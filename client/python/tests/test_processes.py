@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import unittest
 
 import numpy as np
@@ -40,15 +41,23 @@ class Processes(unittest.TestCase):
     def test_child_of_fork_uses_no_handle_of_its_parent(self):
         with rfaas.lease(ECHO) as lease:
             request = lease["echo"].submit(b"parent")
+            minute = (60 * 10**9).to_bytes(8, "little")
+            watched = lease["sleep_ns"].submit(minute)
+            watcher = threading.Thread(target=watched.wait)
+            watcher.start()
             child = os.fork()
             if not child:
                 status = 1
                 try:
                     lease["echo"](b"")
                 except rfaas.InvalidError:
-                    try:
-                        request.result()
-                    except rfaas.InvalidError:
+                    failed = 0
+                    for r in request, watched:
+                        try:
+                            r.result()
+                        except rfaas.InvalidError:
+                            failed += 1
+                    if failed == 2:
                         del request
                         lease = rfaas.lease(ECHO)
                         status = lease["echo"](b"own") != b"own"
@@ -56,6 +65,8 @@ class Processes(unittest.TestCase):
                     os._exit(status)
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
             self.assertEqual(request.result(), b"parent")
+            watched.cancel()
+            watcher.join()
 
     def run_python(self, program, *arguments, **environment):
         return subprocess.run([sys.executable, "-c", textwrap.dedent(program), ECHO, *arguments], env=os.environ | environment, capture_output=True, text=True,
