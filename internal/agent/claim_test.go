@@ -95,7 +95,21 @@ func TestHostileClaims(t *testing.T) {
 	ringBell(region)
 	eventually(t, "the workers are lent", func() bool { return x.free(t, w.secret) == 0 })
 	eventually(t, "the claimed lease has ended", func() bool { return x.free(t, w.secret) == 2 })
-	if err := p.mustAcquire(4, 2).call(0); err != nil {
+	l = p.mustAcquire(4, 2)
+	if err := l.call(0); err != nil {
+		t.Error(err)
+	}
+	l.release(false)
+
+	// A client that dies before it rings the bell loses the lease, too, when another lease needs the cores.
+	region, line, armed = releasedClaimable(t, p, 5)
+	if !regionWord(region, line).CompareAndSwap(armed, armed&^0xff|lineClaimed) {
+		t.Fatal("the workers have ended")
+	}
+	if l, err = p.acquire(protocol.Acquire{Key: 6, Spec: other, WaitNs: int64(time.Minute)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.call(0); err != nil {
 		t.Error(err)
 	}
 }

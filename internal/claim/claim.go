@@ -150,9 +150,19 @@ func (r *Region) Close() {
 	r.file.Close()
 }
 
-// Arm lets a client claim workers. The claim gets a lease with this id, which the client may use for the duration `client`. awake: the workers are
-// not frozen yet. After a claim, Collect calls claimed with the time since the claim was seen. The caller keeps the workers' descriptors.
-func (r *Region) Arm(id uint64, client time.Duration, awake bool, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
+// State is that of workers when Arm is called.
+type State uint32
+
+// States of workers.
+const (
+	Awake   State = C.DP_CLAIM_AWAKE   // they wait for calls, and the client that had the lease can claim them
+	Cooling State = C.DP_CLAIM_COOLING // they are not frozen yet, and cannot be claimed before Slot.Cooled
+	Frozen  State = C.DP_CLAIM_ARMED
+)
+
+// Arm lets a client claim workers. The claim gets a lease with this id, which the client may use for the duration `client`. After a claim, Collect
+// calls claimed with the time since the claim was seen. The caller keeps the workers' descriptors.
+func (r *Region) Arm(id uint64, client time.Duration, state State, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
 	list := (*C.reflex_worker)(C.calloc(C.size_t(len(workers)), C.sizeof_reflex_worker))
 	if list == nil {
 		return nil, errors.New("claim: out of memory")
@@ -169,7 +179,7 @@ func (r *Region) Arm(id uint64, client time.Duration, awake bool, workers []Work
 	defer r.mu.Unlock()
 	line, sequence := C.int(-1), C.uint64_t(0)
 	if !r.closing {
-		line = C.reflex_arm(r.c, C.uint64_t(id), C.int64_t(client), C.bool(awake), list, C.uint32_t(len(workers)), &sequence)
+		line = C.reflex_arm(r.c, C.uint64_t(id), C.int64_t(client), C.uint32_t(state), list, C.uint32_t(len(workers)), &sequence)
 	}
 	if line < 0 {
 		C.reflex_free_workers(list, C.uint32_t(len(workers)))
@@ -225,7 +235,8 @@ func (s *Slot) Cool() bool {
 // Collect is Collect of the slot's region.
 func (s *Slot) Collect() { s.r.Collect() }
 
-// Cooled lets clients claim the workers again. The caller calls it after Cool, when the workers are frozen.
+// Cooled lets clients claim the workers, which are frozen now. The caller has called Cool, or Arm with the state Cooling. It does nothing if the line
+// was closed meanwhile.
 func (s *Slot) Cooled() {
 	r := s.r
 	r.mu.Lock()

@@ -154,7 +154,7 @@ void reflex_free(reflex *r) {
     free(r);
 }
 
-int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, bool awake, reflex_worker *workers, uint32_t n, uint64_t *sequence) {
+int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, uint32_t state, reflex_worker *workers, uint32_t n, uint64_t *sequence) {
     pthread_mutex_lock(&r->mu);
     int line = 0;
     while (line < DP_CLAIM_LINES && r->slots[line].state != DP_CLAIM_NONE)
@@ -165,7 +165,6 @@ int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, bool awake, refl
     }
     slot *s = &r->slots[line];
     dp_claim_line *l = &r->region->line[line];
-    uint32_t state = awake ? DP_CLAIM_AWAKE : DP_CLAIM_ARMED;
     *s = (slot){.state = state, .n = n, .sequence = s->sequence + 1, .workers = workers};
     if ((uint32_t)line >= r->used)
         r->used = (uint32_t)line + 1;

@@ -26,12 +26,12 @@ typedef struct reflex_claim {
 reflex *reflex_new(int region, int event);
 /* Ends the thread, and closes all lines that are armed. */
 void reflex_free(reflex *r);
-/* Lets clients claim the n workers of a released lease. awake: the workers still wait for calls; otherwise they are frozen. Takes over *workers
- * (from malloc) and what is in it. Returns the line and sets *sequence. Returns -1, and takes over nothing, if no line is free or the reflex is
- * ending. */
-int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, bool awake, reflex_worker *workers, uint32_t n, uint64_t *sequence);
+/* Prepares a line for the n workers of a lease. state: DP_CLAIM_AWAKE, the workers still wait for calls; DP_CLAIM_COOLING, the caller freezes them and
+ * then calls reflex_cooled; DP_CLAIM_ARMED, they are frozen. Takes over *workers (from malloc) and what is in it. Returns the line and sets *sequence.
+ * Returns -1, and takes over nothing, if no line is free or the reflex is ending. */
+int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, uint32_t state, reflex_worker *workers, uint32_t n, uint64_t *sequence);
 /* The caller freezes awake workers between reflex_cool and reflex_cooled. No client can claim them meanwhile. reflex_cool returns 0 if the line has
- * no awake workers (any more), for example because a client has claimed them. */
+ * no awake workers (any more), for example because a client has claimed them. reflex_cooled does nothing if the line was closed. */
 int reflex_cool(reflex *r, uint32_t line, uint64_t sequence);
 void reflex_cooled(reflex *r, uint32_t line, uint64_t sequence);
 /* Closes a line. Returns 0 if a client has claimed it, and then reflex_collect returns the claim or has already returned it. Also returns 0 if the line

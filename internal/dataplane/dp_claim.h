@@ -6,8 +6,10 @@
  *   NONE ─▶ AWAKE ─▶ COOLING ─▶ ARMED ──┬── client ───▶ CLAIMED     the client has the lease whose id is in the line
  *             └─────────────────────────┴── executor ─▶ CLOSED      the executor ends the workers, or lends them by message
  *
+ * A line begins AWAKE, COOLING or ARMED.
+ *
  * AWAKE: the workers still wait for calls, and the released lease pays for that. Only the process that has released it may claim them.
- * COOLING: the workers are being frozen, and nobody can claim them. ARMED: the workers are frozen.
+ * COOLING: the workers are being frozen, or on tcp wait for their client's connection before that. Nobody can claim them. ARMED: the workers are frozen.
  *
  * Either the client or the executor succeeds, never both. A client that has claimed frozen workers rings the bell, and the executor thaws and wakes
  * them. Awake workers need no thaw. The executor books the claim later. The processes of the user can write anything into the region. So the

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/claim"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -56,7 +57,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	reply = &control.ReleaseReply{Cached: true, CacheMs: milliseconds(s.CacheTime)}
 	awake := claims && s.CacheAwake > 0 && k.spec.Provider == dataplane.SHM // elsewhere the client offers channels of the next generation
 	if k.awake = awake; awake {
-		reply.Claim = e.claims.arm(ctx, k, &l.Terms)
+		reply.Claim = e.claims.arm(ctx, k, &l.Terms, claim.Awake)
 	}
 	if reply.Claim == nil {
 		if err := e.freeze(conn, k); err != nil {
@@ -67,7 +68,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	e.watchConnection(k, conn)
 	e.watchCached(k)
 	if claims && !awake {
-		reply.Claim = e.claims.arm(ctx, k, &l.Terms)
+		reply.Claim = e.claims.arm(ctx, k, &l.Terms, claim.Frozen)
 	}
 	e.mu.Lock()
 	err = e.table.Keep(h.id)

@@ -202,8 +202,9 @@ func (c *claims) possible(k *cached, terms *lease.Terms) bool {
 	return by && !c.e.room.othersWait(terms.Tenant) && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
 }
 
-// arm lets the clients of the agent that released a lease claim its workers. It returns nil if they can be reused by message only.
-func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *control.Claim {
+// arm lets the clients of the agent that released a lease, or has asked for spare workers, claim the workers. It returns nil if they can be reused by
+// message only.
+func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms, state claim.State) *control.Claim {
 	e := c.e
 	if e.gate.Take(ctx, quota.Leases, 1) != nil { // the claim will be a lease
 		return nil
@@ -228,7 +229,7 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms) *contro
 	if err == nil {
 		id = randomID()
 		caller := context.WithoutCancel(ctx)
-		s, err = r.Arm(uint64(id), client, k.awake, workers, func(ago time.Duration) {
+		s, err = r.Arm(uint64(id), client, state, workers, func(ago time.Duration) {
 			<-stored // book deletes what is stored below, and the claim may come before that
 			e.book(caller, conn, k, terms.Tenant, id, ago)
 		})

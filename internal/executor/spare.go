@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/claim"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/quota"
@@ -109,7 +110,11 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 	if err == nil && len(e.table.Cached()) > e.cfg.Settings.CacheMost {
 		err = tooManyCached(e.cfg.Settings.CacheMost)
 	}
+	claims := req.GetClaims() && e.claims.possible(k, &terms)
 	if err == nil && h.met != nil { // the client needs the reply before it connects
+		if claims {
+			reply.Claim = e.armSpare(ctx, k, &terms, claim.Cooling) // until settle has frozen the workers
+		}
 		e.work.Go(func() {
 			if err := e.settle(h, k, h.meet(len(workers))); err != nil {
 				defer e.turns.enter()() // not earlier: a handover waits for settle
@@ -120,14 +125,15 @@ func (e *Executor) stock(ctx context.Context, rid lease.RequestID, terms lease.T
 		e.dropSpare(h, k, err)
 		return nil, grpcError(err)
 	}
-	if req.GetClaims() && h.met == nil && e.claims.possible(k, &terms) { // only workers that are suspended
-		reply.Claim = e.armSpare(ctx, k, &terms)
+	if claims && h.met == nil {
+		reply.Claim = e.armSpare(ctx, k, &terms, claim.Frozen)
 	}
 	e.changed()
 	return reply, nil
 }
 
-// settle ends the start of spare workers. Unless err is set, it suspends them. After an error the caller calls dropSpare.
+// settle ends the start of spare workers. Unless err is set, it suspends them, and lets the client claim them from then on. After an error the caller
+// calls dropSpare.
 func (e *Executor) settle(h *holding, k *cached, err error) error {
 	if err == nil {
 		bounded, cancel := context.WithTimeout(h.ctx, suspendPatience)
@@ -141,6 +147,9 @@ func (e *Executor) settle(h *holding, k *cached, err error) error {
 	close(k.start.over)
 	if err == nil {
 		e.watchCached(k)
+		if s := e.claims.slot(k.id); s != nil {
+			s.Cooled()
+		}
 	}
 	return err
 }
@@ -151,9 +160,9 @@ func (e *Executor) dropSpare(h *holding, k *cached, err error) {
 	e.tell(h, slog.LevelInfo, "no spare workers started", "lease", uint64(h.id), "error", err)
 }
 
-// armSpare lets the caller claim spare workers that are at rest. Since they are cached already, another lease may have evicted them meanwhile.
-func (e *Executor) armSpare(ctx context.Context, k *cached, terms *lease.Terms) *control.Claim {
-	c := e.claims.arm(ctx, k, terms)
+// armSpare lets the caller claim spare workers. Since they are cached already, another lease may have evicted them meanwhile.
+func (e *Executor) armSpare(ctx context.Context, k *cached, terms *lease.Terms, state claim.State) *control.Claim {
+	c := e.claims.arm(ctx, k, terms, state)
 	if c == nil {
 		return nil
 	}

@@ -170,9 +170,13 @@ func (p *Pending) ClaimFar(ctx context.Context, k *Cached) *Held {
 	}
 	h := p.Claimed(k, f.leaseID, began.Add(f.lasts))
 	h.Cached = k
+	start := control.StartPath_START_PATH_CACHED
+	if k.fresh {
+		start = control.StartPath_START_PATH_POOLED
+	}
 	for i := range h.Workers {
 		w := &h.Workers[i]
-		w.Start, w.Fork, w.Connect, w.Code, w.Sandbox = control.StartPath_START_PATH_CACHED, 0, 0, 0, 0
+		w.Start, w.Fork, w.Connect, w.Code, w.Sandbox = start, 0, 0, 0, 0
 	}
 	return h
 }

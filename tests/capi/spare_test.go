@@ -1,6 +1,7 @@
 package capi
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,13 +59,23 @@ func aheadOfDemand(t *testing.T, provider string, cluster clusterFunc) {
 	if !has("free_cores 4") || !has("leases 2") {
 		t.Error("a spare lease holds cores")
 	}
-	third, w := begin(one...)
-	if w.start != pooledStart {
-		t.Errorf("a process with the same terms has %v, want a spare worker", w)
+	// On tcp the agent connects to the claim region when it starts the first spare lease. Leases before that are requested by message.
+	var third *led
+	for n := 1; third == nil; n++ {
+		c, w := begin(one...)
+		if w.start != pooledStart {
+			t.Errorf("a process with the same terms has %v, want a spare worker", w)
+		}
+		testkit.Eventually(t, "the lease is booked", func() bool { return has(fmt.Sprintf(`worker_starts_total{path="pooled"} %d`, n)) })
+		if third = c; provider != "verbs" && !has("claims_total 1") {
+			if provider == "shm" || n == 20 {
+				t.Fatalf("none of %d spare leases was claimed", n)
+			}
+			c.do("release", "close", "finalize")
+			third = nil
+		}
+		testkit.Eventually(t, "the next one is ready", ready)
 	}
-	claims := map[string]string{"shm": "claims_total 1", "tcp": "claims_total 0", "verbs": "claims_total 0"}[provider]
-	testkit.Eventually(t, "the lease is booked", func() bool { return has(claims) && has(`worker_starts_total{path="pooled"} 1`) })
-	testkit.Eventually(t, "the next one is ready", ready)
 
 	// Another tenant's lease needs its core.
 	large := lead(t, 3, 0, append(env, "USER=another", "RFAAS_POOL=0")...)
