@@ -90,11 +90,11 @@ static int ask_shares(rfaas_session *s, const char *what, rfaas_agent_spread *re
                           (unsigned long long)*n);
 }
 
-static rfaas_agent_share nth_share(const rfaas_reply *r, uint64_t i) {
-    rfaas_agent_share share;
-    memcpy(&share, r->data + sizeof(rfaas_agent_count) + i * sizeof share, sizeof share);
-    share.executor[sizeof share.executor - 1] = 0;
-    return share;
+/* Copies the shares of a plan from the i-th on. */
+static void copy_shares(const rfaas_reply *r, uint64_t i, uint32_t n, rfaas_agent_share *shares) {
+    memcpy(shares, r->data + sizeof(rfaas_agent_count) + i * sizeof *shares, n * sizeof *shares);
+    for (i = 0; i < n; i++)
+        shares[i].executor[sizeof shares->executor - 1] = 0;
 }
 
 static int note_tried(across *a, const char *executor) {
@@ -106,8 +106,8 @@ static int note_tried(across *a, const char *executor) {
     return RFAAS_OK;
 }
 
-/* Opens leases at n of a plan's executors, from `first` on. */
-static int open_some(across *a, const rfaas_reply *plan, uint64_t first, uint32_t n) {
+/* Opens leases for n shares, all at the same time. */
+static int open_some(across *a, const rfaas_agent_share *shares, uint32_t n) {
     int status = RFAAS_OK;
     part *parts = calloc(n, sizeof *parts);
     if (!parts)
@@ -116,15 +116,15 @@ static int open_some(across *a, const rfaas_reply *plan, uint64_t first, uint32_
         status = rfaas_api_fail(RFAAS_BUSY, 0, "%s: %u workers need more than %zu executors, and there is room for %zu leases", op,
                                 a->options->workers, a->count + n - 1, a->capacity);
     for (uint32_t i = 0; i < n && !status; i++) {
-        rfaas_agent_share share = nth_share(plan, first + i);
+        const rfaas_agent_share *share = &shares[i];
         part *p = &parts[i];
         p->options = *a->options;
-        if (!share.workers || share.workers > RFAAS_WORKERS_MAX)
-            status = rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: %llu workers at %s", op, (unsigned long long)share.workers, share.executor);
-        p->options.workers = p->options.workers_min = (uint32_t)share.workers;
-        memcpy(p->at, share.executor, sizeof p->at);
+        if (!share->workers || share->workers > RFAAS_WORKERS_MAX)
+            status = rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: %llu workers at %s", op, (unsigned long long)share->workers, share->executor);
+        p->options.workers = p->options.workers_min = (uint32_t)share->workers;
+        memcpy(p->at, share->executor, sizeof p->at);
         if (!status)
-            status = note_tried(a, share.executor);
+            status = note_tried(a, share->executor);
     }
     if (!status)
         open_parts(a->session, parts, n);
@@ -168,10 +168,27 @@ static int round_of(across *a) {
     }
     if (status)
         return status;
-    for (uint64_t i = 0; i < n && !status; i += AT_ONCE)
-        status = open_some(a, &plan, i, n - i < AT_ONCE ? (uint32_t)(n - i) : AT_ONCE);
+    for (uint64_t i = 0; i < n && !status; i += AT_ONCE) {
+        rfaas_agent_share shares[AT_ONCE];
+        uint32_t some = n - i < AT_ONCE ? (uint32_t)(n - i) : AT_ONCE;
+        copy_shares(&plan, i, some, shares);
+        status = open_some(a, shares, some);
+    }
     free(plan.data);
     return status || n > 0 ? status : rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: an empty plan", op);
+}
+
+/* Opens leases on the workers of cached leases, if the session has as many with the same terms. On shm each is a claim, so that nobody else is asked. An
+ * executor that has ended its cached workers is asked for new ones. */
+static int open_cached(across *a) {
+    rfaas_agent_share shares[AT_ONCE];
+    rfaas_agent_spec spec;
+    int status = rfaas_api_spec(a->options, &spec);
+    uint32_t n = status ? 0 : rfaas_api_cached_shares(a->session, &spec, a->capacity < AT_ONCE ? (uint32_t)a->capacity : AT_ONCE, shares);
+    if (n)
+        status = open_some(a, shares, n);
+    a->n_tried = 0; /* these executors may have room for more */
+    return status;
 }
 
 /* Opens leases in this process for the workers that are left, if the leases permit that. `status` and the thread's error are the reason. */
@@ -216,6 +233,7 @@ int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options
     o.executor = NULL;
     across a = {.session = s, .options = &o, .leases = leases, .capacity = capacity, .left = o.workers, .wait_until = dp_now_ns() + o.wait_ns};
     o.wait_ns = 0; /* the parts do not wait */
+    status = open_cached(&a);
     while (a.left && !status)
         status = round_of(&a);
     if (status)
@@ -256,7 +274,8 @@ int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t co
         return status;
     size_t n = 0;
     for (uint64_t i = 0; i < shares && n < count && !status; i++) {
-        rfaas_agent_share share = nth_share(&plan, i);
+        rfaas_agent_share share;
+        copy_shares(&plan, i, 1, &share);
         if (strlen(share.executor) >= sizeof places->executor)
             status = rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: executor %s: its address has %zu bytes, a place holds %zu", what, share.executor,
                                     strlen(share.executor), sizeof places->executor - 1);

@@ -21,14 +21,17 @@ static void put(rfaas_grant *h) {
     pthread_mutex_unlock(&cached_mu);
 }
 
+/* Compares the terms of leases, except the number of workers. */
+static bool same_terms(const rfaas_agent_spec *a, const rfaas_agent_spec *b) {
+    return a->cores_per_worker == b->cores_per_worker && a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager &&
+           a->memory == b->memory && a->bulk == b->bulk && a->call_limit_ns == b->call_limit_ns &&
+           (a->flags & RFAAS_LEASE_REUSE) == (b->flags & RFAAS_LEASE_REUSE) && !strcmp(a->bundle, b->bundle);
+}
+
 static bool alike(const rfaas_grant *h, const rfaas_lease *l, const char *at) {
-    const rfaas_agent_spec *a = &h->spec, *b = &l->spec;
-    const char *executor = at && *at ? at : b->executor;
-    return h->cached && h->session == l->session && a->workers == b->workers && a->cores_per_worker == b->cores_per_worker &&
-           a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager && a->memory == b->memory && a->bulk == b->bulk &&
-           a->call_limit_ns == b->call_limit_ns && (a->flags & RFAAS_LEASE_REUSE) == (b->flags & RFAAS_LEASE_REUSE) &&
-           !strcmp(a->bundle, b->bundle) && !memcmp(&h->library, &l->library, sizeof h->library) &&
-           (!*executor || !strcmp(executor, h->executor));
+    const char *executor = at && *at ? at : l->spec.executor;
+    return h->cached && h->session == l->session && h->spec.workers == l->spec.workers && same_terms(&h->spec, &l->spec) &&
+           !memcmp(&h->library, &l->library, sizeof h->library) && (!*executor || !strcmp(executor, h->executor));
 }
 
 /* Takes a grant off the list: the one with `key`; without a key, one with the terms of `like`; else one of `s`; else any. */
@@ -65,6 +68,19 @@ uint64_t rfaas_api_cached(const rfaas_session *s) {
         n += h->session == s && h->cached;
     pthread_mutex_unlock(&cached_mu);
     return n;
+}
+
+uint32_t rfaas_api_cached_shares(const rfaas_session *s, const rfaas_agent_spec *spec, uint32_t most, rfaas_agent_share shares[]) {
+    uint32_t n = 0, left = spec->workers;
+    pthread_mutex_lock(&cached_mu);
+    for (const rfaas_grant *h = cached; h && n < most && left; h = h->link)
+        if (h->session == s && h->cached && h->spec.workers <= left && same_terms(&h->spec, spec) && !strcmp(h->spec.library, spec->library)) {
+            shares[n].workers = h->spec.workers;
+            memcpy(shares[n++].executor, h->executor, sizeof shares->executor);
+            left -= h->spec.workers;
+        }
+    pthread_mutex_unlock(&cached_mu);
+    return left ? 0 : n;
 }
 
 void rfaas_api_drop_cached(uint64_t key) {

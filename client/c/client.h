@@ -362,6 +362,8 @@ bool rfaas_api_starved(void);
 rfaas_lease *rfaas_api_lease_at(uint32_t index);
 /* rfaas_lease_open, asking the executor `at` first. NULL: any. */
 int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease);
+/* Writes the terms of a lease as the agent gets them. */
+int rfaas_api_spec(const rfaas_lease_options *o, rfaas_agent_spec *spec);
 /* The two halves of rfaas_api_lease_open, between which the caller calls rfaas_api_acquire_step until it returns true. *l is
  * NULL after an error. If a->done is set before, the lease is not acquired: a->status is the reason. may_be_local: with RFAAS_LEASE_LOCAL,
  * calls run in this process if there are no workers. */
@@ -479,6 +481,9 @@ void rfaas_api_drop_all_cached(const rfaas_session *s);
 void rfaas_api_forget_cached(void);
 /* Returns the number of cached grants of a session. */
 uint64_t rfaas_api_cached(const rfaas_session *s);
+/* Divides the workers of a lease among cached grants of the session with the same terms. Returns the number of grants, at most `most`. 0: they do not
+ * have exactly as many workers. Other threads may take the grants meanwhile. */
+uint32_t rfaas_api_cached_shares(const rfaas_session *s, const rfaas_agent_spec *spec, uint32_t most, rfaas_agent_share shares[]);
 
 /* ---- reap.c ---- */
 

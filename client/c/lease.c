@@ -249,20 +249,23 @@ static int open_library(rfaas_lease *l) {
     return RFAAS_OK;
 }
 
-static int describe(rfaas_lease *l) {
-    const rfaas_lease_options *o = &l->options;
-    l->spec = (rfaas_agent_spec){.workers = o->workers, .cores_per_worker = o->cores_per_worker, .wait_mode = o->wait_mode,
+int rfaas_api_spec(const rfaas_lease_options *o, rfaas_agent_spec *spec) {
+    *spec = (rfaas_agent_spec){.workers = o->workers, .cores_per_worker = o->cores_per_worker, .wait_mode = o->wait_mode,
                                  .flags = o->flags, .depth = o->depth, .eager = o->eager, .workers_min = o->workers_min, .memory = o->memory, .bulk = o->bulk,
                                  .duration_ns = o->duration_ns, .call_limit_ns = o->call_limit_ns};
-    if (o->executor && (size_t)snprintf(l->spec.executor, sizeof l->spec.executor, "%s", o->executor) >= sizeof l->spec.executor)
+    if (o->executor && (size_t)snprintf(spec->executor, sizeof spec->executor, "%s", o->executor) >= sizeof spec->executor)
         return rfaas_api_fail(RFAAS_INVALID, 0, "lease: the executor's address has %zu bytes, want at most %zu: %s", strlen(o->executor),
-                              sizeof l->spec.executor - 1, o->executor);
+                              sizeof spec->executor - 1, o->executor);
     const char *slash = o->library ? strrchr(o->library, '/') : NULL;
-    int status = rfaas_api_bundle_paths(o->bundle, l->spec.bundle);
+    snprintf(spec->library, sizeof spec->library, "%.255s", !o->library ? "" : slash ? slash + 1 : o->library);
+    return rfaas_api_bundle_paths(o->bundle, spec->bundle);
+}
+
+static int describe(rfaas_lease *l) {
+    int status = rfaas_api_spec(&l->options, &l->spec);
     if (status)
         return status;
     l->bundle_ns = *l->spec.bundle ? rfaas_api_bundle_ns(l->spec.bundle, l->session->timeout_ns) : 0;
-    snprintf(l->spec.library, sizeof l->spec.library, "%.255s", !o->library ? "" : slash ? slash + 1 : o->library);
     return open_library(l);
 }
 

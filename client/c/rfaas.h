@@ -514,12 +514,14 @@ RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
  *   count: number of leases that were opened.
  *
  * Opens all leases or none: an executor that refuses is replaced by others. Each executor's part, of
- * up to 1024 workers, is a lease of its own, which the caller uses and releases like any other. With
- * RFAAS_LEASE_LOCAL, one more lease stands for the workers for which no executor has room, or one for
- * each 1024 of them. Calls of these leases run in this process. Requests of all leases may be passed
- * to one rfaas_waitall or rfaas_waitany. With RFAAS_LEASE_FAILOVER each part moves separately. Needs a
- * resource manager. Each round of requests to executors blocks for at most the session's timeout_ns.
- * With options->wait_ns it waits for room for all workers. Nothing stays leased after an error. Other
+ * up to 1024 workers, is a lease of its own, which the caller uses and releases like any other. If
+ * released leases of this session with the same terms are cached (see rfaas_lease_release) and have as
+ * many workers in all, their workers are taken, on shm without a message. With RFAAS_LEASE_LOCAL, one
+ * more lease stands for the workers for which no executor has room, or one for each 1024 of them.
+ * Calls of these leases run in this process. Requests of all leases may be passed to one rfaas_waitall
+ * or rfaas_waitany. With RFAAS_LEASE_FAILOVER each part moves separately. Needs a resource manager.
+ * Each round of requests to executors blocks for at most the session's timeout_ns. With
+ * options->wait_ns it waits for room for all workers. Nothing stays leased after an error. Other
  * errors are those of rfaas_lease_open.
  *
  * Errors:

@@ -31,10 +31,12 @@ void everything(void) {
     CHECK(n == 77);
 
     /* All cores, twice: what failed above holds none, nor does what was released. What an executor says of its cores is
-     * on the board a moment later. */
-    for (int time = 0; time < 2; time++) {
+     * on the board a moment later. Then twice with RFAAS_LEASE_REUSE: the second time gets the cached workers of the first, whatever the board says. */
+    for (int time = 0; time < 4; time++) {
         int status;
         double end = now() + 20;
+        if (time == 2)
+            o.flags |= RFAAS_LEASE_REUSE;
         while ((status = rfaas_lease_open_across(session, &o, ROOM, l, &n)) == RFAAS_BUSY && now() < end)
             usleep(5000);
         OK(status);
@@ -49,6 +51,9 @@ void everything(void) {
             OK(rfaas_lease_info(l[i], &d));
             CHECK(d.workers == 2);
             for (int w = 0; w < 2; w++, calls++) {
+                rfaas_worker_start from = {.struct_size = sizeof from};
+                OK(rfaas_worker_origin(l[i], (uint32_t)w, &from));
+                CHECK((from.start == RFAAS_START_CACHED) == (time == 3));
                 rfaas_call_options c = RFAAS_CALL_OPTIONS_INIT;
                 c.worker = w;
                 in[calls] = 100 + calls;
