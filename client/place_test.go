@@ -5,15 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // cluster starts a manager and executors of two cores each.
@@ -126,7 +125,7 @@ func TestPlacementByTCP(t *testing.T) {
 	l := leaseSoon(t, s, 1)
 	within(t, 20*time.Second, "the board has the lease", func() bool { return m.freeCores(t, secret) == 3 })
 	m.signal(syscall.SIGSTOP)
-	within(t, 20*time.Second, "every thread of the manager has stopped", func() bool { return allStopped(m.cmd.Process.Pid) })
+	within(t, 20*time.Second, "every thread of the manager has stopped", func() bool { return testkit.AllStopped(m.cmd.Process.Pid) })
 	failed := make(chan error, 1)
 	go func() {
 		_, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
@@ -145,18 +144,6 @@ func TestPlacementByTCP(t *testing.T) {
 	if err := errors.Join(l.Release(context.Background()), again.Release(context.Background())); err != nil {
 		t.Error(err)
 	}
-}
-
-// allStopped reports whether all threads of a process are stopped. A signal stops them one after the other.
-func allStopped(pid int) bool {
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	for _, task := range tasks {
-		b, err := os.ReadFile(task)
-		if _, state, ok := strings.Cut(string(b), ") "); err == nil && (!ok || !strings.HasPrefix(state, "T ")) {
-			return false
-		}
-	}
-	return len(tasks) > 0
 }
 
 // Clients find a manager again that was killed and restarted.

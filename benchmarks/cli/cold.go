@@ -77,6 +77,7 @@ still connected (RFAAS_LEASE_REUSE) and frozen. awake: that worker within cache-
 	f.StringVar(&cfg.Provider, "provider", "shm", "shm, verbs or tcp")
 	f.StringSliceVar(&modes, "mode", nil, "ways to start: "+strings.Join(cold.Modes("shm"), ", ")+" (default: all of the provider)")
 	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
+	f.IntVar(&cfg.Workers, "workers", 1, "workers of each lease, at most 64")
 	f.IntVar(&runs, "runs", 1, "runs of each mode, in turn; the output has the run with the median p50, and the p50 of all runs")
 	f.Int64Var(&cfg.Bulk, "bulk", 0, "bytes of the channel's bulk area; 0: the client's default, negative: none")
 	f.StringVar(&cfg.Library, "library", "", "library of functions (default: ../build/functions/echo.so beside this program)")

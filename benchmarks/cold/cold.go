@@ -39,6 +39,7 @@ type Config struct {
 	Function string
 	Mode     string // one of Modes; empty: cold
 	Leases   int    // to measure; 0: 200
+	Workers  int    // of each lease; 0: 1
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
 	Progress func(line string)
@@ -54,6 +55,7 @@ type Result struct {
 	Client       string  `json:"client"` // go
 	Mode         string  `json:"mode"`   // one of Modes
 	Function     string  `json:"function"`
+	Workers      int     `json:"workers"` // of each lease; the steps are those of the first one
 	Samples      int     `json:"samples"`
 	Others       int     `json:"others"` // leases that started in another way, for example because the pool was empty; not counted
 	P50NS        int64   `json:"p50_ns"` // from the lease's request to the first result
@@ -81,14 +83,29 @@ type Result struct {
 // samples are the times of every lease, by step.
 type samples struct{ total, control, fork, sandbox, connect, code, call, release []int64 }
 
-// modes are the executor's settings for each way to start.
+// modes are the executor's settings for each way to start, without the numbers of cores and of pooled workers.
 var modes = map[string][]string{
-	"cold":   {"--pool", "0", "--cache-time", "0s"},
-	"pooled": {"--pool", strconv.Itoa(poolSize), "--cache-time", "0s"},
-	"cached": {"--pool", "0", "--cache-awake", "0s"},
-	"awake":  {"--pool", "0", "--cache-awake", "1s"}, // longer than the time until the next lease
-	"spare":  {"--pool", "0", "--share-cores", "4"},  // for a lease, two spare leases, and the core that must stay free beside a spare lease
+	"cold":   {"--cache-time", "0s"},
+	"pooled": {"--cache-time", "0s"},
+	"cached": {"--cache-awake", "0s"},
+	"awake":  {"--cache-awake", "1s"}, // longer than the time until the next lease
+	"spare":  {},
 }
+
+// settings returns the executor's settings for the mode.
+func (cfg *Config) settings() []string {
+	cores, pool := cfg.Workers, 0
+	switch cfg.Mode {
+	case "pooled":
+		pool = cfg.pool()
+	case "spare":
+		cores *= 4 // for a lease, two spare leases, and the cores that must stay free beside a spare lease
+	}
+	return append([]string{"--pool", strconv.Itoa(pool), "--share-cores", strconv.Itoa(cores)}, modes[cfg.Mode]...)
+}
+
+// pool is the size of the executor's pool in mode pooled.
+func (cfg *Config) pool() int { return max(poolLeast, cfg.Workers) }
 
 // starts has the client's name for the start of a mode, where it differs from the mode's name. The executors of these modes have no pool, so no
 // other start has this name.
@@ -107,6 +124,8 @@ func (cfg *Config) Check() error {
 	switch {
 	case cfg.Leases < 0 || cfg.Leases > 100_000:
 		return fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases)
+	case cfg.Workers < 0 || cfg.Workers > 64:
+		return fmt.Errorf("%d workers: want 1 to 64", cfg.Workers)
 	case cfg.Provider != "shm" && cfg.Provider != "verbs" && cfg.Provider != "tcp":
 		return fmt.Errorf("provider %q is none of shm, verbs, tcp", cfg.Provider)
 	case cfg.Mode != "" && !slices.Contains(Modes(cfg.Provider), cfg.Mode):
@@ -122,7 +141,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	n := cmp.Or(cfg.Leases, 200)
-	cfg.Mode = cmp.Or(cfg.Mode, "cold")
+	cfg.Mode, cfg.Workers = cmp.Or(cfg.Mode, "cold"), max(cfg.Workers, 1)
 	dir, err := os.MkdirTemp("", "rfaas-bench")
 	if err != nil {
 		return nil, err
@@ -134,9 +153,9 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	defer e.Stop()
-	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: cfg.Mode, Function: cfg.Function, Samples: n,
+	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: cfg.Mode, Function: cfg.Function, Workers: cfg.Workers, Samples: n,
 		Load: latency.LoadAverage(), StartedAt: time.Now().UTC().Format(time.RFC3339),
-		Method: "one lease of one worker after the other; time from the lease's request to the first result, client connected, library uploaded; " +
+		Method: "one lease after the other; time from the lease's request to the first result, client connected, library uploaded; " +
 			"the client's Go runtime has one processor (GOMAXPROCS), like a rank that is bound to a core"}
 	s, first, err := contact(ctx, cfg, client.Options{Executor: e.Address, Provider: cfg.Provider, SecretFile: secret})
 	if err != nil {
@@ -149,7 +168,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		if done := len(all.total) + r.Others; cfg.Progress != nil && done%20 == 0 {
 			cfg.Progress(fmt.Sprintf("%s %s: %d of %d leases, %d started otherwise", cfg.Provider, cfg.Mode, len(all.total), n, r.Others))
 		}
-		if err := e.ready(ctx, cfg.Mode, len(all.total)+r.Others); err != nil {
+		if err := e.ready(ctx, &cfg, len(all.total)+r.Others); err != nil {
 			return nil, err
 		}
 		one := all
@@ -276,7 +295,7 @@ func rank(sorted []int64, permille int) int64 {
 
 // lease takes a lease, makes one call, releases the lease and records the times. how is the way in which it started.
 func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how string, err error) {
-	options := client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached" || cfg.Mode == "awake"}
+	options := client.LeaseOptions{Library: cfg.Library, Workers: cfg.Workers, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached" || cfg.Mode == "awake"}
 	if cfg.Mode == "awake" {
 		options.WaitMode = client.Hot // an adaptive worker would be asleep again when the release returns
 	}
@@ -341,7 +360,7 @@ func WriteTable(w io.Writer, r *Result) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%d leases (%d started otherwise); release %s; first contact %s", r.Samples, r.Others, us(r.ReleaseNS), us(r.FirstContact))
+	fmt.Fprintf(w, "%d leases of %d workers (%d started otherwise); release %s; first contact %s", r.Samples, r.Workers, r.Others, us(r.ReleaseNS), us(r.FirstContact))
 	if r.FirstTLS > 0 {
 		fmt.Fprintf(w, ", with TLS %s", us(r.FirstTLS))
 	}

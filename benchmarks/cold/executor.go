@@ -18,11 +18,11 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// executor is an executor process with one core.
+// executor is an executor process with as many cores as the leases need.
 type executor struct{ *daemon.Daemon }
 
-// poolSize is the size of the executor's pool in mode pooled.
-const poolSize = 4
+// poolLeast is the smallest size of the executor's pool in mode pooled.
+const poolLeast = 4
 
 // startExecutor starts an executor with the settings of cfg.Mode and further arguments.
 func startExecutor(ctx context.Context, cfg Config, listen string, args ...string) (executor, error) {
@@ -32,16 +32,16 @@ func startExecutor(ctx context.Context, cfg Config, listen string, args ...strin
 	}
 	line := append([]string{"--listen", listen, "--data-listen", net.JoinHostPort(host, "0"), "--http-listen", "127.0.0.1:0", "--providers", cfg.Provider,
 		"--cores", "1", "--grace", "2s"}, args...)
-	d, err := daemon.Start(ctx, cfg.Executor, append(line, modes[cfg.Mode]...)...)
+	d, err := daemon.Start(ctx, cfg.Executor, append(line, cfg.settings()...)...)
 	return executor{d}, err
 }
 
 // ready waits until the next lease can start in this mode. others is the number of leases before it. Bounded by ctx.
-func (e executor) ready(ctx context.Context, mode string, others int) error {
+func (e executor) ready(ctx context.Context, cfg *Config, others int) error {
 	switch {
-	case mode == "pooled":
-		return e.untilFull(ctx)
-	case mode == "spare" && others > 0: // the leases before it prove the demand
+	case cfg.Mode == "pooled":
+		return e.untilFull(ctx, cfg.pool())
+	case cfg.Mode == "spare" && others > 0: // the leases before it prove the demand
 		return e.untilSpare(ctx)
 	}
 	return nil
@@ -69,14 +69,14 @@ func (e executor) untilSpare(ctx context.Context) error {
 	return fmt.Errorf("wait for a spare lease: %w", err)
 }
 
-// untilFull waits until poolSize workers wait for a lease. Bounded by ctx.
-func (e executor) untilFull(ctx context.Context) error {
+// untilFull waits until as many workers wait for a lease. Bounded by ctx.
+func (e executor) untilFull(ctx context.Context, workers int) error {
 	for {
 		text, err := e.read(ctx)
 		if err != nil {
 			return fmt.Errorf("read the executor's metrics: %w", err)
 		}
-		if strings.Contains(text, fmt.Sprintf("\nrfaas_executor_waiting_workers %d\n", poolSize)) {
+		if strings.Contains(text, fmt.Sprintf("\nrfaas_executor_waiting_workers %d\n", workers)) {
 			return nil
 		}
 		select {

@@ -228,7 +228,31 @@ func (r *run) interleave(kind raw.Kind, size int, ops ...*operation) error {
 	return nil
 }
 
-// placement compares decisions on boards of different sizes, then repeats the largest while its manager is stopped.
+// unseen reads what is needed to connect to one executor after the other: its line and its identity. None was read before.
+type unseen struct {
+	c      *link.Client
+	reader *board.Reader
+	slot   uint32
+}
+
+func (u *unseen) next() (err error) {
+	if u.reader == nil || u.slot == u.reader.Header().Used {
+		if u.reader, err = board.NewReader(u.c, ""); err != nil {
+			return err
+		}
+		u.slot = 0
+	}
+	l, err := u.reader.Line(u.slot)
+	if err != nil {
+		return err
+	}
+	u.slot++
+	_, err = u.reader.Identity(&l)
+	return err
+}
+
+// placement compares decisions on boards of different sizes, and looking executors up with asking the manager for its list, which is the shortest message that
+// names executors. Then it repeats what reads the largest board while its manager is stopped.
 func (r *run) placement(managers []*manager) error {
 	var ops []*operation
 	bytes := board.GroupLines * board.LineSize
@@ -248,16 +272,31 @@ func (r *run) placement(managers []*manager) error {
 		}
 		ops = append(ops, &operation{result: r.result(fmt.Sprintf("placement, %d executors", r.cfg.Executors[i]), bytes), n: r.cfg.Batch, do: pick})
 	}
-	if err := r.interleave(raw.Read, bytes, ops...); err != nil {
+	last := managers[len(managers)-1]
+	c, err := link.AttachClient(r.ctx, last.calls, r.dev)
+	if err != nil {
 		return err
 	}
-	m, n := managers[len(managers)-1], r.cfg.Executors[len(managers)-1]
-	if err := m.Signal(syscall.SIGSTOP); err != nil {
+	defer c.Close()
+	u := unseen{c: c}
+	lookUp := func(how string) *operation {
+		return &operation{result: r.result("look-up"+how, board.LineSize+board.IdentitySize), n: r.cfg.Batch, do: u.next}
+	}
+	message := &operation{result: r.result(fmt.Sprintf("look-up by message, %d executors", r.cfg.Executors[0]), 0), n: r.cfg.Batch, do: func() error {
+		_, err := managers[0].calls.List(r.ctx, &control.ListRequest{})
+		return err
+	}}
+	message.result.Mode = "message"
+	if err := r.interleave(raw.Read, bytes, append(ops, lookUp(""), message)...); err != nil {
 		return err
 	}
-	defer func() { _ = m.Signal(syscall.SIGCONT) }()
+	n := r.cfg.Executors[len(managers)-1]
+	if err := last.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	defer func() { _ = last.Signal(syscall.SIGCONT) }()
 	stopped := &operation{result: r.result(fmt.Sprintf("placement, %d executors, manager stopped", n), bytes), n: r.cfg.Batch, do: ops[len(ops)-1].do}
-	return r.interleave(raw.Read, bytes, stopped)
+	return r.interleave(raw.Read, bytes, stopped, lookUp(", manager stopped"))
 }
 
 // messages measures heartbeats of executors without remote memory: one gRPC call each.

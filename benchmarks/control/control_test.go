@@ -29,14 +29,15 @@ func TestRun(t *testing.T) {
 	if err := Run(t.Context(), config(t), func(r *latency.Result) error { seen[r.Function] = r; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"placement, 3 executors", "placement, 40 executors", "placement, 40 executors, manager stopped", "heartbeat by message",
+	for _, name := range []string{"placement, 3 executors", "placement, 40 executors", "placement, 40 executors, manager stopped", "look-up",
+		"look-up, manager stopped", "look-up by message, 3 executors", "heartbeat by message",
 		"heartbeat by write", "charge, 1 counter", "charge, 8 counters", "change told to 2 subscribers", "change told to 5 subscribers"} {
 		r := seen[name]
 		if r == nil || r.P50NS <= 0 || r.MaxNS < r.P50NS || r.Samples != r.BatchCalls*2 && !strings.HasPrefix(name, "change") {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
-	if len(seen) != 9 {
+	if len(seen) != 12 {
 		t.Errorf("%d results", len(seen))
 	}
 }

@@ -150,6 +150,15 @@ func placementGrowth(d *Data) (float64, bool) {
 	return float64(large.P50NS) / float64(small.P50NS), true
 }
 
+// lookUpByMessage is the p50 of the manager's list of 10 executors divided by that of reading one executor's line and identity.
+func lookUpByMessage(d *Data) (float64, bool) {
+	read, message := d.control("shm", "look-up"), d.control("shm", "look-up by message, 10 executors")
+	if read == nil || message == nil || read.P50NS == 0 {
+		return 0, false
+	}
+	return float64(message.P50NS) / float64(read.P50NS), true
+}
+
 // fasterThan is the p50 of another system's call divided by that of rfaas over TCP, with 8 bytes.
 func fasterThan(system string) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
@@ -207,6 +216,8 @@ func Promises() []Promise {
 		{Section: "Starts", Line: "drain under load: how long after its grace the executor ended (negative: before that)", Bound: 0.5, Unit: "s", figure: "drain.after_grace_s"},
 		{Section: "Resource manager", Line: "placement with 10,000 executors over placement with 10, p50", Bound: 1.5, of: placementGrowth},
 		{Section: "Resource manager", Line: "placement while the manager is stopped, p99", Bound: 5, Unit: "ms", of: controlP("shm", "placement, 10000 executors, manager stopped", ms)},
+		{Section: "Resource manager", Line: "shm, reading what a client needs to connect to an executor that it has never seen, manager stopped, p99", Bound: 0.01, Unit: "ms", of: controlP("shm", "look-up, manager stopped", ms)},
+		{Section: "Resource manager", Line: "shm, time of the manager's list of 10 executors by message, as a multiple of such a look-up's", Bound: 4.4, Least: true, of: lookUpByMessage},
 		{Section: "Resource manager", Line: "a change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", figure: "mailboxes.p99_ms"},
 		{Section: "Resource manager", Line: "from a message to the manager to its change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", of: controlP("shm", "change told to 1000 subscribers", ms)},
 		{Section: "Resource manager", Line: "charges of 4 processes while the manager is killed, exact", Bound: 10e6, Least: true, figure: "charges.exact"},
@@ -227,6 +238,7 @@ func Promises() []Promise {
 		{Section: "Client library", Line: "one of two executors killed: longest gap between results, including 50 ms for detection, p95", Bound: 100, Unit: "ms", figure: "failover.gap_p95_ms"},
 		{Section: "Client library", Line: "executors killed in that test, all results right", Bound: 20, Least: true, figure: "failover.kills"},
 		{Section: "Client library", Line: "shm, from the start of a program to its first result, an agent running, p50", Bound: 3, Unit: "ms", figure: "client.first_result_ms"},
+		{Section: "Client library", Line: "a process's first contact with a running agent (rfaas_init and rfaas_session_open), p50", Bound: 1, Unit: "ms", figure: "client.first_contact_ms"},
 		{Section: "Client library", Line: "shm, memory that a lease adds to a process, its channel included", Bound: 2<<10 + 768, Unit: "KiB", figure: "client.rss_kib.shm"},
 		{Section: "Client library", Line: "tcp, memory that a lease adds to a process, its channel included", Bound: 2<<10 + 768, Unit: "KiB", figure: "client.rss_kib.tcp"},
 		{Section: "Faults", Line: "agent killed: longest time until another agent holds the lease", Bound: 1000, Unit: "ms", figure: "agent.killed_gap_ms"},
@@ -240,6 +252,7 @@ func Promises() []Promise {
 		{Section: "Slurm", Line: "a day of idle gaps replayed: share covered of gaps over a minute", Bound: 90, Least: true, Unit: "%", figure: "slurm.replay_covered"},
 		{Section: "Soak", Line: "random kills under load on shm, all calls right or a named error, in a longer run", Bound: 1000, Least: true, figure: "soak.kills", soak: true},
 		{Section: "Soak", Line: "the longest wait of a client in the longer run", Bound: 15, Unit: "s", figure: "soak.kills.longest_wait_s", soak: true},
+		{Section: "Soak", Line: "clients that race for ten workers by claims beside another tenant, no worker of two clients, bills exact", Bound: 1000, Least: true, figure: "soak.claims.clients", soak: true},
 		{Section: "Soak", Line: "random kills between two nodes on tcp, all calls right or a named error", Bound: 200, Least: true, figure: "soak.nodes", soak: true},
 		{Section: "Soak", Line: "link outages of 0.1 to 30 s during these kills", Bound: 100, Least: true, figure: "soak.nodes.flaps", soak: true},
 		{Section: "Soak", Line: "the longest wait of a client between these nodes", Bound: 15, Unit: "s", figure: "soak.nodes.longest_wait_s", soak: true},

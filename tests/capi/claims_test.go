@@ -1,75 +1,165 @@
 package capi
 
 import (
+	"cmp"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-var claimClients = flag.Int("claim-clients", 60, "clients that race for ten workers in TestClaimsRace")
+var (
+	claimClients = flag.Int("claim-clients", 60, "clients that race for ten workers in TestClaimsRace")
+	claimSeed    = flag.Uint64("claim-seed", 0, "seed of the random choices of TestClaimsRace; 0: a new one")
+)
 
-// Clients of two processes take turns on ten workers by claims. Meanwhile the executor ends cached workers, because of cache-most and because some
-// leases have other terms. No two clients have the same worker at once, no core is lost, and the bill has every call.
+// racers are the processes of a tenant in TestClaimsRace, and what they have counted.
+type racers struct {
+	leases, calls, cached int
+	heldUs                int64
+}
+
+// parse reads the counts that a process of the tenant has printed.
+func (r *racers) parse(t *testing.T, out string) {
+	t.Helper()
+	if _, err := fmt.Sscanf(out, "leases %d\ncalls %d\ncached %d\nheld_us %d", &r.leases, &r.calls, &r.cached, &r.heldUs); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// raceCluster is what the processes of TestClaimsRace use.
+type raceCluster struct {
+	t   *testing.T
+	env []string
+}
+
+// start starts a program of a tenant. Its output can be read when it has ended.
+func (r *raceCluster) start(tenant, name string, arg ...string) (stop io.Closer, ended func() string) {
+	r.t.Helper()
+	var out, problems strings.Builder
+	cmd := exec.Command(name, arg...)
+	cmd.Env = append(slices.Clip(r.env), "USER="+tenant)
+	cmd.Stdout, cmd.Stderr = &out, &problems
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stop, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return stop, func() string {
+		r.t.Helper()
+		if err := cmd.Wait(); err != nil {
+			r.t.Errorf("%s of %s: %v\n%s", filepath.Base(name), tenant, err, problems.String())
+		}
+		return out.String()
+	}
+}
+
+// bills returns the billed units by tenant and item.
+func (r *raceCluster) bills() map[string]map[string]int64 {
+	r.t.Helper()
+	var list []struct {
+		Tenant string
+		Lines  []struct {
+			Item  string
+			Units int64 `json:",string"`
+		}
+	}
+	_, ended := r.start("racer", built(r.t, "bin/rfaas"), "bill", "--json")
+	if err := json.Unmarshal([]byte(ended()), &list); err != nil {
+		r.t.Fatal(err)
+	}
+	bills := map[string]map[string]int64{}
+	for _, b := range list {
+		bills[b.Tenant] = map[string]int64{}
+		for _, l := range b.Lines {
+			bills[b.Tenant][l.Item] += l.Units
+		}
+	}
+	return bills
+}
+
+// Clients of several processes take turns on ten workers by claims. Meanwhile the executor ends cached workers at random: because of cache-most, because
+// some leases have other terms, and for leases of another tenant. No two clients have the same worker at once, no core is lost, and both bills are
+// exact.
 func TestClaimsRace(t *testing.T) {
 	onNode(t)
 	dir := t.TempDir()
-	secret, socket, metrics := filepath.Join(dir, "secret"), filepath.Join(dir, "agent.sock"), filepath.Join(dir, "http")
+	secret, socket, metrics, shared := filepath.Join(dir, "secret"), filepath.Join(dir, "agent.sock"), filepath.Join(dir, "http"), filepath.Join(dir, "shared")
 	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "250ms")
+	const cores, rounds = 10, 4
+	began := time.Now()
 	address, _, _ := startProcess(t, secret, "--manager", manager, "--http-listen", "unix:"+metrics, "--charge-interval", "100ms", "--share-cores", "5",
 		"--cache-most", "6")
 	t.Cleanup(func() { stopAgent(t, socket) })
-	run := func(name string, arg ...string) []byte {
-		t.Helper()
-		cmd := exec.Command(name, arg...)
-		cmd.Env = append(os.Environ(), "RFAAS_EXECUTOR="+address, "RFAAS_MANAGER="+manager, "RFAAS_SECRET_FILE="+secret, "RFAAS_AGENT_SOCKET="+socket)
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, cmd.Stderr)
-		}
-		return out
+	if err := errors.Join(os.WriteFile(shared, nil, 0o600), os.Truncate(shared, 1<<22)); err != nil {
+		t.Fatal(err)
 	}
-	const rounds = 4
-	out := run(build(t, "gcc", "testdata/claims_test.c", c11...), built(t, "build/functions/echo.so"), fmt.Sprintf("race:%d:%d", *claimClients, rounds))
-	var leases, calls, cached int
-	if _, err := fmt.Sscanf(string(out), "leases %d\ncalls %d\ncached %d", &leases, &calls, &cached); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	c := &raceCluster{t, append(os.Environ(), "RFAAS_EXECUTOR="+address, "RFAAS_MANAGER="+manager, "RFAAS_SECRET_FILE="+secret, "RFAAS_AGENT_SOCKET="+socket,
+		"TEST_SHARED="+shared)}
+	program, library := build(t, "gcc", "testdata/claims_test.c", c11...), built(t, "build/functions/echo.so")
+	seed := cmp.Or(*claimSeed, rand.Uint64()|1)
+	t.Logf("-claim-seed %d", seed)
+	stop, taken := c.start("taker", program, library, fmt.Sprintf("take:%d", seed))
+	_, raced := c.start("racer", program, library, fmt.Sprintf("race:%d:%d:%d", *claimClients, rounds, seed))
+	racer, taker := &racers{}, &racers{}
+	racer.parse(t, raced())
+	took := time.Since(began)
+	stop.Close()
+	taker.parse(t, taken())
 	claims, _ := strconv.Atoi(gauge(t, metrics, "rfaas_executor_claims_total"))
-	t.Logf("figure: claims.share = %.2f", float64(claims)/float64(leases))
-	if leases != *claimClients*rounds || calls != 3*leases || claims < leases/10 || claims > cached {
-		t.Errorf("%d leases of %d clients, %d calls, %d on cached workers, %d of them by claims", leases, *claimClients, calls, cached, claims)
+	t.Logf("%d leases of %d clients in %v beside %d of another tenant: %d on cached workers, %d of them by claims", racer.leases, *claimClients, took,
+		taker.leases, racer.cached, claims)
+	t.Logf("figure: claims.clients = %d", *claimClients)
+	t.Logf("figure: claims.share = %.2f", float64(claims)/float64(racer.leases))
+	if racer.leases != *claimClients*rounds || racer.calls != 3*racer.leases || claims < 10 || claims > racer.cached || taker.leases == 0 {
+		t.Errorf("%+v and %+v, %d claims", *racer, *taker, claims)
 	}
 	eventually(t, "all cores are free", func() bool {
-		return gauge(t, metrics, "rfaas_executor_free_cores") == "10" && gauge(t, metrics, "rfaas_executor_leases") == "0"
+		return gauge(t, metrics, "rfaas_executor_free_cores") == strconv.Itoa(cores) && gauge(t, metrics, "rfaas_executor_leases") == "0"
 	})
-	eventually(t, "the bill has every call", func() bool {
-		var bill []struct {
-			Lines []struct{ Item, Units string } `json:"lines"`
-		}
-		if err := json.Unmarshal(run(built(t, "bin/rfaas"), "bill", "--json"), &bill); err != nil {
-			t.Fatal(err)
-		}
-		billed := 0
-		for _, b := range bill {
-			for _, l := range b.Lines {
-				if strings.HasSuffix(l.Item, "-calls") {
-					n, _ := strconv.Atoi(l.Units)
-					billed += n
-				}
+	tenants := map[string]*racers{"racer": racer, "taker": taker}
+	var bills map[string]map[string]int64
+	eventually(t, "the bills have every call and every byte", func() bool {
+		bills = c.bills()
+		done := true
+		for name, r := range tenants {
+			n := bills[name]["million-calls"]
+			if n > int64(r.calls) {
+				t.Fatalf("%s: %d calls are billed, want %d", name, n, r.calls)
 			}
+			done = done && n == int64(r.calls) && bills[name]["gb-in"] == 8*n && bills[name]["gb-out"] == 8*n
 		}
-		if billed > calls {
-			t.Fatalf("%d calls are billed, want %d", billed, calls)
-		}
-		return billed == calls
+		return done
 	})
+	// A lease is billed at least for the time in which its client used it, and all of them together for no more cores than there are.
+	billed := int64(0)
+	for name, r := range tenants {
+		if billed += bills[name]["core-hour"]; bills[name]["core-hour"] < r.heldUs || bills[name]["million-failures"] != 0 {
+			t.Errorf("%s: billed %v, held %d us", name, bills[name], r.heldUs)
+		}
+	}
+	if most := cores * time.Since(began).Microseconds(); billed > most {
+		t.Errorf("%d us are billed, and the cores had %d us", billed, most)
+	}
 }
 
 // The agent is stopped while a client claims, and killed before it reads the message about the claim. Calls go on, and the next agent
@@ -151,6 +241,67 @@ func TestClaimExecutorKilled(t *testing.T) {
 	}
 	c.ask("release")
 	c.do("close", "finalize")
+}
+
+// On tcp the agent claims for the client. The executor is stopped when the claim arrives, and then the agent or the executor is killed. The client's request
+// is answered by the next agent, or ends with an error that names the executor. No core stays taken.
+func TestClaimOnTCPKilled(t *testing.T) {
+	onNode(t)
+	for _, killed := range []string{"agent", "executor"} {
+		t.Run(killed, func(t *testing.T) {
+			dir := t.TempDir()
+			secret, socket, listen := filepath.Join(dir, "secret"), filepath.Join(dir, "agent.sock"), filepath.Join(dir, "http")
+			data := fmt.Sprintf("127.%d.%d.%d", 100+rand.IntN(100), rand.IntN(256), 1+rand.IntN(254))
+			address, executor, ended := startProcess(t, secret, "--providers", "tcp", "--data-listen", data+":0", "--http-listen", "unix:"+listen)
+			t.Cleanup(func() { stopAgent(t, socket) })
+			c := lead(t, 1, reuse, "RFAAS_EXECUTOR="+address, "RFAAS_MANAGER=", "RFAAS_SECRET_FILE="+secret, "RFAAS_AGENT_SOCKET="+socket, "RFAAS_PROVIDER=tcp")
+			c.do("init", "session")
+			eventually(t, "leases are claimed", func() bool {
+				c.do("open", "calls 1", "release")
+				return gauge(t, listen, "rfaas_executor_claims_total") != "0"
+			})
+			pid := agentStatus(t, socket).PID
+			if err := executor.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "every thread of the executor has stopped", func() bool { return testkit.AllStopped(executor.Process.Pid) })
+			c.say("open")
+			eventually(t, "the claim has arrived", func() bool { return unread(t, data) })
+			if killed == "agent" {
+				if err := errors.Join(syscall.Kill(pid, syscall.SIGKILL), executor.Process.Signal(syscall.SIGCONT)); err != nil {
+					t.Fatal(err)
+				}
+				if a := c.hear("open"); a.status != 0 {
+					t.Fatalf("the next agent: %+v", a)
+				}
+				c.do("calls 1", "release")
+				eventually(t, "all cores are free", func() bool {
+					return gauge(t, listen, "rfaas_executor_free_cores") == "2" && gauge(t, listen, "rfaas_executor_leases") == "0"
+				})
+			} else {
+				if err := executor.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				<-ended
+				if a := c.hear("open"); a.status == 0 || !strings.Contains(a.text, address) {
+					t.Errorf("a lease of an executor that was killed: %+v", a)
+				}
+			}
+			c.do("close", "finalize")
+		})
+	}
+}
+
+// unread reports whether a TCP connection with this local IPv4 address has bytes that its process has not read.
+func unread(t *testing.T, address string) bool {
+	t.Helper()
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := netip.MustParseAddr(address).As4()
+	row := fmt.Sprintf("(?m)^ *[0-9]+: %08X:[0-9A-F]{4} [0-9A-F:]{13} 01 [0-9A-F]{8}:(?:[0-9A-F]*[1-9A-F][0-9A-F]*) ", binary.NativeEndian.Uint32(ip[:]))
+	return regexp.MustCompile(row).Match(table)
 }
 
 // A lease that is opened after a table was published has the table, although there are cached workers without it.
