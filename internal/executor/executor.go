@@ -82,6 +82,7 @@ func New(cfg Config) (*Executor, error) {
 		return nil, err
 	}
 	e.claims.e = e
+	e.room.info, e.room.firstFor = e.info, firstFor
 	e.table, e.maxWorkers, e.holdings, e.cached = table, s.MaxWorkers, map[lease.ID]*holding{}, map[lease.ID]*cached{}
 	e.asked, e.report, e.metrics, e.back = make(chan drainRequest, 1), func() {}, newMetrics(), newWantedBack(s.Until.Time(), s.Grace)
 	e.back.told = func() { e.claims.revokeSoon(everyTenant) }

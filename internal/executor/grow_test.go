@@ -141,16 +141,17 @@ func TestGrowYields(t *testing.T) {
 // TestGrowYieldsForAWhile holds up growth by clients that wait for leases and do not take them.
 func TestGrowYieldsForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r room
 		node := &control.InfoReply{Cores: 4, FreeCores: 2, MemoryBytes: 8, FreeMemoryBytes: 8}
 		one := &control.RoomRequest{Cores: 1, MemoryBytes: 1, Growing: true}
+		r := room{info: func() *control.InfoReply { return node }, firstFor: firstFor}
 		r.wait("mallory", &control.RoomRequest{Cores: 4})
 		r.wait("mallory", &control.RoomRequest{Cores: 1, MemoryBytes: math.MaxUint64})
 		if !r.leaves(node, one) {
 			t.Error("growth yields to clients for which there is no room")
 		}
 		for _, need := range []*control.RoomRequest{{Cores: 2}, {MemoryBytes: 8}} {
-			changes, done := r.changes(), r.wait("mallory", need)
+			changes := r.changes()
+			_, _, done := r.wait("mallory", need)
 			if r.leaves(node, one) {
 				t.Errorf("growth takes the room that there is for %v", need)
 			}
@@ -168,7 +169,7 @@ func TestGrowYieldsForAWhile(t *testing.T) {
 		for range waitingMost {
 			r.wait("mallory", &control.RoomRequest{})
 		}
-		if n := len(r.waiting); n != waitingMost {
+		if n := r.tenants["mallory"].clients; n != waitingMost {
 			t.Errorf("%d clients of one tenant are counted", n)
 		}
 	})

@@ -1,22 +1,14 @@
 package executor
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 )
-
-// watchRoom opens a stream that reports room for some cores, and returns the first reply.
-func (n *node) watchRoom(cores uint32) (grpc.ServerStreamingClient[control.RoomReply], bool) {
-	n.t.Helper()
-	s, err := n.Room(n.ctx(), &control.RoomRequest{Cores: cores})
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return s, n.nextRoom(s)
-}
 
 func (n *node) nextRoom(s grpc.ServerStreamingClient[control.RoomReply]) bool {
 	n.t.Helper()
@@ -27,31 +19,63 @@ func (n *node) nextRoom(s grpc.ServerStreamingClient[control.RoomReply]) bool {
 	return r.GetRoom()
 }
 
-// TestRoom waits with several clients. Each gets a report as soon as as many cores are free as it needs.
+// Several clients of a tenant wait. They are told of room in the order in which they came, and no more of them than there is room for. One for which
+// there is too little room holds nobody up, and one that does not take its room holds the others up only for a while.
 func TestRoom(t *testing.T) {
 	n := newNode(t)
+	n.e.room.firstFor = time.Hour
 	held := n.lease(4)
-	one, now := n.watchRoom(1)
-	four, soon := n.watchRoom(4)
-	if now || soon {
-		t.Fatalf("room on a full node: %t, %t", now, soon)
+	var clients [5]grpc.ServerStreamingClient[control.RoomReply]
+	var end [5]context.CancelFunc
+	var told [5]chan bool
+	for i, cores := range []uint32{1, 4, 2, 2, 1} {
+		ctx, cancel := context.WithCancel(n.ctx())
+		defer cancel()
+		s, err := n.Room(ctx, &control.RoomRequest{Cores: cores})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n.nextRoom(s) {
+			t.Fatalf("client %d: room on a full node", i)
+		}
+		clients[i], end[i], told[i] = s, cancel, make(chan bool, 10)
+		go func() {
+			defer close(told[i])
+			for r, err := s.Recv(); err == nil; r, err = s.Recv() {
+				told[i] <- r.GetRoom()
+			}
+		}()
+	}
+	isTold := func(i int) {
+		t.Helper()
+		select {
+		case <-told[i]:
+		case <-time.After(testBound):
+			t.Fatalf("client %d is not told of room", i)
+		}
 	}
 	n.release(held.GetLeaseId())
-	if !n.nextRoom(one) || !n.nextRoom(four) {
-		t.Error("no room after the release")
+	isTold(0)
+	isTold(2)
+	isTold(4)
+	if len(told[1])+len(told[3]) > 0 {
+		t.Error("clients were told of room that earlier ones take")
 	}
-	two := n.lease(2)
-	if !n.nextRoom(one) { // two cores are left
-		t.Error("no room beside a smaller lease")
+	two := n.mustLease(n.request(2)) // the third client takes its room, and two others give up
+	for _, i := range []int{2, 0, 4} {
+		end[i]()
 	}
+	isTold(3)
+	if len(told[1]) > 0 {
+		t.Error("a client was told of room for 4 cores beside a lease of 2")
+	}
+	n.e.room.mu.Lock()
+	n.e.room.firstFor = time.Millisecond
+	n.e.room.mu.Unlock()
 	n.release(two.GetLeaseId())
-	if !n.nextRoom(four) {
-		t.Error("no room for four after the second release")
-	}
-	if _, now := n.watchRoom(4); !now {
-		t.Error("an empty node has no room")
-	}
-	if _, now := n.watchRoom(5); now {
+	isTold(1)
+	isTold(3) // because the second client does not take its room
+	if s, _ := n.Room(n.ctx(), &control.RoomRequest{Cores: 5}); n.nextRoom(s) {
 		t.Error("a node of 4 cores has room for 5")
 	}
 }

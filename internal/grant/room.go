@@ -14,6 +14,10 @@ import (
 // roomMost is how many executors a waiting lease follows.
 const roomMost = 16
 
+// roomStreams is how many streams the waiting leases of all clients have to one executor. The executor limits the streams of a connection, and releases
+// need some, too. Other leases ask at intervals.
+const roomStreams = 128
+
 // roomLook is the interval at which a waiting lease looks for room even if it follows every executor that it could use. Nothing announces that
 // a tenant is below a limit again.
 const roomLook = 2 * time.Second
@@ -101,12 +105,13 @@ func (r *Rooms) follow(address string) bool {
 	if r.followed[address] {
 		return true
 	}
-	if len(r.followed) == roomMost {
+	if len(r.followed) == roomMost || !r.c.follow(address) {
 		return false
 	}
 	r.followed[address] = true
 	r.done.Go(func() {
 		r.listen(address)
+		r.c.unfollow(address)
 		r.mu.Lock()
 		delete(r.followed, address)
 		r.lost = true
@@ -114,6 +119,25 @@ func (r *Rooms) follow(address string) bool {
 		r.wake()
 	})
 	return true
+}
+
+// follow counts a stream to an executor. It returns false if there are too many.
+func (c *shared) follow(address string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.followed[address] == roomStreams {
+		return false
+	}
+	c.followed[address]++
+	return true
+}
+
+func (c *shared) unfollow(address string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.followed[address]--; c.followed[address] == 0 {
+		delete(c.followed, address)
+	}
 }
 
 // listen passes on what an executor reports until its stream ends.

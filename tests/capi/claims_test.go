@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	claimClients = flag.Int("claim-clients", 60, "clients that race for ten workers in TestClaimsRace")
+	claimClients = flag.Int("claim-clients", 120, "clients that race for ten workers in TestClaimsRace")
 	claimSeed    = flag.Uint64("claim-seed", 0, "seed of the random choices of TestClaimsRace; 0: a new one")
 )
 
@@ -105,7 +105,7 @@ func TestClaimsRace(t *testing.T) {
 	dir := t.TempDir()
 	secret, socket, metrics, shared := filepath.Join(dir, "secret"), filepath.Join(dir, "agent.sock"), filepath.Join(dir, "http"), filepath.Join(dir, "shared")
 	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "250ms")
-	const cores, rounds = 10, 4
+	const cores, rounds = 10, 2
 	began := time.Now()
 	address, _, _ := startProcess(t, secret, "--manager", manager, "--http-listen", "unix:"+metrics, "--charge-interval", "100ms", "--share-cores", "5",
 		"--cache-most", "6")

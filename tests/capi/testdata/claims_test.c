@@ -38,7 +38,7 @@ static bool turn(uint64_t number, rfaas_lease_options *o, int calls) {
     rfaas_lease *l;
     uint64_t out = 0;
     o->library = library;
-    o->wait_ns = 200000000000;
+    o->wait_ns = 600000000000;
     if (rfaas_lease_open(session, o, &l)) {
         report(__LINE__, "open");
         return false;
