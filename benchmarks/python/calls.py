@@ -1,7 +1,7 @@
 """Time of a call from Python beside the same call from C, in one process and one lease. Both wait hot.
 
-A pair is a batch of calls from C and one from Python, in alternating order. Half of the pairs or more are slow because something else
-runs on the same processors, so the table shows medians of the fastest quarter: of the times, of the differences and of the ratios.
+A pair is a batch of calls from C and one from Python, in alternating order. Many pairs are slow because something else runs on the
+same processors, so the table shows medians of the fastest twentieth: of the times, of the differences and of the ratios.
 
 Usage, after make build: python3 benchmarks/python/calls.py
 """
@@ -22,24 +22,16 @@ from cluster import ECHO, Cluster
 
 
 def rows(echo):
-    """What, bytes, and a call."""
-    x8, y8, x64, y64, b = np.zeros(1), np.zeros(1), np.zeros(8192), np.zeros(8192), b"12345678"
-    yield "f(x, out=y)", x8, lambda: echo(x8, out=y8)
-    yield "f(x)", x8, lambda: echo(x8)
-    yield "f(b), b is bytes", x8, lambda: echo(b)
-    yield "f.submit(x, out=y).result()", x8, lambda: echo.submit(x8, out=y8).result()
-    yield "f(x, out=y)", x64, lambda: echo(x64, out=y64)
-    yield "f(x)", x64, lambda: echo(x64)
+    """A statement, its argument, and a function that executes the statement so often and returns its time."""
+    x8, x64, b = np.zeros(1), np.zeros(8192), b"12345678"
+    for x, statements in (x8, ["f(x, out=y)", "f(x)", "f(b)", "f.submit(x, out=y).result()"]), (x64, ["f(x, out=y)", "f(x)"]):
+        for statement in statements:
+            names = {"f": echo, "x": x, "y": np.empty_like(x), "b": b, "now": time.perf_counter_ns, "repeat": itertools.repeat}
+            exec(f"def run(n):\n begin = now()\n for _ in repeat(None, n): {statement}\n return (now() - begin) / n", names)
+            yield statement, x, names["run"]
 
 
-def from_python(call, calls):
-    begin = time.perf_counter_ns()
-    for _ in itertools.repeat(None, calls):
-        call()
-    return (time.perf_counter_ns() - begin) / calls
-
-
-def measure(loop, echo, x, call, seconds, calls):
+def measure(loop, echo, x, from_python, seconds, calls):
     out, times, end = np.empty_like(x), [], time.monotonic() + seconds
 
     def from_c():
@@ -49,14 +41,14 @@ def measure(loop, echo, x, call, seconds, calls):
             raise SystemExit(f"a call from C failed with status {t:.0f}")
         return t
 
-    while len(times) < 40 or time.monotonic() < end:
+    while len(times) < 200 or time.monotonic() < end:
         if len(times) % 2:
-            c, p = from_c(), from_python(call, calls)
+            c, p = from_c(), from_python(calls)
         else:
-            p, c = from_python(call, calls), from_c()
+            p, c = from_python(calls), from_c()
         times.append((c, p))
     times.sort(key=sum)
-    del times[len(times) // 4:]
+    del times[len(times) // 20:]
     median = statistics.median
     return median(c for c, _ in times), median(p for _, p in times), median(p - c for c, p in times), median(p / c for c, p in times), len(times)
 
@@ -74,8 +66,8 @@ def main():
         with rfaas.lease(ECHO, wait_mode=rfaas.WaitMode.HOT) as lease:
             echo = lease["echo"]
             print(f"{'call':30} {'bytes':>6} {'C, us':>8} {'Python, us':>11} {'more, us':>9} {'ratio':>6} {'pairs':>6}")
-            for what, x, call in rows(echo):
-                c, p, more, ratio, pairs = measure(loop, echo, x, call, arguments.seconds, arguments.calls)
+            for what, x, run in rows(echo):
+                c, p, more, ratio, pairs = measure(loop, echo, x, run, arguments.seconds, arguments.calls)
                 print(f"{what:30} {x.nbytes:6} {c / 1e3:8.2f} {p / 1e3:11.2f} {more / 1e3:9.2f} {ratio:6.2f} {pairs:6}", flush=True)
     finally:
         rfaas.default_session().close()

@@ -4,27 +4,30 @@
 
 #include "binding.h"
 
-/* Arrays of Python objects contain addresses, which mean nothing in another process. numpy has one dtype object for each simple type, so the
- * last one that was accepted is nearly always the next. */
-static int holds_no_objects(Function *f, PyObject *array, const char *what, Py_ssize_t number, PyObject **dtype) {
-    static PyObject *dtype_name, *accepted;
-    if (!dtype_name && !(dtype_name = PyUnicode_InternFromString("dtype")))
-        return -1;
-    if (!(*dtype = PyObject_GetAttr(array, dtype_name)))
-        return -1;
-    if (*dtype == accepted)
-        return 0;
-    PyObject *has = PyObject_GetAttrString(*dtype, "hasobject");
-    int objects = has ? PyObject_IsTrue(has) : -1;
+/* Returns the dtype of an array and the size of its elements. Arrays of Python objects contain addresses, which mean nothing in another process.
+ * numpy has one dtype object for each simple type, so the last one that was accepted is nearly always the next. */
+static PyObject *dtype_of(Function *f, PyObject *array, const char *what, Py_ssize_t number, Py_ssize_t *size) {
+    static PyObject *accepted;
+    static Py_ssize_t accepted_size;
+    PyObject *dtype = binding_dtype(array);
+    if (!dtype || dtype == accepted) {
+        *size = accepted_size;
+        return dtype;
+    }
+    PyObject *has = PyObject_GetAttrString(dtype, "hasobject"), *itemsize = PyObject_GetAttrString(dtype, "itemsize");
+    int objects = has && itemsize ? PyObject_IsTrue(has) : -1;
+    *size = itemsize ? PyLong_AsSsize_t(itemsize) : -1;
     Py_XDECREF(has);
+    Py_XDECREF(itemsize);
     if (objects > 0)
         PyErr_Format(PyExc_TypeError, "%s %zd of %U is an array of Python objects: convert it, for example by astype(float)", what, number, f->name);
-    if (objects) {
-        Py_CLEAR(*dtype);
-        return -1;
+    if (objects || PyErr_Occurred()) {
+        Py_DECREF(dtype);
+        return NULL;
     }
-    replace_reference(&accepted, Py_NewRef(*dtype));
-    return 0;
+    replace_reference(&accepted, Py_NewRef(dtype));
+    accepted_size = *size;
+    return dtype;
 }
 
 static int check_dtype(Function *f, Py_ssize_t number, PyObject *dtype) {
@@ -77,13 +80,16 @@ static int copy(Plan *p, Py_buffer *b, rfaas_piece *piece) {
 int Plan_argument(Plan *p, Function *f, Py_ssize_t number, PyObject *x, Py_buffer *b, rfaas_piece *piece) {
     PyObject *ndarray = binding_ndarray(), *dtype = NULL;
     bool array = ndarray && PyObject_TypeCheck(x, (PyTypeObject *)ndarray);
-    if (array && holds_no_objects(f, x, "argument", number + 1, &dtype))
+    Py_ssize_t size;
+    if (array && !(dtype = dtype_of(f, x, "argument", number + 1, &size)))
         return -1;
     int bad = f->takes ? check_dtype(f, number, dtype) : 0;
     Py_XDECREF(dtype);
     if (bad)
         return -1;
     *piece = (rfaas_piece){ 0 };
+    if (array && binding_view(x, size, false, b))
+        return 0;
     if (!PyObject_GetBuffer(x, b, array || PyBytes_CheckExact(x) ? PyBUF_SIMPLE : PyBUF_ND | PyBUF_FORMAT)) {
         if (!b->format || !strchr(b->format, 'O'))
             return 0;
@@ -113,11 +119,10 @@ int Plan_argument(Plan *p, Function *f, Py_ssize_t number, PyObject *x, Py_buffe
     return status;
 }
 
-static int take_arguments(Plan *p, Function *f, PyObject *args) {
-    Py_ssize_t n = PyTuple_Size(args);
+static int take_arguments(Plan *p, Function *f, PyObject *const *values, Py_ssize_t n) {
     p->in = &p->first;
     if (n == 1) {
-        if (Plan_argument(p, f, 0, PyTuple_GetItem(args, 0), &p->first, &p->one))
+        if (Plan_argument(p, f, 0, values[0], &p->first, &p->one))
             return -1;
         p->count = 1;
         if (p->one.size)
@@ -133,7 +138,7 @@ static int take_arguments(Plan *p, Function *f, PyObject *args) {
     for (; p->count < n; p->count++) {
         Py_buffer *b = &p->in[p->count];
         rfaas_piece *piece = &p->pieces[p->count];
-        if (Plan_argument(p, f, p->count, PyTuple_GetItem(args, p->count), b, piece))
+        if (Plan_argument(p, f, p->count, values[p->count], b, piece))
             return -1;
         if (!piece->size)
             *piece = (rfaas_piece)RFAAS_PIECE(b->buf, (size_t)b->len);
@@ -146,7 +151,8 @@ static int take_arguments(Plan *p, Function *f, PyObject *args) {
 static int take_out(Plan *p, Function *f, PyObject *out) {
     PyObject *ndarray = binding_ndarray(), *dtype = NULL;
     if (ndarray && PyObject_TypeCheck(out, (PyTypeObject *)ndarray)) {
-        if (holds_no_objects(f, out, "result", 1, &dtype))
+        Py_ssize_t size;
+        if (!(dtype = dtype_of(f, out, "result", 1, &size)))
             return -1;
         int same = f->returns && dtype != f->returns ? PyObject_RichCompareBool(dtype, f->returns, Py_EQ) : 1;
         if (!same)
@@ -154,8 +160,9 @@ static int take_out(Plan *p, Function *f, PyObject *out) {
         Py_DECREF(dtype);
         if (same != 1)
             return -1;
+        p->has_out = binding_view(out, size, true, &p->out);
     }
-    if (!PyObject_GetBuffer(out, &p->out, PyBUF_WRITABLE)) {
+    if (p->has_out || !PyObject_GetBuffer(out, &p->out, PyBUF_WRITABLE)) {
         p->has_out = true;
         p->result = Py_NewRef(out);
         return 0;
@@ -173,30 +180,34 @@ static int take_out(Plan *p, Function *f, PyObject *out) {
 
 /* A new array for the result. numpy.ndarray(shape, dtype) leaves its memory as it is. */
 static int new_array(Plan *p, Function *f, PyObject *first, PyObject *dtype, PyObject *shape) {
-    PyObject *ndarray = binding_ndarray(), *own_dtype = NULL, *own_shape = NULL, *checked = NULL;
+    static PyObject *shape_name;
+    PyObject *ndarray = binding_ndarray(), *own_dtype = NULL, *own_shape = NULL, *checked;
+    Py_ssize_t size;
+    if (!shape_name && !(shape_name = PyUnicode_InternFromString("shape")))
+        return -1;
     if (!ndarray || !first) { /* numpy is not imported, or there is no array to take the rest from */
         p->result = PyObject_CallFunctionObjArgs(binding_hook_of(HOOK_RESULT), f->name, dtype ? dtype : Py_None, shape ? shape : Py_None, NULL);
     } else {
         if (!dtype)
-            dtype = own_dtype = PyObject_GetAttrString(first, "dtype");
+            dtype = own_dtype = binding_dtype(first);
         if (!shape)
-            shape = own_shape = PyObject_GetAttrString(first, "shape");
+            shape = own_shape = PyObject_GetAttr(first, shape_name);
         if (dtype && shape)
             p->result = PyObject_CallFunctionObjArgs(ndarray, shape, dtype, NULL);
         Py_XDECREF(own_dtype);
         Py_XDECREF(own_shape);
     }
-    if (!p->result || holds_no_objects(f, p->result, "result", 1, &checked))
+    if (!p->result || !(checked = dtype_of(f, p->result, "result", 1, &size)))
         return -1;
     Py_DECREF(checked);
-    if (PyObject_GetBuffer(p->result, &p->out, PyBUF_WRITABLE))
+    if (!binding_view(p->result, size, true, &p->out) && PyObject_GetBuffer(p->result, &p->out, PyBUF_WRITABLE))
         return -1;
     p->has_out = true;
     return 0;
 }
 
-static int make_result(Plan *p, Function *f, PyObject *args, PyObject *dtype, PyObject *shape) {
-    PyObject *ndarray = binding_ndarray(), *first = PyTuple_Size(args) ? PyTuple_GetItem(args, 0) : NULL;
+static int make_result(Plan *p, Function *f, PyObject *first, PyObject *dtype, PyObject *shape) {
+    PyObject *ndarray = binding_ndarray();
     if (first && (!ndarray || !PyObject_TypeCheck(first, (PyTypeObject *)ndarray)))
         first = NULL;
     if ((first && !p->capacity) || dtype || shape)
@@ -259,20 +270,20 @@ static int keyword(Plan *p, Function *f, PyObject *name, PyObject *value, keywor
     return Function_option(f, &p->own, name, value);
 }
 
-int Plan_make(Plan *p, Function *f, PyObject *args, PyObject *kwargs) {
+int Plan_make(Plan *p, Function *f, const call_arguments *a) {
     memset(p, 0, sizeof *p);
     keywords k = { NULL, f->returns, f->shape };
     p->capacity = f->capacity;
     p->refuse = f->refuse;
     p->options = f->plain ? NULL : &f->options;
-    if (kwargs) {
-        PyObject *name, *value;
+    if (a->names) {
         p->own = f->options;
-        for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &value);)
-            if (keyword(p, f, name, value, &k))
+        for (Py_ssize_t i = 0, n = PyTuple_Size(a->names); i < n; i++)
+            if (keyword(p, f, PyTuple_GetItem(a->names, i), a->values[a->n + i], &k))
                 return -1;
     }
-    if (take_arguments(p, f, args) || (k.out ? take_out(p, f, k.out) : make_result(p, f, args, k.dtype, k.shape)))
+    if (take_arguments(p, f, a->values, a->n) ||
+        (k.out ? take_out(p, f, k.out) : make_result(p, f, a->n ? a->values[0] : NULL, k.dtype, k.shape)))
         return Plan_free(p), -1;
     if (p->has_out)
         p->capacity = (size_t)p->out.len;

@@ -1,7 +1,7 @@
 /* The extension module _rfaas: librfaas.so for Python. It uses the limited API, so one binary serves CPython 3.11 and later versions.
  *
  * module.c loads librfaas.so. fields.c converts the structures of rfaas.h. lease.c has sessions and leases, arguments.c the payload and
- * the result of a call, call.c functions, request.c calls in flight. */
+ * the result of a call, numpy.c arrays, call.c functions, request.c calls in flight. */
 #ifndef BINDING_H
 #define BINDING_H
 
@@ -17,7 +17,7 @@
 /* The functions of librfaas.so that the extension calls: RFAAS.invoke is rfaas_invoke. */
 #define BINDING_FUNCTIONS(_)                                                                                                                \
     _(init) _(finalize) _(version) _(last_error) _(started) _(function_code) _(session_open) _(session_close) _(session_cached)               \
-    _(session_changes) _(table_put_at) _(table_drop) _(lease_open) _(lease_release) _(lease_renew) _(lease_event) _(lease_workers)             \
+    _(session_changes) _(table_put_at) _(table_drop) _(lease_open) _(lease_open_across) _(lease_release) _(lease_renew) _(lease_event) _(lease_workers)             \
     _(lease_info) _(lease_status) _(lease_statistics) _(worker_origin) _(worker_info) _(worker_replace) _(lease_function)                      \
     _(lease_function_name) _(lease_chain) _(invoke) _(invokev) _(iinvoke) _(iinvokev) _(test) _(waitany_for) _(cancel) _(map) _(reduce)
 #define BINDING_DECLARE(name) __typeof__(rfaas_##name) *name;
@@ -39,8 +39,13 @@ PyObject *binding_raise_text(int status, const char *text, int started, int32_t 
 
 /* Numpy's ndarray, NULL while numpy is not imported. Borrowed, without an exception. */
 PyObject *binding_ndarray(void);
+/* The dtype of an array. */
+PyObject *binding_dtype(PyObject *array);
+/* The memory of an array for PyBuffer_Release, without an export. Returns false if the array is not contiguous, or read-only, or if this version
+ * of numpy needs the buffer protocol. */
+bool binding_view(PyObject *array, Py_ssize_t itemsize, bool writable, Py_buffer *b);
 /* A function of the package rfaas, set by binding_hooks. Borrowed. */
-typedef enum binding_hook { HOOK_ERROR, HOOK_LOAD, HOOK_RESULT, HOOK_PART, HOOK_DTYPE, HOOK_CLASS, HOOK_COUNT } binding_hook;
+typedef enum binding_hook { HOOK_ERROR, HOOK_LOAD, HOOK_RESULT, HOOK_PART, HOOK_DTYPE, HOOK_COUNT } binding_hook;
 PyObject *binding_hook_of(binding_hook which);
 
 /* Threads that are inside librfaas without the GIL. */
@@ -128,6 +133,7 @@ typedef struct Lease {
 
 typedef struct Function {
     PyObject_HEAD
+    void *vectorcall;
     Lease *lease;
     PyObject *name, *takes, *returns, *shape; /* takes: a tuple of dtypes; NULL: not given */
     rfaas_function index;
@@ -166,8 +172,15 @@ typedef struct Plan {
     const rfaas_call_options *options;
 } Plan;
 
+/* The arguments of a call as METH_FASTCALL | METH_KEYWORDS passes them: n positional ones, then those that the tuple `names` names. */
+typedef struct call_arguments {
+    PyObject *const *values;
+    Py_ssize_t n;
+    PyObject *names; /* or NULL */
+} call_arguments;
+
 /* Parses the arguments of a call. Returns -1 with an exception. */
-int Plan_make(Plan *p, Function *f, PyObject *args, PyObject *kwargs);
+int Plan_make(Plan *p, Function *f, const call_arguments *a);
 /* Takes one buffer as an argument: contiguous, or *piece describes it. */
 int Plan_argument(Plan *p, Function *f, Py_ssize_t number, PyObject *x, Py_buffer *b, rfaas_piece *piece);
 /* The result of a call of `size` bytes, as the caller gets it. */
@@ -199,7 +212,7 @@ typedef struct Request {
 } Request;
 
 /* Starts a call with the arguments of Plan_make, and returns a Request. */
-PyObject *Request_start(Function *f, PyObject *args, PyObject *kwargs);
+PyObject *Request_start(Function *f, PyObject *const *values, Py_ssize_t n, PyObject *names);
 /* Waits until a slot of the lease may be free, at most for BINDING_LOOK_NS. Returns -1 with an exception, such as KeyboardInterrupt. */
 int Request_await_slot(Lease *l, unsigned *turn);
 PyObject *binding_wait_any(PyObject *module, PyObject *args);

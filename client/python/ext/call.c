@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "rfaas_fields.h"
+#include <structmember.h> /* after Python.h */
 
 PyTypeObject *Function_type;
 
@@ -65,10 +66,13 @@ static int default_option(Function *f, PyObject *name, PyObject *value) {
     return status ? -1 : 0;
 }
 
+static PyObject *vectorcall(Function *f, PyObject *const *values, size_t nargs, PyObject *names);
+
 PyObject *Function_make(Lease *l, PyObject *name, rfaas_function index, PyObject *options) {
-    Function *f = (Function *)PyType_GenericAlloc((PyTypeObject *)binding_hook_of(HOOK_CLASS), 0);
+    Function *f = (Function *)PyType_GenericAlloc(Function_type, 0);
     if (!f)
         return NULL;
+    f->vectorcall = (void *)vectorcall;
     f->lease = (Lease *)Py_NewRef((PyObject *)l);
     f->name = Py_NewRef(name);
     f->index = index;
@@ -182,15 +186,45 @@ static int call_main(Function *f, Plan *p, size_t *size) {
     return status ? (binding_raise(status), -1) : 0;
 }
 
-static PyObject *Function_call(Function *f, PyObject *args, PyObject *kwargs) {
+static PyObject *call(Function *f, const call_arguments *a) {
     Plan p;
     size_t size = 0;
-    if (Plan_make(&p, f, args, kwargs))
+    if (Plan_make(&p, f, a))
         return NULL;
     PyObject *result = NULL;
     if (!(binding_main_thread() ? call_main(f, &p, &size) : call_here(f, &p, &size)))
         result = Plan_result(&p, f, size);
     Plan_free(&p);
+    return result;
+}
+
+/* f(...), without a tuple and a dictionary for the arguments. The limited API of 3.12 has this protocol. It is the same in 3.11, where it is not
+ * in the limited API, and therefore declared here. The highest bit of nargs is a flag. */
+static PyObject *vectorcall(Function *f, PyObject *const *values, size_t nargs, PyObject *names) {
+    return call(f, &(call_arguments){ values, (Py_ssize_t)(nargs & (SIZE_MAX >> 1)), names });
+}
+
+#define HAVE_VECTORCALL (1UL << 11)
+
+static PyMemberDef members[] = { { "__vectorcalloffset__", T_PYSSIZET, offsetof(Function, vectorcall), READONLY, NULL }, { 0 } };
+
+/* f(*args, **kwargs) as the slot tp_call, which a type with the protocol must have too. */
+static PyObject *Function_call(Function *f, PyObject *args, PyObject *kwargs) {
+    Py_ssize_t n = PyTuple_Size(args), named = kwargs ? PyDict_Size(kwargs) : 0, i = n;
+    PyObject **values = PyMem_Calloc((size_t)(n + named) + 1, sizeof *values), *list = named ? PyDict_Keys(kwargs) : NULL;
+    PyObject *names = list ? PyList_AsTuple(list) : NULL, *result = NULL;
+    for (Py_ssize_t k = 0; values && k < n; k++)
+        values[k] = PyTuple_GetItem(args, k);
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; values && named && PyDict_Next(kwargs, &at, &key, &value);)
+        values[i++] = value; /* in the order of PyDict_Keys */
+    if (values && (names || !named))
+        result = call(f, &(call_arguments){ values, n, names });
+    else if (!PyErr_Occurred())
+        PyErr_NoMemory();
+    PyMem_Free(values);
+    Py_XDECREF(list);
+    Py_XDECREF(names);
     return result;
 }
 
@@ -336,7 +370,7 @@ static PyObject *Function_get_index(Function *f, void *unused) {
 }
 
 static PyMethodDef methods[] = {
-    { "submit", (PyCFunction)(void *)Request_start, METH_VARARGS | METH_KEYWORDS, "Starts a call and returns a Request." },
+    { "submit", (PyCFunction)(void *)Request_start, METH_FASTCALL | METH_KEYWORDS, "Starts a call and returns a Request." },
     { "_map", (PyCFunction)(void *)Function_map, METH_VARARGS | METH_KEYWORDS, NULL },
     { 0 },
 };
@@ -348,9 +382,11 @@ static PyGetSetDef properties[] = {
     { "takes", (getter)Function_get_takes, NULL, "The dtypes of the arguments, if they were given.", NULL },
     { 0 },
 };
+static PyObject *Function_repr(Function *f) { return PyUnicode_FromFormat("<rfaas.Function %U>", f->name); }
+
 static PyType_Slot slots[] = {
-    { Py_tp_call, Function_call }, { Py_tp_dealloc, Function_dealloc }, { Py_tp_traverse, Function_traverse },
-    { Py_tp_methods, methods }, { Py_tp_getset, properties }, { 0 },
+    { Py_tp_repr, Function_repr }, { Py_tp_call, Function_call }, { Py_tp_dealloc, Function_dealloc }, { Py_tp_traverse, Function_traverse },
+    { Py_tp_methods, methods }, { Py_tp_members, members }, { Py_tp_getset, properties }, { 0 },
 };
-PyType_Spec Function_spec = { "_rfaas.Function", sizeof(Function), 0,
-                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots };
+PyType_Spec Function_spec = { "rfaas.Function", sizeof(Function), 0,
+                              Py_TPFLAGS_DEFAULT | HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots };

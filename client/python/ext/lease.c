@@ -156,8 +156,10 @@ PyType_Spec Session_spec = { "_rfaas.Session", sizeof(Session), 0, Py_TPFLAGS_DE
 /* The longest that an open waits for room before it looks for Ctrl-C. */
 #define WAIT_SLICE_NS 200000000
 
-/* rfaas_lease_open, with a `wait` that Ctrl-C ends. Returns -1 with an exception. */
-static int open_lease(rfaas_session *session, rfaas_lease_options *o, rfaas_lease **handle) {
+/* rfaas_lease_open, or rfaas_lease_open_across if there is room for several leases, with a `wait` that Ctrl-C ends. Sets *count to the number
+ * of leases. Returns -1 with an exception. */
+static int open_leases(rfaas_session *session, rfaas_lease_options *o, rfaas_lease *handles[], size_t room, size_t *count) {
+    *count = 1;
     int64_t end = now() + o->wait_ns;
     bool waits = o->wait_ns > 0;
     for (;;) {
@@ -166,15 +168,14 @@ static int open_lease(rfaas_session *session, rfaas_lease_options *o, rfaas_leas
         if (waits)
             o->wait_ns = left > WAIT_SLICE_NS ? WAIT_SLICE_NS : left > 1 ? left : 1;
         BEGIN_CALL
-        status = RFAAS.lease_open(session, o, handle);
+        status = room > 1 ? RFAAS.lease_open_across(session, o, room, handles, count) : RFAAS.lease_open(session, o, handles);
         END_CALL
         bool again = waits && left > WAIT_SLICE_NS && (status == RFAAS_BUSY || status == RFAAS_PEER_GONE);
         if (status && !again)
             return binding_raise(status), -1;
         if (interrupted()) {
-            if (!status)
-                RFAAS.lease_release(*handle);
-            *handle = NULL;
+            for (size_t i = 0; !status && i < *count; i++)
+                RFAAS.lease_release(handles[i]);
             return -1;
         }
         if (!status)
@@ -182,28 +183,64 @@ static int open_lease(rfaas_session *session, rfaas_lease_options *o, rfaas_leas
     }
 }
 
+/* The most leases of one Lease._across. */
+#define ACROSS 1024
+
+/* Makes a Lease, which owns the handle. If that fails, it releases the handle. */
+static PyObject *adopt(PyTypeObject *type, Session *session, rfaas_lease *handle) {
+    Lease *l = (Lease *)PyType_GenericAlloc(type, 0);
+    if (!l) {
+        RFAAS.lease_release(handle);
+        return NULL;
+    }
+    l->handle = handle;
+    l->session = Py_NewRef((PyObject *)session);
+    rfaas_lease_details d = { .struct_size = sizeof d };
+    l->eager = RFAAS.lease_info(handle, &d) ? 0 : d.eager;
+    if (!(l->functions = PyDict_New()))
+        Py_CLEAR(l);
+    return (PyObject *)l;
+}
+
+/* Opens leases with the arguments (session, options: dict). Returns their number, or -1 with an exception. */
+static Py_ssize_t open_all(PyObject *args, Session **session, rfaas_lease *handles[], size_t room) {
+    PyObject *dict, *keep;
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    size_t count = 0;
+    if (!PyArg_ParseTuple(args, "O!O!", Session_type, session, &PyDict_Type, &dict) || !is_open(*session) || !(keep = PyList_New(0)))
+        return -1;
+    int status = binding_set_all("Lease", &o, rfaas_lease_options_fields, rfaas_lease_options_flags, &o.flags, dict, keep);
+    if (!status)
+        status = open_leases((*session)->handle, &o, handles, room, &count);
+    Py_DECREF(keep);
+    return status ? -1 : (Py_ssize_t)count;
+}
+
+static PyObject *Lease_across(PyObject *type, PyObject *args) {
+    Session *session;
+    rfaas_lease **handles = PyMem_Calloc(ACROSS, sizeof *handles);
+    if (!handles)
+        return PyErr_NoMemory();
+    Py_ssize_t count = open_all(args, &session, handles, ACROSS);
+    PyObject *list = count >= 0 ? PyList_New(0) : NULL;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *l = list ? adopt((PyTypeObject *)type, session, handles[i]) : NULL;
+        if (!list)
+            RFAAS.lease_release(handles[i]);
+        else if (!l || PyList_Append(list, l))
+            Py_CLEAR(list);
+        Py_XDECREF(l);
+    }
+    PyMem_Free(handles);
+    return list;
+}
+
 /* Lease(session, options: dict) */
 static PyObject *Lease_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *dict, *keep;
     Session *session;
-    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    rfaas_lease *handle;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "O!O!", Session_type, &session, &PyDict_Type, &dict) || !is_open(session) || !(keep = PyList_New(0)))
-        return NULL;
-    Lease *l = NULL;
-    if (!binding_set_all("Lease", &o, rfaas_lease_options_fields, rfaas_lease_options_flags, &o.flags, dict, keep) &&
-        (l = (Lease *)PyType_GenericAlloc(type, 0))) {
-        l->session = Py_NewRef((PyObject *)session);
-        l->functions = PyDict_New();
-        if (!l->functions || open_lease(session->handle, &o, &l->handle))
-            Py_CLEAR(l);
-    }
-    Py_DECREF(keep);
-    if (l) {
-        rfaas_lease_details d = { .struct_size = sizeof d };
-        l->eager = RFAAS.lease_info(l->handle, &d) ? 0 : d.eager;
-    }
-    return (PyObject *)l;
+    return open_all(args, &session, &handle, 1) < 0 ? NULL : adopt(type, session, handle);
 }
 
 rfaas_lease *Lease_open(Lease *l) {
@@ -399,6 +436,7 @@ static PyObject *Lease_check(Lease *l, PyObject *none) {
 static PyMethodDef lease_methods[] = {
     { "release", (PyCFunction)Lease_release, METH_NOARGS, "Releases the lease and its workers. Calls in flight are abandoned." },
     { "function", (PyCFunction)(void *)Lease_function, METH_VARARGS | METH_KEYWORDS, "Returns a function of the library, with options for all its calls." },
+    { "_across", (PyCFunction)Lease_across, METH_VARARGS | METH_CLASS, NULL },
     { "chain", (PyCFunction)Lease_chain, METH_VARARGS, "Returns a function that calls the first function, and the second with the result of the first." },
     { "renew", (PyCFunction)Lease_renew, METH_VARARGS, "Renews the lease." },
     { "check", (PyCFunction)Lease_check, METH_NOARGS, "Raises LeaseError if the lease has ended." },

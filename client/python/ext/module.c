@@ -84,7 +84,7 @@ static PyObject *set_hooks(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *given[HOOK_COUNT];
     unsigned long long main_ident;
-    if (!PyArg_ParseTuple(args, "KOOOOOO", &main_ident, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5]))
+    if (!PyArg_ParseTuple(args, "KOOOOO", &main_ident, &given[0], &given[1], &given[2], &given[3], &given[4]))
         return NULL;
     main_thread = (pthread_t)main_ident; /* threading.get_ident() is pthread_self() */
     for (int i = 0; i < HOOK_COUNT; i++) {
@@ -112,16 +112,6 @@ PyObject *binding_raise_text(int status, const char *text, int started, int32_t 
 }
 
 PyObject *binding_raise(int status) { return binding_raise_text(status, RFAAS.last_error(), RFAAS.started(), RFAAS.function_code()); }
-
-PyObject *binding_ndarray(void) {
-    static PyObject *type;
-    if (type)
-        return type;
-    PyObject *modules = PyImport_GetModuleDict(), *numpy = modules ? PyDict_GetItemString(modules, "numpy") : NULL;
-    if (numpy && !(type = PyObject_GetAttrString(numpy, "ndarray")))
-        PyErr_Clear(); /* numpy is just being imported */
-    return type;
-}
 
 static PyMethodDef methods[] = {
     { "load", load, METH_O, NULL },

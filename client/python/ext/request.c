@@ -130,13 +130,13 @@ int Request_await_slot(Lease *l, unsigned *turn) {
     return PyErr_CheckSignals();
 }
 
-PyObject *Request_start(Function *f, PyObject *args, PyObject *kwargs) {
+PyObject *Request_start(Function *f, PyObject *const *values, Py_ssize_t n, PyObject *names) {
     Request *r = (Request *)PyType_GenericAlloc(Request_type, 0);
     if (!r)
         return NULL;
     r->function = (Function *)Py_NewRef((PyObject *)f);
     r->forks = binding_forks;
-    if (Plan_make(&r->plan, f, args, kwargs) || Function_start(f, &r->plan, &r->id)) {
+    if (Plan_make(&r->plan, f, &(call_arguments){ values, n, names }) || Function_start(f, &r->plan, &r->id)) {
         Py_DECREF((PyObject *)r);
         return NULL;
     }

@@ -24,10 +24,10 @@ from collections.abc import Iterable as _Iterable, Iterator as _Iterator
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
 from . import _library, _rfaas
-from ._function import Function, dtype_of as _dtype_of, new_result as _new_result, part_of as _part_of
+from ._function import dtype_of as _dtype_of, new_result as _new_result, part_of as _part_of
 from ._generated import *  # noqa: F403
 from ._generated import Change, Event, EventKind, ExecutorState, LeaseDetails, Start, Statistics, WorkerDetails, WorkerStart, error as _error
-from ._rfaas import Request
+from ._rfaas import Function, Request
 
 if _TYPE_CHECKING:
     from typing import Unpack
@@ -35,7 +35,7 @@ if _TYPE_CHECKING:
     from ._generated import LeaseOptions, SessionOptions
     from ._rfaas import Buffer
 
-_rfaas.hooks(_threading.main_thread().ident, _error, _library.load, _new_result, _part_of, _dtype_of, Function)
+_rfaas.hooks(_threading.main_thread().ident, _error, _library.load, _new_result, _part_of, _dtype_of)
 _atexit.register(_rfaas.finish)
 _os.register_at_fork(after_in_child=_rfaas.after_fork)
 
@@ -88,12 +88,12 @@ class Lease(_rfaas.Lease):
     """
 
     def __new__(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> Lease:
-        given: dict[str, _Any] = dict(options)
-        given["library_data" if isinstance(library, (bytes, bytearray, memoryview)) else "library"] = library
-        bundle = given.get("bundle")
-        if bundle is not None and not isinstance(bundle, (str, _os.PathLike)):
-            given["bundle"] = ":".join(_os.fspath(path) for path in bundle)
-        return super().__new__(cls, session or default_session(), given)
+        return super().__new__(cls, session or default_session(), _lease_options(library, options))
+
+    @classmethod
+    def across(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> list[Lease]:
+        """Leases workers=n on as few executors as possible. Each executor's part is a lease of its own. Opens all of them or none."""
+        return cls._across(session or default_session(), _lease_options(library, options))
 
     def __enter__(self) -> Lease:
         return self
@@ -135,6 +135,15 @@ class Lease(_rfaas.Lease):
     def worker_info(self, worker: int) -> WorkerDetails:
         """Describes a worker and returns what it has printed."""
         return WorkerDetails(**self._worker_info(worker))
+
+
+def _lease_options(library: str | _os.PathLike[str] | bytes, options: _Any) -> dict[str, _Any]:
+    given = dict(options)
+    given["library_data" if isinstance(library, (bytes, bytearray, memoryview)) else "library"] = library
+    bundle = given.get("bundle")
+    if bundle is not None and not isinstance(bundle, (str, _os.PathLike)):
+        given["bundle"] = ":".join(_os.fspath(path) for path in bundle)
+    return given
 
 
 lease = Lease

@@ -41,78 +41,74 @@ def part_of(name: str, result: Any, size: int) -> Any:
     return result.reshape(-1)[: size // dtype.itemsize]
 
 
-class Function(_rfaas.Function):
-    """A function of a lease: y = f(x), f(x, out=y), f(a, b, dtype="f8", shape=(3, 4), timeout=0.5)."""
+def _items(self: _rfaas.Function, x: Any, copy: bool) -> tuple[Any, tuple[int, ...], Any]:
+    """The argument of a map as contiguous memory, its shape and its dtype, None if it is no array of numpy."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        view = memoryview(x)
+        if view.format == "O" or not view.c_contiguous:
+            raise TypeError(f"{self.name}: {x!r} is no contiguous buffer of numbers")
+        return view, view.shape or (len(view),), None
+    import numpy
 
-    def __repr__(self) -> str:
-        return f"<rfaas.Function {self.name}>"
+    if dtype.hasobject:
+        raise TypeError(f"{self.name}: the array contains Python objects: convert it, for example by astype(float)")
+    if self.takes and self.takes[0] is not None and dtype != self.takes[0]:
+        raise TypeError(f"{self.name}: the array has dtype {dtype}, want {self.takes[0]}: convert it by astype")
+    if not x.ndim:
+        raise ValueError(f"{self.name}: an array without dimensions has no items")
+    if not copy and not x.flags.c_contiguous:
+        raise ValueError(f"{self.name}: the array is not contiguous, and copy=False refuses it: pass numpy.ascontiguousarray of it")
+    return numpy.ascontiguousarray(x), x.shape, dtype
 
-    def _items(self, x: Any, copy: bool) -> tuple[Any, tuple[int, ...], Any]:
-        """The argument of a map as contiguous memory, its shape and its dtype, None if it is no array of numpy."""
-        dtype = getattr(x, "dtype", None)
+
+def map(self: _rfaas.Function, x: Buffer, out: Any = None, *, dtype: Any = None, shape: Any = None, copy: bool = True, **options: Unpack[MapOptions]) -> Any:
+    """Applies the function to all items of x, which are x[0], x[1] and so on, on all workers of the lease.
+
+    One call of the function gets several consecutive items and returns their results one after the other.
+
+    out: receives the results; one for each item. Without it, a new array with `dtype` and, for one result, `shape` does. They default
+        to those of x and its items.
+    options: chunk (items of one call), timeout and repeats.
+
+    In the main thread, Ctrl-C is answered about every 0.2 s, or after one item of each worker if that takes longer.
+    """
+    items, whole, own = _items(self, x, copy)
+    if out is None:
+        dtype = dtype or self.dtype or own
         if dtype is None:
-            view = memoryview(x)
-            if view.format == "O" or not view.c_contiguous:
-                raise TypeError(f"{self.name}: {x!r} is no contiguous buffer of numbers")
-            return view, view.shape or (len(view),), None
-        import numpy
+            raise TypeError(f"{self.name}.map: give out or dtype, because the argument is no array of numpy")
+        out = _empty((whole[0], *(whole[1:] if shape is None else _tuple(shape))), dtype)
+    self._map(items, out, whole[0], 0, 0, **options)
+    return out
 
-        if dtype.hasobject:
-            raise TypeError(f"{self.name}: the array contains Python objects: convert it, for example by astype(float)")
-        if self.takes and self.takes[0] is not None and dtype != self.takes[0]:
-            raise TypeError(f"{self.name}: the array has dtype {dtype}, want {self.takes[0]}: convert it by astype")
-        if not x.ndim:
-            raise ValueError(f"{self.name}: an array without dimensions has no items")
-        if not copy and not x.flags.c_contiguous:
-            raise ValueError(f"{self.name}: the array is not contiguous, and copy=False refuses it: pass numpy.ascontiguousarray of it")
-        return numpy.ascontiguousarray(x), x.shape, dtype
 
-    def map(self, x: Buffer, out: Any = None, *, dtype: Any = None, shape: Any = None, copy: bool = True, **options: Unpack[MapOptions]) -> Any:
-        """Applies the function to all items of x, which are x[0], x[1] and so on, on all workers of the lease.
+def reduce(self: _rfaas.Function, x: Buffer, operation: str | Operation = "sum", *, initial: Any = None, dtype: Any = None, shape: Any = (), copy: bool = True,
+           **options: Unpack[MapOptions]) -> Any:
+    """Applies the function to all items of x as map does, and combines the results by "sum", "min" or "max".
 
-        One call of the function gets several consecutive items and returns their results one after the other.
+    The results are combined in the order of the items, so the same input gives the same bits.
 
-        out: receives the results; one for each item. Without it, a new array with `dtype` and, for one result, `shape` does. They default
-            to those of x and its items.
-        options: chunk (items of one call), timeout and repeats.
+    initial: the value to begin with; the default is the neutral one of the operation.
+    dtype, shape: of the result of one item: int32, int64, float32 or float64; a scalar without shape.
+    """
+    import numpy
 
-        In the main thread, Ctrl-C is answered about every 0.2 s, or after one item of each worker if that takes longer.
-        """
-        items, whole, own = self._items(x, copy)
-        if out is None:
-            dtype = dtype or self.dtype or own
-            if dtype is None:
-                raise TypeError(f"{self.name}.map: give out or dtype, because the argument is no array of numpy")
-            out = _empty((whole[0], *(whole[1:] if shape is None else _tuple(shape))), dtype)
-        self._map(items, out, whole[0], 0, 0, **options)
-        return out
-
-    def reduce(self, x: Buffer, operation: str | Operation = "sum", *, initial: Any = None, dtype: Any = None, shape: Any = (), copy: bool = True,
-               **options: Unpack[MapOptions]) -> Any:
-        """Applies the function to all items of x as map does, and combines the results by "sum", "min" or "max".
-
-        The results are combined in the order of the items, so the same input gives the same bits.
-
-        initial: the value to begin with; the default is the neutral one of the operation.
-        dtype, shape: of the result of one item: int32, int64, float32 or float64; a scalar without shape.
-        """
-        import numpy
-
-        kind = Operation[operation.upper()] if isinstance(operation, str) else Operation(operation)
-        items, whole, own = self._items(x, copy)
-        what = numpy.dtype(dtype or self.dtype or own)
-        if what.name.upper() not in Element.__members__ or not what.isnative:
-            raise InvalidError(f"{self.name}.reduce: results of {what} cannot be combined: want int32, int64, float32 or float64", -200, False)
-        if initial is None:
-            initial = 0
-            if kind != Operation.SUM:
-                bounds = numpy.finfo(what) if what.kind == "f" else numpy.iinfo(what)
-                largest = numpy.inf if what.kind == "f" else bounds.max
-                initial = largest if kind == Operation.MIN else -numpy.inf if what.kind == "f" else bounds.min
-        result = _empty(_tuple(shape), what)
-        result[...] = initial
-        self._map(items, result, whole[0], int(kind), int(Element[what.name.upper()]), **options)
-        return result[()]
+    kind = Operation[operation.upper()] if isinstance(operation, str) else Operation(operation)
+    items, whole, own = _items(self, x, copy)
+    what = numpy.dtype(dtype or self.dtype or own)
+    if what.name.upper() not in Element.__members__ or not what.isnative:
+        raise InvalidError(f"{self.name}.reduce: results of {what} cannot be combined: want int32, int64, float32 or float64", -200, False)
+    if initial is None:
+        initial = 0
+        if kind != Operation.SUM:
+            bounds = numpy.finfo(what) if what.kind == "f" else numpy.iinfo(what)
+            largest = numpy.inf if what.kind == "f" else bounds.max
+            initial = largest if kind == Operation.MIN else -numpy.inf if what.kind == "f" else bounds.min
+    result = _empty(_tuple(shape), what)
+    result[...] = initial
+    self._map(items, result, whole[0], int(kind), int(Element[what.name.upper()]), **options)
+    return result[()]
 
 
 def _tuple(shape: Any) -> tuple[int, ...]:
@@ -126,3 +122,8 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> numpy.ndarray:
     if array.dtype.hasobject:
         raise TypeError("a result cannot contain Python objects")
     return array
+
+
+# The type of the extension gets the methods that are written in Python. A class derived from it would be called more slowly.
+_rfaas.Function.map = map  # type: ignore[method-assign]
+_rfaas.Function.reduce = reduce  # type: ignore[method-assign]

@@ -12,13 +12,8 @@ from cluster import ECHO, Cluster
 
 
 def setUpModule():
-    global cluster
-    cluster = Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm"))
-
-
-def tearDownModule():
-    rfaas.default_session().close()
-    cluster.stop()
+    unittest.addModuleCleanup(Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm")).stop)
+    unittest.addModuleCleanup(lambda: rfaas.default_session().close())
 
 
 class LeaseCase(unittest.TestCase):

@@ -13,13 +13,8 @@ from cluster import ECHO, Cluster
 
 
 def setUpModule():
-    global cluster
-    cluster = Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm"))
-
-
-def tearDownModule():
-    rfaas.default_session().close()
-    cluster.stop()
+    unittest.addModuleCleanup(Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm")).stop)
+    unittest.addModuleCleanup(lambda: rfaas.default_session().close())
 
 
 def calls(number):
@@ -27,6 +22,20 @@ def calls(number):
     with rfaas.lease(ECHO) as lease:
         echo, x = lease["echo"], np.arange(100)
         return sum(np.array_equal(echo(x + number + i), x + number + i) for i in range(50))
+
+
+class Executors(unittest.TestCase):
+    def test_leases_across_executors(self):
+        cluster = Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm"), cores=2, executors=2)
+        self.addCleanup(cluster.stop)
+        with rfaas.Session() as session:
+            self.assertEqual([change.state for change in session.changes()], [rfaas.ExecutorState.OPEN] * 2)
+            leases = rfaas.Lease.across(ECHO, session=session, workers=3, cores_per_worker=1)
+            requests = [lease["echo"].submit(bytes([i])) for lease in leases for i in range(20)]
+            self.assertEqual(sorted(r.result() for r in rfaas.as_completed(requests)), sorted(bytes([i]) for i in range(20) for _ in leases))
+            self.assertEqual(sum(lease.workers for lease in leases), 3)
+            with self.assertRaises(rfaas.InvalidError):
+                rfaas.Lease.across(ECHO, session=session, workers=1 << 17)
 
 
 class Processes(unittest.TestCase):
