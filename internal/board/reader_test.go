@@ -140,6 +140,14 @@ func TestSlots(t *testing.T) {
 	if _, err := newReader(t, m, "").Identity(&old); !errors.Is(err, ErrGone) {
 		t.Errorf("the identity of another: %v", err)
 	}
+	// A reader that knows the identity of the slot's earlier executor notices by the line that it is stale, and reads the new one.
+	if line, err = r.Line(3); err != nil {
+		t.Fatal(err)
+	}
+	before = r.Reads()
+	if who, err := r.Identity(&line); err != nil || who.Control != "n23:7465" || r.Reads() != before+1 {
+		t.Errorf("after a change of the slot's executor: %+v %v, %d reads", who, err, r.Reads()-before)
+	}
 	table.Release(3)
 	if _, err := newReader(t, m, "").Identity(&old); !errors.Is(err, ErrGone) {
 		t.Errorf("the identity of nobody: %v", err)
@@ -287,7 +295,7 @@ func TestPickBalances(t *testing.T) {
 	}
 }
 
-// The bytes and reads of a decision do not depend on how many executors there are.
+// The bytes and reads of a decision do not depend on how many executors there are, nor do those of looking up an executor that was not read before.
 func TestPickCost(t *testing.T) {
 	cost := func(n int) (bytes, reads int) {
 		table, m := newBoard(t, n)
@@ -308,6 +316,27 @@ func TestPickCost(t *testing.T) {
 	b10k, r10k := cost(10_000)
 	if b10 != b10k || r10 != r10k || r10 > 2 || b10 != 576 {
 		t.Errorf("%d bytes in %d reads with 10 executors, %d bytes in %d reads with 10000", b10, r10, b10k, r10k)
+	}
+	for _, n := range []int{10, 10_000} {
+		table, m := newBoard(t, n)
+		for i := range n {
+			take(t, table, i, nil)
+		}
+		for _, self := range []string{"boot/3", ""} { // an executor on this node, or any other
+			r := newReader(t, m, self)
+			m.bytes, m.reads = 0, 0
+			choice, err := r.Pick(one, nil, clock, 1)
+			if err == nil {
+				_, err = r.Identity(&choice.Line)
+			}
+			want := IdentitySize + LineSize
+			if self == "" {
+				want = IdentitySize + GroupLines*LineSize
+			}
+			if err != nil || m.reads != 2 || m.bytes != want {
+				t.Errorf("%d executors, node %q: %d bytes in %d reads, want %d in 2 (%v)", n, self, m.bytes, m.reads, want, err)
+			}
+		}
 	}
 }
 
