@@ -246,8 +246,9 @@ lib/librfaas_fortran.a: $(FORTRAN_SOURCES)
 	$(Q)rm -f $@ && ar rcs $@ $(addprefix build/fortran/,rfaas_c.o rfaas_pieces.o rfaas_pieces_c.o rfaas.o)
 
 # The Python package, if there are CPython 3.11 or later and its header files. The extension uses the limited API, so other versions of
-# CPython from 3.11 on load it too. Debian's python3 is preferred, because Debian's numpy is for it.
-PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
+# CPython from 3.11 on load it too. The system's Python is preferred, because the numpy
+# of the system is for it.
+PYTHON ?= $(or $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3)),python3)
 PYTHON_PLACES := $(shell $(PYTHON) -c 'import os, sys, sysconfig; at = sysconfig.get_path; \
 	found = sys.version_info >= (3, 11) and os.path.exists(at("include") + "/Python.h"); \
 	print(*(found and [at("include"), "python%d.%d/%s" % (*sys.version_info[:2], os.path.basename(at("purelib")))] or []))' 2>/dev/null)

@@ -48,7 +48,8 @@ bool binding_view(PyObject *array, Py_ssize_t itemsize, bool writable, Py_buffer
 typedef enum binding_hook { HOOK_ERROR, HOOK_LOAD, HOOK_RESULT, HOOK_PART, HOOK_DTYPE, HOOK_COUNT } binding_hook;
 PyObject *binding_hook_of(binding_hook which);
 
-/* Threads that are inside librfaas without the GIL. */
+/* Threads that are inside librfaas without the GIL. All functions that may wait for another thread of a lease are called without it, also
+ * rfaas_test and rfaas_cancel: the other thread may be waiting for the GIL. */
 extern long binding_inside;
 /* How often this process and its ancestors were forked, to tell requests of a parent from those of this process. */
 extern unsigned binding_forks;
@@ -203,6 +204,7 @@ typedef struct Request {
     Plan plan;
     rfaas_request id; /* RFAAS_REQUEST_NULL: it has ended */
     int watched; /* threads that wait for it without the GIL */
+    bool cancelled; /* by cancel(), also if a wait learns of it first */
     unsigned forks; /* binding_forks when it was started */
     int status, started;
     int32_t code;

@@ -176,7 +176,9 @@ static int call_main(Function *f, Plan *p, size_t *size) {
     }
     while (!status && index == RFAAS_UNDEFINED) {
         if (PyErr_CheckSignals()) {
+            BEGIN_CALL
             RFAAS.cancel(&r);
+            END_CALL
             return -1;
         }
         BEGIN_CALL

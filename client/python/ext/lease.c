@@ -49,8 +49,11 @@ static PyObject *Session_close(Session *s, PyObject *none) {
 }
 
 static void Session_dealloc(Session *s) {
-    if (s->handle)
+    if (s->handle) {
+        BEGIN_CALL
         RFAAS.session_close(s->handle);
+        END_CALL
+    }
     binding_free((PyObject *)s);
 }
 
@@ -130,7 +133,12 @@ static PyObject *Session_put_table(Session *s, PyObject *args) {
 
 static PyObject *Session_drop_table(Session *s, PyObject *arg) {
     const char *name = PyUnicode_AsUTF8AndSize(arg, NULL);
-    int status = name && is_open(s) ? RFAAS.table_drop(s->handle, name) : RFAAS_OK;
+    int status = RFAAS_OK;
+    if (name && is_open(s)) {
+        BEGIN_CALL
+        status = RFAAS.table_drop(s->handle, name);
+        END_CALL
+    }
     return PyErr_Occurred() ? NULL : status ? binding_raise(status) : Py_NewRef(Py_None);
 }
 
@@ -277,8 +285,11 @@ static int Lease_clear(Lease *l) {
 
 static void Lease_dealloc(Lease *l) {
     PyObject_GC_UnTrack(l);
-    if (l->handle)
+    if (l->handle) {
+        BEGIN_CALL
         RFAAS.lease_release(l->handle);
+        END_CALL
+    }
     Py_CLEAR(l->functions);
     Py_CLEAR(l->session);
     binding_free((PyObject *)l);

@@ -50,8 +50,8 @@ static void finish(Request *r, const ending *e) {
     }
     unlink_request(r);
     r->id = RFAAS_REQUEST_NULL;
-    r->status = e->status;
-    r->started = e->started;
+    r->status = r->cancelled ? RFAAS_CANCELLED : e->status;
+    r->started = r->cancelled ? RFAAS_MAYBE_EXECUTED : e->started;
     r->code = e->code;
     r->size = e->size;
     r->text = e->text;
@@ -179,7 +179,7 @@ static PyObject *Request_result(Request *r, PyObject *args, PyObject *kwargs) {
     if (status)
         return PyErr_Format(PyExc_TimeoutError, "the call of %U has not ended yet", r->function->name);
     if (r->status)
-        return binding_raise_text(r->status, r->text ? r->text : "", r->started, r->code);
+        return binding_raise_text(r->status, r->cancelled ? "the call was cancelled" : r->text ? r->text : "", r->started, r->code);
     if (!r->result) {
         r->result = Plan_result(&r->plan, r->function, r->size);
         if (r->result)
@@ -202,11 +202,16 @@ static PyObject *Request_done(Request *r, PyObject *none) {
     if (!done && !is_watched(r)) {
         ending e = { 0 };
         rfaas_request id = r->id;
+        r->watched++;
+        BEGIN_CALL
         e.status = RFAAS.test(&id, &done, &e.size);
-        if (done) {
-            note(&e);
+        note(&e);
+        END_CALL
+        r->watched--;
+        if (done)
             finish(r, &e);
-        }
+        else
+            free(e.text);
     }
     return PyBool_FromLong(done);
 }
@@ -216,9 +221,13 @@ static PyObject *Request_cancel(Request *r, PyObject *none) {
     if (!r->id)
         Py_RETURN_FALSE; /* it has ended */
     rfaas_request id = r->id;
+    r->cancelled = true;
+    r->watched++;
+    BEGIN_CALL
     RFAAS.cancel(&id);
-    ending e = { .status = RFAAS_CANCELLED, .started = RFAAS_MAYBE_EXECUTED, .text = strdup("the call was cancelled") };
-    finish(r, &e);
+    END_CALL
+    r->watched--;
+    finish(r, &(ending){ 0 });
     Py_RETURN_TRUE;
 }
 
@@ -274,8 +283,10 @@ PyObject *binding_wait_any(PyObject *module, PyObject *args) {
 
 static void Request_dealloc(Request *r) {
     if (r->id) {
+        unlink_request(r); /* before another thread can see it in the list */
+        BEGIN_CALL
         RFAAS.cancel(&r->id); /* from now on, the library does not write to the result */
-        unlink_request(r);
+        END_CALL
     }
     Plan_free(&r->plan);
     free(r->text);

@@ -258,6 +258,14 @@ class Requests(LeaseCase):
         waiter.join()
         self.assertEqual(ended, [True])
 
+    def test_calls_wait_for_slots_of_abandoned_ones(self):
+        """Nobody waits for the requests that have all slots of the worker."""
+        with rfaas.lease(ECHO, depth=2) as lease:
+            for call in lease["echo"], lambda x: lease["echo"].submit(x).result():
+                for _ in range(2):
+                    lease["sleep_ns"].submit(self.ns(0.01)).cancel()
+                self.assertEqual(call(b"x"), b"x")
+
     def test_failures_are_kept(self):
         failed, died = self.lease["fail"].submit(b"first", worker=0), self.lease["crash"].submit(b"", worker=1)
         died.wait()
