@@ -31,7 +31,7 @@ static bool arrived_made;
 /* Under mu: */
 static int sock = -1;
 static bool reading;      /* a thread reads the socket, without mu */
-static bool sending;      /* a thread sends, without mu */
+static int sending = -1;  /* a thread sends on this descriptor, without mu, and closes it if it is not `sock` any more */
 static bool reopening;     /* a thread connects to an agent */
 static pthread_t reopener; /* that thread; only it sends meanwhile */
 static int32_t agent_pid;
@@ -107,7 +107,10 @@ void rfaas_agent_after_fork(bool child) {
     pthread_mutex_init(&mu, NULL);
     if (reading)
         buffer = NULL; /* the parent's reader may be enlarging it: it stays */
-    arrived_made = reading = sending = reopening = false;
+    if (sending >= 0 && sending != sock)
+        close(sending);
+    sending = -1;
+    arrived_made = reading = reopening = false;
     rfaas_agent_reach_forked();
     rfaas_agent_end();
 }
@@ -127,7 +130,7 @@ static void disconnect(void) {
     if (sock < 0)
         return;
     __atomic_store_n(&rfaas_agent_shared->connection, 0, __ATOMIC_RELEASE);
-    if (sending)
+    if (sock == sending)
         shutdown(sock, SHUT_RDWR); /* that thread stops waiting for room */
     else
         close(sock);
@@ -277,22 +280,25 @@ static void hang_up(void) {
 }
 
 /* Sends a message, after those of other threads. Under mu, connected. Releases mu while it waits and sends: the socket of a stopped agent may
- * be full, and calls that look at their tickets do not wait for it. */
+ * be full, and calls that look at their tickets do not wait for it. A message that cannot be sent in time ends the connection, so that the
+ * agent gives up what its client does not announce on the next one. */
 static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts *p, int64_t until) {
     rfaas_agent_header h = {.size = (uint32_t)(sizeof h + p->body_size + p->tail_size), .op = op, .id = id};
     struct iovec iov[3] = {{&h, sizeof h}, {(void *)p->body, p->body_size}, {(void *)p->tail, p->tail_size}};
     uint32_t connection = connections;
-    while (sending)
-        if (!wait_arrived(until) && dp_now_ns() >= until)
+    while (sending >= 0 && connections == connection)
+        if (!wait_arrived(until) && dp_now_ns() >= until) {
+            if (connections == connection)
+                hang_up();
             return false;
+        }
     if (sock < 0 || connections != connection)
         return false;
-    int fd = sock;
-    sending = true;
+    int fd = sending = sock;
     pthread_mutex_unlock(&mu);
     bool sent = rfaas_pass_send(fd, iov, p->tail_size ? 3 : p->body_size ? 2 : 1, p->fds ? p->fds : &p->fd, p->fds ? p->n_fds : p->fd >= 0, until);
     pthread_mutex_lock(&mu);
-    sending = false;
+    sending = -1;
     if (sock != fd) { /* disconnected meanwhile */
         close(fd);
         sent = false;
@@ -335,6 +341,8 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     snprintf(hello.version, sizeof hello.version, "%s", RFAAS_LIBRARY_VERSION);
     if (!getcwd(hello.directory, sizeof hello.directory))
         hello.directory[0] = 0;
+    while (sending >= 0 && dp_now_ns() < until)
+        wait_arrived(until); /* a message on the previous connection, which is closed */
     sock = fd;
     buffered = 0;
     agent_pid = 0;
@@ -420,9 +428,12 @@ rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request
     rfaas_api_tell_claims(); /* the request may name one of these leases */
     pthread_mutex_lock(&mu);
     for (int i = 0; i < RFAAS_AGENT_ATTEMPTS && !id && !status; i++) {
-        if (!(status = connect_agent(until, text)))
+        uint32_t connection = 0;
+        if (!(status = connect_agent(until, text))) {
+            connection = connections;
             id = send_request(op, parts, until);
-        while (!id && reading && sock >= 0 && dp_now_ns() < until) /* its reader closes it */
+        }
+        while (!id && reading && sock >= 0 && connections == connection && dp_now_ns() < until) /* its reader closes it */
             wait_arrived(until);
     }
     pthread_mutex_unlock(&mu);

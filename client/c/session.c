@@ -28,17 +28,17 @@ int rfaas_version(void) { return RFAAS_VERSION_MAJOR * 1000 + RFAAS_VERSION_MINO
 /* A child of fork() inherits no handle, and may call rfaas_init again. The memory of the parent's channels stays mapped in the child,
  * which does not touch it. */
 static void before_fork(void) {
+    dp_load_before_fork();
     pthread_mutex_lock(&rfaas_api_mu);
     rfaas_agent_before_fork();
     rfaas_api_reap_before_fork();
-    dp_load_before_fork();
 }
 
 static void after_fork_parent(void) {
-    dp_load_after_fork(false);
     rfaas_api_reap_after_fork(false);
     rfaas_agent_after_fork(false);
     pthread_mutex_unlock(&rfaas_api_mu);
+    dp_load_after_fork(false);
 }
 
 static void after_fork_child(void) {

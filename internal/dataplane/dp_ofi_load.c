@@ -53,9 +53,11 @@ static int load(dp_error *err) {
     const char *named = getenv("RFAAS_LIBFABRIC"), *library = named && *named ? named : OFI_LIBRARY;
     set_environment();
     handlers before;
+    dp_handlers_lock();
     save_handlers(&before);
     void *lib = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     restore_handlers(&before);
+    dp_handlers_unlock();
     if (!lib) {
         const char *why = dlerror();
         return dp_fail(err, DP_UNSUPPORTED, 0, "ofi needs %.60s: %.90s; install libfabric1 (Debian) or libfabric (Red Hat)", library,
@@ -85,12 +87,12 @@ int ofi_load(dp_error *err) {
 }
 
 int ofi_getinfo(const char *node, uint64_t flags, const struct fi_info *hints, struct fi_info **out) {
-    dp_load_lock();
+    dp_handlers_lock();
     handlers before;
     save_handlers(&before);
     int e = ofi_lib.getinfo(OFI_VERSION, node, NULL, flags, hints, out);
     restore_handlers(&before);
-    dp_load_unlock();
+    dp_handlers_unlock();
     return e;
 }
 #endif

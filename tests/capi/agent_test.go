@@ -331,6 +331,19 @@ func TestAgentStopped(t *testing.T) {
 	if a := c.ask("renew"); a.status == 0 || !strings.Contains(a.text, "agent") || a.took > 15*time.Second {
 		t.Errorf("renew with a stopped agent: status %d after %v: %s", a.status, a.took, a.text)
 	}
+	c.do("strand")
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	c.do("join")
+	eventually(t, "the agent has given up the lease whose release did not reach it", func() bool {
+		r := agentStatus(t, socket)
+		return len(r.Clients) == 1 && r.Clients[0].Leases == 0
+	})
+	c.do("open")
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
 	if a := c.ask("flood"); a.status != 0 {
 		t.Errorf("fork() waits for a thread that waits for room in the agent's socket: status %d after %v", a.status, a.took)
 	}

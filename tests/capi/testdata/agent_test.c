@@ -6,18 +6,23 @@
  *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
  *   fork          a child of this process opens and uses a lease of its own
  *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", 1 if forks wait
+ *   strand        threads fill the socket of a stopped agent for longer than a release may take, and this process releases its lease
+ *   join          waits for these threads
  *   table | drop  publishes and withdraws a table (table.c)
  *   look          a call that checks the table
  *   self          "THREADS HANDLERS RSS_KIB" of this process
  * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most. */
+#include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rfaas.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -110,28 +115,70 @@ static int forked(char **argv) {
 }
 
 enum { FLOOD = 16 };
+static pthread_t threads[FLOOD];
+static int64_t patience_ns; /* of the threads */
+static int ended;           /* atomic: one of the threads has its answer */
 
-static void *ask_in_vain(void *ended) {
+static void *ask(void *unused) {
     rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
     rfaas_session *s;
-    o.timeout_ns = 2000000000;
+    o.timeout_ns = patience_ns;
     if (!rfaas_session_open(&o, &s))
-        abort(); /* the agent is not stopped */
-    __atomic_store_n((int *)ended, 1, __ATOMIC_RELEASE);
-    return NULL;
+        rfaas_session_close(s);
+    __atomic_store_n(&ended, 1, __ATOMIC_RELEASE);
+    return unused;
 }
 
 /* The smallest buffer takes a few messages only, so most of the threads wait for room. */
-static int flood(void) {
-    int least = 1, ended = 0, type;
+static void fill_socket(int64_t ns) {
+    int least = 1, type;
     socklen_t size = sizeof type;
     for (int fd = 3; fd < 1024; fd++)
         if (!getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &type, &size) && type == AF_UNIX)
             setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &least, sizeof least);
-    pthread_t threads[FLOOD];
+    patience_ns = ns;
+    ended = 0;
     for (int i = 0; i < FLOOD; i++)
-        if (pthread_create(&threads[i], NULL, ask_in_vain, &ended))
+        if (pthread_create(&threads[i], NULL, ask, NULL))
             abort();
+}
+
+static int join(void) {
+    for (int i = 0; i < FLOOD; i++)
+        pthread_join(threads[i], NULL);
+    return 0;
+}
+
+/* Once a thread waits in poll() for room, and others for that thread. */
+static void await_full(void) {
+    while (!__atomic_load_n(&ended, __ATOMIC_ACQUIRE)) {
+        char wanted[32], path[64], got[32];
+        DIR *d = opendir("/proc/self/task");
+        snprintf(wanted, sizeof wanted, "%d ", SYS_poll);
+        for (struct dirent *e; d && (e = readdir(d));) {
+            snprintf(path, sizeof path, "/proc/self/task/%.16s/syscall", e->d_name);
+            FILE *f = fopen(path, "r");
+            bool polls = f && fgets(got, sizeof got, f) && !strncmp(got, wanted, strlen(wanted));
+            if (f)
+                fclose(f);
+            if (polls) {
+                closedir(d);
+                return;
+            }
+        }
+        closedir(d);
+    }
+}
+
+static int strand(void) {
+    fill_socket(20000000000);
+    await_full();
+    rfaas_lease_release(lease); /* fails */
+    return 0;
+}
+
+static int flood(void) {
+    fill_socket(2000000000);
     int forks = 0;
     for (int status; !__atomic_load_n(&ended, __ATOMIC_ACQUIRE); forks++) {
         pid_t pid = fork();
@@ -140,8 +187,7 @@ static int flood(void) {
         if (waitpid(pid, &status, 0) != pid || status)
             abort();
     }
-    for (int i = 0; i < FLOOD; i++)
-        pthread_join(threads[i], NULL);
+    join();
     return forks < 100; /* a few may come before the buffer is full */
 }
 
@@ -195,6 +241,10 @@ int main(int argc, char **argv) {
             status = forked(argv);
         else if (!strcmp(line, "flood"))
             status = flood();
+        else if (!strcmp(line, "strand"))
+            status = strand();
+        else if (!strcmp(line, "join"))
+            status = join();
         else if (!strcmp(line, "who"))
             status = who(workers, sizeof workers);
         else if (!strcmp(line, "self")) {
