@@ -371,7 +371,9 @@ func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.D
 		err = e.freeze(ctx, k)
 	}
 	if err == nil {
-		err = each(k.workers, func(i int, w Worker) error { return w.Resume(ctx, blobs[i]) })
+		resume, cancel := context.WithTimeout(ctx, limit/2) // the other half is for new workers instead of these
+		err = each(k.workers, func(i int, w Worker) error { return w.Resume(resume, blobs[i]) })
+		cancel()
 	}
 	k.mu.Unlock()
 	e.codes.release(k.code) // the lease has its own reference
