@@ -23,8 +23,8 @@ static void tell_suspended(void *arg) {
     dp_msg_send(w->sock, DP_MSG_SUSPENDED, w->id, NULL, 0, -1);
 }
 
-/* Resumes service. The executor waits only for a worker that connects late. If the client's blob is wrong, the worker ends, and the executor
- * reports why. */
+/* Resumes service. The executor waits for the answer only if the server is late (dp_serve.h). If the client's blob is wrong, the worker ends,
+ * and the executor reports why. */
 static void resume(const dp_listener *w, const uint8_t *blob, uint32_t len) {
     dp_error err = {0};
     bool late = dp_server_is_late(w->server);

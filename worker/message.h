@@ -24,8 +24,8 @@
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
  *   executor ── worker socket ──▶ worker      SUSPEND                   the lease has ended: run nothing, block
  *   executor ◀─ worker socket ─── worker      SUSPENDED
- *   executor ── worker socket ──▶ worker      RESUME {client's blob}    serve a new lease of the same client; FAILED if the blob is not its client's
- *   executor ◀─ worker socket ─── worker      RESUMED {worker's blob}   only if the blob of SPAWN had no queue pair: the worker has connected to the client
+ *   executor ── worker socket ──▶ worker      RESUME {client's blob}    serve a new lease of the same client; FAILED if the blob is another client's
+ *   executor ◀─ worker socket ─── worker      RESUMED {worker's blob}   connected to the client; only if the blob of SPAWN had no queue pair
  *   executor ── worker socket ──▶ worker      TABLE {size, address, name} + fd {file}  after LOADED, before the client may call
  *   executor ◀─ worker socket ─── worker      TABLED                    the table is mapped; or FAILED {status, text}
  *   executor ── worker socket ──▶ worker      SOCKET {hello} + fd {connection}  only on provider tcp, after LOADED: the client's
@@ -125,9 +125,10 @@ typedef struct dp_msg_table {
 
 #define DP_JOIN_FDS_MAX 10
 
-/* Body of SPAWN. A client's blob without a queue pair means that RESUME names the client (dp_serve.h: late servers). Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
- * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
- * bytes); in a sandbox up to DP_JOIN_FDS_MAX control groups to join (dp_guard_files). Unused bytes are 0. In a PREPARE
+/* Body of SPAWN. If the client's blob has no queue pair, the first RESUME names the client (dp_serve.h: late servers).
+ * Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each ended by a NUL), log
+ * (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE bytes); in a sandbox up to
+ * DP_JOIN_FDS_MAX control groups to join (dp_guard_files). Unused bytes are 0. In a PREPARE
  * the fields of a lease are 0: CPUs, memory limit, functions, blob, sizes of the channel. The limits of depth, eager and bulk
  * are the sizes of the most likely channel (eager and bulk multiples of 64; depth 0: no channel is made ahead). The SPAWN that
  * follows names the same device; its user and number of processes are ignored. */

@@ -354,7 +354,7 @@ static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const 
                                                                      c->functions, l->n_functions);
 }
 
-/* Notes what was granted, so that it is handed over to the next agent. Returns false if the agent that granted it has ended: the
+/* Records what was granted, to hand it over to the next agent. Returns false if the agent that granted it has ended: the
  * present agent may not know the lease. */
 static bool take_lease(rfaas_lease *l, rfaas_grant *h, const rfaas_agent_candidate *c, uint32_t granted_by) {
     pthread_mutex_lock(&l->mu);

@@ -125,7 +125,8 @@ static bool wait_arrived(int64_t until) {
 
 /* ---- the end of an agent ---- */
 
-/* Under mu, by the thread that reads or sends. If a thread sends, that thread closes the socket. */
+/* Under mu, by the thread that reads or by the one that has sent. While a thread sends, this only shuts the socket down, and that thread
+ * closes it. */
 static void disconnect(void) {
     if (sock < 0)
         return;
@@ -279,9 +280,9 @@ static void hang_up(void) {
     }
 }
 
-/* Sends a message, after those of other threads. Under mu, connected. Releases mu while it waits and sends: the socket of a stopped agent may
- * be full, and calls that look at their tickets do not wait for it. A message that cannot be sent in time ends the connection, so that the
- * agent gives up what its client does not announce on the next one. */
+/* Sends a message as soon as no other thread sends. Call it under mu, connected. It releases mu while it waits and sends: the socket of a
+ * stopped agent may be full, and calls that look at their tickets must not wait for room in it. If a message cannot be sent in time, the
+ * connection ends, so that the agent gives up what its client does not announce on the next one. */
 static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts *p, int64_t until) {
     rfaas_agent_header h = {.size = (uint32_t)(sizeof h + p->body_size + p->tail_size), .op = op, .id = id};
     struct iovec iov[3] = {{&h, sizeof h}, {(void *)p->body, p->body_size}, {(void *)p->tail, p->tail_size}};
@@ -309,7 +310,7 @@ static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts
     return sent;
 }
 
-/* Sends a request and returns its ticket; 0: not sent. Under mu, connected, as for send_message. */
+/* Sends a request and returns its ticket; 0: not sent. Call it as send_message. */
 static rfaas_ticket send_request(uint32_t op, const rfaas_request_parts *p, int64_t until) {
     rfaas_ticket id = rfaas_ticket_new(op);
     if (!id || send_message(op, id, p, until))

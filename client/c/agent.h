@@ -65,8 +65,8 @@ rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request
 bool rfaas_agent_take(rfaas_ticket ticket, rfaas_reply *reply);
 /* Reports whether rfaas_agent_take would return true. */
 bool rfaas_agent_done(rfaas_ticket ticket);
-/* rfaas_agent_generation returns how many agents this process has had. What an earlier one has granted is not known to the present one,
- * unless rfaas_api_reopen has handed it over. */
+/* rfaas_agent_generation returns how many agents this process has had. The present agent knows what an earlier one has granted only
+ * after rfaas_api_reopen has handed it over. */
 uint32_t rfaas_agent_generation(void);
 /* rfaas_agent_connected reports whether there is a connection to an agent. */
 bool rfaas_agent_connected(void);

@@ -131,7 +131,8 @@ typedef struct rfaas_agent_report {
     uint32_t reserved;
 } rfaas_agent_report;
 
-/* Of a session that an earlier agent had: the agent opens it without asking its manager or executor, so that its leases are handed over at once. */
+/* Set for a session that an earlier agent had: the agent opens it without asking the manager or executor, so that its leases are handed over at
+ * once. */
 #define RFAAS_AGENT_REOPEN 0x80000000u
 
 typedef struct rfaas_agent_session {

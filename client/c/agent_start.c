@@ -357,7 +357,7 @@ static int take_lock(reach *r) {
         return failed(r, RFAAS_UNSUPPORTED, "cannot open the lock file %s: %s; %s", path, strerror(errno), remedy(errno));
     while (flock(fd, LOCK_EX | LOCK_NB)) {
         if ((errno != EWOULDBLOCK && errno != EINTR) || !pause_until(r->until)) {
-            failed(r, RFAAS_PEER_GONE, "the lock file %s is held by another process for too long: %s", path, strerror(errno));
+            failed(r, RFAAS_PEER_GONE, "the lock file %s has been held by another process for too long: %s", path, strerror(errno));
             close_starting(&starting.lock);
             return -1;
         }

@@ -1,8 +1,8 @@
-// Package c is the C library (rfaas.h) for Go: each function of it is one call of the C function with its name, with Go's types
-// and errors. Package client is what programs use.
+// Package c is the C library (rfaas.h) for Go: each function calls the C function of the same name once, with Go's types and
+// errors. Programs use package client.
 //
-// Its C files use the headers of internal/dataplane, whose objects the program links since this package imports that one. cgo
-// links each package once by itself, without those objects, and must not fail then: hence the linker's flag.
+// The C files of this package use the headers of internal/dataplane. A program links the objects of both packages. But cgo also
+// links each package alone, without the other's objects. The linker's flag --unresolved-symbols keeps that link from failing.
 package c
 
 /*

@@ -123,7 +123,7 @@ typedef struct rfaas_worker {
     rfaas_worker_start start; /* how the worker came here */
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
     uint64_t dead_pid;   /* the last one reported dead */
-    uint64_t silent_pid; /* one whose channel broke, and no event said why in time */
+    uint64_t silent_pid; /* worker whose channel broke without an event that gave the reason in time */
     int death_status;    /* of dead_pid; so are reason and details */
     char reason[512];
     char *details; /* from malloc, or NULL */
@@ -407,7 +407,7 @@ int rfaas_api_no_function(const rfaas_lease *l, const char *op, const char *name
 rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l);
 /* Takes a grant away from its lease and from events, and destroys it. NULL: does nothing. */
 void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h);
-/* Frees a grant that no lease and no event can find, with its channels. */
+/* Frees a grant and its channels. Neither a lease nor an event may still be able to find it. */
 void rfaas_api_grant_destroy(rfaas_grant *h);
 /* Starts to get workers for a grant of the lease. `at` is as in rfaas_acquisition. wait_ns: how long the agent waits for room. aside: the
  * agent waits before the channels are made. After they are offered, it waits no more, so the caller may wait for the outcome. */

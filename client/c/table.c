@@ -247,7 +247,7 @@ int rfaas_table_put_at(rfaas_session *s, const char *name, const rfaas_piece *pa
     if (!add(s, t, &n)) {
         destroy(t);
         if (n == RFAAS_AGENT_TABLES)
-            return rfaas_api_fail(RFAAS_INVALID, 0, "%s \"%s\": the session has %u tables, the most; drop one first", op, name, n);
+            return rfaas_api_fail(RFAAS_INVALID, 0, "%s \"%s\": the session already has %u tables, the maximum; drop one first", op, name, n);
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: the session has a table \"%s\" already; drop it first, or choose another name", op, name);
     }
     if ((status = publish(s, op, t)) && (t = remove_table(s, name)))

@@ -244,7 +244,7 @@ func (l *lease) takeCached() *grant.Candidate {
 	return &cand
 }
 
-// offersSuit reports whether the cached lease that was taken is late and the offers are new channels for its workers.
+// offersSuit reports whether the workers that were taken are late (grant.Cached.Late), and the client has already offered new channels for them.
 func (l *lease) offersSuit(m *protocol.Acquire) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -400,7 +400,8 @@ func final(err error) bool {
 		errors.Is(err, dataplane.ErrFatal))
 }
 
-// resumeTaken is like resume, for workers whose channels the agent has given to the client, and for late workers.
+// resumeTaken is like resume. It is for workers whose channels the agent has given to the client, and for late workers, to which the client has
+// offered new channels.
 func (l *lease) resumeTaken(ctx context.Context, m *protocol.Acquire, k *grant.Cached) (*grant.Held, error) {
 	offered := l.key
 	if k.Late() {

@@ -73,8 +73,8 @@ type device struct {
 	options  dataplane.Options
 }
 
-// spares keeps spare leases ahead of demand. Their workers have loaded the library and, except on verbs, are connected, for the next client process of the user
-// that leases with the same terms. Executors freeze the workers, charge nobody for them, and end them when another lease needs
+// spares keeps spare leases ahead of demand, for the next client process of the user that leases with the same terms. Their workers have loaded
+// the library and, except on verbs, are connected. Executors freeze the workers, charge nobody for them, and end them when another lease needs
 // their cores.
 type spares struct {
 	a      *Agent
@@ -192,7 +192,7 @@ func (s *spares) device(like *grant.Spare) (*dataplane.Device, error) {
 }
 
 // start starts one spare lease. It makes the channels, lets the executor start workers that connect to them, and keeps the descriptors for the
-// process that takes the lease. Late workers get no channels.
+// process that takes the lease. Late workers (grant.Spare.Late) get no channels here: the client offers channels when it takes the lease.
 func (s *spares) start(d *demand, like *grant.Spare) error {
 	if like.Late() {
 		started, err := like.Start(s.ctx, like.Sizes())
@@ -235,7 +235,7 @@ func (s *spares) start(d *demand, like *grant.Spare) error {
 	return nil
 }
 
-// keep lists a spare lease. channels: nil if its workers are late.
+// keep lists a spare lease. It takes over the channels, which are nil if the workers are late.
 func (s *spares) keep(d *demand, started *grant.Started, channels io.Closer) {
 	s.mu.Lock()
 	d.ready++

@@ -22,10 +22,10 @@ func (a *app) checkData(ctx context.Context, executorAddr, manager string) findi
 	ports, executors := a.dataPorts(ctx, executorAddr, manager)
 	switch {
 	case executors == 0:
-		return note(check, "", "not checked: no executor is known")
+		return note(check, "", "not checked: no executor was found")
 	case len(ports) == 0:
 		return note(check, "to serve clients on other nodes without RDMA, set providers to shm,tcp in the executor's configuration",
-			"none of %d executors offers tcp", executors)
+			"no executor offers tcp (%d found)", executors)
 	}
 	addresses := slices.Sorted(maps.Keys(ports))
 	left := max(len(addresses)-maxDataPorts, 0)
@@ -54,7 +54,7 @@ func (a *app) checkData(ctx context.Context, executorAddr, manager string) findi
 	return ok(check, "data ports that accept connections: %d%s", len(addresses), more)
 }
 
-// dataPorts returns the data addresses of executors that offer tcp, by their control addresses, and how many executors answered.
+// dataPorts returns the data addresses of executors that offer tcp, by control address, and the number of all executors that it found.
 func (a *app) dataPorts(ctx context.Context, executorAddr, manager string) (ports map[string]string, executors int) {
 	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, portTime))
 	defer cancel()

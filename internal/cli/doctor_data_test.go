@@ -23,7 +23,7 @@ func TestDoctorDataPorts(t *testing.T) {
 		data, state string
 		words       []string
 	}{
-		{"", "note", []string{"executors offers tcp", "shm,tcp"}},
+		{"", "note", []string{"no executor offers tcp", "shm,tcp"}},
 		{l.Addr().String(), "ok", []string{"accept connections: 1"}},
 		{closed.Addr().String(), "problem", []string{"executor " + p.Address, closed.Addr().String(), "connection refused", "firewalls", "data-listen", "data-advertise"}},
 		{"0.0.0.0:1", "problem", []string{"executor " + p.Address, "is no address that a client can connect to", "data-advertise"}},

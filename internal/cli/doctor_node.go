@@ -79,7 +79,7 @@ func checkGIDs(class string) finding {
 	return ok(check, "%s", strings.Join(good, "; "))
 }
 
-// checkDeviceFiles opens the devices as a worker will.
+// checkDeviceFiles opens the device files in dir as a worker does. devices: the node has RDMA devices.
 func checkDeviceFiles(dir string, devices bool) finding {
 	const check = "device files"
 	files, _ := filepath.Glob(filepath.Join(dir, "uverbs*"))
@@ -87,7 +87,7 @@ func checkDeviceFiles(dir string, devices bool) finding {
 	case len(files) == 0 && !devices:
 		return ok(check, "not needed without a device")
 	case len(files) == 0:
-		return problem(check, "modprobe ib_uverbs", "%s has none, so no program can open the device", dir)
+		return problem(check, "modprobe ib_uverbs", "%s has no uverbs files, so no program can open the device", dir)
 	}
 	for _, file := range files {
 		fd, err := unix.Open(file, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -227,7 +227,7 @@ func (a *app) skew(ctx context.Context, manager string) (skew, within time.Durat
 	return begin.Add(end.Sub(begin) / 2).Sub(time.UnixMilli(int64(reply.GetNowMs()))), within, nil
 }
 
-// ownPort returns a daemon's address if it is a port of this node, else the default one.
+// ownPort returns a daemon's address if it is a TCP port on loopback, else the default address.
 func ownPort(address, byDefault string) string {
 	if a, err := control.ParseAddress(address); err == nil && a.Network == "tcp" && a.Local() {
 		return address
@@ -235,7 +235,7 @@ func ownPort(address, byDefault string) string {
 	return byDefault
 }
 
-// checkListen binds the ports of daemons on this node, if nobody has them. A port in use is not wrong: it may be a daemon's.
+// checkListen tries to bind the ports of the daemons. A port in use gives a note and not a problem, because the daemon itself may use it.
 func checkListen(addresses ...string) finding {
 	const check = "ports"
 	var free, taken []string
@@ -248,11 +248,11 @@ func checkListen(addresses ...string) finding {
 		case errors.Is(err, unix.EADDRINUSE):
 			taken = append(taken, address)
 		default:
-			return problem(check, "another --listen for the daemon, or ask who may bind there", "%s: %v", address, err)
+			return problem(check, "set another --listen for the daemon, or ask the administrator which users may bind there", "%s: %v", address, err)
 		}
 	}
 	if len(taken) > 0 {
-		return note(check, "a daemon of rfaas, if the checks of executor and resource manager say so; else choose another by --listen (0 takes any free one)",
+		return note(check, "nothing to do if the checks of executor and resource manager find a daemon there; else choose another port by --listen (0: any)",
 			"in use: %s", strings.Join(taken, ", "))
 	}
 	return ok(check, "%s are free; between nodes open them, and UDP 4791 for RoCE v2, in the firewall", strings.Join(free, ", "))

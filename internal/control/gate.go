@@ -123,7 +123,7 @@ func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
 	case identity.Overload:
 		return Errorf(ClassBusy, "%s", e.Text)
 	}
-	if e.Reason == identity.Wrong && strings.HasPrefix(e.Text, "wrong "+identity.SchemeSecret) { // the audit record does not need this
+	if e.Reason == identity.Wrong && strings.HasPrefix(e.Text, "wrong "+identity.SchemeSecret) { // the audit record has only e.Text
 		return Errorf(ClassCredential, "%s%s", e.Text, wrongHint)
 	}
 	return Errorf(ClassCredential, "%s", e.Text)
@@ -216,7 +216,7 @@ func missing(why string) error {
 const hint = ": a token (" + identity.TokenFileEnv + ", else ~/.rfaas/token), or the secret file that client and daemon must share " +
 	"(" + SecretFileEnv + ", else $XDG_RUNTIME_DIR/rfaas/secret, else ~/.rfaas/secret)"
 
-// wrongHint tells a caller with the wrong secret where it has found it.
+// wrongHint tells a caller with the wrong secret in which files the client looks for the secret.
 const wrongHint = ": the client's secret file (" + SecretFileEnv + ", else $XDG_RUNTIME_DIR/rfaas/secret, else ~/.rfaas/secret) is not the daemon's"
 
 // maxVerified bounds the identities that are remembered for a connection.

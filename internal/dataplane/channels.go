@@ -57,7 +57,8 @@ func (s *Channels) Offers() (blobs [][]byte, err error) {
 	return blobs, nil
 }
 
-// SizesOffer returns the blob of a client on verbs that has no queue pair yet. The worker that gets it connects when its lease begins.
+// SizesOffer returns the blob of a client on verbs that has no queue pair yet. A worker that is started with this blob connects when a lease
+// takes it.
 func SizesOffer(cfg ChannelConfig) []byte {
 	blob := make([]byte, C.DP_CHANNEL_BLOB_MAX)
 	n := C.uint32_t(len(blob))

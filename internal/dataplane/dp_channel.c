@@ -25,7 +25,7 @@ static int make_lane(dp_endpoint *ep, int *page, dp_error *err) {
     return DP_OK;
 }
 
-/* The lane of the next channel: a new one as long as there may be more, then the one with the fewest. */
+/* Returns the lane for the next channel in *out: the lane with the fewest channels, or a new lane if none is empty and there may be more. */
 static int take_lane(dp_endpoint *ep, dp_lane **out, dp_error *err) {
     dp_lane *best = NULL;
     for (uint32_t i = 0; i < ep->n_lanes; i++)

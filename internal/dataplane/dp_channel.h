@@ -178,8 +178,8 @@ const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
 void dp_channel_abandon(dp_channel *ch, uint32_t slot);
 /* dp_channel_overdue is dp_channel_abandon for a call whose deadline has passed. It returns whether the function may run. */
 dp_started dp_channel_overdue(dp_channel *ch, uint32_t slot);
-/* dp_channel_runs_overdue reports whether the worker's oldest unanswered call is overdue (dp_channel_overdue). It sets the call's function,
- * of a chain the one that runs, and the time at which the deadline passed. */
+/* dp_channel_runs_overdue reports whether the worker's oldest unanswered call is overdue (dp_channel_overdue). It sets the call's function
+ * (of a chain, the function that runs) and the time at which the deadline passed. */
 bool dp_channel_runs_overdue(const dp_channel *ch, uint32_t *function, int64_t *since);
 /* dp_channel_give_up_at returns the time at which a wait without a deadline ends because the worker runs an overdue call. 0: no such time. */
 int64_t dp_channel_give_up_at(const dp_channel *ch);

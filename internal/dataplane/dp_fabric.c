@@ -306,7 +306,7 @@ int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err) {
 
 int dp_qp_connect_late(dp_qp *qp, dp_error *err) {
     if (!qp->ops->qp_connect_late)
-        return dp_fail(err, DP_UNSUPPORTED, 0, "connect late: only a queue pair of verbs can be prepared for it, not one of %s", qp->domain->dev->name);
+        return dp_fail(err, DP_UNSUPPORTED, 0, "connect late: only provider verbs supports it, not device %s", qp->domain->dev->name);
     if (qp->state != DP_QP_INIT)
         return dp_fail(err, DP_INVALID, 0, "connect late: queue pair is not in the initial state (reset it first)");
     return qp->ops->qp_connect_late(qp, err);

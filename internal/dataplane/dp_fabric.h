@@ -325,11 +325,11 @@ char *dp_region_map(uint64_t size, int filled, uint64_t *len);
 /* dp_mem_alloc allocates zeroed, page-aligned memory, prefaulted without DP_MEM_LAZY, of at least size bytes (size 1 ..
  * 1 TiB) and registers it. The provider owns it until dp_mem_free. Followed by an inaccessible page. */
 int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
-/* dp_mem_register registers memory of the caller's, who keeps it mapped until dp_mem_free. shm can
+/* dp_mem_register registers memory of the caller. The caller keeps it mapped until dp_mem_free. shm can
  * register such memory for local use only (access 0); anything else there is DP_UNSUPPORTED. */
 int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
-/* dp_mem_window registers a part of `whole` again, in any domain and with rights of its own: what some peers may only
- * read, one may write. It has a key of its own and the part's address. `whole` is of dp_mem_alloc and outlives it; on
+/* dp_mem_window registers a part of `whole` again, in any domain and with other rights: one peer may write what others
+ * may only read. It has its own key and the part's address. `whole` is of dp_mem_alloc and outlives it; on
  * verbs it may be of another device, also of shm. On shm a peer's process maps the pages that the part touches, and one
  * that may not write cannot map them writable; its queue pair checks the exact bounds. */
 int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
@@ -389,9 +389,9 @@ int dp_qp_export(dp_qp *qp, void *blob, uint32_t *len, dp_error *err);
  * dp_qp_export are in place when the peer's first operation arrives, whichever side connects first.
  * Blobs are checked byte by byte: wrong length, magic, version, provider, node: DP_BAD_BLOB. */
 int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
-/* dp_qp_connect_late makes a later dp_qp_connect possible in a process that may not call ioctl by then. The queue pair is in DP_QP_INIT
- * before and after it, and has no receives afterwards. Call dp_qp_export after it. DP_UNSUPPORTED: the provider does not need it (all but verbs), or the kernel
- * does not permit it. */
+/* dp_qp_connect_late prepares a queue pair for a dp_qp_connect in a process that may no longer call ioctl by then. The queue pair must be in
+ * DP_QP_INIT, and is in DP_QP_INIT afterwards. Posted receives are lost. Earlier results of dp_qp_export are void. DP_UNSUPPORTED: the provider
+ * is not verbs, or the kernel does not permit it. */
 int dp_qp_connect_late(dp_qp *qp, dp_error *err);
 /* dp_qp_cancel makes a dp_qp_connect that waits for its peer, now or later, return DP_CONNECTION. Any thread may
  * call it until the queue pair is destroyed. A cancelled queue pair can only be destroyed. */

@@ -17,7 +17,7 @@ int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint32_t access, dp_mem **
     return DP_OK;
 }
 
-/* Completes a blob behind which the queue pair's is already written. m: the side's region, or NULL. */
+/* Completes the blob *b and writes it to out, where the queue-pair blob already follows it. m: the side's region; NULL: none yet. */
 static void write_blob(dp_channel_blob *b, const dp_layout *l, const dp_mem *m, uint8_t *out, uint32_t *len) {
     uint64_t base = m ? m->base : 0;
     b->magic = DP_CHANNEL_MAGIC;

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-/* One library is loaded at a time. */
+/* Threads load one library at a time. */
 void dp_load_lock(void);
 void dp_load_unlock(void);
 

@@ -52,10 +52,12 @@ void dp_server_stop(dp_server *s);
 void dp_server_finish(dp_server *s);
 /* Between leases: after dp_server_suspend the server serves the requests that have arrived, calls `suspended`, and blocks. It then reads
  * nothing that its client sends. dp_server_resume makes it serve the same client again, whose new blob may differ only in its
- * generation. The server then serves requests that arrived meanwhile, and refuses those of earlier generations. Both return at once,
- * but wait first until the server has begun the previous one. Any thread, one at a time.
- * A client's blob without a queue pair (its sizes only) makes a late server, on verbs. It serves nobody and can only be suspended. The first
- * dp_server_resume connects it, and dp_server_blob is the answer for that client. It makes no ioctl, so that a sealed worker can call it. */
+ * generation. The server then serves requests that arrived meanwhile, and refuses those of earlier generations. Each function first waits
+ * until the server has begun what the previous one asked for. It does not wait for what it asks for itself. Any thread, one at a time.
+ *
+ * Late servers (verbs): if the client's blob has no queue pair, but only sizes, the server is not connected. It serves no client and can only be
+ * suspended. The first dp_server_resume connects it to the client that its blob names, without ioctl, so a sealed worker can call it. Then
+ * dp_server_blob gives the blob for that client. */
 void dp_server_suspend(dp_server *s);
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err);
 /* Reports whether the server is late and not connected yet. */

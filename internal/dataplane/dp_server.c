@@ -322,12 +322,12 @@ void dp_server_suspend(dp_server *s) { ask(s, STOP_SUSPEND); }
 
 bool dp_server_is_late(const dp_server *s) { return s->late; }
 
-/* Connects a suspended server to its client. */
+/* Connects a suspended late server to its client. */
 static int connect_late(dp_server *s, const dp_side *client, dp_error *err) {
     const dp_layout *l = &client->layout;
     if (l->depth != s->layout.depth || l->eager != s->layout.eager || l->bulk != s->layout.bulk)
-        return dp_fail(err, DP_BAD_BLOB, 0, "resume: the client has depth %u, eager %u, bulk %llu, and the worker was made for %u, %u, %llu", l->depth, l->eager,
-                       (unsigned long long)l->bulk, s->layout.depth, s->layout.eager, (unsigned long long)s->layout.bulk);
+        return dp_fail(err, DP_BAD_BLOB, 0, "resume: the client has depth %u, eager %u, bulk %llu, but the worker was started for %u, %u, %llu",
+                       l->depth, l->eager, (unsigned long long)l->bulk, s->layout.depth, s->layout.eager, (unsigned long long)s->layout.bulk);
     int st = dp_qp_connect(s->qp, client->qp_blob, client->qp_len, err);
     if (!st) {
         s->client = *client;

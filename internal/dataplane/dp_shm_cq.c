@@ -234,7 +234,7 @@ void shm_cq_wake(dp_cq *c) {
     uint32_t sleeping = SHM_SLEEPING;
     uint32_t *word = __atomic_load_n(&cq->page->sleeps, __ATOMIC_RELAXED) ? shm_together(cq->page->map) : cq->mode;
     __atomic_compare_exchange_n(word, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-    /* Whatever the flag said, because peers write it too. A peer may have died after it changed the flag from SLEEPING and before
-     * it woke this side. */
+    /* Wake even if the flag was not SLEEPING, because peers write it too. A peer may have died after it changed the flag and before it
+     * woke this side. */
     shm_futex(word, FUTEX_WAKE, 1, NULL);
 }

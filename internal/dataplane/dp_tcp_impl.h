@@ -237,7 +237,7 @@ void tcp_take(tcp_qp *qp);
 uint32_t tcp_receive(tcp_qp *qp, void *to, uint32_t len);
 /* Ends the connection; status is the reason. Outstanding posts fail, the oldest with `status`. Owner. */
 void tcp_end(tcp_qp *qp, int status);
-/* Ends a connection on which sending has failed: takes what the peer sent before it ended, then reports DP_PEER_GONE. Owner. */
+/* Ends a connection on which a send has failed. It first takes what the peer sent before its end. The reason is DP_PEER_GONE. Owner. */
 void tcp_lost(tcp_qp *qp);
 /* Completes posts that failed before they were sent and have become the oldest. */
 void tcp_complete_refused(tcp_qp *qp);

@@ -132,7 +132,7 @@ struct dpv_qp {
     uint32_t reads_end; /* counter behind the newest read or atomic, while reads_pending */
     bool reads_pending;
     bool asking;         /* a keepalive is under way */
-    bool late;           /* dpv_modify sends commands itself */
+    bool late;           /* dpv_modify sends commands by write(), without the library */
     uint32_t heard_send; /* tails when the peer was last known to be there, */
     uint32_t heard_recv;
     int64_t heard_at;    /* and when that was seen; 0: not looked yet */

@@ -1,9 +1,9 @@
 /* Connecting a queue pair in a process that may no longer call ioctl on its device: a sealed worker.
  *
- * libibverbs sends the commands that change a queue pair's state by ioctl. The kernel also takes them by write() on the same descriptor, and
- * a sealed worker may call write(), because soft-RoCE posts with it. But a command of our own bypasses the libraries of the adapters,
- * and some of them keep the state too: mlx5 refuses sends until its own modify_qp has seen RTS, hns until its own has seen more than RTR
- * (read in rdma-core at 691953d8, August 2026; mlx4, bnxt_re and rxe do not look). So the queue pair is connected twice:
+ * libibverbs sends the commands that change a queue pair's state by ioctl. The kernel also accepts them by write() on the same descriptor, and
+ * a sealed worker may call write(), because soft-RoCE posts with it. But the adapters' libraries do not see commands that we send ourselves, and
+ * some of them keep the state too: mlx5 refuses sends until its own modify_qp has seen RTS, hns until its own has seen more than RTR (rdma-core
+ * at 691953d8, August 2026; mlx4, bnxt_re and rxe do not check). So the queue pair is connected twice:
  *
  *   not sealed yet   library:  RESET ─▶ INIT ─▶ RTR ─▶ RTS, connected to itself. Nothing is posted
  *                    write():  ─▶ RESET ─▶ INIT. The library still assumes RTS. Receives may be posted
@@ -34,7 +34,7 @@ static void set_path(struct ib_uverbs_qp_dest *d, const struct ibv_ah_attr *a) {
     d->port_num = a->port_num;
 }
 
-/* Sends MODIFY_QP. The kernel ignores fields that are not in the mask. */
+/* Sends MODIFY_QP by write(). Returns 0 or an errno. The kernel ignores fields that are not in the mask. */
 static int command(const dpv_qp *q, const struct ibv_qp_attr *a, int mask) {
     modify_command c = {
         .head = {.command = IB_USER_VERBS_CMD_MODIFY_QP, .in_words = sizeof c / 4},
@@ -62,6 +62,7 @@ static int command(const dpv_qp *q, const struct ibv_qp_attr *a, int mask) {
 
 int dpv_modify(const dpv_qp *q, struct ibv_qp_attr *a, int mask) { return q->late ? command(q, a, mask) : dpv_ibv.modify_qp(q->qp, a, mask); }
 
+/* Connects the queue pair to itself, through the adapter's library. */
 static int rehearse(dpv_qp *q, dp_error *err) {
     uint8_t blob[DP_BLOB_MAX];
     uint32_t len;
@@ -80,7 +81,7 @@ int dpv_qp_connect_late(dp_qp *base, dp_error *err) {
     q->late = true;
     int e = dpv_modify(q, &(struct ibv_qp_attr){.qp_state = IBV_QPS_RESET}, IBV_QP_STATE);
     if (e)
-        return dp_fail(err, e == EACCES || e == EPERM ? DP_UNSUPPORTED : dpv_status_of(e), e, "take %s's queue pair to RESET by write()",
+        return dp_fail(err, e == EACCES || e == EPERM ? DP_UNSUPPORTED : dpv_status_of(e), e, "MODIFY_QP to RESET by write() on %s",
                        base->domain->dev->name);
     st = dpv_to_init(q, err);
     if (!st)

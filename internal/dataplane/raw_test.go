@@ -344,7 +344,7 @@ func TestRawProviderPeerEnds(t *testing.T) {
 		for end := time.Now().Add(soon); err == nil && time.Now().Before(end); {
 			err = c.Read(b, m.Ref().Addr, m.Ref().Key, 2*time.Second)
 		}
-		var e *Error // on verbs nobody answers any more; soft-RoCE may not notice before our time-out
+		var e *Error // on verbs the peer no longer answers; soft-RoCE may not notice before our time-out
 		if !errors.As(err, &e) || e.Status.Class() != ErrConnection && e.Status != StatusInvalid && e.Status != StatusDeadline {
 			t.Errorf("%v", err)
 		}

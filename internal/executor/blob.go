@@ -22,7 +22,8 @@ func providerID(name string) invoke.Provider {
 }
 
 // checkBlob checks a client's channel blob, so that a client's mistake gets its answer before anything is started. Its
-// queue-pair part is the provider's own: the worker checks that. late: the client has no queue pair yet.
+// queue-pair part is the provider's own: the worker checks that. late: the request is for spare workers that connect later,
+// so the blob must have no queue pair.
 func (e *Executor) checkBlob(b []byte, provider string, late bool) error {
 	blob, err := invoke.UnmarshalChannelBlob(b)
 	if err != nil {
@@ -35,9 +36,9 @@ func (e *Executor) checkBlob(b []byte, provider string, late bool) error {
 		return fmt.Errorf("made for provider %d (%v), the lease asks for %s (%d)", uint8(blob.Provider), blob.Provider,
 			provider, uint8(providerID(provider)))
 	case late && len(blob.QueuePair) > 0:
-		return fmt.Errorf("spare workers of provider %s connect when a lease takes them, and the blob has a queue pair", provider)
+		return fmt.Errorf("it has a queue pair, but spare workers of provider %s connect only when a lease takes them: send only the sizes", provider)
 	case !late && len(blob.QueuePair) == 0:
-		return fmt.Errorf("it has no queue pair")
+		return fmt.Errorf("it has no queue pair, which only requests for spare workers on verbs may omit")
 	case blob.Bulk > most:
 		return fmt.Errorf("bulk area of %d bytes, this executor allows %d (its max-bulk)", blob.Bulk, most)
 	}

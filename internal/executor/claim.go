@@ -54,7 +54,7 @@ type region struct {
 	reach        *reach // on tcp; nil: the client has not asked for it. Under claims.mu
 }
 
-// close ends the client's connection and closes the region. Nobody may set reach any more.
+// close ends the client's connection and closes the region. No other goroutine may set reach any more.
 func (r *region) close() {
 	r.reach.close()
 	r.Close()

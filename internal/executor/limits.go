@@ -196,7 +196,7 @@ func (l *limiter) count(name string, t *tenant, force bool) error {
 			}
 		}
 		if t.place < 0 {
-			return fmt.Errorf("no room to say what tenant %q has", name)
+			return fmt.Errorf("cannot report the cores of tenant %q: all %d entries for tenants are in use", name, len(l.places))
 		}
 	}
 	// A return is reported first, a reservation last: in between the count is too high, never too low.

@@ -124,7 +124,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// Who comes, leases and leaves as it should is not worth a line above debug.
+// A client that connects, leases and releases as it should causes no log line above debug.
 func TestNormalUseIsQuiet(t *testing.T) {
 	n := newNode(t)
 	before := len(n.log.String())

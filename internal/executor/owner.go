@@ -79,7 +79,8 @@ func codeOwner(ctx context.Context) string {
 	return "tenant " + who.Tenant
 }
 
-// scoped makes request ids of different tenants different ones, so that nobody meets another's grant by its id.
+// scoped returns a different id for each tenant that uses the same request id, so that no tenant finds another's grant by its id. The ids of
+// operators stay as they are.
 func scoped(rid lease.RequestID, who *identity.Identity) lease.RequestID {
 	if who.Role == identity.RoleOperator {
 		return rid

@@ -36,7 +36,7 @@ uint32_t crash(void *a, uint32_t n, void *r) { write(2, "last words", 10); *(vol
 uint32_t echo(void *a, uint32_t n, void *r) { memcpy(r, a, n); return n; }
 `
 
-// realProvider is what tests with real workers run on: verbs in the virtual machine, where a missing device is a failure.
+// realProvider returns the provider of tests with real workers: verbs in the virtual machine, where a missing device is a failure, else shm.
 func realProvider() string {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		return dataplane.Verbs

@@ -219,10 +219,10 @@ func (r *registrar) failed(run context.Context, err error) bool {
 	}
 	if !r.away {
 		if control.ClassOf(err) == control.ClassCredential {
-			r.log.Warn("the manager refuses this executor: check identity-dir, or that both daemons read the same secret-file; leases go on, and it is tried again",
+			r.log.Warn("the manager refuses this executor: check identity-dir, or that both daemons read the same secret-file; leases continue, and this executor tries again",
 				"manager", r.manager, "error", control.Text(err))
 		} else {
-			r.log.Warn("the manager does not answer; leases go on, and it is tried again", "manager", r.manager, "error", control.Text(err))
+			r.log.Warn("the manager does not answer; leases continue, and this executor tries again", "manager", r.manager, "error", control.Text(err))
 		}
 	}
 	r.away = true

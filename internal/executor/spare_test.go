@@ -88,7 +88,7 @@ func sizesBlob(p invoke.Provider) []byte {
 	return clientBlob(p, func(b *invoke.ChannelBlob) { b.QueuePair = nil })
 }
 
-// On verbs, spare workers are suspended without a client. A lease names it, and a blob without a queue pair cannot.
+// On verbs, spare workers are suspended before they have a client. The lease that takes them names the client, and its blob must have a queue pair.
 func TestSpareWorkersOnVerbs(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Providers = []string{"verbs"} })
 	verbs := func(blob []byte) func(r *control.LeaseRequest) {
@@ -113,12 +113,12 @@ func TestSpareRequestsThatAreRefused(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.CacheMost = 1; c.Settings.CacheTime = time.Hour })
 	for what, change := range map[string]func(*control.LeaseRequest){
 		"no client":    func(r *control.LeaseRequest) { r.ClientId = nil },
-		"another path": func(r *control.LeaseRequest) { r.Provider = "ofi" },
-		"no sizes": func(r *control.LeaseRequest) {
+		"provider ofi": func(r *control.LeaseRequest) { r.Provider = "ofi" },
+		"queue pair on verbs": func(r *control.LeaseRequest) {
 			r.Provider, r.ClientBlobs = "verbs", [][]byte{clientBlob(invoke.ProviderVerbs)}
 		},
-		"only sizes": func(r *control.LeaseRequest) { r.ClientBlobs = [][]byte{sizesBlob(invoke.ProviderSHM)} },
-		"reuse":      func(r *control.LeaseRequest) { r.Reuse = 1 },
+		"no queue pair on shm": func(r *control.LeaseRequest) { r.ClientBlobs = [][]byte{sizesBlob(invoke.ProviderSHM)} },
+		"reuse":                func(r *control.LeaseRequest) { r.Reuse = 1 },
 	} {
 		if r, err := n.Lease(n.ctx(), n.keepable(1, spare, change)); err == nil || !slices.Contains([]control.Class{control.ClassInvalid, control.ClassUnsupported}, control.ClassOf(err)) {
 			t.Errorf("%s: %v, %v", what, r, err)

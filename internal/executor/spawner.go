@@ -32,8 +32,8 @@ type Worker interface {
 	Stop(ctx context.Context) error
 	// Finish is Stop after all calls that the client has sent.
 	Finish(ctx context.Context) error
-	// Suspend freezes the process. Resume lets it serve the same client again. The first Resume of a late worker connects it and changes its Blob.
-	// Stop and Finish also end a suspended worker.
+	// Suspend freezes the process. Resume lets it serve the same client again. The first Resume of a late worker (zygote.Spec.Late) connects it to
+	// its client and changes its Blob. Stop and Finish also end a suspended worker.
 	Suspend(ctx context.Context) error
 	Resume(ctx context.Context, clientBlob []byte) error
 	// Claimable returns what a claim needs to resume a suspended worker, instead of Resume. The caller closes it. Claimed records that another lease

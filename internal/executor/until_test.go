@@ -37,7 +37,7 @@ func TestUntilMoves(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.Grace = time.Second })
 	n.e.report = func() { reports <- struct{}{} }
 	for i, until := range []uint64{uint64(now.Add(time.Hour).Unix()), uint64(now.Add(2 * time.Minute).Unix()), uint64(now.Add(10 * time.Minute).Unix()), 0} {
-		for range 2 { // said again it is no news
+		for range 2 { // the repetition changes nothing
 			if _, err := n.Until(n.ctx(), &control.UntilRequest{Until: until}); err != nil {
 				t.Fatal(err)
 			}

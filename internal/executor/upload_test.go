@@ -112,7 +112,7 @@ func TestBadUploads(t *testing.T) {
 	}
 }
 
-// Uploads of the same library at the same time are one; when the first uploader fails another takes over.
+// Simultaneous uploads of the same library are merged into one. If the first uploader fails, another one takes over.
 func TestUploadsCollapse(t *testing.T) {
 	s := newCodeStore(1<<20, 1<<20, nil)
 	var inspected atomic.Int32
@@ -206,11 +206,11 @@ func TestHandoverEndsTransfers(t *testing.T) {
 	}
 }
 
-// Who sends a library byte by byte keeps neither the space for it nor others from sending it, and one owner waits for no other.
+// An upload that is too slow fails and gives its space back. The upload of one owner does not wait for that of another.
 func TestSlowUpload(t *testing.T) {
 	n := newNode(t)
 	b, h := library(100_000)
-	n.e.codes.slowest = 1 << 20 // a tenth of a second for this one, once nothing may come for a moment no more
+	n.e.codes.slowest = 1 << 20 // bytes per second: 95 ms for this library, in addition to the pause
 	n.e.codes.pause = 200 * time.Millisecond
 	s, err := n.Upload(n.ctx())
 	if err != nil {

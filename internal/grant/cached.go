@@ -243,9 +243,9 @@ func (c *Control) TakeCached(name uint64) *Cached {
 // Expires returns when the session gives up the cached lease.
 func (k *Cached) Expires() time.Time { return k.expires }
 
-// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over, or whose workers are late; nil: there is none. It takes the
-// latest lease of a closed session, else a spare lease, else a lease of an open session. The caller passes the lease to UseCached or
-// Forget, and the channels to the client.
+// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over, or whose workers are late; nil: there is
+// none. It takes the latest lease of a closed session, else a spare lease, else a lease of an open session. The caller passes the lease to
+// UseCached or Forget, and the channels, if there are any, to the client.
 func (p *Pending) TakeHanded() *Cached {
 	c := p.c
 	if c.opts.Keep <= 0 {
@@ -317,7 +317,7 @@ func (k *Cached) Close() {
 	}
 }
 
-// Late reports whether the workers are spare and connect when a lease takes them. The client then offers new channels.
+// Late reports whether the workers are late: spare workers that connect only when a lease takes them. The client then offers new channels.
 func (k *Cached) Late() bool { return k.fresh && late(&k.cand) }
 
 // anyones reports whether a lease of any session can take the workers.

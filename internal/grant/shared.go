@@ -298,7 +298,7 @@ type Connections struct {
 func (p *Pool) Connections() (n Connections) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	executors := map[string]bool{} // sessions with other credentials have connections of their own
+	executors := map[string]bool{} // counts an executor once: each set of credentials has its own connection to it
 	for _, s := range p.parts {
 		s.mu.Lock()
 		for address := range s.conns {

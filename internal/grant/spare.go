@@ -42,8 +42,8 @@ type Spare struct {
 	use func() // gives up the connections
 }
 
-// Terms returns the terms of a granted lease. ok is false if there can be no spare leases with these terms: their provider is ofi, the lease got fewer workers than it wants, their channels are too large, or the session permits no cached or no
-// spare leases.
+// Terms returns the terms of a granted lease. ok is false if there can be no spare leases with these terms: the provider is ofi, the lease got
+// fewer workers than it wants, the channels are too large, or the session permits no cached or no spare leases.
 func (p *Pending) Terms(h *Held) (t Terms, ok bool) {
 	s := &p.spec
 	channels := uint64(s.Workers) * (uint64(s.Depth)*uint64(s.Eager) + s.Bulk)
@@ -72,13 +72,13 @@ func (s *Spare) Library() string { return s.p.name }
 // Executor returns the address of the executor.
 func (s *Spare) Executor() string { return s.p.candidates[0].Address }
 
-// Late reports whether the workers are connected only when a lease takes them. Then Start wants the result of Sizes.
+// Late reports whether the workers connect only when a lease takes them. Start then takes the result of Sizes as offers.
 func (s *Spare) Late() bool { return late(&s.p.candidates[0]) }
 
-// late reports whether workers of an executor connect when a lease takes them, because their connections cannot leave a process.
+// late reports whether spare workers connect only when a lease takes them, because no other process can take over a connection on verbs.
 func late(c *Candidate) bool { return c.Provider == dataplane.Verbs }
 
-// Sizes returns the offers of late workers.
+// Sizes returns offers that have only the sizes of the channels, for the start of late workers.
 func (s *Spare) Sizes() (offers [][]byte) {
 	n, _, cfg := s.Channels()
 	return slices.Repeat([][]byte{dataplane.SizesOffer(cfg)}, n)
@@ -151,8 +151,9 @@ func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
 // Drop ends the workers.
 func (s *Started) Drop() { s.p.c.Forget(s.k) }
 
-// Keep lists the workers for the next lease of any session with these terms. It takes over their channels; nil: they are late. gone is called once, when the workers are
-// no longer listed: a lease has taken them, or they were given up unused. gone must not call this package.
+// Keep lists the workers for the next lease of any session with these terms. It takes over their channels, which are nil if the workers are late.
+// gone is called once, when the workers are no longer listed: a lease has taken them, or they were given up unused. gone must not call this
+// package.
 func (s *Started) Keep(channels io.Closer, gone func(taken bool)) {
 	c, k := s.p.c, s.k
 	k.handed, k.spare, k.use = channels, gone, c.retain()

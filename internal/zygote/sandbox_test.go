@@ -161,7 +161,7 @@ func TestRequiredSandbox(t *testing.T) {
 	z.Close()
 }
 
-// A user that was verified is the one that the worker is.
+// A worker runs as the verified user of its lease.
 func TestVerifiedUser(t *testing.T) {
 	testkit.Root(t, "gives workers other users")
 	testSandbox = confined
@@ -177,7 +177,7 @@ func TestVerifiedUser(t *testing.T) {
 	}
 	w.mustCall(t, fnEcho, []byte("x"))
 
-	// Where there is no sandbox the worker is who the executor is.
+	// Without a sandbox, the worker runs as the executor's user.
 	testSandbox = Sandbox{}
 	w = lease(t, startZygote(t), startClient(t), func(s *Spec) { s.UID, s.GID = 4242, 4343 })
 	if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", w.PID())); err != nil || !strings.Contains(string(b), "\nUid:\t0\t0\t0\t0\n") {

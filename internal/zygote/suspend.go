@@ -40,9 +40,11 @@ func (w *Worker) Suspend(ctx context.Context) error {
 }
 
 // Resume makes a suspended worker serve its client again, under the generation of the new client blob. It does not wait for
-// the worker, which serves calls that arrive earlier. The worker ends if the blob is not that of its client. The first Resume of a late worker
-// (Spec.Late) connects it to that client, and waits for its answer until ctx ends. Blob returns the answer. After an error the worker must be
+// the worker, which serves calls that arrive earlier. The worker ends if the blob is not that of its client. After an error the worker must be
 // killed.
+//
+// The first Resume of a late worker (Spec.Late) connects it to the client of that blob. It waits for the worker's own blob until ctx ends, and Blob
+// returns it from then on.
 func (w *Worker) Resume(ctx context.Context, clientBlob []byte) error {
 	asked := time.Now()
 	before := w.page.counters()

@@ -28,7 +28,7 @@ type Worker struct {
 	output *output
 	page   *page
 	blob   []byte
-	late   bool // it has no client yet: Resume names it
+	late   bool // no client yet: the first Resume names it
 	began  bool // STARTED was received
 	asked  time.Time
 	steps  Steps // of the start
@@ -59,7 +59,8 @@ type Worker struct {
 	before atomic.Pointer[Counters] // of earlier leases
 }
 
-// Blob returns the worker's channel blob, for the client to connect to. A late worker has it after Resume. The caller must not change it.
+// Blob returns the worker's channel blob, for the client to connect to. That of a late worker is valid after its first Resume. The caller must
+// not change it.
 func (w *Worker) Blob() []byte { return w.blob }
 
 // PID returns the worker's process id, for messages only: after Done another process may have it.

@@ -71,7 +71,7 @@ type Spec struct {
 	Names      []string // functions, in index order
 	NamesFile  *os.File // the result of NamesMemfd, which the caller keeps; nil: created for each worker
 	ClientBlob []byte   // the client's channel blob
-	Late       bool     // that blob has only sizes: on verbs, the first Resume names the client
+	Late       bool     // ClientBlob has only sizes (verbs): the first Resume names the client
 	Tables     []Table  // which the worker maps before Spawn returns
 	Bundle     BundleID // the bundle that it sees; zero: none
 	Channel    Channel  // sizes in that blob, as read by the caller; zero: unknown

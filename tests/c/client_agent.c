@@ -12,7 +12,7 @@
 #include "dp_tcp_crypto.h"
 #include "fake_agent.h"
 
-/* Names of 255 bytes come through whole, and where there is no room for that it is said. */
+/* Names of 255 bytes arrive whole. An rfaas_place is too small for one, and the error says so. */
 T_CASE(api_names, "api/long-names", .providers = T_SHM) {
     CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
     rfaas_session *session = NULL;

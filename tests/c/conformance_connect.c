@@ -142,7 +142,8 @@ T_CASE(connect_twice, "connect/twice") {
     end_close(&b);
 }
 
-/* A queue pair that connects in a sealed process. Its receives and its connection are as usual. */
+/* A queue pair that was prepared for connecting in a sealed process connects and receives as usual. Providers other than verbs refuse to prepare
+ * one, and it connects all the same. */
 T_CASE(connect_late, "connect/late") {
     end a, b;
     end_opts late = {.no_recvs = true};

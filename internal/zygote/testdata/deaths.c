@@ -148,8 +148,7 @@ FUNCTION(sleeps) {
     return 0;
 }
 
-/* Lives on and answers no more, and what it shows of itself is that it has nothing to do: what is left of a worker whose own memory a
- * function has damaged, when that goes worst. */
+/* Lives on without answering, and its page reports that it is idle: the worst case of a worker whose memory a function has damaged. */
 FUNCTION(falls_silent) {
     char line[256];
     unsigned long at = 0;

@@ -5,7 +5,7 @@
  *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
  *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
  *   fork          a child of this process opens and uses a lease of its own
- *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", 1 if forks wait
+ *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", STATUS 1 if fork() waits
  *   strand        threads fill the socket of a stopped agent for longer than a release may take, and this process releases its lease
  *   join          waits for these threads
  *   table | drop  publishes and withdraws a table (table.c)
