@@ -99,7 +99,7 @@ func TestSizesOfDocumentAndCode(t *testing.T) {
 		{"DP_REQ_SHORT", "24", "its last 24"},
 		{"DP_REQ_KEYED", "40", "keyed form is 40 bytes"},
 		{"DP_REPLY_SIZE", "16", "header is 16 bytes"},
-		{"DP_CHANNEL_BLOB_MAX", "256", "at most 256 bytes together"},
+		{"DP_CHANNEL_BLOB_MAX", "256", "together at most 256 bytes"},
 	} {
 		if !regexp.MustCompile(`(?m)^#define ` + c.define + ` ` + regexp.QuoteMeta(c.value) + `( |$)`).MatchString(wire) {
 			t.Errorf("dp_wire.h: %s is not %s any more; docs/PROTOCOL.md says %q", c.define, c.value, c.inDoc)
