@@ -100,7 +100,7 @@ static int start(Function *f, Plan *p, const rfaas_call_options *o, rfaas_reques
 
 int Function_start(Function *f, Plan *p, rfaas_request *r) {
     const rfaas_call_options *o = p->options;
-    int64_t begin = 0;
+    int64_t begin = 0, limit = o ? o->timeout_ns : 0; /* p->own, which changes below, may be what o points to */
     for (unsigned turn = 0;;) {
         if (!Lease_open(f->lease))
             return -1;
@@ -117,9 +117,9 @@ int Function_start(Function *f, Plan *p, rfaas_request *r) {
             begin = t;
         if (Request_await_slot(f->lease, &turn))
             return -1;
-        if (!p->options || !p->options->timeout_ns)
+        if (!limit)
             continue;
-        int64_t left = p->options->timeout_ns - (now() - begin);
+        int64_t left = limit - (now() - begin);
         if (left <= 0) {
             binding_raise_text(RFAAS_DEADLINE, "no worker had a free slot until the deadline", RFAAS_NOT_STARTED, 0);
             return -1;

@@ -223,10 +223,17 @@ static PyObject *Request_cancel(Request *r, PyObject *none) {
     rfaas_request id = r->id;
     r->cancelled = true;
     r->watched++;
+    int status;
     BEGIN_CALL
-    RFAAS.cancel(&id);
+    status = RFAAS.cancel(&id);
     END_CALL
     r->watched--;
+    if (!r->id) /* another thread has seen its end meanwhile */
+        Py_RETURN_TRUE;
+    if (status) {
+        r->cancelled = false;
+        return binding_raise(status);
+    }
     finish(r, &(ending){ 0 });
     Py_RETURN_TRUE;
 }

@@ -265,6 +265,9 @@ class Requests(LeaseCase):
                 for _ in range(2):
                     lease["sleep_ns"].submit(self.ns(0.01)).cancel()
                 self.assertEqual(call(b"x"), b"x")
+            for _ in range(2):
+                lease["sleep_ns"].submit(self.ns(0.5)).cancel()
+            self.assertEqual(lease["echo"].submit(b"y", timeout=60).result(), b"y")
 
     def test_failures_are_kept(self):
         failed, died = self.lease["fail"].submit(b"first", worker=0), self.lease["crash"].submit(b"", worker=1)
