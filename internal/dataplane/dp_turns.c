@@ -205,13 +205,14 @@ static void sleep_until(dp_turn_waiter *w, int64_t deadline_ns) {
     syscall(SYS_futex, &w->word, FUTEX_WAIT_BITSET_PRIVATE, ASLEEP, deadline_ns ? &ts : NULL, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Leaves the list. Returns true if a unit was handed over meanwhile. If the thread was woken to try, wakes other threads instead. */
-static bool give_up(dp_turns *t, dp_turn_waiter *w) {
+/* Leaves the list. Returns true if a unit was handed over meanwhile. If the thread was woken to try, wakes other threads instead: it may
+ * leave with another unit than the one that was free, or with none. */
+static bool give_up(dp_turns *t, dp_turn_waiter *w, bool woken) {
     pthread_mutex_lock(&t->mu);
     uint32_t word = __atomic_load_n(&w->word, __ATOMIC_ACQUIRE);
     if (word != GIVEN)
         strike_out(t, w);
-    if (word == TRY)
+    if (word == TRY || woken)
         wake_others(t);
     pthread_mutex_unlock(&t->mu);
     return word == GIVEN;
@@ -234,6 +235,7 @@ static __attribute__((noinline)) int wait_for(dp_turns *t, dp_turn_kind kind, ui
             return DP_OK;
     }
     dp_turn_waiter w = {.kind = kind, .any = any, .unit = any ? 0 : from, .since = dp_now_ns()};
+    bool woken = false; /* was TRY */
     pthread_mutex_lock(&t->mu);
     enlist(t, &w);
     pthread_mutex_unlock(&t->mu);
@@ -241,13 +243,13 @@ static __attribute__((noinline)) int wait_for(dp_turns *t, dp_turn_kind kind, ui
         /* This thread is in the list, so a thread that puts a unit down from here on sees it. It tries even after its deadline, because it
          * may be the only thread that was woken for a unit. */
         if (try_any(t, kind, from, any, unit)) {
-            if (give_up(t, &w))
+            if (give_up(t, &w, woken))
                 dp_turns_give(t, w.unit); /* a second unit, possible only with `any` */
             return DP_OK;
         }
         bool closed = kind != DP_TURN_CLAIMED && dp_turns_closed(t), late = deadline_ns && dp_now_ns() >= deadline_ns;
         if (closed || late) {
-            if (!give_up(t, &w))
+            if (!give_up(t, &w, woken))
                 return closed ? DP_LEASE_ENDED : DP_DEADLINE;
             *unit = w.unit;
             return DP_OK;
@@ -265,6 +267,7 @@ static __attribute__((noinline)) int wait_for(dp_turns *t, dp_turn_kind kind, ui
                 *unit = w.unit;
                 return DP_OK;
             }
+            woken = true;
         }
     }
 }

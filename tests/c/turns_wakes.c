@@ -72,6 +72,50 @@ T_CASE(turns_two, "turns/two-units-wake-two-threads", .providers = T_SHM, .secon
     free(s.t);
 }
 
+static void *take_from_1(void *arg) {
+    thread_of_turns *w = arg;
+    t_name("waits for any unit, from 1 on");
+    w->status = dp_turns_take(w->s->t, DP_TURN_CALL, 1, true, 0, &w->unit);
+    return NULL;
+}
+
+static void *take_0(void *arg) {
+    thread_of_turns *w = arg;
+    t_name("waits for unit 0");
+    while (!__atomic_load_n(&w->s->t->waiting, __ATOMIC_SEQ_CST))
+        sched_yield();
+    w->status = dp_turns_take(w->s->t, DP_TURN_BRIEF, 0, false, 0, &w->unit);
+    return NULL;
+}
+
+/* A thread is woken for unit 0, but takes unit 1, which becomes free before it runs. The next thread in the list is woken for unit 0 then. */
+T_CASE(turns_other, "turns/woken-for-another-unit", .providers = T_SHM, .seconds = 20) {
+    turns_and_flags s;
+    thread_of_turns any = {.s = &s}, one = {.s = &s};
+    uint32_t unit;
+    make(&s, 2);
+    for (uint64_t round = t_pick(300, 50); round; round--) {
+        for (uint32_t i = 0; i < 2; i++)
+            CHECK_STATUS(dp_turns_take(s.t, DP_TURN_CALL, i, false, 0, &unit), DP_OK);
+        CHECK(!pthread_create(&one.thread, NULL, take_0, &one));
+        CHECK(!pthread_create(&any.thread, NULL, take_from_1, &any));
+        while (__atomic_load_n(&s.t->waiting, __ATOMIC_SEQ_CST) < 2)
+            sched_yield();
+        dp_turns_give(s.t, 0);
+        dp_turns_give(s.t, 1);
+        CHECK(!pthread_join(any.thread, NULL));
+        if (any.unit == 0)
+            dp_turns_give(s.t, 0); /* it ran in between: no wake to pass on */
+        CHECK(!pthread_join(one.thread, NULL));
+        CHECK_STATUS(any.status, DP_OK);
+        CHECK_STATUS(one.status, DP_OK);
+        dp_turns_put_down(s.t, 0);
+        if (any.unit == 1)
+            dp_turns_give(s.t, 1);
+    }
+    free(s.t);
+}
+
 static _Thread_local bool held_back;
 
 /* Like set_asked, but a thread that is held back does not return before flag 1 is set. */
