@@ -217,7 +217,7 @@ int dp_sandbox_landlock(const dp_sandbox *s, bool connects) {
         e = allow(rules, "/", read);
         if (!e)
             e = allow(rules, "/tmp", all);
-    } else { /* the worker sees all files of the node: it may read those that a private root would have, and write none */
+    } else { /* the worker sees all files of the node. It may read only those that a private root would contain, and may write none */
         static const char *const system[] = {"/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys"};
         for (size_t i = 0; i < sizeof system / sizeof *system && !e; i++)
             e = allow(rules, system[i], read);

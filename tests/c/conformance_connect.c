@@ -143,7 +143,7 @@ T_CASE(connect_twice, "connect/twice") {
 }
 
 /* A queue pair that was prepared for connecting in a sealed process connects and receives as usual. Providers other than verbs refuse to prepare
- * one, and it connects all the same. */
+ * a queue pair, and the test then connects it without that. */
 T_CASE(connect_late, "connect/late") {
     end a, b;
     end_opts late = {.no_recvs = true};

@@ -173,7 +173,8 @@ typedef struct Plan {
     const rfaas_call_options *options;
 } Plan;
 
-/* The arguments of a call as METH_FASTCALL | METH_KEYWORDS passes them: n positional ones, then those that the tuple `names` names. */
+/* The arguments of a call, as Python passes them to a METH_FASTCALL | METH_KEYWORDS function: n positional arguments, followed by the
+ * keyword arguments, whose names are in the tuple `names`. */
 typedef struct call_arguments {
     PyObject *const *values;
     Py_ssize_t n;

@@ -267,7 +267,8 @@ static PyObject *Lease_release(Lease *l, PyObject *none) {
         status = RFAAS.lease_release(handle);
         END_CALL
     }
-    PyDict_Clear(l->functions);
+    if (l->functions) /* the garbage collector may have taken it */
+        PyDict_Clear(l->functions);
     return status ? binding_raise(status) : Py_NewRef(Py_None);
 }
 

@@ -15,7 +15,7 @@ static const char *what;
 #define CALLS 3        /* of each racing lease */
 #define THREADS 20     /* most clients of a process */
 
-/* What this process and those that it forks count. */
+/* Counters that this process shares with the processes that it forks. */
 static struct counts {
     atomic_int leases, calls, cached;
     atomic_llong held_us; /* sum over all workers, from the first result of their lease to its release */
