@@ -195,7 +195,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 			}
 			offers = nil // these channels belonged to workers that have ended
 		}
-		if cand := l.takeCached(); cand != nil && !l.offersSuit(m) {
+		if cand := l.takeCached(ctx); cand != nil && !l.offersSuit(m) {
 			return nil, cand, nil
 		}
 	}
@@ -222,7 +222,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		if final(err) || l.pending.Impossible(err) || !w.await(ctx, l.pending, until, seen, &l.backoff) {
 			return nil, nil, err
 		}
-		if cand := l.takeCached(); cand != nil { // it was released while this client was waiting
+		if cand := l.takeCached(ctx); cand != nil { // it was released while this client was waiting
 			return nil, cand, nil
 		}
 		look = true
@@ -231,9 +231,9 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 }
 
 // takeCached takes a cached lease with the same terms. The client gets its channels with the reply. It returns the executor of the cached
-// lease, or nil if there is no such lease.
-func (l *lease) takeCached() *grant.Candidate {
-	k := l.pending.TakeHanded()
+// lease, or nil if there is no such lease. It waits for one that is being released.
+func (l *lease) takeCached(ctx context.Context) *grant.Candidate {
+	k := l.pending.TakeHanded(ctx)
 	if k == nil {
 		return nil
 	}

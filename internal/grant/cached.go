@@ -67,7 +67,34 @@ type Cached struct {
 type cache struct {
 	mu     sync.Mutex
 	all    []*Cached
+	coming []*coming
 	closed bool
+}
+
+// coming is a lease whose release is under way, and which the executor may cache. A search with the same terms waits for it: a request for new workers
+// would make the executor end the cached ones.
+type coming struct {
+	*Cached
+	done    chan struct{} // closed when the release has ended
+	awaited bool          // a search waits. Each lease serves one search, so one is enough
+}
+
+// comingMost is how long a search waits for a release. A release takes about a millisecond, and new workers a few. The executor of a release that takes
+// longer may have stopped.
+const comingMost = 50 * time.Millisecond
+
+// expect adds a lease whose release begins. The caller calls the result when the release has ended.
+func (s *cache) expect(k *Cached) (ended func()) {
+	e := &coming{Cached: k, done: make(chan struct{})}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.coming = append(s.coming, e)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.coming = slices.DeleteFunc(s.coming, func(x *coming) bool { return x == e })
+		close(e.done)
+	}
 }
 
 // keep caches a released lease for d. If there are too many, the oldest one is given up.
@@ -244,13 +271,45 @@ func (c *Control) TakeCached(name uint64) *Cached {
 func (k *Cached) Expires() time.Time { return k.expires }
 
 // TakeHanded removes and returns a cached lease with the same terms whose channels were handed over, or whose workers are late; nil: there is
-// none. It takes the latest lease of a closed session, else a spare lease, else a lease of an open session. The caller passes the lease to
-// UseCached or Forget, and the channels, if there are any, to the client.
-func (p *Pending) TakeHanded() *Cached {
-	c := p.c
-	if c.opts.Keep <= 0 {
+// none. It takes the latest lease of a closed session, else a spare lease, else a lease of an open session. If there is none of these, but such a lease
+// is being released, it waits for the end of the release, at most comingMost or until ctx ends. The caller passes the lease to UseCached or Forget, and
+// the channels, if there are any, to the client.
+func (p *Pending) TakeHanded(ctx context.Context) *Cached {
+	if p.c.opts.Keep <= 0 {
 		return nil // a session that caches nothing wants new workers
 	}
+	if k := p.takeHanded(); k != nil {
+		return k
+	}
+	ctx, stop := context.WithTimeout(ctx, comingMost)
+	defer stop()
+	return p.awaitHanded(ctx)
+}
+
+// awaitHanded waits for a lease with the same terms that is being released, and takes it. It returns nil if there is none, if the lease is not cached, or
+// when ctx has ended.
+func (p *Pending) awaitHanded(ctx context.Context) *Cached {
+	s := &p.c.cache
+	s.mu.Lock()
+	i := slices.IndexFunc(s.coming, func(e *coming) bool { return !e.awaited && p.suits(e.Cached) })
+	if i < 0 {
+		s.mu.Unlock()
+		return nil
+	}
+	e := s.coming[i]
+	e.awaited = true
+	s.mu.Unlock()
+	select {
+	case <-e.done:
+		return p.takeHanded()
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// takeHanded is TakeHanded without waiting.
+func (p *Pending) takeHanded() *Cached {
+	c := p.c
 	s := &c.cache
 	s.mu.Lock()
 	var found *Cached
@@ -403,6 +462,9 @@ func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer)
 	if h.c.opts.Keep <= 0 || h.adopted {
 		k.Close()
 		return nil, h.Release(ctx)
+	}
+	if handed != nil {
+		defer h.c.cache.expect(k)()
 	}
 	r, err := h.release(ctx, true)
 	if err != nil || r.GetCacheMs() == 0 || !r.GetCached() {

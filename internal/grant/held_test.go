@@ -2,9 +2,11 @@ package grant
 
 import (
 	"context"
+	"io"
 	"testing"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // dying is an executor that ends while it handles a release.
@@ -31,5 +33,62 @@ func TestReleaseWhileTheExecutorEnds(t *testing.T) {
 	h := &Held{Candidate: Candidate{Address: port.Address}, ID: 1, c: c, cl: control.NewExecutorClient(conn)}
 	if err := h.Release(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// caching is an executor whose releases end when the test says so. It caches the workers, or does not.
+type caching struct {
+	*lessor
+	cached chan bool
+}
+
+func (x *caching) Release(context.Context, *control.ReleaseRequest) (*control.ReleaseReply, error) {
+	cached := <-x.cached
+	return &control.ReleaseReply{Cached: cached, CacheMs: 60_000}, nil
+}
+
+// A search waits for a lease with the same terms that is being released. A second search does not wait for the same release.
+func TestSearchAwaitsARelease(t *testing.T) {
+	x := &caching{&lessor{}, make(chan bool)}
+	c, port, _, _ := lessee(t, x)
+	c.opts.Keep = 1
+	conn, err := c.dial("release", port.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Pending{c: c, spec: Spec{Workers: 1}}
+	other := &Pending{c: c, spec: Spec{Workers: 2}}
+	for name, cached := range map[uint64]bool{1: true, 2: false} {
+		h := &Held{Candidate: Candidate{Address: port.Address}, ID: name, c: c, cl: control.NewExecutorClient(conn), key: p.key()}
+		released, found := make(chan *Cached, 1), make(chan *Cached, 1)
+		go func() {
+			k, err := h.ReleaseCached(t.Context(), name, io.NopCloser(nil))
+			if err != nil {
+				t.Error(err)
+			}
+			released <- k
+		}()
+		awaited := func(yes bool) bool {
+			c.cache.mu.Lock()
+			defer c.cache.mu.Unlock()
+			return len(c.cache.coming) == 1 && c.cache.coming[0].awaited == yes
+		}
+		testkit.Eventually(t, "the release is under way", func() bool { return awaited(false) })
+		go func() { found <- p.awaitHanded(t.Context()) }()
+		testkit.Eventually(t, "the search waits", func() bool { return awaited(true) })
+		if k := p.TakeHanded(t.Context()); k != nil {
+			t.Errorf("a second search found %+v", k)
+		}
+		if k := other.TakeHanded(t.Context()); k != nil {
+			t.Errorf("a search with other terms found %+v", k)
+		}
+		x.cached <- cached
+		k, want := <-found, <-released
+		if k != want || (k != nil) != cached {
+			t.Errorf("cached %v: found %v, released %v", cached, k, want)
+		}
+		if k != nil {
+			k.timer.Stop()
+		}
 	}
 }
