@@ -488,19 +488,19 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * The state that functions keep in the workers ends with the lease: no other lease gets a worker that
  * has executed a function, unless both leases have the flag RFAAS_LEASE_REUSE.
  *
- * The workers of a lease that is released at rest are cached for the next lease of this session with
- * the same library, sizes and RFAAS_LEASE_REUSE. On shm and tcp, they also serve other sessions and
- * processes of the user with the same addresses and credentials, even after this session is closed. At
- * rest means that no call is in flight, that every abandoned call has been answered and that, without
- * RFAAS_LEASE_REUSE, no function was executed. Cached workers are frozen, stay connected and keep
- * their code. The next lease gets them without a new process, registration or queue pair (`cached` in
- * rfaas_statistics), and any thread may open it. A session caches the latest cached_leases released
- * leases, for as long as the executor permits. Other tenants can use the cores meanwhile. If the
- * workers were ended for another lease, or with their executor, the next lease gets new workers.
+ * The workers of a released lease are cached if no call is in flight, every abandoned call has been
+ * answered and, without RFAAS_LEASE_REUSE, no function has been executed. The next lease of this
+ * session with the same library, sizes and RFAAS_LEASE_REUSE gets them. On shm and tcp, other sessions
+ * and processes of the user with the same addresses and credentials also get them, even after this
+ * session is closed. Cached workers are frozen, stay connected and keep their code. A lease gets them
+ * without a new process, registration or queue pair (`cached` in rfaas_statistics), and any thread may
+ * open it. A session caches the latest cached_leases released leases, for as long as the executor
+ * permits. Other tenants can use the cores meanwhile. If the workers were ended for another lease, or
+ * with their executor, the next lease gets new workers.
  *
- * On shm, verbs and tcp, the agent also prepares spare leases for any process of the user: their
- * workers are started and have loaded the library ahead of demand. On shm and tcp they are connected,
- * too. The agent prepares one when a lease gets new workers within 10 s after another lease with the
+ * On shm, verbs and tcp, the agent also prepares spare leases for any process of the user. Their
+ * workers start and load the library ahead of demand, and on shm and tcp they are also connected. The
+ * agent prepares a spare lease when a lease gets new workers within 10 s after another lease with the
  * same terms. The environment variable RFAAS_POOL is the largest number of spare leases with the same
  * terms (default 2; 0: none). */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
@@ -650,7 +650,10 @@ RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 
 #define RFAAS_START_UNKNOWN 0 /* the executor does not say, or the worker is this process */
 #define RFAAS_START_COLD 1    /* a new process */
-#define RFAAS_START_POOLED 2  /* a process of the executor's pool, or of a spare lease (RFAAS_POOL) */
+
+/* RFAAS_START_POOLED: a process that was started ahead of demand: from the executor's pool, or from a
+ * spare lease of the agent (RFAAS_POOL) */
+#define RFAAS_START_POOLED 2
 
 /* RFAAS_START_CACHED: a worker that served an earlier lease and was still connected. The lease was of
  * this process or, on shm and tcp, of another process of the user */

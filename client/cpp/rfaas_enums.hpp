@@ -153,7 +153,7 @@ constexpr bool operator!=(std::int64_t a, event_kind b) noexcept { return !(b ==
 enum class start : int {
     unknown = RFAAS_START_UNKNOWN, /* the executor does not say, or the worker is this process */
     cold = RFAAS_START_COLD, /* a new process */
-    pooled = RFAAS_START_POOLED, /* a process of the executor's pool, or of a spare lease (RFAAS_POOL) */
+    pooled = RFAAS_START_POOLED,
     cached = RFAAS_START_CACHED,
 };
 constexpr bool operator==(start a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }

@@ -84,7 +84,7 @@ module rfaas_c
 
    integer, parameter :: RFAAS_START_UNKNOWN = 0 !< the executor does not say, or the worker is this process
    integer, parameter :: RFAAS_START_COLD = 1 !< a new process
-   integer, parameter :: RFAAS_START_POOLED = 2 !< a process of the executor's pool, or of a spare lease (RFAAS_POOL)
+   integer, parameter :: RFAAS_START_POOLED = 2
    integer, parameter :: RFAAS_START_CACHED = 3
 
    integer, parameter :: RFAAS_ANY_WORKER = -1

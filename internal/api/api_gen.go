@@ -49,7 +49,7 @@ var EventNames = [...]string{EventNone: "none", EventWorkerDied: "worker died", 
 const (
 	StartUnknown = 0 // the executor does not say, or the worker is this process
 	StartCold    = 1 // a new process
-	StartPooled  = 2 // a process of the executor's pool, or of a spare lease (RFAAS_POOL)
+	StartPooled  = 2
 	StartCached  = 3
 )
 

@@ -51,7 +51,7 @@ func newRoot(a *app) *cobra.Command {
 	f.BoolVar(&a.allowPlaintext, "allow-plaintext", allow, "speak without TLS, also to addresses that are not loopback ($"+control.AllowPlaintextEnv+")")
 	f.StringVar(&a.dataEncryption, "data-encryption", cmp.Or(a.Getenv(grant.EnvDataEncryption), "on"),
 		"encryption of data on provider tcp: off, on or require ($RFAAS_DATA_ENCRYPTION)")
-	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "bound of one command that talks to a daemon, and of each call of invoke")
+	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of a command that talks to a daemon, and of each call of invoke")
 	root.AddCommand(
 		newVersion(a),
 		newMan(a),

@@ -77,10 +77,10 @@ func (WaitMode) EnumDescriptor() ([]byte, []int) {
 type StartPath int32
 
 const (
-	StartPath_START_PATH_UNKNOWN StartPath = 0 // by an executor that does not say
-	StartPath_START_PATH_COLD    StartPath = 1 // cloned for it
-	StartPath_START_PATH_POOLED  StartPath = 2 // cloned in advance; for `spare`, also with its library and, except on verbs, connected
-	StartPath_START_PATH_CACHED  StartPath = 3 // served an earlier lease with the same terms and still has its channel: of the same process, or on shm of any process
+	StartPath_START_PATH_UNKNOWN StartPath = 0 // the executor did not report it
+	StartPath_START_PATH_COLD    StartPath = 1 // a new process
+	StartPath_START_PATH_POOLED  StartPath = 2 // a process started ahead of demand. A worker of a spare lease also has its library and, except on verbs, its connection
+	StartPath_START_PATH_CACHED  StartPath = 3 // a worker of an earlier lease with the same terms, whose channel still exists. That lease was of the same process or,
 )
 
 // Enum value maps for StartPath.
@@ -481,8 +481,10 @@ type LeaseRequest struct {
 	Tables          []*Table               `protobuf:"bytes,14,rep,name=tables,proto3" json:"tables,omitempty"`                                 // that its workers map
 	Bundle          *Table                 `protobuf:"bytes,16,opt,name=bundle,proto3" json:"bundle,omitempty"`                                 // that its workers see: sha256 and size of the packed bundle (internal/bundle)
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only the client knows, or none: its workers are not cached
-	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs, unless the workers are spare and on verbs
-	KeepsState      bool                   `protobuf:"varint,22,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"`      // workers that have executed functions of this lease may be cached, and serve another one with keeps_state
+	// The cached lease whose workers serve this one. 0: none. client_blobs then name the same queue pairs, except for spare workers on verbs,
+	// which connect now.
+	Reuse      uint64 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`
+	KeepsState bool   `protobuf:"varint,22,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"` // workers that have executed functions of this lease may be cached, and serve another one with keeps_state
 	// The fewest workers with which the lease is granted, 0: all. A reply with fewer than `workers` has the first ones. Replace adds the
 	// others when there is room for them (RoomRequest.growing).
 	WorkersMin uint32 `protobuf:"varint,23,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
