@@ -665,7 +665,7 @@ API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 UNITS := $(patsubst scripts/systemd/%,%,$(wildcard scripts/systemd/*.service scripts/systemd/user/*.service))
 # Below share/doc/rfaas, documents have the directory structure of the source tree, so that their links work.
-DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
+DOCS := README.md RATIONALE.md CHANGELOG.md CONTRIBUTING.md LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
 
 .PHONY: install uninstall clean distclean proto
 install: build ## into PREFIX, below DESTDIR

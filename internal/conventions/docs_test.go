@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// The function and the programs that a newcomer copies out of README.md must compile.
-func TestReadmeExamplesCompile(t *testing.T) {
-	examples := regexp.MustCompile("(?s)```c\n(.*?)```").FindAllStringSubmatch(source(t, "README.md"), -1)
+// The function and the programs that a newcomer copies out of README.md and docs/programs.md must compile.
+func TestDocumentedExamplesCompile(t *testing.T) {
+	examples := regexp.MustCompile("(?s)```c\n(.*?)```").FindAllStringSubmatch(source(t, "README.md")+source(t, "docs/programs.md"), -1)
 	if len(examples) != 3 {
-		t.Fatalf("README.md has %d C examples, want the function, the program and the MPI program", len(examples))
+		t.Fatalf("the documents have %d C examples, want the function, the program and the MPI program", len(examples))
 	}
 	for _, m := range examples {
 		compiler := "gcc"
@@ -124,7 +124,7 @@ func TestManualNamesVariables(t *testing.T) {
 func TestDocumentLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#:]+)\)`)
 	for _, doc := range []string{"README.md", "RATIONALE.md", "docs/PROTOCOL.md", "docs/BOARD.md", "docs/operations.md", "docs/slurm.md", "docs/THREAT_MODEL.md",
-		"docs/architecture.md", "docs/languages.md", "docs/python.md", "benchmarks/README.md", "worker/README.md", "tests/c/README.md", "tests/fuzz/README.md"} {
+		"docs/architecture.md", "docs/languages.md", "docs/programs.md", "docs/python.md", "CONTRIBUTING.md", "benchmarks/README.md", "worker/README.md", "tests/c/README.md", "tests/fuzz/README.md"} {
 		for _, m := range link.FindAllStringSubmatch(source(t, doc), -1) {
 			if _, err := os.Stat(filepath.Join("..", "..", filepath.Dir(doc), m[1])); err != nil {
 				t.Errorf("%s links to %s: %v", doc, m[1], err)
