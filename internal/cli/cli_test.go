@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -38,6 +39,7 @@ type stub struct {
 	data  atomic.Value // string: address of the data port; not set: none
 	empty atomic.Int64 // calls of List that find nobody, before the others
 	asked atomic.Int64 // calls of List
+	only  []string     // if set, the addresses of the living executors that List returns
 
 	secret string // its file
 }
@@ -83,6 +85,14 @@ func (s *stub) List(context.Context, *control.ListRequest) (*control.ListReply, 
 	s.asked.Add(1)
 	if s.empty.Add(-1) >= 0 {
 		return &control.ListReply{}, nil
+	}
+	if s.only != nil {
+		r := &control.ListReply{Executors: []*control.ExecutorEntry{{Address: "d:1", Info: &control.InfoReply{Node: "n4"}}}}
+		for _, address := range s.only {
+			here, _ := control.NodeID()
+			r.Executors = append(r.Executors, &control.ExecutorEntry{Address: address, Alive: true, Info: &control.InfoReply{Node: "n1", NodeId: here, Cores: 1}})
+		}
+		return r, nil
 	}
 	return &control.ListReply{NowMs: uint64(time.Now().UnixMilli() + s.ahead.Load()), Executors: []*control.ExecutorEntry{
 		{Address: "a:1", Alive: true, AgeMs: 300, Info: &control.InfoReply{Node: "n1", Cores: 4, FreeCores: 4, MemoryBytes: 3 << 30, FreeMemoryBytes: 1 << 30, Providers: []string{"shm", "verbs"}}},
@@ -187,6 +197,38 @@ func TestLeases(t *testing.T) {
 	}
 }
 
+// With --all, executors that cannot be asked are named, and the leases of the others are listed or revoked.
+func TestLeasesOfAllExecutors(t *testing.T) {
+	s, p, run := world(t)
+	const unreachable = "127.0.0.1:1"
+	for _, c := range []struct {
+		only   []string
+		args   string
+		code   int
+		got    string
+		out    string
+		errors []string
+	}{
+		{[]string{p.Address}, "leases --all", 0, "", p.Address + "  9223372036854775809  alice", []string{"d:1 is silent"}},
+		{[]string{p.Address, unreachable}, "leases --all", 1, "", p.Address + "  9223372036854775809  alice", []string{"d:1 is silent", unreachable}},
+		{[]string{p.Address, unreachable}, "leases --all --json", 1, "", `"executor": "` + p.Address, []string{unreachable}},
+		{[]string{unreachable}, "leases --all", 1, "", "", []string{unreachable}},
+		{[]string{}, "leases --all --json", 0, "", "[]\n", nil},
+		{[]string{p.Address}, "leases --tenant bob", 0, "", "no leases\n", nil},
+		{[]string{p.Address, unreachable}, "revoke --tenant alice --all", 1, "revoke 9223372036854775809 ", "1 leases of alice on " + p.Address + " revoked\n",
+			[]string{"d:1 is silent: no lease on it was revoked", unreachable}},
+		{[]string{p.Address}, "revoke --tenant bob --all", 1, "", "", []string{"d:1 is silent"}},
+	} {
+		s.only = c.only
+		s.got.Reset()
+		code, out, errs := run(strings.Fields(c.args)...)
+		if code != c.code || s.got.String() != c.got || !strings.Contains(out, c.out) || c.out == "" && out != "" ||
+			slices.ContainsFunc(c.errors, func(e string) bool { return !strings.Contains(errs, e) }) {
+			t.Errorf("%s with %v: code %d, asked %q, said\n%s%s", c.args, c.only, code, s.got.String(), out, errs)
+		}
+	}
+}
+
 func TestRevokeAndDrain(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -199,7 +241,12 @@ func TestRevokeAndDrain(t *testing.T) {
 		{[]string{"revoke", "7"}, 1, "", "lease 7: unknown lease"},
 		{[]string{"revoke", "0"}, 2, "", `"0" is no lease`},
 		{[]string{"revoke", "x"}, 2, "", `"x" is no lease`},
-		{[]string{"revoke"}, 2, "", "accepts 1 arg"},
+		{[]string{"revoke"}, 2, "", "which leases? give LEASE (rfaas leases lists them) or --tenant"},
+		{[]string{"revoke", "16", "--tenant", "alice"}, 2, "", "both the lease 16 and --tenant"},
+		{[]string{"revoke", "--tenant", ""}, 2, "", "--tenant is empty"},
+		{[]string{"revoke", "--tenant", "alice", "--all", "--executor", "a:1"}, 2, "", "both --all and --executor a:1"},
+		{[]string{"revoke", "--tenant", "alice", "--reason", "mines"}, 0, "revoke 9223372036854775809 mines", "1 leases of alice on "},
+		{[]string{"revoke", "--tenant", "bob"}, 0, "", "bob has no leases"},
 		{[]string{"drain"}, 0, "drain 0 ", ""},
 		{[]string{"drain", "--grace", "1m", "--reason", "maintenance"}, 0, "drain 60000 maintenance", ""},
 		{[]string{"drain", "--grace", "-1s"}, 2, "", "-1s is negative"},

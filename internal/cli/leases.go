@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 // leaseRow is one lease as `rfaas leases --json` prints it.
 type leaseRow struct {
 	ID          string `json:"id"` // decimal: JSON numbers do not hold 64 bits everywhere
+	Executor    string `json:"executor"`
 	Tenant      string `json:"tenant"`
 	State       string `json:"state"`
 	Workers     uint32 `json:"workers"`
@@ -44,54 +47,147 @@ func (a *app) onExecutor(ctx context.Context, address string, f func(context.Con
 	return nil
 }
 
+// atOnce is how many executors a command asks at the same time.
+const atOnce = 32
+
+// onExecutors runs f for several executors at the same time. It returns the errors in the order of the addresses.
+func (a *app) onExecutors(ctx context.Context, addresses []string, f func(ctx context.Context, i int, e control.ExecutorClient) error) error {
+	errs := make([]error, len(addresses))
+	var asked sync.WaitGroup
+	running := make(chan struct{}, atOnce)
+	for i, address := range addresses {
+		running <- struct{}{}
+		asked.Go(func() {
+			errs[i] = a.onExecutor(ctx, address, func(ctx context.Context, e control.ExecutorClient) error { return f(ctx, i, e) })
+			<-running
+		})
+	}
+	asked.Wait()
+	return errors.Join(errs...)
+}
+
+// leaseRange is whose leases a command is about, and on which executors.
+type leaseRange struct {
+	executor, manager, tenant string
+	all                       bool
+}
+
+// flags adds the flags of the range.
+func (r *leaseRange) flags(a *app, c *cobra.Command) {
+	a.addressFlag(c, &r.executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
+	a.addressFlag(c, &r.manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "with --all: address of the resource manager")
+	c.Flags().BoolVar(&r.all, "all", false, "on all executors that the resource manager knows")
+	c.Flags().StringVar(&r.tenant, "tenant", "", "the leases of this tenant only")
+}
+
+// check returns an error if the flags contradict each other.
+func (r *leaseRange) check(a *app, c *cobra.Command) error {
+	switch {
+	case r.all && c.Flags().Changed("executor"):
+		return a.BadUsage(fmt.Errorf("both --all and --executor %s: want one", r.executor))
+	case c.Flags().Changed("tenant") && r.tenant == "":
+		return a.BadUsage(errors.New("--tenant is empty"))
+	}
+	return nil
+}
+
+// addresses returns the executors of the range. silent are those that miss their reports, which are not among them.
+func (r *leaseRange) addresses(ctx context.Context, a *app) (living, silent []string, err error) {
+	if !r.all {
+		return []string{r.executor}, nil, nil
+	}
+	v, err := a.openBoard(r.manager)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer v.close()
+	rows, err := v.list(ctx)
+	var errs []error
+	for _, row := range rows {
+		if row.State == "silent" {
+			silent = append(silent, row.Address)
+		} else if err := row.reachable(); err != nil {
+			errs = append(errs, err)
+		} else {
+			living = append(living, row.Address)
+		}
+	}
+	return living, silent, cmp.Or(err, errors.Join(errs...))
+}
+
+// leases returns the leases of the range that one executor has.
+func (r *leaseRange) leases(ctx context.Context, address string, e control.ExecutorClient) ([]leaseRow, error) {
+	reply, err := e.Leases(ctx, &control.LeasesRequest{})
+	var rows []leaseRow
+	for _, l := range reply.GetLeases() {
+		if r.tenant != "" && l.GetTenant() != r.tenant {
+			continue
+		}
+		cpus := make([]int, 0, len(l.GetCpus()))
+		for _, n := range l.GetCpus() {
+			cpus = append(cpus, int(n))
+		}
+		rows = append(rows, leaseRow{ID: strconv.FormatUint(l.GetLeaseId(), 10), Executor: address, Tenant: l.GetTenant(),
+			State: l.GetState(), Workers: l.GetWorkers(), Wanted: max(l.GetWorkersWanted(), l.GetWorkers()), CPUs: config.Cores{List: cpus}.String(),
+			MemoryBytes: l.GetMemoryBytes(), AgeMS: l.GetAgeMs(), LeftMS: l.GetLeftMs(), Flag: l.GetFlag()})
+	}
+	return rows, err
+}
+
 func newLeases(a *app) *cobra.Command {
-	var executor string
+	var r leaseRange
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "leases",
-		Short: "List the leases of an executor: yours, or all for an operator",
+		Short: "List the leases of an executor, or of all executors: yours, or every tenant's for an operator",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			rows := []leaseRow{}
-			err := a.onExecutor(c.Context(), executor, func(ctx context.Context, e control.ExecutorClient) error {
-				reply, err := e.Leases(ctx, &control.LeasesRequest{})
-				for _, l := range reply.GetLeases() {
-					cpus := make([]int, 0, len(l.GetCpus()))
-					for _, n := range l.GetCpus() {
-						cpus = append(cpus, int(n))
-					}
-					rows = append(rows, leaseRow{ID: strconv.FormatUint(l.GetLeaseId(), 10), Tenant: l.GetTenant(),
-						State: l.GetState(), Workers: l.GetWorkers(), Wanted: max(l.GetWorkersWanted(), l.GetWorkers()), CPUs: config.Cores{List: cpus}.String(),
-						MemoryBytes: l.GetMemoryBytes(), AgeMS: l.GetAgeMs(), LeftMS: l.GetLeftMs(), Flag: l.GetFlag()})
-				}
+			if err := r.check(a, c); err != nil {
 				return err
-			})
-			switch {
-			case err != nil:
-				return err
-			case asJSON:
-				return a.printJSON(rows)
 			}
-			return a.printLeases(rows)
+			addresses, silent, err := r.addresses(c.Context(), a)
+			for _, address := range silent {
+				fmt.Fprintf(a.Stderr, "rfaas: the executor at %s is silent: its leases are not listed\n", address)
+			}
+			found := make([][]leaseRow, len(addresses))
+			err = errors.Join(err, a.onExecutors(c.Context(), addresses, func(ctx context.Context, i int, e control.ExecutorClient) (err error) {
+				found[i], err = r.leases(ctx, addresses[i], e)
+				return err
+			}))
+			rows := slices.Concat(found...)
+			if err != nil && len(rows) == 0 {
+				return err
+			}
+			if asJSON {
+				return errors.Join(a.printJSON(append([]leaseRow{}, rows...)), err)
+			}
+			return errors.Join(a.printLeases(rows, r.all), err)
 		},
 	}
-	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
+	r.flags(a, c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	return c
 }
 
-func (a *app) printLeases(rows []leaseRow) error {
+// printLeases prints a table; all: with a column of executors.
+func (a *app) printLeases(rows []leaseRow, all bool) error {
 	if len(rows) == 0 {
 		_, err := fmt.Fprintln(a.Stdout, "no leases")
 		return err
 	}
 	w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
+	if all {
+		fmt.Fprint(w, "EXECUTOR\t")
+	}
 	fmt.Fprintln(w, "LEASE\tTENANT\tSTATE\tWORKERS\tCPUS\tMEMORY\tAGE\tLEFT\tFLAG")
 	seconds := func(ms uint64) time.Duration { return (time.Duration(ms) * time.Millisecond).Round(time.Second) }
 	for _, r := range rows {
 		workers := fmt.Sprint(r.Workers)
 		if r.Workers < r.Wanted {
 			workers = fmt.Sprintf("%d of %d", r.Workers, r.Wanted)
+		}
+		if all {
+			fmt.Fprintf(w, "%s\t", r.Executor)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%v\t%v\t%s\n", r.ID, plain(r.Tenant), r.State, workers, r.CPUs, mib(r.MemoryBytes),
 			seconds(r.AgeMS), seconds(r.LeftMS), cmp.Or(r.Flag, "-"))
@@ -100,25 +196,77 @@ func (a *app) printLeases(rows []leaseRow) error {
 }
 
 func newRevoke(a *app) *cobra.Command {
-	var executor, reason string
+	var r leaseRange
+	var reason string
 	c := &cobra.Command{
-		Use:   "revoke LEASE",
-		Short: "End a lease at once: the executor kills its workers",
-		Args:  cobra.ExactArgs(1),
+		Use:   "revoke LEASE | revoke --tenant TENANT",
+		Short: "End leases at once: the executor kills their workers",
+		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. You may end your own leases, and an operator\n" +
+			"may end all. A tenant can open new leases afterwards, unless you revoke its tokens first (rfaas token revoke).",
+		Example: "  rfaas revoke 1234567890 --reason 'node is needed'\n  rfaas revoke --tenant ann --all",
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := r.check(a, c); err != nil {
+				return err
+			}
+			switch {
+			case len(args) == 1 && (r.tenant != "" || r.all):
+				return a.BadUsage(fmt.Errorf("both the lease %s and --tenant or --all: want one", args[0]))
+			case len(args) == 0 && r.tenant == "":
+				return a.BadUsage(errors.New("which leases? give LEASE (rfaas leases lists them) or --tenant"))
+			case len(args) == 0:
+				return a.revokeTenant(c.Context(), &r, reason)
+			}
 			id, err := strconv.ParseUint(args[0], 0, 64)
 			if err != nil || id == 0 {
 				return a.BadUsage(fmt.Errorf("%q is no lease: want a number as rfaas leases prints it", args[0]))
 			}
-			return a.onExecutor(c.Context(), executor, func(ctx context.Context, e control.ExecutorClient) error {
+			return a.onExecutor(c.Context(), r.executor, func(ctx context.Context, e control.ExecutorClient) error {
 				_, err := e.Revoke(ctx, &control.RevokeRequest{LeaseId: id, Reason: reason})
 				return err
 			})
 		},
 	}
-	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
+	r.flags(a, c)
 	c.Flags().StringVar(&reason, "reason", "", "reason that the client is told")
 	return c
+}
+
+// revokeTenant ends the leases of a tenant. The error names each executor on which some may be left.
+func (a *app) revokeTenant(ctx context.Context, r *leaseRange, reason string) error {
+	addresses, silent, err := r.addresses(ctx, a)
+	errs := []error{err}
+	for _, address := range silent {
+		errs = append(errs, fmt.Errorf("the executor at %s is silent: no lease on it was revoked", address))
+	}
+	revoked := make([]int, len(addresses))
+	errs = append(errs, a.onExecutors(ctx, addresses, func(ctx context.Context, i int, e control.ExecutorClient) error {
+		rows, err := r.leases(ctx, addresses[i], e)
+		errs := []error{err}
+		for _, row := range rows {
+			id, _ := strconv.ParseUint(row.ID, 10, 64)
+			_, err := e.Revoke(ctx, &control.RevokeRequest{LeaseId: id, Reason: reason})
+			switch {
+			case err == nil:
+				revoked[i]++
+			case control.ClassOf(err) != control.ClassLease: // otherwise it has ended meanwhile
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	}))
+	for i, n := range revoked {
+		if n > 0 {
+			fmt.Fprintf(a.Stdout, "%d leases of %s on %s revoked\n", n, plain(r.tenant), addresses[i])
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if sum := slices.Max(append(revoked, 0)); sum == 0 {
+		fmt.Fprintf(a.Stdout, "%s has no leases\n", plain(r.tenant))
+	}
+	return nil
 }
 
 func newDrain(a *app) *cobra.Command {

@@ -14,7 +14,7 @@ func TestNamesAreText(t *testing.T) {
 	const name = "a\x1b]52;c;cm0=\x07\x1b[2J\u009b2J\tb\nc"
 	var out bytes.Buffer
 	a := &app{Program: command.Program{Env: Env{Stdout: &out}}}
-	err := errors.Join(a.printExecutors([]executorRow{{Address: name, Node: name, Providers: []string{name}}}), a.printLeases([]leaseRow{{Tenant: name}}),
+	err := errors.Join(a.printExecutors([]executorRow{{Address: name, Node: name, Providers: []string{name}}}), a.printLeases([]leaseRow{{Tenant: name}}, true),
 		a.printBills([]bill{{Tenant: name, Lines: []billLine{{Units: "1"}}}}))
 	if err != nil {
 		t.Fatal(err)

@@ -69,8 +69,9 @@ type ExecutorClient interface {
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
 	// Leases lists the leases that the caller may see: its tenant's, or all for an operator.
 	Leases(ctx context.Context, in *LeasesRequest, opts ...grpc.CallOption) (*LeasesReply, error)
-	// Revoke and Drain are for operators. Revoke ends a lease at once; Drain ends the executor, as SIGTERM does.
+	// Revoke ends a lease at once: one of the caller's tenant, or any for an operator.
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeReply, error)
+	// Drain ends the executor, as SIGTERM does. For operators.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	// Until says when the node is wanted back, in place of what was known. For operators.
 	Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilReply, error)
@@ -313,8 +314,9 @@ type ExecutorServer interface {
 	Renew(context.Context, *RenewRequest) (*RenewReply, error)
 	// Leases lists the leases that the caller may see: its tenant's, or all for an operator.
 	Leases(context.Context, *LeasesRequest) (*LeasesReply, error)
-	// Revoke and Drain are for operators. Revoke ends a lease at once; Drain ends the executor, as SIGTERM does.
+	// Revoke ends a lease at once: one of the caller's tenant, or any for an operator.
 	Revoke(context.Context, *RevokeRequest) (*RevokeReply, error)
+	// Drain ends the executor, as SIGTERM does. For operators.
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	// Until says when the node is wanted back, in place of what was known. For operators.
 	Until(context.Context, *UntilRequest) (*UntilReply, error)

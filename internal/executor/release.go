@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -116,7 +117,7 @@ func (e *Executor) Leases(ctx context.Context, _ *control.LeasesRequest) (*contr
 	return reply, nil
 }
 
-// maxReason bounds an operator's reason, in bytes.
+// maxReason bounds the reason of a caller, in bytes.
 const maxReason = 200
 
 func checkReason(reason, def string) (string, error) {
@@ -129,14 +130,23 @@ func checkReason(reason, def string) (string, error) {
 	return reason, nil
 }
 
-// Revoke ends a lease at once. It blocks until its workers are reaped and its cores are free.
+// Revoke ends a lease of the caller's tenant, or any lease for an operator, at once. It blocks until its workers are reaped and its cores are free.
 func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*control.RevokeReply, error) {
 	defer e.turns.enter()()
-	reason, err := checkReason(req.GetReason(), "by an operator")
+	by := "by its tenant"
+	if control.Caller(ctx).Role == identity.RoleOperator {
+		by = "by an operator"
+	}
+	reason, err := checkReason(req.GetReason(), by)
 	if err != nil {
 		return nil, err
 	}
-	h, err := e.beginEnd(ctx, lease.ID(req.GetLeaseId()), lease.Revoked, reason)
+	id := lease.ID(req.GetLeaseId())
+	e.bookClaim(id)
+	if err := e.mayUse(ctx, "Revoke", id); err != nil {
+		return nil, err
+	}
+	h, err := e.beginEnd(ctx, id, lease.Revoked, reason)
 	if err != nil {
 		return nil, grpcError(err)
 	}
