@@ -1,17 +1,35 @@
 /* Calls in flight. */
+#include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "binding.h"
 
 PyTypeObject *Request_type;
 
-/* Another thread waits for the same request, or has all slots. librfaas tells only that thread. */
-static void nap(void) {
-    struct timespec t = { 0, 200000 };
+/* Changes when a wait or a request ends. A thread waits for that on a futex if another thread waits for its request, because librfaas tells only that
+ * thread. */
+static uint32_t ended;
+static uint32_t sleepers; /* under the GIL */
+
+/* Waits until a request, or the wait of another thread, ends, at most `ns`. */
+static void await_another(int64_t ns) {
+    struct timespec t = { ns / 1000000000, ns % 1000000000 };
+    uint32_t seen = ended;
+    sleepers++;
     BEGIN_CALL
-    nanosleep(&t, NULL);
+    syscall(SYS_futex, &ended, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
     END_CALL
+    sleepers--;
+}
+
+/* A request has ended, or this thread waits for it no more. */
+static void tell_others(void) {
+    __atomic_fetch_add(&ended, 1, __ATOMIC_SEQ_CST);
+    if (sleepers)
+        syscall(SYS_futex, &ended, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
 static void unlink_request(Request *r) {
@@ -49,6 +67,7 @@ static void finish(Request *r, const ending *e) {
         return;
     }
     unlink_request(r);
+    tell_others();
     r->id = RFAAS_REQUEST_NULL;
     r->status = r->cancelled ? RFAAS_CANCELLED : e->status;
     r->started = r->cancelled ? RFAAS_MAYBE_EXECUTED : e->started;
@@ -92,6 +111,7 @@ static bool watch(Request **requests, size_t count, int64_t until) {
         finish(requests[index], &e);
     else
         free(e.text);
+    tell_others();
     if (all != ids)
         free(all);
     return index != RFAAS_UNDEFINED;
@@ -103,9 +123,10 @@ static int await(Request *r, int64_t until) {
         if (!first && until && now() >= until)
             return 1;
         if (is_watched(r)) {
-            if (until && now() >= until)
+            int64_t left = until ? until - now() : BINDING_LOOK_NS;
+            if (left <= 0)
                 return 1;
-            nap();
+            await_another(left < BINDING_LOOK_NS ? left : BINDING_LOOK_NS);
         } else {
             watch(&r, 1, until);
         }
@@ -114,6 +135,10 @@ static int await(Request *r, int64_t until) {
     }
     return 0;
 }
+
+/* How long a thread waits for the end of other threads' requests before it tries again to start a call. The end of an abandoned call, whose slot
+ * becomes free too, is no event. */
+#define SLOT_LOOK_NS 1000000
 
 int Request_await_slot(Lease *l, unsigned *turn) {
     Request *some[MANY];
@@ -124,7 +149,7 @@ int Request_await_slot(Lease *l, unsigned *turn) {
     if (n)
         watch(some, n, 0);
     else if ((*turn)++)
-        nap();
+        await_another(SLOT_LOOK_NS);
     for (size_t i = 0; i < n; i++)
         Py_DECREF((PyObject *)some[i]);
     return PyErr_CheckSignals();
@@ -274,8 +299,10 @@ PyObject *binding_wait_any(PyObject *module, PyObject *args) {
         }
         if (n)
             watch(free_ones, n, until);
-        else
-            nap();
+        else {
+            int64_t left = until ? until - now() : BINDING_LOOK_NS;
+            await_another(left < BINDING_LOOK_NS ? left > 0 ? left : 0 : BINDING_LOOK_NS);
+        }
         if (PyErr_CheckSignals())
             break;
     }
