@@ -253,11 +253,12 @@ PYTHON_PLACES := $(shell $(PYTHON) -c 'import os, sys, sysconfig; at = sysconfig
 	found = sys.version_info >= (3, 11) and os.path.exists(at("include") + "/Python.h"); \
 	print(*(found and [at("include"), "python%d.%d/%s" % (*sys.version_info[:2], os.path.basename(at("purelib")))] or []))' 2>/dev/null)
 PYTHON_FILES := $(if $(PYTHON_PLACES),$(patsubst client/python/%,lib/python/%,$(wildcard client/python/rfaas/*.py client/python/rfaas/*.pyi client/python/rfaas/py.typed)))
-PYTHON_EXTENSION := $(if $(PYTHON_PLACES),lib/python/rfaas/_rfaas.abi3.so)
+PYTHON_EXTENSION := $(if $(PYTHON_PLACES),lib/python/rfaas/_rfaas.abi3.so lib/python/rfaas/_worker.abi3.so)
 PYTHON_CFLAGS = $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -Wno-cast-function-type -DPy_LIMITED_API=0x030b0000 -isystem $(firstword $(PYTHON_PLACES))
 .PHONY: python
 python: $(PYTHON_EXTENSION) $(PYTHON_FILES) # lib/python/rfaas
 $(eval $(call c_program,lib/python/rfaas/_rfaas.abi3.so,build/python,$(sort $(wildcard client/python/ext/*.c)),$(PYTHON_CFLAGS),-shared))
+$(eval $(call c_program,lib/python/rfaas/_worker.abi3.so,build/python-worker,client/python/worker/worker.c,$(PYTHON_CFLAGS) -I$(WORKER),-shared))
 lib/python/%: client/python/%
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
@@ -542,7 +543,7 @@ test-python-wheel: tried-build
 	$(Q)cd build/wheel && RFAAS_INCLUDE=$(CURDIR)/include RFAAS_BUNDLE=$(CURDIR)/build/wheel/$(SONAME) \
 		$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-index --no-deps --no-build-isolation -w . ./source
 	$(Q)cd build/wheel && $(PYTHON) -m pip install --quiet --no-index --no-deps --target installed rfaas-*-cp311-abi3-*.whl && rm $(SONAME) && \
-		cd / && PYTHONPATH=$(CURDIR)/build/wheel/installed $(PYTHON) -c 'import rfaas; print(rfaas.__file__, *rfaas.library_version())' | grep -F build/wheel/installed
+		cd / && PYTHONPATH=$(CURDIR)/build/wheel/installed $(PYTHON) -c 'import rfaas; open(rfaas._pickles.WORKER_LIBRARY); print(rfaas.__file__, *rfaas.library_version())' | grep -F build/wheel/installed
 
 test-install: # installs, uses the installed files, uninstalls
 	$(Q)tests/run --install-check
@@ -630,8 +631,8 @@ lint-c:
 
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c $(WORKER)/fortran/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/tcp/*.c benchmarks/python/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -I$(WORKER) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
-	$(Q)printf '%s\n' $(if $(PYTHON_PLACES),$(wildcard client/python/ext/*.c)) | xargs -r -P 2 -I FILE \
-		$(CC) $(PYTHON_CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
+	$(Q)printf '%s\n' $(if $(PYTHON_PLACES),$(wildcard client/python/ext/*.c client/python/worker/*.c)) | xargs -r -P 2 -I FILE \
+		$(CC) $(PYTHON_CFLAGS) -I$(WORKER) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h $(WORKER)/startup/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
 

@@ -17,6 +17,7 @@ module are described in docs/python.md, the options of sessions, leases and call
 from __future__ import annotations
 
 import atexit as _atexit
+import concurrent.futures as _futures
 import os as _os
 import threading as _threading
 import time as _time
@@ -24,6 +25,7 @@ from collections.abc import Iterable as _Iterable, Iterator as _Iterator
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
 from . import _library, _rfaas
+from ._executor import BrokenExecutor, Executor, Future, PythonVersionError, RemoteTraceback, finish_all as _finish_all
 from ._function import dtype_of as _dtype_of, new_result as _new_result, part_of as _part_of
 from ._generated import *  # noqa: F403
 from ._generated import Change, Event, EventKind, ExecutorState, LeaseDetails, Start, Statistics, WorkerDetails, WorkerStart, error as _error
@@ -37,6 +39,7 @@ if _TYPE_CHECKING:
 
 _rfaas.hooks(_threading.main_thread().ident, _error, _library.load, _new_result, _part_of, _dtype_of)
 _atexit.register(_rfaas.finish)
+_atexit.register(_finish_all)  # before finish
 _os.register_at_fork(after_in_child=_rfaas.after_fork)
 
 
@@ -164,9 +167,15 @@ def default_session() -> Session:
         return session
 
 
-def as_completed(requests: _Iterable[Request], timeout: float | None = None) -> _Iterator[Request]:
-    """Yields requests in the order in which they end. Raises TimeoutError if some are in flight after `timeout` seconds."""
+def as_completed(requests: _Iterable[_Any], timeout: float | None = None) -> _Iterator[_Any]:
+    """Yields requests, or futures of an Executor, in the order in which they end. Raises TimeoutError if some are in flight after `timeout` seconds."""
     left = list(requests)
+    if left and isinstance(left[0], _futures.Future):
+        for future in left:
+            if isinstance(future, Future):
+                future.hurry()
+        yield from _futures.as_completed(left, timeout)
+        return
     end = None if timeout is None else _time.monotonic() + timeout
     while left:
         index = _rfaas.wait_any(left, None if end is None else max(0.0, end - _time.monotonic()))

@@ -1,0 +1,248 @@
+"""The worker's side of rfaas.Executor. worker.c runs this file in the interpreter of a worker, after _frames.py, in the same namespace."""
+import functools
+import importlib.abc
+import importlib.machinery
+import itertools
+import marshal
+import pickle
+import sys
+
+functions = {}  # by digest
+FUNCTIONS_MAX = 1024
+kept = []  # the reply that had no room
+OUTPUT_MAX = 1 << 20
+
+MPI_TEXT = "mpi4py cannot be imported in a worker of rfaas, which is no process of an MPI program: use it in the program that calls the function"
+MISSING_TEXT = "; the worker's Python does not have this module: pass modules=[{!r}] to rfaas.Executor, or install it on the executors' nodes"
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the client's cloudpickle, and refuses mpi4py, whose MPI_Init would end the worker."""
+
+    def __init__(self, sent):
+        self.sent = sent  # names to marshalled code
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.sent:
+            return importlib.machinery.ModuleSpec(name, self, is_package=name == "cloudpickle")
+        if name.partition(".")[0] == "mpi4py":
+            raise ImportError(MPI_TEXT, name=name)
+        return None
+
+    def exec_module(self, module):
+        exec(marshal.loads(self.sent[module.__name__]), module.__dict__)
+        for name, change in ("_make_function", with_shared_globals), ("_function_setstate", without_overwriting):
+            if getattr(getattr(module, name, None), "__module__", None) == module.__name__:  # it is defined there
+                setattr(module, name, change(getattr(module, name)))
+
+
+# Functions that travel by value get the global variables of their module with them. cloudpickle would give each of them a dictionary of its own. Here,
+# those of one module share one, so that a function finds what another function, such as the initializer, has stored there.
+shared = {}  # dictionaries by the names of modules
+loaded = {}  # by the identity of such a dictionary: the values that came with functions
+
+
+def with_shared_globals(make_function):
+    @functools.wraps(make_function)  # so that it is pickled by name
+    def make(code, variables, *rest):
+        own = shared.setdefault(variables.get("__name__"), variables)
+        loaded.setdefault(id(own), {})
+        return make_function(code, own, *rest)
+
+    return make
+
+
+def without_overwriting(set_state):
+    @functools.wraps(set_state)
+    def set_function_state(f, state):
+        came, own = loaded.get(id(f.__globals__)), f.__globals__
+        if came is not None:
+            new = state[1]["__globals__"]
+            for name in [name for name in new if name in own and own[name] is not came.get(name, own)]:
+                del new[name]  # the worker has assigned it
+            came.update(new)
+        return set_state(f, state)
+
+    return set_function_state
+
+
+class Output:
+    """sys.stdout or sys.stderr: keeps what a call prints, for the client, and also writes it to the worker's log."""
+
+    def __init__(self, log):
+        self.log, self.texts, self.size = log, [], 0
+
+    def write(self, text):
+        self.log.write(text)
+        self.size += len(text)
+        if self.size <= OUTPUT_MAX:
+            self.texts.append(text)
+        return len(text)
+
+    def take(self):
+        text = "".join(self.texts)
+        if self.size > OUTPUT_MAX:
+            text += f"\n[rfaas: {self.size - len(text)} more characters of a call are left out]\n"
+        self.texts, self.size = [], 0
+        return text
+
+    def writelines(self, lines):
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name):
+        return getattr(self.log, name)
+
+
+def take_output():
+    if not (sys.__stdout__.size or sys.__stderr__.size):
+        return b""
+    return pickle.dumps((sys.__stdout__.take(), sys.__stderr__.take()))
+
+
+def dumps(value, callback=None):
+    """Pickles a value. Classes and functions that the client has sent by value return by value."""
+    try:
+        return pickle.dumps(value, 5, buffer_callback=callback)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        try:
+            import cloudpickle
+        except ImportError:
+            cloudpickle = None
+        if cloudpickle is None:
+            raise
+        return cloudpickle.dumps(value, 5, buffer_callback=callback)
+
+
+def describe(e):
+    """A pickled exception and its traceback."""
+    import traceback
+
+    trace = e.__traceback__
+    while trace and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    if isinstance(e, ModuleNotFoundError) and e.name and isinstance(e.msg, str) and e.name in e.msg:
+        e.msg += MISSING_TEXT.format(e.name.partition(".")[0])
+        e.args = (e.msg,)
+    text = "".join(traceback.format_exception(type(e), e, trace))
+    e = e.with_traceback(None)
+    e.__cause__ = e.__context__ = None  # their tracebacks keep variables of the function
+    try:
+        pickled = dumps(e)
+        if not isinstance(pickle.loads(pickled), BaseException):
+            raise TypeError
+    except Exception:
+        pickled = dumps(RuntimeError(f"{type(e).__module__}.{type(e).__qualname__}: {e}; the exception cannot be pickled"))
+    return pickled, text
+
+
+def put(room, outcome, value, buffers=(), borrowed=False):
+    """Writes a reply, or keeps it and replies MORE. Returns its size. borrowed: the buffers may lie in the request."""
+    output = take_output()
+    head = REPLY.pack(outcome, len(buffers), len(value), len(output))
+    pieces = [head, lengths(buffers), value, output] if buffers else [head, value, output]
+    pieces += padded(sum(map(len, pieces)), buffers)
+    size = sum(map(len, pieces))
+    if size > len(room):
+        kept[:] = map(bytes, pieces) if borrowed else pieces
+        size = str(size).encode()
+        pieces = [REPLY.pack(MORE, 0, len(size), 0), size]
+    return write(room, pieces)
+
+
+def write(room, pieces):
+    at = 0
+    for piece in pieces:
+        n = len(piece)
+        room[at:at + n] = piece
+        at += n
+    return at
+
+
+def function_of(digest, code):
+    f = functions.get(digest)
+    if f is None:
+        if not len(code):
+            return None
+        if len(functions) >= FUNCTIONS_MAX:
+            del functions[next(iter(functions))]
+        f = functions[digest] = pickle.loads(code)
+    return f
+
+
+def chunk(f, results_of, room, borrowed):
+    """Replies with all results of an iterator."""
+    results = []
+    try:
+        results.extend(results_of)
+    except BaseException as e:
+        raised = describe(e)
+        del e
+        return put(room, PART, dumps((results, *raised)))
+    return finish(f, results, room, borrowed)
+
+
+def finish(f, value, room, borrowed):
+    buffers = []
+    try:
+        pickled = dumps(value, lambda b: buffers.append(b.raw()))
+    except Exception as e:
+        name = getattr(f, "__qualname__", repr(f))
+        return put(room, RAISED, dumps(describe(pickle.PicklingError(f"{name} returned a value that cannot be pickled: {type(e).__name__}: {e}"))))
+    return put(room, VALUE, pickled, buffers, borrowed)
+
+
+def call(request, room):
+    """Executes a request. Returns the size of the reply."""
+    request, room = memoryview(request), memoryview(room)
+    digest, operation, count, code_size, size = REQUEST.unpack_from(request)
+    if operation == FETCH:
+        pieces = kept[:]
+        kept.clear()
+        return write(room, pieces)
+    if operation == PING:
+        return put(room, VALUE, b"N.")
+    try:
+        if count:
+            code, arguments, buffers = split(request, REQUEST.size, count, code_size, size)
+        else:
+            code, arguments, buffers = request[40:40 + code_size], request[40 + code_size:], ()
+        f = function_of(digest, code)
+        if f is None:
+            return put(room, UNKNOWN, b"")
+        positional, named = pickle.loads(arguments, buffers=buffers)
+        if operation != CALL:
+            return chunk(f, map(f, *positional) if operation == CHUNK else itertools.starmap(f, positional), room, count > 0)
+        value = f(*positional, **named)
+        if count or type(value) not in PLAIN:
+            return finish(f, value, room, count > 0)
+        value = pickle.dumps(value, 5)
+        if sys.__stdout__.size or sys.__stderr__.size or len(value) > len(room) - 24:
+            return put(room, VALUE, value)
+        n = 24 + len(value)
+        room[:n] = REPLY.pack(VALUE, 0, len(value), 0) + value
+        return n
+    except BaseException as e:
+        raised = describe(e)
+        del e
+        return put(room, RAISED, dumps(raised))
+
+
+PLAIN = {type(None), bool, int, float, complex, str, bytes}
+
+
+def start(options):
+    """Prepares the interpreter. Returns the function for calls."""
+    sys.argv = [""]
+    sys.meta_path.insert(0, Finder(options["cloudpickle"]))
+    if options["bundle"]:
+        import os
+
+        sys.path.insert(0, os.path.dirname(options["bundle"]))
+    sys.stdout = sys.__stdout__ = Output(sys.stdout)
+    sys.stderr = sys.__stderr__ = Output(sys.stderr)
+    if options["initializer"]:
+        initializer, arguments = pickle.loads(options["initializer"])
+        initializer(*arguments)
+        take_output()
+    return call

@@ -1,0 +1,241 @@
+/* The library of functions of rfaas.Executor: runs Python code in a worker.
+ *
+ * It is not linked with Python. The init call opens the libpython of the client's version and finds the functions that are used here, which are
+ * all in the stable ABI, so one binary serves CPython 3.11 and later versions. What a call means is up to remote.py, whose code the init call
+ * gets: this file only starts the interpreter and lends it the memory of a call. */
+#include <Python.h>
+#include <dlfcn.h>
+#include <rfaas_function.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Codes of rfaas_fail_code, as in _executor.py. */
+enum { FAILED_PYTHON = 1, FAILED_START = 2, FAILED_KEPT = 3 };
+
+/* Functions of libpython: PY.DecRef is Py_DecRef. */
+#define PY_FUNCTIONS(_)                                                                                                                     \
+    _(Py, DecRef) _(Py, DecodeLocale) _(Py, GetVersion) _(Py, InitializeEx) _(PyBuffer, FillInfo) _(PyBytes, FromStringAndSize) _(PyDict, GetItemString) _(PyDict, New)      \
+    _(PyDict, SetItemString) _(PyErr, Clear) _(PyErr, Fetch) _(PyErr, NormalizeException) _(PyErr, Print) _(PyErr, Restore)                  \
+    _(PyEval, EvalCode) _(PyEval, GetBuiltins) _(PyEval, SaveThread) _(PyGC, Collect) _(PyGILState, Ensure) _(PyGILState, Release)            \
+    _(PyImport, ImportModule) _(PyLong, AsLong) _(PyObject, CallFunctionObjArgs) _(PyObject, CallMethod) _(PyObject, Str)                     \
+    _(PyType, FromSpec) _(PyType, GenericAlloc) _(PyUnicode, AsUTF8AndSize) _(PyUnicode, FromString)
+#define PY_DECLARE(group, name) __typeof__(group##_##name) *group##_##name;
+static struct {
+    PY_FUNCTIONS(PY_DECLARE)
+    void (*Py_SetProgramName)(const wchar_t *); /* removed from the header files of newer versions, and kept in the stable ABI */
+} PY;
+
+static bool find_functions(void *library) {
+#define PY_FIND(group, name)                                                                                                                \
+    if (!(PY.group##_##name = (__typeof__(group##_##name) *)dlsym(library, #group "_" #name)))                                               \
+        return false;
+    PY_FUNCTIONS(PY_FIND)
+    return (PY.Py_SetProgramName = (void (*)(const wchar_t *))dlsym(library, "Py_SetProgramName"));
+}
+
+/* ---- memory of a call, lent to Python as a buffer ---- */
+
+typedef struct Window {
+    PyObject_HEAD
+    void *at;
+    Py_ssize_t size;
+    Py_ssize_t views; /* that exist */
+} Window;
+
+static int Window_get(Window *w, Py_buffer *b, int flags) {
+    int status = PY.PyBuffer_FillInfo(b, (PyObject *)w, w->at, w->size, 0, flags);
+    w->views += !status;
+    return status;
+}
+
+static void Window_release(Window *w, Py_buffer *b) {
+    (void)b;
+    w->views--;
+}
+
+static PyType_Slot window_slots[] = { { Py_bf_getbuffer, Window_get }, { Py_bf_releasebuffer, Window_release }, { 0 } };
+static PyType_Spec window_spec = { "rfaas.Window", sizeof(Window), 0, Py_TPFLAGS_DEFAULT, window_slots };
+static PyTypeObject *window_type;
+static Window *request_window, *result_window;
+static PyObject *call_function;
+
+static Window *new_window(void) { return (Window *)PY.PyType_GenericAlloc(window_type, 0); }
+
+/* ---- the start ---- */
+
+/* The strings at the beginning of the init call's payload, each ended by a NUL. Lists are separated by newlines. */
+typedef struct start_options {
+    const char *version;   /* "3.11." */
+    const char *libraries; /* paths and names of libpython */
+    const char *programs;  /* paths of the interpreter, for its sys.prefix. One that begins with : is in the bundle */
+    const char *bundled;   /* a name in the bundle, or "" */
+    const void *blob;      /* marshal.dumps of a dictionary */
+    size_t blob_size;
+} start_options;
+
+static bool parse(start_options *o, const char *at, size_t size) {
+    const char **strings[] = { &o->version, &o->libraries, &o->programs, &o->bundled }, *end = at + size;
+    for (size_t i = 0; i < sizeof strings / sizeof *strings; i++) {
+        size_t n = strnlen(at, (size_t)(end - at));
+        if (at + n == end)
+            return false;
+        *strings[i] = at;
+        at += n + 1;
+    }
+    o->blob = at;
+    o->blob_size = (size_t)(end - at);
+    return true;
+}
+
+/* Copies the next item of a list. Returns false at its end. */
+static bool next_item(const char **list, char item[4096]) {
+    size_t n = strcspn(*list, "\n");
+    if (!**list)
+        return false;
+    snprintf(item, 4096, "%.*s", (int)n, *list);
+    *list += n + ((*list)[n] == '\n');
+    return true;
+}
+
+/* Opens the libpython of the client's version. Its symbols become global, because extension modules of most distributions are not linked with it.
+ * Returns false after rfaas_fail_code. */
+static bool open_python(const start_options *o) {
+    char item[4096];
+    void *library = NULL;
+    for (const char *list = o->libraries; !library && next_item(&list, item);)
+        library = dlopen(item, RTLD_NOW | RTLD_GLOBAL);
+    if (!library) {
+        rfaas_fail_code(FAILED_PYTHON, "the client runs Python %.*s, and the worker finds no libpython of this version: install it on the executor's node (Debian: "
+                        "libpython%.*s), or name its directory in sandbox-paths: %s", (int)strlen(o->version) - 1, o->version, (int)strlen(o->version) - 1,
+                        o->version, dlerror());
+        return false;
+    }
+    const char *(*version)(void) = (const char *(*)(void))dlsym(library, "Py_GetVersion");
+    if (!version || strncmp(version(), o->version, strlen(o->version))) {
+        rfaas_fail_code(FAILED_PYTHON, "the client runs Python %s, and %s on the executor's node is version %.20s: functions travel as bytecode, which only the "
+                        "same minor version can run", o->version, item, version ? version() : "unknown");
+        return false;
+    }
+    if (!find_functions(library)) {
+        rfaas_fail_code(FAILED_PYTHON, "%s lacks functions of the stable ABI: %s", item, dlerror());
+        return false;
+    }
+    return true;
+}
+
+static void set_program(const start_options *o) {
+    char item[4096], path[4096 + 256];
+    for (const char *list = o->programs; next_item(&list, item);) {
+        const char *in_bundle = *item == ':' ? strchr(item, '/') : NULL;
+        snprintf(path, sizeof path, "%s", item);
+        if (in_bundle) {
+            item[in_bundle - item] = 0;
+            const char *at = rfaas_bundle_path(item + 1);
+            snprintf(path, sizeof path, "%s/%s", at ? at : "", in_bundle + 1);
+        }
+        if (access(path, X_OK))
+            continue;
+        wchar_t *wide = PY.Py_DecodeLocale(path, NULL); /* Python keeps it */
+        if (wide)
+            PY.Py_SetProgramName(wide);
+        return;
+    }
+}
+
+static void set_environment(void) {
+    char cores[16];
+    snprintf(cores, sizeof cores, "%u", rfaas_worker_cores());
+    setenv("PYTHONDONTWRITEBYTECODE", "1", 1);
+    setenv("PYTHONNOUSERSITE", "1", 1);
+    unsetenv("PYTHONHASHSEED");
+    /* A library that starts a thread for each processor of the node spins for ever if the worker may not start so many. */
+    setenv("OPENBLAS_NUM_THREADS", cores, 0);
+    setenv("OMP_NUM_THREADS", cores, 0);
+    setenv("USER", "rfaas", 0); /* a worker's user id may have no name */
+}
+
+/* Ends a call with the text of the Python exception, which is also printed with its traceback. */
+static uint32_t raised(int code, const char *what) {
+    PyObject *type = NULL, *value = NULL, *trace = NULL;
+    PY.PyErr_Fetch(&type, &value, &trace);
+    PY.PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *text = value ? PY.PyObject_Str(value) : NULL;
+    const char *utf8 = text ? PY.PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    rfaas_fail_code(code, "%s: %s", what, utf8 ? utf8 : "an exception without text");
+    PY.PyErr_Restore(type, value, trace);
+    PY.PyErr_Print();
+    if (text)
+        PY.Py_DecRef(text);
+    return 0;
+}
+
+/* Runs remote.py, and its function start(options), which returns the function for calls. */
+static PyObject *run_blob(const start_options *o) {
+    PyObject *marshal = PY.PyImport_ImportModule("marshal"), *globals = PY.PyDict_New();
+    PyObject *blob = PY.PyBytes_FromStringAndSize(o->blob, (Py_ssize_t)o->blob_size);
+    PyObject *options = marshal && blob ? PY.PyObject_CallMethod(marshal, "loads", "O", blob) : NULL;
+    PyObject *code = options ? PY.PyDict_GetItemString(options, "code") : NULL, *name = PY.PyUnicode_FromString("rfaas_remote");
+    const char *at = *o->bundled ? rfaas_bundle_path(o->bundled) : NULL;
+    PyObject *bundle = PY.PyUnicode_FromString(at ? at : "");
+    if (!code || !globals || !name || !bundle || PY.PyDict_SetItemString(options, "bundle", bundle) ||
+        PY.PyDict_SetItemString(globals, "__builtins__", PY.PyEval_GetBuiltins()) || PY.PyDict_SetItemString(globals, "__name__", name))
+        return NULL;
+    PyObject *done = PY.PyEval_EvalCode(code, globals, globals), *start = done ? PY.PyDict_GetItemString(globals, "start") : NULL;
+    return start ? PY.PyObject_CallFunctionObjArgs(start, options, NULL) : NULL; /* the references last as long as the worker */
+}
+
+/* The init call. */
+EXPORT uint32_t start(void *args, uint32_t size, void *res) {
+    (void)res;
+    start_options o;
+    if (!parse(&o, args, size))
+        return rfaas_fail_code(FAILED_START, "the init call's payload of %u bytes is malformed", size);
+    set_environment();
+    if (!open_python(&o))
+        return 0;
+    set_program(&o);
+    PY.Py_InitializeEx(0); /* without signal handlers. Ends the worker if there is no standard library, and prints why */
+    window_type = (PyTypeObject *)PY.PyType_FromSpec(&window_spec);
+    if (!window_type || !(request_window = new_window()) || !(result_window = new_window()) || !(call_function = run_blob(&o)))
+        raised(FAILED_START, "start Python");
+    PY.PyEval_SaveThread(); /* threads that functions start go on between calls */
+    return 0;
+}
+
+/* ---- calls ---- */
+
+/* Reports whether Python still has views of the window, which then gets a successor. */
+static bool is_kept(Window **w) {
+    if (!(*w)->views)
+        return false;
+    PY.PyGC_Collect(); /* an exception that is part of a cycle keeps the variables of its functions */
+    if (!(*w)->views)
+        return false;
+    Window *next = new_window();
+    if (next)
+        *w = next;
+    return true;
+}
+
+/* remote.py reads the request from `args`, and writes the reply to `res`. */
+EXPORT uint32_t call(void *args, uint32_t size, void *res) {
+    if (!call_function)
+        return rfaas_fail_code(FAILED_START, "Python has not started in this worker");
+    PyGILState_STATE state = PY.PyGILState_Ensure();
+    request_window->at = args, request_window->size = size;
+    result_window->at = res, result_window->size = rfaas_result_capacity();
+    PyObject *n = PY.PyObject_CallFunctionObjArgs(call_function, (PyObject *)request_window, (PyObject *)result_window, NULL);
+    long length = n ? PY.PyLong_AsLong(n) : 0;
+    if (n)
+        PY.Py_DecRef(n);
+    else
+        raised(FAILED_START, "rfaas.Executor in the worker");
+    bool request_kept = is_kept(&request_window), result_kept = is_kept(&result_window);
+    if (request_kept || result_kept)
+        rfaas_fail_code(FAILED_KEPT, "the function keeps an argument, such as an array, whose memory the next call overwrites: let it keep a copy");
+    PY.PyGILState_Release(state);
+    return (uint32_t)length;
+}
