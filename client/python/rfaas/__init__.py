@@ -25,6 +25,7 @@ from collections.abc import Iterable as _Iterable, Iterator as _Iterator
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
 from . import _library, _rfaas
+from ._compile import compile
 from ._executor import BrokenExecutor, Executor, Future, PythonVersionError, RemoteTraceback, finish_all as _finish_all
 from ._function import dtype_of as _dtype_of, new_result as _new_result, part_of as _part_of
 from ._generated import *  # noqa: F403

@@ -3,8 +3,10 @@ import array
 import os
 import pickle
 import signal
+import tempfile
 import threading
 import unittest
+from unittest import mock
 
 import numpy as np
 import rfaas
@@ -328,6 +330,32 @@ class Maps(LeaseCase):
     def test_chain(self):
         chained = self.lease.chain(self.echo, self.lease["sum"])
         self.assertEqual(chained(np.arange(5, dtype=np.uint8), dtype="u8", shape=()), 10)
+
+
+class Sources(unittest.TestCase):
+    def test_functions_in_the_program(self):
+        source = """
+            #include <stdint.h>
+            uint32_t twice(void *args, uint32_t size, void *res) {
+                for (uint32_t i = 0; i < size / 8; i++)
+                    ((double *)res)[i] = 2 * ((double *)args)[i];
+                return size;
+            }
+        """
+        with tempfile.TemporaryDirectory() as directory, mock.patch.dict(os.environ, XDG_CACHE_HOME=directory):
+            library = rfaas.compile(source, "-O2")
+            with mock.patch("subprocess.run", side_effect=AssertionError("it is compiled again")):
+                self.assertEqual(rfaas.compile(source, "-O2"), library)
+            with rfaas.lease(library) as lease:
+                np.testing.assert_array_equal(lease["twice"](np.arange(5.0)), 2 * np.arange(5.0))
+            for kind, text, call in [
+                (rfaas.BadLibraryError, "(?s)do not compile.*source:2:.*nosuch", lambda: rfaas.compile("\nnosuch x;")),
+                (ValueError, "language is 'Pascal', want one of 'c', 'c\\+\\+', 'fortran'", lambda: rfaas.compile("", language="Pascal")),
+            ]:
+                with self.assertRaisesRegex(kind, text):
+                    call()
+            with mock.patch.dict(os.environ, RFAAS_CC="/nowhere/rfaas-cc"), self.assertRaisesRegex(FileNotFoundError, "RFAAS_CC names /nowhere/rfaas-cc"):
+                rfaas.compile(source)
 
 
 if __name__ == "__main__":

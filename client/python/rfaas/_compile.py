@@ -1,0 +1,67 @@
+"""Functions in C, C++ or Fortran that are part of a Python program."""
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+
+from ._generated import BadLibraryError
+
+SUFFIXES = {"c": ".c", "c++": ".cpp", "fortran": ".f90"}
+
+
+def _compiler() -> str:
+    """rfaas-cc of the environment variable RFAAS_CC, of this installation, or of PATH."""
+    named = os.environ.get("RFAAS_CC")
+    if named:
+        return named
+    for directory in list(Path(__file__).resolve().parents)[2:5]:
+        if os.access(directory / "bin/rfaas-cc", os.X_OK):
+            return str(directory / "bin/rfaas-cc")
+    found = shutil.which("rfaas-cc")
+    if not found:
+        raise FileNotFoundError("rfaas-cc, which compiles functions, is not in PATH: install rfaas with its compiler, or set RFAAS_CC to its path")
+    return found
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base, "rfaas", "functions")
+
+
+def compile(source: str, *options: str, language: str = "c") -> str:
+    """Compiles functions by rfaas-cc and returns the path of the library, for rfaas.lease. A library with the same source and options that was
+    compiled before is found in ~/.cache/rfaas/functions.
+
+    source: the text of the functions.
+    options: of rfaas-cc and the compiler, such as "-lm" or "--native".
+    language: "c", "c++" or "fortran".
+
+    Raises BadLibraryError, whose text is the compiler's, and FileNotFoundError if rfaas-cc is missing.
+    """
+    if language not in SUFFIXES:
+        raise ValueError(f"language is {language!r}, want one of {', '.join(map(repr, SUFFIXES))}")
+    compiler = _compiler()
+    try:
+        state = os.stat(compiler)
+    except OSError as e:
+        raise FileNotFoundError(f"RFAAS_CC names {compiler}: {e.strerror}") from None
+    native = platform.node() if any("native" in option for option in options) else ""  # for the processor of this node
+    key = [source, language, *options, native, platform.machine(), compiler, state.st_mtime_ns, state.st_size,
+           *(os.environ.get(name, "") for name in ("CC", "CXX", "FC"))]
+    library = _cache() / f"{blake2b(repr(key).encode(), digest_size=16).hexdigest()}.so"
+    if library.exists():
+        return str(library)
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as directory:
+        text, built = Path(directory, "functions" + SUFFIXES[language]), Path(directory, "functions.so")
+        text.write_text(source)
+        done = subprocess.run([compiler, "-o", str(built), str(text), *options], cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            raise BadLibraryError(f"the functions do not compile:\n{done.stderr.replace(str(text), 'source')}".rstrip(), -204, False)
+        built.rename(library)  # at once, if several processes compile the same
+    return str(library)
