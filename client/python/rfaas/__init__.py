@@ -17,7 +17,7 @@ module are described in docs/python.md, the options of sessions, leases and call
 from __future__ import annotations
 
 import atexit as _atexit
-import concurrent.futures as _futures
+import concurrent.futures as _concurrent
 import os as _os
 import threading as _threading
 import time as _time
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
 from . import _library, _rfaas
 from ._compile import compile
-from ._executor import BrokenExecutor, Executor, Future, PythonVersionError, RemoteTraceback, finish_all as _finish_all
+from ._executor import Executor, finish_all as _finish_all
+from ._futures import BrokenExecutor, Future, PythonVersionError, RemoteTraceback
 from ._function import dtype_of as _dtype_of, new_result as _new_result, part_of as _part_of
 from ._generated import *  # noqa: F403
 from ._generated import Change, Event, EventKind, ExecutorState, LeaseDetails, Start, Statistics, WorkerDetails, WorkerStart, error as _error
@@ -171,11 +172,11 @@ def default_session() -> Session:
 def as_completed(requests: _Iterable[_Any], timeout: float | None = None) -> _Iterator[_Any]:
     """Yields requests, or futures of an Executor, in the order in which they end. Raises TimeoutError if some are in flight after `timeout` seconds."""
     left = list(requests)
-    if left and isinstance(left[0], _futures.Future):
+    if left and isinstance(left[0], _concurrent.Future):
         for future in left:
             if isinstance(future, Future):
                 future.hurry()
-        yield from _futures.as_completed(left, timeout)
+        yield from _concurrent.as_completed(left, timeout)
         return
     end = None if timeout is None else _time.monotonic() + timeout
     while left:

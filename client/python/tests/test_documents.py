@@ -21,11 +21,12 @@ class Documents(unittest.TestCase):
             subprocess.run(["gcc", "-shared", "-fPIC", "-o", "libhypot.so", "hypot.c", "-lm"], cwd=directory, check=True)
             for name, text in texts.items():
                 examples = [e for e in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "import rfaas" in e]
-                self.assertEqual(len(examples), 2, name)
+                self.assertEqual(len(examples), 2 + (name != "README.md"), name)
                 for example in examples:
-                    done = subprocess.run([sys.executable, "-c", example], cwd=directory, capture_output=True, text=True, timeout=60)
+                    done = subprocess.run([sys.executable, "-c", example], cwd=directory, capture_output=True, text=True, timeout=60,
+                                          env=os.environ | {"XDG_CACHE_HOME": directory})
                     self.assertEqual(done.stderr, "", name)
-                    self.assertRegex(done.stdout, r"^(5\.0\n)?\[1\.0, 1\.41\d+, 2\.23\d+, ", name)
+                    self.assertRegex(done.stdout, r"^(5\.0\n)?(\[1\.0, 1\.41\d+, 2\.23\d+, .*)?$", name)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,12 @@ class Waits(ExecutorCase):
 
         self.assertEqual(asyncio.run(both()), [0, 1, 4, 9, 16])
 
+        async def awaited():
+            slow = self.executor.submit(time.sleep, 0.05)
+            return await self.executor.submit(square, 3), await slow, await slow
+
+        self.assertEqual(asyncio.run(awaited()), (9, None, None))
+
     def test_time_limits(self):
         slow = self.executor.submit(time.sleep, 0.2)
         for wait in slow.result, slow.exception:
@@ -333,7 +339,7 @@ class Failures(ExecutorCase):
             self.assertEqual(executor.submit(square, 8).result(), 64)
 
     def test_workers_that_cannot_be_replaced(self):
-        with rfaas.Executor(1, wait=1) as executor, mock.patch.object(rfaas._executor.Worker, "start", side_effect=rfaas.LeaseError("ended", -600, False)):
+        with rfaas.Executor(1, wait=1) as executor, mock.patch.object(rfaas._dispatch.Worker, "start", side_effect=rfaas.LeaseError("ended", -600, False)):
             waits = executor.submit(square, 1)
             with self.assertRaisesRegex(rfaas.BrokenExecutor, "no workers any more: ended"):
                 waits.result()

@@ -1,0 +1,423 @@
+"""The workers of rfaas.Executor and the calls that wait for them.
+
+A thread that waits for a result looks for replies and starts the next calls itself, because handing them to another thread would take some ten
+microseconds. Only one thread at a time does this: the driver. If nobody waits, a background thread becomes the driver after GRACE seconds.
+"""
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import pickle
+import sys
+import threading
+import time
+from concurrent.futures._base import FINISHED, PENDING, RUNNING
+from typing import Any, Callable
+
+from . import _frames, _pickles, _rfaas
+from ._frames import FETCH, MORE, PART, PING, RAISED, REPLY, REQUEST, VALUE
+from ._futures import BrokenExecutor, Future, RemoteTraceback
+from ._generated import ConnectionError, Error, FunctionError, InvalidError, LeaseError
+from ._maps import Part
+
+GRACE = 0.001  # until the background thread does the work of threads that do not wait
+LOOK = 0.001  # how long a driver waits before it looks for calls that other threads have started
+ROOM = 65536  # bytes for a reply. A larger one is fetched by a second call
+PING_REQUEST = REQUEST.pack(b"", PING, 0, 0, 0)
+FETCH_REQUEST = REQUEST.pack(b"", FETCH, 0, 0, 0)
+
+_forks = 0  # of this process and its ancestors
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Worker:
+    """A worker of a lease, which executes one call at a time. So its death concerns one call."""
+
+    __slots__ = "call", "known", "request", "future", "repeats", "replaced"
+
+    def __init__(self, lease: Any, index: int) -> None:
+        self.repeats, self.replaced = 0, False
+        self.call = lease.function("call", capacity=ROOM, worker=index)
+        self.known: set[bytes] = set()  # digests of functions
+        self.request: Any = None
+        self.future: Future | None = None
+
+    def start(self, future: Future) -> None:
+        operation, code, data, buffers = future._job
+        # A worker may have lost the function, and then needs the request again, but buffers may change after the start.
+        sent = b"" if not buffers and code.digest in self.known else code.data
+        head = REQUEST.pack(code.digest, operation, len(buffers), len(sent), len(data))
+        if buffers:
+            head += _frames.lengths(buffers)
+            self.request = self.call.submit(head, sent, data, *_frames.padded(len(head) + len(sent) + len(data), buffers))
+        elif len(data) < 4096:
+            self.request = self.call.submit(head + sent + data)
+        else:
+            self.request = self.call.submit(head, sent, data)
+        self.known.add(code.digest)
+
+    def fetch(self, size: int) -> None:
+        self.request = self.call.submit(FETCH_REQUEST, out=bytearray(size))
+
+
+class Dispatcher:
+    """The workers of an executor and the calls that wait for them."""
+
+    def __init__(self, leases: list[Any]) -> None:
+        self.leases, self.forks = leases, _forks
+        self.idle = [Worker(lease, i) for lease in leases for i in range(lease.workers)][::-1]
+        self.workers = len(self.idle)
+        self.busy: dict[Worker, None] = {}
+        self.pending: collections.deque[Future] = collections.deque()
+        self.lock = threading.RLock()  # guards the fields above. A signal handler or a finalizer may submit a call
+        self.done: collections.deque[tuple[Future, Any]] = collections.deque()  # replies that the driver is to unpickle
+        self.failures: collections.deque[tuple[Future, Exception]] = collections.deque()  # outcomes that are set without the lock
+        self.driver = threading.Lock()
+        self.bell = threading.Event()  # wakes the background thread
+        self.attended = self.hurried = self.wanted = self.background = self.closed = False
+        self.turns = 0  # of drivers other than the background thread
+        self.broken: BrokenExecutor | None = None
+        self.code = functools.lru_cache(256)(_pickles.Code)
+        self.thread = threading.Thread(target=self.run, name="rfaas.Executor", daemon=True)
+        self.thread.start()
+
+    # ---- starting calls ----
+
+    def submit(self, fn: Callable[..., Any], operation: int, arguments: tuple[Any, Any]) -> Future:
+        try:
+            code = (self.code if type(fn) in _pickles.FIXED else _pickles.Code)(fn)
+            future = Future(self, (operation, code, *_pickles.arguments(fn, arguments)))
+        except pickle.PicklingError as e:
+            future = Future(self, ())
+            future._finish(None, e)
+        if self.forks != _forks:
+            raise InvalidError("the executor belongs to the parent of this process: open another one", -200, False)
+        with self.lock:
+            if self.closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if self.broken:
+                raise BrokenExecutor(self.broken.text, self.broken.status, False, self.broken.code)
+            if future._state == FINISHED:
+                return future
+            if self.idle:
+                worker = self.idle.pop()
+                try:
+                    if not self.start(worker, future):
+                        self.next(worker)
+                except BaseException:
+                    self.recover(worker)
+                    raise
+            else:
+                self.queue(future)
+        if not self.attended:
+            self.bell.set()
+        if self.failures:
+            self.end_failures()
+        return future
+
+    def queue(self, future: Future) -> None:
+        operation, code, data, buffers = future._job
+        if buffers:  # the program may change them before the call starts
+            future._job = operation, code, data, [memoryview(bytes(b)) for b in buffers]
+        self.pending.append(future)
+
+    def start(self, worker: Worker, future: Future) -> bool:
+        """Starts a call on a worker that is in no list. Returns whether the worker is occupied then. Under the lock."""
+        if not future._begin():
+            return False
+        worker.request, worker.future, worker.repeats = None, future, 0
+        try:
+            worker.start(future)
+        except Error as e:
+            return self.failed(worker, e)
+        except Exception as e:
+            worker.future = None
+            self.failures.append((future, e))
+            return False
+        self.busy[worker] = None
+        return True
+
+    def next(self, worker: Worker) -> None:
+        """Gives the next call to a worker, or makes it idle. Under the lock."""
+        while self.pending:
+            if self.start(worker, self.pending.popleft()):
+                return
+        self.idle.append(worker)
+        if self.closed and len(self.idle) >= self.workers:
+            self.bell.set()
+
+    # ---- ending calls ----
+
+    def drive(self, future: Future, timeout: float | None) -> bool:
+        """Works until the future has ended, or for `timeout` seconds. If another thread does that, waits for it. Returns whether it has a
+        result or an exception."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while future._state in (PENDING, RUNNING):
+            if self.become_driver():
+                try:
+                    while future._state in (PENDING, RUNNING) and self.busy:
+                        left = None if end is None else end - time.monotonic()
+                        if left is not None and left < 0:
+                            return False
+                        self.turns += 1
+                        self.look(left)
+                finally:
+                    self.driver.release()
+                    if self.busy:
+                        self.bell.set()
+            else:
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left < 0:
+                    return False
+                self.hurried = True  # when the driver leaves
+                with future._condition:
+                    if future._state in (PENDING, RUNNING):
+                        future._condition.wait(left)
+        return future._state == FINISHED
+
+    def become_driver(self) -> bool:
+        if not self.busy:  # its worker is being replaced
+            return False
+        if self.driver.acquire(False):
+            return True
+        if not self.background:
+            return False
+        self.wanted = True
+        return self.driver.acquire(timeout=5 * LOOK)
+
+    def look(self, timeout: float | None) -> None:
+        """Waits until a call ends, for a limited time. By the driver."""
+        busy = list(self.busy)
+        if self.idle and (timeout is None or timeout > LOOK):
+            timeout = LOOK
+        index = _rfaas.wait_any([worker.request for worker in busy], timeout)
+        if index is None:
+            return
+        try:
+            self.ended(busy[index])
+        except BaseException:
+            self.recover(busy[index])
+            raise
+
+    def ended(self, worker: Worker) -> None:
+        future = worker.future
+        try:
+            reply = worker.request.result()
+            outcome = REPLY.unpack_from(reply)[0]
+            if outcome > PART:
+                return self.again(worker, future, outcome, reply)
+        except Exception as e:
+            error = e if isinstance(e, Error) else FunctionError(f"the worker's reply is malformed: {e}", -400)
+            with self.lock:
+                del self.busy[worker]
+                if not self.failed(worker, error):
+                    self.next(worker)
+            return self.end_failures()
+        with self.lock:
+            if future:
+                self.done.append((future, reply))
+            worker.future = None
+            del self.busy[worker]
+            self.next(worker)
+        self.deliver_all()
+        if self.failures:
+            self.end_failures()
+
+    def again(self, worker: Worker, future: Future, outcome: int, reply: Any) -> None:
+        """The reply had no room, or the worker has lost the function."""
+        worker.repeats += 1
+        if outcome > MORE or worker.repeats > 2:
+            raise ValueError(f"the outcome is {outcome} in reply {worker.repeats}")
+        if outcome == MORE:
+            worker.fetch(int(bytes(reply[REPLY.size:])))
+        else:
+            worker.known.clear()
+            worker.start(future)
+
+    def recover(self, worker: Worker) -> None:
+        """Ctrl-C may interrupt the main thread anywhere. Puts the worker and its call back where they belong."""
+        with self.lock:
+            if worker not in self.busy and worker not in self.idle and not worker.replaced:
+                if worker.future and worker.request:
+                    self.busy[worker] = None
+                else:
+                    if worker.future:
+                        self.pending.appendleft(worker.future)
+                    self.next(worker)
+        self.deliver_all(())
+        self.end_failures()
+
+    def deliver_all(self, interrupts: Any = KeyboardInterrupt) -> None:
+        """By the driver, or the thread that was it."""
+        while self.done:
+            future, reply = self.done[0]
+            try:
+                self.deliver(future, reply)
+            except interrupts:
+                raise  # recover() delivers it again
+            except BaseException as e:  # the reply is malformed, or its value cannot be unpickled here
+                future._finish(None, e)
+            self.done.popleft()
+
+    def deliver(self, future: Future, reply: Any) -> None:
+        outcome, count, size, printed = REPLY.unpack_from(reply)
+        view = memoryview(reply)
+        buffers: Any = ()
+        if count:
+            value, output, buffers = _frames.split(view, REPLY.size, count, size, printed)
+            if type(reply) is bytes:
+                buffers = [bytearray(b) for b in buffers]
+        else:
+            value, output = view[REPLY.size:REPLY.size + size], view[REPLY.size + size:]
+        if printed:
+            _print(*pickle.loads(output))
+        result = pickle.loads(value, buffers=buffers)
+        if outcome == VALUE:
+            future._finish(result)
+        elif outcome == RAISED:
+            future._finish(None, _exception(*result))
+        else:
+            future._finish(Part(result[0], _exception(*result[1:])))
+
+    def failed(self, worker: Worker, e: Error) -> bool:
+        """A call has failed for another reason than an exception of its function. Returns whether the worker is lost. Under the lock."""
+        future, worker.future = worker.future, None
+        lost = isinstance(e, (ConnectionError, LeaseError))
+        if lost and not e.started:
+            self.pending.appendleft(future)
+        else:
+            self.failures.append((future, type(e)(f"{future._job[1].name}: {e.text}", e.status, e.started, e.code)))
+        if isinstance(e, LeaseError):
+            self.drop_worker(e)
+        elif lost:
+            self.replace(worker)
+        return lost
+
+    def end_failures(self) -> None:
+        """Ends futures without the lock, because their callbacks may wait for other threads."""
+        while True:
+            try:
+                future, e = self.failures.popleft()
+            except IndexError:
+                return
+            future._finish(None, e)
+
+    # ---- dead workers ----
+
+    def replace(self, worker: Worker) -> None:
+        """Waits for a new worker in another thread, so that the other workers go on."""
+        worker.replaced = True
+        threading.Thread(target=self.await_replacement, args=(worker,), name="rfaas.Executor replacement", daemon=True).start()
+
+    def await_replacement(self, worker: Worker) -> None:
+        error: Error | None = None
+        for _ in range(3):
+            try:
+                worker.call(PING_REQUEST)  # starts a new worker, and waits for it
+                error = None
+                break
+            except ConnectionError as e:
+                error = e
+            except Error as e:  # such as an initializer that fails
+                error = e
+                break
+        with self.lock:
+            worker.replaced = False
+            worker.known.clear()
+            if error is None:
+                self.next(worker)
+            else:
+                self.drop_worker(error)
+        self.end_failures()
+        self.bell.set()
+
+    def drop_worker(self, e: Error) -> None:
+        """Goes on with one worker less. Without any, the calls that wait for one end. Under the lock."""
+        self.workers -= 1
+        if self.workers > 0:
+            return
+        self.broken = BrokenExecutor(f"the executor has no workers any more: {e}", e.status, e.started, e.code)
+        while self.pending:
+            future = self.pending.popleft()
+            if future._begin():
+                self.failures.append((future, self.broken))
+        self.bell.set()
+
+    # ---- the background thread ----
+
+    def hurry(self) -> None:
+        """Makes the background thread the driver at once, because a thread waits for calls in its own way."""
+        self.hurried = True
+        self.bell.set()
+
+    def over(self) -> bool:
+        return self.closed and not self.busy and not self.pending and (len(self.idle) >= self.workers)
+
+    def run(self) -> None:
+        while not self.over():
+            self.attended = False
+            if not self.busy or self.driver.locked():
+                self.bell.wait()
+            self.bell.clear()
+            self.attended = True
+            turns = -1
+            while not self.hurried and turns != self.turns and self.busy:
+                turns = self.turns
+                self.bell.wait(GRACE)
+                self.bell.clear()
+            if self.busy and self.driver.acquire(False):
+                self.background = True
+                try:
+                    while self.busy and not self.wanted:
+                        self.look(None)
+                finally:
+                    self.wanted = self.background = False
+                    self.driver.release()
+            if not self.busy:
+                self.hurried = False
+        for lease in self.leases:
+            try:
+                lease.release()
+            except Error:
+                pass
+
+    def close(self, wait: bool, cancel: bool) -> None:
+        if self.forks != _forks:
+            return
+        with self.lock:
+            self.closed = True
+            cancelled = list(self.pending) if cancel else []
+            if cancel:
+                self.pending.clear()
+        for future in cancelled:
+            future.cancel()
+            future._begin()  # tells the threads that wait for it
+        self.hurry()
+        if wait and threading.current_thread() is not self.thread:
+            self.thread.join()
+
+
+def _print(out: str, err: str) -> None:
+    """Prints what a function has printed."""
+    for file, text in (sys.stdout, out), (sys.stderr, err):
+        try:
+            if text:
+                file.write(text)
+        except Exception:
+            pass  # it is closed, for example. The result does not depend on that
+
+
+def _exception(pickled: bytes, trace: str) -> BaseException:
+    e = pickle.loads(pickled)
+    if not isinstance(e, BaseException):
+        raise TypeError(f"the worker's reply has {type(e).__name__} in place of an exception")
+    e.__cause__ = RemoteTraceback(trace)
+    return e
