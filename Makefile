@@ -534,10 +534,12 @@ test-guard: $(if $(BUILT),,build) ## measure calls beside their floor: fails if 
 	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove $(unless_busy)
 
 # The package of Python, with a new interpreter for each provider, and a wheel that pip builds without a network.
-.PHONY: test-python test-python-shm test-python-tcp test-python-wheel
-test-python: test-python-shm test-python-tcp test-python-wheel ## the Python package: calls, threads, processes, Ctrl-C, bad input; and its wheel
+.PHONY: test-python test-python-shm test-python-tcp test-python-mpi test-python-wheel
+test-python: test-python-shm test-python-tcp test-python-mpi test-python-wheel ## the Python package: calls, executors, threads, processes, bad input; an MPI program; and its wheel
 test-python-shm test-python-tcp: test-python-%: tried-build
 	$(Q)RFAAS_TEST_PROVIDER=$* PYTHONPATH=$(CURDIR)/lib/python PYTHONMALLOC=debug $(PYTHON) -m unittest discover -s client/python/tests
+test-python-mpi: tried-build
+	$(Q)PYTHONPATH=$(CURDIR)/lib/python PROGRAM=examples/mpi/points/points.py RANKS=2 CORES=2 scripts/demo --blocks 20
 test-python-wheel: tried-build
 	$(Q)rm -rf build/wheel && mkdir -p build/wheel && cp -r client/python build/wheel/source && cp lib/$(SONAME) build/wheel
 	$(Q)cd build/wheel && RFAAS_INCLUDE=$(CURDIR)/include RFAAS_BUNDLE=$(CURDIR)/build/wheel/$(SONAME) \
