@@ -8,8 +8,10 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,9 +22,9 @@ import (
 func newToken(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token",
-		Short: "Issue, show, verify, renew and revoke the tokens by which users prove who they are",
+		Short: "Issue, list, show, verify, renew and revoke the tokens by which users prove who they are",
 	}
-	c.AddCommand(newTokenIssue(a), newTokenShow(a), newTokenVerify(a), newTokenRenew(a), newTokenRevoke(a))
+	c.AddCommand(newTokenIssue(a), newTokenList(a), newTokenShow(a), newTokenVerify(a), newTokenRenew(a), newTokenRevoke(a))
 	return c
 }
 
@@ -79,9 +81,13 @@ func writeToken(path string, cred *identity.Credentials, fresh bool) error {
 	}
 	err = identity.WriteFile(path, b, 0o600, fresh)
 	if errors.Is(err, fs.ErrExist) {
-		err = fmt.Errorf("%w: choose another file with --out, or renew this token by rfaas token renew", err)
+		return tokenExists(path)
 	}
 	return err
+}
+
+func tokenExists(path string) error {
+	return fmt.Errorf("%s: %w: choose another file with --out, or renew this token by rfaas token renew", path, fs.ErrExist)
 }
 
 func checkLife(a *app, life time.Duration) error {
@@ -116,9 +122,16 @@ func newTokenIssue(a *app) *cobra.Command {
 			if err := checkLife(a, life); err != nil {
 				return err
 			}
+			if out == "" && strings.ContainsRune(tenant, '/') {
+				return a.BadUsage(fmt.Errorf("--tenant %q names no file: --out says where its token goes", tenant))
+			}
+			out := cmp.Or(out, tenant+".token")
 			cl, err := identity.OpenCluster(dir)
 			if err != nil {
 				return err
+			}
+			if _, err := os.Lstat(out); err == nil { // checked here too, so that no token is listed that nobody gets
+				return tokenExists(out)
 			}
 			now := time.Now()
 			claims.Ends = now.Add(life).Unix()
@@ -126,10 +139,6 @@ func newTokenIssue(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if out == "" && strings.ContainsRune(tenant, '/') {
-				return a.BadUsage(fmt.Errorf("--tenant %q names no file: --out says where its token goes", tenant))
-			}
-			out := cmp.Or(out, tenant+".token")
 			if err := writeToken(out, cred, true); err != nil {
 				return err
 			}
@@ -245,30 +254,140 @@ func newTokenRenew(a *app) *cobra.Command {
 	return c
 }
 
-func newTokenRevoke(a *app) *cobra.Command {
-	var dir, note string
+// issuedRow is a token as `rfaas token list --json` prints it.
+type issuedRow struct {
+	tokenRow
+	Revoked bool `json:"revoked"`
+}
+
+func (r *issuedRow) state() string {
+	switch {
+	case r.Revoked:
+		return "revoked"
+	case r.Expired:
+		return "expired"
+	}
+	return "valid"
+}
+
+// issued returns the tokens that the cluster has issued for a tenant, or for all tenants if it is empty. With an error it returns those that could be read.
+func issued(cl *identity.Cluster, tenant string) ([]issuedRow, error) {
+	revoked, err := cl.Revocations()
+	if err != nil {
+		return nil, err
+	}
+	all, err := cl.Issued()
+	rows := []issuedRow{}
+	for _, claims := range all {
+		if tenant == "" || claims.Tenant == tenant {
+			rows = append(rows, issuedRow{rowOfToken(claims), slices.ContainsFunc(revoked.Entries, func(e identity.Revocation) bool {
+				return e.Kind == identity.RevokedToken && e.ID == claims.ID
+			})})
+		}
+	}
+	return rows, err
+}
+
+func newTokenList(a *app) *cobra.Command {
+	var dir, tenant string
+	var all, asJSON bool
 	c := &cobra.Command{
-		Use:   "revoke ID|FILE",
-		Short: "Add a token to the cluster's signed list of revoked credentials, which must then be copied to every node",
-		Long: "Add a token to the cluster's signed list of revoked credentials (`revoked` in its directory), and increment its serial number.\n" +
+		Use:   "list",
+		Short: "List the tokens that were issued with the cluster's keys and are valid",
+		Long: "List the tokens that were issued with the cluster's keys and are valid. The list is the file `issued` in the directory of the keys.\n" +
+			"It has each token that this version or a later one has issued or renewed.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			cl, err := identity.OpenCluster(dir)
+			if err != nil {
+				return err
+			}
+			rows, err := issued(cl, tenant)
+			rows = slices.DeleteFunc(rows, func(r issuedRow) bool { return !all && r.state() != "valid" })
+			if asJSON {
+				return errors.Join(a.printJSON(rows), err)
+			}
+			return errors.Join(a.printIssued(rows), err)
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().StringVar(&tenant, "tenant", "", "the tokens of this tenant only")
+	c.Flags().BoolVar(&all, "all", false, "also those that have expired or are revoked")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	return c
+}
+
+func (a *app) printIssued(rows []issuedRow) error {
+	if len(rows) == 0 {
+		_, err := fmt.Fprintln(a.Stdout, "no tokens")
+		return err
+	}
+	w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "ID\tTENANT\tUID\tROLE\tENDS\tSTATE")
+	for _, r := range rows {
+		uid := "-"
+		if r.UID != nil {
+			uid = strconv.FormatUint(uint64(*r.UID), 10)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", r.ID, plain(r.Tenant), uid, r.Role, r.Ends, r.state())
+	}
+	return w.Flush()
+}
+
+// tokensOf returns revocations of all valid tokens of a tenant.
+func tokensOf(cl *identity.Cluster, tenant, note string) ([]identity.Revocation, error) {
+	rows, err := issued(cl, tenant)
+	var entries []identity.Revocation
+	for _, r := range rows {
+		if r.state() == "valid" {
+			entries = append(entries, identity.Revocation{Kind: identity.RevokedToken, ID: r.ID, Note: note})
+		}
+	}
+	if err == nil && len(entries) == 0 {
+		err = fmt.Errorf("no valid token of tenant %q is listed (rfaas token list --all lists all; a token that an earlier version issued is revoked by its id)", tenant)
+	}
+	return entries, err
+}
+
+func newTokenRevoke(a *app) *cobra.Command {
+	var dir, note, tenant string
+	c := &cobra.Command{
+		Use:   "revoke ID|FILE | revoke --tenant TENANT",
+		Short: "Add tokens to the cluster's signed list of revoked credentials, which must then be copied to every node",
+		Long: "Add a token, or all valid tokens of a tenant, to the cluster's signed list of revoked credentials (`revoked` in its directory), and\n" +
+			"increment the serial number of the list.\n" +
 			"Copy the list over the file of that name in each node's identity directory, by rename (as rsync and install do). It is then in force there.\n" +
+			"Leases that were already granted go on: rfaas revoke --tenant TENANT --all ends them.\n" +
 			"rfaas cluster revoked shows the list, rfaas cluster revoke adds certificates of nodes.",
-		Args: cobra.ExactArgs(1),
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			id := args[0]
-			if cred, err := identity.LoadCredentials(id); err == nil {
-				id = cred.Claims.ID
-			} else if !identity.IsTokenID(id) || !errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("%q is neither a token's id nor a token file: %w", id, err)
+			if (len(args) == 0) == (tenant == "") {
+				return a.BadUsage(errors.New("want the id or the file of a token, or --tenant"))
+			}
+			var entries []identity.Revocation
+			if tenant == "" {
+				id := args[0]
+				if cred, err := identity.LoadCredentials(id); err == nil {
+					id = cred.Claims.ID
+				} else if !identity.IsTokenID(id) || !errors.Is(err, os.ErrNotExist) {
+					return fmt.Errorf("%q is neither a token's id nor a token file: %w", id, err)
+				}
+				entries = []identity.Revocation{{Kind: identity.RevokedToken, ID: id, Note: note}}
 			}
 			cl, err := identity.OpenCluster(dir)
 			if err != nil {
 				return err
 			}
-			return a.revoke(cl, identity.Revocation{Kind: identity.RevokedToken, ID: id, Note: note})
+			if tenant != "" {
+				if entries, err = tokensOf(cl, tenant, note); len(entries) == 0 {
+					return err
+				}
+			}
+			return errors.Join(a.revoke(cl, entries...), err)
 		},
 	}
 	a.clusterFlag(c, &dir)
 	c.Flags().StringVar(&note, "note", "", "why, for people")
+	c.Flags().StringVar(&tenant, "tenant", "", "all valid tokens of this tenant")
 	return c
 }

@@ -127,7 +127,7 @@ func TestClusterAndTokens(t *testing.T) {
 	if out := good("token", "issue", "--tenant", "ann", "--uid", "1001", "--out", in("ann")); !strings.Contains(out, "1001") {
 		t.Errorf("issued: %s", out)
 	}
-	bad(1, "file exists", "token", "issue", "--tenant", "ann", "--out", in("ann"))
+	bad(1, "file already exists", "token", "issue", "--tenant", "ann", "--out", in("ann"))
 	var row tokenRow
 	if err := json.Unmarshal([]byte(good("token", "show", in("ann"), "--json")), &row); err != nil || row.Tenant != "ann" || *row.UID != 1001 || row.Role != "tenant" || row.Expired {
 		t.Errorf("%+v, %v", row, err)
@@ -195,6 +195,66 @@ func TestClusterAndTokens(t *testing.T) {
 		code, _, errs := run("executors")
 		return code == 1 && strings.Contains(errs, "revoked")
 	})
+}
+
+// The tokens of a tenant are listed, and revoked together.
+func TestTokenList(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	run := func(args string) (int, string, string) {
+		var out, errs bytes.Buffer
+		getenv := func(k string) string { return map[string]string{"RFAAS_CLUSTER_DIR": in("cluster")}[k] }
+		code := Run(t.Context(), Env{Version: "v1", Getenv: getenv, Stdout: &out, Stderr: &errs}, strings.Fields(args))
+		return code, out.String(), errs.String()
+	}
+	expect := func(args string, code int, text string) {
+		t.Helper()
+		if c, out, errs := run(args); c != code || !strings.Contains(out+errs, text) {
+			t.Errorf("%s: code %d, %s%s; want %d and %q", args, c, out, errs, code, text)
+		}
+	}
+	list := func(args string, states ...string) (rows []issuedRow) {
+		t.Helper()
+		_, out, errs := run("token list --json " + args)
+		if err := json.Unmarshal([]byte(out), &rows); err != nil {
+			t.Fatalf("%v: %s%s", err, out, errs)
+		}
+		var got []string
+		for _, r := range rows {
+			got = append(got, r.Tenant+" "+r.state())
+		}
+		if !slices.Equal(got, states) {
+			t.Errorf("token list %s: %v, want %v", args, got, states)
+		}
+		return rows
+	}
+	expect("cluster init", 0, "")
+	expect("token list", 0, "no tokens")
+	expect("token issue --tenant ann --uid 1001 --out "+in("ann"), 0, "ann")
+	expect("token issue --tenant ann --out "+in("ann"), 1, "file already exists")
+	expect("token issue --tenant bob --out "+in("bob"), 0, "bob")
+	expect("token renew "+in("bob"), 0, "bob")
+	rows := list("", "ann valid", "bob valid", "bob valid")
+	expect("token list --tenant ann", 0, rows[0].ID+"  ann     1001  tenant  "+rows[0].Ends+"  valid")
+	expect("token revoke --tenant bob --note left", 0, "token "+rows[2].ID+" is revoked")
+	list("", "ann valid")
+	list("--all --tenant bob", "bob revoked", "bob revoked")
+	expect("token revoke --tenant bob", 1, `no valid token of tenant "bob" is listed`)
+	expect("token revoke --tenant eve", 1, `no valid token of tenant "eve" is listed`)
+	expect("token revoke", 2, "want the id or the file of a token, or --tenant")
+	expect("token revoke x --tenant ann", 2, "want the id or the file of a token, or --tenant")
+	expect("token verify "+in("bob"), 1, "revoked")
+	f, err := os.OpenFile(in("cluster/issued"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("garbage\n"); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	expect("token list", 1, "line 4 is damaged")
+	expect("token list", 1, rows[0].ID)
+	expect("token revoke --tenant ann", 1, "token "+rows[0].ID+" is revoked") // and says that others may be missing
 }
 
 // A cluster from before signed lists gets a list with one command, including its earlier revocations. Until then

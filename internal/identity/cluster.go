@@ -27,6 +27,7 @@ const (
 	fileTokenKey  = "token.key"
 	fileTokenPub  = "token.pub"
 	fileRevoked   = "revoked"
+	fileIssued    = "issued"
 	fileNode      = "node.crt"
 	fileNodeKey   = "node.key"
 	filePageCA    = "page-ca.crt" // browsers do not accept Ed25519
@@ -293,7 +294,7 @@ func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Ti
 	return made.NotAfter, true, nil
 }
 
-// IssueToken returns a user's credentials. key is the user's; nil makes a new one.
+// IssueToken returns a user's credentials, and adds the token to the list of issued tokens first. key is the user's; nil makes a new one.
 func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Time) (*Credentials, error) {
 	if key == nil {
 		var err error
@@ -309,6 +310,9 @@ func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Tim
 	token, claims, err := Issue(c.token, claims, now)
 	if err != nil {
 		return nil, err
+	}
+	if err := c.recordIssued(claims); err != nil {
+		return nil, fmt.Errorf("list of issued tokens: %w", err)
 	}
 	return &Credentials{Token: token, Claims: claims, Key: key, CA: c.caPEM}, nil
 }

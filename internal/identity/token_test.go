@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -355,6 +356,56 @@ func TestCluster(t *testing.T) {
 	}
 	if _, err := OpenCluster(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "rfaas cluster init") {
 		t.Errorf("no cluster: %v", err)
+	}
+}
+
+// Each token is listed before its user gets it. Damaged lines are named, and hide no others.
+func TestIssuedTokensAreListed(t *testing.T) {
+	c, first, dir := testCluster(t, ann())
+	path := filepath.Join(dir, fileIssued)
+	want := []Claims{first.Claims}
+	issue := func() {
+		t.Helper()
+		cred, err := c.IssueToken(ann(), nil, noon)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, cred.Claims)
+	}
+	check := func(damaged string) {
+		t.Helper()
+		got, err := c.Issued()
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("listed %+v, want %+v", got, want)
+		}
+		if (err == nil) != (damaged == "") || err != nil && !strings.Contains(err.Error(), damaged) {
+			t.Errorf("error %v, want one with %q", err, damaged)
+		}
+	}
+	issue()
+	check("")
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", st, err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, append(b, `{"id":"0`...), 0o600); err != nil { // an append that was cut off
+		t.Fatal(err)
+	}
+	issue()
+	check("issued: line 3 is damaged")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	want = nil
+	check("")
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if cred, err := c.IssueToken(ann(), nil, noon); err == nil {
+		t.Errorf("a token that is not listed: %+v", cred)
 	}
 }
 
