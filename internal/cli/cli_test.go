@@ -44,9 +44,14 @@ type stub struct {
 	secret string // its file
 }
 
-func (s *stub) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+func (s *stub) info() *control.InfoReply {
 	data, _ := s.data.Load().(string)
-	return &control.InfoReply{DataAddress: data}, nil
+	node, _ := control.NodeID()
+	return &control.InfoReply{DataAddress: data, Incarnation: []byte("this executor"), NodeId: node}
+}
+
+func (s *stub) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+	return s.info(), nil
 }
 
 func (s *stub) Upload(st grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
@@ -94,12 +99,16 @@ func (s *stub) List(context.Context, *control.ListRequest) (*control.ListReply, 
 		}
 		return r, nil
 	}
-	return &control.ListReply{NowMs: uint64(time.Now().UnixMilli() + s.ahead.Load()), Executors: []*control.ExecutorEntry{
+	r := &control.ListReply{NowMs: uint64(time.Now().UnixMilli() + s.ahead.Load()), Executors: []*control.ExecutorEntry{
 		{Address: "a:1", Alive: true, AgeMs: 300, Info: &control.InfoReply{Node: "n1", Cores: 4, FreeCores: 4, MemoryBytes: 3 << 30, FreeMemoryBytes: 1 << 30, Providers: []string{"shm", "verbs"}}},
 		{Address: "b:1", Alive: true, Info: &control.InfoReply{Node: "n2", Cores: 4, FreeCores: 1, AvailableUntil: uint64(time.Now().Add(time.Minute).Unix())}},
 		{Address: "c:1", Alive: true, Info: &control.InfoReply{Node: "n3", Cores: 4, FreeCores: 1, Draining: true}},
 		{Address: "d:1", Info: &control.InfoReply{Node: "n4"}},
-	}}, nil
+	}}
+	if s.data.Load() != nil {
+		r.Executors = append(r.Executors, &control.ExecutorEntry{Address: "127.0.0.2:1", Alive: true, Info: s.info()})
+	}
+	return r, nil
 }
 
 // world is a daemon and the environment of a user.
@@ -361,7 +370,7 @@ func TestSoftRoCEOfLinux61(t *testing.T) {
 			t.Errorf("Linux %s: %+v, want a %s that names the device", release, f, want)
 		}
 	}
-	if f := checkDevices(nil); f.State != "ok" || f.Mend != "" || !strings.Contains(f.Detail, "tcp") {
+	if f := checkDevices(nil, nil); f.State != "ok" || f.Mend != "" || !strings.Contains(f.Detail, "tcp") {
 		t.Errorf("without a device: %+v", f)
 	}
 }
@@ -405,7 +414,7 @@ func TestDoctorLibfabric(t *testing.T) {
 
 func TestVerbsDevices(t *testing.T) {
 	class := t.TempDir()
-	if d := verbsDevices(filepath.Join(class, "absent")); d != nil || checkDevices(d).State != "ok" {
+	if d := verbsDevices(filepath.Join(class, "absent")); d != nil || checkDevices(d, nil).State != "ok" {
 		t.Errorf("no devices: %v", d)
 	}
 	port := filepath.Join(class, "mlx5_0", "ports", "1")
@@ -416,7 +425,7 @@ func TestVerbsDevices(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(port, "state"), []byte(state), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if f := checkDevices(verbsDevices(class)); f.State != want || !strings.Contains(f.Detail, "mlx5_0 port 1") {
+		if f := checkDevices(verbsDevices(class), nil); f.State != want || !strings.Contains(f.Detail, "mlx5_0 port 1") {
 			t.Errorf("%q: %+v", state, f)
 		}
 	}

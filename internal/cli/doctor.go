@@ -54,7 +54,7 @@ func newDoctor(a *app) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			devices := verbsDevices("/sys/class/infiniband")
 			list := []finding{
-				checkDevices(devices),
+				checkDevices(devices, adaptersWithoutDriver("/sys/bus/pci/devices")),
 				checkVerbsLibrary(len(devices) > 0, dataplane.LoadVerbs),
 				checkCryptoLibrary(dataplane.LoadCrypto),
 				checkOFI(a.Getenv, dataplane.Open),
@@ -136,14 +136,34 @@ func verbsDevices(class string) []string {
 	return out
 }
 
-func checkDevices(devices []string) finding {
+// adaptersWithoutDriver lists the RDMA adapters below a directory of PCI devices that have no verbs device, because their driver is not loaded: all of
+// the PCI classes InfiniBand and fabric, and network adapters of Mellanox (NVIDIA) and Amazon (EFA).
+func adaptersWithoutDriver(pci string) []string {
+	paths, _ := filepath.Glob(filepath.Join(pci, "*"))
+	var out []string
+	for _, path := range paths {
+		class, vendor, device := read(path, "class"), read(path, "vendor"), read(path, "device")
+		rdma := strings.HasPrefix(class, "0x0207") || strings.HasPrefix(class, "0x0208") ||
+			strings.HasPrefix(class, "0x02") && (vendor == "0x15b3" || vendor == "0x1d0f" && strings.HasPrefix(device, "0xefa"))
+		if _, err := os.Stat(filepath.Join(path, "infiniband")); rdma && errors.Is(err, fs.ErrNotExist) {
+			out = append(out, fmt.Sprintf("%s (%s:%s)", filepath.Base(path), strings.TrimPrefix(vendor, "0x"), strings.TrimPrefix(device, "0x")))
+		}
+	}
+	return out
+}
+
+func checkDevices(devices, undriven []string) finding {
 	const check = "verbs devices"
 	text := strings.Join(devices, "; ")
 	switch {
+	case len(devices) > 0 && !strings.Contains(text, "ACTIVE"):
+		return problem(check, "look at the cable and the subnet manager (ibstat)", "no active port: %s", text)
+	case len(undriven) > 0:
+		return note(check, "load the adapter's RDMA driver: modprobe mlx5_ib, mlx4_ib, hfi1, efa or another (lspci -k names the modules), and ib_uverbs",
+			"%s; adapters without a verbs device, because their RDMA driver is not loaded: %s", cmp.Or(text, "none, so calls to other nodes use TCP (provider tcp)"),
+			strings.Join(undriven, ", "))
 	case len(devices) == 0:
 		return ok(check, "none: calls to other nodes use TCP (provider tcp)")
-	case !strings.Contains(text, "ACTIVE"):
-		return problem(check, "look at the cable and the subnet manager (ibstat)", "no active port: %s", text)
 	}
 	return ok(check, "%s", text)
 }

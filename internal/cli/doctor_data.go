@@ -54,14 +54,22 @@ func (a *app) checkData(ctx context.Context, executorAddr, manager string) findi
 	return ok(check, "data ports that accept connections: %d%s", len(addresses), more)
 }
 
-// dataPorts returns the data addresses of executors that offer tcp, by control address, and the number of all executors that it found.
+// dataPorts returns the data addresses of executors that offer tcp, by control address, and the number of all executors that it found. An executor
+// that it finds at two addresses counts once, at the first one.
 func (a *app) dataPorts(ctx context.Context, executorAddr, manager string) (ports map[string]string, executors int) {
 	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, portTime))
 	defer cancel()
 	ports = map[string]string{}
 	seen := map[string]bool{}
 	add := func(address string, info *control.InfoReply) {
-		seen[address] = true
+		who := address
+		if id := info.GetIncarnation(); len(id) > 0 {
+			who = string(id)
+		}
+		if seen[who] {
+			return
+		}
+		seen[who] = true
 		if data := info.GetDataAddress(); data != "" {
 			ports[address] = data
 		}

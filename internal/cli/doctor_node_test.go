@@ -50,6 +50,29 @@ func TestCheckGIDs(t *testing.T) {
 	}
 }
 
+// An RDMA adapter whose driver is not loaded is named.
+func TestAdaptersWithoutDriver(t *testing.T) {
+	for name, c := range map[string]struct{ class, vendor, file, want string }{
+		"InfiniBand":             {"0x020700", "0x15b3", "numa_node", "0000:3b:00.0 (15b3:1017)"},
+		"Omni-Path":              {"0x020800", "0x8086", "numa_node", "0000:3b:00.0 (8086:1017)"},
+		"Mellanox Ethernet":      {"0x020000", "0x15b3", "net/eth0", "0000:3b:00.0 (15b3:1017)"},
+		"with its driver":        {"0x020700", "0x15b3", "infiniband/mlx5_0/state", ""},
+		"an Ethernet adapter":    {"0x020000", "0x8086", "net/eth0", ""},
+		"a bridge of Mellanox's": {"0x060400", "0x15b3", "numa_node", ""},
+	} {
+		pci := tree(t, map[string]string{"0000:3b:00.0/class": c.class, "0000:3b:00.0/vendor": c.vendor, "0000:3b:00.0/device": "0x1017", "0000:3b:00.0/" + c.file: "1"})
+		if got := strings.Join(adaptersWithoutDriver(pci), ","); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	if f := checkDevices(nil, []string{"0000:3b:00.0 (15b3:1017)"}); f.State != "note" || !strings.Contains(f.Detail, "0000:3b") || !strings.Contains(f.Mend, "modprobe") {
+		t.Errorf("%+v", f)
+	}
+	if f := checkDevices(nil, nil); f.State != "ok" {
+		t.Errorf("%+v", f)
+	}
+}
+
 // doctor reports what the spawner of an executor finds in the same place.
 func TestCheckGroups(t *testing.T) {
 	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{})
