@@ -151,18 +151,27 @@ func TestUnauthenticatedDataIsRefused(t *testing.T) {
 	}
 }
 
-// Many silent connections do not keep a client from connecting.
+// A thousand silent connections do not keep a client from connecting. Each is closed and counted.
 func TestDataSilentCrowd(t *testing.T) {
+	const crowd = 1000
 	d := listenForData(t)
 	w := newExpectant()
 	if err := d.Expect(w.token, "worker", w); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 * dataplane.MaxPending {
-		dialData(t, d, nil)
+	var silent []net.Conn
+	for range crowd {
+		silent = append(silent, dialData(t, d, nil))
 	}
 	dialData(t, d, helloFor(w.token))
 	(<-w.came).Close()
+	d.Close()
+	for _, c := range silent {
+		closed(t, c)
+	}
+	if n := d.Refused(); n != crowd {
+		t.Errorf("%d connections counted as refused, want %d", n, crowd)
+	}
 }
 
 // Many strangers connect right after a peer, while this process is busy. The peer's hello, which has arrived, is read before they push it out.
