@@ -358,7 +358,7 @@ test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)tests/run
 
 .PHONY: build-tests
-build-tests: build test-programs # all that lanes run
+build-tests: build test-programs remote-tests # all that lanes run
 
 # If something cannot be built, only the tests that need it fail. With BUILT=1, which `make test` sets after the build lane has
 # passed, nothing is built again.
@@ -375,35 +375,35 @@ test-go: ## Go tests
 tried-build:
 	$(Q)$(try_build)
 
-.PHONY: test-tcp-client test-tcp-nodes
-test-tcp: test-tcp-client test-tcp-nodes ## the client's tests over Ethernet sockets; 30 random kills and 10 link outages between two network namespaces (as root)
+.PHONY: test-tcp-client test-tcp-nodes test-tcp-core
+test-tcp: test-tcp-client test-tcp-nodes test-tcp-core ## all over Ethernet sockets between two network namespaces: conformance, the client's tests, the programs of other languages and MPI, 30 random kills and 10 link outages (as root)
 test-tcp-client: tried-build
-	$(Q)RFAAS_TEST_PROVIDER=tcp $(GO) test -count=1 -vet=off -timeout 280s -skip "^($$(tests/run --client-alone))\$$" ./client
-	$(Q)RFAAS_TEST_PROVIDER=tcp RFAAS_DATA_ENCRYPTION=require RFAAS_EXECUTOR_DATA_ENCRYPTION=require $(GO) test -count=1 -vet=off -timeout 100s \
-		-run '^(TestInvoke|TestMap|TestSubmit|TestSandbox|TestFailover|TestCachedWorkersAreGone|TestLeaseAcrossExecutors)$$' ./client
+	$(Q)mkdir -p build/two-nodes && $(GO) test -c -o build/two-nodes/ ./client
+	$(Q)tests/run --two-nodes
 test-tcp-nodes: tried-build
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 170s -run 'TestBetweenNodes.*' ./tests/faults
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 170s -parallel 4 -run 'TestBetweenNodes.*' ./tests/faults
+test-tcp-core: build/ctest/dp_test
+	$(Q)scripts/two-nodes build/ctest/dp_test --provider tcp $(TCP_PLAIN)
+	$(Q)scripts/two-nodes --ipv6 build/ctest/dp_test --provider tcp --encrypt $(ENCRYPTED_PLAIN)
 
 test-race: ## Go tests under the race detector
 	$(Q)$(try_build)
 	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s $(RACE_PACKAGES)
 	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s -run '^($(subst $() ,|,$(strip $(RACE_CLIENT))))$$' ./client
 
-test-c: test-c-plain test-c-asan test-c-tsan ## conformance and unit tests of the C core on shm and tcp, plain and with sanitizers
+test-c: test-c-plain test-c-asan test-c-tsan ## conformance and unit tests of the C core on shm, ofi and tcp, plain and with sanitizers (tcp plain: make test-tcp)
 
-# Cases of the provider tcp itself, which mostly wait, run with both sanitizers only. Of the cases on encrypted connections, one half runs plain,
-# the other half with the address sanitizer.
+# On tcp the cases run between two nodes (lane tcp), and with the address sanitizer on loopback. Cases of the provider tcp itself, which mostly
+# wait, run with both sanitizers only. Of the cases on encrypted connections, one half runs between nodes, the other half with the address sanitizer.
 ENCRYPTED_PLAIN := $(patsubst %,'%/*',access atomic connect death device inspect load many memory qp recv reset rkey-ptr script wait wire)
 TCP_PLAIN := $(ENCRYPTED_PLAIN) 'channel/*' 'read/*' 'write/*'
 ENCRYPTED_ASAN := 'channel/*' 'write/*' 'read/*' 'tcp/*'
 
-.PHONY: test-c-plain-shm test-c-plain-tcp test-c-asan-shm test-c-asan-tcp test-c-tsan-shm test-c-tsan-tcp
-test-c-plain: test-c-plain-shm test-c-plain-tcp
+.PHONY: test-c-plain-shm test-c-plain-ofi test-c-asan-shm test-c-asan-tcp test-c-tsan-shm test-c-tsan-tcp
+test-c-plain: test-c-plain-shm test-c-plain-ofi
 test-c-plain-shm: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider shm
-test-c-plain-tcp: build/ctest/dp_test
-	$(Q)build/ctest/dp_test --provider tcp $(TCP_PLAIN)
-	$(Q)build/ctest/dp_test --provider tcp --encrypt $(ENCRYPTED_PLAIN)
+test-c-plain-ofi: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider ofi $(OFI_QUICK)
 	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_QUICK_CXI)
 
@@ -429,7 +429,8 @@ test-c-ofi: build/ctest/dp_test ## conformance and channel tests of the C core o
 	$(Q)build/ctest/dp_test --provider ofi
 	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_CASES)
 
-CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes mmap fail
+# shm_limits.c makes mmap fail. nodes.c makes sockets in one of two network namespaces.
+CTEST_LINK := -rdynamic $(addprefix -Wl$(,)--wrap=,mmap dp_dev_close dp_qp_export dp_qp_connect)
 # The thread sanitizer sees one process, so only cases with several threads in it run. It does not know fences (-Wno-tsan). The
 # code's fences are between shared words that are themselves atomic, so the sanitizer may miss an order but reports no false
 # races. Nothing is suppressed. If the kernel randomises addresses more than the compiler's runtime supports
@@ -491,6 +492,25 @@ fuzz: ## every fuzz target for a while (FUZZTIME=60s each)
 
 # clang and libFuzzer, for `make fuzz` if clang is installed.
 $(eval $(call fuzz_build,build/fuzz/clang,clang,-fsanitize=fuzzer-no-link,-fsanitize=fuzzer,))
+
+# Programs of tests/capi that call functions on another machine or node.
+REMOTE_TESTS := $(patsubst %,build/twovm/%_test,api event failover cpp fortran) build/twovm/functions.so
+REMOTE_LINK := -Llib -lrfaas -pthread '-Wl,-rpath,$$ORIGIN/../../lib'
+.PHONY: remote-tests
+remote-tests: $(REMOTE_TESTS)
+$(REMOTE_TESTS): | headers library fortran
+build/twovm/%_test: tests/capi/testdata/%_test.c $(wildcard tests/capi/testdata/*.h)
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g -Iinclude -o $@ $< $(REMOTE_LINK)
+build/twovm/%_test: tests/capi/testdata/%_test.cpp
+	$(call say,CXX,$@)
+	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O1 -g -Iinclude -o $@ $< $(REMOTE_LINK)
+build/twovm/%_test: tests/capi/testdata/%_test.f90
+	$(call say,FC,$@)
+	$(Q)mkdir -p $(@D) && $(FC) -std=f2018 -O1 -g -Jbuild/twovm -Iinclude -o $@ $< lib/librfaas_fortran.a $(REMOTE_LINK)
+build/twovm/functions.so: tests/capi/testdata/functions.c
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -shared -fPIC -O2 -Iinclude -o $@ $<
 
 # Client processes of tests/faults, and the library that they call.
 .PHONY: test-programs
@@ -588,18 +608,10 @@ test-softroce-slurm: ## an MPI job on a real Slurm that is served by another nod
 		../../build/gotest-slurm/slurm.test -test.v -test.timeout 270s -test.run TestMPIJobOnOtherNodes -cluster
 
 # Both machines read the same secret. Its bytes do not matter: the network ends with the machines.
-TWOVM_LINK := -Llib -lrfaas -pthread '-Wl,-rpath,$$ORIGIN/../../lib'
 TWOVM := scripts/softroce/run2 --expendable --timeout 680 -e FAULTS_REMOTE=10.77.0.3:7000
 test-twovm: ## client in one virtual machine, executor in another: link outages, a killed machine, exact accounts
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults ./client ./internal/manager && $(GO_BUILD) -o build/twovm/ ./tests/remote
-	$(Q)for program in api event failover; do \
-		$(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g -Iinclude -o build/twovm/$${program}_test tests/capi/testdata/$${program}_test.c \
-			$(TWOVM_LINK) || exit; done
-	$(Q)$(CXX) -std=c++17 -O1 -g -Iinclude -o build/twovm/cpp_test tests/capi/testdata/cpp_test.cpp $(TWOVM_LINK)
-	$(Q)$(FC) -std=f2018 -O1 -g -Jbuild/twovm -Iinclude -o build/twovm/fortran_test tests/capi/testdata/fortran_test.f90 \
-		lib/librfaas_fortran.a $(TWOVM_LINK)
-	$(Q)$(CC) -shared -fPIC -O2 -Iinclude -o build/twovm/functions.so tests/capi/testdata/functions.c
 	$(Q)umask 077 && od -An -v -tx1 -N 32 /dev/urandom | tr -d ' \n' >build/twovm/secret && echo >>build/twovm/secret
 	$(Q)for boot in first second; do \
 		$(TWOVM) -- tests/run --twovm $$boot -- sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000'; done

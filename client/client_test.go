@@ -20,6 +20,10 @@ func TestInvoke(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Workers: 2, Bulk: 4 << 20})
 	echo := function(t, l, "echo")
+	before, results := 0, 0
+	if secondNode != "" {
+		before = fromSecondNode(t)
+	}
 	for _, size := range []int{0, 1, 8, 64, 4096, 16 << 10, 16<<10 + 1, 1 << 20, 4 << 20} {
 		in := make([]byte, size)
 		for i := range in {
@@ -34,6 +38,12 @@ func TestInvoke(t *testing.T) {
 			if n != size || !bytes.Equal(in, out) {
 				t.Fatalf("%d bytes: %d came back, equal %v", size, n, bytes.Equal(in, out))
 			}
+			results += n
+		}
+	}
+	if secondNode != "" {
+		if crossed := fromSecondNode(t) - before; crossed < results {
+			t.Errorf("%d bytes of results came back, but only %d bytes have come from the second node", results, crossed)
 		}
 	}
 }

@@ -158,8 +158,10 @@ func TestLeaseAcrossExecutors(t *testing.T) {
 	within(t, 20*time.Second, "the lost executor is not on the board, the others are free", func() bool { return m.freeCores(t, secret) >= 4 })
 
 	leaseSoon(t, s, 1).Release(context.Background()) // the board can be read
-	m.signal(syscall.SIGSTOP)
-	defer m.signal(syscall.SIGCONT)
+	if secondNode == "" {                            // over tcp, executors cannot report to a manager that is stopped
+		m.signal(syscall.SIGSTOP)
+		defer m.signal(syscall.SIGCONT)
+	}
 	g = acrossSoon(t, s, 4)
 	if len(g.Leases()) != 2 {
 		t.Errorf("%d executors", len(g.Leases()))

@@ -66,7 +66,7 @@ func callAlways(t testing.TB, w *client.Worker, f *client.Function) (stop func()
 // units returns the billed units of an item of a tenant.
 func units(t testing.TB, m *daemon, secret, tenant string) map[string]uint64 {
 	t.Helper()
-	conn, err := control.Dial(m.Address, control.DialConfig{SecretFile: secret})
+	conn, err := control.Dial(m.Address, control.DialConfig{SecretFile: secret, AllowPlaintext: secondNode != ""})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,24 +67,29 @@ type daemon struct {
 	refused    chan string   // receives the line of each refused handover
 }
 
-// daemonCommand returns a command that runs a daemon on a free port: on loopback or, with RFAAS_TEST_REMOTE, on the
-// machine where tests/remote serves. A resource manager runs there only if RFAAS_TEST_MANAGER is "there".
+// daemonCommand returns a command that runs a daemon on a free port: on loopback; with two nodes (scripts/two-nodes) or RFAAS_TEST_REMOTE, on the
+// second node or machine. A resource manager runs there only if RFAAS_TEST_MANAGER is "there".
 func daemonCommand(t testing.TB, program, secret string, args []string) *exec.Cmd {
-	line := append([]string{built(t, program), "--listen", "127.0.0.1:0", "--secret-file", secret}, args...)
-	switch {
-	case far == "":
-	case program == managerProgram && os.Getenv("RFAAS_TEST_MANAGER") != "there":
-		line[2] = os.Getenv("SOFTROCE_ADDRESS") + ":0"
+	line := []string{built(t, program), "--secret-file", secret}
+	there := program != managerProgram || os.Getenv("RFAAS_TEST_MANAGER") == "there"
+	port := net.JoinHostPort(hostOf(t, there), "0")
+	line = append(line, "--listen", port)
+	if far != "" || secondNode != "" {
 		line = append(line, "--allow-plaintext")
-	default:
-		host, _, err := net.SplitHostPort(far)
-		if err != nil {
-			t.Fatal(err)
-		}
-		line[2] = host + ":0"
-		line = append(append([]string{built(t, remoteProgram), "run", far, "--", "sh", "-c", `echo "far process $$" >&2; exec "$0" "$@"`}, line...),
-			"--allow-plaintext")
 	}
+	switch {
+	case secondNode != "":
+		line = append(line, "--data-listen", port)
+		if program == managerProgram {
+			line = append(line, "--providers", "shm,tcp")
+		}
+		if there {
+			line = append([]string{"nsenter", "--net=" + secondNode, "--uts=" + os.Getenv("TWO_NODES_UTS"), "--"}, line...)
+		}
+	case far != "" && there:
+		line = append([]string{built(t, remoteProgram), "run", far, "--", "sh", "-c", `echo "far process $$" >&2; exec "$0" "$@"`}, line...)
+	}
+	line = append(line, args...)
 	return exec.Command(line[0], line[1:]...)
 }
 

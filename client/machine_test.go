@@ -18,6 +18,43 @@ import (
 // far is the address of tests/remote on the machine of the executors, empty if there is only one machine.
 var far = os.Getenv("RFAAS_TEST_REMOTE")
 
+// secondNode is the file of the second node's network namespace, empty if there is only one node. Both nodes have the same processes.
+var secondNode = os.Getenv("TWO_NODES_NET")
+
+// hostOf returns the address of this node or machine, or of the one of the executors (there), without a port.
+func hostOf(t testing.TB, there bool) string {
+	t.Helper()
+	switch {
+	case secondNode != "" && there:
+		return os.Getenv("TWO_NODES_SECOND")
+	case secondNode != "":
+		return os.Getenv("TWO_NODES_FIRST")
+	case far != "" && there:
+		host, _, err := net.SplitHostPort(far)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return host
+	case far != "":
+		return os.Getenv("SOFTROCE_ADDRESS")
+	}
+	return "127.0.0.1"
+}
+
+// fromSecondNode returns how many bytes this node has received from the second one.
+func fromSecondNode(t testing.TB) (bytes int) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/net/dev")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, counts, ok := strings.Cut(string(b), " cable:")
+	if _, err := fmt.Sscan(counts, &bytes); !ok || err != nil {
+		t.Fatalf("no bytes of the interface cable: %v\n%s", err, b)
+	}
+	return bytes
+}
+
 const remoteProgram = "build/twovm/remote"
 
 // farShell runs a script on the machine of the executors.
@@ -118,17 +155,10 @@ func running(pid int) bool {
 // other.
 func fixedManager(t testing.TB) string {
 	t.Helper()
-	if far == "" {
+	if far == "" && secondNode == "" {
 		return "unix:" + filepath.Join(t.TempDir(), "m")
 	}
-	host := os.Getenv("SOFTROCE_ADDRESS")
-	if os.Getenv("RFAAS_TEST_MANAGER") == "there" {
-		var err error
-		if host, _, err = net.SplitHostPort(far); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return net.JoinHostPort(host, "7464") // nothing else listens on these machines
+	return net.JoinHostPort(hostOf(t, os.Getenv("RFAAS_TEST_MANAGER") == "there"), "7464") // nothing else listens on these machines
 }
 
 // pid returns the daemon's process id on its machine.

@@ -1,5 +1,7 @@
 #include "runner.h"
 
+#include "nodes.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <sched.h>
@@ -39,10 +41,11 @@ bool t_is_ofi(void) { return this_run.provider[0] == 'o'; }
 #undef dp_dev_open
 int t_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     dp_dev_options o = opts ? *opts : (dp_dev_options){.gid_index = -1};
-    if (!this_run.encrypt || !provider || strcmp(provider, "tcp") || o.encrypt)
+    if (!provider || strcmp(provider, "tcp"))
         return dp_dev_open(provider, opts, out, err);
-    o.encrypt = DP_ENCRYPT_REQUIRE;
-    return dp_dev_open(provider, &o, out, err);
+    if (this_run.encrypt && !o.encrypt)
+        o.encrypt = DP_ENCRYPT_REQUIRE;
+    return nodes_dev_open(&o, out, err);
 }
 
 double t_time_scale(void) {
@@ -237,6 +240,7 @@ static void *peer_thread(void *p) {
     free(p);
     t_claim_slot();
     t_name("peer thread");
+    nodes_peer(false);
     s.fn(s.sock, s.arg);
     close(s.sock);
     return NULL;
@@ -269,6 +273,7 @@ void t_peer_start(t_peer *p, bool process, void (*fn)(int, void *), void *arg) {
         random_state = 0;
         t_claim_slot();
         t_name("peer process");
+        nodes_peer(true);
         t_usage before;
         t_usage_now(&before);
         fn(sv[1], arg);

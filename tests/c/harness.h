@@ -77,7 +77,8 @@ bool t_is_shm(void);
 bool t_is_verbs(void);
 bool t_is_tcp(void);
 bool t_is_ofi(void);
-/* dp_dev_open, which with --encrypt adds DP_ENCRYPT_REQUIRE to the options of tcp devices that do not set `encrypt`. */
+/* dp_dev_open, which with --encrypt adds DP_ENCRYPT_REQUIRE to the options of tcp devices that do not set `encrypt`, and puts these devices on
+ * one of two nodes, if there are two (nodes.h). */
 int t_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
 #define dp_dev_open t_dev_open
 /* Chooses one of two counts or sizes by provider (verbs runs in an emulated machine). On tcp, where each message costs system calls, it

@@ -1,6 +1,8 @@
 /* The program that runs the cases. Each runs in a child process. The parent enforces its deadline and finds what it leaves behind. */
 #include "runner.h"
 
+#include "nodes.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <execinfo.h>
@@ -19,6 +21,7 @@
 #include <unistd.h>
 
 static bool verbose;
+static int crossed; /* passed cases with a connection between the two nodes */
 static bool private_dev_shm; /* this program has its own /dev/shm, so all files in it are its own */
 
 /* ---- the child of a case ---- */
@@ -200,12 +203,23 @@ static bool left_in_dev_shm(char *name, size_t len) {
     return found;
 }
 
+static bool has_suffix(const char *name, const char *suffix) {
+    size_t n = strlen(name), m = strlen(suffix);
+    return n >= m && !strcmp(name + n - m, suffix);
+}
+
+/* The ends of this case are on different nodes. */
+static bool must_cross(const t_case *c) {
+    return nodes_two() && (has_suffix(c->name, "@two-devices") || has_suffix(c->name, "@processes"));
+}
+
 /* Runs one case. Returns EXIT_FAILED, EXIT_SKIPPED or 0. */
 static int run_case(const t_case *c) {
     int log = verbose ? -1 : memfd_create("case-output", MFD_CLOEXEC);
     memset(this_run.board, 0, sizeof *this_run.board);
     int seconds = t_is_verbs() ? (c->verbs_seconds ? c->verbs_seconds : 30) : c->seconds ? c->seconds : t_is_tcp() || t_is_ofi() ? 20 : 10;
     fflush(NULL);
+    uint64_t received = nodes_received();
     int64_t start = dp_now_ns();
     pid_t pid = fork();
     if (pid == 0)
@@ -248,8 +262,11 @@ static int run_case(const t_case *c) {
         printf("FAIL %s: left %d processes behind\n", c->name, strays);
     } else if (file_left) {
         printf("FAIL %s: left /dev/shm/%s behind\n", c->name, left);
+    } else if (must_cross(c) && !nodes_crossed(received)) {
+        printf("FAIL %s: no connection has crossed the link between the nodes\n", c->name);
     } else {
-        printf("ok   %s (%.0f ms)\n", c->name, ms);
+        crossed += nodes_crossed(received);
+        printf("ok   %s (%.0f ms%s)\n", c->name, ms, nodes_crossed(received) ? ", between nodes" : "");
         result = 0;
     }
     if (result == EXIT_FAILED)
@@ -301,6 +318,9 @@ static bool selected(const t_case *c, char **globs, int n) {
         return false;
     if (this_run.encrypt && c->providers == T_TCP) /* peers made by hand, which do not encrypt */
         return false;
+    /* One device is on one node. The cases of provider tcp alone choose their addresses themselves. */
+    if (nodes_two() && ((c->providers && !(c->providers & ~(T_TCP | T_ENCRYPT))) || has_suffix(c->name, "@one-device")))
+        return false;
     for (int i = 0; i < n; i++)
         if (!fnmatch(globs[i], c->name, 0))
             return true;
@@ -342,6 +362,9 @@ int main(int argc, char **argv) {
         return usage("unknown provider ", this_run.provider);
     if (repeat < 1)
         return usage("--repeat must be at least 1", "");
+    char why[300];
+    if (!nodes_open(why, sizeof why))
+        return usage("cannot open ", why);
     if (list) {
         for (t_case *c = this_run.cases; c; c = c->next)
             if (selected(c, globs, n_globs))
@@ -361,7 +384,6 @@ int main(int argc, char **argv) {
         setenv("FI_PROVIDER", "tcp,ofi_rxm", 0);
         setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "100", 0);
     }
-    char why[300];
     bool present = provider_present(why, sizeof why);
     const char *req = getenv("RFAAS_REQUIRE_VERBS");
     bool required = !t_is_verbs() || (req && !strcmp(req, "1"));
@@ -390,9 +412,11 @@ int main(int argc, char **argv) {
         fprintf(stderr, "dp_test: no case matches\n");
         return 1;
     }
+    if (nodes_two())
+        printf("%d of %d cases crossed the link between the nodes\n", crossed, passed + failed + skipped);
     if (skipped)
         printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     else
         printf("%d passed, %d failed\n", passed, failed);
-    return failed ? 1 : 0;
+    return failed || (nodes_two() && !crossed) ? 1 : 0;
 }

@@ -161,6 +161,7 @@ func TestBetweenNodesLinkOutages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for what falls silent")
 	}
+	t.Parallel()
 	n := newNodes(t)
 	p := newPairIn(n.world, "c", n.server, n.server, n.client)
 	second := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond, timeout: callerBound,
@@ -199,6 +200,13 @@ func TestBetweenNodesLinkOutages(t *testing.T) {
 	p.free(waitBound)
 }
 
+// The programs of TestProgramsAcrossMachines between two nodes: the tests of the C API, C++ and Fortran, and the MPI examples.
+func TestBetweenNodesPrograms(t *testing.T) {
+	t.Parallel()
+	n := newNodes(t)
+	n.programs(n.server, "tcp")
+}
+
 // A client does not connect to an address of its own node, if an executor on another node names that address for its workers. The
 // executor itself refuses to name a loopback address.
 func TestBetweenNodesLoopback(t *testing.T) {
@@ -218,6 +226,7 @@ func TestBetweenNodesLoopback(t *testing.T) {
 // The manager is on one node, an executor and a client on the other. The executor reports, and the client finds it, by the manager's memory
 // over tcp. After an outage of the link both do so again.
 func TestBetweenNodesMemory(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("waits for what falls silent")
 	}
@@ -246,6 +255,7 @@ func TestBetweenNodesMemory(t *testing.T) {
 
 // A data port that does not answer, as behind a firewall, makes the client ask another executor. Without another one, the error says why.
 func TestBetweenNodesSilentDataPort(t *testing.T) {
+	t.Parallel()
 	n := newNodes(t)
 	n.newManagerOn(n.server)
 	const nobody = "10.79.0.99" // no node has this address

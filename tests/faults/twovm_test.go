@@ -48,10 +48,16 @@ func TestTwoMachines(t *testing.T) {
 // examples on two ranks, which check all their results.
 func TestProgramsAcrossMachines(t *testing.T) {
 	twoMachines(t)
-	w := newWorld(t)
-	w.newManagerOn(here)
-	executor := w.newExecutorOn(there, "executor", "--cache-time", "1m")
-	w.env = append(w.env, "TEST_REMOTE=1", "TEST_LIBRARY="+built(t, "build/twovm/functions.so"), "OMPI_ALLOW_RUN_AS_ROOT=1",
+	newWorld(t).programs(there, "verbs")
+}
+
+// programs runs the programs on the clients' machine. on is the executor's machine; provider is the one that calls have to use.
+func (w *world) programs(on machine, provider string) {
+	t := w.TB
+	t.Helper()
+	w.newManagerOn(w.client)
+	executor := w.newExecutorOn(on, "executor", "--cache-time", "1m")
+	w.env = append(w.env, "TEST_REMOTE="+provider, "TEST_LIBRARY="+built(t, "build/twovm/functions.so"), "OMPI_ALLOW_RUN_AS_ROOT=1",
 		"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
 	w.known(executor)
 	for _, name := range []string{"api_test", "event_test", "cpp_test", "fortran_test"} {
@@ -63,7 +69,7 @@ func TestProgramsAcrossMachines(t *testing.T) {
 	}
 	for _, p := range []program{
 		{"build/examples/blackscholes", []string{"--n", "20000", "--samples", "200", "--remote-share", "0.5"}, []string{"remotely (50 %)",
-			"against the local ones: 0 wrong", "against published ones: 0 wrong", "verbs, executor " + executor.address}},
+			"against the local ones: 0 wrong", "against published ones: 0 wrong", provider + ", executor " + executor.address}},
 		{"build/examples/montecarlo", []string{"-points", "400000"}, []string{"0 counts wrong"}},
 		{"build/examples/mandelbrot", []string{"120", "2"}, []string{"0 counts wrong"}},
 		{"build/examples/crosssections", []string{"1", "2000"}, []string{"checked: 0 of"}},
@@ -178,7 +184,7 @@ func TestStoppedAcrossMachines(t *testing.T) {
 func (w *world) succeeds(what string, bound time.Duration, env []string, program string, args ...string) string {
 	w.Helper()
 	var said lines
-	p, err := w.run(here, env, said.add, program, args...)
+	p, err := w.run(w.client, env, said.add, program, args...)
 	if err != nil {
 		w.Fatal(err)
 	}
