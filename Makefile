@@ -341,7 +341,7 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 # ---------------------------------------------------------------------------------------------- checking
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|tests/(capi|faults|hostile|remote|slurm)|internal/conventions)(/|$$)')
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|invoke|tests/(capi|faults|hostile|leakcheck|remote|slurm)|internal/(agent/protocol|api|apigen|board|config|conventions|handover|link|systemd|topology))(/|$$)')
 # Tests of the client in which several goroutines use the same lease, session, buffer or queue of events. The other tests concern other
 # processes, which the detector does not see, or C code.
 RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThreads TestSubmit TestDeadlineAndCancel TestBufferPayloads \
