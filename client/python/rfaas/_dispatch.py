@@ -12,7 +12,7 @@ import pickle
 import sys
 import threading
 import time
-from concurrent.futures._base import FINISHED, PENDING, RUNNING
+from concurrent.futures._base import FINISHED, PENDING, RUNNING, InvalidStateError
 from typing import Any, Callable
 
 from . import _frames, _pickles, _rfaas
@@ -41,10 +41,11 @@ os.register_at_fork(after_in_child=_after_fork)
 class Worker:
     """A worker of a lease, which executes one call at a time. So its death concerns one call."""
 
-    __slots__ = "call", "known", "request", "future", "repeats", "replaced"
+    __slots__ = "call", "known", "request", "future", "repeats", "replacement", "lost"
 
     def __init__(self, lease: Any, index: int) -> None:
-        self.repeats, self.replaced = 0, False
+        self.repeats, self.lost = 0, False
+        self.replacement: threading.Thread | None = None
         self.call = lease.function("call", capacity=ROOM, worker=index)
         self.known: set[bytes] = set()  # digests of functions
         self.request: Any = None
@@ -73,14 +74,15 @@ class Dispatcher:
 
     def __init__(self, leases: list[Any]) -> None:
         self.leases, self.forks = leases, _forks
-        self.idle = [Worker(lease, i) for lease in leases for i in range(lease.workers)][::-1]
-        self.workers = len(self.idle)
+        self.all = [Worker(lease, i) for lease in leases for i in range(lease.workers)]
+        self.idle = self.all[::-1]
         self.busy: dict[Worker, None] = {}
         self.pending: collections.deque[Future] = collections.deque()
         self.lock = threading.RLock()  # guards the fields above. A signal handler or a finalizer may submit a call
         self.done: collections.deque[tuple[Future, Any]] = collections.deque()  # replies that the driver is to unpickle
         self.failures: collections.deque[tuple[Future, Exception]] = collections.deque()  # outcomes that are set without the lock
-        self.driver = threading.Lock()
+        self.driver: dict[int, int] = {}  # 0: the thread that is the driver
+        self.left = threading.Event()  # the background thread has let another thread be the driver
         self.bell = threading.Event()  # wakes the background thread
         self.attended = self.hurried = self.wanted = self.background = self.closed = False
         self.turns = 0  # of drivers other than the background thread
@@ -108,12 +110,10 @@ class Dispatcher:
             if future._state == FINISHED:
                 return future
             if self.idle:
-                worker = self.idle.pop()
                 try:
-                    if not self.start(worker, future):
-                        self.next(worker)
+                    self.next(self.idle.pop(), future)
                 except BaseException:
-                    self.recover(worker)
+                    self.recover()
                     raise
             else:
                 self.queue(future)
@@ -139,19 +139,20 @@ class Dispatcher:
         except Error as e:
             return self.failed(worker, e)
         except Exception as e:
-            worker.future = None
             self.failures.append((future, e))
+            worker.future = None
             return False
         self.busy[worker] = None
         return True
 
-    def next(self, worker: Worker) -> None:
-        """Gives the next call to a worker, or makes it idle. Under the lock."""
-        while self.pending:
-            if self.start(worker, self.pending.popleft()):
+    def next(self, worker: Worker, future: Future | None = None) -> None:
+        """Gives `future` or the next call that waits to a worker, or makes it idle. Under the lock."""
+        while future or self.pending:
+            if self.start(worker, future or self.pending.popleft()):
                 return
+            future = None
         self.idle.append(worker)
-        if self.closed and len(self.idle) >= self.workers:
+        if self.over():
             self.bell.set()
 
     # ---- ending calls ----
@@ -161,37 +162,52 @@ class Dispatcher:
         result or an exception."""
         end = None if timeout is None else time.monotonic() + timeout
         while future._state in (PENDING, RUNNING):
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left < 0:
+                break
             if self.become_driver():
                 try:
-                    while future._state in (PENDING, RUNNING) and self.busy:
-                        left = None if end is None else end - time.monotonic()
-                        if left is not None and left < 0:
-                            return False
-                        self.turns += 1
-                        self.look(left)
+                    self.drive_until(future, end)
+                except BaseException:
+                    self.recover()
+                    raise
                 finally:
-                    self.driver.release()
+                    self.leave()
                     if self.busy:
                         self.bell.set()
             else:
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left < 0:
-                    return False
                 self.hurried = True  # when the driver leaves
                 with future._condition:
                     if future._state in (PENDING, RUNNING):
                         future._condition.wait(left)
         return future._state == FINISHED
 
+    def drive_until(self, future: Future, end: float | None) -> None:
+        me = threading.get_ident()
+        while future._state in (PENDING, RUNNING) and self.busy and self.driver.get(0) == me:  # a callback may have driven, and left
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left < 0:
+                return
+            self.turns += 1
+            self.look(left)
+
     def become_driver(self) -> bool:
-        if not self.busy:  # its worker is being replaced
+        """The driver is an entry of a dictionary and no lock, so that Ctrl-C at any place leaves it to leave()."""
+        me = threading.get_ident()
+        if not self.busy:  # the worker is being replaced
             return False
-        if self.driver.acquire(False):
+        if self.driver.setdefault(0, me) == me:
             return True
         if not self.background:
             return False
+        self.left.clear()
         self.wanted = True
-        return self.driver.acquire(timeout=5 * LOOK)
+        self.left.wait(5 * LOOK)
+        return self.driver.setdefault(0, me) == me
+
+    def leave(self) -> None:
+        if self.driver.get(0) == threading.get_ident():
+            del self.driver[0]
 
     def look(self, timeout: float | None) -> None:
         """Waits until a call ends, for a limited time. By the driver."""
@@ -201,11 +217,7 @@ class Dispatcher:
         index = _rfaas.wait_any([worker.request for worker in busy], timeout)
         if index is None:
             return
-        try:
-            self.ended(busy[index])
-        except BaseException:
-            self.recover(busy[index])
-            raise
+        self.ended(busy[index])
 
     def ended(self, worker: Worker) -> None:
         future = worker.future
@@ -217,7 +229,7 @@ class Dispatcher:
         except Exception as e:
             error = e if isinstance(e, Error) else FunctionError(f"the worker's reply is malformed: {e}", -400)
             with self.lock:
-                del self.busy[worker]
+                self.busy.pop(worker, None)
                 if not self.failed(worker, error):
                     self.next(worker)
             return self.end_failures()
@@ -225,7 +237,7 @@ class Dispatcher:
             if future:
                 self.done.append((future, reply))
             worker.future = None
-            del self.busy[worker]
+            self.busy.pop(worker, None)
             self.next(worker)
         self.deliver_all()
         if self.failures:
@@ -242,16 +254,24 @@ class Dispatcher:
             worker.known.clear()
             worker.start(future)
 
-    def recover(self, worker: Worker) -> None:
-        """Ctrl-C may interrupt the main thread anywhere. Puts the worker and its call back where they belong."""
+    def recover(self) -> None:
+        """Ctrl-C may interrupt the main thread anywhere. Sets the lists of workers by what each worker does, and ends futures that have ended."""
         with self.lock:
-            if worker not in self.busy and worker not in self.idle and not worker.replaced:
-                if worker.future and worker.request:
+            self.idle, self.busy = [], {}
+            for worker in self.all:
+                if worker.replacement:
+                    if worker.replacement.ident is None:
+                        worker.replacement.start()
+                elif worker.future and worker.request:
                     self.busy[worker] = None
-                else:
+                elif not worker.lost:
                     if worker.future:
-                        self.pending.appendleft(worker.future)
-                    self.next(worker)
+                        self.failures.append((worker.future, FunctionError("Ctrl-C came while the call was started. It may have been executed", -400)))
+                        worker.future = None
+                    self.idle.append(worker)
+            for worker in self.idle[:] if self.pending else ():
+                self.idle.remove(worker)
+                self.next(worker)
         self.deliver_all(())
         self.end_failures()
 
@@ -289,33 +309,36 @@ class Dispatcher:
 
     def failed(self, worker: Worker, e: Error) -> bool:
         """A call has failed for another reason than an exception of its function. Returns whether the worker is lost. Under the lock."""
-        future, worker.future = worker.future, None
+        future = worker.future
         lost = isinstance(e, (ConnectionError, LeaseError))
         if lost and not e.started:
             self.pending.appendleft(future)
         else:
             self.failures.append((future, type(e)(f"{future._job[1].name}: {e.text}", e.status, e.started, e.code)))
         if isinstance(e, LeaseError):
-            self.drop_worker(e)
+            self.drop(worker, e)
         elif lost:
             self.replace(worker)
+        worker.future = None
         return lost
 
     def end_failures(self) -> None:
         """Ends futures without the lock, because their callbacks may wait for other threads."""
         while True:
             try:
-                future, e = self.failures.popleft()
-            except IndexError:
-                return
-            future._finish(None, e)
+                future, e = self.failures[0]
+                future._finish(None, e)
+                self.failures.remove((future, e))
+            except (IndexError, ValueError, InvalidStateError):
+                if not self.failures:
+                    return  # another thread has ended them
 
     # ---- dead workers ----
 
     def replace(self, worker: Worker) -> None:
         """Waits for a new worker in another thread, so that the other workers go on."""
-        worker.replaced = True
-        threading.Thread(target=self.await_replacement, args=(worker,), name="rfaas.Executor replacement", daemon=True).start()
+        worker.replacement = threading.Thread(target=self.await_replacement, args=(worker,), name="rfaas.Executor replacement", daemon=True)
+        worker.replacement.start()
 
     def await_replacement(self, worker: Worker) -> None:
         error: Error | None = None
@@ -330,19 +353,19 @@ class Dispatcher:
                 error = e
                 break
         with self.lock:
-            worker.replaced = False
             worker.known.clear()
+            worker.replacement = None
             if error is None:
                 self.next(worker)
             else:
-                self.drop_worker(error)
+                self.drop(worker, error)
         self.end_failures()
         self.bell.set()
 
-    def drop_worker(self, e: Error) -> None:
-        """Goes on with one worker less. Without any, the calls that wait for one end. Under the lock."""
-        self.workers -= 1
-        if self.workers > 0:
+    def drop(self, worker: Worker, e: Error) -> None:
+        """Goes on without a worker. Without any, the calls that wait for one end. Under the lock."""
+        worker.lost = True
+        if not all(worker.lost for worker in self.all):
             return
         self.broken = BrokenExecutor(f"the executor has no workers any more: {e}", e.status, e.started, e.code)
         while self.pending:
@@ -359,12 +382,12 @@ class Dispatcher:
         self.bell.set()
 
     def over(self) -> bool:
-        return self.closed and not self.busy and not self.pending and (len(self.idle) >= self.workers)
+        return self.closed and not self.busy and not self.pending and not any(worker.replacement for worker in self.all)
 
     def run(self) -> None:
         while not self.over():
             self.attended = False
-            if not self.busy or self.driver.locked():
+            if not self.busy or self.driver:
                 self.bell.wait()
             self.bell.clear()
             self.attended = True
@@ -373,14 +396,13 @@ class Dispatcher:
                 turns = self.turns
                 self.bell.wait(GRACE)
                 self.bell.clear()
-            if self.busy and self.driver.acquire(False):
+            if self.busy and self.become_driver():
                 self.background = True
-                try:
-                    while self.busy and not self.wanted:
-                        self.look(None)
-                finally:
-                    self.wanted = self.background = False
-                    self.driver.release()
+                while self.busy and not self.wanted:
+                    self.look(None)
+                self.wanted = self.background = False
+                self.leave()
+                self.left.set()
             if not self.busy:
                 self.hurried = False
         for lease in self.leases:

@@ -75,7 +75,7 @@ class Executor(cf.Executor):
 
     def __repr__(self) -> str:
         d = self._dispatcher
-        return f"<rfaas.Executor, {'shut down' if d.closed else f'{d.workers} workers, {len(d.busy)} busy, {len(d.pending)} calls wait'}>"
+        return f"<rfaas.Executor, {'shut down' if d.closed else f'{len(d.all)} workers, {len(d.busy)} busy, {len(d.pending)} calls wait'}>"
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
         """Starts fn(*args, **kwargs) on a worker. Returns its future."""

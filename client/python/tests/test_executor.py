@@ -29,6 +29,10 @@ def setUpModule():
     unittest.addModuleCleanup(lambda: rfaas.default_session().close())
 
 
+def _interrupt():
+    raise KeyboardInterrupt
+
+
 class Trouble(Exception):
     pass
 
@@ -226,6 +230,43 @@ class Waits(ExecutorCase):
         timer.join()
         self.assertEqual(self.run_here(square, 5), 25)
         self.assertIsNone(slow.result())
+
+    def test_interrupts_at_any_place(self):
+        """None of them may lose a worker, or a call of another thread."""
+        end, interrupts, results = time.monotonic() + 0.7, 0, []
+
+        def interrupt():
+            while time.monotonic() < end:
+                time.sleep(random.random() * 0.01)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def calls():
+            while time.monotonic() < end:
+                try:
+                    results.append(self.executor.submit(square, 3).result() == 9)
+                except rfaas.FunctionError as e:
+                    results.append("Ctrl-C came" in str(e))
+
+        threads = [threading.Thread(target=target) for target in (interrupt, calls)]
+        on = True
+        before = signal.signal(signal.SIGINT, lambda *_: _interrupt() if on else None)
+        for t in threads:
+            t.start()
+        while time.monotonic() < end:
+            try:
+                while time.monotonic() < end:
+                    list(self.executor.map(square, range(40)))
+            except KeyboardInterrupt:
+                interrupts += 1
+        on = False
+        for t in threads:
+            t.join()
+        signal.signal(signal.SIGINT, before)
+        self.assertTrue(interrupts and results and all(results), (interrupts, len(results)))
+        self.assertEqual(self.run_here(square, 5), 25)
+        dispatcher = self.executor._dispatcher
+        with dispatcher.lock:
+            self.assertEqual(len(dispatcher.idle) + len(dispatcher.busy), 2)
 
 
 class Maps(ExecutorCase):
