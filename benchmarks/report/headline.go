@@ -37,9 +37,10 @@ var headlineRows = []struct {
 // HeadlineTable is the README's table. dir is the directory of its plot and results, relative to the README.
 func HeadlineTable(d *Data, dir string) (string, error) {
 	var b strings.Builder
-	b.WriteString("Round trip of a call beside its floor, what a careful program could do with the same bytes, measured in pairs in one\nprocess pair (C client, medians)")
+	b.WriteString("Round trips of a call from a C client (median and p99), beside their floor: the median round trip of a careful program that\n" +
+		"moves the same bytes between the same two threads. Calls and floor alternate in pairs of batches")
 	if len(d.Machine) > 0 {
-		fmt.Fprintf(&b, ". %s", strings.TrimSuffix(strings.Join(d.Machine, "; "), "."))
+		fmt.Fprintf(&b, ".\n%s", strings.TrimSuffix(strings.Join(d.Machine, "; "), "."))
 	}
 	b.WriteString(":\n\n| | call | p99 | floor | ratio |\n|---|---|---|---|---|\n")
 	for _, row := range headlineRows {
