@@ -65,8 +65,12 @@ func verbsImports(t *testing.T, file string) (bad []string) {
 func TestLibraryIsSmall(t *testing.T) {
 	path := filepath.Join("..", "..", "lib", "librfaas.so")
 	const most = 600 << 10
-	if st, err := os.Stat(path); err != nil || st.Size() > most {
-		t.Errorf("librfaas.so has %d bytes, want at most %d; %v", st.Size(), most, err)
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatalf("%v (run make build)", err)
+	}
+	if st.Size() > most {
+		t.Errorf("librfaas.so has %d bytes, want at most %d", st.Size(), most)
 	}
 	f, err := elf.Open(path)
 	if err != nil {
