@@ -47,6 +47,13 @@ typedef struct side {
 
 static bool blocks; /* both sides wait by system calls */
 
+static char figures[1024]; /* lines that `make bench` reads */
+
+static void figure(const char *name, double value, const char *unit) {
+    size_t used = strlen(figures);
+    snprintf(figures + used, sizeof figures - used, "figure: tcp.%s = %.3f%s\n", name, value, unit);
+}
+
 static void must(int status, const dp_error *err) {
     if (status == DP_OK)
         return;
@@ -268,6 +275,13 @@ static void measure(side *s, int ctl, uint32_t size, int rounds, int ms) {
         printf("  %8.3f\n", median(ofi, rounds));
     else
         printf("  %8s\n", "-");
+    static const char *const kinds[] = {"ratio", "encrypted", "ofi"};
+    double medians[] = {median(ratio, rounds), median(price, rounds), median(ofi, rounds)};
+    for (int kind = 0; kind < 2 + has_ofi; kind++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s.%u", kinds[kind], size);
+        figure(name, medians[kind], "");
+    }
 }
 
 static void measure_in_flight(side *s, int ctl, int rounds, int ms) {
@@ -297,6 +311,8 @@ static void measure_in_flight(side *s, int ctl, int rounds, int ms) {
     printf("\n8 bytes, %d in flight, thousands per second: bare %.0f, tcp %.0f (%.3f of bare), tcp batched %.0f, encrypted batched %.0f\n", IN_FLIGHT,
            1e6 / median(ns[0], rounds), 1e6 / median(ns[1], rounds), median(ratio, rounds), 1e6 / median(ns[2], rounds),
            1e6 / median(ns[3], rounds));
+    figure("in_flight", median(ratio, rounds), "");
+    figure("batched", 1e9 / median(ns[2], rounds), "");
 }
 
 /* Measures round trips of 8 bytes with both sides blocked. */
@@ -311,8 +327,10 @@ static void measure_blocked(side *s, int ctl, int rounds, int ms) {
         ratio[i] = run(s, PLAIN, SIZE, n) / bare[i];
     }
     blocks = false;
-    if (s->asks)
-        printf("8 bytes, both sides blocked: bare %.2f us, tcp/bare %.3f\n", median(bare, rounds) / 1000, median(ratio, rounds));
+    if (!s->asks)
+        return;
+    printf("8 bytes, both sides blocked: bare %.2f us, tcp/bare %.3f\n", median(bare, rounds) / 1000, median(ratio, rounds));
+    figure("blocked", median(ratio, rounds), "");
 }
 
 /* Measures the time from the creation of a queue pair on both sides until it is connected. The blobs travel over a socket pair. */
@@ -329,8 +347,10 @@ static void measure_connecting(side *s, int ctl) {
         move(ctl, &sync, 1, false);
         dp_qp_destroy(qp);
     }
-    if (s->asks)
-        printf("connecting over tcp: %.0f us\n", median(ns, TIMES) / 1000);
+    if (!s->asks)
+        return;
+    printf("connecting over tcp: %.0f us\n", median(ns, TIMES) / 1000);
+    figure("connect_ms", median(ns, TIMES) / 1e6, " ms");
 }
 
 int main(int argc, char **argv) {
@@ -355,7 +375,9 @@ int main(int argc, char **argv) {
     measure_blocked(&s, ctl[asks], rounds, ms);
     measure_connecting(&s, ctl[asks]);
     int status = 0;
-    if (asks)
+    if (asks) {
+        printf("\n%s", figures);
         waitpid(child, &status, 0);
+    }
     return status != 0;
 }
