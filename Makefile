@@ -559,7 +559,7 @@ test-python: test-python-shm test-python-tcp test-python-mpi test-python-wheel #
 test-python-shm test-python-tcp: test-python-%: tried-build
 	$(Q)RFAAS_TEST_PROVIDER=$* PYTHONPATH=$(CURDIR)/lib/python PYTHONMALLOC=debug $(PYTHON) -m unittest discover -s client/python/tests
 test-python-mpi: tried-build
-	$(Q)PYTHONPATH=$(CURDIR)/lib/python PROGRAM=examples/mpi/points/points.py RANKS=2 CORES=2 scripts/demo --blocks 20
+	$(Q)$(if $(findstring /,$(PYTHON)),PATH=$(dir $(PYTHON)):$$PATH) PYTHONPATH=$(CURDIR)/lib/python PROGRAM=examples/mpi/points/points.py RANKS=2 CORES=2 scripts/demo --blocks 20
 test-python-wheel: tried-build
 	$(Q)rm -rf build/wheel && mkdir -p build/wheel && cp -r client/python build/wheel/source && cp lib/$(SONAME) build/wheel
 	$(Q)cd build/wheel && RFAAS_INCLUDE=$(CURDIR)/include RFAAS_BUNDLE=$(CURDIR)/build/wheel/$(SONAME) \

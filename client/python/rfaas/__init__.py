@@ -24,13 +24,14 @@ import time as _time
 from collections.abc import Iterable as _Iterable, Iterator as _Iterator
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
-from . import _library, _rfaas
+from . import _library, _numba, _rfaas
 from ._compile import compile
 from ._executor import Executor, finish_all as _finish_all
 from ._futures import BrokenExecutor, Future, PythonVersionError, RemoteTraceback
 from ._function import dtype_of as _dtype_of, new_result as _new_result, part_of as _part_of
 from ._generated import *  # noqa: F403
 from ._generated import Change, Event, EventKind, ExecutorState, LeaseDetails, Start, Statistics, WorkerDetails, WorkerStart, error as _error
+from ._numba import njit
 from ._rfaas import Function, Request
 
 if _TYPE_CHECKING:
@@ -39,7 +40,14 @@ if _TYPE_CHECKING:
     from ._generated import LeaseOptions, SessionOptions
     from ._rfaas import Buffer
 
-_rfaas.hooks(_threading.main_thread().ident, _error, _library.load, _new_result, _part_of, _dtype_of)
+
+
+def _error_or_own(status: int, text: str, started: bool = True, code: int = 0) -> Exception:
+    """The exception for a status, or the one that a function of njit has raised."""
+    return (code == _numba.CODE and _numba.exception_of(text)) or _error(status, text, started, code)
+
+
+_rfaas.hooks(_threading.main_thread().ident, _error_or_own, _library.load, _new_result, _part_of, _dtype_of)
 _atexit.register(_rfaas.finish)
 _atexit.register(_finish_all)  # before finish
 _os.register_at_fork(after_in_child=_rfaas.after_fork)

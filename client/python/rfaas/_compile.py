@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from ._generated import BadLibraryError
 
@@ -33,16 +34,21 @@ def _cache() -> Path:
     return Path(base, "rfaas", "functions")
 
 
-def compile(source: str, *options: str, language: str = "c") -> str:
+def compile(source: Any, *options: str, language: str = "c") -> str:
     """Compiles functions by rfaas-cc and returns the path of the library, for rfaas.lease. A library with the same source and options that was
     compiled before is found in ~/.cache/rfaas/functions.
 
-    source: the text of the functions.
+    source: the text of the functions, or a function of rfaas.njit, or a list of these.
     options: of rfaas-cc and the compiler, such as "-lm" or "--native".
     language: "c", "c++" or "fortran".
 
     Raises BadLibraryError, whose text is the compiler's, and FileNotFoundError if rfaas-cc is missing.
     """
+    objects: list[bytes] = []
+    if not isinstance(source, str):
+        from . import _numba
+
+        source, objects = _numba.source_of(source if isinstance(source, (list, tuple)) else [source])
     if language not in SUFFIXES:
         raise ValueError(f"language is {language!r}, want one of {', '.join(map(repr, SUFFIXES))}")
     compiler = _compiler()
@@ -51,7 +57,7 @@ def compile(source: str, *options: str, language: str = "c") -> str:
     except OSError as e:
         raise FileNotFoundError(f"RFAAS_CC names {compiler}: {e.strerror}") from None
     native = platform.node() if any("native" in option for option in options) else ""  # for the processor of this node
-    key = [source, language, *options, native, platform.machine(), compiler, state.st_mtime_ns, state.st_size,
+    key = [source, *objects, language, *options, native, platform.machine(), compiler, state.st_mtime_ns, state.st_size,
            *(os.environ.get(name, "") for name in ("CC", "CXX", "FC"))]
     library = _cache() / f"{blake2b(repr(key).encode(), digest_size=16).hexdigest()}.so"
     if library.exists():
@@ -60,7 +66,10 @@ def compile(source: str, *options: str, language: str = "c") -> str:
     with tempfile.TemporaryDirectory(dir=library.parent) as directory:
         text, built = Path(directory, "functions" + SUFFIXES[language]), Path(directory, "functions.so")
         text.write_text(source)
-        done = subprocess.run([compiler, "-o", str(built), str(text), *options], cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        files = [Path(directory, f"{i}.o") for i in range(len(objects))]
+        for file, content in zip(files, objects):
+            file.write_bytes(content)
+        done = subprocess.run([compiler, "-o", str(built), str(text), *map(str, files), *options], cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             raise BadLibraryError(f"the functions do not compile:\n{done.stderr.replace(str(text), 'source')}".rstrip(), -204, False)
         built.rename(library)  # at once, if several processes compile the same

@@ -374,7 +374,7 @@ class Failures(ExecutorCase):
             self.assertEqual({executor.submit(get_state).result() for _ in range(10)}, {"again"})
 
     def test_endless_function(self):
-        with rfaas.Executor(1, call_limit=0.2) as executor:
+        with rfaas.Executor(1, call_limit=1) as executor:
             with self.assertRaisesRegex(rfaas.TimeLimitError, "until: "):
                 executor.submit(until, "").result()
             self.assertEqual(executor.submit(square, 8).result(), 64)

@@ -1,0 +1,64 @@
+"""Functions of rfaas.njit, which numba compiles for workers without Python."""
+import os
+import tempfile
+import unittest
+from unittest import mock
+
+import numpy as np
+import rfaas
+from cluster import Cluster
+from rfaas import _numba
+
+
+def load_tests(loader, tests, pattern):
+    """Nothing in these tests depends on the provider."""
+    return tests if os.environ.get("RFAAS_TEST_PROVIDER", "shm") == "shm" else unittest.TestSuite()
+
+
+def setUpModule():
+    unittest.addModuleCleanup(Cluster("shm").stop)
+    unittest.addModuleCleanup(lambda: rfaas.default_session().close())
+
+
+class Numba(unittest.TestCase):
+    def test_functions(self):
+        @rfaas.njit("float64(float64)")
+        def root(x):
+            if x < 0:
+                raise ValueError("a negative number")
+            return x ** 0.5
+
+        @rfaas.njit("int64[:](float64[:])")
+        def running(x, y):
+            total = np.zeros(1, np.int64)
+            for i in range(x.size):
+                total[0] += int(x[i])
+                y[i] = total[0]
+
+        self.assertEqual(root(9.0), 3)
+        directory = self.enterContext(tempfile.TemporaryDirectory())
+        self.enterContext(mock.patch.dict(os.environ, XDG_CACHE_HOME=directory))
+        with rfaas.lease(rfaas.compile([root, running]), workers=2) as lease:
+            self.assertEqual(lease.functions, ["root", "running"])
+            np.testing.assert_array_equal(lease["root"].map(np.arange(1000.0)), np.arange(1000.0) ** 0.5)
+            np.testing.assert_array_equal(lease["running"](np.arange(5.0), dtype="i8"), [0, 1, 3, 6, 10])
+            for kind, text, call in [
+                (ValueError, "^a negative number$", lambda: lease["root"](np.array([-1.0]))),
+                (rfaas.FunctionError, "the payload has 3 bytes, which is not a multiple of 8", lambda: lease["root"](b"abc")),
+                (rfaas.ResultTooLargeError, "80 bytes", lambda: lease["root"](np.arange(10.0), shape=2)),
+                (TypeError, "want a result and one argument", lambda: rfaas.njit("float64(float64, float64)")(max)),
+                (TypeError, "an array as the argument and the result, or a number as both", lambda: rfaas.njit("float64(float64[:])")(max)),
+                (TypeError, "7 is neither the text of functions", lambda: rfaas.compile([root, 7])),
+            ]:
+                with self.subTest(text), self.assertRaisesRegex(kind, text):
+                    call()
+            np.testing.assert_array_equal(lease["root"](np.array([4.0])), [2])
+
+    def test_pickles_of_workers_name_exceptions_only(self):
+        for pickled in b"cos\nsystem\n(S'true'\ntR.", b"cbuiltins\neval\n(S'1'\ntR.", b"cbuiltins\nValueError\n.", b"r\xff\xff\xff\x7f.", b"(":
+            self.assertIsNone(_numba.exception_of("numba:" + pickled.hex()))
+        self.assertIsNone(_numba.exception_of("numba:"))
+
+
+if __name__ == "__main__":
+    unittest.main()
