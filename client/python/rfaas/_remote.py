@@ -7,7 +7,7 @@ import marshal
 import pickle
 import sys
 
-functions = {}  # by digest
+functions = {}  # by digest: a function, and the values of global variables that came with it and with functions that it uses
 FUNCTIONS_MAX = 1024
 kept = []  # the reply that had no room
 OUTPUT_MAX = 1 << 20
@@ -40,6 +40,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 # those of one module share one, so that a function finds what another function, such as the initializer, has stored there.
 shared = {}  # dictionaries by the names of modules
 loaded = {}  # by the identity of such a dictionary: the values that came with functions
+arrived = []  # such dictionaries, and the values that have just come for them
+latest = [None]  # the digest of the function whose values the dictionaries have
 
 
 def with_shared_globals(make_function):
@@ -55,15 +57,21 @@ def with_shared_globals(make_function):
 def without_overwriting(set_state):
     @functools.wraps(set_state)
     def set_function_state(f, state):
-        came, own = loaded.get(id(f.__globals__)), f.__globals__
-        if came is not None:
-            new = state[1]["__globals__"]
-            for name in [name for name in new if name in own and own[name] is not came.get(name, own)]:
-                del new[name]  # the worker has assigned it
-            came.update(new)
+        if id(f.__globals__) in loaded:
+            arrived.append((f.__globals__, state[1]["__globals__"]))
+            state[1]["__globals__"] = {}
+            assign(*arrived[-1])
         return set_state(f, state)
 
     return set_function_state
+
+
+def assign(own, values):
+    """Sets global variables, except those that the worker has assigned."""
+    came = loaded[id(own)]
+    for name, value in values.items():
+        if name not in own or own[name] is came.get(name, own):
+            own[name] = came[name] = value
 
 
 class Output:
@@ -160,13 +168,20 @@ def write(room, pieces):
 
 
 def function_of(digest, code):
-    f = functions.get(digest)
+    f, values = functions.get(digest, (None, ()))
     if f is None:
         if not len(code):
             return None
         if len(functions) >= FUNCTIONS_MAX:
             del functions[next(iter(functions))]
-        f = functions[digest] = pickle.loads(code)
+        arrived.clear()
+        f = pickle.loads(code)
+        functions[digest] = f, arrived[:]
+    elif digest != latest[0] or arrived:  # other functions, which may have come with other values, were executed meanwhile
+        for own, new in values:
+            assign(own, new)
+    arrived.clear()
+    latest[0] = digest
     return f
 
 

@@ -101,6 +101,12 @@ class Calls(ExecutorCase):
         c.n = 2
         self.assertEqual(self.run_here(c.get), 2)
 
+    def test_functions_have_the_variables_that_came_with_them(self):
+        global number
+        for n in 1, 2, 1:
+            number = n
+            self.assertEqual(self.run_here(lambda: number), n)
+
     def test_arrays(self):
         small, large = np.arange(12.0).reshape(3, 4), np.arange(400_000.0)
         for x in small, small.T, small[:, 1], large, small[:0], np.array(["a", None], object):
