@@ -82,6 +82,7 @@ class Dispatcher:
         self.done: collections.deque[tuple[Future, Any]] = collections.deque()  # replies that the driver is to unpickle
         self.failures: collections.deque[tuple[Future, Exception]] = collections.deque()  # outcomes that are set without the lock
         self.driver: dict[int, int] = {}  # 0: the thread that is the driver
+        self.inside = 0  # the thread that is the driver and may execute callbacks now
         self.left = threading.Event()  # the background thread has let another thread be the driver
         self.bell = threading.Event()  # wakes the background thread
         self.attended = self.hurried = self.wanted = self.background = self.closed = False
@@ -100,8 +101,7 @@ class Dispatcher:
         except pickle.PicklingError as e:
             future = Future(self, ())
             future._finish(None, e)
-        if self.forks != _forks:
-            raise InvalidError("the executor belongs to the parent of this process: open another one", -200, False)
+        self.check_process()
         with self.lock:
             if self.closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -122,6 +122,10 @@ class Dispatcher:
         if self.failures:
             self.end_failures()
         return future
+
+    def check_process(self) -> None:
+        if self.forks != _forks:
+            raise InvalidError("the executor belongs to the parent of this process: open another one", -200, False)
 
     def queue(self, future: Future) -> None:
         operation, code, data, buffers = future._job
@@ -149,7 +153,9 @@ class Dispatcher:
         """Gives `future` or the next call that waits to a worker, or makes it idle. Under the lock."""
         while future or self.pending:
             if self.start(worker, future or self.pending.popleft()):
-                return
+                if not self.pending or not self.idle:
+                    return
+                worker = self.idle.pop()  # the first worker is lost, and its call waits again
             future = None
         self.idle.append(worker)
         if self.over():
@@ -160,31 +166,33 @@ class Dispatcher:
     def drive(self, future: Future, timeout: float | None) -> bool:
         """Works until the future has ended, or for `timeout` seconds. If another thread does that, waits for it. Returns whether it has a
         result or an exception."""
+        self.check_process()
         end = None if timeout is None else time.monotonic() + timeout
+        me = threading.get_ident()
+        in_callback = self.inside == me
         while future._state in (PENDING, RUNNING):
             left = None if end is None else end - time.monotonic()
             if left is not None and left < 0:
                 break
-            if self.become_driver():
-                try:
+            try:
+                if self.become_driver():
                     self.drive_until(future, end)
-                except BaseException:
+                    continue
+            except BaseException:
+                if self.driver.get(0) == me:
                     self.recover()
-                    raise
-                finally:
-                    self.leave()
-                    if self.busy:
-                        self.bell.set()
-            else:
-                self.hurried = True  # when the driver leaves
-                with future._condition:
-                    if future._state in (PENDING, RUNNING):
-                        future._condition.wait(left)
+                raise
+            finally:
+                if not in_callback and self.leave() and self.busy:
+                    self.bell.set()
+            self.hurried = True  # when the driver leaves
+            with future._condition:
+                if future._state in (PENDING, RUNNING):
+                    future._condition.wait(LOOK if in_callback else left)
         return future._state == FINISHED
 
     def drive_until(self, future: Future, end: float | None) -> None:
-        me = threading.get_ident()
-        while future._state in (PENDING, RUNNING) and self.busy and self.driver.get(0) == me:  # a callback may have driven, and left
+        while future._state in (PENDING, RUNNING) and self.busy:
             left = None if end is None else end - time.monotonic()
             if left is not None and left < 0:
                 return
@@ -205,19 +213,26 @@ class Dispatcher:
         self.left.wait(5 * LOOK)
         return self.driver.setdefault(0, me) == me
 
-    def leave(self) -> None:
-        if self.driver.get(0) == threading.get_ident():
-            del self.driver[0]
+    def leave(self) -> bool:
+        """Returns whether this thread was the driver."""
+        if self.driver.get(0) != threading.get_ident():
+            return False
+        del self.driver[0]
+        return True
 
     def look(self, timeout: float | None) -> None:
         """Waits until a call ends, for a limited time. By the driver."""
         busy = list(self.busy)
-        if self.idle and (timeout is None or timeout > LOOK):
+        if len(busy) < len(self.all) and (timeout is None or timeout > LOOK):  # another thread may start a call on another worker
             timeout = LOOK
         index = _rfaas.wait_any([worker.request for worker in busy], timeout)
         if index is None:
             return
-        self.ended(busy[index])
+        before, self.inside = self.inside, threading.get_ident()
+        try:
+            self.ended(busy[index])
+        finally:
+            self.inside = before
 
     def ended(self, worker: Worker) -> None:
         future = worker.future
@@ -232,6 +247,8 @@ class Dispatcher:
                 self.busy.pop(worker, None)
                 if not self.failed(worker, error):
                     self.next(worker)
+                elif self.pending and self.idle:
+                    self.next(self.idle.pop())
             return self.end_failures()
         with self.lock:
             if future:
@@ -261,7 +278,7 @@ class Dispatcher:
             for worker in self.all:
                 if worker.replacement:
                     if worker.replacement.ident is None:
-                        worker.replacement.start()
+                        self.start_replacement(worker)
                 elif worker.future and worker.request:
                     self.busy[worker] = None
                 elif not worker.lost:
@@ -269,23 +286,25 @@ class Dispatcher:
                         self.failures.append((worker.future, FunctionError("Ctrl-C came while the call was started. It may have been executed", -400)))
                         worker.future = None
                     self.idle.append(worker)
-            for worker in self.idle[:] if self.pending else ():
-                self.idle.remove(worker)
-                self.next(worker)
+            if self.pending and self.idle:
+                self.next(self.idle.pop())
         self.deliver_all(())
         self.end_failures()
 
     def deliver_all(self, interrupts: Any = KeyboardInterrupt) -> None:
         """By the driver, or the thread that was it."""
         while self.done:
-            future, reply = self.done[0]
+            reply = self.done[0]
+            future = reply[0]
             try:
-                self.deliver(future, reply)
+                if future._state != FINISHED:  # otherwise this is a callback of it
+                    self.deliver(*reply)
             except interrupts:
                 raise  # recover() delivers it again
             except BaseException as e:  # the reply is malformed, or its value cannot be unpickled here
                 future._finish(None, e)
-            self.done.popleft()
+            if self.done and self.done[0] is reply:  # a callback may have delivered it by waiting for another call
+                self.done.popleft()
 
     def deliver(self, future: Future, reply: Any) -> None:
         outcome, count, size, printed = REPLY.unpack_from(reply)
@@ -315,11 +334,11 @@ class Dispatcher:
             self.pending.appendleft(future)
         else:
             self.failures.append((future, type(e)(f"{future._job[1].name}: {e.text}", e.status, e.started, e.code)))
+        worker.future = None
         if isinstance(e, LeaseError):
             self.drop(worker, e)
         elif lost:
             self.replace(worker)
-        worker.future = None
         return lost
 
     def end_failures(self) -> None:
@@ -338,7 +357,13 @@ class Dispatcher:
     def replace(self, worker: Worker) -> None:
         """Waits for a new worker in another thread, so that the other workers go on."""
         worker.replacement = threading.Thread(target=self.await_replacement, args=(worker,), name="rfaas.Executor replacement", daemon=True)
-        worker.replacement.start()
+        self.start_replacement(worker)
+
+    def start_replacement(self, worker: Worker) -> None:
+        try:
+            worker.replacement.start()  # type: ignore[union-attr]
+        except RuntimeError:  # no thread can be started, for example at the end of the program
+            self.await_replacement(worker)
 
     def await_replacement(self, worker: Worker) -> None:
         error: Error | None = None
@@ -423,7 +448,7 @@ class Dispatcher:
             future.cancel()
             future._begin()  # tells the threads that wait for it
         self.hurry()
-        if wait and threading.current_thread() is not self.thread:
+        if wait and threading.get_ident() not in (self.thread.ident, self.inside):  # not in a callback
             self.thread.join()
 
 

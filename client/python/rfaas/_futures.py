@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import concurrent.futures as cf
+import os
 import threading
 from concurrent.futures._base import FINISHED, PENDING, RUNNING
 from typing import TYPE_CHECKING, Any, Callable, Generator
@@ -34,6 +35,14 @@ class RemoteTraceback(Exception):
 
 
 _conditions = threading.RLock()  # guards the creation of conditions. A garbage collection may re-enter it
+
+
+def _after_fork() -> None:
+    global _conditions
+    _conditions = threading.RLock()  # another thread of the parent may have it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 _LAZY = vars(cf.Future()).keys() == {"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"}
 
 

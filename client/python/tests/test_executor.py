@@ -196,6 +196,11 @@ class Waits(ExecutorCase):
         called = threading.Event()
         self.executor.submit(square, 3).add_done_callback(lambda f: f.result() == 9 and called.set())
         self.assertTrue(called.wait(60))
+        results = []  # of a callback that waits, in the thread that waits for its call
+        future = self.executor.submit(time.sleep, 0.02)
+        future.add_done_callback(lambda _: results.append(self.run_here(square, 6)))
+        future.result()
+        self.assertEqual((results, self.run_here(square, 2)), ([36], 4))
 
         async def both():
             loop = asyncio.get_running_loop()
@@ -254,10 +259,11 @@ class Waits(ExecutorCase):
                     results.append("Ctrl-C came" in str(e))
 
         threads = [threading.Thread(target=target) for target in (interrupt, calls)]
-        on = True
-        before = signal.signal(signal.SIGINT, lambda *_: _interrupt() if on else None)
+        on = False
+        before = signal.signal(signal.SIGINT, lambda _, frame: _interrupt() if on and frame.f_code.co_filename != __file__ else None)
         for t in threads:
             t.start()
+        on = True
         while time.monotonic() < end:
             try:
                 while time.monotonic() < end:
@@ -371,13 +377,19 @@ class Failures(ExecutorCase):
         import ctypes
 
         with rfaas.Executor(2, set_state, ("again",)) as executor:
-            slow = executor.submit(time.sleep, 0.2)
-            for text, fn, *args in ((r"_exit: .*called exit\(3\)", os._exit, 3), ("string_at: .*SIGSEGV", ctypes.string_at, 8)):
-                with self.subTest(text), self.assertRaisesRegex(rfaas.WorkerDiedError, text) as caught:
-                    executor.submit(fn, *args).result()
+            endless = executor.submit(until, "")
+            waits = threading.Thread(target=endless.exception)  # drives, and must see calls that start later
+            waits.start()
+            no_thread = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+            for text, patch, fn, *args in ((r"_exit: .*called exit\(3\)", contextlib.nullcontext(), os._exit, 3),
+                                           ("string_at: .*SIGSEGV", no_thread, ctypes.string_at, 8)):
+                with self.subTest(text), patch, self.assertRaisesRegex(rfaas.WorkerDiedError, text) as caught:
+                    executor.submit(fn, *args).result(60)
                 self.assertTrue(caught.exception.started)
-            self.assertIsNone(slow.result())
-            self.assertEqual({executor.submit(get_state).result() for _ in range(10)}, {"again"})
+            self.assertEqual({executor.submit(get_state).result(60) for _ in range(10)}, {"again"})
+            executor.leases[0].replace_worker(0)
+            waits.join()
+            self.assertIsInstance(endless.exception(), rfaas.Error)
 
     def test_endless_function(self):
         with rfaas.Executor(1, call_limit=1) as executor:
@@ -386,6 +398,17 @@ class Failures(ExecutorCase):
             self.assertEqual(executor.submit(square, 8).result(), 64)
 
     def test_workers_that_cannot_be_replaced(self):
+        start = rfaas._dispatch.Worker.start
+        with rfaas.Executor(2) as executor:
+            lost = executor._dispatcher.idle[-1]
+
+            def start_unless_lost(worker, future):
+                if worker is lost:
+                    raise rfaas.LeaseError("ended", -600, False)
+                start(worker, future)
+
+            with mock.patch.object(rfaas._dispatch.Worker, "start", start_unless_lost):
+                self.assertEqual(executor.submit(square, 3).result(60), 9)
         with rfaas.Executor(1, wait=1) as executor, mock.patch.object(rfaas._dispatch.Worker, "start", side_effect=rfaas.LeaseError("ended", -600, False)):
             waits = executor.submit(square, 1)
             with self.assertRaisesRegex(rfaas.BrokenExecutor, "no workers any more: ended"):
@@ -425,16 +448,18 @@ class Ends(unittest.TestCase):
 
     def test_child_of_fork(self):
         with rfaas.Executor(1) as executor:
-            child = os.fork()
-            if not child:
-                status = 1
-                try:
-                    executor.submit(square, 1)
-                except rfaas.InvalidError:
-                    status = 0
-                finally:
-                    os._exit(status)
-            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+            future = executor.submit(time.sleep, 0.2)
+            for use in lambda: executor.submit(square, 1), lambda: future.result(5):
+                child = os.fork()
+                if not child:
+                    status = 1
+                    try:
+                        use()
+                    except rfaas.InvalidError:
+                        status = 0
+                    finally:
+                        os._exit(status)
+                self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
             self.assertEqual(executor.submit(square, 2).result(), 4)
 
     def test_end_of_the_program(self):
