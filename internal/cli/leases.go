@@ -147,7 +147,7 @@ func newLeases(a *app) *cobra.Command {
 			}
 			addresses, silent, err := r.addresses(c.Context(), a)
 			for _, address := range silent {
-				fmt.Fprintf(a.Stderr, "rfaas: the executor at %s is silent: its leases are not listed\n", address)
+				fmt.Fprintf(a.Stderr, "rfaas: the executor at %s is silent: its leases are not listed\n", plain(address))
 			}
 			found := make([][]leaseRow, len(addresses))
 			err = errors.Join(err, a.onExecutors(c.Context(), addresses, func(ctx context.Context, i int, e control.ExecutorClient) (err error) {
@@ -187,10 +187,10 @@ func (a *app) printLeases(rows []leaseRow, all bool) error {
 			workers = fmt.Sprintf("%d of %d", r.Workers, r.Wanted)
 		}
 		if all {
-			fmt.Fprintf(w, "%s\t", r.Executor)
+			fmt.Fprintf(w, "%s\t", plain(r.Executor))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%v\t%v\t%s\n", r.ID, plain(r.Tenant), r.State, workers, r.CPUs, mib(r.MemoryBytes),
-			seconds(r.AgeMS), seconds(r.LeftMS), cmp.Or(r.Flag, "-"))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%v\t%v\t%s\n", r.ID, plain(r.Tenant), plain(r.State), workers, r.CPUs, mib(r.MemoryBytes),
+			seconds(r.AgeMS), seconds(r.LeftMS), cmp.Or(plain(r.Flag), "-"))
 	}
 	return w.Flush()
 }
@@ -257,14 +257,14 @@ func (a *app) revokeTenant(ctx context.Context, r *leaseRange, reason string) er
 	}))
 	for i, n := range revoked {
 		if n > 0 {
-			fmt.Fprintf(a.Stdout, "%d leases of %s on %s revoked\n", n, plain(r.tenant), addresses[i])
+			fmt.Fprintf(a.Stdout, "%d leases of %s on %s revoked\n", n, plain(r.tenant), plain(addresses[i]))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	if sum := slices.Max(append(revoked, 0)); sum == 0 {
-		fmt.Fprintf(a.Stdout, "%s has no leases\n", plain(r.tenant))
+		fmt.Fprintf(a.Stdout, "%s has no leases that you may end\n", plain(r.tenant))
 	}
 	return nil
 }

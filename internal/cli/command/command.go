@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -68,6 +70,14 @@ func (p *Program) Finish(root *cobra.Command) {
 	}
 }
 
+// lineOrText replaces control characters other than the ends of lines. A daemon may have chosen the text.
+func lineOrText(r rune) rune {
+	if unicode.IsControl(r) && r != '\n' {
+		return ' '
+	}
+	return r
+}
+
 // Run executes root with the arguments (without the program's name) and returns the exit status.
 func (p *Program) Run(ctx context.Context, root *cobra.Command, args []string) int {
 	root.SetArgs(args)
@@ -81,7 +91,7 @@ func (p *Program) Run(ctx context.Context, root *cobra.Command, args []string) i
 	if errors.As(err, &status) {
 		return int(status)
 	}
-	fmt.Fprintf(p.Stderr, "%s: %s\n", root.Name(), control.Text(err))
+	fmt.Fprintf(p.Stderr, "%s: %s\n", root.Name(), strings.Map(lineOrText, control.Text(err)))
 	if !p.Started { // cobra refused the command line
 		if !c.HasSubCommands() {
 			fmt.Fprintf(p.Stderr, "usage: %s\n", c.UseLine())
