@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -30,13 +31,19 @@ def _compiler() -> str:
 
 
 def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base, "rfaas", "functions")
+    """The directory of compiled libraries, to which nobody else may write, because its libraries are executed."""
+    directory = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rfaas", "functions")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = directory.stat()
+    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        raise PermissionError(f"{directory} has mode {state.st_mode & 0o777:o} and belongs to user id {state.st_uid}, so that others can write to it: "
+                              "remove it, or set XDG_CACHE_HOME to a directory of your own")
+    return directory
 
 
 def compile(source: Any, *options: str, language: str = "c") -> str:
     """Compiles functions by rfaas-cc and returns the path of the library, for rfaas.lease. A library with the same source and options that was
-    compiled before is found in ~/.cache/rfaas/functions.
+    compiled before is found in ~/.cache/rfaas/functions, unless the source or an option names a path, since that file may have changed.
 
     source: the text of the functions, or a function of rfaas.njit, or a list of these.
     options: of rfaas-cc and the compiler, such as "-lm" or "--native".
@@ -60,9 +67,8 @@ def compile(source: Any, *options: str, language: str = "c") -> str:
     key = [source, *objects, language, *options, native, platform.machine(), compiler, state.st_mtime_ns, state.st_size,
            *(os.environ.get(name, "") for name in ("CC", "CXX", "FC"))]
     library = _cache() / f"{blake2b(repr(key).encode(), digest_size=16).hexdigest()}.so"
-    if library.exists():
+    if library.exists() and not any("/" in option for option in options) and not re.search("""include *["'<]/""", source):
         return str(library)
-    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as directory:
         text, built = Path(directory, "functions" + SUFFIXES[language]), Path(directory, "functions.so")
         text.write_text(source)

@@ -3,6 +3,7 @@ import array
 import os
 import pickle
 import signal
+import shutil
 import tempfile
 import threading
 import unittest
@@ -346,6 +347,10 @@ class Sources(unittest.TestCase):
             library = rfaas.compile(source, "-O2")
             with mock.patch("subprocess.run", side_effect=AssertionError("it is compiled again")):
                 self.assertEqual(rfaas.compile(source, "-O2"), library)
+            # A file that an option names may have changed.
+            with mock.patch("subprocess.run", side_effect=lambda command, **_: shutil.copy(library, command[2]) and mock.Mock(returncode=0)) as run:
+                self.assertEqual(rfaas.compile(source, f"-I{directory}"), rfaas.compile(source, f"-I{directory}"))
+                self.assertEqual(run.call_count, 2)
             with rfaas.lease(library) as lease:
                 np.testing.assert_array_equal(lease["twice"](np.arange(5.0)), 2 * np.arange(5.0))
             for kind, text, call in [
@@ -356,6 +361,9 @@ class Sources(unittest.TestCase):
                     call()
             with mock.patch.dict(os.environ, RFAAS_CC="/nowhere/rfaas-cc"), self.assertRaisesRegex(FileNotFoundError, "RFAAS_CC names /nowhere/rfaas-cc"):
                 rfaas.compile(source)
+            os.chmod(os.path.dirname(library), 0o777)
+            with self.assertRaisesRegex(PermissionError, "functions has mode 777 .* others can write to it: remove it"):
+                rfaas.compile(source, "-O2")
 
 
 if __name__ == "__main__":
