@@ -1,5 +1,5 @@
-"""Time of calls by rfaas.Executor beside ProcessPoolExecutor, and beside calls of a C function in the same program. The table has the fastest of
-several runs, because other programs on the same processors only make a run slower.
+"""Measures calls by rfaas.Executor beside ProcessPoolExecutor, and beside calls of a C function in the same program. The table has the fastest of
+several runs, because other programs on the same processors can only make a run slower.
 
 Usage, after make build: python3 benchmarks/python/executor.py
 """
@@ -23,7 +23,7 @@ def nothing(x):
 
 
 def fastest(run, times):
-    """The least time of run(), which returns how much it did, for one of what it did, in us."""
+    """Returns the shortest time of an operation in us. run() executes several operations and returns their number."""
     best = float("inf")
     for _ in range(times):
         begin = time.perf_counter()
@@ -33,7 +33,7 @@ def fastest(run, times):
 
 
 def rows(executor):
-    """What is measured: a name, and a function that returns how often it has done it."""
+    """Yields each measurement: its name, and a function that executes several operations and returns their number."""
     large = np.zeros(1 << 17)
 
     def one_by_one(n=300):

@@ -1,7 +1,7 @@
 """Builds the extension for the stable ABI: one wheel for CPython 3.11 and later versions.
 
-Environment: RFAAS_INCLUDE is the directory of rfaas.h and rfaas_function.h, if this is no clone of the repository. RFAAS_BUNDLE is the path of a librfaas.so.0 that
-the package contains, for machines without an installed one.
+Environment: RFAAS_INCLUDE is the directory of rfaas.h and rfaas_function.h, outside of a clone of the repository. RFAAS_BUNDLE is the path of a
+librfaas.so.0 to include in the package, for machines where the library is not installed.
 """
 import glob
 import os
@@ -30,7 +30,7 @@ setup(
     ext_modules=[
         Extension(name, sources, include_dirs=[include, "../../worker"], define_macros=[("Py_LIMITED_API", "0x030b0000")],
                   extra_compile_args=["-std=gnu11", "-fvisibility=hidden"], py_limited_api=True)
-        # The second one is no module, but the library of functions that workers of rfaas.Executor load.
+        # The second extension is not a module, but the library that workers of rfaas.Executor load.
         for name, sources in (("rfaas._rfaas", sorted(glob.glob("ext/*.c"))), ("rfaas._worker", ["worker/worker.c"]))
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -9,12 +9,12 @@
 
 PyTypeObject *Request_type;
 
-/* Changes when a wait or a request ends. A thread waits for that on a futex if another thread waits for its request, because librfaas tells only that
- * thread. */
+/* Changes when a wait or a request ends. A thread whose request another thread already waits for waits for a change, on a futex, because librfaas
+ * wakes only the other thread. */
 static uint32_t ended;
-static uint32_t sleepers; /* under the GIL */
+static uint32_t sleepers; /* threads that wait for a change. Guarded by the GIL */
 
-/* Waits until a request, or the wait of another thread, ends, at most `ns`. */
+/* Waits at most `ns` until a request or the wait of another thread ends. */
 static void await_another(int64_t ns) {
     struct timespec t = { ns / 1000000000, ns % 1000000000 };
     uint32_t seen = ended;
@@ -25,7 +25,7 @@ static void await_another(int64_t ns) {
     sleepers--;
 }
 
-/* A request has ended, or this thread waits for it no more. */
+/* Wakes other threads after a request has ended, or after this thread has stopped waiting for it. */
 static void tell_others(void) {
     __atomic_fetch_add(&ended, 1, __ATOMIC_SEQ_CST);
     if (sleepers)
@@ -136,8 +136,8 @@ static int await(Request *r, int64_t until) {
     return 0;
 }
 
-/* How long a thread waits for the end of other threads' requests before it tries again to start a call. The end of an abandoned call, whose slot
- * becomes free too, is no event. */
+/* How long a thread waits for the end of other threads' requests before it tries again to start a call. No thread is woken when an abandoned call
+ * ends, although its slot becomes free. */
 #define SLOT_LOOK_NS 1000000
 
 int Request_await_slot(Lease *l, unsigned *turn) {

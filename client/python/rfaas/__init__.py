@@ -1,18 +1,19 @@
-"""rfaas: call functions of C libraries on leased cores of other nodes.
+"""rfaas: call functions of C libraries, and Python functions, on leased cores of other nodes.
 
     import numpy as np
     import rfaas
 
     with rfaas.lease("libprices.so", workers=4) as lease:     # address from RFAAS_MANAGER or RFAAS_EXECUTOR
         price = lease["price"]
-        y = price(x)                    # an array like x, whose elements the function wrote
+        y = price(x)                    # a new array like x, with the function's result
         price(x, out=y)                 # the same without a new array
         requests = [price.submit(part) for part in parts]
         results = [request.result() for request in requests]
         y = price.map(x)                # all items of x, on all workers
 
-Arguments are numpy arrays, bytes, bytearray, array.array, memoryview or any other buffer. numpy is not required. The functions of this
-module are described in docs/python.md, the options of sessions, leases and calls in rfaas.h, where times are in nanoseconds instead of seconds.
+Arguments are numpy arrays, bytes, bytearray, array.array, memoryview or any other buffer. numpy is not required. rfaas.Executor executes Python
+functions. docs/python.md describes this module. rfaas.h describes the options of sessions, leases and calls, with times in nanoseconds instead of
+seconds.
 """
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ _os.register_at_fork(after_in_child=_rfaas.after_fork)
 class Session(_rfaas.Session):
     """A session with a resource manager or an executor.
 
-    Options are the fields of SessionOptions, such as manager="host:port" or provider="tcp". Without options, everything comes from the
-    environment. Leaving a `with` block closes the session and releases its leases.
+    Options are the fields of SessionOptions, such as manager="host:port" or provider="tcp". Options that are missing come from
+    the environment. Leaving a `with` block closes the session and releases its leases.
     """
 
     def __new__(cls, **options: Unpack[SessionOptions]) -> Session:
@@ -80,12 +81,12 @@ class Session(_rfaas.Session):
         """Publishes a table: read-only data that the functions of leases opened from now on find by rfaas_table(name).
 
         parts: arrays or other buffers, which functions see one after the other. They are copied.
-        address: all workers map the table there, so that it may contain pointers into itself. 0: anywhere.
+        address: where all workers map the table, so that it can contain pointers into itself. 0: anywhere.
         """
         self._put_table(name, address, *parts)
 
     def changes(self) -> list[Change]:
-        """Returns what has happened to executors since the last call."""
+        """Returns the changes of executors since the last call."""
         return [Change(**{**c, "state": ExecutorState(c["state"])}) for c in self._changes()]
 
 
@@ -141,7 +142,7 @@ class Lease(_rfaas.Lease):
             yield Event(**{**e, "kind": EventKind(e["kind"])})
 
     def worker_origin(self, worker: int) -> WorkerStart:
-        """Says how a worker came to the lease."""
+        """Returns how a worker came to the lease."""
         d = self._worker_origin(worker)
         return WorkerStart(**{**d, "start": Start(d["start"])})
 
@@ -167,7 +168,7 @@ _os.register_at_fork(before=_sessions_lock.acquire, after_in_parent=_sessions_lo
 
 
 def default_session() -> Session:
-    """Returns the session of leases that name no session. Each process has its own, also a child of fork()."""
+    """Returns the session of leases that name no session. Each process has its own, including a child of fork()."""
     with _sessions_lock:
         session = _sessions.get(_os.getpid())
         if session is None or session.closed:
@@ -178,7 +179,7 @@ def default_session() -> Session:
 
 
 def as_completed(requests: _Iterable[_Any], timeout: float | None = None) -> _Iterator[_Any]:
-    """Yields requests, or futures of an Executor, in the order in which they end. Raises TimeoutError if some are in flight after `timeout` seconds."""
+    """Yields requests, or futures of an Executor, in the order in which they end. Raises TimeoutError if some have not ended after `timeout` seconds."""
     left = list(requests)
     if left and isinstance(left[0], _concurrent.Future):
         for future in left:
@@ -195,5 +196,5 @@ def as_completed(requests: _Iterable[_Any], timeout: float | None = None) -> _It
 
 
 def library_version() -> tuple[int, int]:
-    """Returns the version of librfaas.so, which is loaded if it is not yet."""
+    """Returns the version of librfaas.so. Loads the library if it is not loaded yet."""
     return _rfaas.version()

@@ -17,7 +17,7 @@ SUFFIXES = {"c": ".c", "c++": ".cpp", "fortran": ".f90"}
 
 
 def _compiler() -> str:
-    """rfaas-cc of the environment variable RFAAS_CC, of this installation, or of PATH."""
+    """Returns the path of rfaas-cc: from the environment variable RFAAS_CC, of this installation, or from PATH."""
     named = os.environ.get("RFAAS_CC")
     if named:
         return named
@@ -26,30 +26,30 @@ def _compiler() -> str:
             return str(directory / "bin/rfaas-cc")
     found = shutil.which("rfaas-cc")
     if not found:
-        raise FileNotFoundError("rfaas-cc, which compiles functions, is not in PATH: install rfaas with its compiler, or set RFAAS_CC to its path")
+        raise FileNotFoundError("rfaas-cc, which compiles functions, is not in PATH: install rfaas on this machine, or set RFAAS_CC to the path of rfaas-cc")
     return found
 
 
 def _cache() -> Path:
-    """The directory of compiled libraries, to which nobody else may write, because its libraries are executed."""
+    """Returns the directory of compiled libraries. No other user may write to it, because its libraries are executed."""
     directory = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rfaas", "functions")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = directory.stat()
     if state.st_uid != os.geteuid() or state.st_mode & 0o022:
-        raise PermissionError(f"{directory} has mode {state.st_mode & 0o777:o} and belongs to user id {state.st_uid}, so that others can write to it: "
+        raise PermissionError(f"{directory} has mode {state.st_mode & 0o777:o} and belongs to user id {state.st_uid}, so other users can write to it: "
                               "remove it, or set XDG_CACHE_HOME to a directory of your own")
     return directory
 
 
 def compile(source: Any, *options: str, language: str = "c") -> str:
-    """Compiles functions by rfaas-cc and returns the path of the library, for rfaas.lease. A library with the same source and options that was
-    compiled before is found in ~/.cache/rfaas/functions, unless the source or an option names a path, since that file may have changed.
+    """Compiles functions with rfaas-cc and returns the path of the library, for rfaas.lease. Keeps the library in ~/.cache/rfaas/functions. When the
+    source and the options are the same again, returns it from there, unless one of them names a file by its path, which may have changed.
 
     source: the text of the functions, or a function of rfaas.njit, or a list of these.
-    options: of rfaas-cc and the compiler, such as "-lm" or "--native".
+    options: options of rfaas-cc and of the compiler, such as "-lm" or "--native".
     language: "c", "c++" or "fortran".
 
-    Raises BadLibraryError, whose text is the compiler's, and FileNotFoundError if rfaas-cc is missing.
+    Raises BadLibraryError with the compiler's messages if the source does not compile, and FileNotFoundError if rfaas-cc is missing.
     """
     objects: list[bytes] = []
     if not isinstance(source, str):
@@ -63,7 +63,7 @@ def compile(source: Any, *options: str, language: str = "c") -> str:
         state = os.stat(compiler)
     except OSError as e:
         raise FileNotFoundError(f"RFAAS_CC names {compiler}: {e.strerror}") from None
-    native = platform.node() if any("native" in option for option in options) else ""  # for the processor of this node
+    native = platform.node() if any("native" in option for option in options) else ""  # --native compiles for this node's processor
     key = [source, *objects, language, *options, native, platform.machine(), compiler, state.st_mtime_ns, state.st_size,
            *(os.environ.get(name, "") for name in ("CC", "CXX", "FC"))]
     library = _cache() / f"{blake2b(repr(key).encode(), digest_size=16).hexdigest()}.so"
@@ -78,5 +78,5 @@ def compile(source: Any, *options: str, language: str = "c") -> str:
         done = subprocess.run([compiler, "-o", str(built), str(text), *map(str, files), *options], cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             raise BadLibraryError(f"the functions do not compile:\n{done.stderr.replace(str(text), 'source')}".rstrip(), -204, False)
-        built.rename(library)  # at once, if several processes compile the same
+        built.rename(library)  # atomic, because other processes may compile the same
     return str(library)

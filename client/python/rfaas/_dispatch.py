@@ -1,7 +1,7 @@
 """The workers of rfaas.Executor and the calls that wait for them.
 
 A thread that waits for a result looks for replies and starts the next calls itself, because handing them to another thread would take some ten
-microseconds. Only one thread at a time does this: the driver. If nobody waits, a background thread becomes the driver after GRACE seconds.
+microseconds. Only one thread at a time does this: the driver. If no thread waits, a background thread becomes the driver after GRACE seconds.
 """
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ._futures import BrokenExecutor, Future, RemoteTraceback
 from ._generated import ConnectionError, Error, FunctionError, InvalidError, LeaseError
 from ._maps import Part
 
-GRACE = 0.001  # until the background thread does the work of threads that do not wait
-LOOK = 0.001  # how long a driver waits before it looks for calls that other threads have started
-ROOM = 65536  # bytes for a reply. A larger one is fetched by a second call
+GRACE = 0.001  # seconds until the background thread becomes the driver, if no thread waits
+LOOK = 0.001  # seconds that a driver waits before it looks for calls that other threads have started
+ROOM = 65536  # bytes for a reply. A second call fetches a larger one
 PING_REQUEST = REQUEST.pack(b"", PING, 0, 0, 0)
 FETCH_REQUEST = REQUEST.pack(b"", FETCH, 0, 0, 0)
 
-_forks = 0  # of this process and its ancestors
+_forks = 0  # number of forks that led to this process
 
 
 def _after_fork() -> None:
@@ -39,7 +39,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Worker:
-    """A worker of a lease, which executes one call at a time. So its death concerns one call."""
+    """A worker of a lease, which executes one call at a time, so that its death affects only one call."""
 
     __slots__ = "call", "known", "request", "future", "repeats", "replacement", "lost"
 
@@ -53,7 +53,7 @@ class Worker:
 
     def start(self, future: Future) -> None:
         operation, code, data, buffers = future._job
-        # A worker may have lost the function, and then needs the request again, but buffers may change after the start.
+        # A worker that has lost the function gets the request again. Buffers may have changed by then, so a request with buffers has the function.
         sent = b"" if not buffers and code.digest in self.known else code.data
         head = REQUEST.pack(code.digest, operation, len(buffers), len(sent), len(data))
         if buffers:
@@ -79,14 +79,14 @@ class Dispatcher:
         self.busy: dict[Worker, None] = {}
         self.pending: collections.deque[Future] = collections.deque()
         self.lock = threading.RLock()  # guards the fields above. A signal handler or a finalizer may submit a call
-        self.done: collections.deque[tuple[Future, Any]] = collections.deque()  # replies that the driver is to unpickle
-        self.failures: collections.deque[tuple[Future, Exception]] = collections.deque()  # outcomes that are set without the lock
+        self.done: collections.deque[tuple[Future, Any]] = collections.deque()  # replies that the driver must unpickle
+        self.failures: collections.deque[tuple[Future, Exception]] = collections.deque()  # to be set without the lock
         self.driver: dict[int, int] = {}  # 0: the thread that is the driver
         self.inside = 0  # the thread that is the driver and may execute callbacks now
         self.left = threading.Event()  # the background thread has let another thread be the driver
         self.bell = threading.Event()  # wakes the background thread
         self.attended = self.hurried = self.wanted = self.background = self.closed = False
-        self.turns = 0  # of drivers other than the background thread
+        self.turns = 0  # calls of look() by drivers other than the background thread
         self.broken: BrokenExecutor | None = None
         self.code = functools.lru_cache(256)(_pickles.Code)
         self.thread = threading.Thread(target=self.run, name="rfaas.Executor", daemon=True)
@@ -134,7 +134,7 @@ class Dispatcher:
         self.pending.append(future)
 
     def start(self, worker: Worker, future: Future) -> bool:
-        """Starts a call on a worker that is in no list. Returns whether the worker is occupied then. Under the lock."""
+        """Starts a call on a worker that is in no list. Returns whether the worker is in use afterwards. Under the lock."""
         if not future._begin():
             return False
         worker.request, worker.future, worker.repeats = None, future, 0
@@ -164,8 +164,8 @@ class Dispatcher:
     # ---- ending calls ----
 
     def drive(self, future: Future, timeout: float | None) -> bool:
-        """Works until the future has ended, or for `timeout` seconds. If another thread does that, waits for it. Returns whether it has a
-        result or an exception."""
+        """Is the driver until the future has ended, or for `timeout` seconds. If another thread is the driver, waits for the future. Returns whether
+        the future has a result or an exception."""
         self.check_process()
         end = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
@@ -185,7 +185,7 @@ class Dispatcher:
             finally:
                 if not in_callback and self.leave() and self.busy:
                     self.bell.set()
-            self.hurried = True  # when the driver leaves
+            self.hurried = True  # the background thread takes over as soon as the driver leaves
             with future._condition:
                 if future._state in (PENDING, RUNNING):
                     future._condition.wait(LOOK if in_callback else left)
@@ -200,7 +200,7 @@ class Dispatcher:
             self.look(left)
 
     def become_driver(self) -> bool:
-        """The driver is an entry of a dictionary and no lock, so that Ctrl-C at any place leaves it to leave()."""
+        """The driver is an entry of a dictionary instead of a lock, so that leave() can remove it wherever Ctrl-C interrupted the thread."""
         me = threading.get_ident()
         if not self.busy:  # the worker is being replaced
             return False
@@ -221,7 +221,7 @@ class Dispatcher:
         return True
 
     def look(self, timeout: float | None) -> None:
-        """Waits until a call ends, for a limited time. By the driver."""
+        """Waits until a call ends, at most for `timeout` seconds, and handles its end. Only the driver calls it."""
         busy = list(self.busy)
         if len(busy) < len(self.all) and (timeout is None or timeout > LOOK):  # another thread may start a call on another worker
             timeout = LOOK
@@ -261,7 +261,7 @@ class Dispatcher:
             self.end_failures()
 
     def again(self, worker: Worker, future: Future, outcome: int, reply: Any) -> None:
-        """The reply had no room, or the worker has lost the function."""
+        """Sends the next request of a call whose reply had no room, or whose function the worker has lost."""
         worker.repeats += 1
         if outcome > MORE or worker.repeats > 2:
             raise ValueError(f"the outcome is {outcome} in reply {worker.repeats}")
@@ -272,7 +272,8 @@ class Dispatcher:
             worker.start(future)
 
     def recover(self) -> None:
-        """Ctrl-C may interrupt the main thread anywhere. Sets the lists of workers by what each worker does, and ends futures that have ended."""
+        """Repairs the lists after Ctrl-C, which may interrupt the main thread anywhere: puts each worker into the list for what it does, and
+        ends the futures whose calls have ended."""
         with self.lock:
             self.idle, self.busy = [], {}
             for worker in self.all:
@@ -283,7 +284,7 @@ class Dispatcher:
                     self.busy[worker] = None
                 elif not worker.lost:
                     if worker.future:
-                        self.failures.append((worker.future, FunctionError("Ctrl-C came while the call was started. It may have been executed", -400)))
+                        self.failures.append((worker.future, FunctionError("Ctrl-C came while the call was being started: it may have been executed", -400)))
                         worker.future = None
                     self.idle.append(worker)
             if self.pending and self.idle:
@@ -292,7 +293,7 @@ class Dispatcher:
         self.end_failures()
 
     def deliver_all(self, interrupts: Any = KeyboardInterrupt) -> None:
-        """By the driver, or the thread that was it."""
+        """Unpickles the replies and ends their futures. Called by the driver, or by the thread that was the driver."""
         while self.done:
             reply = self.done[0]
             future = reply[0]
@@ -327,7 +328,7 @@ class Dispatcher:
             future._finish(Part(result[0], _exception(*result[1:])))
 
     def failed(self, worker: Worker, e: Error) -> bool:
-        """A call has failed for another reason than an exception of its function. Returns whether the worker is lost. Under the lock."""
+        """Handles a call that failed for another reason than an exception of its function. Returns whether the worker is lost. Under the lock."""
         future = worker.future
         lost = isinstance(e, (ConnectionError, LeaseError))
         if lost and not e.started:
@@ -355,7 +356,7 @@ class Dispatcher:
     # ---- dead workers ----
 
     def replace(self, worker: Worker) -> None:
-        """Waits for a new worker in another thread, so that the other workers go on."""
+        """Waits for a new worker in another thread, so that the other workers continue."""
         worker.replacement = threading.Thread(target=self.await_replacement, args=(worker,), name="rfaas.Executor replacement", daemon=True)
         self.start_replacement(worker)
 
@@ -388,7 +389,7 @@ class Dispatcher:
         self.bell.set()
 
     def drop(self, worker: Worker, e: Error) -> None:
-        """Goes on without a worker. Without any, the calls that wait for one end. Under the lock."""
+        """Continues without the worker. If it was the last one, ends the calls that wait. Under the lock."""
         worker.lost = True
         if not all(worker.lost for worker in self.all):
             return
@@ -402,7 +403,7 @@ class Dispatcher:
     # ---- the background thread ----
 
     def hurry(self) -> None:
-        """Makes the background thread the driver at once, because a thread waits for calls in its own way."""
+        """Makes the background thread the driver at once, because a thread waits for futures without driving."""
         self.hurried = True
         self.bell.set()
 
@@ -446,25 +447,25 @@ class Dispatcher:
                 self.pending.clear()
         for future in cancelled:
             future.cancel()
-            future._begin()  # tells the threads that wait for it
+            future._begin()  # notifies the threads that wait for it
         self.hurry()
         if wait and threading.get_ident() not in (self.thread.ident, self.inside):  # not in a callback
             self.thread.join()
 
 
 def _print(out: str, err: str) -> None:
-    """Prints what a function has printed."""
+    """Prints the output of a function."""
     for file, text in (sys.stdout, out), (sys.stderr, err):
         try:
             if text:
                 file.write(text)
         except Exception:
-            pass  # it is closed, for example. The result does not depend on that
+            pass  # for example, the file is closed. The result does not depend on it
 
 
 def _exception(pickled: bytes, trace: str) -> BaseException:
     e = pickle.loads(pickled)
     if not isinstance(e, BaseException):
-        raise TypeError(f"the worker's reply has {type(e).__name__} in place of an exception")
+        raise TypeError(f"the worker's reply has a {type(e).__name__} in place of an exception")
     e.__cause__ = RemoteTraceback(trace)
     return e

@@ -14,13 +14,13 @@ from ._frames import CALL, CHUNK, STARRED
 from ._futures import BrokenExecutor, Future, PythonVersionError
 from ._generated import FunctionError
 
-CHUNKS = 16  # of a map, for each worker
+CHUNKS = 16  # calls that a map makes for each worker
 
 _open: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 def finish_all() -> None:
-    """At the end of the program, calls that were submitted are executed, as with the executors of concurrent.futures."""
+    """Waits at the end of the program until all submitted calls have been executed, as the executors of concurrent.futures do."""
     for dispatcher in list(_open):
         dispatcher.close(True, False)
 
@@ -29,14 +29,14 @@ class Executor(cf.Executor):
     """Executes Python functions on leased workers, with the interface of concurrent.futures.Executor.
 
     max_workers: the number of workers.
-    initializer, initargs: a function that each worker executes first, also a worker that replaces a dead one.
-    modules: modules that workers can import besides those of their node, by names or paths of files and directories. A virtual environment
-        gives its packages.
+    initializer, initargs: a function that each worker executes first, including one that replaces a dead worker, and its arguments.
+    modules: modules that workers can import besides those of their node, as names, or as paths of files and directories. With a virtual
+        environment, workers can import its packages.
     session: the default is one session of this process, whose options come from the environment.
     across: leases workers on several executors, if no executor has enough.
     options: fields of LeaseOptions, such as memory=4 << 30, call_limit=60 or wait=10. Times are in seconds.
 
-    Opening fails with PythonVersionError if the nodes do not have Python in the version of this interpreter.
+    Raises PythonVersionError if a node does not have the Python version of this interpreter, and BrokenExecutor if the initializer fails.
     """
 
     def __init__(self, max_workers: int = 1, initializer: Callable[..., Any] | None = None, initargs: tuple[Any, ...] = (), *, modules: Any = (),
@@ -83,12 +83,12 @@ class Executor(cf.Executor):
 
     def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int | None = None,
             buffersize: int | None = None, unordered: bool = False) -> Iterator[Any]:
-        """Returns an iterator over fn(*items), as map does.
+        """Returns an iterator over the results of fn, as the built-in map does.
 
         One call gets `chunksize` items. The default makes about 16 calls for each worker, or calls of one item with `buffersize`.
-        buffersize: the most items whose results were not taken yet. Without it, all items are taken at once.
-        unordered: returns results of chunks in the order in which the chunks end.
-        timeout: TimeoutError is raised if a result is not there so many seconds after this call.
+        buffersize: the largest number of submitted items whose results were not taken yet. Without it, map submits all items at once.
+        unordered: yields the results of each chunk when the chunk ends.
+        timeout: seconds after this call. The iterator raises TimeoutError if it has no result by then.
         """
         return self._map(fn, CHUNK, iterables, timeout, chunksize, buffersize, unordered)
 
@@ -121,7 +121,7 @@ class Executor(cf.Executor):
         return _maps.results(_maps.as_they_end(futures, chunks, timeout, begin) if unordered else _maps.in_order(futures, chunks), timeout, begin)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accepts no more calls. Releases the workers when all calls have ended. With `wait`, returns after that.
+        """Accepts no more calls, and releases the workers when all calls have ended. With `wait`, waits until then.
 
         cancel_futures: cancels the calls that have not started.
         """

@@ -7,21 +7,23 @@ also run in the workers, where the package rfaas is missing.
 import struct
 
 REQUEST = struct.Struct("<16sIIQQ")  # digest of the function, operation, number of buffers, bytes of the function and of the arguments
-CALL, CHUNK, STARRED, FETCH, PING = range(5)  # operations. STARRED: a chunk of tuples of arguments. FETCH: the reply that had no room
+CALL, CHUNK, STARRED, FETCH, PING = range(5)  # operations. STARRED: a chunk of tuples of arguments. FETCH: asks for the reply that had no room
 
 REPLY = struct.Struct("<IIQQ")  # outcome, number of buffers, bytes of the value and of what was printed
-VALUE, RAISED, PART, UNKNOWN, MORE = range(5)  # outcomes. PART: the results of a chunk up to an exception. MORE: the value is the bytes of the reply
+# Outcomes. PART: the results of a chunk up to an exception. UNKNOWN: the worker does not have the function. MORE: the reply has no room, and the value
+# is its size.
+VALUE, RAISED, PART, UNKNOWN, MORE = range(5)
 
 PAD = bytes(63)
 
 
 def lengths(buffers):
-    """The lengths of buffers, as they follow a header."""
+    """Returns the lengths of buffers in the form that follows a header."""
     return struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
 
 
 def padded(at, buffers):
-    """Pads and buffers, one after the other. The first pad begins at `at`."""
+    """Returns pads and buffers, one after the other. The first pad begins at `at`."""
     pieces = []
     for b in buffers:
         pad = -at % 64
@@ -31,7 +33,8 @@ def padded(at, buffers):
 
 
 def split(message, at, count, *sizes):
-    """The parts of a message: `sizes` bytes each, then `count` buffers. Their lengths begin at `at`. Raises ValueError if they do not fit."""
+    """Returns the parts of a message: one part of each of `sizes`, then a list of `count` buffers, whose lengths begin at `at`. Raises ValueError if
+    they exceed the message."""
     ends = struct.unpack_from(f"<{count}Q", message, at)
     at += 8 * count
     parts = []
@@ -44,5 +47,5 @@ def split(message, at, count, *sizes):
         buffers.append(message[at:at + size])
         at += size
     if at > len(message):
-        raise ValueError(f"a message of {len(message)} bytes says that it has {at}")
+        raise ValueError(f"a message has {len(message)} bytes, but its header says {at}")
     return (*parts, buffers)

@@ -12,7 +12,7 @@ from ._generated import LeaseError, UnsupportedError
 if TYPE_CHECKING:
     from ._dispatch import Dispatcher
 
-AWAIT_LOOK = 20e-6  # seconds
+AWAIT_LOOK = 20e-6  # seconds for which `await` polls for the reply
 
 
 class PythonVersionError(UnsupportedError):
@@ -20,7 +20,7 @@ class PythonVersionError(UnsupportedError):
 
 
 class BrokenExecutor(LeaseError, cf.BrokenExecutor):
-    """The executor has no workers any more, or the initializer has failed."""
+    """The executor has lost all of its workers, or the initializer has failed."""
 
 
 class RemoteTraceback(Exception):
@@ -34,12 +34,12 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.tb}"""'
 
 
-_conditions = threading.RLock()  # guards the creation of conditions. A garbage collection may re-enter it
+_conditions = threading.RLock()  # guards the creation of conditions. A finalizer that a garbage collection runs may take it again
 
 
 def _after_fork() -> None:
     global _conditions
-    _conditions = threading.RLock()  # another thread of the parent may have it
+    _conditions = threading.RLock()  # another thread of the parent may hold it
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -47,7 +47,7 @@ _LAZY = vars(cf.Future()).keys() == {"_condition", "_state", "_result", "_except
 
 
 class Future(cf.Future):
-    """The future of a call. Its condition, which takes a microsecond to make, is made when a thread needs it."""
+    """The future of a call. Its condition is made when a thread needs it, because making one takes a microsecond."""
 
     def __init__(self, dispatcher: Dispatcher, job: tuple[Any, ...]) -> None:
         self._made: threading.Condition | None = None
@@ -70,7 +70,7 @@ class Future(cf.Future):
         self._made = condition
 
     def _begin(self) -> bool:
-        """Whether the call may start: it has not been cancelled."""
+        """Marks the call as started. Returns False if it has been cancelled."""
         if self._state == RUNNING:
             return True
         with _conditions:
@@ -82,7 +82,7 @@ class Future(cf.Future):
     def _finish(self, result: Any, exception: BaseException | None = None) -> None:
         with _conditions:
             if self._state == FINISHED:
-                return  # Ctrl-C has come between
+                return  # it was finished before Ctrl-C
             self._job = ()
             if self._made is None:  # no thread waits, and there are no callbacks
                 self._result, self._exception, self._state = result, exception, FINISHED
@@ -105,8 +105,8 @@ class Future(cf.Future):
         return super().exception(0)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The result, for `await executor.submit(f)`. Looks for the reply for some microseconds first, because another thread would take longer to wake
-        the event loop."""
+        """Returns the result of `await executor.submit(f)`. First polls for the reply for some microseconds, because another thread would take longer
+        to wake the event loop."""
         if self._state != FINISHED and not self._dispatcher.drive(self, AWAIT_LOOK):
             import asyncio
 
@@ -118,6 +118,6 @@ class Future(cf.Future):
         self.hurry()
 
     def hurry(self) -> None:
-        """Lets the executor look for replies at once, because this thread will wait in a way of its own."""
+        """Makes the background thread look for replies at once, because this thread will wait without driving."""
         if self._state != FINISHED:
             self._dispatcher.hurry()

@@ -19,19 +19,19 @@ class Part:
 
 
 def results(futures: Iterator[Future], timeout: float | None, begin: float) -> Iterator[Any]:
-    """The items' results. Ends with the exception of the first item that has one."""
+    """Yields the results of the items. Raises the exception of the first item that has one."""
     for future in futures:
         chunk = future.result(None if timeout is None else max(0.0, begin + timeout - time.monotonic()))
         results = chunk.results if isinstance(chunk, Part) else chunk
         results.reverse()
         while results:
-            yield results.pop()  # so that neither the future nor this generator keeps it
+            yield results.pop()  # pop, so that neither the future nor this generator keeps the result
         if isinstance(chunk, Part):
             raise chunk.exception
 
 
 def in_order(futures: collections.deque[Future], chunks: Iterator[Future]) -> Iterator[Future]:
-    """Submits a chunk for each one that was taken. Cancels the others at its end."""
+    """Yields futures. Submits another chunk for each one that was taken. Cancels the futures that are left when the generator ends."""
     try:
         while futures:
             yield futures.popleft()
@@ -63,13 +63,14 @@ def as_they_end(futures: Iterable[Future], chunks: Iterator[Future], timeout: fl
 
 
 def can_be_sliced(column: Any) -> bool:
-    """Whether slices have the same items, and are pickled faster than one item after the other."""
+    """Returns whether slices of the column have the same items, and are pickled faster than single items."""
     numpy = sys.modules.get("numpy")
     return type(column) in (list, tuple, range) or (numpy is not None and type(column) is numpy.ndarray and column.ndim > 0)
 
 
 def columns_of(iterables: tuple[Iterable[Any], ...], counted: bool) -> tuple[Any, int | None]:
-    """The arguments of a map, and the number of items if all columns can be sliced. With `counted`, they can be sliced afterwards."""
+    """Returns the columns of a map, and the number of items if all columns can be sliced, else None. With `counted`, makes lists of columns that
+    cannot be sliced."""
     if counted and not all(map(can_be_sliced, iterables)):
         iterables = tuple(zip(*zip(*iterables))) if len(iterables) > 1 else (list(iterables[0]),)
     if all(map(can_be_sliced, iterables)):
@@ -78,7 +79,7 @@ def columns_of(iterables: tuple[Iterable[Any], ...], counted: bool) -> tuple[Any
 
 
 def chunks_of(columns: Any, count: int | None, size: int) -> Iterator[Any]:
-    """Tuples of columns, with so many items each."""
+    """Yields tuples of columns, each with `size` items. The last tuple may have fewer."""
     if count is not None:
         for i in range(0, count, size):
             yield tuple(column[i:min(i + size, count)] for column in columns)

@@ -1,4 +1,4 @@
-"""What rfaas.Executor pickles: arguments with their buffers apart, functions by value, and the code that a worker starts with."""
+"""What rfaas.Executor pickles: arguments, with their buffers outside of the pickle, functions by value, and the code with which a worker starts."""
 from __future__ import annotations
 
 import functools
@@ -19,7 +19,7 @@ WORKER_LIBRARY = str(HERE / "_worker.abi3.so")
 
 @functools.cache
 def cloudpickle() -> Any:
-    """The module cloudpickle, None if it is not installed."""
+    """Returns the module cloudpickle, or None if it is not installed."""
     try:
         import cloudpickle
     except ImportError:
@@ -28,7 +28,7 @@ def cloudpickle() -> Any:
 
 
 def by_value(value: Any, callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Pickles functions and classes of __main__, lambdas and the like with their code."""
+    """Pickles a value. With cloudpickle, lambdas and the functions and classes of __main__ are pickled with their code."""
     module = cloudpickle()
     if module is None:
         return pickle.dumps(value, 5, buffer_callback=callback)
@@ -40,7 +40,7 @@ def name_of(fn: Any) -> str:
 
 
 def arguments(fn: Any, value: tuple[Any, Any]) -> tuple[bytes, list[memoryview]]:
-    """Pickles arguments. Memory of arrays and the like is not copied. Raises PicklingError, which names the argument that cannot be pickled."""
+    """Pickles arguments. Does not copy the memory of arrays and other buffers. Raises PicklingError, which names the argument that cannot be pickled."""
     buffers: list[memoryview] = []
     try:
         data = pickle.dumps(value, 5, buffer_callback=lambda b: buffers.append(b.raw()))
@@ -67,7 +67,7 @@ def _culprit(value: tuple[Any, Any]) -> str:
 
 
 def _advice() -> str:
-    return "" if cloudpickle() else "; install cloudpickle, which pickles lambdas, nested functions and what is defined in __main__"
+    return "" if cloudpickle() else "; install cloudpickle, which can pickle lambdas, nested functions and definitions in __main__"
 
 
 class Code:
@@ -88,7 +88,7 @@ class Code:
         self.digest = blake2b(self.data, digest_size=16).digest()
 
 
-# Types whose objects do not change. A bound method or a partial object may pickle differently the next time.
+# Types of functions whose pickles are kept. A bound method or a partial object may have a different pickle the next time.
 FIXED = types.FunctionType, types.BuiltinFunctionType, type
 
 
@@ -110,7 +110,7 @@ def _cloudpickle_code() -> dict[str, bytes]:
 
 
 def _libraries() -> list[str]:
-    """Where libpython may be: beside this interpreter, or where the system's loader finds it."""
+    """Returns where libpython may be: beside this interpreter, or where the system's loader finds it."""
     name, directory = sysconfig.get_config_var("INSTSONAME") or "", sysconfig.get_config_var("LIBDIR")
     if ".so" not in name:
         name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
@@ -118,7 +118,7 @@ def _libraries() -> list[str]:
 
 
 def bundle(modules: Any) -> list[str]:
-    """The paths of modules that are named by names, such as "numpy", or by paths."""
+    """Returns the paths of modules, which are given as names, such as "numpy", or as paths."""
     paths = []
     for module in [modules] if isinstance(modules, (str, os.PathLike)) else modules:
         text = os.fspath(module)
@@ -131,20 +131,20 @@ def bundle(modules: Any) -> list[str]:
             spec = None
         where = spec and (list(spec.submodule_search_locations or ())[:1] or [spec.origin])
         if not where or not where[0] or not os.path.exists(where[0]):
-            raise ModuleNotFoundError(f"modules names {text!r}, which is neither a module that this Python finds nor a path of a file or directory", name=text)
+            raise ModuleNotFoundError(f"modules names {text!r}, which is neither a module that this Python finds nor the path of a file or directory", name=text)
         paths.append(where[0])
     return paths
 
 
 def start_payload(initializer: Any, initargs: tuple[Any, ...], bundled: list[str]) -> bytes:
-    """The payload of the init call `start` in worker.c."""
+    """Returns the payload of the init call `start` in worker.c."""
     environments = [os.path.basename(path) for path in bundled if os.path.isfile(os.path.join(path, "pyvenv.cfg"))]
     programs = [*(f":{name}/bin/python3" for name in environments), sys.executable, getattr(sys, "_base_executable", "")]
     strings = [f"{sys.version_info.major}.{sys.version_info.minor}.", "\n".join(_libraries()), "\n".join(dict.fromkeys(p for p in programs if p)),
                os.path.basename(bundled[0]) if bundled else ""]
     options = {"code": _remote_code(), "cloudpickle": _cloudpickle_code(), "initializer": b""}
     if initializer is not None:
-        Code(initializer)  # names it if it cannot be pickled
+        Code(initializer)  # raises an error with its name if it cannot be pickled
         arguments(initializer, (initargs, {}))
         options["initializer"] = by_value((initializer, initargs))
     return b"".join(os.fsencode(s) + b"\0" for s in strings) + marshal.dumps(options)

@@ -9,11 +9,11 @@ import sys
 
 functions = {}  # by digest: a function, and the values of global variables that came with it and with functions that it uses
 FUNCTIONS_MAX = 1024
-kept = []  # the reply that had no room
-OUTPUT_MAX = 1 << 20
+kept = []  # the pieces of a reply that had no room
+OUTPUT_MAX = 1 << 20  # characters of a call that go to the client
 
-MPI_TEXT = "mpi4py cannot be imported in a worker of rfaas, which is no process of an MPI program: use it in the program that calls the function"
-MISSING_TEXT = "; the worker's Python does not have this module: pass modules=[{!r}] to rfaas.Executor, or install it on the executors' nodes"
+MPI_TEXT = "mpi4py cannot be imported in a worker of rfaas, which is not part of an MPI program: use it in the program that calls the function"
+MISSING_TEXT = "; the worker's Python does not have this module: pass modules=[{!r}] to rfaas.Executor, or install the module on the executors' nodes"
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -75,7 +75,7 @@ def assign(own, values):
 
 
 class Output:
-    """sys.stdout or sys.stderr: keeps what a call prints, for the client, and also writes it to the worker's log."""
+    """Replaces sys.stdout or sys.stderr. Keeps what a call prints for the client, and also writes it to the worker's log."""
 
     def __init__(self, log):
         self.log, self.texts, self.size = log, [], 0
@@ -90,7 +90,7 @@ class Output:
     def take(self):
         text = "".join(self.texts)
         if self.size > OUTPUT_MAX:
-            text += f"\n[rfaas: {self.size - len(text)} more characters of a call are left out]\n"
+            text += f"\n[rfaas: {self.size - len(text)} more characters were left out]\n"
         self.texts, self.size = [], 0
         return text
 
@@ -109,7 +109,7 @@ def take_output():
 
 
 def dumps(value, callback=None):
-    """Pickles a value. Classes and functions that the client has sent by value return by value."""
+    """Pickles a value. Uses cloudpickle for classes and functions that the client has sent by value."""
     try:
         return pickle.dumps(value, 5, buffer_callback=callback)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -123,7 +123,7 @@ def dumps(value, callback=None):
 
 
 def describe(e):
-    """A pickled exception and its traceback."""
+    """Returns the pickled exception and the text of its traceback."""
     import traceback
 
     trace = e.__traceback__
@@ -134,7 +134,7 @@ def describe(e):
         e.args = (e.msg,)
     text = "".join(traceback.format_exception(type(e), e, trace))
     e = e.with_traceback(None)
-    e.__cause__ = e.__context__ = None  # their tracebacks keep variables of the function
+    e.__cause__ = e.__context__ = None  # their tracebacks would keep the function's variables
     try:
         pickled = dumps(e)
         if not isinstance(pickle.loads(pickled), BaseException):
@@ -145,7 +145,7 @@ def describe(e):
 
 
 def put(room, outcome, value, buffers=(), borrowed=False):
-    """Writes a reply, or keeps it and replies MORE. Returns its size. borrowed: the buffers may lie in the request."""
+    """Writes a reply. If it has no room, keeps it and replies MORE. Returns the bytes written. borrowed: the buffers may lie in the request."""
     output = take_output()
     head = REPLY.pack(outcome, len(buffers), len(value), len(output))
     pieces = [head, lengths(buffers), value, output] if buffers else [head, value, output]
@@ -186,7 +186,7 @@ def function_of(digest, code):
 
 
 def chunk(f, results_of, room, borrowed):
-    """Replies with all results of an iterator."""
+    """Replies with all results of an iterator, or with those before its exception."""
     results = []
     try:
         results.extend(results_of)
@@ -247,7 +247,7 @@ PLAIN = {type(None), bool, int, float, complex, str, bytes}
 
 
 def start(options):
-    """Prepares the interpreter. Returns the function for calls."""
+    """Prepares the interpreter and executes the initializer. Returns the function that executes requests."""
     sys.argv = [""]
     sys.meta_path.insert(0, Finder(options["cloudpickle"]))
     if options["bundle"]:

@@ -1,8 +1,8 @@
 /* The library of functions of rfaas.Executor: runs Python code in a worker.
  *
- * It is not linked with Python. The init call opens the libpython of the client's version and finds the functions that are used here, which are
- * all in the stable ABI, so one binary serves CPython 3.11 and later versions. What a call means is up to remote.py, whose code the init call
- * gets: this file only starts the interpreter and lends it the memory of a call. */
+ * It is not linked with Python. The init call opens the libpython of the client's version and looks up the functions that this file uses. They
+ * are all in the stable ABI, so one binary works with CPython 3.11 and later versions. This file only starts the interpreter and gives it access
+ * to the memory of a call. _remote.py, whose code is in the payload of the init call, interprets requests. */
 #include <Python.h>
 #include <dlfcn.h>
 #include <rfaas_function.h>
@@ -25,7 +25,7 @@ enum { FAILED_PYTHON = 1, FAILED_START = 2, FAILED_KEPT = 3 };
 #define PY_DECLARE(group, name) __typeof__(group##_##name) *group##_##name;
 static struct {
     PY_FUNCTIONS(PY_DECLARE)
-    void (*Py_SetProgramName)(const wchar_t *); /* removed from the header files of newer versions, and kept in the stable ABI */
+    void (*Py_SetProgramName)(const wchar_t *); /* newer header files do not declare it, but the stable ABI has it */
 } PY;
 
 static bool find_functions(void *library) {
@@ -36,13 +36,13 @@ static bool find_functions(void *library) {
     return (PY.Py_SetProgramName = (void (*)(const wchar_t *))dlsym(library, "Py_SetProgramName"));
 }
 
-/* ---- memory of a call, lent to Python as a buffer ---- */
+/* ---- memory of a call, as a Python buffer ---- */
 
 typedef struct Window {
     PyObject_HEAD
     void *at;
     Py_ssize_t size;
-    Py_ssize_t views; /* that exist */
+    Py_ssize_t views; /* number of views that Python has */
 } Window;
 
 static int Window_get(Window *w, Py_buffer *b, int flags) {
@@ -66,11 +66,11 @@ static Window *new_window(void) { return (Window *)PY.PyType_GenericAlloc(window
 
 /* ---- the start ---- */
 
-/* The strings at the beginning of the init call's payload, each ended by a NUL. Lists are separated by newlines. */
+/* The strings at the beginning of the init call's payload. Each ends with a NUL. The items of lists are separated by newlines. */
 typedef struct start_options {
     const char *version;   /* "3.11." */
     const char *libraries; /* paths and names of libpython */
-    const char *programs;  /* paths of the interpreter, for its sys.prefix. One that begins with : is in the bundle */
+    const char *programs;  /* paths of the interpreter, which determine sys.prefix. A path that begins with : is in the bundle */
     const char *bundled;   /* a name in the bundle, or "" */
     const void *blob;      /* marshal.dumps of a dictionary */
     size_t blob_size;
@@ -100,8 +100,8 @@ static bool next_item(const char **list, char item[4096]) {
     return true;
 }
 
-/* Opens the libpython of the client's version. Its symbols become global, because extension modules of most distributions are not linked with it.
- * Returns false after rfaas_fail_code. */
+/* Opens the libpython of the client's version. Makes its symbols global, because in most distributions extension modules are not linked with it.
+ * Reports a failure by rfaas_fail_code and returns false. */
 static bool open_python(const start_options *o) {
     char item[4096];
     void *library = NULL;
@@ -115,8 +115,8 @@ static bool open_python(const start_options *o) {
     }
     const char *(*version)(void) = (const char *(*)(void))dlsym(library, "Py_GetVersion");
     if (!version || strncmp(version(), o->version, strlen(o->version))) {
-        rfaas_fail_code(FAILED_PYTHON, "the client runs Python %s, and %s on the executor's node is version %.20s: functions travel as bytecode, which only the "
-                        "same minor version can run", o->version, item, version ? version() : "unknown");
+        rfaas_fail_code(FAILED_PYTHON, "the client runs Python %.*s, and %s on the executor's node is version %.20s: functions are sent as bytecode, which only "
+                        "the same minor version can run", (int)strlen(o->version) - 1, o->version, item, version ? version() : "unknown");
         return false;
     }
     if (!find_functions(library)) {
@@ -151,13 +151,13 @@ static void set_environment(void) {
     setenv("PYTHONDONTWRITEBYTECODE", "1", 1);
     setenv("PYTHONNOUSERSITE", "1", 1);
     unsetenv("PYTHONHASHSEED");
-    /* A library that starts a thread for each processor of the node spins for ever if the worker may not start so many. */
+    /* A library that starts a thread for each processor of the node spins for ever if the worker is not allowed to start that many. */
     setenv("OPENBLAS_NUM_THREADS", cores, 0);
     setenv("OMP_NUM_THREADS", cores, 0);
     setenv("USER", "rfaas", 0); /* a worker's user id may have no name */
 }
 
-/* Ends a call with the text of the Python exception, which is also printed with its traceback. */
+/* Ends a call with the text of the Python exception. Also prints the exception with its traceback. */
 static uint32_t raised(int code, const char *what) {
     PyObject *type = NULL, *value = NULL, *trace = NULL;
     PY.PyErr_Fetch(&type, &value, &trace);
@@ -172,7 +172,7 @@ static uint32_t raised(int code, const char *what) {
     return 0;
 }
 
-/* Runs remote.py, and its function start(options), which returns the function for calls. */
+/* Runs _remote.py and calls its function start(options). Returns the function that start returns, which executes requests. */
 static PyObject *run_blob(const start_options *o) {
     PyObject *marshal = PY.PyImport_ImportModule("marshal"), *globals = PY.PyDict_New();
     PyObject *blob = PY.PyBytes_FromStringAndSize(o->blob, (Py_ssize_t)o->blob_size);
@@ -184,7 +184,7 @@ static PyObject *run_blob(const start_options *o) {
         PY.PyDict_SetItemString(globals, "__builtins__", PY.PyEval_GetBuiltins()) || PY.PyDict_SetItemString(globals, "__name__", name))
         return NULL;
     PyObject *done = PY.PyEval_EvalCode(code, globals, globals), *start = done ? PY.PyDict_GetItemString(globals, "start") : NULL;
-    return start ? PY.PyObject_CallFunctionObjArgs(start, options, NULL) : NULL; /* the references last as long as the worker */
+    return start ? PY.PyObject_CallFunctionObjArgs(start, options, NULL) : NULL; /* references are kept until the worker ends */
 }
 
 /* The init call. */
@@ -197,17 +197,17 @@ EXPORT uint32_t start(void *args, uint32_t size, void *res) {
     if (!open_python(&o))
         return 0;
     set_program(&o);
-    PY.Py_InitializeEx(0); /* without signal handlers. Ends the worker if there is no standard library, and prints why */
+    PY.Py_InitializeEx(0); /* without signal handlers. If there is no standard library, it prints why and ends the worker */
     window_type = (PyTypeObject *)PY.PyType_FromSpec(&window_spec);
     if (!window_type || !(request_window = new_window()) || !(result_window = new_window()) || !(call_function = run_blob(&o)))
         raised(FAILED_START, "start Python");
-    PY.PyEval_SaveThread(); /* threads that functions start go on between calls */
+    PY.PyEval_SaveThread(); /* threads that functions start run on between calls */
     return 0;
 }
 
 /* ---- calls ---- */
 
-/* Reports whether Python still has views of the window, which then gets a successor. */
+/* Returns whether Python still has views of the window after the call. If so, replaces the window. */
 static bool is_kept(Window **w) {
     if (!(*w)->views)
         return false;
@@ -220,7 +220,7 @@ static bool is_kept(Window **w) {
     return true;
 }
 
-/* remote.py reads the request from `args`, and writes the reply to `res`. */
+/* Executes a request: _remote.py reads it from `args`, and writes the reply to `res`. */
 EXPORT uint32_t call(void *args, uint32_t size, void *res) {
     if (!call_function)
         return rfaas_fail_code(FAILED_START, "Python has not started in this worker");

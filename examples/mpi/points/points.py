@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Estimates pi on MPI ranks and leased cores, in Python. Each rank takes blocks of random points from the end of its list, while its workers take
-them from the beginning. The count is compared with that of the ranks alone.
+"""Estimates pi on MPI ranks and leased cores, in Python. Each rank computes blocks of random points from the end of its list, while its
+workers compute them from the beginning. The count must equal that of the ranks alone.
 
     mpirun -n 2 examples/mpi/points/points.py --blocks 200
 """
@@ -10,7 +10,7 @@ import numpy as np
 import rfaas
 from mpi4py import MPI
 
-POINTS = 200_000  # of a block
+POINTS = 200_000  # in a block
 
 
 def hits(seed):
@@ -19,7 +19,7 @@ def hits(seed):
 
 
 def with_workers(executor, seeds):
-    """The hits of all blocks. A block that no worker has begun is taken back by cancelling its call."""
+    """Returns the hits of all blocks. The rank takes a block back from its workers by cancelling the call, if no worker has begun it."""
     futures, total = [executor.submit(hits, seed) for seed in seeds], 0
     for seed, future in zip(reversed(seeds), reversed(futures)):
         if not future.cancel():
@@ -29,7 +29,7 @@ def with_workers(executor, seeds):
 
 
 def timed(comm, count):
-    """The sum of all ranks' counts, and the time of the slowest rank."""
+    """Returns the sum of all ranks' counts, and the time of the slowest rank."""
     comm.Barrier()
     begin = MPI.Wtime()
     total = comm.allreduce(count())
@@ -38,20 +38,20 @@ def timed(comm, count):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=100, help="blocks of %d points in all" % POINTS)
-    parser.add_argument("--workers", type=int, default=1, help="of each rank")
+    parser.add_argument("--blocks", type=int, default=100, help="number of blocks of %d points, for all ranks together" % POINTS)
+    parser.add_argument("--workers", type=int, default=1, help="workers of each rank")
     arguments = parser.parse_args()
     comm = MPI.COMM_WORLD
     seeds = range(comm.rank, arguments.blocks, comm.size)
     alone, alone_time = timed(comm, lambda: sum(map(hits, seeds)))
     with rfaas.Executor(arguments.workers, wait=10) as executor:
-        with_workers(executor, range(2 * arguments.workers))  # imports numpy
+        with_workers(executor, range(2 * arguments.workers))  # the workers import numpy before the time is taken
         helped, helped_time = timed(comm, lambda: with_workers(executor, seeds))
     if comm.rank == 0:
         print(f"pi is about {4 * helped / (arguments.blocks * POINTS):.4f}; {comm.size} ranks alone {alone_time:.2f} s, with {arguments.workers} workers each "
               f"{helped_time:.2f} s; speed-up {alone_time / helped_time:.2f}")
     if helped != alone:
-        raise SystemExit(f"rank {comm.rank}: {helped} hits, and {alone} without workers")
+        raise SystemExit(f"rank {comm.rank}: {helped} hits with workers, and {alone} without")
 
 
 if __name__ == "__main__":
