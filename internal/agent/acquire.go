@@ -230,8 +230,8 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 	}
 }
 
-// takeCached takes a cached lease with the same terms. The client gets its channels with the reply. It returns the executor of the cached
-// lease, or nil if there is no such lease. It waits for one that is being released.
+// takeCached takes a cached lease with the same terms. The client gets its channels with the reply. It waits for a lease that
+// is being released. It returns the executor of the cached lease, or nil if there is none.
 func (l *lease) takeCached(ctx context.Context) *grant.Candidate {
 	k := l.pending.TakeHanded(ctx)
 	if k == nil {

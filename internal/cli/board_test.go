@@ -107,14 +107,14 @@ func TestExecutorsFromMemory(t *testing.T) {
 		{[]string{"drain", "nowhere"}, 1, `"nowhere" among the 2`},
 		{[]string{"drain", host, "--executor", "a:1"}, 2, "want one"},
 		{[]string{"executors", "--watch", "--every", "0s"}, 2, "--every 0s"},
-		{[]string{"drain", "unix:" + in("x1")}, 0, "unix:" + in("x1") + " drains"},
+		{[]string{"drain", "unix:" + in("x1")}, 0, "unix:" + in("x1") + " is draining"},
 	} {
 		if code, out, errs := run(c.args...); code != c.code || !strings.Contains(out+errs, c.text) {
 			t.Errorf("%q: code %d, %s%s", c.args, code, out, errs)
 		}
 	}
 	until("idle 2") // one has left
-	if code, out, errs := run("drain", host, "--reason", "maintenance"); code != 0 || out != "unix:"+in("x0")+" drains\n" || errs != "" {
+	if code, out, errs := run("drain", host, "--reason", "maintenance"); code != 0 || out != "unix:"+in("x0")+" is draining\n" || errs != "" {
 		t.Errorf("code %d, %q %q", code, out, errs)
 	}
 	until("")

@@ -185,7 +185,7 @@ func newClusterRevoke(a *app) *cobra.Command {
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().StringVar(&note, "note", "", "reason, for people")
+	c.Flags().StringVar(&note, "note", "", "reason, for readers of the list")
 	return c
 }
 

@@ -29,10 +29,10 @@ type leaseRow struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	AgeMS       uint64 `json:"age_ms"`
 	LeftMS      uint64 `json:"left_ms"`
-	Flag        string `json:"flag,omitempty"` // unreserved: granted while the tenant's limit could not be looked at
+	Flag        string `json:"flag,omitempty"` // unreserved: granted while the tenant's limit could not be checked
 }
 
-// onExecutor runs f with a connection to an executor; its error names the address.
+// onExecutor runs f with a connection to an executor. Its errors name the address.
 func (a *app) onExecutor(ctx context.Context, address string, f func(context.Context, control.ExecutorClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
@@ -47,7 +47,7 @@ func (a *app) onExecutor(ctx context.Context, address string, f func(context.Con
 	return nil
 }
 
-// atOnce is how many executors a command asks at the same time.
+// atOnce is the largest number of executors that a command asks at the same time.
 const atOnce = 32
 
 // onExecutors runs f for several executors at the same time. It returns the errors in the order of the addresses.
@@ -66,18 +66,18 @@ func (a *app) onExecutors(ctx context.Context, addresses []string, f func(ctx co
 	return errors.Join(errs...)
 }
 
-// leaseRange is whose leases a command is about, and on which executors.
+// leaseRange selects the leases that a command lists or revokes: by executor and by tenant.
 type leaseRange struct {
 	executor, manager, tenant string
 	all                       bool
 }
 
-// flags adds the flags of the range.
+// flags adds the flags of the range to a command.
 func (r *leaseRange) flags(a *app, c *cobra.Command) {
 	a.addressFlag(c, &r.executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
 	a.addressFlag(c, &r.manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "with --all: address of the resource manager")
-	c.Flags().BoolVar(&r.all, "all", false, "on all executors that the resource manager knows")
-	c.Flags().StringVar(&r.tenant, "tenant", "", "the leases of this tenant only")
+	c.Flags().BoolVar(&r.all, "all", false, "use all executors that the resource manager knows")
+	c.Flags().StringVar(&r.tenant, "tenant", "", "only leases of this tenant")
 }
 
 // check returns an error if the flags contradict each other.
@@ -91,7 +91,7 @@ func (r *leaseRange) check(a *app, c *cobra.Command) error {
 	return nil
 }
 
-// addresses returns the executors of the range. silent are those that miss their reports, which are not among them.
+// addresses returns the addresses of the executors of the range: of those that report to the resource manager, and of those that are silent.
 func (r *leaseRange) addresses(ctx context.Context, a *app) (living, silent []string, err error) {
 	if !r.all {
 		return []string{r.executor}, nil, nil
@@ -115,7 +115,7 @@ func (r *leaseRange) addresses(ctx context.Context, a *app) (living, silent []st
 	return living, silent, cmp.Or(err, errors.Join(errs...))
 }
 
-// leases returns the leases of the range that one executor has.
+// leases asks one executor for its leases and returns those of the range.
 func (r *leaseRange) leases(ctx context.Context, address string, e control.ExecutorClient) ([]leaseRow, error) {
 	reply, err := e.Leases(ctx, &control.LeasesRequest{})
 	var rows []leaseRow
@@ -139,7 +139,7 @@ func newLeases(a *app) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "leases",
-		Short: "List the leases of an executor, or of all executors: yours, or every tenant's for an operator",
+		Short: "List leases of an executor, or of all executors: your own, or all if you are an operator",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := r.check(a, c); err != nil {
@@ -169,7 +169,7 @@ func newLeases(a *app) *cobra.Command {
 	return c
 }
 
-// printLeases prints a table; all: with a column of executors.
+// printLeases prints a table. With all, it has a column of executors.
 func (a *app) printLeases(rows []leaseRow, all bool) error {
 	if len(rows) == 0 {
 		_, err := fmt.Fprintln(a.Stdout, "no leases")
@@ -201,8 +201,8 @@ func newRevoke(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "revoke LEASE | revoke --tenant TENANT",
 		Short: "End leases at once: the executor kills their workers",
-		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. You may end your own leases, and an operator\n" +
-			"may end all. A tenant can open new leases afterwards, unless you revoke its tokens first (rfaas token revoke).",
+		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. An operator may end all leases, a tenant\n" +
+			"only its own. The tenant can open new leases afterwards, unless you revoke its tokens first (rfaas token revoke).",
 		Example: "  rfaas revoke 1234567890 --reason 'node is needed'\n  rfaas revoke --tenant ann --all",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -219,7 +219,7 @@ func newRevoke(a *app) *cobra.Command {
 			}
 			id, err := strconv.ParseUint(args[0], 0, 64)
 			if err != nil || id == 0 {
-				return a.BadUsage(fmt.Errorf("%q is no lease: want a number as rfaas leases prints it", args[0]))
+				return a.BadUsage(fmt.Errorf("%q is not a lease: want a number that rfaas leases prints", args[0]))
 			}
 			return a.onExecutor(c.Context(), r.executor, func(ctx context.Context, e control.ExecutorClient) error {
 				_, err := e.Revoke(ctx, &control.RevokeRequest{LeaseId: id, Reason: reason})
@@ -228,11 +228,11 @@ func newRevoke(a *app) *cobra.Command {
 		},
 	}
 	r.flags(a, c)
-	c.Flags().StringVar(&reason, "reason", "", "reason that the client is told")
+	c.Flags().StringVar(&reason, "reason", "", "reason to report to the client")
 	return c
 }
 
-// revokeTenant ends the leases of a tenant. The error names each executor on which some may be left.
+// revokeTenant ends the leases of a tenant. Its error names each executor on which leases of the tenant may be left.
 func (a *app) revokeTenant(ctx context.Context, r *leaseRange, reason string) error {
 	addresses, silent, err := r.addresses(ctx, a)
 	errs := []error{err}
@@ -249,7 +249,7 @@ func (a *app) revokeTenant(ctx context.Context, r *leaseRange, reason string) er
 			switch {
 			case err == nil:
 				revoked[i]++
-			case control.ClassOf(err) != control.ClassLease: // otherwise it has ended meanwhile
+			case control.ClassOf(err) != control.ClassLease: // a lease error: the lease has already ended
 				errs = append(errs, err)
 			}
 		}
@@ -257,7 +257,7 @@ func (a *app) revokeTenant(ctx context.Context, r *leaseRange, reason string) er
 	}))
 	for i, n := range revoked {
 		if n > 0 {
-			fmt.Fprintf(a.Stdout, "%d leases of %s on %s revoked\n", n, plain(r.tenant), plain(addresses[i]))
+			fmt.Fprintf(a.Stdout, "leases of %s revoked on %s: %d\n", plain(r.tenant), plain(addresses[i]), n)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -303,7 +303,7 @@ func newDrain(a *app) *cobra.Command {
 					return err
 				})
 				if errs = append(errs, err); err == nil && len(args) > 0 {
-					fmt.Fprintf(a.Stdout, "%s drains\n", address)
+					fmt.Fprintf(a.Stdout, "%s is draining\n", address)
 				}
 			}
 			return errors.Join(errs...)
@@ -312,11 +312,11 @@ func newDrain(a *app) *cobra.Command {
 	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
 	a.addressFlag(c, &manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "with NODE: address of the resource manager")
 	c.Flags().DurationVar(&grace, "grace", 0, "how long running calls may take (default: the executor's setting)")
-	c.Flags().StringVar(&reason, "reason", "", "what the clients are told")
+	c.Flags().StringVar(&reason, "reason", "", "reason to report to the clients")
 	return c
 }
 
-// executorsOf finds the addresses of a node's living executors, or of the one with that address.
+// executorsOf returns the addresses of a node's executors that report to the resource manager. node may also be the address of one executor.
 func (a *app) executorsOf(ctx context.Context, manager, node string) ([]string, error) {
 	v, err := a.openBoard(manager)
 	if err != nil {

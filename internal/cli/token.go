@@ -22,7 +22,7 @@ import (
 func newToken(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token",
-		Short: "Issue, list, show, verify, renew and revoke the tokens by which users prove who they are",
+		Short: "Issue, list, show, verify, renew and revoke the tokens that authenticate users",
 	}
 	c.AddCommand(newTokenIssue(a), newTokenList(a), newTokenShow(a), newTokenVerify(a), newTokenRenew(a), newTokenRevoke(a))
 	return c
@@ -62,7 +62,7 @@ func (a *app) printToken(c identity.Claims, asJSON bool) error {
 	return err
 }
 
-// tokenPath is the token file that a command means: its argument, the flag, or where clients look.
+// tokenPath returns the token file of a command: its argument, that of the flag, or the one that clients use.
 func (a *app) tokenPath(args []string) (string, error) {
 	if len(args) > 0 {
 		return args[0], nil
@@ -104,8 +104,8 @@ func newTokenIssue(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "issue",
 		Short: "Make the token file of a user",
-		Long: "Make the token file of a user: the token, the user's own key, which never travels, and the cluster's certificate.\n" +
-			"The user keeps it as ~/.rfaas/token, mode 0600, or names it by $RFAAS_TOKEN_FILE.",
+		Long: "Make the token file of a user: the token, the user's private key, which is never sent, and the cluster's certificate.\n" +
+			"The user keeps it as ~/.rfaas/token with mode 0600, or sets $RFAAS_TOKEN_FILE to its path.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if tenant == "" {
@@ -123,14 +123,14 @@ func newTokenIssue(a *app) *cobra.Command {
 				return err
 			}
 			if out == "" && strings.ContainsRune(tenant, '/') {
-				return a.BadUsage(fmt.Errorf("--tenant %q names no file: --out says where its token goes", tenant))
+				return a.BadUsage(fmt.Errorf("--tenant %q is not a file name: give the file for the token with --out", tenant))
 			}
 			out := cmp.Or(out, tenant+".token")
 			cl, err := identity.OpenCluster(dir)
 			if err != nil {
 				return err
 			}
-			if _, err := os.Lstat(out); err == nil { // checked here too, so that no token is listed that nobody gets
+			if _, err := os.Lstat(out); err == nil { // checked here too, so that a token that cannot be written is not listed
 				return tokenExists(out)
 			}
 			now := time.Now()
@@ -147,9 +147,9 @@ func newTokenIssue(a *app) *cobra.Command {
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().StringVar(&tenant, "tenant", "", "account that owns and pays")
+	c.Flags().StringVar(&tenant, "tenant", "", "account that owns the leases and pays for them")
 	c.Flags().Int64Var(&uid, "uid", 0, "user id as which functions run (default: none)")
-	c.Flags().StringVar(&role, "role", "tenant", "tenant, or operator, who can list and end all leases")
+	c.Flags().StringVar(&role, "role", "tenant", "tenant, or operator, which may list and end all leases")
 	c.Flags().DurationVar(&life, "for", tokenLife, "how long it is valid")
 	c.Flags().StringVar(&out, "out", "", "file to write, which must not exist (default: TENANT.token)")
 	return c
@@ -236,7 +236,7 @@ func newTokenRenew(a *app) *cobra.Command {
 			now := time.Now()
 			var refused *identity.Error
 			if _, err := v.Check(cred.Token, now); errors.As(err, &refused) && refused.Reason != identity.Expired {
-				return err // it may be late, and nothing else
+				return err // only an expired token may still be renewed
 			}
 			claims := cred.Claims
 			claims.ID, claims.Begins, claims.Ends = "", 0, now.Add(life).Unix()
@@ -270,7 +270,8 @@ func (r *issuedRow) state() string {
 	return "valid"
 }
 
-// issued returns the tokens that the cluster has issued for a tenant, or for all tenants if it is empty. With an error it returns those that could be read.
+// issued returns the tokens that the cluster has issued for a tenant. An empty tenant means all. With an error, it returns the tokens that could be
+// read.
 func issued(cl *identity.Cluster, tenant string) ([]issuedRow, error) {
 	revoked, err := cl.Revocations()
 	if err != nil {
@@ -293,9 +294,9 @@ func newTokenList(a *app) *cobra.Command {
 	var all, asJSON bool
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the tokens that were issued with the cluster's keys and are valid",
-		Long: "List the tokens that were issued with the cluster's keys and are valid. The list is the file `issued` in the directory of the keys.\n" +
-			"It has each token that this version or a later one has issued or renewed.",
+		Short: "List the valid tokens that were issued with the cluster's keys",
+		Long: "List the valid tokens that were issued with the cluster's keys. The list is the file `issued` in the directory of the keys.\n" +
+			"Tokens that earlier versions of rfaas issued are missing from it.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			cl, err := identity.OpenCluster(dir)
@@ -311,8 +312,8 @@ func newTokenList(a *app) *cobra.Command {
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().StringVar(&tenant, "tenant", "", "the tokens of this tenant only")
-	c.Flags().BoolVar(&all, "all", false, "also those that have expired or are revoked")
+	c.Flags().StringVar(&tenant, "tenant", "", "only tokens of this tenant")
+	c.Flags().BoolVar(&all, "all", false, "include expired and revoked tokens")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	return c
 }
@@ -334,7 +335,7 @@ func (a *app) printIssued(rows []issuedRow) error {
 	return w.Flush()
 }
 
-// tokensOf returns revocations of all valid tokens of a tenant.
+// tokensOf returns a revocation for each valid token of a tenant.
 func tokensOf(cl *identity.Cluster, tenant, note string) ([]identity.Revocation, error) {
 	rows, err := issued(cl, tenant)
 	var entries []identity.Revocation
@@ -344,7 +345,7 @@ func tokensOf(cl *identity.Cluster, tenant, note string) ([]identity.Revocation,
 		}
 	}
 	if err == nil && len(entries) == 0 {
-		err = fmt.Errorf("no valid token of tenant %q is listed (rfaas token list --all lists all; a token that an earlier version issued is revoked by its id)", tenant)
+		err = fmt.Errorf("no valid token of tenant %q is listed (rfaas token list --all lists all tokens; revoke a token that an earlier version issued by its id)", tenant)
 	}
 	return entries, err
 }
@@ -356,8 +357,8 @@ func newTokenRevoke(a *app) *cobra.Command {
 		Short: "Add tokens to the cluster's signed list of revoked credentials, which must then be copied to every node",
 		Long: "Add a token, or all valid tokens of a tenant, to the cluster's signed list of revoked credentials (`revoked` in its directory), and\n" +
 			"increment the serial number of the list.\n" +
-			"Copy the list over the file of that name in each node's identity directory, by rename (as rsync and install do). It is then in force there.\n" +
-			"Leases that were already granted go on: rfaas revoke --tenant TENANT --all ends them.\n" +
+			"To put the list into force on a node, copy it over the file of that name in the node's identity directory, by rename (as rsync does).\n" +
+			"Leases that were already granted continue: rfaas revoke --tenant TENANT --all ends them.\n" +
 			"rfaas cluster revoked shows the list, rfaas cluster revoke adds certificates of nodes.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -387,7 +388,7 @@ func newTokenRevoke(a *app) *cobra.Command {
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().StringVar(&note, "note", "", "why, for people")
-	c.Flags().StringVar(&tenant, "tenant", "", "all valid tokens of this tenant")
+	c.Flags().StringVar(&note, "note", "", "reason, for readers of the list")
+	c.Flags().StringVar(&tenant, "tenant", "", "revoke all valid tokens of this tenant")
 	return c
 }

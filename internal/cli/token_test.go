@@ -123,7 +123,7 @@ func TestClusterAndTokens(t *testing.T) {
 	bad(2, "--uid 0", "token", "issue", "--tenant", "ann", "--uid", "0")
 	bad(2, "-1h0m0s", "token", "issue", "--tenant", "ann", "--for", "-1h")
 	bad(1, `"king"`, "token", "issue", "--tenant", "ann", "--role", "king", "--out", in("x"))
-	bad(2, `"a/b" names no file`, "token", "issue", "--tenant", "a/b")
+	bad(2, `"a/b" is not a file name`, "token", "issue", "--tenant", "a/b")
 	if out := good("token", "issue", "--tenant", "ann", "--uid", "1001", "--out", in("ann")); !strings.Contains(out, "1001") {
 		t.Errorf("issued: %s", out)
 	}

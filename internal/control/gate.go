@@ -262,7 +262,7 @@ var roles = map[string]identity.Role{
 	service + "Executor/Inspect":      identity.RoleTenant,
 	service + "Executor/Events":       identity.RoleTenant,
 	service + "Executor/Room":         identity.RoleTenant,
-	service + "Executor/Revoke":       identity.RoleTenant, // its own
+	service + "Executor/Revoke":       identity.RoleTenant, // only its own leases
 	service + "Executor/Drain":        identity.RoleOperator,
 	service + "Executor/Until":        identity.RoleOperator,
 

@@ -117,7 +117,7 @@ func (e *Executor) Leases(ctx context.Context, _ *control.LeasesRequest) (*contr
 	return reply, nil
 }
 
-// maxReason bounds the reason of a caller, in bytes.
+// maxReason bounds the reason that a caller gives, in bytes.
 const maxReason = 200
 
 func checkReason(reason, def string) (string, error) {
@@ -130,7 +130,8 @@ func checkReason(reason, def string) (string, error) {
 	return reason, nil
 }
 
-// Revoke ends a lease of the caller's tenant, or any lease for an operator, at once. It blocks until its workers are reaped and its cores are free.
+// Revoke ends a lease at once. A tenant may revoke its own leases, an operator all. It blocks until the lease's workers are reaped and its cores are
+// free.
 func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*control.RevokeReply, error) {
 	defer e.turns.enter()()
 	by := "by its tenant"

@@ -15,10 +15,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// EnvCached is the environment variable with the most released leases that a session caches; 0: none.
+// EnvCached is the environment variable with the largest number of released leases that a session caches. 0: none.
 const EnvCached = "RFAAS_CACHED_LEASES"
 
-// defaultCached is the number without the variable.
+// defaultCached is that number if the variable is not set.
 const defaultCached = 16
 
 // cachedKey has the terms in which a new lease must equal a cached one to get its workers.
@@ -65,34 +65,34 @@ type Cached struct {
 
 // cache holds the cached leases of all sessions that share connections, the oldest first.
 type cache struct {
-	mu     sync.Mutex
-	all    []*Cached
-	coming []*coming
-	closed bool
+	mu        sync.Mutex
+	all       []*Cached
+	releasing []*pendingRelease
+	closed    bool
 }
 
-// coming is a lease whose release is under way, and which the executor may cache. A search with the same terms waits for it: a request for new workers
-// would make the executor end the cached ones.
-type coming struct {
+// pendingRelease is a lease that is being released, and whose workers the executor may cache. A search with the same terms waits for it, because a request
+// for new workers would make the executor end the cached ones.
+type pendingRelease struct {
 	*Cached
 	done    chan struct{} // closed when the release has ended
-	awaited bool          // a search waits. Each lease serves one search, so one is enough
+	awaited bool          // a search waits for it. Others do not, because each lease serves only one search
 }
 
-// comingMost is how long a search waits for a release. A release takes about a millisecond, and new workers a few. The executor of a release that takes
-// longer may have stopped.
-const comingMost = 50 * time.Millisecond
+// releaseWait is how long a search waits for a release. A release takes about a millisecond, and a start of new workers a few. If a release takes
+// longer than releaseWait, the executor may have stopped.
+const releaseWait = 50 * time.Millisecond
 
-// expect adds a lease whose release begins. The caller calls the result when the release has ended.
+// expect adds a lease whose release begins. The caller calls ended when the release has ended.
 func (s *cache) expect(k *Cached) (ended func()) {
-	e := &coming{Cached: k, done: make(chan struct{})}
+	e := &pendingRelease{Cached: k, done: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.coming = append(s.coming, e)
+	s.releasing = append(s.releasing, e)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.coming = slices.DeleteFunc(s.coming, func(x *coming) bool { return x == e })
+		s.releasing = slices.DeleteFunc(s.releasing, func(x *pendingRelease) bool { return x == e })
 		close(e.done)
 	}
 }
@@ -270,10 +270,10 @@ func (c *Control) TakeCached(name uint64) *Cached {
 // Expires returns when the session gives up the cached lease.
 func (k *Cached) Expires() time.Time { return k.expires }
 
-// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over, or whose workers are late; nil: there is
-// none. It takes the latest lease of a closed session, else a spare lease, else a lease of an open session. If there is none of these, but such a lease
-// is being released, it waits for the end of the release, at most comingMost or until ctx ends. The caller passes the lease to UseCached or Forget, and
-// the channels, if there are any, to the client.
+// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over, or whose workers are late. It
+// returns nil if there is none. It takes the latest lease of a closed session, else a spare lease, else a lease of an open session. If there is none of
+// these, but a lease with the same terms is being released, it waits until the release ends, at most for releaseWait or until ctx ends. The caller
+// passes the lease to UseCached or Forget, and the channels, if there are any, to the client.
 func (p *Pending) TakeHanded(ctx context.Context) *Cached {
 	if p.c.opts.Keep <= 0 {
 		return nil // a session that caches nothing wants new workers
@@ -281,22 +281,22 @@ func (p *Pending) TakeHanded(ctx context.Context) *Cached {
 	if k := p.takeHanded(); k != nil {
 		return k
 	}
-	ctx, stop := context.WithTimeout(ctx, comingMost)
+	ctx, stop := context.WithTimeout(ctx, releaseWait)
 	defer stop()
 	return p.awaitHanded(ctx)
 }
 
-// awaitHanded waits for a lease with the same terms that is being released, and takes it. It returns nil if there is none, if the lease is not cached, or
-// when ctx has ended.
+// awaitHanded waits until the release of a lease with the same terms ends, and takes the lease. It returns nil if there is no such release, if the
+// executor does not cache the lease, or if ctx ends first.
 func (p *Pending) awaitHanded(ctx context.Context) *Cached {
 	s := &p.c.cache
 	s.mu.Lock()
-	i := slices.IndexFunc(s.coming, func(e *coming) bool { return !e.awaited && p.suits(e.Cached) })
+	i := slices.IndexFunc(s.releasing, func(e *pendingRelease) bool { return !e.awaited && p.suits(e.Cached) })
 	if i < 0 {
 		s.mu.Unlock()
 		return nil
 	}
-	e := s.coming[i]
+	e := s.releasing[i]
 	e.awaited = true
 	s.mu.Unlock()
 	select {

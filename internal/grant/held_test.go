@@ -36,7 +36,7 @@ func TestReleaseWhileTheExecutorEnds(t *testing.T) {
 	}
 }
 
-// caching is an executor whose releases end when the test says so. It caches the workers, or does not.
+// caching is an executor whose releases wait for the test. The test says whether the executor caches the workers.
 type caching struct {
 	*lessor
 	cached chan bool
@@ -47,7 +47,7 @@ func (x *caching) Release(context.Context, *control.ReleaseRequest) (*control.Re
 	return &control.ReleaseReply{Cached: cached, CacheMs: 60_000}, nil
 }
 
-// A search waits for a lease with the same terms that is being released. A second search does not wait for the same release.
+// A search waits for the release of a lease with the same terms. A second search does not wait for the same release.
 func TestSearchAwaitsARelease(t *testing.T) {
 	x := &caching{&lessor{}, make(chan bool)}
 	c, port, _, _ := lessee(t, x)
@@ -71,7 +71,7 @@ func TestSearchAwaitsARelease(t *testing.T) {
 		awaited := func(yes bool) bool {
 			c.cache.mu.Lock()
 			defer c.cache.mu.Unlock()
-			return len(c.cache.coming) == 1 && c.cache.coming[0].awaited == yes
+			return len(c.cache.releasing) == 1 && c.cache.releasing[0].awaited == yes
 		}
 		testkit.Eventually(t, "the release is under way", func() bool { return awaited(false) })
 		go func() { found <- p.awaitHanded(t.Context()) }()

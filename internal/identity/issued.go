@@ -10,10 +10,10 @@ import (
 	"path/filepath"
 )
 
-// maxIssued bounds the list of issued tokens, in bytes. A token takes some 200.
+// maxIssued bounds the list of issued tokens, in bytes. A token takes some 200 bytes.
 const maxIssued = 256 << 20
 
-// recordIssued appends a token's claims to the cluster's list, as a line of JSON. The line is on disk when it returns.
+// recordIssued appends a token's claims to the cluster's list, as a line of JSON. It returns after the line is on disk.
 func (c *Cluster) recordIssued(claims Claims) error {
 	line, err := json.Marshal(claims)
 	if err != nil {
