@@ -41,7 +41,7 @@ type Start int
 
 // The values of Start; the numbers are those of rfaas.h.
 const (
-	StartUnknown Start = 0 // the executor does not say, or the worker is this process
+	StartUnknown Start = 0 // the executor did not report it, or the worker is this process
 	StartCold    Start = 1 // a new process
 	StartPooled  Start = 2 // a process that was started ahead of demand: from the executor's pool, or from a spare lease of the agent (RFAAS_POOL)
 	StartCached  Start = 3 // a worker that served an earlier lease and was still connected. The lease was of this process or, on shm and tcp, of another process of the user

@@ -483,20 +483,21 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
 /* rfaas_lease_release releases a lease and its workers.
  *
  * Calls in flight are abandoned, and rfaas_wait returns RFAAS_INVALID for their requests. Buffers of
- * rfaas_alloc are freed. The handle is invalid afterwards, whatever is returned.
+ * rfaas_alloc are freed. The handle is invalid afterwards, even after an error.
  *
  * The state that functions keep in the workers ends with the lease: no other lease gets a worker that
  * has executed a function, unless both leases have the flag RFAAS_LEASE_REUSE.
  *
  * The workers of a released lease are cached if no call is in flight, every abandoned call has been
  * answered and, without RFAAS_LEASE_REUSE, no function has been executed. The next lease of this
- * session with the same library, sizes and RFAAS_LEASE_REUSE gets them. On shm and tcp, other sessions
- * and processes of the user with the same addresses and credentials also get them, even after this
- * session is closed. Cached workers are frozen, stay connected and keep their code. A lease gets them
- * without a new process, registration or queue pair (`cached` in rfaas_statistics), and any thread may
- * open it. A session caches the latest cached_leases released leases, for as long as the executor
- * permits. Other tenants can use the cores meanwhile. If the workers were ended for another lease, or
- * with their executor, the next lease gets new workers.
+ * session gets them if it has the same library and sizes, and RFAAS_LEASE_REUSE is set in both leases
+ * or in none. On shm and tcp, leases of other sessions and processes of the user with the same
+ * addresses and credentials also get them, even after this session is closed. Cached workers are
+ * frozen, stay connected and keep their code. A lease gets them without a new process, registration or
+ * queue pair (`cached` in rfaas_statistics), and any thread may open it. A session caches its latest
+ * released leases, at most cached_leases, for as long as the executor permits. Other tenants can use
+ * the cores meanwhile. If the executor has ended the workers, for example for another lease, the next
+ * lease gets new ones.
  *
  * On shm, verbs and tcp, the agent also prepares spare leases for any process of the user. Their
  * workers start and load the library ahead of demand, and on shm and tcp they are also connected. The
@@ -517,12 +518,12 @@ RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
  * up to 1024 workers, is a lease of its own, which the caller uses and releases like any other. If
  * released leases of this session with the same terms are cached (see rfaas_lease_release) and have as
  * many workers in all, their workers are taken, on shm without a message. With RFAAS_LEASE_LOCAL, one
- * more lease stands for the workers for which no executor has room, or one for each 1024 of them.
- * Calls of these leases run in this process. Requests of all leases may be passed to one rfaas_waitall
- * or rfaas_waitany. With RFAAS_LEASE_FAILOVER each part moves separately. Needs a resource manager.
- * Each round of requests to executors blocks for at most the session's timeout_ns. With
- * options->wait_ns it waits for room for all workers. Nothing stays leased after an error. Other
- * errors are those of rfaas_lease_open.
+ * more lease has the workers for which no executor has room, or one more for each 1024 of them. Calls
+ * of these leases run in this process. Requests of all leases may be passed to one rfaas_waitall or
+ * rfaas_waitany. With RFAAS_LEASE_FAILOVER each part moves separately. Needs a resource manager. Each
+ * round of requests to executors blocks for at most the session's timeout_ns. With options->wait_ns it
+ * waits for room for all workers. Nothing stays leased after an error. Other errors are those of
+ * rfaas_lease_open.
  *
  * Errors:
  *   RFAAS_BUSY: there is room for fewer workers after options->wait_ns, or `capacity` is too small;
@@ -648,7 +649,7 @@ RFAAS_API int rfaas_lease_info(const rfaas_lease *lease, rfaas_lease_details *de
  *   RFAAS_LEASE_ENDED: the lease has expired, was revoked or drained, or its executor is lost. */
 RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 
-#define RFAAS_START_UNKNOWN 0 /* the executor does not say, or the worker is this process */
+#define RFAAS_START_UNKNOWN 0 /* the executor did not report it, or the worker is this process */
 #define RFAAS_START_COLD 1    /* a new process */
 
 /* RFAAS_START_POOLED: a process that was started ahead of demand: from the executor's pool, or from a

@@ -151,7 +151,7 @@ constexpr bool operator!=(event_kind a, std::int64_t b) noexcept { return !(a ==
 constexpr bool operator!=(std::int64_t a, event_kind b) noexcept { return !(b == a); }
 
 enum class start : int {
-    unknown = RFAAS_START_UNKNOWN, /* the executor does not say, or the worker is this process */
+    unknown = RFAAS_START_UNKNOWN, /* the executor did not report it, or the worker is this process */
     cold = RFAAS_START_COLD, /* a new process */
     pooled = RFAAS_START_POOLED,
     cached = RFAAS_START_CACHED,

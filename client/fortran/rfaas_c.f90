@@ -82,7 +82,7 @@ module rfaas_c
    integer, parameter :: RFAAS_EVENT_LOCAL = 6 !< with RFAAS_LEASE_LOCAL: calls run in this process; the text says why
    integer, parameter :: RFAAS_EVENT_WORKER_ADDED = 7
 
-   integer, parameter :: RFAAS_START_UNKNOWN = 0 !< the executor does not say, or the worker is this process
+   integer, parameter :: RFAAS_START_UNKNOWN = 0 !< the executor did not report it, or the worker is this process
    integer, parameter :: RFAAS_START_COLD = 1 !< a new process
    integer, parameter :: RFAAS_START_POOLED = 2
    integer, parameter :: RFAAS_START_CACHED = 3

@@ -47,7 +47,7 @@ var EventNames = [...]string{EventNone: "none", EventWorkerDied: "worker died", 
 
 // RFAAS_START_*.
 const (
-	StartUnknown = 0 // the executor does not say, or the worker is this process
+	StartUnknown = 0 // the executor did not report it, or the worker is this process
 	StartCold    = 1 // a new process
 	StartPooled  = 2
 	StartCached  = 3
