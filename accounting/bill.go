@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Item is one kind of thing that is paid for, in the unit that people think in.
+// Item is one item of a tariff, in the unit of its price.
 type Item struct {
 	Name    string  // in the tariff's settings and on the bill: "core-hour"
-	Counter Counter // what it is made of
+	Counter Counter // the counter that it charges
 	Per     uint64  // counter units in one of it
 }
 

@@ -42,7 +42,7 @@ const (
 	cellFinal = 2
 )
 
-// CellHead says whose cell it is. The zero value is a cell that nobody uses.
+// CellHead identifies the lease and the tenant of a cell. The zero value is an unused cell.
 type CellHead struct {
 	Key
 	Tenant string

@@ -309,7 +309,7 @@ func model(t *testing.T, path string, seed uint64) {
 	l.Close()
 }
 
-// A full disk is an error, costs nothing that was there, and is over when there is room.
+// A full disk is an error. It loses no earlier record, and ends when there is room again.
 func TestDiskFull(t *testing.T) { smalldisk.Run(t, "256k", diskFull) }
 
 func diskFull(t *testing.T, dir string) {

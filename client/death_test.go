@@ -78,7 +78,7 @@ type death struct {
 }
 
 // check calls the function on worker 0. An event of the lease must report the reason, and the error of the call must have the status, the
-// reason, the stack and the last output. A client that waited 0.9 s for the event in vain only says that the worker is gone; check then
+// reason, the stack and the last output. If a client has waited 0.9 s without getting the event, its error only says that the worker is gone; check then
 // repeats the call. Afterwards a new worker must serve calls.
 func (d *death) check(t *testing.T, l *client.Lease, died *recorder) {
 	t.Helper()

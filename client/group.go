@@ -50,7 +50,7 @@ func (s *Session) newGroup(handles []*c.Lease, o *LeaseOptions) (*Group, error) 
 		errs = multierror.Append(errs, err)
 	}
 	if err := errs.ErrorOrNil(); err != nil {
-		_ = g.Release(context.Background()) // the first error is the one to tell
+		_ = g.Release(context.Background()) // the caller gets the first error
 		return nil, err
 	}
 	return g, nil

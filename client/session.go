@@ -26,8 +26,8 @@ type Options struct {
 	Tenant         string // account that pays; empty: the token's, else the user's name
 	SecretFile     string // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
 	TokenFile      string // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
-	AllowPlaintext bool   // use no TLS, also for addresses that are neither loopback nor unix sockets
-	// Local makes Connect succeed also if nothing runs: no address is configured, no daemon listens at the address, the credential is
+	AllowPlaintext bool   // use no TLS, even for addresses that are neither loopback nor unix sockets
+	// Local makes Connect succeed even if no daemon can be used: no address is configured, no daemon listens at the address, the credential is
 	// missing, or the agent cannot be started. Each lease then tries again. With LeaseOptions.Local its calls run in this process until there
 	// are workers. Without it, Session.Lease returns the error of the attempt. A malformed option is still an error.
 	Local bool
@@ -57,7 +57,7 @@ type VerbsOptions struct {
 type Session struct {
 	c       *c.Session
 	timeout time.Duration
-	work    sync.WaitGroup // operations inside C, also those whose callers have left
+	work    sync.WaitGroup // operations inside C, including those whose callers have returned
 
 	mu     sync.Mutex
 	leases map[*Lease]struct{}

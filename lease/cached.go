@@ -55,7 +55,7 @@ func (t *Table) Drop(id ID) error {
 	return nil
 }
 
-// drop removes a lease from the cache; its workers are to be reaped.
+// drop removes a lease from the cache. The caller must reap its workers.
 func (t *Table) drop(r *record) {
 	t.unkeep(r)
 	r.dropped = true

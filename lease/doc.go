@@ -38,6 +38,6 @@
 //
 // # Requests
 //
-// A request id leases once. A repetition gets the first one's lease, also when the first is still being
+// A request id leases once. A repetition gets the first one's lease, even if the first is still being
 // granted (Wait); with other terms it is refused. A request that failed is forgotten, since it holds nothing.
 package lease

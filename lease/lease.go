@@ -60,19 +60,19 @@ type Terms struct {
 	Duration        time.Duration // from the grant on, above 0; Renew prolongs
 	Wait            Wait
 	CallLimit       time.Duration // longest that one call may run; 0: no limit
-	Tenant          string        // who holds it and pays
-	// UID and GID are those of the tenant's user on this node, as somebody has verified who may say so; 0: nobody has.
+	Tenant          string        // owns the lease and pays for it
+	// UID and GID are the verified ids of the tenant's user on this node. 0: they were not verified.
 	UID, GID uint32
 	// Kind stands for what makes workers fit for another lease: code, provider, client process, sizes. The zero Kind fits
 	// nothing.
 	Kind [32]byte
-	// KeepsState permits to cache workers that have executed functions. Such workers serve only leases with KeepsState.
+	// KeepsState permits caching workers that have executed functions. Such workers serve only leases with KeepsState.
 	KeepsState bool
 	// Spare asks for workers that no lease uses yet. They get only cores and memory that no lease has, not even a cached one. As much again
 	// must stay free, so that the next lease need not evict them.
 	Spare bool
 	// Fingerprint stands for everything that was asked (code, blobs, ...). A repeated request id with another
-	// fingerprint is refused instead of being given what somebody else asked for.
+	// fingerprint is refused, so that it does not get another request's lease.
 	Fingerprint [32]byte
 }
 

@@ -202,8 +202,8 @@ type Due struct {
 	Reason string
 }
 
-// Due returns what is due and the next deadline after it (zero: none). It changes nothing: the owner does, and may find
-// that somebody else was faster.
+// Due returns what is due and the next deadline after it (zero: none). It changes nothing. The owner acts on the result, and may find that
+// another goroutine has already done so.
 func (t *Table) Due() (due []Due, next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

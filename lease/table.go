@@ -438,7 +438,7 @@ func (t *Table) Capacity() Capacity {
 		FreeMemory: t.memory + t.cachedMemory, Leases: t.holding, Cached: len(t.cached), SetAside: t.setAside}
 }
 
-// Changed receives when a deadline may have become earlier than the last Due said. One owner reads it.
+// Changed returns a channel that receives a value when a deadline may be earlier than the last Due said. Only the table's owner reads it.
 func (t *Table) Changed() <-chan struct{} { return t.changed }
 
 func (t *Table) wake() {

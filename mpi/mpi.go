@@ -71,8 +71,8 @@ var (
 	provided ThreadLevel
 )
 
-// Init begins MPI with the most threads that it allows, and lets errors be returned. Once per program, as in C. MPI that
-// somebody else began already, a C library for instance, is used as it is and not ended by Finalize.
+// Init begins MPI with the highest level of threads that it provides, and makes MPI return errors. Call it once per program, as in C. If other code,
+// such as a C library, has already begun MPI, Init uses it as it is, and Finalize does not end it.
 func Init() error {
 	const op = "Init"
 	stateMu.Lock()

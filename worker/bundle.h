@@ -15,7 +15,7 @@ void dp_bundle_use(const dp_sandbox *s, const uint8_t *id);
 const char *dp_bundle_directory(void);
 
 /* dp_bundle_load loads the libraries of the bundle, so that the linker finds them by their names when it loads the library of functions.
- * Returns DP_OK, also if there are none, or DP_BAD_LIBRARY with the linker's reason in text. */
+ * Returns DP_OK, even if there are none, or DP_BAD_LIBRARY with the linker's reason in text. */
 int dp_bundle_load(char *text, size_t room);
 
 #endif

@@ -75,7 +75,7 @@ func (o *output) check() error {
 	return nil
 }
 
-// emitResults executes a measurement and writes its results, also those before an error: JSON at once, other formats at the end.
+// emitResults executes a measurement and writes its results, including those from before an error. It writes JSON at once, other formats at the end.
 func (a *app) emitResults(o *output, run func(emit func(*latency.Result) error) error) error {
 	var results []*latency.Result
 	err := run(func(r *latency.Result) error {

@@ -47,7 +47,7 @@ type Result struct {
 	// OverFloor is the median of the differences between pairs' means, ns; 0 if only the ratio is wanted.
 	OverFloor Number `json:"over_floor_ns,omitzero"`
 
-	// RatioRough is the ratio of all pairs whose batches ran to their end, also of those whose calibrations differ.
+	// RatioRough is the ratio of all pairs whose batches ran to their end, including those whose calibrations differ.
 	RatioRough Number `json:"ratio_rough,omitzero"`
 
 	MeanNS      Number  `json:"mean_ns"` // medians of batch means

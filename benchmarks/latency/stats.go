@@ -50,7 +50,7 @@ type pairing struct {
 	after     []float64
 	discarded int
 	tolerance float64   // 0: modeTolerance
-	rough     []float64 // ratios of calls to floor of all pairs, also of those whose calibrations differ
+	rough     []float64 // ratios of calls to floor of all pairs, including those whose calibrations differ
 }
 
 // add takes the batch means of one pair and the calibrations around them. It reports whether the pair counts. NaN discards it.

@@ -263,7 +263,7 @@ int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t co
         return status;
     if (!places || !count || count > ACROSS_MAX)
         return rfaas_api_fail(RFAAS_INVALID, 0, places ? "%s: count %zu, want 1..%d" : "%s: places is NULL", what, count, ACROSS_MAX);
-    /* A whole lease counts as one worker of so many cores. */
+    /* A whole lease counts as one worker with all of its cores. */
     rfaas_agent_spread req = {.workers = count, .cores_per_worker = (uint64_t)o.cores_per_worker * o.workers, .one = 1,
                               .memory = o.memory > UINT64_MAX / o.workers ? UINT64_MAX : o.memory * o.workers, .duration_ns = o.duration_ns, .wait_ns = o.wait_ns};
     if (o.executor && (size_t)snprintf(req.executor, sizeof req.executor, "%s", o.executor) >= sizeof req.executor)

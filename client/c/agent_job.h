@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define RFAAS_AGENT_JOB 48    /* bytes of a job's text, with its NUL */
-#define RFAAS_AGENT_JOB_ID 32 /* at most so many of them for the scheduler's identifier */
+#define RFAAS_AGENT_JOB_ID 32 /* of these, the largest number for the scheduler's identifier */
 
 /* Environment variables of a batch system. Names other than `id` may be NULL. */
 typedef struct rfaas_agent_batch {

@@ -179,7 +179,7 @@ static int connect_once(reach *r) {
     }
 }
 
-/* The agent of another user, also of root, would refuse this process. */
+/* The agent of another user, even of root, would refuse this process. */
 static int check_owner(reach *r, int fd) {
     struct ucred peer = {0};
     socklen_t len = sizeof peer;

@@ -258,7 +258,7 @@ func (s *Session) LeaseOpenAcross(o *LeaseOptions, most int) ([]*Lease, error) {
 	return leases, nil
 }
 
-// Places finds executors with room for so many leases.
+// Places finds executors with room for count leases.
 func (s *Session) Places(o *LeaseOptions, count int) ([]string, error) {
 	found := make([]C.rfaas_place, max(count, 1))
 	err := o.with(func(c *C.rfaas_lease_options) *C.rfaas_shim_error {

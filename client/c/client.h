@@ -521,7 +521,7 @@ void rfaas_api_overdue_text(rfaas_lease *l, uint32_t worker, char *text, size_t 
 int rfaas_api_fail_ended(rfaas_lease *l, const char *op);
 /* Sets the error of a call that ended with `status`. If the worker died, waits up to 0.9 s for the event that says how. Returns the
  * status, or the reason if the event has a more precise one: RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or
- * RFAAS_LEASE_ENDED. A call that was not started because the lease has ended gets RFAAS_LEASE_ENDED, also if its executor is lost. */
+ * RFAAS_LEASE_ENDED. A call that was not started because the lease has ended gets RFAAS_LEASE_ENDED, even if its executor is lost. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
 /* Finds out why worker i of a grant ended a call. Writes the reason to why ("": not known). Sets *details to the worker's backtrace and
  * output, which the caller frees, or to NULL. Returns the status of the call. */

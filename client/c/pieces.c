@@ -70,7 +70,7 @@ int rfaas_invokev(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size
     return leave(l, st);
 }
 
-/* Returns a copy of the arrays of pieces, from malloc, because the caller's need not stay until the request ends. */
+/* Returns a copy of the arrays of pieces, from malloc, because the caller may change or free its arrays before the request ends. */
 static rfaas_call_pieces *keep(const rfaas_call_pieces *from) {
     size_t all;
     if (__builtin_add_overflow(from->in.n, from->out.n, &all) || all > (SIZE_MAX - sizeof *from) / sizeof(dp_piece))

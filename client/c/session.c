@@ -157,7 +157,7 @@ int rfaas_api_bad_session(const rfaas_session *s, const char *op) {
 /* ---- sessions without executors (RFAAS_SESSION_LOCAL) ---- */
 
 #define SLOW_NS 100000000ll        /* a failure that takes longer counts as slow */
-#define AWAY_TIMES 10              /* after a slow failure, no attempt is made for its duration times this */
+#define AWAY_TIMES 10              /* after a slow failure, the pause before the next attempt is this many times its duration */
 #define AWAY_MAX_NS 60000000000ll
 
 bool rfaas_api_without_agent(const rfaas_session *s, int status, const rfaas_reply *r) {

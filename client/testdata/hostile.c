@@ -157,7 +157,7 @@ FUNCTION(privileges) {
     *out = t;
 }
 
-/* What nobody needs for computing. */
+/* System calls that computing does not need. */
 FUNCTION(calls) {
     (void)arg;
     text t = *out;
@@ -317,7 +317,7 @@ FUNCTION(device) {
     if (held >= 0) {
         char command[64] = {0};
         snprintf(path, sizeof path, "/proc/self/fd/%d", held);
-        REFUSED(open(path, O_RDWR), 0); /* another context, of which nobody knows */
+        REFUSED(open(path, O_RDWR), 0); /* another context, which rfaas does not know */
         REFUSED(ioctl(held, _IOWR(0x1b, 1, char[24]), command), EPERM);
         REFUSED(syscall(SYS_ioctl, held, 0xc0181b01ul, command), EPERM);
     }

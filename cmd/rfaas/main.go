@@ -1,4 +1,4 @@
-// Command rfaas is what people type: what there is, what is deployed, what is wrong.
+// Command rfaas is the command line of rfaas, for users, operators and administrators. `rfaas help` lists its commands.
 package main
 
 import (

@@ -109,7 +109,7 @@ func newClient(a *Agent, conn *net.UnixConn, pid int) (*client, error) {
 	return c, nil
 }
 
-// watch ends the connection when the process that made it ends, also if another process has inherited the socket.
+// watch ends the connection when the process that made it ends, even if another process has inherited the socket.
 func (c *client) watch() {
 	fd := -1
 	_ = c.raw.Control(func(s uintptr) {

@@ -93,7 +93,7 @@ func TestWithLines(t *testing.T) {
 	}
 }
 
-// The line of a call is the one of its call instruction, also if the next instruction belongs to another line.
+// The line of a call is that of its call instruction, even if the next instruction belongs to another line.
 func TestLineOfACall(t *testing.T) {
 	library := build(t, map[string]string{"x.c": "void g(void);\nint f(int a) {\n    g();\n    return 2 * a + 7;\n}\nvoid g(void) {}\n"}, "-g1", "-O0")
 	f, err := elf.NewFile(bytes.NewReader(library))

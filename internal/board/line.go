@@ -159,13 +159,13 @@ func ParseLine(b []byte, slot uint32) (Line, error) {
 }
 
 // StaleAfter is how many heartbeats old a line may be, besides ClockSkew, before a reader doubts it. The manager's own judgement
-// (Silent) needs no clocks to agree; this one holds also when the manager is stopped.
+// (Silent) does not depend on the clocks of nodes. This one also works while the manager is stopped.
 const StaleAfter = 4
 
 // ClockSkew is how far the clocks of two nodes may be apart.
 const ClockSkew = 5 * time.Second
 
-// Stale says whether nobody has written the line for so long that its executor is doubtful.
+// Stale reports whether the line has not been written for so long that its executor is in doubt.
 func (l *Line) Stale(now time.Time, heartbeat time.Duration) bool {
 	return now.Sub(l.Written) > StaleAfter*heartbeat+ClockSkew
 }

@@ -8,11 +8,11 @@ import (
 // MailboxChanges is how many changes a mailbox shows.
 const MailboxChanges = 3
 
-// Change is one thing that happened to an executor.
+// Change is a change of an executor's state.
 type Change struct {
 	Slot        uint32
 	Incarnation uint32 // low half of the line's
-	State       State  // what it is now
+	State       State  // the new state
 }
 
 // Mailbox is what the manager writes to a subscriber: how many changes there have been, and the last of them, newest first.

@@ -157,7 +157,7 @@ func TestUnpackRefuses(t *testing.T) {
 		"long":             {"not a relative path", []tar.Header{{Name: strings.Repeat("n", 1025), Typeflag: tar.TypeReg}}},
 		"link out":         {"which is or may be outside", []tar.Header{{Name: "a", Typeflag: tar.TypeDir}, {Name: "a/l", Linkname: "../../x", Typeflag: tar.TypeSymlink}}},
 		"absolute link":    {"which is or may be outside", []tar.Header{{Name: "l", Linkname: "/etc", Typeflag: tar.TypeSymlink}}},
-		// Where a link's target goes on behind another link depends on where that one leads.
+		// If a link's target passes through another link, where it leads depends on that link.
 		"up behind a link": {"which is or may be outside", append(nested("d/a/b"), tar.Header{Name: "d/a/b/up", Linkname: "../..", Typeflag: tar.TypeSymlink},
 			tar.Header{Name: "d/out", Linkname: "a/b/up/../..", Typeflag: tar.TypeSymlink})},
 		"up behind a name": {"which is or may be outside", append(nested("d/a"), tar.Header{Name: "d/l", Linkname: "..//d/./a/..", Typeflag: tar.TypeSymlink})},

@@ -227,7 +227,7 @@ func (o *Object) accepts(path string) error {
 		return fmt.Errorf("%s is not an ELF file", path)
 	}
 	if elf.Class(h[elf.EI_CLASS]) != o.class || elf.Machine(uint16(h[18])|uint16(h[19])<<8) != o.machine {
-		return fs.ErrNotExist // for another machine: the linker goes on silently
+		return fs.ErrNotExist // for another machine: the linker continues without an error
 	}
 	return nil
 }
@@ -235,7 +235,7 @@ func (o *Object) accepts(path string) error {
 // isSystem reports whether every node has the directory.
 func (c *closure) isSystem(dir string) bool { return slices.Contains(c.system, filepath.Clean(dir)) }
 
-// systemRoots are the directories that workers see of their node, and in which a node's packages are. Libraries elsewhere travel, also if the
+// systemRoots are the directories that workers see of their node, and in which a node's packages are. Libraries elsewhere are sent, even if the
 // node's linker finds them, like those of /usr/local.
 var systemRoots = []string{"/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32"}
 

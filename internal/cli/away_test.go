@@ -13,9 +13,9 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// The resource manager is away, for 5 s (longer than any back-off here lasts) or as long as RFAAS_TEST_AWAY says; `make bench` says
-// minutes. A lease goes on and is called all the time, another one is taken and given back, and when the manager is back all of
-// it is on the bills: calls to the last one, cores for as long as they were held.
+// The resource manager is away for 5 s, which is longer than any back-off here, or for RFAAS_TEST_AWAY; `make bench` sets minutes. Meanwhile, one
+// lease continues and is called all the time, and another one is granted and released. When the manager is back, both are on the bills in full: all
+// calls, and the cores for as long as they were leased.
 func TestManagerAway(t *testing.T) {
 	away := 5 * time.Second
 	if text := os.Getenv("RFAAS_TEST_AWAY"); text != "" {

@@ -227,7 +227,7 @@ func TestBillOverKills(t *testing.T) {
 
 	m.end(syscall.SIGKILL)
 	eventually(t, "the executor notices", func() bool { return strings.Contains(x.said(), "cannot be reached") })
-	time.Sleep(200 * time.Millisecond) // a lease goes on without a manager; not waited for, but used
+	time.Sleep(200 * time.Millisecond) // the lease continues without a manager. This is not a wait for an event, but time that the bill must have
 	m = manager()
 	if got := cores("ann"); got < first {
 		t.Errorf("%v on the bill after kill -9, %v before", got, first)

@@ -30,7 +30,7 @@ type boardView struct {
 	end     *link.Client // nil: not attached
 	reader  *board.Reader
 
-	provider string    // by which it is attached
+	provider string    // of the connection to the resource manager's memory
 	tried    time.Time // when the last attempt to connect failed
 }
 
@@ -169,7 +169,7 @@ func (v *boardView) ask(ctx context.Context) ([]executorRow, error) {
 	return rows, nil
 }
 
-// checkBoard says by which provider this node reaches the resource manager's memory.
+// checkBoard reports the provider over which this node reaches the resource manager's memory.
 func (a *app) checkBoard(ctx context.Context, manager string) finding {
 	const check = "manager's memory"
 	v, err := a.openBoard(manager)

@@ -48,7 +48,7 @@ func newRoot(a *app) *cobra.Command {
 	f.StringVar(&a.secretFile, "secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)")
 	f.StringVar(&a.tokenFile, "token-file", "", "token of rfaas token issue (default: $RFAAS_TOKEN_FILE or ~/.rfaas/token)")
 	allow, _ := strconv.ParseBool(a.Getenv(control.AllowPlaintextEnv)) // as client programs read it
-	f.BoolVar(&a.allowPlaintext, "allow-plaintext", allow, "speak without TLS, also to addresses that are not loopback ($"+control.AllowPlaintextEnv+")")
+	f.BoolVar(&a.allowPlaintext, "allow-plaintext", allow, "use no TLS, even for addresses that are not loopback ($"+control.AllowPlaintextEnv+")")
 	f.StringVar(&a.dataEncryption, "data-encryption", cmp.Or(a.Getenv(grant.EnvDataEncryption), "on"),
 		"encryption of data on provider tcp: off, on or require ($RFAAS_DATA_ENCRYPTION)")
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of a command that talks to a daemon, and of each call of invoke")

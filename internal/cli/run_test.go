@@ -136,7 +136,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Signals reach the program, whose end is told as shells tell it.
+// Signals reach the program. The exit status is what a shell reports for the program's end.
 func TestRunPassesSignals(t *testing.T) {
 	for end, want := range map[string]int{"exit 9": 9, "trap - TERM; kill -TERM $$": 143} {
 		r := startRun(t, "--", "sh", "-c", "trap '"+end+"' TERM; echo up; read line")

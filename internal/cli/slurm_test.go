@@ -15,7 +15,7 @@ import (
 // scriptDir is the directory of the scripts for Slurm.
 const scriptDir = "../../scripts/slurm"
 
-// An executor job uses plain text only if the administrator says so, never because a setting is missing.
+// An executor job uses plain text only if the administrator sets it, never because a setting is missing.
 func TestExecutorJobNeverTurnsToPlainText(t *testing.T) {
 	bin := t.TempDir()
 	srun := "#!/bin/sh\nfor a; do echo \"$a\"; done\n"

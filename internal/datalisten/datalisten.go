@@ -100,7 +100,7 @@ func (d *Listener) Leave() (fd int, err error) {
 	return fd, nil
 }
 
-// Expected reports whether no connection with a token has come yet.
+// Expected reports whether no connection with the token has arrived yet.
 func (d *Listener) Expected(token dataplane.Token) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

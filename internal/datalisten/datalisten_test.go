@@ -174,7 +174,8 @@ func TestDataSilentCrowd(t *testing.T) {
 	}
 }
 
-// Many strangers connect right after a peer, while this process is busy. The peer's hello, which has arrived, is read before they push it out.
+// Many unauthenticated connections arrive right after a peer's, while this process is busy. The peer's hello, which has already arrived, is read
+// before they evict the peer.
 func TestDataCrowdBehindAPeer(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // as in the executor
 	d, err := Open("127.0.0.1:0", "", slog.New(slog.DiscardHandler))

@@ -130,11 +130,10 @@ static inline int dp_channel_submit(dp_channel *ch, uint32_t function, const voi
 __attribute__((nonnull)) int dp_channel_submit_pieces(dp_channel *ch, uint32_t function, const dp_pieces *in, uint32_t size, uint32_t capacity,
                              int64_t deadline_ns, uint32_t *slot);
 /* dp_channel_submit_placed is dp_channel_submit_until with payload and result in memory of dp_mem_lend, places->in and places->out. The worker
- * uses it where it is: nothing is copied. NULL: copied. What cannot be placed is copied too: less than DP_PLACE_MIN bytes, at an address that
- * is not a multiple of 64, memory that dp_qp_share refuses. A capacity for a copied result
- * counts at most as what the channel carries; if that is in parts, the payload is copied too. The payload must not change, and the result must not be used, until the
- * slot is free again, also if the call is abandoned. dp_channel_finish gets the same `out`. The worker stores results of failed calls there,
- * too. */
+ * uses it where it is: nothing is copied. NULL: copied. What cannot be placed is copied too: less than DP_PLACE_MIN bytes, bytes at an address
+ * that is not a multiple of 64, and memory that dp_qp_share refuses. A capacity for a copied result is limited to what the channel carries; if
+ * that is in parts, the payload is copied too. The payload must not change, and the result must not be used, until the slot is free again, even
+ * if the call is abandoned. dp_channel_finish gets the same `out`. The worker stores results of failed calls there, too. */
 #define DP_PLACE_MIN 1024 /* less is copied faster */
 typedef struct dp_places {
     const dp_mem *in, *out;
@@ -149,7 +148,7 @@ int dp_channel_test(dp_channel *ch, uint32_t slot);
 int dp_channel_wait(dp_channel *ch, uint32_t slot, int64_t deadline_ns);
 /* A wait that another thread may interrupt. dp_channel_wait_turn is dp_channel_wait that returns DP_YIELD, soon, when
  * dp_channel_ask or dp_endpoint_ask was called since it last did; with `others` also when another call of its lane has ended.
- * The call goes on. dp_endpoint_wait_turn does as much for dp_endpoint_wait_any. */
+ * The call continues. dp_endpoint_wait_turn does the same for dp_endpoint_wait_any. */
 #define DP_YIELD 1
 int dp_channel_wait_turn(dp_channel *ch, uint32_t slot, int64_t deadline_ns, bool others);
 int dp_endpoint_wait_turn(dp_endpoint *ep, int64_t deadline_ns);

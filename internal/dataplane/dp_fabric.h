@@ -330,7 +330,7 @@ int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_
 int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
 /* dp_mem_window registers a part of `whole` again, in any domain and with other rights: one peer may write what others
  * may only read. It has its own key and the part's address. `whole` is of dp_mem_alloc and outlives it; on
- * verbs it may be of another device, also of shm. On shm a peer's process maps the pages that the part touches, and one
+ * verbs it may be of another device, or of shm. On shm a peer's process maps the pages that the part touches, and one
  * that may not write cannot map them writable; its queue pair checks the exact bounds. */
 int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
                   dp_error *err);

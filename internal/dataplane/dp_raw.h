@@ -14,7 +14,7 @@
 #define DP_RAW_POSTED_MAX 256          /* bytes of such a write */
 #define DP_RAW_CHUNK 4096u              /* larger reads and writes are made in pieces */
 #define DP_RAW_PIECE (128u << 10)       /* bulk reads are made in pieces of this size, */
-#define DP_RAW_PIECES 8                 /* so many at a time */
+#define DP_RAW_PIECES 8                 /* at most this many at a time */
 #define DP_RAW_ANSWERS (64u << 10)      /* tcp: bytes of answers that a peer may leave unreceived beyond the socket's buffer */
 /* Most memory of a connection on tcp: its buffers, encrypted or not. The kernel's socket buffers come on top of it. */
 #define DP_RAW_TCP_BYTES (288u << 10)

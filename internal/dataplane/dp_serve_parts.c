@@ -15,7 +15,7 @@ static void unmap(dp_area *a) {
     *a = (dp_area){0};
 }
 
-/* Makes room for so many bytes and a guard. The memory counts as the worker's own, as far as it is touched. An inaccessible page follows. */
+/* Maps memory for this many bytes and a guard. The memory counts as the worker's own, as far as it is touched. An inaccessible page follows. */
 static bool make_room(dp_area *a, uint64_t bytes) {
     uint64_t size = (bytes + DP_PART_GUARD + PAGE - 1) & ~(uint64_t)(PAGE - 1);
     if (a->at && a->size >= size)

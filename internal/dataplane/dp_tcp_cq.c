@@ -19,7 +19,7 @@
  * TCP?"). */
 #define GONE_MS 3500
 /* How long a reply to the latest retransmit or probe may take: two round trips, within these bounds. The upper one keeps the time until a
- * dead peer is noticed below 4 s, also if the kernel mistakes the length of an outage for a round trip. */
+ * dead peer is noticed within 4 s, even if the kernel mistakes the length of an outage for a round trip. */
 #define GONE_CONFIRM_MIN_NS 50000000
 #define GONE_CONFIRM_MAX_NS 400000000
 #define GONE_SAME_NS 1000000000 /* most time between two probes of one silence; nothing probes while no call is in flight */

@@ -307,7 +307,7 @@ int dp_tcp_hand(dp_dev *d, int fd, const void *hello, dp_error *err) {
         }
     }
     pthread_mutex_unlock(&dev->lock);
-    if (fd >= 0) /* also if crossed: the peer receives the answer before the end of the stream */
+    if (fd >= 0) /* even if the requests crossed: the peer receives the answer before the end of the stream */
         close(fd);
     return st;
 }
@@ -411,7 +411,7 @@ static int dial(tcp_dev *dev, tcp_qp *qp, const tcp_address *a, int64_t until, i
     return -1;
 }
 
-/* Reads exactly one hello. Returns 0 or an errno; ECONNRESET also if the peer closed the socket. */
+/* Reads exactly one hello. Returns 0 or an errno; ECONNRESET if the peer closed or reset the socket. */
 static int read_hello(int fd, tcp_hello *h, int64_t until) {
     size_t got = 0;
     while (got < sizeof *h) {

@@ -13,19 +13,19 @@
 
 /* One wake-up costs 20 to 50 us between cores; spinning longer than that costs more than blocking. */
 #define DP_SPIN_BUDGET_NS 50000
-#define DP_SPIN_FIRST_NS 1000000 /* a server whose lease begins spins so long all the same: the first call is on its way */
+#define DP_SPIN_FIRST_NS 1000000 /* a server spins at least this long when its lease begins, because the first call will arrive soon */
 #define DP_SPINS_PER_LOOK 64
 #define DP_SHARED_GAP_NS 500000      /* longer without a look: something else ran on this core */
 #define DP_SHARED_NEAR_NS 40000000   /* gaps no further apart than this belong together */
 #ifndef DP_SHARED_GAPS
-#define DP_SHARED_GAPS 3             /* so many: the core is shared */
+#define DP_SHARED_GAPS 3             /* with this many gaps, the core is shared */
 #endif
-#define DP_SHARED_MIN_NS 50000000    /* then block for so long before spinning is tried again, */
+#define DP_SHARED_MIN_NS 50000000    /* then the waiter blocks this long before it tries to spin again, */
 #define DP_SHARED_MAX_NS 1600000000  /* doubled each time up to this */
-#define DP_BLOCK_MAX_NS 250000000     /* a blocked waiter looks after its peer this often */
-#define DP_BLOCK_ATTENDED_NS 20000000 /* and this often where no thread of the library notices its end */
-#define DP_PROBE_EVERY_NS 100000000   /* a spinning one this often */
-#define DP_LOOKS_PER_PROBE 16         /* one that only looks now and then thinks of it at each so many fruitless looks */
+#define DP_BLOCK_MAX_NS 250000000     /* a blocked waiter probes its peer this often */
+#define DP_BLOCK_ATTENDED_NS 20000000 /* and this often where no thread of the library notices the peer's end */
+#define DP_PROBE_EVERY_NS 100000000   /* a spinning waiter probes this often */
+#define DP_LOOKS_PER_PROBE 16         /* a waiter that looks only now and then checks whether to probe after this many fruitless looks */
 
 typedef struct dp_waiter {
     dp_wait_mode mode;

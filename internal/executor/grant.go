@@ -125,7 +125,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	code := e.codes.acquire(hash, codeOwner(ctx))
 	if code == nil {
 		if e.isDraining() {
-			return nil, grpcError(lease.ErrDraining) // so that the client does not upload in vain
+			return nil, grpcError(lease.ErrDraining) // so that the client does not upload for nothing
 		}
 		return &control.LeaseReply{CodeUnknown: true}, nil
 	}

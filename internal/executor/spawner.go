@@ -51,8 +51,8 @@ type Worker interface {
 
 // Spawner starts workers, implemented by *zygote.Zygote. Tests use a fake.
 type Spawner interface {
-	// Spawn starts a worker. It blocks until the worker has connected to its client and loaded its code, or until
-	// nothing of it is left after an error.
+	// Spawn starts a worker. It blocks until the worker has connected to its client and loaded its code. After an
+	// error, it returns when the worker's process and resources are gone.
 	Spawn(ctx context.Context, s zygote.Spec) (Worker, error)
 	// Inspect returns the functions that a library exports. A *zygote.WorkerError of status DP_BAD_LIBRARY says why it cannot be used.
 	Inspect(ctx context.Context, code *os.File) ([]string, error)

@@ -63,7 +63,7 @@ type tableStore struct {
 // arrivingTable is a table that an owner is sending.
 type arrivingTable struct {
 	size uint64
-	over chan struct{} // closed when it has come, or will not come
+	over chan struct{} // closed when the table has arrived, or cannot arrive any more
 }
 
 func newTableStore(limit uint64, bundles *bundles, reserve func(uint64) error, giveBack func(uint64), dropCached func() bool) *tableStore {

@@ -8,8 +8,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// wantedBack is when the node is wanted back: the setting, until somebody knows better. The executor drains so as to be gone by
-// then, the grace before. Safe for concurrent use.
+// wantedBack is when the node is wanted back: the time of the setting, until an operator reports another one. The executor starts to drain one grace
+// earlier, so that it has ended by then. Safe for concurrent use.
 type wantedBack struct {
 	grace time.Duration
 	moved chan struct{} // capacity 1

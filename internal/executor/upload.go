@@ -54,7 +54,7 @@ func (e *Executor) upload(ctx context.Context, stream grpc.ClientStreamingServer
 			return c, nil
 		case err := <-fault:
 			if errors.Is(err, io.EOF) {
-				return nil, invalidf("upload: it ended before all bytes had come")
+				return nil, invalidf("upload: the stream ended before all bytes had arrived")
 			}
 			return nil, err
 		case <-pause.C:

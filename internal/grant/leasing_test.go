@@ -152,8 +152,8 @@ func TestRefusedLease(t *testing.T) {
 	}
 }
 
-// An executor that has started anew at its address is asked on a new connection, and the caller sees nothing of it; and so is one
-// that no longer takes what the stream began with.
+// If an executor has restarted at its address, or no longer accepts the credential with which the stream began, the request goes to it on a new
+// connection. The caller notices nothing.
 func TestStaleStream(t *testing.T) {
 	x := &lessor{}
 	_, port, secret, ask := lessee(t, x)

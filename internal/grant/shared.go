@@ -30,7 +30,7 @@ type shared struct {
 	conns      map[string]*grpc.ClientConn
 	infos      map[string]*control.InfoReply // replies of executors, by address
 	libraries  map[fileState]*Library
-	inUse      map[[sha256.Size]byte]weak.Pointer[Library] // libraries of leases, also if they are too large to be remembered
+	inUse      map[[sha256.Size]byte]weak.Pointer[Library] // libraries of leases, including those that are too large for `libraries`
 	streams    map[string][]*leasing                       // idle ones, by address
 	regions    map[string]*Region                          // by executor
 	farRegions map[string]*farRegion                       // by executor

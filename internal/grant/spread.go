@@ -28,7 +28,7 @@ type Share struct {
 
 // Spread finds room for s.Workers workers on as few executors as possible, without those in avoid. On the board it looks for an
 // executor with room for all workers, then for half of them, and so on. The rest is taken from the manager's list. Nothing is reserved,
-// so the executors may refuse. Errors: ErrBusy (there is room for fewer now; the text says how many), ErrInvalid (also if no
+// so the executors may refuse. Errors: ErrBusy (there is room for fewer now; the text says how many), ErrInvalid (for example, no
 // executor lends enough for one worker), those of the manager.
 func (c *Control) Spread(ctx context.Context, s Spec, avoid []string) ([]Share, error) {
 	const op = "lease across executors"

@@ -164,7 +164,7 @@ func (h *Held) handle(ctx context.Context, events, deaths <-chan Event, renewed 
 	}
 }
 
-// keep renews the lease each time that half of its remaining time is over, until ctx ends or the executor refuses. If the executor
+// keep renews the lease whenever half of its remaining time has passed, until ctx ends or the executor refuses. If the executor
 // does not answer, or refuses a token that the user may still renew, it asks again until the lease expires.
 func (h *Held) keep(ctx context.Context) {
 	pause := time.Until(h.Until()) / 2

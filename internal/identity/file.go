@@ -144,7 +144,7 @@ func stage(path string, b []byte, mode os.FileMode) (string, error) {
 }
 
 // stageLike is stage with the owner and the mode of the file that is at path now. If there is no such file, the new one belongs to this
-// process and has the given mode. Others get no access to a file whose mode is 0600, also if they had it before.
+// process and has the given mode. Other users get no access to a file whose mode is 0600, even if they had access before.
 func stageLike(path string, b []byte, mode os.FileMode) (string, error) {
 	st, err := os.Lstat(path)
 	if err != nil || !st.Mode().IsRegular() {

@@ -118,7 +118,7 @@ func TestRefusedChargesAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// Refused charges are separated from errors of the ledger, also if both occur at once. A damaged record may also be an invalid entry. An
+// Refused charges are distinguished from errors of the ledger, even if both occur at once. A damaged record may also be an invalid entry. An
 // executor that settles by message gives up only invalid charges, and keeps those whose record in the ledger is damaged.
 func TestRefusalsAreSeparatedFromLedgerErrors(t *testing.T) {
 	refusal := fmt.Errorf("%w: not of ann", accounting.ErrConflict)

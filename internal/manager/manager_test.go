@@ -148,7 +148,7 @@ func TestLateSweepMarksNobody(t *testing.T) {
 	}
 }
 
-// Who is told of a change reads the line at once: it shows what was told, also of one that leaves.
+// A subscriber reads an executor's line as soon as it is notified of a change. The line shows the change, even if the executor is leaving.
 func TestLinesShowWhatIsTold(t *testing.T) {
 	m, c := newManager(t)
 	told := m.table.changed

@@ -39,7 +39,7 @@ func (w *world) intruder(dev *dataplane.Device, join func(blob []byte) ([]byte, 
 	return c
 }
 
-// A client and an executor that know the right address and key of everything that others have here reach nothing but their own.
+// A client and an executor that know the addresses and keys of all regions can still reach only their own regions.
 func TestProviderRights(t *testing.T) {
 	providers(t, func(t *testing.T, provider string) {
 		w := newWorld(t, provider, 8)

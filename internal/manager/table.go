@@ -399,7 +399,7 @@ func (t *table) refresh(e *entry) {
 		return
 	}
 	if err != nil || e.memory == nil || l.Beat == e.beat {
-		return // incomplete, written here, or unchanged: the next beat will show
+		return // incomplete, written here, or unchanged: the next heartbeat decides
 	}
 	e.beat, e.seen = l.Beat, t.now()
 	info := proto.CloneOf(e.info)

@@ -181,7 +181,7 @@ func TestOwnRefusesOthers(t *testing.T) {
 
 // As opens files with the user's rights and does not change the process.
 func TestAs(t *testing.T) {
-	testkit.Root(t, "can open files as somebody else")
+	testkit.Root(t, "can open files as another user")
 	dir := t.TempDir()
 	secret, own := filepath.Join(dir, "secret"), filepath.Join(dir, "own")
 	if err := errors.Join(os.WriteFile(secret, nil, 0o660), os.Mkdir(own, 0o700), os.Chown(own, 4711, 4712), os.Symlink(secret, filepath.Join(own, "link"))); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// The groups of killed executors are removed, also if the executor was in a process namespace where its id is that of
+// The groups of killed executors are removed, even if the executor was in a process namespace where its id is that of
 // another process of the node. All other groups stay.
 func TestLeftoversAreRemoved(t *testing.T) {
 	dir := t.TempDir()

@@ -97,7 +97,7 @@ func (l *Planner) Gone(jobs []Job) []int64 {
 	return gone
 }
 
-// failed are the final states of a job that does not work, or whose node does not.
+// failed are the final states of a job that failed by itself or because of its node.
 var failed = []string{"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
 
 // Decide returns the actions for a view. now must never go back. The caller must carry the actions out before the next

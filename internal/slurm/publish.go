@@ -28,11 +28,11 @@ const (
 	untilSlack = 30 * time.Second
 	// publishBound is how long the controller's other work waits for it, whatever does not answer.
 	publishBound = 3 * time.Second
-	publishers   = 16 // told at the same time
+	publishers   = 16 // executors that are notified at the same time
 )
 
-// wantedBack says when nodes with a running executor job are wanted back: at the job's end, or when the plan has them for
-// somebody else. Plans of the past say nothing: whoever was to start then has not.
+// wantedBack returns when nodes with a running executor job are wanted back: at the job's end, or when the plan gives them to another job.
+// It ignores planned starts in the past, because those jobs have not started.
 func wantedBack(now time.Time, jobs []Job, plan Plan) map[string]time.Time {
 	until := map[string]time.Time{}
 	for _, j := range jobs {

@@ -16,7 +16,7 @@ import (
 
 // Core is a physical core, or what of it may be used.
 type Core struct {
-	CPUs []int // its logical CPUs that may be used, ascending; the others are somebody else's
+	CPUs []int // its logical CPUs that may be used, ascending. Other processes may use the others
 	Node int   // NUMA node; 0 where the kernel tells none
 }
 

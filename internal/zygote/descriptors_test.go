@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An executor that has no descriptors left starts no worker, and its workers live on, also when there is no room for the
-// control group's files of a new worker.
+// An executor that has no descriptors left starts no worker, and its workers continue, even if only the descriptors for the
+// control group of a new worker are missing.
 func TestNoDescriptorsForAWorker(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		c := startClient(t)

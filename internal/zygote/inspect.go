@@ -168,7 +168,7 @@ func (z *Zygote) inspector(ctx context.Context) (*Worker, error) {
 	}
 }
 
-// abortWith ends an inspector and waits until nothing of it is left. If it has ended without an answer, the returned
+// abortWith ends an inspector and waits until its process and resources are gone. If it has ended without an answer, the returned
 // error says why.
 func (w *Worker) abortWith(err error) error {
 	if errors.Is(err, errNoAnswer) {

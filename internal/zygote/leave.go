@@ -14,7 +14,7 @@ import (
 )
 
 // Leave prepares for a program that takes over this process (package handover). The spawner, its zygote and the workers with
-// leases go on. Pooled workers are ended. No worker may be starting, suspended or being inspected. Afterwards only Worker.Save
+// leases continue. Pooled workers are ended. No worker may be starting, suspended or being inspected. Afterwards only Worker.Save
 // may be called. An error means that the spawner has ended.
 func (z *Zygote) Leave() (*handover.Spawner, error) {
 	z.cancel()
@@ -45,7 +45,7 @@ func descriptor(f syscall.Conn) (n int32, err error) {
 	return n, err
 }
 
-// end ends all pooled workers and waits until nothing of them is left.
+// end ends all pooled workers and waits until their processes and resources are gone.
 func (p *pool) end() {
 	p.mu.Lock()
 	var all []*Worker

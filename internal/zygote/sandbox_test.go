@@ -216,7 +216,7 @@ func limits(t *testing.T, pid int) map[string][2]string {
 	return list
 }
 
-// Hard limits apply to workers, also of a verified user, whose other processes count too.
+// Hard limits apply to workers, including those that run as a verified user, whose other processes count too.
 func TestWorkerLimits(t *testing.T) {
 	testSandbox = confined
 	defer func() { testSandbox = Sandbox{} }()

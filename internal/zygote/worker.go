@@ -38,7 +38,7 @@ type Worker struct {
 	exited chan wire.Exit // its end
 	device chan uint32    // wire.Device*
 
-	used atomic.Int64 // CPU time of its control group, set when nothing of the worker is left; 0: no group
+	used atomic.Int64 // CPU time of its control group, set when the worker and its resources are gone; 0: no group
 
 	serves atomic.Pointer[Spec] // spec of its lease; empty while it waits for a lease
 
@@ -47,7 +47,7 @@ type Worker struct {
 	frozen  atomic.Bool             // Suspend has begun to freeze it
 	verdict atomic.Pointer[verdict] // why the executor ended it
 	done    chan struct{}
-	gone    chan struct{} // closed when nothing of it is left, also if it was never started
+	gone    chan struct{} // closed when its process and resources are gone, even if it was never started
 	exit    Exit          // set before done is closed
 
 	// conn is closed by the later of watch and start, since start may still read what the worker sent before its end.

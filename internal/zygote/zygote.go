@@ -247,7 +247,7 @@ func (z *Zygote) ready(ctx context.Context) error {
 
 // Spawn starts a worker. It blocks until the worker is connected to the client (its Blob is the answer for the client)
 // and has loaded the code, at most until ctx's deadline, or SpawnTimeout if ctx has none, plus a few seconds if the
-// zygote hangs. If it fails, nothing of the worker is left. A *WorkerError is an error of the worker, the zygote or the
+// zygote hangs. After an error, the worker's process and resources are gone. A *WorkerError is an error of the worker, the zygote or the
 // check of the Spec. If ctx ends, the error wraps ctx's and says what Spawn was waiting for.
 func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 	body, err := spawnBody(&spec)
@@ -416,7 +416,7 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 	return w.begin(ctx, spec)
 }
 
-// abort ends a worker whose start has failed, and waits until nothing of it is left.
+// abort ends a worker whose start has failed, and waits until its process and resources are gone.
 func (w *Worker) abort(err error) error {
 	w.started()
 	w.Kill()

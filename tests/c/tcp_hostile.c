@@ -97,7 +97,7 @@ T_CASE(cut, "tcp/frames-cut-at-every-byte", .providers = T_TCP, .seconds = 30) {
         t_note("cut after %zu of %zu", at, len);
         rogue_say(&r, s.bytes, at);
         if (at % 2)
-            end_drain(&e); /* part of it has been taken before the end shows */
+            end_drain(&e); /* this side has read a part before it sees the end */
         rogue_leave(&r);
         await_broken(&e, DP_PEER_GONE);
         CHECK_BYTES(end_bytes(&e), 0, 64);

@@ -40,7 +40,7 @@ static void *take_any(void *arg) {
     return NULL;
 }
 
-/* Starts a thread. Waits until `waiting` threads are in the list, unless the first of them has come to its deadline. */
+/* Starts a thread. Waits until `waiting` threads are in the list, unless the first of them has reached its deadline. */
 static void begin_take(thread_of_turns *w, turns_and_flags *s, int64_t deadline, uint32_t waiting, const thread_of_turns *first) {
     *w = (thread_of_turns){.s = s, .deadline = deadline};
     CHECK(!pthread_create(&w->thread, NULL, take_any, w));

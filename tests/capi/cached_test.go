@@ -17,6 +17,6 @@ func TestCachedConnections(t *testing.T) {
 			t.Errorf("the first lease took %.1f us, one on its connections %.1f us", f["first_us"], f["cached_us"])
 		}
 	})
-	// Two threads of a process take leases in turn, on each other's connections.
+	// Two threads of a process take leases in turn. Each uses the connections that the other made.
 	t.Run("threads", func(t *testing.T) { t.Log(run(t, program, built(t, "build/functions/echo.so"), "threads")) })
 }

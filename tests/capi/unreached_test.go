@@ -56,7 +56,7 @@ func TestUnreachedWorkers(t *testing.T) {
 	}
 }
 
-// A client that requires encryption gets its lease from an executor that encrypts, also if another one, which does not, grants the lease
+// A client that requires encryption gets its lease from an executor that encrypts, even if another one, which does not, grants the lease
 // first. If none encrypts, the error names the two settings and says nothing of firewalls.
 func TestEncryptionElsewhere(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {

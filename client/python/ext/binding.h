@@ -205,7 +205,7 @@ typedef struct Request {
     Plan plan;
     rfaas_request id; /* RFAAS_REQUEST_NULL: it has ended */
     int watched; /* threads that wait for it without the GIL */
-    bool cancelled; /* by cancel(), also if a wait learns of it first */
+    bool cancelled; /* by cancel(), even if a wait notices it first */
     unsigned forks; /* binding_forks when it was started */
     int status, started;
     int32_t code;

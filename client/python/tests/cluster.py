@@ -30,7 +30,7 @@ class Cluster:
         for name in "RFAAS_MANAGER", "RFAAS_EXECUTOR":
             os.environ.pop(name, None)
         self._daemons = [self._start("libexec/rfaas-agent", "--socket", agent)]
-        atexit.register(self.stop)  # also if a test's own clean-up does not come so far
+        atexit.register(self.stop)  # in case the test's own clean-up does not get that far
         self._start_daemons(secret, provider, cores, executors, agent)
 
     def _start_daemons(self, secret: Path, provider: str, cores: int, executors: int, agent: str) -> None:

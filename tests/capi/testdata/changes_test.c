@@ -1,5 +1,5 @@
-/* Hears of executors: says "STATE ADDRESS" of each change, by looking until the first one has come, then by a function, until
- * one has left after another one was silent. */
+/* Prints "STATE ADDRESS" for each change of an executor. Polls until the first change, then uses a callback, until one executor has left after
+ * another one was silent. */
 #include "check.h"
 
 static const char *const states[] = {"?", "open", "draining", "silent", "left"};

@@ -24,7 +24,7 @@ static void longest_time(void) {
     OK(rfaas_session_close(session));
 }
 
-/* Takes descriptors until so many are free. Returns how many it took. */
+/* Takes descriptors until only this many are free. Returns how many it took. */
 static int take_files(int files[FILES], int leave) {
     int n = 0;
     while (n < FILES && (files[n] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0)
