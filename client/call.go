@@ -555,7 +555,7 @@ func (f *Function) Map(ctx context.Context, in []byte, inItem int, out []byte, o
 	case inItem < 1 || outItem < 0 || o.Chunk < 0:
 		return fail(op, dataplane.StatusInvalid, "items of %d and %d bytes, %d in a chunk", inItem, outItem, o.Chunk)
 	case count*inItem != len(in):
-		return fail(op, dataplane.StatusInvalid, "%d bytes are no number of items of %d bytes", len(in), inItem)
+		return fail(op, dataplane.StatusInvalid, "%d bytes are not a whole number of items of %d bytes", len(in), inItem)
 	case outItem > 0 && count > len(out)/outItem:
 		return fail(op, dataplane.StatusInvalid, "room for %d results of %d bytes, want %d", len(out)/outItem, outItem, count)
 	}

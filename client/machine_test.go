@@ -81,7 +81,7 @@ func readProc(pid int, file string) ([]byte, error) {
 // kill sends a signal to a process of the machine of the executors.
 func kill(t testing.TB, pid int, s syscall.Signal) {
 	t.Helper()
-	err := fmt.Errorf("it is no process of another")
+	err := fmt.Errorf("it is not a process of another")
 	switch {
 	case pid <= 1:
 	case far != "":

@@ -112,7 +112,7 @@ func TestOFIMissing(t *testing.T) {
 	}{
 		"client, no libfabric":    {client, invoke(library), "libfabric-that-is-not-there.so.1"},
 		"client, its package":     {client, invoke(library), "install libfabric1 (Debian) or libfabric (Red Hat)"},
-		"client, other provider":  {client, invoke("RFAAS_OFI_PROVIDER=sockets"), `ofi-provider "sockets" is none of tcp, cxi`},
+		"client, other provider":  {client, invoke("RFAAS_OFI_PROVIDER=sockets"), `ofi-provider "sockets" is not one of tcp, cxi`},
 		"client, no such adapter": {client, invoke("RFAAS_OFI_PROVIDER=cxi", "RFAAS_DATA_ENCRYPTION=off"), "libfabric's provider cxi"},
 		"client, bad address":     {client, invoke("RFAAS_OFI_DEVICE=localhost"), `"localhost" is not a numeric`},
 		"client, data encryption": {client, invoke("RFAAS_OFI_DEVICE=192.0.2.1"), "does not encrypt"},

@@ -88,7 +88,7 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 	}
 	encryption := slices.Index([]string{"", "off", "on", "require"}, o.DataEncryption)
 	if encryption < 0 {
-		return nil, fail("connect", dataplane.StatusInvalid, "DataEncryption %q is none of off, on, require", o.DataEncryption)
+		return nil, fail("connect", dataplane.StatusInvalid, "DataEncryption %q is not one of off, on, require", o.DataEncryption)
 	}
 	s := &Session{timeout: cmp.Or(o.Timeout, 10*time.Second), leases: make(map[*Lease]struct{})}
 	gid := o.Verbs.GIDIndex

@@ -28,7 +28,7 @@ func Invoke[In, Out Number](ctx context.Context, f *Function, in []In, out []Out
 	var element Out
 	size := int(unsafe.Sizeof(element))
 	if err == nil && bytes%size != 0 {
-		err = &Error{Status: StatusProtocol, Started: true, Text: f.op() + ": the result's size is no multiple of an element's"}
+		err = &Error{Status: StatusProtocol, Started: true, Text: f.op() + ": the result's size is not a multiple of the element's"}
 	}
 	return bytes / size, err
 }

@@ -159,7 +159,7 @@ func (t *Table) possible(terms Terms) error {
 	case terms.CallLimit < 0:
 		return fmt.Errorf("time limit per call %v: want 0 or more: %w", terms.CallLimit, ErrInvalid)
 	case terms.Wait > Warm:
-		return fmt.Errorf("waiting policy %d is none of %d to %d: %w", terms.Wait, Adaptive, Warm, ErrInvalid)
+		return fmt.Errorf("waiting policy %d is not one of %d to %d: %w", terms.Wait, Adaptive, Warm, ErrInvalid)
 	}
 	return nil
 }

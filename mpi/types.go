@@ -44,7 +44,7 @@ const (
 
 func (o Op) check(op string) error {
 	if o < OpSum || o > OpBXOR {
-		return fail(op, "operation %d is none of OpSum to OpBXOR", int(o))
+		return fail(op, "operation %d is not one of OpSum to OpBXOR", int(o))
 	}
 	return nil
 }

@@ -127,9 +127,9 @@ func (cfg *Config) Check() error {
 	case cfg.Workers < 0 || cfg.Workers > 64:
 		return fmt.Errorf("%d workers: want 1 to 64", cfg.Workers)
 	case cfg.Provider != "shm" && cfg.Provider != "verbs" && cfg.Provider != "tcp":
-		return fmt.Errorf("provider %q is none of shm, verbs, tcp", cfg.Provider)
+		return fmt.Errorf("provider %q is not one of shm, verbs, tcp", cfg.Provider)
 	case cfg.Mode != "" && !slices.Contains(Modes(cfg.Provider), cfg.Mode):
-		return fmt.Errorf("mode %q on %s is none of %s", cfg.Mode, cfg.Provider, strings.Join(Modes(cfg.Provider), ", "))
+		return fmt.Errorf("mode %q on %s is not one of %s", cfg.Mode, cfg.Provider, strings.Join(Modes(cfg.Provider), ", "))
 	}
 	return nil
 }

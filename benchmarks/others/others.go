@@ -51,7 +51,7 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 	}
 	for _, name := range cfg.Only {
 		if !slices.Contains(Names, name) {
-			return fmt.Errorf("%q is none of %s", name, strings.Join(Names, ", "))
+			return fmt.Errorf("%q is not one of %s", name, strings.Join(Names, ", "))
 		}
 	}
 	if err := cfg.Latency.Validate(); err != nil {

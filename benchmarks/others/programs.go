@@ -95,7 +95,7 @@ func parsePingPong(out string, size int) (mean float64, samples []int64, err err
 		for _, w := range words[1:] {
 			ns, err := strconv.ParseInt(w, 10, 64)
 			if err != nil {
-				return 0, nil, fmt.Errorf("ping-pong of %d bytes: %q is no time", size, w)
+				return 0, nil, fmt.Errorf("ping-pong of %d bytes: %q is not a time", size, w)
 			}
 			samples = append(samples, ns)
 			sum += float64(ns)

@@ -50,7 +50,7 @@ func Serve(kind string, stdin io.Reader, stdout io.Writer) error {
 		defer s.Close()
 		go func() { ended <- s.Serve(l) }()
 	default:
-		return fmt.Errorf("%q is none of grpc-unix, grpc-tcp, http", kind)
+		return fmt.Errorf("%q is not one of grpc-unix, grpc-tcp, http", kind)
 	}
 	fmt.Fprintln(stdout, l.Addr())
 	go func() {

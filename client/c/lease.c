@@ -169,7 +169,7 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: bulk %llu bytes, want at most %llu", op,
                               (unsigned long long)o->bulk, (unsigned long long)DP_BULK_MAX);
     if (o->wait_mode > RFAAS_WAIT_WARM)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: wait_mode %u is none of RFAAS_WAIT_*", op, o->wait_mode);
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: wait_mode %u is not one of RFAAS_WAIT_*", op, o->wait_mode);
     if (o->duration_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)o->duration_ns);
     if (o->call_limit_ns < 0)

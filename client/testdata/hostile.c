@@ -324,7 +324,7 @@ FUNCTION(device) {
     *out = t;
 }
 
-/* Descriptors that are none of a function's business. arg: how many there may be. */
+/* Descriptors that a function must not have. arg: how many there may be. */
 FUNCTION(descriptors) {
     text t = *out;
     int n = 0;

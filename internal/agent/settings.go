@@ -86,7 +86,7 @@ func Parse(args []string, getenv func(string) string, version string, out io.Wri
 		return s, fmt.Errorf("unexpected argument %q (--help lists the flags)", f.Arg(0))
 	}
 	if err := s.LogLevel.UnmarshalText([]byte(strings.ToUpper(level))); err != nil {
-		return s, fmt.Errorf("--log-level: %q is none of debug, info, warn, error", level)
+		return s, fmt.Errorf("--log-level: %q is not one of debug, info, warn, error", level)
 	}
 	if !f.Changed("linger") && s.Socket == "" {
 		s.Linger = defaultLinger

@@ -39,7 +39,7 @@ const (
 // ErrTorn is a record whose checksum is wrong: it was read while it was written. Read it again.
 var ErrTorn = errors.New("torn read")
 
-// ErrLayout is memory that is no board, or of another version.
+// ErrLayout reports memory that is not a board, or a board of another version.
 var ErrLayout = errors.New("not a board of this version")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -37,7 +37,7 @@ type boardView struct {
 func (a *app) openBoard(manager string) (*boardView, error) {
 	encrypt, known := dataplane.Encryption(a.dataEncryption, a.allowPlaintext)
 	if !known {
-		return nil, a.BadUsage(fmt.Errorf("--data-encryption: %q is none of off, on, require", a.dataEncryption))
+		return nil, a.BadUsage(fmt.Errorf("--data-encryption: %q is not one of off, on, require", a.dataEncryption))
 	}
 	conn, err := a.dial(manager)
 	if err != nil {

@@ -402,7 +402,7 @@ func TestDoctorLibfabric(t *testing.T) {
 		{"ofi", "", "", "ok", "ofi tcp"},
 		{"auto", "tcp", "127.0.0.1", "ok", "ofi tcp"},
 		{"ofi", "tcp", "node7", "problem", `"node7" is not a numeric`},
-		{"ofi", "sockets", "", "problem", "none of tcp, cxi, efa"},
+		{"ofi", "sockets", "", "problem", "not one of tcp, cxi, efa"},
 	} {
 		env := map[string]string{"RFAAS_PROVIDER": c.provider, "RFAAS_OFI_PROVIDER": c.ofi, "RFAAS_OFI_DEVICE": c.device}
 		f := checkOFI(func(name string) string { return env[name] }, dataplane.Open)

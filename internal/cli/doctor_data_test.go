@@ -27,7 +27,7 @@ func TestDoctorDataPorts(t *testing.T) {
 		{"", "note", []string{"no executor offers tcp", "shm,tcp"}},
 		{l.Addr().String(), "ok", []string{"accept connections: 1"}},
 		{closed.Addr().String(), "problem", []string{"executor 127.0.0.2:1", closed.Addr().String(), "connection refused", "firewalls", "data-listen", "data-advertise"}},
-		{"0.0.0.0:1", "problem", []string{"executor 127.0.0.2:1", "is no address that a client can connect to", "data-advertise"}},
+		{"0.0.0.0:1", "problem", []string{"executor 127.0.0.2:1", "is not an address that a client can connect to", "data-advertise"}},
 		{"nonsense", "problem", []string{"executor 127.0.0.2:1", `"nonsense" is not an IP address and a port`}},
 	} {
 		s.data.Store(k.data)

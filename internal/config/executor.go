@@ -406,7 +406,7 @@ func (v *validator) providers(list string, known ...string) []string {
 	for name := range strings.SplitSeq(list, ",") {
 		name = strings.TrimSpace(name)
 		if !slices.Contains(known, name) {
-			v.failf("providers: %q is none of %s", name, strings.Join(known, ", "))
+			v.failf("providers: %q is not one of %s", name, strings.Join(known, ", "))
 		}
 		names = append(names, name)
 	}
@@ -417,7 +417,7 @@ func (v *validator) providers(list string, known ...string) []string {
 // dataListen checks the address and the encryption of data connections on provider tcp against the control address.
 func (v *validator) dataListen(data, advertise, listen, encryption string, plaintext bool, providers []string) {
 	if !slices.Contains([]string{"off", "on", "require"}, encryption) {
-		v.failf("data-encryption: %q is none of off, on, require", encryption)
+		v.failf("data-encryption: %q is not one of off, on, require", encryption)
 	}
 	host, _, _, err := control.ParsePortRange(data)
 	v.check("data-listen", err)
@@ -425,7 +425,7 @@ func (v *validator) dataListen(data, advertise, listen, encryption string, plain
 		return
 	}
 	if ip, err := netip.ParseAddr(host); advertise == "" && (host == "" || err == nil && ip.IsUnspecified()) {
-		v.failf("data-listen: %s is no address that peers can connect to: set data-advertise to this node's address or name", data)
+		v.failf("data-listen: %s is not an address that peers can connect to: set data-advertise to this node's address or name", data)
 	}
 	local := control.Address{Network: "tcp", Target: net.JoinHostPort(host, "0")}.Local()
 	if a, err := control.ParseAddress(listen); err == nil && local && !a.Local() {
@@ -453,7 +453,7 @@ func (c *Executor) OFI() (provider, device string) { return cmp.Or(c.OFIProvider
 // ofi checks the settings of provider ofi, which does not encrypt.
 func (v *validator) ofi(c *Executor) {
 	if c.OFIProvider != "" && !slices.Contains(ofiProviders, c.OFIProvider) {
-		v.failf("ofi-provider: %q is none of %s", c.OFIProvider, strings.Join(ofiProviders, ", "))
+		v.failf("ofi-provider: %q is not one of %s", c.OFIProvider, strings.Join(ofiProviders, ", "))
 		return
 	}
 	provider, device := c.OFI()

@@ -23,7 +23,7 @@ func (i *Instant) UnmarshalText(text []byte) error {
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil || t.Unix() <= 0 {
-		return fmt.Errorf("%q is no point in time like 2006-01-02T15:04:05Z, and no number of seconds since 1970", text)
+		return fmt.Errorf("%q is neither a time like 2006-01-02T15:04:05Z nor a number of seconds since 1970", text)
 	}
 	*i = Instant(t)
 	return nil

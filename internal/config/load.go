@@ -155,7 +155,7 @@ func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (val
 		}
 		at := slices.IndexFunc(p.options, func(o option) bool { return name == p.envName(o.key) })
 		if at < 0 {
-			wrong = multierror.Append(wrong, fmt.Errorf("environment: %s=%.80q is no setting (--help lists them)", name, value))
+			wrong = multierror.Append(wrong, fmt.Errorf("environment: %s=%.80q is not a setting (--help lists them)", name, value))
 			continue
 		}
 		values[p.options[at].key], source[p.options[at].key] = value, name
@@ -196,7 +196,7 @@ func readFile(file string, values map[string]any, source map[string]string) erro
 }
 
 // scalar is a file's value as the text that it would be as a flag, so that both mean the same: `grace: 5` lacks its unit
-// and `grace: true` is no duration.
+// and `grace: true` is not a duration.
 func scalar(v any) (string, error) {
 	switch v := v.(type) {
 	case nil:

@@ -64,7 +64,7 @@ func (h Home) Refuse(who string, a netip.Addr) string {
 	a = a.Unmap().WithZone("")
 	switch {
 	case a.IsUnspecified():
-		return "is no address that a client can connect to"
+		return "is not an address that a client can connect to"
 	case a.IsMulticast(), a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return "is not the address of one node"
 	case h.Here:

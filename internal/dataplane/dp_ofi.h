@@ -26,7 +26,7 @@
  * DP_CAP_SILENT_DEATH remains for nodes that die with an operation in flight: no kernel refuses anything then.
  *
  * The blob lists the exposed regions. The initiator checks key, bounds and rights of every post against that list, because a
- * libfabric target may drop a wrong access silently. This protects against mistakes. It is no protection against a hostile peer.
+ * libfabric target may drop a wrong access silently. This protects against mistakes, but not against a hostile peer.
  */
 #ifndef RFAAS_DP_OFI_H
 #define RFAAS_DP_OFI_H

@@ -69,7 +69,7 @@ static int find_kind(const char *name, const ofi_kind **out, const ofi_kind **fi
                 *fi = &kinds[i];
             return DP_OK;
         }
-    return dp_fail(err, DP_INVALID, 0, "open ofi: ofi-provider \"%.30s\" is none of tcp, cxi, efa, opx, psm3", name);
+    return dp_fail(err, DP_INVALID, 0, "open ofi: ofi-provider \"%.30s\" is not one of tcp, cxi, efa, opx, psm3", name);
 }
 
 /* Asks libfabric for endpoints of the given name. 0 or a negative errno. */
@@ -326,7 +326,7 @@ static int ofi_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **
     return DP_OK;
 }
 
-/* Closing libfabric's region is no fence: a transfer that has begun still writes. So memory that a queue pair exposes
+/* Closing libfabric's region is not a fence: a transfer that has begun still writes. So memory that a queue pair exposes
  * stays mapped until that queue pair is destroyed. */
 void ofi_mem_unref(ofi_dev *dev, ofi_mem *m) {
     pthread_mutex_lock(&dev->lock);

@@ -349,7 +349,7 @@ static int check_name(const ofi_dev *dev, const ofi_blob *b, dp_error *err) {
     memcpy(&v6, b->address, sizeof v6);
     bool good = v4.sin_family == AF_INET ? b->address_len == sizeof v4 && v4.sin_port && v4.sin_addr.s_addr
                                          : v4.sin_family == AF_INET6 && b->address_len == sizeof v6 && v6.sin6_port;
-    return good ? DP_OK : dp_fail(err, DP_BAD_BLOB, 0, "address blob: %u bytes of family %u are no socket address", b->address_len, v4.sin_family);
+    return good ? DP_OK : dp_fail(err, DP_BAD_BLOB, 0, "address blob: %u bytes of family %u are not a socket address", b->address_len, v4.sin_family);
 }
 
 static int decode(const ofi_dev *dev, const void *blob, uint32_t len, ofi_blob *b, dp_error *err) {

@@ -101,7 +101,7 @@ static int check_address(const dpv_blob *b, dp_error *err) {
                        b->gid.raw[0], b->gid.raw[1]);
     /* 0xc000 upwards are multicast and permissive. Routed packets may leave the LID to the router. */
     if (b->link_layer == IBV_LINK_LAYER_INFINIBAND && (b->lid >= 0xc000 || (b->lid == 0 && !b->grh)))
-        return dp_fail(err, DP_BAD_BLOB, 0, "address blob: LID %#x is no unicast LID", b->lid);
+        return dp_fail(err, DP_BAD_BLOB, 0, "address blob: LID %#x is not a unicast LID", b->lid);
     return DP_OK;
 }
 

@@ -154,7 +154,7 @@ static int check_options(const dp_dev_options *o, dp_error *err) {
     if (st == DP_OK)
         st = check_range("keepalive_ms", o->keepalive_ms, 0, 3600000, err);
     if (st == DP_OK && o->mtu && !mtu_code(o->mtu))
-        st = dp_fail(err, DP_INVALID, 0, "open verbs device: mtu %d is none of 256, 512, 1024, 2048, 4096",
+        st = dp_fail(err, DP_INVALID, 0, "open verbs device: mtu %d is not one of 256, 512, 1024, 2048, 4096",
                      o->mtu);
     return st;
 }

@@ -72,7 +72,7 @@ static inline ssize_t dpv_ibv_query_gid_table(struct ibv_context *ctx, struct ib
     return dpv_ibv.query_gid_entries(ctx, out, room, 0, sizeof *out);
 }
 
-/* ibv_reg_mr with access flags that are no constant. */
+/* ibv_reg_mr with access flags that are not constant. */
 static inline struct ibv_mr *dpv_ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t size, unsigned access) {
     return dpv_ibv.reg_mr_iova2(pd, addr, size, (uintptr_t)addr, access);
 }

@@ -71,7 +71,7 @@ typedef struct dp_request {
     uint32_t capacity; /* result bytes that the caller accepts */
     uint16_t function; /* index into the worker's table */
     uint16_t flags;
-    uint32_t then; /* of a chain: 1 + the index of its second function. 0: the request is no chain */
+    uint32_t then; /* of a chain: 1 + the index of its second function. 0: the request is not a chain */
 } dp_request;
 
 /* What a client calls: a function, or a chain, whose second function gets the result of the first as its payload. Either is a number of
@@ -102,7 +102,7 @@ typedef struct dp_reply {
 #define DP_FAILURE_TEXT 511 /* most bytes of the text */
 #define DP_FAILURE_CODE 5   /* bytes of NUL and code */
 #define DP_FAILURE_TAIL 6   /* most bytes behind the text */
-enum { DP_CHAIN_NONE, DP_CHAIN_FIRST, DP_CHAIN_SECOND }; /* which function of a chain; NONE: the call is no chain */
+enum { DP_CHAIN_NONE, DP_CHAIN_FIRST, DP_CHAIN_SECOND }; /* which function of a chain; NONE: the call is not a chain */
 
 /* Appends code and `which` to a text of `size` bytes. message has room for DP_FAILURE_TAIL more bytes than the text. Returns the bytes of
  * the message, at most `room`. The text is cut if all of it does not fit. */

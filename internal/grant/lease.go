@@ -105,7 +105,7 @@ func (s *Spec) check() error {
 	case s.CallLimit < 0:
 		return fail(op, dataplane.StatusInvalid, "call limit %v is negative", s.CallLimit)
 	case s.Mode < 0 || s.Mode > control.WaitMode_WAIT_MODE_WARM:
-		return fail(op, dataplane.StatusInvalid, "wait mode %d is none of adaptive (0), hot (1), warm (2)", s.Mode)
+		return fail(op, dataplane.StatusInvalid, "wait mode %d is not one of adaptive (0), hot (1), warm (2)", s.Mode)
 	}
 	return nil
 }

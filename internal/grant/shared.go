@@ -168,13 +168,13 @@ func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
 			return nil, fail(op, dataplane.StatusUnsupported, "data encryption is required, but provider ofi does not encrypt; use tcp")
 		}
 	default:
-		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs, tcp, ofi", o.Provider)
+		return nil, fail(op, dataplane.StatusInvalid, "provider %q is not one of auto, shm, verbs, tcp, ofi", o.Provider)
 	}
 	if o.DataEncryption == "" {
 		o.DataEncryption = "on"
 	}
 	if _, known := dataplane.Encryption(o.DataEncryption, o.AllowPlaintext); !known {
-		return nil, fail(op, dataplane.StatusInvalid, "data encryption %q (from the options or %s) is none of off, on, require", o.DataEncryption, EnvDataEncryption)
+		return nil, fail(op, dataplane.StatusInvalid, "data encryption %q (from the options or %s) is not one of off, on, require", o.DataEncryption, EnvDataEncryption)
 	}
 	if o.Timeout < 0 {
 		return nil, fail(op, dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)

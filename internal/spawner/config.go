@@ -106,7 +106,7 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	case c.Worker == "":
 		fmt.Fprintln(out, "rfaas-spawner: --worker is missing")
 	case *uid >= 1<<32-1 || *gid >= 1<<32-1:
-		fmt.Fprintln(out, "rfaas-spawner: --executor-uid or --executor-gid is no user or group")
+		fmt.Fprintln(out, "rfaas-spawner: --executor-uid or --executor-gid is not a user or group")
 	case *processes > 1<<31-1 || *openFiles > 1<<31-1 || *without > wire.PartAll|wire.WithoutReturn:
 		fmt.Fprintln(out, "rfaas-spawner: --processes --open-files or --without is too large")
 	default:

@@ -273,7 +273,7 @@ func TestMalformedMessages(t *testing.T) {
 	}
 	t.Run("head", func(t *testing.T) {
 		p := start(t, Config{Mode: sandbox.On})
-		if _, err := p.conn.Write([]byte("nonsense that is no message")); err != nil {
+		if _, err := p.conn.Write([]byte("nonsense that is not a message")); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.ends(); err == nil {

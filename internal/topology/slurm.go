@@ -25,7 +25,7 @@ func ReadSlurm(getenv func(string) string) (Slurm, error) {
 		}
 		n, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
-			return 0, fmt.Errorf("topology: Slurm says %s=%s, which is no number", name, text)
+			return 0, fmt.Errorf("topology: Slurm says %s=%s, which is not a number", name, text)
 		}
 		return n, nil
 	}

@@ -177,7 +177,7 @@ func ParseList(text string) ([]int, error) {
 			hi, err = strconv.Atoi(to)
 		}
 		if err != nil || lo < 0 || hi < lo || hi > maxCPU {
-			return nil, fmt.Errorf("%q in the CPU list %q is no CPU and no range of CPUs", part, text)
+			return nil, fmt.Errorf("%q in the CPU list %q is neither a CPU nor a range of CPUs", part, text)
 		}
 		for cpu := lo; cpu <= hi; cpu++ {
 			list = append(list, cpu)

@@ -310,7 +310,7 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// If no zygote starts in time, ready returns a time-out, because a later start may succeed. A killed zygote is no fatal error.
+// If no zygote starts in time, ready returns a time-out, because a later start may succeed. A killed zygote is not a fatal error.
 func TestWaitingForAZygote(t *testing.T) {
 	z := newZygote(Config{Log: testLog(t)}, nil)
 	z.pid = 1

@@ -241,22 +241,22 @@ func TestInspectCrafted(t *testing.T) {
 		text string // of the error; "": the functions are want
 		want string
 	}{
-		"good":                                 {craftedGood().bytes(), "", "[echo price]"},
-		"as many as there can be":              {exactly.bytes(), "", ""},
-		"names that are no UTF-8 are left out": {crafted{symbols: []uint32{1, 6}, strings: []byte("\x00ec\xffo\x00price\x00")}.bytes(), "", "[price]"},
-		"names too long are left out":          {crafted{symbols: []uint32{1, uint32(2 + len(long))}, strings: []byte("\x00" + long + "\x00ok\x00")}.bytes(), "", "[ok]"},
-		"a name without an end":                {crafted{symbols: []uint32{1}, strings: []byte("\x00echo")}.bytes(), "exports no functions", ""},
-		"a name elsewhere":                     {crafted{symbols: []uint32{1 << 30}, strings: []byte("\x00echo\x00")}.bytes(), "exports no functions", ""},
-		"strings that are none":                {crafted{symbols: []uint32{1}, strings: []byte("\x00echo\x00"), link: 1}.bytes(), "section 1 is not a string table", ""},
-		"strings in a section beyond":          {crafted{symbols: []uint32{1}, strings: []byte("\x00echo\x00"), link: 99}.bytes(), "section 99 is not a string table", ""},
-		"too many functions":                   {many.bytes(), "more than 65536 functions", ""},
-		"names too long together":              {wide.bytes(), "more than 2097152 bytes", ""},
-		"needs that end early":                 {crafted{symbols: []uint32{1}, strings: []byte("\x00f\x00"), needs: need(1, 100, 1)}.bytes(), "needed versions continue at byte 100 of 32", ""},
-		"versions that end early":              {crafted{symbols: []uint32{1}, strings: []byte("\x00f\x00"), needs: need(1, 0, 1, 1)[:40]}.bytes(), "needed versions continue at byte 32 of 40", ""},
-		"names that share one long string":     {craftedShared(), "exports no functions", ""},
-		"needed versions that overlap":         {chain.bytes(), "more than 65536 needed versions", ""},
-		"a table larger than any memory":       {huge, "a table of 1099511627776 bytes", ""},
-		"a compressed table":                   {compressed, "a table is compressed", ""},
+		"good":                                  {craftedGood().bytes(), "", "[echo price]"},
+		"as many as there can be":               {exactly.bytes(), "", ""},
+		"names that are not UTF-8 are left out": {crafted{symbols: []uint32{1, 6}, strings: []byte("\x00ec\xffo\x00price\x00")}.bytes(), "", "[price]"},
+		"names too long are left out":           {crafted{symbols: []uint32{1, uint32(2 + len(long))}, strings: []byte("\x00" + long + "\x00ok\x00")}.bytes(), "", "[ok]"},
+		"a name without an end":                 {crafted{symbols: []uint32{1}, strings: []byte("\x00echo")}.bytes(), "exports no functions", ""},
+		"a name elsewhere":                      {crafted{symbols: []uint32{1 << 30}, strings: []byte("\x00echo\x00")}.bytes(), "exports no functions", ""},
+		"strings that are none":                 {crafted{symbols: []uint32{1}, strings: []byte("\x00echo\x00"), link: 1}.bytes(), "section 1 is not a string table", ""},
+		"strings in a section beyond":           {crafted{symbols: []uint32{1}, strings: []byte("\x00echo\x00"), link: 99}.bytes(), "section 99 is not a string table", ""},
+		"too many functions":                    {many.bytes(), "more than 65536 functions", ""},
+		"names too long together":               {wide.bytes(), "more than 2097152 bytes", ""},
+		"needs that end early":                  {crafted{symbols: []uint32{1}, strings: []byte("\x00f\x00"), needs: need(1, 100, 1)}.bytes(), "needed versions continue at byte 100 of 32", ""},
+		"versions that end early":               {crafted{symbols: []uint32{1}, strings: []byte("\x00f\x00"), needs: need(1, 0, 1, 1)[:40]}.bytes(), "needed versions continue at byte 32 of 40", ""},
+		"names that share one long string":      {craftedShared(), "exports no functions", ""},
+		"needed versions that overlap":          {chain.bytes(), "more than 65536 needed versions", ""},
+		"a table larger than any memory":        {huge, "a table of 1099511627776 bytes", ""},
+		"a compressed table":                    {compressed, "a table is compressed", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			names, err := inspectBytes(t, z, c.lib)

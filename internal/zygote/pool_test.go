@@ -239,7 +239,7 @@ func TestPooledWorkerWhosePeersMemoryIsWrong(t *testing.T) {
 	}
 }
 
-// answerWithPipes repeats a worker's hello with descriptors that are no memory.
+// answerWithPipes repeats a worker's hello with descriptors that are not memory.
 func answerWithPipes(c net.Conn) {
 	u := c.(*net.UnixConn)
 	hello, rights := make([]byte, 4096), make([]byte, 256)

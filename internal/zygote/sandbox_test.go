@@ -316,6 +316,6 @@ func TestLacks(t *testing.T) {
 		t.Errorf("without ids: %q, %v", missing, err)
 	}
 	if _, err := Lacks(t.Context(), "/bin/false", confined.UIDs); err == nil {
-		t.Error("a program that is no worker lacks nothing")
+		t.Error("a program that is not a worker lacks nothing")
 	}
 }

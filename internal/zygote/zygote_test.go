@@ -427,7 +427,7 @@ func TestManySpawnsLeakNothing(t *testing.T) {
 		w, err := z.Spawn(t.Context(), spec)
 		if i%4 == 3 {
 			if err == nil {
-				t.Fatal("loaded what is no library")
+				t.Fatal("loaded a file that is not a library")
 			}
 		} else {
 			if err != nil {

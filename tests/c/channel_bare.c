@@ -45,7 +45,7 @@ T_CASE(bare_client, "channel/bare-requests") {
     raw_bare(&r, 3, 0, 10);
     CHECK_STATUS(raw_reply(&r, 3, 10).status, DP_BAD_REQUEST);
 
-    t_note("a refused header is no header");
+    t_note("a refused header is not a header");
     raw_request(&r, 4, (dp_request){.generation = 78, .call_id = 9, .size = 8, .capacity = 8}, 8, 9);
     CHECK_STATUS(raw_reply(&r, 4, 9).status, DP_BAD_REQUEST);
     raw_bare(&r, 4, 8, 10);

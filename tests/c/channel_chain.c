@@ -15,7 +15,7 @@ static void fill_and_echo(served *s, uint32_t size, uint8_t *out) {
     CHECK_PATTERN(out, got, size);
 }
 
-/* Intermediate results of all sizes, whatever the capacity of the call, alone and beside other calls, among calls that are no chains. */
+/* Intermediate results of all sizes, whatever the capacity of the call, alone and beside other calls, among calls that are not chains. */
 T_CASE(chain_results, "channel/chain") {
     static const uint32_t sizes[] = {0, 1, 24, 25, 256, 257, EAGER, EAGER + 1, 9000, BULK - 1, BULK};
     served s;

@@ -133,7 +133,7 @@ static int parse(fault *f, const char *script, dp_error *err) {
         if (f->n_rules == RULES_MAX)
             return dp_fail(err, DP_INVALID, 0, "fault script: more than %d rules", RULES_MAX);
         if (!parse_rule(&p, &f->rules[f->n_rules]) || (*p && *p != ','))
-            return dp_fail(err, DP_INVALID, 0, "fault script: \"%.40s\" is no rule", start);
+            return dp_fail(err, DP_INVALID, 0, "fault script: \"%.40s\" is not a rule", start);
         f->n_rules++;
         if (*p == ',' && !*++p)
             return dp_fail(err, DP_INVALID, 0, "fault script: a comma at the end");

@@ -71,7 +71,7 @@ T_CASE(glibc, "inspect/glibc") {
         {"GLIBC_2.10", "2.9", "needs GLIBC_2.10 of"},
         {"GLIBC_3.0", "2.36", "needs GLIBC_3.0 of"},
         {"GLIBC_2.36", "3.0", NULL},
-        {"GLIBC_3", "2.36", NULL}, /* these are no versions */
+        {"GLIBC_3", "2.36", NULL}, /* these are not versions */
         {"GLIBC_3.", "2.36", NULL},
         {"GLIBC_3.x", "2.36", NULL},
         {"GLIBC_PRIVATE", "2.36", NULL},

@@ -51,7 +51,7 @@ func TestCompiler(t *testing.T) {
 		{name: "C++", line: "-v -o libhidden.so hidden.cpp", says: []string{"'g++' '-O3'", "libhidden.so exports no function", `extern "C"`}},
 		{name: "Fortran", line: "-v -o libf.so good.f90", says: []string{"'gfortran' '-O3'"}},
 		{name: "Fortran and C", line: "-v -o libf.so good.f90 g.c", says: []string{"'gfortran' '-O3'"}},
-		{name: "an option's value is no source", line: "-v -o libgood.so -include /dev/null -MF x.cpp -MD good.c", says: []string{"'gcc'"}},
+		{name: "an option's value is not a source", line: "-v -o libgood.so -include /dev/null -MF x.cpp -MD good.c", says: []string{"'gcc'"}},
 		{name: "object", line: "-v -c -o g.o g.c", says: []string{"'-fPIC'"}},
 		{name: "objects", line: "-v -o libg.so g.o --lang c++", says: []string{"'g++'"}},
 		{name: "march", line: "-v --march=x86-64-v3 -o libgood.so good.c", says: []string{"'-march=x86-64-v3'"}},

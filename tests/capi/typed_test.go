@@ -50,7 +50,7 @@ func TestTypedFunctions(t *testing.T) {
 		{name: "template", line: "sum_i64 --args i64:1,2,3 --print i64", prints: "6"},
 
 		{name: "exception", line: "intrinsic --args f64:1,2,-3", fails: "negative time -3.000000 100%s"},
-		{name: "exception that is no std::exception", line: "throws_int", fails: "exception of type int"},
+		{name: "exception that is not a std::exception", line: "throws_int", fails: "exception of type int"},
 		{name: "missing table", line: "first_of_table --args str:prices", fails: `the program has published no table "prices"`},
 		{name: "exception of the standard library", line: "iota --args i64:-1", fails: "cannot create std::vector larger than max_size()"},
 		{name: "negative count", line: "shifted --args i32:0,0", fails: "the function returned -1 elements"},

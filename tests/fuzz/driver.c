@@ -208,7 +208,7 @@ static item unhex(item text) {
         if (comment || c == ' ' || c == '\n')
             continue;
         if (v < 0) {
-            fprintf(stderr, "%s: byte %zu of the text, '%c', is no lower-case hexadecimal digit\n", program, i, c);
+            fprintf(stderr, "%s: byte %zu of the text, '%c', is not a lower-case hexadecimal digit\n", program, i, c);
             exit(2);
         }
         if (high >= 0)

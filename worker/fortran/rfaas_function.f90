@@ -7,7 +7,7 @@
 !>        integer(c_int32_t) :: bytes              ! bytes of the result
 !>        real(c_double), pointer :: x(:), y(:)
 !>        if (mod(rfaas_unsigned(size), 8_c_int64_t) /= 0) then
-!>           bytes = rfaas_fail('input is no array of doubles')
+!>           bytes = rfaas_fail('input is not an array of doubles')
 !>           return
 !>        end if
 !>        bytes = size

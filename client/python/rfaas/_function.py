@@ -23,11 +23,11 @@ def dtype_of(value: Any) -> numpy.dtype:
 
 
 def new_result(name: str, dtype: Any, shape: Any) -> numpy.ndarray:
-    """An array for a result, if the first argument is no array of numpy."""
+    """An array for a result, if the first argument is not a numpy array."""
     import numpy
 
     if dtype is None or shape is None:
-        raise TypeError(f"{name}: give dtype and shape of the result, because the first argument is no array of numpy")
+        raise TypeError(f"{name}: give dtype and shape of the result, because the first argument is not a numpy array")
     return numpy.empty(shape, dtype)
 
 
@@ -42,12 +42,12 @@ def part_of(name: str, result: Any, size: int) -> Any:
 
 
 def _items(self: _rfaas.Function, x: Any, copy: bool) -> tuple[Any, tuple[int, ...], Any]:
-    """The argument of a map as contiguous memory, its shape and its dtype, None if it is no array of numpy."""
+    """The argument of a map as contiguous memory, its shape and its dtype, or None if it is not a numpy array."""
     dtype = getattr(x, "dtype", None)
     if dtype is None:
         view = memoryview(x)
         if view.format == "O" or not view.c_contiguous:
-            raise TypeError(f"{self.name}: {x!r} is no contiguous buffer of numbers")
+            raise TypeError(f"{self.name}: {x!r} is not a contiguous buffer of numbers")
         return view, view.shape or (len(view),), None
     import numpy
 
@@ -77,7 +77,7 @@ def map(self: _rfaas.Function, x: Buffer, out: Any = None, *, dtype: Any = None,
     if out is None:
         dtype = dtype or self.dtype or own
         if dtype is None:
-            raise TypeError(f"{self.name}.map: give out or dtype, because the argument is no array of numpy")
+            raise TypeError(f"{self.name}.map: give out or dtype, because the argument is not a numpy array")
         out = _empty((whole[0], *(whole[1:] if shape is None else _tuple(shape))), dtype)
     self._map(items, out, whole[0], 0, 0, **options)
     return out

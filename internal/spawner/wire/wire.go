@@ -99,7 +99,7 @@ const (
 	PartSeccomp  = 1 << 6
 	PartLandlock = 1 << 7
 	PartAll      = 1<<8 - 1
-	// WithoutReturn is no part: with it among the parts that tests leave out, the zygote clones workers through a stem.
+	// WithoutReturn is not a part: with it among the parts that tests leave out, the zygote clones workers through a stem.
 	WithoutReturn = 1 << 8
 )
 

@@ -275,7 +275,7 @@ static void after_finalize(void) {
     OK(rfaas_lease_release(lease(1, 2, RFAAS_WAIT_ADAPTIVE)));
 }
 
-/* A child of fork() uses the library as if its parent had not; the parent's handles are none of its own. */
+/* A child of fork() uses the library as if its parent had not; the parent's handles do not belong to it. */
 static void use_anew(rfaas_session *theirs, rfaas_lease *of_them) {
     uint64_t in = 7, out = 0;
     rfaas_lease *l;

@@ -64,7 +64,7 @@ static int64_t any_time(void) { return (int64_t)(64 + any(64)) << any(9); }
 static void on_fault(int sig, siginfo_t *info, void *context) {
     (void)context;
     const uint8_t *at = info->si_addr;
-    const char *what = "memory that is no buffer";
+    const char *what = "memory that is not a buffer";
     for (int i = 0; i < CELLS; i++) {
         if (at >= cells[i].in - PAGE && at < cells[i].in + cells[i].room + PAGE)
             what = "a payload's buffer or its guard";
