@@ -389,7 +389,7 @@ func (x Call) enter(op string) (*slot, error) {
 	x.slot.mu.Lock()
 	if x.slot.seq != x.seq {
 		x.slot.mu.Unlock()
-		return nil, fail(op, dataplane.StatusInvalid, "the call was asked for or cancelled already")
+		return nil, fail(op, dataplane.StatusInvalid, "the result was already taken, or the call was cancelled")
 	}
 	if x.slot.gone {
 		x.slot.mu.Unlock()

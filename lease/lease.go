@@ -164,13 +164,13 @@ func (r *record) due(now time.Time) (at time.Time, d Due) {
 	d.ID = r.ID
 	switch r.State {
 	case Released:
-		d.State, d.Reason = Released, "its time in the cache is over"
+		d.State, d.Reason = Released, "its time in the cache is up"
 		return r.cached, d
 	case Granted, Active, Expiring:
 	default:
 		return time.Time{}, d
 	}
-	at, d.State, d.Reason = r.Expires, Expired, "its time is over"
+	at, d.State, d.Reason = r.Expires, Expired, "its time is up"
 	if r.State == Active && now.Before(r.Expires) { // else it is too late for a notice
 		at, d.State, d.Reason = r.notice, Expiring, ""
 	}

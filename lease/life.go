@@ -128,7 +128,7 @@ func (t *Table) Renew(id ID, d time.Duration) (Lease, error) {
 	case t.draining:
 		return Lease{}, fmt.Errorf("renew lease %d: %w", id, ErrDraining)
 	case !now.Before(r.Expires): // over, although the table has not ended it yet
-		return Lease{}, fmt.Errorf("renew lease %d: %w", id, &EndedError{ID: id, State: Expired, Reason: "its time is over"})
+		return Lease{}, fmt.Errorf("renew lease %d: %w", id, &EndedError{ID: id, State: Expired, Reason: "its time is up"})
 	}
 	if r.Expires.Before(now.Add(d)) {
 		t.setEnd(r, now, d)

@@ -297,7 +297,7 @@ func (t *Table) busy(terms *Terms, n int) error {
 	if need := uint64(n) * terms.MemoryPerWorker; need > memory {
 		return fmt.Errorf("%d bytes wanted, %d of %d are free: %w", need, memory, t.cfg.Memory, ErrBusy)
 	}
-	return fmt.Errorf("%d different cores wanted for each of %d workers, those that are free are not different enough: %w",
+	return fmt.Errorf("%d different cores are wanted for each of %d workers, but too few different cores are free: %w",
 		terms.CoresPerWorker, n, ErrBusy)
 }
 

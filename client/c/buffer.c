@@ -236,7 +236,7 @@ int rfaas_api_plan_in_place(rfaas_lease *l, const char *op, rfaas_function fn, c
     if (to && p->attempt)
         return rfaas_api_fail(RFAAS_INVALID, 0,
                               "%s %s: attempt_ns is %lld with a result in place, to which an attempt that was given up may still write; "
-                              "take 0, or memory that is not of rfaas_alloc", op, function_name(l, fn), (long long)p->attempt);
+                              "use 0, or memory that is not from rfaas_alloc", op, function_name(l, fn), (long long)p->attempt);
     p->in_place = from || to;
     p->result_in_place = to;
     return RFAAS_OK;

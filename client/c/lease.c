@@ -281,7 +281,7 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
     int64_t begun = dp_now_ns();
     rfaas_lease *l = take_lease(s);
     if (!l)
-        return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %d leases are open, that is the limit", op, RFAAS_LEASES_MAX);
+        return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %d leases are open, which is the limit", op, RFAAS_LEASES_MAX);
     l->wanted = o.workers;
     l->n_workers = o.workers_min; /* until the executor has granted more */
     l->options = o;

@@ -224,7 +224,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
                               sizeof ((rfaas_session *)0)->device - 1);
     rfaas_session *s = take_session();
     if (!s)
-        return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %d sessions are open, that is the limit", op, RFAAS_SESSIONS_MAX);
+        return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %d sessions are open, which is the limit", op, RFAAS_SESSIONS_MAX);
     memset(s->device, 0, sizeof s->device);
     if (o.device)
         strcpy(s->device, o.device);

@@ -530,7 +530,7 @@ class lease {
     template <class In, class Out>
     request iinvoke(rfaas::function f, const In &in, Out &&out, const call_options &options = {}) {
         static_assert(std::is_lvalue_reference<Out>::value || std::is_trivially_destructible<std::decay_t<Out>>::value,
-                      "out would be gone before the result comes");
+                      "out would be destroyed before the result arrives");
         auto from = payload(in);
         auto to = room(out);
         rfaas_request r = RFAAS_REQUEST_NULL;

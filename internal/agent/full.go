@@ -29,7 +29,7 @@ func (a *Agent) noFiles() error {
 
 // tooMany returns the error for a client beyond mostClients.
 func tooMany() error {
-	return failed("agent", dataplane.StatusBusy, "%d processes are connected to the agent, which serves no more: end some of them", mostClients)
+	return failed("agent", dataplane.StatusBusy, "%d processes are connected to the agent, which is its limit: end some of them", mostClients)
 }
 
 // turnAway closes the spare descriptor, accepts a client in its place, and refuses it. Only the accepting goroutine may call it.

@@ -74,7 +74,7 @@ func newClusterNode(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "node HOST...",
 		Short: "Make the identity directory of a node that is reached by these names and addresses",
-		Long: "Make the identity directory of a node with these names and addresses: its certificate and key, the keys to check others with,\n" +
+		Long: "Make the identity directory of a node with these names and addresses: its certificate and key, the keys that verify others,\n" +
 			"the list of revoked credentials, and a certificate for its HTTPS page (ECDSA P-256). Browsers accept that certificate after they\n" +
 			"have imported page-ca.crt from the cluster's directory. Executors of this node can register only at these names and addresses.\n" +
 			"The first name identifies the node and must be unique. Running daemons load a directory that is made again.",

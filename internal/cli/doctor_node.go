@@ -200,9 +200,9 @@ func (a *app) checkClock(ctx context.Context, manager string) finding {
 	case err != nil:
 		return note(check, mend, "the kernel does not say whether it is synchronised: %v", err)
 	case state == unsynchronised:
-		return note(check, mend, "not synchronised, says the kernel; and no resource manager answers to compare with")
+		return note(check, mend, "not synchronised according to the kernel, and no resource manager answers to compare with")
 	}
-	return ok(check, "synchronised, says the kernel; no resource manager answers to compare with")
+	return ok(check, "synchronised according to the kernel; no resource manager answers to compare with")
 }
 
 // skew is how far this node's clock is ahead of the manager's, and how sure that is.

@@ -76,7 +76,7 @@ func newExecutors(a *app) *cobra.Command {
 		Use:   "executors",
 		Short: "List the executors that the resource manager knows",
 		Long: "List the executors that the resource manager knows. The list is read from the manager's memory. On shm and verbs\n" +
-			"that costs the manager nothing and works while it is stopped. If the memory cannot be reached, the manager is asked.\n" +
+			"that costs the manager nothing and works while it is stopped. If the memory cannot be reached, the command asks the manager.\n" +
 			"--watch runs until it is interrupted: a terminal shows the current state; otherwise each change prints a table, or with\n" +
 			"--json a line with an array.",
 		Args: cobra.NoArgs,

@@ -25,7 +25,7 @@ func newLedger(a *app) *cobra.Command {
 	file := func(dir string) string { return filepath.Join(dir, "ledger") }
 	c.AddCommand(&cobra.Command{
 		Use:   "check STATE-DIR",
-		Short: "Read all of the ledger and print what is wrong",
+		Short: "Read the whole ledger and print its errors",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			r, err := accounting.CheckLedger(file(args[0]), ledgerWait)

@@ -30,7 +30,7 @@ func newMan(a *app) *cobra.Command {
 				return err
 			}
 			for _, u := range config.Usages() {
-				long := u.About + ".\n\n" + strings.ReplaceAll(u.Sources, "_", `\_`) + "\n\nExit status: 0 ended as told, 1 failure, 2 wrong usage or settings."
+				long := u.About + ".\n\n" + strings.ReplaceAll(u.Sources, "_", `\_`) + "\n\nExit status: 0 clean end, 1 failure, 2 wrong usage or settings."
 				if err := a.writeDaemon(args[0], u.Name, u.About, long, u.Flags, ""); err != nil {
 					return err
 				}

@@ -15,7 +15,7 @@ func newSlurmReplay(a *app) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "replay",
-		Short: "Simulate the controller on a synthetic day of idle gaps, and print how much of them it would use",
+		Short: "Simulate the controller on a synthetic day of idle gaps, and print how much of the gaps it would use",
 		Long: `Simulate "rfaas slurm follow" on a synthetic day of idle gaps, event by event, with times that were measured on a
 real Slurm. Gaps and busy times are log-normal, given by median and 95th percentile. The scheduler's plan shows the end of the
 known gaps. In these, Slurm starts executors in its backfill only, for whole minutes. The other gaps end by preemption.`,

@@ -100,7 +100,7 @@ func (p program) flags() *pflag.FlagSet {
 	flags.SetOutput(io.Discard)
 	flags.String("config", "", "settings file, YAML or TOML")
 	flags.Bool("check-config", false, "check the settings, and whether this node has the files, devices, addresses, cores and memory that they name, and exit")
-	flags.Bool("print-config", false, "print the settings that result, as YAML, and exit")
+	flags.Bool("print-config", false, "print the resulting settings as YAML, and exit")
 	flags.Bool("version", false, "print the version and exit")
 	flags.BoolP("help", "h", false, "print this help and exit")
 	for _, o := range p.options {
@@ -114,11 +114,11 @@ func (p program) flags() *pflag.FlagSet {
 }
 
 func (p program) otherSources() string {
-	return fmt.Sprintf("A setting may also stand in the --config file under the same name, or in the\n"+
+	return fmt.Sprintf("You can also give a setting in the --config file under the same name, or in the\n"+
 		"environment as %s and the name in capitals (%s).", p.prefix, p.envName("listen"))
 }
 
-// Usage is what a program's manual page tells.
+// Usage has the texts of a program's manual page.
 type Usage struct {
 	Name, About string
 	Sources     string // of settings besides flags: sentences

@@ -171,7 +171,7 @@ func (r *readError) Read(b []byte) (int, error) {
 }
 
 // errNoBundles is the answer of an executor without a directory for bundles.
-var errNoBundles = control.Errorf(control.ClassUnsupported, "this executor takes no bundles: open the lease without files and with RFAAS_BUNDLE_LIBRARIES=off")
+var errNoBundles = control.Errorf(control.ClassUnsupported, "this executor accepts no bundles: open the lease without files and with RFAAS_BUNDLE_LIBRARIES=off")
 
 // bundleOf checks the bundle of a request. It returns nil if there is none.
 func (e *Executor) bundleOf(t *control.Table) ([]sum, error) {

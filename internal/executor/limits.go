@@ -318,7 +318,7 @@ func (e *Executor) reserve(h *holding) (flag string, err error) {
 	}
 	release, flag, err := e.limits.reserve(l.Terms.Tenant, l.Present()*l.Terms.CoresPerWorker)
 	if flag != "" {
-		e.tell(h, slog.LevelWarn, "lease granted without its tenant's limit", "lease", uint64(h.id), "tenant", l.Terms.Tenant, "flag", flag)
+		e.tell(h, slog.LevelWarn, "lease granted without checking its tenant's limit", "lease", uint64(h.id), "tenant", l.Terms.Tenant, "flag", flag)
 	}
 	h.mu.Lock()
 	h.reserved = release

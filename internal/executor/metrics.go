@@ -94,7 +94,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("cached_leases", "Cached leases and spare leases.", func() float64 { return float64(e.table.Capacity().Cached) })
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
-	gauge("table_bytes", "Memory that tables take, of that which is lent.", func() float64 { return float64(e.table.Capacity().SetAside) })
+	gauge("table_bytes", "Lent memory that tables use.", func() float64 { return float64(e.table.Capacity().SetAside) })
 	gauge("draining", "1 while it drains.", func() float64 {
 		if e.isDraining() {
 			return 1

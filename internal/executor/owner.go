@@ -39,14 +39,14 @@ func (e *Executor) mayUse(ctx context.Context, method string, id lease.ID) error
 	return grpcError(fmt.Errorf("lease %d: %w", uint64(id), lease.ErrUnknown)) // as the table says it
 }
 
-// payer returns the tenant that owns and pays for what the caller asks for.
+// payer returns the tenant that owns the requested lease and pays for it. asked is the tenant in the request, or empty.
 func (e *Executor) payer(ctx context.Context, asked string) (string, error) {
 	who := control.Caller(ctx)
 	switch {
 	case who.Role == identity.RoleOperator:
 		return cmp.Or(asked, who.Tenant), nil
 	case asked != "" && asked != who.Tenant:
-		return "", e.refuse(ctx, "Lease", "a lease for tenant %q was asked for by %s, who may lease for %q", asked, who.Name, who.Tenant)
+		return "", e.refuse(ctx, "Lease", "%s may lease only for tenant %q, and requested a lease for tenant %q", who.Name, who.Tenant, asked)
 	}
 	return who.Tenant, nil
 }

@@ -183,7 +183,7 @@ func (a *accounts) message(ctx context.Context, m control.ManagerClient) {
 	if len(batch) == 0 {
 		return
 	}
-	const what = "the resource manager does not take charges; they wait"
+	const what = "the resource manager does not accept charges; the executor keeps them and tries again"
 	err := settle(ctx, m, batch)
 	if control.ClassOf(err) == control.ClassInvalid && len(batch) > 1 {
 		for _, o := range batch { // find the invalid one

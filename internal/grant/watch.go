@@ -154,7 +154,7 @@ func (h *Held) handle(ctx context.Context, events, deaths <-chan Event, renewed 
 			if h.leaving.Load() {
 				continue
 			}
-			e := Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: h.expiry("expired: its time is over")}
+			e := Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: h.expiry("expired: its time is up")}
 			h.note(e)
 			handle(e)
 			return

@@ -174,7 +174,7 @@ func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519
 		old := r.list.value
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil, fmt.Errorf("revocation list %s: the file is missing, so it is unknown what is revoked (copy `revoked` from the cluster's "+
+			return nil, fmt.Errorf("revocation list %s: the file is missing, so the daemon cannot tell which credentials are revoked (copy `revoked` from the cluster's "+
 				"directory here; rfaas cluster revoked --new creates it there)", path)
 		case errors.Is(err, ErrUnsigned):
 			return nil, fmt.Errorf("revocation list %s: %w (sign it in the cluster's directory with rfaas cluster revoked --new, and copy it here)", path, err)
