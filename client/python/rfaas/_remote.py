@@ -36,10 +36,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 setattr(module, name, change(getattr(module, name)))
 
 
-# Functions that travel by value get the global variables of their module with them. cloudpickle would give each of them a dictionary of its own. Here,
-# those of one module share one, so that a function finds what another function, such as the initializer, has stored there.
-shared = {}  # dictionaries by the names of modules
-loaded = {}  # by the identity of such a dictionary: the values that came with functions
+# Functions that are sent by value bring the global variables of their module. cloudpickle would give each function its own dictionary of them. Here,
+# the functions of one module share a dictionary, so that one finds what another, such as the initializer, has stored there.
+shared = {}  # name of a module: its dictionary
+loaded = {}  # id of such a dictionary: the values that came with functions
 arrived = []  # such dictionaries, and the values that have just come for them
 latest = [None]  # the digest of the function whose values the dictionaries have
 
