@@ -29,7 +29,7 @@ from test import test_concurrent_futures as theirs
 for module in sys.modules[__name__], theirs:
     cloudpickle.register_pickle_by_value(module)  # importing it in each worker would take longer than the tests
 
-SHORTER = 10  # the sleeps of the tests are shorter by this factor
+SHORTER = 5  # the sleeps of the tests are shorter by this factor
 
 
 def sleep(seconds):
