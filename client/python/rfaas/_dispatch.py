@@ -9,6 +9,7 @@ import collections
 import functools
 import os
 import pickle
+import queue
 import sys
 import threading
 import time
@@ -69,6 +70,24 @@ class Worker:
         self.request = self.call.submit(FETCH_REQUEST, out=bytearray(size))
 
 
+class Bell:
+    """An event for one thread that waits. A signal handler or a finalizer may set it while the thread that it interrupts does."""
+
+    def __init__(self) -> None:
+        self.rung: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        if self.rung.empty():
+            self.rung.put(None)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Also clears it."""
+        try:
+            self.rung.get(timeout=timeout)
+        except queue.Empty:
+            pass
+
+
 class Dispatcher:
     """The workers of an executor and the calls that wait for them."""
 
@@ -84,7 +103,7 @@ class Dispatcher:
         self.driver: dict[int, int] = {}  # 0: the thread that is the driver
         self.inside = 0  # the thread that is the driver and may execute callbacks now
         self.left = threading.Event()  # the background thread has let another thread be the driver
-        self.bell = threading.Event()  # wakes the background thread
+        self.bell = Bell()  # wakes the background thread
         self.attended = self.hurried = self.wanted = self.background = self.closed = False
         self.turns = 0  # calls of look() by drivers other than the background thread
         self.broken: BrokenExecutor | None = None
@@ -415,13 +434,12 @@ class Dispatcher:
             self.attended = False
             if not self.busy or self.driver:
                 self.bell.wait()
-            self.bell.clear()
+            self.bell.wait(0)
             self.attended = True
             turns = -1
             while not self.hurried and turns != self.turns and self.busy:
                 turns = self.turns
                 self.bell.wait(GRACE)
-                self.bell.clear()
             if self.busy and self.become_driver():
                 self.background = True
                 while self.busy and not self.wanted:

@@ -228,6 +228,16 @@ class Waits(ExecutorCase):
 
         self.assertEqual(asyncio.run(awaited()), (9, None, None))
 
+    def test_submit_may_interrupt_submit(self):
+        """As in a signal handler or a finalizer, wherever it calls a function."""
+        futures = []
+        sys.setprofile(lambda frame, event, arg: event == "call" and futures.append(self.executor.submit(square, 2)))
+        try:
+            futures.append(self.executor.submit(square, 2))
+        finally:
+            sys.setprofile(None)
+        self.assertEqual({f.result(60) for f in futures}, {4})
+
     def test_time_limits(self):
         slow = self.executor.submit(time.sleep, 600)
         for wait in slow.result, slow.exception, lambda timeout: list(rfaas.as_completed([slow], timeout)):
