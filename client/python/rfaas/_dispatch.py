@@ -272,7 +272,7 @@ class Dispatcher:
         with self.lock:
             if future:
                 self.done.append((future, reply))
-            worker.future = None
+            worker.future = worker.request = None  # an idle worker keeps no large result
             self.busy.pop(worker, None)
             self.next(worker)
         self.deliver_all()

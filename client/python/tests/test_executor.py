@@ -101,6 +101,7 @@ class Calls(ExecutorCase):
         large = os.urandom(3_000_000)
         self.assertEqual(self.run_here(lambda b: b[::-1], large), large[::-1])
         self.assertEqual(self.executor.leases[0].workers, 2)
+        self.assertFalse(any(worker.request for worker in self.executor._dispatcher.all), "an idle worker keeps a reply")
 
     def test_a_method_is_pickled_with_the_state_that_it_has_now(self):
         class Counter:
