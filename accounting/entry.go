@@ -11,21 +11,21 @@ import (
 // MaxName is the most bytes of a tenant's or a node's name.
 const MaxName = 255
 
-// Entry is what is known of a Key: who pays, when, and how much so far.
+// Entry is the account of a Key: the tenant that pays, the times, and the use so far.
 type Entry struct {
 	Key
 	Tenant string    // 1 to MaxName bytes
-	Node   string    // at most MaxName bytes, for people
+	Node   string    // at most MaxName bytes, for readers
 	Began  time.Time // of the lease
 	AsOf   time.Time // of Use
 	Final  bool      // Use does not grow any more
 	Use    Use
 }
 
-// ErrInvalid is what no entry may be.
+// ErrInvalid reports an entry that is not valid.
 var ErrInvalid = errors.New("invalid account entry")
 
-// Check says what is wrong with an entry, if anything is. Errors are ErrInvalid.
+// Check returns an error that wraps ErrInvalid if the entry is not valid.
 func (e *Entry) Check() error {
 	switch {
 	case e.Lease == 0:

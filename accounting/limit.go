@@ -76,7 +76,7 @@ type Limits struct {
 	others  int64 // -1: no limit
 }
 
-// ParseLimits reads "ann=64,bob=8,*=16"; * is for those that are not named, who have no limit without it.
+// ParseLimits reads "ann=64,bob=8,*=16". * stands for all tenants that are not named. Without it, they have no limit.
 func ParseLimits(text string) (Limits, error) {
 	l := Limits{tenants: map[string]uint64{}, others: -1}
 	for part := range strings.SplitSeq(text, ",") {

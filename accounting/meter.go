@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Report is what a worker says that it did since it started: sums. It is not believed as it is: see Meter.
+// Report has the sums that a worker reports since its start. The executor does not trust them: see Meter.
 type Report struct {
 	Exec     time.Duration // in functions
 	Hot      time.Duration // polling for calls

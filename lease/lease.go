@@ -159,7 +159,7 @@ func (r *record) copy() Lease {
 
 func (r *record) ended() error { return &EndedError{ID: r.ID, State: r.State, Reason: r.Reason} }
 
-// due is when something has to happen next to the lease by itself, and what. Zero time: never.
+// due returns when the lease must next change its state without a request, and the new state. Zero time: never.
 func (r *record) due(now time.Time) (at time.Time, d Due) {
 	d.ID = r.ID
 	switch r.State {

@@ -430,7 +430,7 @@ func (t *Table) List() []Lease {
 	return list
 }
 
-// Capacity returns what there is and what is free.
+// Capacity returns the table's resources, in total and free.
 func (t *Table) Capacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -112,8 +112,8 @@ static int set_path(reach *r, const char *path) {
     return 0;
 }
 
-/* The agent reaches what its network namespace reaches, so processes of another one have another agent, also where both see the same
- * directory. Each batch job has an agent of its own, which ends with the job. */
+/* The agent reaches what its network namespace reaches, so processes of another namespace have another agent, even where both see the
+ * same directory. Each batch job has its own agent, which ends with the job. */
 static void socket_name(char *out, size_t room) {
     struct stat net = {0};
     char job[RFAAS_AGENT_JOB];

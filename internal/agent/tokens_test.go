@@ -88,7 +88,7 @@ func (r *realm) connect() *process {
 	return p
 }
 
-// status returns what the agent says of its only token.
+// status returns the agent's status of its only token.
 func (r *realm) status() (s TokenStatus) {
 	r.t.Helper()
 	all, err := Ask(r.t.Context(), r.w.socket)

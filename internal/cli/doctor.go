@@ -312,7 +312,7 @@ func findPrograms(check, self, worker string) finding {
 // portTime is how long the doctor waits for a daemon.
 const portTime = 3 * time.Second
 
-// checkPort says who answers at an address.
+// checkPort reports which daemon answers at an address.
 func (a *app) checkPort(ctx context.Context, who, addr string, call func(context.Context, *grpc.ClientConn) error) finding {
 	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, portTime))
 	defer cancel()

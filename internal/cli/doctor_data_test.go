@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// The doctor connects to the data port of an executor on tcp, and says why it cannot and what to do. It counts an executor once that it finds at
-// two addresses: the one that the manager lists, and the one that it is given.
+// The doctor connects to the data port of an executor on tcp, and says why it cannot and what to do. If it finds
+// an executor at two addresses, that of the manager's list and the one that it is given, it counts the executor once.
 func TestDoctorDataPorts(t *testing.T) {
 	s, _, run := world(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

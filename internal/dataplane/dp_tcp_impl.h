@@ -79,7 +79,7 @@ typedef struct tcp_region { /* as in a hello */
     uint64_t base, size;
 } tcp_region;
 
-/* A region without rights and size is none: its base says what the sender can do. Earlier builds accept and ignore it. */
+/* An entry without rights and size is not a region: its base has flags of what the sender supports. Earlier builds accept and ignore it. */
 enum { TCP_CAN_BATCH = 1 }; /* serves requests with DP_REQ_BATCH */
 
 typedef struct tcp_hello {

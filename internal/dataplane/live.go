@@ -3,7 +3,7 @@ package dataplane
 // #include "dp_fabric.h"
 import "C"
 
-// Live says how many objects of the fabric this process has made and not given back, by kind. For leak checks.
+// Live returns how many objects of the fabric this process has made and not freed, by kind. Leak checks use it.
 func Live() map[string]int {
 	var l C.dp_live
 	C.dp_live_now(&l)

@@ -108,7 +108,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	}
 }
 
-// bytes is what all libraries take, those being uploaded included.
+// bytes returns the memory of all libraries, including those that are being uploaded.
 func (s *codeStore) bytes() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

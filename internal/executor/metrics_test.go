@@ -16,7 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// What happens to leases is in the metrics, a drain in the readiness, and both in what systemd is told.
+// Metrics show what happens to leases, readiness shows a drain, and systemd is notified of both.
 func TestMetrics(t *testing.T) {
 	s := testSettings(t)
 	dir := t.TempDir()

@@ -14,7 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// BundleOptions say what travels with a library.
+// BundleOptions say which files are sent with a library.
 type BundleOptions struct {
 	Directory   string   // of the library, for $ORIGIN; "": not known
 	LibraryPath string   // LD_LIBRARY_PATH of the client

@@ -167,7 +167,7 @@ func (x *Executor) Charge(i int, from, to accounting.Use) error {
 	return nil
 }
 
-// Receipt reads what the ledger has of cell i; false: no receipt yet, or one that was being written.
+// Receipt reads the ledger's receipt for cell i. It returns false if there is no receipt yet, or if one was being written.
 func (x *Executor) Receipt(i int) (accounting.Receipt, bool, error) {
 	var b [accounting.ReceiptSize]byte
 	if err := x.conn.Read(b[:], x.cell(i)+accounting.ReceiptOffset, x.cells.Key, Timeout); err != nil {
@@ -186,14 +186,14 @@ func (x *Executor) Clear(i int) error {
 	return x.conn.Write(zero[:], x.cell(i), x.cells.Key, Timeout)
 }
 
-// Limited says whether tenants may have limits.
+// Limited reports whether tenants may have limits.
 func (x *Executor) Limited() bool { return x.limits.Size > 0 }
 
-// Holds is for how many tenants the executor can say what it has reserved.
+// Holds returns the number of tenants for which the executor can publish what it has reserved.
 func (x *Executor) Holds() int { return int(x.held.Size / 8) }
 
-// Reserve adds cores to what a record's tenant has, and returns the record as it was a moment later. Negative cores are given
-// back. Errors: those of the connection; whether anything was added is not known then.
+// Reserve adds cores to the reservation of a record's tenant, and returns the record as it was a moment later. Negative cores are returned. After an
+// error of the connection, it is unknown whether they were added.
 func (x *Executor) Reserve(record uint32, cores int64) (accounting.Limit, error) {
 	at := accounting.LimitWordOffset(record, x.way)
 	if uint64(record) >= x.limits.Size/accounting.LimitSize {

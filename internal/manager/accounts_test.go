@@ -44,7 +44,7 @@ func (w *world) counted(name string) float64 {
 	return 0
 }
 
-// What an executor charges wrongly is refused and logged, once; the ledger takes what others charge, and says that it does.
+// An executor's wrong charges are refused and logged once. The ledger accepts and acknowledges the charges of others.
 func TestRefusedChargesAreNobodyElses(t *testing.T) {
 	w := newWorld(t, dataplane.SHM, 8)
 	var log bytes.Buffer

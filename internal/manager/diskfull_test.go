@@ -38,8 +38,8 @@ func fillDisk(t *testing.T, dir string) (path string) {
 	return f.Name()
 }
 
-// The manager's disk is full: the manager says so in every answer and goes on. Charges meanwhile stay in memory, also
-// those of executors that deregister. No executor is told that they are safe. When there is space again, all are in the
+// The manager's disk is full. The manager reports that in every reply, and continues. Meanwhile, charges stay in memory, including those of
+// executors that deregister. The manager acknowledges none of them. When there is space again, all are in the
 // ledger.
 func TestManagerDiskFull(t *testing.T) { smalldisk.Run(t, "256k", managerDiskFull) }
 

@@ -182,7 +182,8 @@ func mailbox(t testing.TB, c *link.Client, n uint64) board.Mailbox {
 
 var need = board.Need{Cores: 1, Local: board.SHM | board.Verbs, Remote: board.Verbs}
 
-// One that was silent and registers again, since it has lost its way to the manager, is back for those who read its line when they are told.
+// A silent executor registers again, because it has lost its connection to the manager's memory. Subscribers that read its line when they are
+// notified see that it is back.
 func TestProviderRegisterAgain(t *testing.T) {
 	providers(t, func(t *testing.T, provider string) {
 		w := newWorld(t, provider, 8)

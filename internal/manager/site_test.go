@@ -26,7 +26,7 @@ import (
 // memory as real ones do; its clients find them on the board, hold leases at them, and look at their mailboxes. It goes on over
 // as many managers as it takes.
 
-// siteConfig is what a site is told, as JSON.
+// siteConfig is the configuration of a site, as JSON.
 type siteConfig struct {
 	Manager, Provider, SecretFile string
 	Executors, Clients            int

@@ -16,17 +16,17 @@ type Lent struct {
 	Until   time.Time // when it says that its node is wanted back; zero: not known
 }
 
-// Publish keeps what executors say about when their nodes are wanted back true while the scheduler's plan changes: each
-// publishes it, and drains in time. Both fields are mandatory; they bound their own time.
+// Publish tells executors when their nodes are wanted back, as the scheduler's plan changes. Each executor publishes that time, and drains before it.
+// Both fields are mandatory, and bound the time that they take.
 type Publish struct {
 	Executors func(ctx context.Context) ([]Lent, error)
 	Tell      func(ctx context.Context, address string, until time.Time) error
 }
 
 const (
-	// untilSlack is by how much a time may differ before it is told: plans move by seconds each time they are made.
+	// untilSlack is by how much a time may differ from the executor's before the executor is told. Plans move by seconds whenever they are made.
 	untilSlack = 30 * time.Second
-	// publishBound is how long the controller's other work waits for it, whatever does not answer.
+	// publishBound is how long the controller's other work waits for publish if executors do not answer.
 	publishBound = 3 * time.Second
 	publishers   = 16 // executors that are notified at the same time
 )
@@ -47,7 +47,7 @@ func wantedBack(now time.Time, jobs []Job, plan Plan) map[string]time.Time {
 	return until
 }
 
-// publish tells every executor that says something else. An error is of those that could not be told.
+// publish tells every executor that has another time. Its error names the executors that it could not reach.
 func (p *Publish) publish(ctx context.Context, until map[string]time.Time) error {
 	if len(until) == 0 {
 		return nil

@@ -306,7 +306,7 @@ func TestUserIDsRunOut(t *testing.T) {
 	lease(t, other, c, nil).mustCall(t, fnEcho, []byte("x"))
 }
 
-// What doctor says is what an executor would.
+// The doctor reports the same missing parts of the sandbox as an executor.
 func TestLacks(t *testing.T) {
 	missing, err := Lacks(t.Context(), workerPath(t), confined.UIDs)
 	if err != nil || (missing == "") != (os.Geteuid() == 0) && os.Getenv("CI") != "" {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestBadInput does what a program may do wrong: a named error comes of it, with a text that says what, and no crash.
+// TestBadInput makes the mistakes that a program can make. Each gives a named error, whose text says what is wrong, and no crash.
 func TestBadInput(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		t.Skip("refused before the fabric hears of it; api_test.c does the main part of it there")
