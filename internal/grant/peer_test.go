@@ -60,7 +60,7 @@ func TestAddressesOfWorkers(t *testing.T) {
 		{far, "169.254.169.254:80", "link-local"},
 		{far, "[fe80::1]:1", "link-local"},
 		{"169.254.0.2:7465", "169.254.0.3:1", ""},
-		{far, "[::ffff:0.0.0.0]:1", "no address"},
+		{far, "[::ffff:0.0.0.0]:1", "not an address"},
 		{far, "224.0.0.1:1", "one node"},
 		{far, "255.255.255.255:1", "one node"},
 		{far, "198.51.100.2:1,127.0.0.1:1", "loopback"},

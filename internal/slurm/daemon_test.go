@@ -369,7 +369,7 @@ func TestJobTextHidesNothing(t *testing.T) {
 		"others":                      {before: "x Nodes=n[1-4] CPU_IDs=0 Mem=1 GRES=", cpus: "[0 1 2 3]", mib: 300, doubt: "2 times"},
 		"more memory":                 {after: "x Nodes=n2 CPU_IDs=1 Mem=900 GRES=", cpus: "[1 2 3]", mib: 900, doubt: "2 times"},
 		"no memory":                   {before: "x Nodes=n2 CPU_IDs=0 Memory=1", cpus: "[0 1 2 3]", mib: 2048, doubt: "not a memory size"},
-		"no CPUs":                     {before: "x Nodes=n2 CPU_IDs=a Mem=1", cpus: "[0 1 2 3]", mib: 2048, doubt: "no CPU"},
+		"no CPUs":                     {before: "x Nodes=n2 CPU_IDs=a Mem=1", cpus: "[0 1 2 3]", mib: 2048, doubt: "neither a CPU nor"},
 		"no host list":                {before: "x Nodes=n[ CPU_IDs=0 Mem=1", cpus: "[0 1 2 3]", mib: 2048, doubt: "brackets"},
 		"a hundred million hosts": {before: strings.Repeat(" Nodes=x[0-99999] CPU_IDs=0 Mem=1 ", 1000), cpus: "[0 1 2 3]", mib: 2048,
 			doubt: "too many hosts"},
