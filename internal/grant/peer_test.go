@@ -68,7 +68,7 @@ func TestAddressesOfWorkers(t *testing.T) {
 		{near, "198.51.100.1:1", ""},
 		{near, "203.0.113.9:1", ""},
 		{near, "[ff02::1]:1", "one node"},
-		{near, "[::ffff:0.0.0.0]:1", "no address"},
+		{near, "[::ffff:0.0.0.0]:1", "not an address"},
 		{self, "127.0.0.1:1", ""},
 		{"unix", "127.0.0.1:1", ""},
 		{"", "127.0.0.1:1", "loopback"}, // not known
