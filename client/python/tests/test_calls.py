@@ -362,7 +362,7 @@ class Sources(unittest.TestCase):
             with mock.patch.dict(os.environ, RFAAS_CC="/nowhere/rfaas-cc"), self.assertRaisesRegex(FileNotFoundError, "RFAAS_CC names /nowhere/rfaas-cc"):
                 rfaas.compile(source)
             os.chmod(os.path.dirname(library), 0o777)
-            with self.assertRaisesRegex(PermissionError, "functions has mode 777 .* others can write to it: remove it"):
+            with self.assertRaisesRegex(PermissionError, "functions has mode 777 .* other users can write to it: remove it"):
                 rfaas.compile(source, "-O2")
 
 
