@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "dp_serve.h"
+#include "seed/heap.h"
 
 uint32_t rfaas_result_capacity(void) {
     const dp_invocation *inv = dp_current_invocation();
@@ -42,25 +43,26 @@ uint32_t rfaas_fail_code(int32_t code, const char *format, ...) {
 }
 
 void *rfaas_state(size_t size, int *fresh) {
-    /* One block for each serving thread, freed with it. A worker has one serving thread, tests have several. */
-    static __thread void *block;
-    static __thread size_t block_size;
+    /* One block for each serving thread, freed with it. A worker has one serving thread, tests have several. In a worker with a seed's heap
+     * the block belongs to the seed. */
+    static __thread dp_heap_state own;
+    dp_heap_state *s = dp_heap_inside() ? &dp_heap_kept_at()->state : &own;
     if (fresh)
         *fresh = 0;
     if (size == 0 || !dp_current_invocation())
         return NULL;
-    if (!block) {
+    if (!s->block) {
         if (size > SIZE_MAX - 63)
             return NULL;
-        block = aligned_alloc(64, (size + 63) & ~(size_t)63);
-        if (!block)
+        s->block = aligned_alloc(64, (size + 63) & ~(size_t)63);
+        if (!s->block)
             return NULL;
-        memset(block, 0, size);
-        block_size = size;
+        memset(s->block, 0, size);
+        s->size = size;
         if (fresh)
             *fresh = 1;
     }
-    return size <= block_size ? block : NULL;
+    return size <= s->size ? s->block : NULL;
 }
 
 uint32_t rfaas_worker_cores(void) {

@@ -78,7 +78,7 @@ static void seal_reader(const inspection *i) {
     refuse_reading(i, DP_FATAL, err.msg);
 }
 
-_Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task, const int fds[DP_LEASE_FDS], uint64_t memory) {
+_Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task, const int *fds, uint64_t memory) {
     const dp_msg_inspect *m = &task->inspect;
     inspection i = {.sock = sock, .id = id};
     const char *glibc = own_glibc();

@@ -19,6 +19,7 @@
 #include "bundle.h"
 #include "dp_elf.h"
 #include "message.h"
+#include "seed/heap.h"
 
 #ifndef F_GET_SEALS
 #define F_GET_SEALS 1034
@@ -220,8 +221,11 @@ int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *t
     dp_function *t = calloc(n, sizeof *t);
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", code);
+    int outside = dp_heap_outside;
+    dp_heap_outside = 0; /* constructors of user code run */
     st = dp_bundle_load(text, room);
     void *library = t && st == DP_OK ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    dp_heap_outside = outside;
     if (!t)
         st = refuse_library(&r, DP_FATAL, "no memory for a table of %u functions", n);
     else if (st != DP_OK)

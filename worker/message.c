@@ -160,7 +160,6 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
         {"provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_OFI},
         {"wait mode", m->wait_mode, DP_WAIT_ADAPTIVE, DP_WAIT_WARM},
         {"encryption", m->encrypt, DP_ENCRYPT_OFF, DP_ENCRYPT_REQUIRE},
-        {"reserved word", m->pad1, 0, 0},
         {"channel depth", m->channel_depth, 0, DP_DEPTH_MAX},
         {"channel eager size", m->channel_eager, 0, DP_EAGER_MAX},
         {"GID index", m->gid_index, -1, 255},
@@ -222,6 +221,8 @@ int dp_packet_spawn(const dp_packet *p, dp_msg_spawn *m, dp_error *err) {
     if (st != DP_OK)
         return st;
     memcpy(m, p->bytes + sizeof p->head, sizeof *m);
+    if (m->seed_units)
+        return dp_fail(err, DP_INVALID, 0, "spawn: a seed, which only a prepared worker can take");
     return prepare ? check_prepare(m, err) : check_spawn(m, err);
 }
 
@@ -248,6 +249,14 @@ static int check_inspect(const dp_packet *p, dp_msg_inspect *m, dp_error *err) {
     return DP_OK;
 }
 
+static int check_seed(const dp_packet *p, dp_msg_seed *m, dp_error *err) {
+    int st = check_size(p, "seed", sizeof *m, DP_SEED_FDS, 0, err);
+    if (st != DP_OK)
+        return st;
+    memcpy(m, p->bytes + sizeof p->head, sizeof *m);
+    return m->seed_units < 2 ? dp_fail(err, DP_INVALID, 0, "seed: a heap of %u units, at least 2 are needed", m->seed_units) : DP_OK;
+}
+
 int dp_packet_task(const dp_packet *p, dp_msg_task *task, dp_error *err) {
     int st = check_head(p, err);
     if (st != DP_OK)
@@ -255,16 +264,20 @@ int dp_packet_task(const dp_packet *p, dp_msg_task *task, dp_error *err) {
     task->type = p->head.type;
     if (task->type == DP_MSG_INSPECT || task->type == DP_MSG_SYMBOLS)
         return check_inspect(p, &task->inspect, err);
+    if (task->type == DP_MSG_SEED)
+        return check_seed(p, &task->seed, err);
     if (task->type != DP_MSG_SPAWN)
-        return dp_fail(err, DP_PROTOCOL, 0, "message of type %u, not SPAWN, INSPECT or SYMBOLS", task->type);
-    st = check_size(p, "spawn", sizeof task->lease, DP_LEASE_FDS, 0, err);
+        return dp_fail(err, DP_PROTOCOL, 0, "message of type %u, not SPAWN, SEED, INSPECT or SYMBOLS", task->type);
+    st = check_size(p, "spawn", sizeof task->lease, DP_LEASE_FDS, 1, err);
     if (st != DP_OK)
         return st;
     memcpy(&task->lease, p->bytes + sizeof p->head, sizeof task->lease);
+    if (p->n_fds != DP_LEASE_FDS + (task->lease.seed_units > 0) || task->lease.seed_units == 1)
+        return dp_fail(err, DP_INVALID, 0, "spawn: %d descriptors, and a seed with %u units", p->n_fds, task->lease.seed_units);
     return check_spawn(&task->lease, err);
 }
 
-int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_LEASE_FDS], dp_error *err) {
+int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_TASK_FDS_MAX], dp_error *err) {
     dp_packet p;
     int got = dp_packet_recv(sock, &p);
     if (got <= 0 || (p.len == sizeof p.head && (p.head.type == DP_MSG_STOP || p.head.type == DP_MSG_FINISH))) {
@@ -277,6 +290,7 @@ int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_LEASE_FDS], dp_erro
         dp_packet_close(&p);
         return st;
     }
-    memcpy(fds, p.fds, DP_LEASE_FDS * sizeof *fds);
+    for (int i = 0; i < DP_TASK_FDS_MAX; i++)
+        fds[i] = i < p.n_fds ? p.fds[i] : -1;
     return DP_OK;
 }

@@ -10,14 +10,17 @@
  *                                             stem's if there is one}
  *   spawner  ◀─ zygote socket ─── zygote      or SPAWN_FAILED {status, text} + fds {processes that must be reaped}
  *   executor ◀─ worker socket ─── worker      STARTED                   runs its first instructions
+ *   executor ◀─ worker socket ─── worker      UNSEEDED {status, text}   before LOADED: it starts without its seed's state
  *   executor ◀─ worker socket ─── worker      LOADED {times, channel blob}  sealed, connected to the client's queue pair, code
  *                                             loaded: serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits with DP_EXIT_FAILED
  *   spawner  ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a pooled worker
  *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
- *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; LOADED follows
+ *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}, and {seed} if it starts from one: its lease; LOADED follows
  *   executor ── worker socket ──▶ worker      INSPECT + fds {code, output}: instead of a lease, read a library and exit
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  functions' names in the output; or FAILED {status, text}
+ *   executor ── worker socket ──▶ worker      SEED + fds {code, names, seed, payload}: instead of a lease, make a seed and exit
+ *   executor ◀─ worker socket ─── worker      SEEDED {times}            the seed is complete; or FAILED {status, text}
  *   executor ── worker socket ──▶ worker      SYMBOLS + fds {code, output}: likewise, the functions at offsets in a library
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  one line in the output for each offset
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
@@ -76,6 +79,9 @@ enum {
     DP_MSG_TABLE = 22,     /* body: dp_msg_table */
     DP_MSG_TABLED = 23,
     DP_MSG_RESUMED = 24,   /* body: the worker's channel blob */
+    DP_MSG_SEED = 25,      /* body: dp_msg_seed */
+    DP_MSG_SEEDED = 26,    /* body {u64 ns that loading took, u64 ns of the setup function, u64 ns of the capture} */
+    DP_MSG_UNSEEDED = 27,  /* body {i32 status, text}: why */
     DP_MSG_SOCKET = 21,    /* body: the hello that was read from the connection (dp_tcp.h) */
 };
 
@@ -122,6 +128,8 @@ typedef struct dp_msg_table {
 #define DP_SPAWN_FDS 5
 #define DP_PREPARE_FDS 3           /* of PREPARE: worker socket, log, page */
 #define DP_LEASE_FDS 2             /* of a prepared worker's task: code and names, or code and output */
+#define DP_SEED_FDS 4              /* of SEED: code, names, seed, payload */
+#define DP_TASK_FDS_MAX 4
 
 #define DP_JOIN_FDS_MAX 10
 
@@ -160,7 +168,7 @@ typedef struct dp_msg_spawn {
     uint32_t channel_depth;
     uint64_t channel_bulk;
     uint32_t channel_eager;
-    uint32_t pad1;
+    uint32_t seed_units; /* size of the heap of the seed that is descriptor 2, in units of 32 MiB; 0: no seed. Only of a prepared worker's lease */
     uint8_t bundle[DP_BUNDLE_ID]; /* identifier of the worker's bundle; all 0: none */
 } dp_msg_spawn;
 _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, cpus) == 56 &&
@@ -181,6 +189,15 @@ typedef struct dp_msg_inspect {
 _Static_assert(offsetof(dp_msg_inspect, cpu_seconds) == 8 && offsetof(dp_msg_inspect, offsets) == 16 &&
                    sizeof(dp_msg_inspect) + sizeof(dp_msg_head) <= DP_MSG_MAX,
                "inspect message layout");
+
+/* Body of SEED, which a prepared worker gets instead of a SPAWN. Descriptors: code memfd (sealed), names memfd with one name, that of the setup
+ * function, the seed's file, and a file with the payload, which is passed to the function. */
+typedef struct dp_msg_seed {
+    uint64_t memory_limit; /* as in SPAWN; the heap counts too */
+    uint32_t seed_units;   /* size of the heap, in units of 32 MiB, at least 2 */
+    uint32_t payload_size;
+} dp_msg_seed;
+_Static_assert(sizeof(dp_msg_seed) == 16, "seed message layout");
 
 /* Body of SPAWNED: {u32 pid}.
  * Body of FAILED and SPAWN_FAILED: {i32 status, text without NUL}. */
@@ -225,9 +242,10 @@ bool dp_msg_pinned_channel(const dp_msg_spawn *m, dp_channel_config *sizes);
 
 /* A prepared worker's task: its lease, or a library to read. */
 typedef struct dp_msg_task {
-    uint16_t type; /* DP_MSG_SPAWN, DP_MSG_INSPECT or DP_MSG_SYMBOLS */
+    uint16_t type; /* DP_MSG_SPAWN, DP_MSG_SEED, DP_MSG_INSPECT or DP_MSG_SYMBOLS */
     union {
         dp_msg_spawn lease;
+        dp_msg_seed seed;
         dp_msg_inspect inspect;
     };
 } dp_msg_task;
@@ -236,7 +254,7 @@ typedef struct dp_msg_task {
 int dp_packet_task(const dp_packet *p, dp_msg_task *task, dp_error *err);
 
 /* dp_msg_recv_task waits for a prepared worker's task and checks it. Returns DP_OK, DP_CANCELLED (told to stop, or
- * the executor has ended), or why the task is invalid. After DP_OK the caller owns fds. */
-int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_LEASE_FDS], dp_error *err);
+ * the executor has ended), or why the task is invalid. After DP_OK the caller owns fds; those that the task does not have are -1. */
+int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_TASK_FDS_MAX], dp_error *err);
 
 #endif

@@ -47,7 +47,9 @@
 #include "limit.h"
 #include "listen.h"
 #include "load.h"
+#include "make_seed.h"
 #include "page.h"
+#include "seed/seed.h"
 #include "startup/startup.h"
 
 /* Descriptors of a worker while it starts. Code, names and page are closed before it serves. */
@@ -78,6 +80,7 @@ typedef struct worker {
     uint64_t sandbox_ns; /* duration of the sandbox's steps since then */
     uint64_t code_ns;    /* duration of loading the library */
     bool told;           /* LOADED was sent */
+    int seed;            /* file of the seed from which the worker starts, -1: none */
 } worker;
 
 _Noreturn static void leave(int code) {
@@ -259,14 +262,38 @@ static void open_device(worker *w) {
         fail(w, FD_SOCK, st, err.msg);
 }
 
+static void seal(worker *w, bool early);
+
+/* Bytes that a seed maps in addition to what user code may allocate. */
+static uint64_t seed_memory(uint32_t units) { return units ? units * DP_HEAP_UNIT + DP_HEAP_LINKED : 0; }
+
+/* Makes a seed instead of serving a lease. The library has the same path as in the workers that start from it, so that the dynamic linker
+ * allocates the same memory. */
+_Noreturn static void make_seed(worker *w, const dp_msg_seed *m, int fds[DP_SEED_FDS]) {
+    dp_error err = {0};
+    if (dup3(fds[0], FD_CODE, O_CLOEXEC) < 0 || dup3(fds[1], FD_NAMES, O_CLOEXEC) < 0)
+        fail(w, FD_SOCK, DP_FATAL, "place a seed's descriptors");
+    close(fds[0]);
+    close(fds[1]);
+    fds[0] = FD_CODE;
+    fds[1] = FD_NAMES;
+    prctl(PR_SET_NAME, "rfaas-seed");
+    must(w, dp_worker_limit_memory(w->memory + seed_memory(m->seed_units), m->memory_limit, &err), &err);
+    w->page->phase = DP_PHASE_LOADING;
+    seal(w, true);
+    dp_seed_make(FD_SOCK, w->id, m, fds);
+}
+
 /* Waits for a prepared worker's lease. Does not return if the worker gets a library to read instead. */
 static void wait_for_lease(worker *w, dp_msg_task *task) {
     dp_msg_send(FD_SOCK, DP_MSG_PREPARED, w->id, NULL, 0, -1);
     dp_error err = {0};
-    int fds[DP_LEASE_FDS];
+    int fds[DP_TASK_FDS_MAX];
     int st = dp_msg_recv_task(FD_SOCK, task, fds, &err);
     if (st == DP_CANCELLED)
         leave(DP_EXIT_STOPPED);
+    if (st == DP_OK && task->type == DP_MSG_SEED)
+        make_seed(w, &task->seed, fds);
     if (st == DP_OK && task->type != DP_MSG_SPAWN)
         dp_worker_inspect(FD_SOCK, w->id, task, fds, w->memory);
     const dp_msg_spawn *lease = &task->lease;
@@ -283,6 +310,7 @@ static void wait_for_lease(worker *w, dp_msg_task *task) {
         fail(w, FD_SOCK, DP_FATAL, "place a lease's descriptors");
     close(fds[0]);
     close(fds[1]);
+    w->seed = fds[2];
 }
 
 static void limit_memory(const worker *w) {
@@ -291,7 +319,7 @@ static void limit_memory(const worker *w) {
     /* The limit does not include the channel's memory. */
     if (w->m->memory_limit && !(has && w->server && dp_server_made_ahead(w->server)))
         must(w, dp_worker_memory(&has, &err), &err);
-    must(w, dp_worker_limit_memory(has, w->m->memory_limit, &err), &err);
+    must(w, dp_worker_limit_memory(has + seed_memory(w->m->seed_units), w->m->memory_limit, &err), &err);
 }
 
 static dp_server_config server_config(const dp_msg_spawn *m) {
@@ -328,12 +356,38 @@ static void open_and_connect(worker *w, dp_ahead *memory) {
     dp_ahead_end(memory);
 }
 
+/* A worker that differs from the seed's process goes on without the seed, and its client makes the init call. */
+static bool go_on_unseeded(worker *w, int status, const dp_error *err) {
+    if (status == DP_UNSUPPORTED)
+        dp_msg_send_failure(FD_SOCK, DP_MSG_UNSEEDED, w->id, status, err->msg);
+    else
+        must(w, status, err);
+    return status != DP_OK;
+}
+
+/* Loads the library's functions, from the worker's seed if it has one. The memory of a seed counts besides the limit: it is mapped as a whole. */
+static int load_seeded(worker *w, dp_function **table, char *text, size_t room) {
+    static dp_seed seed;
+    dp_error err = {0};
+    if (w->seed >= 0 && go_on_unseeded(w, dp_seed_begin(&seed, w->seed, (uint64_t)w->m->seed_units * DP_HEAP_UNIT, &err), &err)) {
+        close(w->seed);
+        w->seed = -1;
+    }
+    int st = dp_worker_load(FD_CODE, FD_NAMES, w->m->n_functions, table, text, room);
+    if (st || w->seed < 0)
+        return st;
+    dp_seed_loaded(&seed);
+    go_on_unseeded(w, dp_seed_apply(&seed, &err), &err);
+    close(w->seed);
+    return DP_OK;
+}
+
 static void load_functions(worker *w) {
     static char text[DP_MSG_MAX];
     dp_function *table = NULL;
     uint64_t began = now_ns();
     w->page->phase = DP_PHASE_LOADING;
-    int st = dp_worker_load(FD_CODE, FD_NAMES, w->m->n_functions, &table, text, sizeof text);
+    int st = load_seeded(w, &table, text, sizeof text);
     if (st != DP_OK)
         fail(w, FD_SOCK, st, text);
     close(FD_CODE);
@@ -478,7 +532,7 @@ static int exit_code(int status) {
 
 _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
                               const dp_sandbox *sandbox, dp_ahead *memory) {
-    worker w = {.id = id, .m = m, .sandbox = sandbox, .guard = DP_SANDBOX_NONE, .began = now_ns()};
+    worker w = {.id = id, .m = m, .sandbox = sandbox, .guard = DP_SANDBOX_NONE, .began = now_ns(), .seed = -1};
     detach(&w, fds, parent);
     own_descriptors(&w, fds);
     map_page(&w);

@@ -13,6 +13,7 @@
 #include "crash.h"
 #include "dp_tcp.h"
 #include "message.h"
+#include "seed/place.h"
 #include "startup/startup.h"
 #include "worker.h"
 
@@ -107,6 +108,9 @@ static int zygote_start(zygote *z) {
     if (dp_cloner_init(&z->cloner, z->sandbox))
         return DP_EXIT_ZYGOTE;
     dp_crash_prepare();
+    dp_error no_seeds;
+    if (dp_place_reserve(&no_seeds))
+        fprintf(stderr, "rfaas-worker: %s\n", no_seeds.msg);
     dp_error err;
     struct {
         uint32_t numbers[3];

@@ -15,7 +15,8 @@ import (
 var cFolders = map[string][]string{
 	"internal/dataplane": {},
 	"client/c":           {"internal/dataplane"},
-	"worker":             {"internal/dataplane", "worker/startup"},
+	"worker":             {"internal/dataplane", "worker/startup", "worker/seed"},
+	"worker/seed":        {"internal/dataplane"},
 	"worker/startup":     {"internal/dataplane"},
 	"benchmarks/raw":     {"internal/dataplane"},
 	"client/python/ext":  {},

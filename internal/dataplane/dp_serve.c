@@ -18,6 +18,16 @@ static __thread dp_invocation *current_invocation;
 
 dp_invocation *dp_current_invocation(void) { return current_invocation; }
 
+uint32_t dp_invoke(dp_function f, void *args, uint32_t size, void *res, dp_invocation *inv) {
+    inv->room = inv->capacity;
+    inv->failed = 0;
+    inv->message_len = 0;
+    current_invocation = inv;
+    uint32_t n = f(args, size, res);
+    current_invocation = NULL;
+    return n;
+}
+
 /* ---- replies ---- */
 
 /* Waits for room in a full send queue, by taking completions. Arrivals are kept for the main loop. */

@@ -90,5 +90,8 @@ typedef struct dp_invocation {
     char message[DP_FAILURE_TEXT + DP_FAILURE_TAIL];
 } dp_invocation;
 dp_invocation *dp_current_invocation(void);
+/* dp_invoke calls a function without a server, as rfaas-worker does to prepare a seed. inv->capacity is set. Returns what the function
+ * returns. */
+uint32_t dp_invoke(dp_function f, void *args, uint32_t size, void *res, dp_invocation *inv);
 
 #endif

@@ -128,7 +128,7 @@ func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.F
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, InspectTimeout, fmt.Errorf("timed out after %v", InspectTimeout))
 	defer cancel()
-	fd, err := fixedMemfd("rfaas-inspect", room)
+	fd, err := fixedMemfd("rfaas-inspect", room, unix.F_SEAL_SEAL)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -85,14 +85,14 @@ func seal(f *os.File) error {
 }
 
 // fixedMemfd returns an anonymous file of n bytes whose size cannot change, so that it cannot use more memory and a mapping of
-// it stays valid. The caller closes it.
-func fixedMemfd(name string, n int) (fd int, err error) {
+// it stays valid. It has more seals if they are given. The caller closes it.
+func fixedMemfd(name string, n int, seals int) (fd int, err error) {
 	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return -1, os.NewSyscallError("memfd_create", err)
 	}
 	if err = unix.Ftruncate(fd, int64(n)); err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|seals)
 	}
 	if err != nil {
 		unix.Close(fd)

@@ -12,6 +12,7 @@ import (
 // Limits of worker/message.h. TestMessagesMatchC compares the two.
 const (
 	bodyChannel = 516 // offset of depth, bulk size and eager size of the client's channel
+	bodySeed    = 532 // offset of the size of the seed's heap
 	bodyBundle  = 536 // offset of the bundle's identifier
 
 	cpusMax      = 1024
@@ -154,6 +155,9 @@ func spawnBody(s *Spec) ([]byte, error) {
 	}
 	le.PutUint64(b[bodyChannel+4:], s.Channel.Bulk)
 	copy(b[bodyBundle:], s.Bundle[:])
+	if s.Seed != nil {
+		le.PutUint32(b[bodySeed:], s.Seed.Units)
+	}
 	return b, putNumbers(b, []number{
 		{"channel depth", int64(s.Channel.Depth), 0, depthMax, bodyChannel, 4},
 		{"channel eager size", int64(s.Channel.Eager), 0, eagerMax, bodyChannel + 12, 4},

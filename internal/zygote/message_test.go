@@ -287,7 +287,7 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"many functions", patch(B+48, word(65537)...), wire.SpawnFDs, "function count 65537"},
 		{"no blob", patch(B+52, word(0)...), wire.SpawnFDs, "blob length 0"},
 		{"long blob", patch(B+52, word(257)...), wire.SpawnFDs, "blob length 257"},
-		{"reserved word", patch(B+532, 1), wire.SpawnFDs, "reserved word"},
+		{"seed", patch(B+532, 1), wire.SpawnFDs, "only a prepared worker can take"},
 		{"channel depth", patch(B+517, 0xff), wire.SpawnFDs, "channel depth 65284 not in 0..1024"},
 		{"channel bulk size", patch(B+525, 0xff), wire.SpawnFDs, "channel bulk size"},
 		{"channel eager size", patch(B+531, 0x7f), wire.SpawnFDs, "channel eager size"},

@@ -57,7 +57,7 @@ type page struct {
 
 // newPage returns the page and its descriptor for the worker, which the caller closes.
 func newPage() (*page, int, error) {
-	fd, err := fixedMemfd("rfaas-page", pageSize)
+	fd, err := fixedMemfd("rfaas-page", pageSize, unix.F_SEAL_SEAL)
 	if err != nil {
 		return nil, -1, err
 	}

@@ -207,27 +207,13 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		if w == nil {
 			return nil, errNoneReady
 		}
-		w.conn.SetReadDeadline(time.Time{})
-		w.asked = time.Now()
 		w.steps.Pooled = true
-		w.serves.Store(spec)
-		m := wire.Message{Type: wire.Spawn, ID: w.id, Body: body}
-		err := w.group.Limit(spec.groupMemory())
+		final, err := w.take(ctx, spec, body, names)
 		if err == nil {
-			err = w.pin(spec.CPUs)
-		}
-		if err != nil {
-			return nil, w.abort(fmt.Errorf("start worker: %w", err))
-		}
-		err = leaseFDs(spec.Code, names, func(code, names int) error {
-			w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-			_, _, err := w.conn.WriteMsgUnix(m.Encode(), unix.UnixRights(code, names), nil)
-			return err
-		})
-		if err != nil {
-			err = w.abort(err)
-		} else if _, err = w.begin(ctx, spec); err == nil {
 			return w, nil
+		}
+		if final {
+			return nil, err
 		}
 		if w.page.phase() >= phaseLeased || ctx.Err() != nil {
 			return nil, err
@@ -235,6 +221,29 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		z.cfg.Log.Warn("a pooled worker died before it took its lease", "pid", w.pid, "err", err)
 	}
 	return nil, errNoneReady
+}
+
+// take gives a prepared worker its lease. After an error nothing of it is left. final: another worker would fail likewise.
+func (w *Worker) take(ctx context.Context, spec *Spec, body []byte, names *os.File) (final bool, err error) {
+	w.conn.SetReadDeadline(time.Time{})
+	w.asked = time.Now()
+	w.serves.Store(spec)
+	if err = w.group.Limit(spec.groupMemory()); err == nil {
+		err = w.pin(spec.CPUs)
+	}
+	if err != nil {
+		return true, w.abort(fmt.Errorf("start worker: %w", err))
+	}
+	files := []*os.File{spec.Code, names}
+	if spec.Seed != nil {
+		files = append(files, spec.Seed.File)
+	}
+	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	if err = w.sendFiles(wire.Spawn, body, files); err != nil {
+		return false, w.abort(err)
+	}
+	_, err = w.begin(ctx, spec)
+	return false, err
 }
 
 // lendMost is how many pooled workers are tried for one lease. User code can make its worker look like one that died

@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -134,6 +135,9 @@ type Steps struct {
 	Code    time.Duration // the library, including its constructors
 	Pooled  bool          // a pooled worker: Fork is the time to wake it
 	Cached  bool          // a cached worker: Connect is the duration of Resume
+	Seeded  bool          // it has the state of its seed. Code includes the time to lay it over the worker's memory
+	// Unseeded says why a worker whose Spec has a seed does not have the seed's state.
+	Unseeded string
 }
 
 // Steps returns the durations of this worker's start.
@@ -283,6 +287,8 @@ func (w *Worker) hear(ctx context.Context, wanted func(m *wire.Message) bool) er
 			return fmt.Errorf("worker %d: %w", w.id, err)
 		case m.Type == wire.Started && !w.began:
 			w.began = true
+		case m.Type == wire.Unseeded && w.serves.Load().Seed != nil:
+			w.steps.Unseeded = cmp.Or(m.Failure().Text, "the worker gives no reason")
 		case m.Type == wire.Failed:
 			return m.Failure()
 		case wanted(&m):

@@ -74,6 +74,7 @@ type Spec struct {
 	Late       bool     // ClientBlob has only sizes (verbs): the first Resume names the client
 	Tables     []Table  // which the worker maps before Spawn returns
 	Bundle     BundleID // the bundle that it sees; zero: none
+	Seed       *Seed    // from which it starts; nil: none
 	Channel    Channel  // sizes in that blob, as read by the caller; zero: unknown
 
 	// Limits for the client's channel; 0: the protocol's limit.
@@ -275,6 +276,9 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 			return w, err
 		}
 	}
+	if spec.Seed != nil {
+		return z.spawnSeeded(ctx, &spec, body, names)
+	}
 	for try := 1; ; try++ {
 		w, err := z.spawn(ctx, &spec, body, names)
 		if !errors.Is(err, errZygoteDied) {
@@ -436,6 +440,7 @@ func (w *Worker) begin(ctx context.Context, spec *Spec) (*Worker, error) {
 		return nil, w.abort(err)
 	}
 	w.late = spec.Late
+	w.steps.Seeded = spec.Seed != nil && w.steps.Unseeded == ""
 	w.started()
 	w.startWatchdogs(spec)
 	return w, nil

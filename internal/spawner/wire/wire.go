@@ -48,6 +48,9 @@ const (
 	Table       Type = 22
 	Tabled      Type = 23
 	Resumed     Type = 24
+	Seed        Type = 25
+	Seeded      Type = 26
+	Unseeded    Type = 27
 )
 
 // Messages between an executor and its spawner only. The executor also sends Spawn and Prepare, with a SpawnRequest as
@@ -108,6 +111,7 @@ const (
 	StatusInvalid     int32 = -200
 	StatusBadBlob     int32 = -203
 	StatusBadLibrary  int32 = -204
+	StatusUnsupported int32 = -300
 	StatusWorkerDied  int32 = -502
 	StatusProtocol    int32 = -503
 	StatusTimeLimit   int32 = -504

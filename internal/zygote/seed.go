@@ -1,0 +1,217 @@
+package zygote
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+)
+
+// Sizes of seeds (worker/seed/seed.h, heap.h).
+const (
+	seedUnit     = 32 << 20 // of the heap
+	seedHeapMost = 1 << 40  // bytes of a heap
+	seedUnitsMin = 2
+	seedData     = 64 << 20 // room of the file for its header and small static data
+)
+
+// StatusUnsupported is the status of a *WorkerError about a state that no seed can keep.
+const StatusUnsupported = wire.StatusUnsupported
+
+// SeedHeap is the size of the heap of workers whose user code may allocate a number of bytes.
+func SeedHeap(bytes uint64) uint64 {
+	bytes = min(bytes, seedHeapMost-seedUnit)
+	return max((bytes+seedUnit-1)/seedUnit+1, seedUnitsMin) * seedUnit
+}
+
+// SeedSpec says how a seed is made: by a setup function of a library, in a process of its own.
+type SeedSpec struct {
+	Worker  Spec // of the workers that will start from it. The seed is made on its CPUs
+	Setup   string
+	Payload []byte // what the setup function gets
+	Heap    uint64 // a result of SeedHeap
+}
+
+// Seed is the memory of a prepared worker. Workers whose Spec names it start from it.
+type Seed struct {
+	File  *os.File // opened for reading, sealed
+	Units uint32   // of its heap
+	Bytes uint64   // memory that the seed takes
+	// Load, Setup and Capture are the durations of making it, as the process that made it has measured them.
+	Load, Setup, Capture time.Duration
+}
+
+// Close frees the seed's memory when no worker uses it any more.
+func (s *Seed) Close() error { return s.File.Close() }
+
+// MakeSeed runs a setup function and keeps the memory that it has prepared. A *WorkerError of status StatusUnsupported says why the state
+// cannot travel, and one of another status how the process has failed. The process is gone when MakeSeed returns.
+func (z *Zygote) MakeSeed(ctx context.Context, spec *SeedSpec) (*Seed, error) {
+	units := spec.Heap / seedUnit
+	if units < seedUnitsMin || spec.Heap%seedUnit != 0 || spec.Heap > seedHeapMost || spec.Worker.Code == nil {
+		return nil, invalid("seed with a heap of %d bytes", spec.Heap)
+	}
+	names, err := NamesMemfd([]string{spec.Setup})
+	if err != nil {
+		return nil, err
+	}
+	defer names.Close()
+	payload, err := SealedMemfd("rfaas-payload", bytes.NewReader(spec.Payload), int64(len(spec.Payload)))
+	if err != nil {
+		return nil, err
+	}
+	defer payload.Close()
+	// Its size is fixed, so that a mapping of it stays valid. Static data may take as much as the heap.
+	fd, err := fixedMemfd("rfaas-seed", int(2*spec.Heap+seedData), 0)
+	if err != nil {
+		return nil, fmt.Errorf("seed: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd:rfaas-seed")
+	defer f.Close()
+	w, err := z.maker(ctx, &spec.Worker)
+	if err != nil {
+		return nil, err
+	}
+	s, err := w.makeSeed(ctx, spec, uint32(units), []*os.File{spec.Worker.Code, names, f, payload})
+	err = w.abortMaker(err) // the process is reaped, so nobody writes to the file any more
+	if err != nil {
+		return nil, err
+	}
+	s.Units = uint32(units)
+	if err := s.seal(f); err != nil {
+		return nil, fmt.Errorf("seed: %w", err)
+	}
+	return s, nil
+}
+
+// seal keeps the bytes of the file and opens it for reading. No other user can open it again for writing.
+func (s *Seed) seal(f *os.File) error {
+	if err := f.Chmod(0o400); err != nil {
+		return err
+	}
+	return wire.Control(f, func(fd int) error {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SEAL); err != nil {
+			return os.NewSyscallError("seal the file", err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return os.NewSyscallError("fstat", err)
+		}
+		read, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", fd))
+		s.File, s.Bytes = read, uint64(st.Blocks)*512
+		return err
+	})
+}
+
+// maker clones a prepared worker for a seed. It does not use the pool, which is for leases.
+func (z *Zygote) maker(ctx context.Context, spec *Spec) (*Worker, error) {
+	return z.prepared(ctx, &Spec{Provider: "shm", GIDIndex: -1, CPUs: spec.CPUs, MemoryLimit: spec.MemoryLimit, Bundle: spec.Bundle, UID: spec.UID, GID: spec.GID})
+}
+
+// prepared clones a worker that waits for its task.
+func (z *Zygote) prepared(ctx context.Context, spec *Spec) (*Worker, error) {
+	body, err := prepareBody(spec)
+	if err != nil {
+		return nil, err
+	}
+	copy(body[bodyBundle:], spec.Bundle[:])
+	for try := 1; ; try++ {
+		w, err := z.spawn(ctx, spec, body, nil)
+		if !errors.Is(err, errZygoteDied) || try == spawnTries {
+			return w, err
+		}
+	}
+}
+
+// abortMaker ends a maker and waits until nothing of it is left. If it has ended without an answer, the returned error says why.
+func (w *Worker) abortMaker(err error) error {
+	if errors.Is(err, errNoAnswer) {
+		select {
+		case <-w.done:
+		case <-time.After(time.Second):
+		}
+	}
+	killed := w.killed.Load()
+	w.abort(nil)
+	if !errors.Is(err, errNoAnswer) || killed {
+		return err
+	}
+	return &WorkerError{Status: wire.StatusWorkerDied, Text: "seed: the process of the init call ended: " + w.exit.Reason}
+}
+
+// makeSeed sends a prepared worker its task and reads the answer.
+func (w *Worker) makeSeed(ctx context.Context, spec *SeedSpec, units uint32, files []*os.File) (*Seed, error) {
+	le := binary.LittleEndian
+	body := make([]byte, 16)
+	le.PutUint64(body, spec.Worker.MemoryLimit)
+	le.PutUint32(body[8:], units)
+	le.PutUint32(body[12:], uint32(len(spec.Payload)))
+	stop := context.AfterFunc(ctx, func() { w.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := w.pin(spec.Worker.CPUs); err != nil {
+		return nil, err
+	}
+	if err := w.sendFiles(wire.Seed, body, files); err != nil && ctx.Err() == nil {
+		return nil, errNoAnswer
+	}
+	buf := make([]byte, wire.Max)
+	n, err := w.conn.Read(buf)
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, errNoAnswer
+	}
+	m, err := wire.Decode(buf[:n])
+	switch {
+	case err != nil:
+	case m.Type == wire.Seeded && len(m.Body) == 24:
+		ns := func(at int) time.Duration { return time.Duration(min(le.Uint64(m.Body[at:]), 1<<62)) }
+		return &Seed{Load: ns(0), Setup: ns(8), Capture: ns(16)}, nil
+	case m.Type == wire.Failed:
+		return nil, m.Failure()
+	default:
+		err = fmt.Errorf("message of type %d with %d bytes", m.Type, len(m.Body))
+	}
+	return nil, &WorkerError{Status: wire.StatusProtocol, Text: fmt.Sprintf("seed: the process of the init call broke the protocol: %v", err)}
+}
+
+// sendFiles sends a message with the descriptors of files.
+func (w *Worker) sendFiles(typ wire.Type, body []byte, files []*os.File) error {
+	fds := make([]int, 0, len(files))
+	var send func(rest []*os.File) error
+	send = func(rest []*os.File) error {
+		if len(rest) > 0 {
+			return wire.Control(rest[0], func(fd int) error {
+				fds = append(fds, fd)
+				return send(rest[1:])
+			})
+		}
+		m := wire.Message{Type: typ, ID: w.id, Body: body}
+		_, _, err := w.conn.WriteMsgUnix(m.Encode(), unix.UnixRights(fds...), nil)
+		return err
+	}
+	return send(files)
+}
+
+// spawnSeeded starts a worker from a seed with its lease: the spawner passes on no seeds, so it is first a prepared worker.
+func (z *Zygote) spawnSeeded(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
+	own := *spec
+	own.Code, own.Names, own.NamesFile, own.ClientBlob, own.Channel, own.Seed, own.Tables = nil, nil, nil, nil, Channel{}, nil, nil
+	own.MaxDepth, own.MaxEager, own.MaxBulk = 0, 0, 0
+	w, err := z.prepared(ctx, &own)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.take(ctx, spec, body, names); err != nil {
+		return nil, err
+	}
+	return w, nil
+}

@@ -1,0 +1,228 @@
+package zygote
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+)
+
+// seedCases are the libraries of tests/seeds, each with its compiler and flags.
+var seedCases = map[string][]string{
+	"c_state.c":         {"gcc", "-std=gnu11", "-lm"},
+	"cpp_state.cpp":     {"g++", "-O0", "-pthread"},
+	"fortran_state.f90": {"gfortran", "-Wno-unused-dummy-argument", "-Wno-c-binding-type"},
+	"openmp_state.c":    {"gcc", "-fopenmp"},
+	"openblas_state.c":  {"gcc", "-lopenblas"},
+	"libraries.c":       {"gcc", "-I/usr/include/libxml2", "-lfftw3", "-lgsl", "-lgslcblas", "-lxml2", "-lsqlite3", "-lm"},
+	"refused.c":         {"gcc", "-pthread", "-lm"},
+}
+
+// seedLibrary compiles a library of tests/seeds. scripts/deps installs what it needs.
+func seedLibrary(t testing.TB, name string) *os.File {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), name+".so")
+	line := append([]string{seedCases[name][0], "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-J" + t.TempDir(), "-o", out,
+		filepath.Join("../../tests/seeds", name)}, seedCases[name][1:]...)
+	if line[0] != "gfortran" {
+		line = append(line[:6], line[7:]...)
+	}
+	if text, err := exec.Command(line[0], line[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", line, err, text)
+	}
+	return sealedFile(t, out)
+}
+
+const seedMemory = 256 << 20 // OpenBLAS needs more than 64 MiB
+
+func seedSpec(code *os.File, setup, payload string) *SeedSpec {
+	return &SeedSpec{Worker: Spec{Code: code, MemoryLimit: seedMemory}, Setup: setup, Payload: []byte(payload), Heap: SeedHeap(seedMemory)}
+}
+
+// makeSeed makes the seed of a library's function setup.
+func makeSeed(t testing.TB, z *Zygote, code *os.File) *Seed {
+	t.Helper()
+	s, err := z.MakeSeed(t.Context(), seedSpec(code, "setup", ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// seeded leases a worker of a library, on one CPU if `one` is set. It starts from the seed, or without one makes the call of setup.
+func seeded(t testing.TB, z *Zygote, c *client, code *os.File, s *Seed, one bool) *leased {
+	t.Helper()
+	l := lease(t, z, c, func(spec *Spec) {
+		spec.Code, spec.Names, spec.Seed, spec.MemoryLimit = code, []string{"query", "setup"}, s, seedMemory
+		if one {
+			spec.CPUs = []int{0}
+		}
+	})
+	if l.Steps().Seeded != (s != nil) {
+		t.Fatalf("seeded %v: %s", l.Steps().Seeded, l.Steps().Unseeded)
+	}
+	if s == nil {
+		l.mustCall(t, 1, nil)
+	}
+	return l
+}
+
+// Workers of a seed answer like a worker that has made the init call itself, and change only their own copy: in C, C++, Fortran, with OpenMP, OpenBLAS, and
+// with FFTW, GSL, libxml2 and SQLite.
+func TestSeed(t *testing.T) {
+	z := startZygote(t)
+	for name := range seedCases {
+		if name == "refused.c" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code := seedLibrary(t, name)
+			s := makeSeed(t, z, code)
+			c := startClient(t)
+			var want [3][]byte
+			one := name == "openblas_state.c" // its threads spin, and wait for each other on a busy machine
+			for i, l := range []*leased{seeded(t, z, c, code, nil, one), seeded(t, z, c, code, s, one), seeded(t, z, c, code, s, one)} {
+				for n := range want {
+					got := l.mustCall(t, 0, nil)
+					if i == 0 {
+						want[n] = got
+					} else if !bytes.Equal(got, want[n]) || len(got) == 0 {
+						t.Errorf("worker %d of the seed, call %d: %q, want %q", i, n, got, want[n])
+					}
+				}
+			}
+		})
+	}
+}
+
+// What cannot be kept is refused by name, and so are functions that fail or do not exist.
+func TestSeedRefused(t *testing.T) {
+	z := startZygote(t)
+	code := seedLibrary(t, "refused.c")
+	for way, want := range map[string]string{"threads": "has left 1 threads", "files": "has left 1 files open", "handler": "a handler for signal 10", "mask": "the signal mask",
+		"mode mask": "the file mode mask", "environment": "the environment", "directory": "the working directory", "locale": "the locale",
+		"rounding": "the rounding", "child": "child processes", "timer": "a timer running", "library": "has loaded libresolv",
+		"payload": "points to the payload", "stack": "points to the stack"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			_, err := z.MakeSeed(t.Context(), seedSpec(code, "setup", way+"\x00"))
+			wantError(t, err, wire.StatusUnsupported, want)
+		})
+	}
+	for setup, want := range map[string]int32{"fails": -400, "crashes": wire.StatusWorkerDied, "missing": wire.StatusBadLibrary} {
+		_, err := z.MakeSeed(t.Context(), seedSpec(code, setup, ""))
+		var e *WorkerError
+		if !errors.As(err, &e) || e.Status != want {
+			t.Errorf("%s: %v, want status %d", setup, err, want)
+		}
+	}
+}
+
+// The memory of a seed cannot be changed by its workers, nor does a process stay that could. A maker that is killed, or whose time is over, leaves nothing.
+func TestSeedSealed(t *testing.T) {
+	z := startZygote(t)
+	code := seedLibrary(t, "refused.c")
+	s, err := z.MakeSeed(t.Context(), seedSpec(code, "setup", "nothing\x00"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	fd := int(s.File.Fd())
+	const all = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
+	if seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || seals&all != all {
+		t.Errorf("seals %#x, %v", seals, err)
+	}
+	if st, err := s.File.Stat(); err != nil || st.Mode().Perm() != 0o400 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || flags&unix.O_ACCMODE != unix.O_RDONLY {
+		t.Errorf("flags %#x, %v", flags, err)
+	}
+	if _, err := unix.Mmap(fd, 0, 4096, unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+		t.Error("the file can be mapped for writing")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		eventually(t, "the init call runs", func() bool { return runningMakers(z) == 1 })
+	}()
+	if _, err := z.MakeSeed(ctx, seedSpec(code, "setup", "sleep\x00")); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	if n := runningMakers(z); n != 0 {
+		t.Errorf("%d processes are left", n)
+	}
+}
+
+// runningMakers returns the number of workers that have reached user code.
+func runningMakers(z *Zygote) (n int) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	for _, w := range z.workers {
+		if w.page.phase() == phaseLoading {
+			n++
+		}
+	}
+	return n
+}
+
+// A damaged seed is refused, and the worker starts without it. Nothing outside of the worker's own memory depends on the file's bytes.
+func TestSeedDamaged(t *testing.T) {
+	z := startZygote(t)
+	code := seedLibrary(t, "c_state.c")
+	s := makeSeed(t, z, code)
+	good, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", s.File.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := int(s.Units) * seedUnit
+	for at, want := range map[int]string{0: "not a seed", 24: "thread pointer"} {
+		bad := bytes.Clone(good[header : header+64])
+		binary.LittleEndian.PutUint64(bad[at:], ^binary.LittleEndian.Uint64(bad[at:]))
+		damaged := damagedSeed(t, s, header, bad)
+		l := lease(t, z, startClient(t), func(spec *Spec) {
+			spec.Code, spec.Names, spec.Seed, spec.MemoryLimit = code, []string{"query", "setup"}, damaged, seedMemory
+		})
+		if got := l.Steps().Unseeded; !strings.Contains(got, want) {
+			t.Errorf("damaged at %d: %q, want %q", at, got, want)
+		}
+		l.mustCall(t, 1, nil)
+		l.mustCall(t, 0, nil)
+	}
+}
+
+// damagedSeed is a copy of a seed without its heap, with other bytes at an offset.
+func damagedSeed(t testing.TB, s *Seed, at int, with []byte) *Seed {
+	t.Helper()
+	fd, err := fixedMemfd("rfaas-seed", int(2*uint64(s.Units)*seedUnit+seedData), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "seed")
+	t.Cleanup(func() { f.Close() })
+	rest := make([]byte, 128<<10)
+	if _, err := s.File.ReadAt(rest, int64(at)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(rest, int64(at)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(with, int64(at)); err != nil {
+		t.Fatal(err)
+	}
+	bad := *s
+	bad.File = f
+	return &bad
+}

@@ -1,0 +1,59 @@
+/* C: tables, static data, strings of libc, a static and a dynamic thread-local variable, a late large allocation. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double *table;
+static char *name;
+static int calls, in_data = 42;
+static __thread int per_thread = 5;
+static struct node {
+    struct node *next;
+    int v;
+} *list;
+static void (*choose)(char *, size_t);
+static void odd(char *p, size_t n) { snprintf(p, n, "odd"); }
+static void even(char *p, size_t n) { snprintf(p, n, "even"); }
+extern void *rfaas_state(size_t size, int *fresh);
+static int built;
+__attribute__((constructor)) static void construct(void) { name = malloc(100); built = 1; }
+
+uint32_t setup(void *in, uint32_t size, void *out) {
+    (void)in, (void)size, (void)out;
+    table = malloc(1000000 * sizeof *table);
+    for (int i = 0; i < 1000000; i++)
+        table[i] = i * 0.5;
+    strcpy(name, "constructed");
+    char *copy = strdup("duplicated");
+    strcat(name, copy);
+    free(copy);
+    for (int i = 0; i < 1000; i++) {
+        struct node *n = malloc(sizeof *n);
+        *n = (struct node){list, i};
+        list = n;
+    }
+    in_data = 43;
+    per_thread = 6;
+    choose = time(NULL) ? odd : even;
+    *(int *)rfaas_state(sizeof(int), NULL) = 50;
+    srand(7), rand();
+    srand48(9), drand48();
+    return 0;
+}
+
+uint32_t query(void *in, uint32_t size, void *out) {
+    (void)in, (void)size;
+    long sum = 0;
+    for (struct node *n = list; n; n = n->next)
+        sum += n->v;
+    void *more = malloc(100000);
+    char text[16];
+    choose(text, sizeof text);
+    int n = snprintf(out, 4096, "%d %s %.1f %ld %d %d %d %s %d %.6f %d", ++calls, name, table[999999], sum, in_data++, per_thread++, built, text, rand(), drand48(),
+                     (*(int *)rfaas_state(sizeof(int), NULL))++);
+    free(more);
+    list = realloc(list, sizeof *list + 64);
+    return (uint32_t)n;
+}

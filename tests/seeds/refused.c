@@ -1,0 +1,68 @@
+/* What cannot be kept: the payload names what setup leaves behind. */
+#include <fcntl.h>
+#include <fenv.h>
+#include <locale.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+static void *volatile kept;
+static void handler(int s) { (void)s; }
+static void *rest(void *unused) {
+    for (;;)
+        pause();
+    return unused;
+}
+
+uint32_t setup(void *in, uint32_t size, void *out) {
+    (void)size, (void)out;
+    const char *way = in;
+    pthread_t t;
+    if (!strcmp(way, "threads"))
+        pthread_create(&t, NULL, rest, NULL);
+    else if (!strcmp(way, "files"))
+        return open("/dev/null", O_RDONLY) < 0;
+    else if (!strcmp(way, "handler"))
+        signal(SIGUSR1, handler);
+    else if (!strcmp(way, "mask")) {
+        sigset_t s;
+        sigemptyset(&s);
+        sigaddset(&s, SIGUSR2);
+        sigprocmask(SIG_BLOCK, &s, NULL);
+    } else if (!strcmp(way, "mode mask"))
+        umask(0123);
+    else if (!strcmp(way, "environment"))
+        setenv("SEED_TEST", "1", 1);
+    else if (!strcmp(way, "directory"))
+        return chdir("/") != 0;
+    else if (!strcmp(way, "locale"))
+        setlocale(LC_ALL, "C.UTF-8");
+    else if (!strcmp(way, "rounding"))
+        fesetround(FE_UPWARD);
+    else if (!strcmp(way, "child")) {
+        if (!fork())
+            rest(NULL);
+    } else if (!strcmp(way, "timer")) {
+        struct itimerval v = {.it_value = {.tv_sec = 1000}};
+        setitimer(ITIMER_PROF, &v, NULL);
+    } else if (!strcmp(way, "library"))
+        dlopen("libresolv.so.2", RTLD_NOW);
+    else if (!strcmp(way, "payload"))
+        kept = in;
+    else if (!strcmp(way, "stack"))
+        kept = &way;
+    else if (!strcmp(way, "sleep"))
+        rest(NULL);
+    return 0;
+}
+extern uint32_t rfaas_fail(const char *text);
+uint32_t fails(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, rfaas_fail("on purpose"); }
+uint32_t crashes(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, (uint32_t)kill(getpid(), SIGKILL); }
+uint32_t query(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, 0u; }

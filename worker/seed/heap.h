@@ -1,0 +1,69 @@
+/* The heap of user code in workers that make seeds or start from one.
+ *
+ * What user code allocates must lie at the same addresses in all workers of a seed. So while the heap is open, malloc and its relatives
+ * take memory from an arena at a fixed address, on every thread that is not one of the worker's own. This includes libc's own calls of
+ * malloc, as in strdup, if user code makes them. Two callers stay outside, in libc's heap: threads that are marked as outside, and the
+ * dynamic linker, whose tables must survive when a seed's memory is laid over the arena. free and realloc tell the heaps apart by the
+ * address.
+ *
+ * The allocator in the arena is mimalloc, loaded like a library of user code. Its own state therefore travels with the seed. */
+#ifndef RFAAS_SEED_HEAP_H
+#define RFAAS_SEED_HEAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <stdlib.h>
+
+#include "dp_status.h"
+
+#define DP_HEAP_AT 0x600000000000ull
+#define DP_HEAP_MOST (1ull << 40) /* bytes */
+#define DP_HEAP_LIBRARY "libmimalloc.so.2"
+#define DP_HEAP_UNIT (32ull << 20) /* mimalloc's segments */
+#define DP_HEAP_LINKED (16ull << 20) /* bytes below the arena for what the dynamic linker allocates while it loads user code */
+
+#define DP_HEAP_KEYS 128 /* thread-specific keys that can be kept */
+
+/* The block of rfaas_state. */
+typedef struct dp_heap_state {
+    void *block;
+    size_t size;
+} dp_heap_state;
+
+/* The arena's first unit is not mimalloc's. It holds what user code keeps in libc, and what must travel. Zero at first. */
+typedef struct dp_heap_kept {
+    uint32_t seeded; /* `random` is initialised */
+    uint32_t pad;
+    struct random_data random;
+    char random_state[128];
+    char *random_memory; /* that user code has set instead; NULL: random_state */
+    struct drand48_data drand48;
+    dp_heap_state state;
+    void (*destructors[DP_HEAP_KEYS])(void *); /* of thread-specific keys that user code has made */
+} dp_heap_kept;
+
+/* Threads of the worker set this, except the serving thread while user code may run on it. Other threads never do. */
+extern __thread int dp_heap_outside;
+
+/* dp_heap_open gives the arena, which the caller has mapped at DP_HEAP_AT, to mimalloc, and switches it on for this process. size is a
+ * multiple of DP_HEAP_UNIT and at least two of them. Only once, with one thread, and inside dp_place_begin and dp_place_end. From then on
+ * what the dynamic linker allocates lies at the same addresses in all workers that load the same libraries, until dp_heap_linked.
+ * DP_UNSUPPORTED: there is no mimalloc, or it is too old. */
+int dp_heap_open(uint64_t size, dp_error *err);
+void dp_heap_linked(void);
+
+/* Reports whether the address lies in the arena. False while no heap is open. */
+bool dp_heap_has(const void *p);
+
+/* The arena's first bytes. Only while a heap is open. */
+static inline dp_heap_kept *dp_heap_kept_at(void) { return (dp_heap_kept *)DP_HEAP_AT; }
+
+/* Reports whether user code calls: a heap is open, and this thread is not the worker's own. */
+bool dp_heap_inside(void);
+
+/* The handle of mimalloc, for dlsym; NULL: no heap is open. */
+void *dp_heap_library(void);
+
+#endif

@@ -1,0 +1,103 @@
+/* Functions of libc whose state would not travel. Random numbers: all workers of a seed would begin with those of a fresh process. While a heap is
+ * open, user code gets the same generators with their state in the arena. As in libc, random and rand share one state. */
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "heap.h"
+
+#define LIBC(name) \
+    static __typeof__(name) *libc; \
+    if (!libc) \
+    *(void **)&libc = dlsym(RTLD_NEXT, #name)
+
+static struct random_data *state(void) {
+    dp_heap_kept *k = dp_heap_kept_at();
+    if (!k->seeded) {
+        k->seeded = 1;
+        initstate_r(1, k->random_state, sizeof k->random_state, &k->random);
+    }
+    return &k->random;
+}
+
+void srandom(unsigned seed) {
+    LIBC(srandom);
+    if (dp_heap_inside())
+        srandom_r(seed, state());
+    else
+        libc(seed);
+}
+
+long random(void) {
+    LIBC(random);
+    int32_t v = 0;
+    if (!dp_heap_inside())
+        return libc();
+    random_r(state(), &v);
+    return v;
+}
+
+void srand(unsigned seed) { srandom(seed); }
+
+int rand(void) { return (int)random(); }
+
+static char *memory_of_random(void) {
+    dp_heap_kept *k = dp_heap_kept_at();
+    return k->random_memory ? k->random_memory : k->random_state;
+}
+
+/* setstate and initstate give libc memory of user code. The generator's position is in that memory, but libc's pointer to it does not
+ * travel. */
+char *initstate(unsigned seed, char *memory, size_t size) {
+    LIBC(initstate);
+    if (!dp_heap_inside())
+        return libc(seed, memory, size);
+    char *before = memory_of_random();
+    if (initstate_r(seed, memory, size, state()))
+        return NULL;
+    dp_heap_kept_at()->random_memory = memory;
+    return before;
+}
+
+char *setstate(char *memory) {
+    LIBC(setstate);
+    if (!dp_heap_inside())
+        return libc(memory);
+    char *before = memory_of_random();
+    if (setstate_r(memory, state()))
+        return NULL;
+    dp_heap_kept_at()->random_memory = memory;
+    return before;
+}
+
+#define DRAND48(type, name, call) \
+    type name(void) { \
+        LIBC(name); \
+        type v = 0; \
+        if (!dp_heap_inside()) \
+            return libc(); \
+        call(&dp_heap_kept_at()->drand48, &v); \
+        return v; \
+    }
+DRAND48(double, drand48, drand48_r)
+DRAND48(long, lrand48, lrand48_r)
+DRAND48(long, mrand48, mrand48_r)
+
+/* Thread-specific keys that user code makes get the same numbers in workers that start from a seed, and their destructors. */
+int pthread_key_create(pthread_key_t *key, void (*destructor)(void *)) {
+    LIBC(pthread_key_create);
+    int e = libc(key, destructor);
+    if (!e && dp_heap_inside() && *key < DP_HEAP_KEYS)
+        dp_heap_kept_at()->destructors[*key] = destructor;
+    return e;
+}
+
+void srand48(long seed) {
+    LIBC(srand48);
+    if (dp_heap_inside())
+        srand48_r(seed, &dp_heap_kept_at()->drand48);
+    else
+        libc(seed);
+}
+#endif

@@ -1,0 +1,287 @@
+#include "seed.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#if defined __x86_64__
+#include <cpuid.h>
+#endif
+
+#include "heap.h"
+#include "place.h"
+#include "state.h"
+
+#define PAGE 4096ull
+#define UP(x) (((x) + PAGE - 1) & ~(PAGE - 1))
+
+uint64_t dp_seed_file_size(uint64_t heap_size) { return heap_size + UP(sizeof(dp_seed_header)); }
+
+static int map_arena(const dp_seed *s, bool shared, bool of_file, dp_error *err) {
+    int flags = MAP_FIXED | MAP_NORESERVE | (shared ? MAP_SHARED : MAP_PRIVATE) | (of_file ? 0 : MAP_ANONYMOUS);
+    void *at = (void *)DP_HEAP_AT;
+    if (mmap(at, s->heap_size, PROT_READ | PROT_WRITE, flags, of_file ? s->fd : -1, 0) == at)
+        return DP_OK;
+    return dp_fail(err, DP_FATAL, errno, "seed: map %llu MiB for the heap", (unsigned long long)(s->heap_size >> 20));
+}
+
+static int get(int fd, void *to, uint64_t size, uint64_t at, dp_error *err) {
+    for (uint64_t done = 0; done < size;) {
+        ssize_t n = pread(fd, (char *)to + done, size - done, (off_t)(at + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return dp_fail(err, DP_FATAL, n < 0 ? errno : 0, "seed: the file is too short");
+        done += (uint64_t)n;
+    }
+    return DP_OK;
+}
+
+static int begin(dp_seed *s, bool makes, dp_error *err) {
+    int st = map_arena(s, makes, makes, err);
+    if (!st)
+        st = dp_place_begin(err);
+    if (st)
+        return st;
+    st = dp_apart_load(&s->apart, err);
+    if (!st) {
+        dp_state_note(&s->was);
+        dp_modules_list(&s->modules, UINT32_MAX);
+        s->before = s->modules.n;
+        st = dp_heap_open(s->heap_size, err);
+    }
+    if (st)
+        dp_place_end();
+    else
+        dp_heap_outside = 1;
+    return st;
+}
+
+static int prepare(dp_seed *s, int fd, uint64_t heap_size, dp_error *err) {
+    memset(s, 0, sizeof *s);
+    s->fd = fd;
+    s->heap_size = heap_size;
+    if (heap_size < 2 * DP_HEAP_UNIT || heap_size % DP_HEAP_UNIT || heap_size > DP_HEAP_MOST)
+        return dp_fail(err, DP_INVALID, 0, "seed: a heap of %llu bytes, want a multiple of %llu, and at least twice that",
+                       (unsigned long long)heap_size, DP_HEAP_UNIT);
+    struct stat sb;
+    if (fstat(fd, &sb) || (uint64_t)sb.st_size < dp_seed_file_size(heap_size))
+        return dp_fail(err, DP_INVALID, 0, "seed: the file is too short for a heap of %llu bytes", (unsigned long long)heap_size);
+    return DP_OK;
+}
+
+int dp_seed_make_begin(dp_seed *s, int fd, uint64_t heap_size, const dp_apart *apart, dp_error *err) {
+    int st = prepare(s, fd, heap_size, err);
+    if (st)
+        return st;
+    s->apart = *apart;
+    return begin(s, true, err);
+}
+
+int dp_seed_begin(dp_seed *s, int fd, uint64_t heap_size, dp_error *err) {
+    int st = prepare(s, fd, heap_size, err);
+    if (!st)
+        st = get(fd, &s->apart, sizeof s->apart, heap_size + offsetof(dp_seed_header, apart), err);
+    if (!st && !dp_apart_valid(&s->apart))
+        st = dp_fail(err, DP_UNSUPPORTED, 0, "seed: its list of libraries is damaged");
+    return st ? st : begin(s, false, err);
+}
+
+/* A key that does not exist has no value, and cannot be given one. */
+static bool key_exists(unsigned k) { return !pthread_setspecific(k, pthread_getspecific(k)); }
+
+void dp_seed_loaded(dp_seed *s) {
+    dp_modules_touch_tls(&s->modules, s->before);
+    dp_heap_linked();
+    dp_place_end();
+    for (unsigned k = 0; k < DP_SEED_KEYS; k++)
+        s->keys[k / 64] |= (uint64_t)key_exists(k) << k % 64;
+}
+
+/* ---- comparing ---- */
+
+static void processor(uint64_t word[4]) {
+    word[0] = getauxval(AT_HWCAP);
+    word[1] = getauxval(AT_HWCAP2);
+    word[2] = word[3] = 0;
+#if defined __x86_64__
+    unsigned a, b, c, d;
+    if (__get_cpuid(1, &a, &b, &c, &d))
+        word[2] = (uint64_t)c << 32 | d;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        word[3] = (uint64_t)c << 32 | b;
+#endif
+}
+
+static void fill_header(const dp_seed *s, dp_seed_header *h) {
+    memset(h, 0, sizeof *h);
+    h->magic = DP_SEED_MAGIC;
+    h->version = DP_SEED_VERSION;
+    h->n_modules = s->modules.n;
+    h->heap_size = s->heap_size;
+    h->thread_pointer = (uintptr_t)__builtin_thread_pointer();
+    h->apart = s->apart;
+    processor(h->processor);
+    memcpy(h->modules, s->modules.list, s->modules.n * sizeof *h->modules);
+}
+
+static bool kernels_own(const dp_module *m) { return !strncmp(m->name, "linux-vdso", 10); }
+
+static int differs(const dp_seed_header *own, const dp_seed_header *seed, dp_error *err) {
+    if (seed->magic != DP_SEED_MAGIC || seed->version != DP_SEED_VERSION)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the file is not a seed of this version");
+    if (seed->heap_size != own->heap_size)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: a heap of %llu bytes, here of %llu", (unsigned long long)seed->heap_size,
+                       (unsigned long long)own->heap_size);
+    if (memcmp(seed->processor, own->processor, sizeof own->processor))
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: it was made on a processor with other features");
+    if (seed->thread_pointer != own->thread_pointer)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the thread pointer is %#llx, here %#llx", (unsigned long long)seed->thread_pointer,
+                       (unsigned long long)own->thread_pointer);
+    if (seed->n_modules != own->n_modules)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: %u loaded libraries, here %u", seed->n_modules, own->n_modules);
+    for (uint32_t i = 0; i < own->n_modules; i++) {
+        const dp_module *a = &own->modules[i], *b = &seed->modules[i];
+        if (kernels_own(a))
+            continue;
+        if (memcmp(a->name, b->name, sizeof a->name) || memcmp(a->build, b->build, sizeof a->build))
+            return dp_fail(err, DP_UNSUPPORTED, 0, "seed: library %u is another build of %.60s", i, a->name);
+        if (a->base != b->base || a->data != b->data || a->data_size != b->data_size || a->own != b->own || a->tls != b->tls ||
+            a->tls_size != b->tls_size)
+            return dp_fail(err, DP_UNSUPPORTED, 0, "seed: %.60s lies at %#llx, here at %#llx", a->name, (unsigned long long)b->base,
+                           (unsigned long long)a->base);
+    }
+    return DP_OK;
+}
+
+/* ---- capture ---- */
+
+static int put(int fd, const void *from, uint64_t size, uint64_t at, dp_error *err) {
+    for (uint64_t done = 0; done < size;) {
+        ssize_t n = pwrite(fd, (const char *)from + done, size - done, (off_t)(at + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return dp_fail(err, DP_FATAL, n < 0 ? errno : 0, "seed: write %llu bytes of static data", (unsigned long long)size);
+        done += (uint64_t)n;
+    }
+    return DP_OK;
+}
+
+static bool tls_apart(const dp_module *m) { return m->own && m->tls && !dp_heap_has((const void *)(uintptr_t)m->tls); }
+
+int dp_seed_capture(dp_seed *s, dp_error *err) {
+    uint32_t loaded = s->modules.n;
+    dp_modules_list(&s->modules, s->before);
+    if (s->modules.n != loaded)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: setup has loaded %.60s: load it in the library's constructor, or link the library with it",
+                       s->modules.n > loaded ? s->modules.list[loaded].name : "a library and closed another");
+    for (uint32_t i = s->before; i < s->modules.n; i++)
+        if (!strncmp(s->modules.list[i].name, "libpython", 9))
+            return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the library uses %.60s, whose state cannot be kept: use the init call without RFAAS_LEASE_SEED", s->modules.list[i].name);
+    if (s->modules.more)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the process has %u libraries, at most %u can travel", s->modules.n + s->modules.more, DP_MODULES_MAX);
+    int st = dp_state_compare(&s->was, err);
+    if (!st)
+        st = dp_state_scan(&s->modules, s->payload, s->payload_size, err);
+    if (st)
+        return st;
+    static dp_seed_header h;
+    fill_header(s, &h);
+    for (uint32_t k = 0; k < DP_SEED_KEYS; k++) {
+        const void *value = pthread_getspecific(k);
+        h.keys[k] = dp_heap_has(value) ? (uintptr_t)value : 0;
+        if (key_exists(k) && !(s->keys[k / 64] >> k % 64 & 1))
+            h.made[k / 64] |= 1ull << k % 64;
+    }
+    uint64_t at = dp_seed_file_size(s->heap_size);
+    for (uint32_t i = 0; i < s->modules.n && !st; i++) {
+        const dp_module *m = &s->modules.list[i];
+        if (m->data_size) {
+            st = put(s->fd, (const void *)(uintptr_t)m->data, m->data_size, at, err);
+            at += m->data_size;
+        }
+    }
+    for (uint32_t i = 0; i < s->modules.n && !st; i++) {
+        const dp_module *m = &s->modules.list[i];
+        if (tls_apart(m)) {
+            st = put(s->fd, (const void *)(uintptr_t)m->tls, m->tls_size, at, err);
+            at += m->tls_size;
+        }
+    }
+    if (!st)
+        st = put(s->fd, &h, sizeof h, s->heap_size, err);
+    return st ? st : map_arena(s, false, true, err);
+}
+
+/* ---- apply ---- */
+
+/* Maps the seed's data of an object over its own, except the slots of .got.plt. `kept` holds these meanwhile, in libc's heap. */
+static int lay_data(const dp_seed *s, const dp_module *m, uint64_t at, char *kept, dp_error *err) {
+    void *data = (void *)(uintptr_t)m->data;
+    if (m->slots_size)
+        memcpy(kept, (const void *)(uintptr_t)m->slots, m->slots_size);
+    if (mmap(data, m->data_size, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE, s->fd, (off_t)at) != data)
+        return dp_fail(err, DP_FATAL, errno, "seed: map the data of %.60s", m->name);
+    if (m->slots_size)
+        memcpy((void *)(uintptr_t)m->slots, kept, m->slots_size);
+    return DP_OK;
+}
+
+/* Makes the keys that setup has made, which get the same numbers. Their destructors are in the arena. */
+static int make_keys(const dp_seed *s, const dp_seed_header *seed, dp_error *err) {
+    static dp_heap_kept kept;
+    int st = get(s->fd, &kept, sizeof kept, 0, err);
+    for (unsigned k = 0; k < DP_SEED_KEYS && !st; k++) {
+        pthread_key_t got;
+        if (seed->made[k / 64] >> k % 64 & 1 && (pthread_key_create(&got, kept.destructors[k]) || got != k))
+            st = dp_fail(err, DP_UNSUPPORTED, 0, "seed: the thread-specific key %u is in use here", k);
+    }
+    return st;
+}
+
+/* Everything that can be refused is looked at before the first byte changes. */
+int dp_seed_apply(dp_seed *s, dp_error *err) {
+    static dp_seed_header own, seed;
+    int st = get(s->fd, &seed, sizeof seed, s->heap_size, err);
+    fill_header(s, &own);
+    if (!st)
+        st = differs(&own, &seed, err);
+    if (!st)
+        st = make_keys(s, &seed, err);
+    if (st) {
+        dp_heap_outside = 0;
+        return st;
+    }
+    uint64_t slots = 0;
+    for (uint32_t i = 0; i < s->modules.n; i++)
+        slots = s->modules.list[i].slots_size > slots ? s->modules.list[i].slots_size : slots;
+    char *kept = malloc(slots + 1);
+    uint64_t at = dp_seed_file_size(s->heap_size);
+    if (!kept)
+        st = dp_fail(err, DP_FATAL, ENOMEM, "seed");
+    for (uint32_t i = 0; i < s->modules.n && !st; i++)
+        if (s->modules.list[i].data_size) {
+            st = lay_data(s, &s->modules.list[i], at, kept, err);
+            at += s->modules.list[i].data_size;
+        }
+    if (!st)
+        st = map_arena(s, false, true, err);
+    for (uint32_t i = 0; i < s->modules.n && !st; i++)
+        if (tls_apart(&s->modules.list[i])) {
+            st = get(s->fd, (void *)(uintptr_t)s->modules.list[i].tls, s->modules.list[i].tls_size, at, err);
+            at += s->modules.list[i].tls_size;
+        }
+    for (uint32_t k = 0; k < DP_SEED_KEYS && !st; k++)
+        if (seed.keys[k] && dp_heap_has((const void *)(uintptr_t)seed.keys[k]) && pthread_setspecific(k, (const void *)(uintptr_t)seed.keys[k]))
+            st = dp_fail(err, DP_FATAL, 0, "seed: the thread-specific key %u does not exist here", k);
+    free(kept);
+    dp_heap_outside = 0; /* functions run on this thread from now on */
+    return st;
+}

@@ -1,0 +1,92 @@
+/* Seeds: the memory of a prepared worker, from which other workers start.
+ *
+ * A seed is a memory file. The arena (heap.h) comes first, at the file's offset 0. The maker of a seed maps it shared, so that its heap
+ * already is the seed's, and only static data has to be copied when the seed is captured. Behind the arena there are a header and the
+ * writable data of each library that was loaded for user code.
+ *
+ *   0 ............ size      arena: what user code allocated, and its thread-local blocks
+ *   size ......... + header  dp_seed_header
+ *   behind it                data of each own module, whole pages; then thread-local blocks that lie outside of the arena
+ *
+ * A worker that starts from a seed loads the same libraries in the same order, so that they lie at the same addresses. It checks that they
+ * do, and maps the seed's bytes privately over its own. What user code has in libc or in other objects of the process cannot travel, so
+ * dp_seed_capture refuses, by name, whatever it can find there: threads, descriptors, signal handlers and more. */
+#ifndef RFAAS_SEED_H
+#define RFAAS_SEED_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "dp_status.h"
+#include "apart.h"
+#include "heap.h"
+#include "modules.h"
+
+#define DP_SEED_MAGIC 0x4445455352ull /* "RSEED" */
+#define DP_SEED_VERSION 1u
+#define DP_SEED_KEYS DP_HEAP_KEYS
+
+/* The header. The file belongs to the tenant, whose code could change it while it was made, so a worker trusts none of its values: it
+ * compares them with its own. */
+typedef struct dp_seed_header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t n_modules;
+    uint64_t heap_size;
+    uint64_t thread_pointer;
+    uint64_t processor[4];       /* what code may choose by: AT_HWCAP, AT_HWCAP2, and words of CPUID */
+    dp_apart apart;
+    uint64_t made[DP_SEED_KEYS / 64]; /* keys that setup has made */
+    uint64_t keys[DP_SEED_KEYS];      /* values that point into the arena */
+    dp_module modules[DP_MODULES_MAX];
+} dp_seed_header;
+
+/* What dp_seed_begin finds before user code runs, and dp_seed_capture compares. */
+typedef struct dp_seed_before {
+    int threads, descriptors;
+    struct sigaction actions[_NSIG];
+    sigset_t mask;
+    uint32_t floating; /* rounding and exceptions */
+    mode_t umask;
+    uint64_t environment; /* a sum */
+    uint64_t directory;
+    char locale[256];
+} dp_seed_before;
+
+typedef struct dp_seed {
+    int fd;
+    uint64_t heap_size;
+    uint32_t before; /* modules that stay the process's own */
+    dp_modules modules;
+    dp_apart apart;
+    uint64_t keys[DP_SEED_KEYS / 64]; /* those that exist when the library is loaded */
+    const void *payload; /* of the setup function; set by the caller of dp_seed_capture */
+    uint64_t payload_size;
+    dp_seed_before was;
+} dp_seed;
+
+/* Bytes that the file of a seed must have at least, without the modules' data. */
+uint64_t dp_seed_file_size(uint64_t heap_size);
+
+/* dp_seed_make_begin and dp_seed_begin map the arena, load the libraries that stay apart, and open the heap: in the process that makes the
+ * seed, which knows those libraries, and in a worker that starts from it. fd is the seed's file. The caller loads user code next, with
+ * dp_heap_outside 0 meanwhile, then calls dp_seed_loaded. What the caller itself allocates until dp_seed_apply is outside, because the seed is
+ * laid over the arena. heap_size is a multiple of DP_HEAP_UNIT, and at least two of them. DP_UNSUPPORTED: this process can have no seed, and
+ * may go on without. */
+int dp_seed_make_begin(dp_seed *s, int fd, uint64_t heap_size, const dp_apart *apart, dp_error *err);
+int dp_seed_begin(dp_seed *s, int fd, uint64_t heap_size, dp_error *err);
+/* dp_seed_loaded ends the loading. */
+void dp_seed_loaded(dp_seed *s);
+
+/* dp_seed_capture writes the seed, after user code has prepared its state. On the thread that executed user code, with no call running.
+ * DP_UNSUPPORTED: the state cannot travel; the text names what is in the way and the remedy. From now on, changes to the state are this
+ * process's own. */
+int dp_seed_capture(dp_seed *s, dp_error *err);
+
+/* dp_seed_apply lays a seed over this process. DP_UNSUPPORTED: this process differs from the seed's, and nothing was changed. After
+ * another error the process cannot go on. */
+int dp_seed_apply(dp_seed *s, dp_error *err);
+
+#endif

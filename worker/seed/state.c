@@ -1,0 +1,168 @@
+#include "state.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+/* Entries of a directory of /proc/self, -1 if it cannot be read. */
+static int entries(const char *path) {
+    DIR *d = opendir(path);
+    int n = 0;
+    if (!d)
+        return -1;
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}
+
+static uint64_t sum(uint64_t h, const char *text) {
+    for (; *text; text++)
+        h = (h ^ (uint8_t)*text) * 0x100000001b3ull;
+    return (h ^ 0xff) * 0x100000001b3ull;
+}
+
+static uint64_t environment_sum(void) {
+    uint64_t h = 0xcbf29ce484222325ull;
+    for (char **v = environ; v && *v; v++)
+        h = sum(h, *v);
+    return h;
+}
+
+static uint64_t directory_sum(void) {
+    struct stat sb;
+    return stat(".", &sb) ? 0 : (uint64_t)sb.st_ino ^ (uint64_t)sb.st_dev << 32;
+}
+
+static mode_t current_umask(void) {
+    mode_t m = umask(077);
+    umask(m);
+    return m;
+}
+
+static uint32_t floating_mode(void) {
+#if defined __x86_64__
+    return __builtin_ia32_stmxcsr() & ~0x3fu; /* without the flags of exceptions that have happened */
+#elif defined __aarch64__
+    return (uint32_t)__builtin_aarch64_get_fpcr();
+#else
+    return 0;
+#endif
+}
+
+void dp_state_note(dp_seed_before *was) {
+    memset(was, 0, sizeof *was);
+    was->threads = entries("/proc/self/task");
+    was->descriptors = entries("/proc/self/fd");
+    for (int s = 1; s < _NSIG; s++)
+        sigaction(s, NULL, &was->actions[s]);
+    sigprocmask(SIG_SETMASK, NULL, &was->mask);
+    was->floating = floating_mode();
+    was->umask = current_umask();
+    was->environment = environment_sum();
+    was->directory = directory_sum();
+    snprintf(was->locale, sizeof was->locale, "%s", setlocale(LC_ALL, NULL));
+}
+
+static int refuse(dp_error *err, const char *what, const char *remedy) {
+    return dp_fail(err, DP_UNSUPPORTED, 0, "seed: setup %s, which cannot travel: %s", what, remedy);
+}
+
+int dp_state_compare(const dp_seed_before *was, dp_error *err) {
+    dp_seed_before is;
+    char text[64];
+    dp_state_note(&is);
+    if (is.threads < 0 || is.descriptors < 0)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: /proc/self cannot be read, so nobody knows what setup has left open");
+    if (is.threads != was->threads) {
+        snprintf(text, sizeof text, "has left %d threads", is.threads - was->threads);
+        return refuse(err, text, "end them in setup, and start them in the call that needs them");
+    }
+    if (is.descriptors != was->descriptors) {
+        snprintf(text, sizeof text, "has left %d files open", is.descriptors - was->descriptors);
+        return refuse(err, text, "close them in setup, and open them in the call that needs them");
+    }
+    for (int s = 1; s < _NSIG; s++)
+        if (is.actions[s].sa_handler != was->actions[s].sa_handler) {
+            snprintf(text, sizeof text, "has set a handler for signal %d", s);
+            return refuse(err, text, "set it in rfaas_on_resume");
+        }
+    if (memcmp(&is.mask, &was->mask, sizeof is.mask))
+        return refuse(err, "has changed the signal mask", "set it back");
+    if (is.umask != was->umask)
+        return refuse(err, "has changed the file mode mask", "set it back");
+    if (is.environment != was->environment)
+        return refuse(err, "has changed the environment", "set variables in rfaas_on_resume");
+    if (is.directory != was->directory)
+        return refuse(err, "has changed the working directory", "change back, or use absolute paths");
+    if (strcmp(is.locale, was->locale))
+        return refuse(err, "has changed the locale", "set it in rfaas_on_resume");
+    if (is.floating != was->floating)
+        return refuse(err, "has changed the rounding or the exceptions of floating point", "set it in rfaas_on_resume");
+    siginfo_t child;
+    if (!waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) || errno != ECHILD)
+        return refuse(err, "has left child processes", "wait for them in setup");
+    for (int i = ITIMER_REAL; i <= ITIMER_PROF; i++) {
+        struct itimerval t;
+        if (!getitimer(i, &t) && (t.it_value.tv_sec || t.it_value.tv_usec))
+            return refuse(err, "has left a timer running", "stop it, and start it in rfaas_on_resume");
+    }
+    return DP_OK;
+}
+
+/* ---- pointers ---- */
+
+typedef struct range {
+    const char *what;
+    uintptr_t from, to;
+} range;
+
+/* Finds the process's heap and stack, which differ between processes. */
+static int find_ranges(range own[2]) {
+    FILE *f = fopen("/proc/self/maps", "re");
+    char line[512];
+    int n = 0;
+    while (f && n < 2 && fgets(line, sizeof line, f)) {
+        char *rest;
+        bool heap = strstr(line, "[heap]");
+        if (!heap && !strstr(line, "[stack]"))
+            continue;
+        uintptr_t from = strtoull(line, &rest, 16);
+        own[n++] = (range){heap ? "memory that was allocated before the library was loaded" : "the stack", from, strtoull(rest + 1, NULL, 16)};
+    }
+    if (f)
+        fclose(f);
+    return n;
+}
+
+static int scan(const dp_module *m, const range *r, int n, dp_error *err) {
+    const uintptr_t *word = (const uintptr_t *)(uintptr_t)m->data, *end = word + m->data_size / sizeof *word;
+    for (; word < end; word++)
+        for (int i = 0; i < n; i++)
+            if (*word - r[i].from < r[i].to - r[i].from) {
+                Dl_info info;
+                bool named = dladdr(word, &info) && info.dli_sname;
+                return dp_fail(err, DP_UNSUPPORTED, 0, "seed: static data of %.60s (%.60s) points to %s, which cannot travel: copy it", m->name,
+                               named ? info.dli_sname : "a static variable", r[i].what);
+            }
+    return DP_OK;
+}
+
+int dp_state_scan(const dp_modules *m, const void *payload, uint64_t size, dp_error *err) {
+    range r[3] = {{"the payload of the init call", (uintptr_t)payload, (uintptr_t)payload + size}};
+    int n = 1 + find_ranges(r + 1), st = DP_OK;
+    for (uint32_t i = 0; i < m->n && !st; i++)
+        if (m->list[i].own && m->list[i].data_size)
+            st = scan(&m->list[i], r, n, err);
+    return st;
+}
