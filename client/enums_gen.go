@@ -36,7 +36,7 @@ const (
 	EventWorkerAdded EventKind = 7
 )
 
-// Start is how a worker came to its lease. Slower ways have lower numbers.
+// Start is how a worker came to its lease. Slower ways have lower numbers, except for StartSeeded.
 type Start int
 
 // The values of Start; the numbers are those of rfaas.h.
@@ -45,6 +45,7 @@ const (
 	StartCold    Start = 1 // a new process
 	StartPooled  Start = 2 // a process that was started ahead of demand: from the executor's pool, or from a spare lease of the agent (RFAAS_POOL)
 	StartCached  Start = 3 // a worker that served an earlier lease and was still connected. The lease was of this process or, on shm and tcp, of another process of the user
+	StartSeeded  Start = 4 // a new process with the memory of the lease's seed (RFAAS_LEASE_SEED)
 )
 
 // Operation says how [Reduce] combines results.

@@ -69,6 +69,12 @@ type LeaseOptions struct {
 	// later one. Such workers keep their static variables, their rfaas_state, their threads and all other state.
 	// Without Reuse, only workers that have executed no function are cached.
 	Reuse bool
+	// Seed makes the init call once for each node instead of once for each worker: all workers start from the memory of the process that has
+	// made it. Where that is impossible, the workers make it, and StartSteps.Unseeded says why. See RFAAS_LEASE_SEED for what the init call may
+	// do. Not with Reuse.
+	Seed bool
+	// SeedRequired is Seed, but a worker that cannot start from a seed is an error (ErrUnsupported), whose text says why. Not with Local.
+	SeedRequired bool
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
 	// StatusTimeLimit. 0: the executor's own limit, if it has one.
 	CallLimit time.Duration
@@ -110,7 +116,7 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, BulkMax: o.BulkMax, Memory: o.Memory, Duration: o.Duration,
 		CallLimit: o.CallLimit, Wait: o.Wait, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
 		Bundle: strings.Join(o.Bundle, ":"), Failover: o.Failover, Local: o.Local, Reuse: o.Reuse, InitFunction: o.InitFunction,
-		InitPayload: o.InitPayload}, nil
+		InitPayload: o.InitPayload, Seed: o.Seed, SeedRequired: o.SeedRequired}, nil
 }
 
 // Lease is a number of workers on one executor. Safe for concurrent use.
@@ -355,7 +361,7 @@ type LeaseStatistics struct {
 	Moved    uint64 // times that the lease moved to another executor
 	Local    uint64 // calls that ran in this process
 	// Workers by how they started, including replacements and moves.
-	Cold, Pooled, Cached uint64
+	Cold, Seeded, Pooled, Cached uint64
 }
 
 // Statistics returns the counters since the lease began; zeros for a lease that was released.
@@ -365,7 +371,7 @@ func (l *Lease) Statistics() LeaseStatistics {
 	}
 	s, _ := l.c.Statistics() // an error: it was released just now
 	return LeaseStatistics{Replaced: s.Replaced, Repeated: s.Repeated, Moved: s.Moved, Local: s.Local, Cold: s.Cold, Pooled: s.Pooled,
-		Cached: s.Cached}
+		Cached: s.Cached, Seeded: s.Seeded}
 }
 
 // Replaced is how many workers died and were replaced.
@@ -382,7 +388,7 @@ func (l *Lease) Err() error {
 
 // Start returns how the workers of the lease started; if they differ, the slowest way.
 func (l *Lease) Start() Start {
-	how := StartCached
+	how := StartSeeded // the largest
 	for i := range l.Workers() {
 		how = min(how, l.workers[i].StartSteps().Start)
 	}

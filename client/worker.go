@@ -34,6 +34,8 @@ type StartSteps struct {
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library
 	Sandbox time.Duration // credentials, namespaces, filters; 0: there is none, or by an executor that does not say
+	// Unseeded says why a worker of a lease with Seed has not started from a seed. Empty: it has.
+	Unseeded string
 }
 
 func (w *Worker) origin() (o c.Start) {
@@ -46,7 +48,7 @@ func (w *Worker) origin() (o c.Start) {
 // StartSteps returns the durations of the start of the present process.
 func (w *Worker) StartSteps() StartSteps {
 	o := w.origin()
-	return StartSteps{Start: Start(o.Start), Fork: o.Fork, Connect: o.Connect, Code: o.Code, Sandbox: o.Sandbox}
+	return StartSteps{Start: Start(o.Start), Fork: o.Fork, Connect: o.Connect, Code: o.Code, Sandbox: o.Sandbox, Unseeded: o.Unseeded}
 }
 
 // PID is the process id of the worker on its node, 0 while it is being replaced.

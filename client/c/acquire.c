@@ -141,6 +141,7 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
     pthread_mutex_lock(&l->mu);
     w->start = (rfaas_worker_start){.start = from->start < RFAAS_STARTS ? from->start : RFAAS_START_UNKNOWN, .fork_ns = from->fork_ns,
                                     .sandbox_ns = from->sandbox_ns, .connect_ns = from->connect_ns, .code_ns = from->code_ns};
+    snprintf(w->start.unseeded, sizeof w->start.unseeded, "%.*s", (int)sizeof from->unseeded - 1, from->unseeded);
     w->pid = from->pid;
     /* An event about this worker may have arrived before its pid did. */
     if (h->ended)
@@ -225,15 +226,21 @@ static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
         req.spec = l->spec;
         snprintf(req.at, sizeof req.at, "%s", a->at ? a->at : "");
     }
-    if (h->ep) {
-        if (!(offers = malloc(h->n_workers * sizeof *offers)))
+    rfaas_api_init_seed(l, first && !from, &req);
+    if (h->ep || req.seed_function) {
+        if (!(offers = malloc(h->n_workers * sizeof *offers + req.seed_function + req.seed_payload)))
             return finished(a, rfaas_api_fail(RFAAS_FATAL, 0, "lease: out of memory"));
+    }
+    if (h->ep) {
         memcpy(req.provider, h->provider, sizeof req.provider);
         for (; req.offers < h->n_workers && !status; req.offers++)
             status = rfaas_api_offer(&h->workers[req.offers], &offers[req.offers]);
     }
-    a->until = now + l->session->timeout_ns + req.wait_ns + STEP_GRACE_NS + rfaas_api_tables_ns(l->session) + l->bundle_ns;
-    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = offers, .tail_size = req.offers * sizeof *offers, .fd = first && !from ? l->library_fd : -1};
+    a->until = now + l->session->timeout_ns + req.wait_ns + STEP_GRACE_NS + rfaas_api_tables_ns(l->session) + l->bundle_ns + rfaas_api_seed_ns(l);
+    if (req.seed_function)
+        memcpy(mempcpy(offers + req.offers, l->init.function, req.seed_function), l->init.payload, req.seed_payload);
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = offers,
+                                 .tail_size = req.offers * sizeof *offers + req.seed_function + req.seed_payload, .fd = first && !from ? l->library_fd : -1};
     if (!status && !(a->ticket = rfaas_agent_send("lease", RFAAS_AGENT_ACQUIRE, &parts, a->aside ? now + ASIDE_NS : a->until)))
         status = rfaas_api_last_status();
     free(offers);

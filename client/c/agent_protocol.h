@@ -17,13 +17,15 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 12u      /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 13u      /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
 #define RFAAS_AGENT_TEXT 1024              /* bytes of an error text, with its NUL */
 #define RFAAS_AGENT_BLOB 256               /* bytes of a channel blob */
 #define RFAAS_AGENT_REASON 256             /* bytes of a reason that is part of an error text, with its NUL */
+#define RFAAS_AGENT_UNSEEDED 160           /* the same, of a worker that has not started from its seed */
+#define RFAAS_AGENT_SEED_MAX 65536         /* bytes of the payload of an init call for a seed */
 #define RFAAS_AGENT_LEASES 4096            /* leases of one process */
 #define RFAAS_AGENT_WORKERS 1024           /* workers of one lease */
 #define RFAAS_AGENT_FDS 253                /* descriptors of a message, as many as the kernel passes at once */
@@ -39,7 +41,7 @@ enum {
     RFAAS_AGENT_STOP = 3,    /* - -> -. The agent then exits. Needs no hello before it */
     RFAAS_AGENT_OPEN = 4,    /* rfaas_agent_session -> rfaas_agent_opened */
     RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Ends those cached leases of the session that were not handed over */
-    RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, offers; with the first step also the library's descriptor ->
+    RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, offers, seed; with the first step also the library's descriptor ->
                                 rfaas_agent_candidate; if `granted` is set also workers and the names of functions */
     RFAAS_AGENT_ADOPT = 7,   /* rfaas_agent_adopt, pids of the workers, descriptor of the library -> rfaas_agent_until */
     RFAAS_AGENT_REPLACE = 8, /* rfaas_agent_replace -> rfaas_agent_worker. A repeated offer gets the same worker. Also adds a worker */
@@ -190,13 +192,17 @@ typedef struct rfaas_agent_spec {
 /* One step towards a lease. The first step for a key has the spec, or names a granted lease to whose workers the library could not
  * connect. In the latter case the search for that lease continues without its executor, and the library releases that lease after the
  * step. A step may offer channels. If the next candidate has their provider, the agent asks it for the lease with them. Otherwise the
- * reply names the candidate and the provider that it needs. Followed by `offers` blobs: none, or one for each worker. */
+ * reply names the candidate and the provider that it needs. Followed by `offers` blobs, none or one for each worker, and in the first step by
+ * the name of the function of the lease's seed, without NUL, and its payload. */
 typedef struct rfaas_agent_acquire {
     uint64_t key;     /* of the new lease, chosen by the library; its low bits are the lease's line in the page */
     uint64_t session;
     uint64_t from;    /* key of a granted lease whose workers could not be reached, or 0 */
     uint64_t cached;  /* key of a cached lease whose channels are offered again, or 0. After a reply with `handed`: `key` itself */
     int64_t wait_ns;  /* how long to wait for an executor that has room; 0: not at all */
+    int64_t seed_limit_ns; /* how long the lease waits for the seed */
+    uint32_t seed_function; /* bytes of the name; 0: no seed */
+    uint32_t seed_payload;  /* bytes, at most RFAAS_AGENT_SEED_MAX */
     uint32_t offers;
     uint32_t first;   /* not 0: the first step for this key */
     int32_t status;   /* with `from`: the status with which connecting failed, else 0 */
@@ -229,6 +235,7 @@ typedef struct rfaas_agent_worker {
     uint32_t start; /* RFAAS_START_* */
     int64_t fork_ns, sandbox_ns, connect_ns, code_ns; /* as in rfaas_worker_start */
     rfaas_agent_blob blob;
+    char unseeded[RFAAS_AGENT_UNSEEDED]; /* as in rfaas_worker_start */
 } rfaas_agent_worker;
 
 /* A lease that an earlier agent held, or that the library has claimed. Followed by the pid of each worker, a uint64_t; 0 for workers that have not been added. */

@@ -25,7 +25,7 @@ static void put(rfaas_grant *h) {
 static bool same_terms(const rfaas_agent_spec *a, const rfaas_agent_spec *b) {
     return a->cores_per_worker == b->cores_per_worker && a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager &&
            a->memory == b->memory && a->bulk == b->bulk && a->call_limit_ns == b->call_limit_ns &&
-           (a->flags & RFAAS_LEASE_REUSE) == (b->flags & RFAAS_LEASE_REUSE) && !strcmp(a->bundle, b->bundle);
+           (a->flags & (RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED)) == (b->flags & (RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED)) && !strcmp(a->bundle, b->bundle);
 }
 
 static bool alike(const rfaas_grant *h, const rfaas_lease *l, const char *at) {
@@ -111,7 +111,7 @@ static bool dirty(const rfaas_grant *h) {
 /* Reports whether the channels can serve another lease: no call is in flight, and no late reply can arrive. */
 static bool at_rest(rfaas_lease *l) {
     const rfaas_grant *h = l->grant;
-    if (!h->ep || h->present < h->n_workers || (!(h->spec.flags & RFAAS_LEASE_REUSE) && dirty(h)) || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
+    if (!h->ep || h->spec.flags & RFAAS_LEASE_SEED || h->present < h->n_workers || (!(h->spec.flags & RFAAS_LEASE_REUSE) && dirty(h)) || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
         return false;
     for (uint32_t i = 0; i < h->n_workers; i++)
         if (h->workers[i].broken || !dp_channel_idle(h->workers[i].ch))

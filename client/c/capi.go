@@ -194,6 +194,7 @@ type LeaseOptions struct {
 	Library, Executor, Bundle                       string
 	Code                                            []byte
 	Renew, Failover, Local, Reuse                   bool
+	Seed, SeedRequired                              bool
 	InitFunction                                    string
 	InitPayload                                     []byte
 }
@@ -222,7 +223,7 @@ func (o *LeaseOptions) with(f func(*C.rfaas_lease_options) *C.rfaas_shim_error) 
 		c.init_payload, c.init_size = unsafe.Pointer(unsafe.SliceData(o.InitPayload)), C.size_t(len(o.InitPayload))
 	}
 	for flag, on := range map[C.uint32_t]bool{C.RFAAS_LEASE_RENEW: o.Renew, C.RFAAS_LEASE_FAILOVER: o.Failover, C.RFAAS_LEASE_LOCAL: o.Local,
-		C.RFAAS_LEASE_REUSE: o.Reuse} {
+		C.RFAAS_LEASE_REUSE: o.Reuse, C.RFAAS_LEASE_SEED: o.Seed, C.RFAAS_LEASE_SEED_REQUIRED: o.SeedRequired} {
 		if on {
 			c.flags |= flag
 		}
@@ -353,6 +354,7 @@ type Start struct {
 	Start                        uint32
 	PID                          int
 	Fork, Sandbox, Connect, Code time.Duration
+	Unseeded                     string
 }
 
 // Origin tells how a worker came to the lease.
@@ -360,7 +362,7 @@ func (l *Lease) Origin(worker int) (Start, error) {
 	c := C.rfaas_worker_start{struct_size: C.sizeof_rfaas_worker_start}
 	err := errorOf(C.rfaas_shim_worker_origin(l.c(), C.int(worker), &c))
 	return Start{uint32(c.start), int(c.pid), time.Duration(c.fork_ns), time.Duration(c.sandbox_ns), time.Duration(c.connect_ns),
-		time.Duration(c.code_ns)}, err
+		time.Duration(c.code_ns), C.GoString(&c.unseeded[0])}, err
 }
 
 // WorkerInfo is rfaas_worker_details.
@@ -389,7 +391,7 @@ func (l *Lease) WorkerInfo(worker int) (WorkerInfo, error) {
 // Statistics are rfaas_statistics.
 type Statistics struct {
 	Replaced, Calls, Replies, Abandoned, Late, Busy, BytesIn, BytesOut, Blocked, Repeated, Moved, Local, Cold, Pooled, Cached,
-	QueuePairs, CachedLeases uint64
+	QueuePairs, CachedLeases, Seeded uint64
 	Open time.Duration
 }
 
@@ -399,7 +401,7 @@ func (l *Lease) Statistics() (Statistics, error) {
 	err := errorOf(C.rfaas_shim_lease_statistics(l.c(), &c))
 	return Statistics{uint64(c.replaced), uint64(c.calls), uint64(c.replies), uint64(c.abandoned), uint64(c.late), uint64(c.busy),
 		uint64(c.bytes_in), uint64(c.bytes_out), uint64(c.blocked), uint64(c.repeated), uint64(c.moved), uint64(c.local),
-		uint64(c.cold), uint64(c.pooled), uint64(c.cached), uint64(c.queue_pairs), uint64(c.cached_leases), time.Duration(c.open_ns)}, err
+		uint64(c.cold), uint64(c.pooled), uint64(c.cached), uint64(c.queue_pairs), uint64(c.cached_leases), uint64(c.seeded), time.Duration(c.open_ns)}, err
 }
 
 // ---- memory ----

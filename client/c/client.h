@@ -140,7 +140,7 @@ typedef struct rfaas_buffer {
     struct rfaas_buffer *next;
 } rfaas_buffer;
 
-enum { RFAAS_STARTS = RFAAS_START_CACHED + 1 }; /* values of RFAAS_START_* */
+enum { RFAAS_STARTS = RFAAS_START_SEEDED + 1 }; /* values of RFAAS_START_* */
 
 /* Tells libraries apart without reading them: a file by its inode and times, bytes in memory by a checksum. */
 typedef struct rfaas_library_id {
@@ -533,11 +533,17 @@ void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);
 
 /* Checks the init call in options whose other fields are valid. */
 int rfaas_api_init_check(const rfaas_lease_options *o);
+/* Checks the flags about seeds, and sets RFAAS_LEASE_SEED if RFAAS_LEASE_SEED_REQUIRED is set. */
+int rfaas_api_seed_check(rfaas_lease_options *o);
+/* Returns how long opening the lease may take longer while its seed is made, ns. */
+int64_t rfaas_api_seed_ns(const rfaas_lease *l);
+/* Names the seed of a lease in the first step of an acquisition. */
+void rfaas_api_init_seed(const rfaas_lease *l, bool first, rfaas_agent_acquire *req);
 /* Copies the init call from the lease's options; frees the copy. */
 int rfaas_api_init_keep(rfaas_lease *l);
 void rfaas_api_init_free(rfaas_lease *l);
-/* Starts the init call on worker i of a grant, which is connected, if the lease has one. The worker takes no other calls until
- * rfaas_api_init_step returns RFAAS_OK. */
+/* Starts the init call on worker i of a grant, which is connected, if the lease has one and the worker has not started from a seed. The
+ * worker takes no other calls until rfaas_api_init_step returns RFAAS_OK. */
 int rfaas_api_init_start(rfaas_lease *l, rfaas_grant *h, uint32_t i);
 /* Returns RFAAS_BUSY while the init call runs. After an error, which is set, the worker cannot be used. */
 int rfaas_api_init_step(rfaas_lease *l, rfaas_grant *h, uint32_t i);

@@ -141,6 +141,7 @@ void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s) {
     s->cold += h->starts[RFAAS_START_COLD];
     s->pooled += h->starts[RFAAS_START_POOLED];
     s->cached += h->starts[RFAAS_START_CACHED];
+    s->seeded += h->starts[RFAAS_START_SEEDED];
     s->queue_pairs += h->queue_pairs;
     s->calls -= b->calls;
     s->replies -= b->replies;

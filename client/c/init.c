@@ -30,6 +30,23 @@ int rfaas_api_init_check(const rfaas_lease_options *o) {
     return RFAAS_OK;
 }
 
+int rfaas_api_seed_check(rfaas_lease_options *o) {
+    if (o->flags & RFAAS_LEASE_SEED_REQUIRED)
+        o->flags |= RFAAS_LEASE_SEED;
+    if (!(o->flags & RFAAS_LEASE_SEED))
+        return RFAAS_OK;
+    if (!o->init_function || !*o->init_function)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_LEASE_SEED without init_function: name the function that prepares the workers", op);
+    if (o->flags & RFAAS_LEASE_REUSE)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_LEASE_SEED with RFAAS_LEASE_REUSE: workers start either from a seed or with the state of an earlier lease", op);
+    if (o->flags & RFAAS_LEASE_SEED_REQUIRED && o->flags & RFAAS_LEASE_LOCAL)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_LEASE_SEED_REQUIRED with RFAAS_LEASE_LOCAL: this process cannot start from a seed", op);
+    if (o->flags & RFAAS_LEASE_SEED_REQUIRED && o->init_size > RFAAS_AGENT_SEED_MAX)
+        return rfaas_api_fail(RFAAS_TOO_LARGE, 0, "%s: payload of %zu bytes for the init call %s: a seed takes at most %u; let the function read a file of the bundle",
+                              op, o->init_size, o->init_function, RFAAS_AGENT_SEED_MAX);
+    return RFAAS_OK;
+}
+
 int rfaas_api_init_keep(rfaas_lease *l) {
     const rfaas_lease_options *o = &l->options;
     rfaas_init_call *c = &l->init;
@@ -57,20 +74,58 @@ static int64_t patience(const rfaas_lease *l) {
     return limit > timeout ? (limit < RFAAS_TIMEOUT_MAX_NS ? limit : RFAAS_TIMEOUT_MAX_NS) : timeout;
 }
 
+/* ---- seeds ---- */
+
+/* Reports whether the lease's workers are to start from a seed. */
+static bool seeds(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_SEED && l->init.size <= RFAAS_AGENT_SEED_MAX; }
+
+int64_t rfaas_api_seed_ns(const rfaas_lease *l) { return seeds(l) ? patience(l) : 0; }
+
+void rfaas_api_init_seed(const rfaas_lease *l, bool first, rfaas_agent_acquire *req) {
+    if (!first || !seeds(l))
+        return;
+    req->seed_function = (uint32_t)strlen(l->init.function);
+    req->seed_payload = l->init.size;
+    req->seed_limit_ns = patience(l);
+}
+
+/* Decides about the init call of a new worker. Returns true if it has the state of a seed and needs none, or if that is required: then
+ * *status is the error. */
+static bool seeded(rfaas_lease *l, rfaas_worker *w, uint32_t i, int *status) {
+    *status = RFAAS_OK;
+    if (!(l->options.flags & RFAAS_LEASE_SEED))
+        return false;
+    if (w->start.start == RFAAS_START_SEEDED && seeds(l))
+        return true;
+    if (!*w->start.unseeded) {
+        pthread_mutex_lock(&l->mu);
+        if (seeds(l))
+            snprintf(w->start.unseeded, sizeof w->start.unseeded, "seed: the executor has a release of rfaas without seeds: upgrade it");
+        else
+            snprintf(w->start.unseeded, sizeof w->start.unseeded, "seed: the payload has %u bytes, and a seed takes at most %u", l->init.size, RFAAS_AGENT_SEED_MAX);
+        pthread_mutex_unlock(&l->mu);
+    }
+    if (!(l->options.flags & RFAAS_LEASE_SEED_REQUIRED))
+        return false;
+    *status = rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: worker %u has not started from a seed, as RFAAS_LEASE_SEED_REQUIRED demands: %s", op, i, w->start.unseeded);
+    return true;
+}
+
 /* ---- in a worker ---- */
 
 int rfaas_api_init_start(rfaas_lease *l, rfaas_grant *h, uint32_t i) {
     const rfaas_init_call *c = &l->init;
     rfaas_worker *w = &h->workers[i];
     rfaas_function fn = 0;
-    if (!c->function)
-        return RFAAS_OK;
+    int status;
+    if (!c->function || seeded(l, w, i, &status))
+        return c->function ? status : RFAAS_OK;
     while (fn < l->n_functions && strcmp(l->functions[fn], c->function))
         fn++;
     if (fn == l->n_functions)
         return rfaas_api_no_function(l, "lease: init call", c->function);
     w->init_until = dp_now_ns() + patience(l);
-    int status = dp_channel_submit_until(w->ch, fn, c->payload, c->size, NULL, h->cfg.eager, w->init_until, &w->init_slot);
+    status = dp_channel_submit_until(w->ch, fn, c->payload, c->size, NULL, h->cfg.eager, w->init_until, &w->init_slot);
     if (dp_status_class(status) == RFAAS_CLASS_CONNECTION)
         return RFAAS_OK; /* the worker has ended already. The next call replaces it */
     if (status)

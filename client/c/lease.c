@@ -178,7 +178,7 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: wait_ns %lld is negative", op, (long long)o->wait_ns);
     if (o->wait_ns > RFAAS_TIMEOUT_MAX_NS)
         o->wait_ns = RFAAS_TIMEOUT_MAX_NS;
-    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL | RFAAS_LEASE_REUSE) || o->reserved || o->reserved2)
+    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL | RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED | RFAAS_LEASE_SEED_REQUIRED) || o->reserved || o->reserved2)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: flags %#x, reserved %#x: unknown bits", op, o->flags, o->reserved | o->reserved2);
     if (!o->library && !o->library_data)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: neither library nor library_data is set", op);
@@ -186,7 +186,8 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: library_size is 0", op);
     if (!o->library && o->library_size > 1u << 30)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: library_size %zu, want at most %u", op, o->library_size, 1u << 30);
-    return rfaas_api_init_check(o);
+    int status = rfaas_api_seed_check(o);
+    return status ? status : rfaas_api_init_check(o);
 }
 
 int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out) {

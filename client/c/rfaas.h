@@ -453,6 +453,29 @@ typedef struct rfaas_lease_options {
  * have executed no function are cached. */
 #define RFAAS_LEASE_REUSE 8u
 
+/* RFAAS_LEASE_SEED: Makes the init call once for each node instead of once for each worker. A process
+ * of the executor makes it and ends. Its memory, the seed, stays on the node. All workers of the lease
+ * start from it and share it, copy on write, as do replacements, added workers and later leases of the
+ * tenant with the same library, bundle, init call, memory and cores. rfaas_worker_start says
+ * RFAAS_START_SEEDED.
+ *
+ * The memory of the library and of the libraries that it needs is kept: static and thread-local
+ * variables, what was allocated, and random numbers. Threads, open files, child processes, signal
+ * handlers, timers, and changes of environment, directory, locale or rounding are not. If the init
+ * call leaves such things behind, or the seed cannot be made or used for another reason, the workers
+ * make the init call themselves, and `unseeded` of rfaas_worker_start says why. The init call must not
+ * keep the address of its payload, host names or clock readings. Its payload has at most 65536 bytes,
+ * and the session must have published no tables.
+ *
+ * A worker may use as much memory for what it allocates anew as without the flag, and up to 64 MiB
+ * more where there are no control groups. In workers with a seed, OpenBLAS uses one thread. Their
+ * malloc is mimalloc. They are not cached. Not with RFAAS_LEASE_REUSE. */
+#define RFAAS_LEASE_SEED 16u
+
+/* RFAAS_LEASE_SEED_REQUIRED: Implies RFAAS_LEASE_SEED. If a worker cannot start from a seed, the error
+ * is RFAAS_UNSUPPORTED, and its text says why and what to change. Not with RFAAS_LEASE_LOCAL. */
+#define RFAAS_LEASE_SEED_REQUIRED 32u
+
 /* rfaas_lease_open leases workers on one executor.
  *
  *   options: begins as RFAAS_LEASE_OPTIONS_INIT; everything in it is copied.
@@ -462,10 +485,11 @@ typedef struct rfaas_lease_options {
  * after an error.
  *
  * With an init call, returns when all workers have executed it. That may take the session's timeout_ns
- * longer, or call_limit_ns if that is longer. If the init call fails, the error is that of a call
- * (RFAAS_FUNCTION_FAILED, RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT and so on), and its text names the init
- * call and the worker. If the init call of a replacement fails, the call that waited for the
- * replacement gets this error, with RFAAS_NOT_STARTED. The next call tries again with a new worker.
+ * longer, or call_limit_ns if that is longer, and twice as long with RFAAS_LEASE_SEED. If the init
+ * call fails, the error is that of a call (RFAAS_FUNCTION_FAILED, RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT
+ * and so on), and its text names the init call and the worker. If the init call of a replacement
+ * fails, the call that waited for the replacement gets this error, with RFAAS_NOT_STARTED. The next
+ * call tries again with a new worker.
  *
  * Errors:
  *   RFAAS_BUSY: not enough free cores or memory, after options->wait_ns.
@@ -474,7 +498,8 @@ typedef struct rfaas_lease_options {
  *   RFAAS_NO_FUNCTION: the library has no function named init_function.
  *   RFAAS_TOO_LARGE: init_size exceeds `bulk_max`, `bulk` and `eager`.
  *   RFAAS_FUNCTION_FAILED: the init call has failed.
- *   RFAAS_UNSUPPORTED: the provider or the executor does not support an option.
+ *   RFAAS_UNSUPPORTED: the provider or the executor does not support an option, or a worker has not
+ *     started from a seed (RFAAS_LEASE_SEED_REQUIRED).
  *   RFAAS_NO_DEVICE: the device does not exist.
  *   class CONNECTION: the executor or manager cannot be reached, or the init call has ended its
  *     worker. */
@@ -659,6 +684,7 @@ RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 /* RFAAS_START_CACHED: a worker that served an earlier lease and was still connected. The lease was of
  * this process or, on shm and tcp, of another process of the user */
 #define RFAAS_START_CACHED 3
+#define RFAAS_START_SEEDED 4  /* a new process with the memory of the lease's seed (RFAAS_LEASE_SEED) */
 
 /* rfaas_worker_start says how a worker came to its lease, with times that the executor measured. A
  * time is 0 where there was nothing to do, or where the executor does not say. */
@@ -670,7 +696,8 @@ typedef struct rfaas_worker_start {
     int64_t fork_ns;      /* from the request to the worker's first instruction, or until it has its lease */
     int64_t sandbox_ns;   /* credentials, namespaces and filters */
     int64_t connect_ns;   /* device, memory and queue pair */
-    int64_t code_ns;      /* loading the library */
+    int64_t code_ns;      /* loading the library, and using the seed */
+    char unseeded[160];   /* with RFAAS_LEASE_SEED: why the worker has not started from a seed, and a NUL; "": it has */
 } rfaas_worker_start;
 
 /* rfaas_worker_origin says how a worker came to its lease.
@@ -1237,6 +1264,7 @@ typedef struct rfaas_statistics {
     uint64_t queue_pairs;   /* queue pairs made for the lease; none for cached workers */
     int64_t open_ns;        /* time that opening the lease took */
     uint64_t cached_leases; /* released leases that the session caches now, as far as the library knows */
+    uint64_t seeded;        /* workers that started from a seed (RFAAS_LEASE_SEED) */
 } rfaas_statistics;
 
 /* rfaas_lease_statistics returns the statistics of a lease since it was opened.

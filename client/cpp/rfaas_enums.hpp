@@ -123,6 +123,8 @@ enum class lease_flags : std::uint32_t {
     failover = RFAAS_LEASE_FAILOVER,
     local = RFAAS_LEASE_LOCAL,
     reuse = RFAAS_LEASE_REUSE,
+    seed = RFAAS_LEASE_SEED,
+    seed_required = RFAAS_LEASE_SEED_REQUIRED,
 };
 constexpr bool operator==(lease_flags a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, lease_flags b) noexcept { return b == a; }
@@ -155,6 +157,7 @@ enum class start : int {
     cold = RFAAS_START_COLD, /* a new process */
     pooled = RFAAS_START_POOLED,
     cached = RFAAS_START_CACHED,
+    seeded = RFAAS_START_SEEDED, /* a new process with the memory of the lease's seed (RFAAS_LEASE_SEED) */
 };
 constexpr bool operator==(start a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, start b) noexcept { return b == a; }

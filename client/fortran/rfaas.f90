@@ -89,7 +89,7 @@ contains
 
    subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
                         call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min, &
-                        bulk_max)
+                        bulk_max, seed)
       type(lease_arguments), intent(inout), target :: a
       character(len=*), intent(in) :: library
       character(len=*), intent(in), optional :: executor, bundle
@@ -100,7 +100,7 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
-      logical, intent(in), optional :: reuse
+      logical, intent(in), optional :: reuse, seed
       integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
@@ -123,6 +123,7 @@ contains
       if (present(library_data)) a%options%library_data = library_data
       if (present(library_size)) a%options%library_size = library_size
       if (given(reuse)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_REUSE)
+      if (given(seed)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_SEED)
       if (present(init)) then
          if (allocated(init%function)) a%options%init_function = string(init%function, a%init_function)
          a%options%init_payload = init%payload
@@ -224,8 +225,8 @@ module rfaas
       RFAAS_EXECUTOR_SILENT, RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_LEASES_MAX, &
       RFAAS_NO_BULK, RFAAS_EVENT_NONE, RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, &
       RFAAS_EVENT_MOVED, RFAAS_EVENT_LOCAL, RFAAS_EVENT_WORKER_ADDED, RFAAS_START_UNKNOWN, RFAAS_START_COLD, &
-      RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_ANY_WORKER, RFAAS_TABLES_MAX, RFAAS_SUM, RFAAS_MIN, RFAAS_MAX, RFAAS_INT32, &
-      RFAAS_INT64, RFAAS_FLOAT32, RFAAS_FLOAT64
+      RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_START_SEEDED, RFAAS_ANY_WORKER, RFAAS_TABLES_MAX, RFAAS_SUM, RFAAS_MIN, &
+      RFAAS_MAX, RFAAS_INT32, RFAAS_INT64, RFAAS_FLOAT32, RFAAS_FLOAT64
    ! end of what is generated
    integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany if all requests are null
 
@@ -455,13 +456,12 @@ contains
       change%node = text_in(raw%node)
    end function
 
-   !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk, memory and bulk_max are in bytes. renew, failover, local
-   !> and reuse set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds, and `init` the init call. With library_data, the address of
+   !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk, memory and bulk_max are in bytes. renew, failover, local,
+   !> reuse and seed set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds, and `init` the init call. With library_data, the address of
    !> the library in memory, `library` is not used. `bundle` has paths of files and directories that travel with the library, separated by colons.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                                duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size, wait, &
-                               bundle, init, reuse, workers_min, &
-                        bulk_max)
+                               bundle, init, reuse, workers_min, bulk_max, seed)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
@@ -474,22 +474,21 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
-      logical, intent(in), optional :: reuse
+      logical, intent(in), optional :: reuse, seed
       integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
       call set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
                      call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min, &
-                        bulk_max)
+                     bulk_max, seed)
       call finish(rfaas_lease_open_c(session%handle, a%options, lease%handle), ierror)
    end subroutine
 
    !> As rfaas_lease_open, at the executor of `place` only.
    subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                   memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, wait, &
-                                  bundle, init, reuse, workers_min, &
-                        bulk_max)
+                                  bundle, init, reuse, workers_min, bulk_max, seed)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(in) :: place
@@ -502,7 +501,7 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
-      logical, intent(in), optional :: reuse
+      logical, intent(in), optional :: reuse, seed
       integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
@@ -512,7 +511,7 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle, init=init, reuse=reuse, workers_min=workers_min, bulk_max=bulk_max)
+                     bundle=bundle, init=init, reuse=reuse, workers_min=workers_min, bulk_max=bulk_max, seed=seed)
       do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
          raw%executor(i) = place%executor(i:i)
       end do
@@ -522,7 +521,7 @@ contains
    !> Leases `workers` workers on as few executors as possible. The leases are leases(1:count).
    subroutine rfaas_lease_open_across(session, library, leases, count, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                       memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, &
-                                      wait, bundle, init, reuse, bulk_max)
+                                      wait, bundle, init, reuse, bulk_max, seed)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: leases(:)
@@ -535,7 +534,7 @@ contains
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
-      logical, intent(in), optional :: reuse
+      logical, intent(in), optional :: reuse, seed
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
@@ -546,7 +545,7 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle, init=init, reuse=reuse, bulk_max=bulk_max)
+                     bundle=bundle, init=init, reuse=reuse, bulk_max=bulk_max, seed=seed)
       n = 0
       status = rfaas_lease_open_across_c(session%handle, a%options, size(leases, kind=c_size_t), handles, n)
       count = merge(int(n), 0, status >= 0)

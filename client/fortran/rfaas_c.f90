@@ -72,6 +72,8 @@ module rfaas_c
    integer(c_int32_t), parameter :: RFAAS_LEASE_FAILOVER = 2
    integer(c_int32_t), parameter :: RFAAS_LEASE_LOCAL = 4
    integer(c_int32_t), parameter :: RFAAS_LEASE_REUSE = 8
+   integer(c_int32_t), parameter :: RFAAS_LEASE_SEED = 16
+   integer(c_int32_t), parameter :: RFAAS_LEASE_SEED_REQUIRED = 32
 
    integer, parameter :: RFAAS_EVENT_NONE = 0 !< there is no event
    integer, parameter :: RFAAS_EVENT_WORKER_DIED = 1 !< a worker died; the next call gets a new worker in its place
@@ -86,6 +88,7 @@ module rfaas_c
    integer, parameter :: RFAAS_START_COLD = 1 !< a new process
    integer, parameter :: RFAAS_START_POOLED = 2
    integer, parameter :: RFAAS_START_CACHED = 3
+   integer, parameter :: RFAAS_START_SEEDED = 4 !< a new process with the memory of the lease's seed (RFAAS_LEASE_SEED)
 
    integer, parameter :: RFAAS_ANY_WORKER = -1
 
@@ -204,6 +207,7 @@ module rfaas_c
       integer(c_int64_t) :: sandbox_ns = 0
       integer(c_int64_t) :: connect_ns = 0
       integer(c_int64_t) :: code_ns = 0
+      character(kind=c_char) :: unseeded(160) = c_null_char
    end type
 
    type, bind(c) :: rfaas_worker_details_c
@@ -264,6 +268,7 @@ module rfaas_c
       integer(c_int64_t) :: queue_pairs = 0
       integer(c_int64_t) :: open_ns = 0
       integer(c_int64_t) :: cached_leases = 0
+      integer(c_int64_t) :: seeded = 0
    end type
 
    interface

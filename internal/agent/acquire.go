@@ -184,7 +184,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		}
 	}
 	until := time.Now().Add(time.Duration(max(m.WaitNs, 0)))
-	ctx, stop := context.WithDeadline(ctx, until.Add(control.Timeout()+l.pending.TransferTime()))
+	ctx, stop := context.WithDeadline(ctx, until.Add(control.Timeout()+l.pending.ExtraTime()))
 	defer stop()
 	offers := m.Offers
 	if m.First {
@@ -295,6 +295,7 @@ func (l *lease) prepare(ctx context.Context, m *protocol.Acquire, r *request) er
 		return err
 	}
 	spec := l.c.spec(&m.Spec)
+	spec.Seed = seedOf(m)
 	spec.At = l.c.env.address(m.At)
 	spec.Tables = l.session.tables.current()
 	if spec.Bundle, err = l.bundle(ctx, lib, &m.Spec, r); err != nil {
@@ -314,6 +315,14 @@ func (l *lease) planBeyond(old *lease, st dataplane.Status, reason string) error
 	var err error
 	l.pending, err = old.pending.Beyond(old.held, st, reason)
 	return err
+}
+
+// seedOf returns the seed of a lease, or nil.
+func seedOf(m *protocol.Acquire) *control.Seed {
+	if m.SeedFunction == "" {
+		return nil
+	}
+	return &control.Seed{Function: m.SeedFunction, Payload: m.SeedPayload, LimitMs: uint64(max(m.SeedLimitNs/1e6, 1))}
 }
 
 func (c *client) spec(s *protocol.Spec) grant.Spec {

@@ -52,7 +52,7 @@ func untilNs(h *grant.Held) int64 { return dataplane.Now() + int64(time.Until(h.
 
 func workerOf(w *grant.Worker) protocol.Worker {
 	return protocol.Worker{PID: uint64(w.PID), Start: uint32(w.Start), Blob: w.Blob, ForkNs: int64(w.Fork), SandboxNs: int64(w.Sandbox),
-		ConnectNs: int64(w.Connect), CodeNs: int64(w.Code)}
+		ConnectNs: int64(w.Connect), CodeNs: int64(w.Code), Unseeded: w.Unseeded}
 }
 
 // known returns the lease of a key, or nil.

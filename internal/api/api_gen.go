@@ -51,7 +51,8 @@ const (
 	StartCold    = 1 // a new process
 	StartPooled  = 2
 	StartCached  = 3
+	StartSeeded  = 4 // a new process with the memory of the lease's seed (RFAAS_LEASE_SEED)
 )
 
 // StartNames are the names of RFAAS_START_*, by number.
-var StartNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartPooled: "pooled", StartCached: "cached"}
+var StartNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartPooled: "pooled", StartCached: "cached", StartSeeded: "seeded"}

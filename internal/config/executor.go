@@ -146,7 +146,7 @@ var executorOptions = slices.Concat([]option{
 	{"worker", "", "path of rfaas-worker (default: ../libexec/rfaas-worker beside this program)"},
 	{"code-limit", "256MiB", "largest library that may be uploaded"},
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
-	{"table-limit", "auto", "memory that the tables of one tenant may use, of the memory that the executor lends (auto: three quarters)"},
+	{"table-limit", "auto", "memory that the tables, bundles and seeds of one tenant may use, of the memory that the executor lends (auto: three quarters)"},
 	{"bundle-dir", "/dev/shm", "directory in which the executor makes its own directory for unpacked bundles; their files count as memory (table-limit)"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"pool", "2", "pooled workers for each provider: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},

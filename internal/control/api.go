@@ -12,4 +12,5 @@ var (
 	_ = [1]struct{}{}[StartPath_START_PATH_COLD-api.StartCold]
 	_ = [1]struct{}{}[StartPath_START_PATH_POOLED-api.StartPooled]
 	_ = [1]struct{}{}[StartPath_START_PATH_CACHED-api.StartCached]
+	_ = [1]struct{}{}[StartPath_START_PATH_SEEDED-api.StartSeeded]
 )

@@ -81,6 +81,8 @@ const (
 	StartPath_START_PATH_COLD    StartPath = 1 // a new process
 	StartPath_START_PATH_POOLED  StartPath = 2 // a process started ahead of demand. A worker of a spare lease also has its library and, except on verbs, its connection
 	StartPath_START_PATH_CACHED  StartPath = 3 // a worker of an earlier lease with the same terms, whose channel still exists. That lease was of the same process or,
+	// on shm and tcp, of any process of the same user and node
+	StartPath_START_PATH_SEEDED StartPath = 4 // a new process with the memory of a seed
 )
 
 // Enum value maps for StartPath.
@@ -90,12 +92,14 @@ var (
 		1: "START_PATH_COLD",
 		2: "START_PATH_POOLED",
 		3: "START_PATH_CACHED",
+		4: "START_PATH_SEEDED",
 	}
 	StartPath_value = map[string]int32{
 		"START_PATH_UNKNOWN": 0,
 		"START_PATH_COLD":    1,
 		"START_PATH_POOLED":  2,
 		"START_PATH_CACHED":  3,
+		"START_PATH_SEEDED":  4,
 	}
 )
 
@@ -184,7 +188,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36, 0}
 }
 
 type InfoRequest struct {
@@ -492,8 +496,9 @@ type LeaseRequest struct {
 	// No other lease loses its workers, and as many cores and as much memory stay free beside them. Needs a client_id, and provider shm, verbs or tcp.
 	// On tcp the client connects as soon as it has the reply, else the workers end. On verbs client_blobs have no queue pairs: the later request
 	// has them, and its workers' blobs. Class busy: too little is free.
-	Spare         bool `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
-	Claims        bool `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"` // with spare: the client can claim the workers later, without a message
+	Spare         bool  `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
+	Claims        bool  `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"` // with spare: the client can claim the workers later, without a message
+	Seed          *Seed `protobuf:"bytes,26,opt,name=seed,proto3" json:"seed,omitempty"`      // the workers start from it if possible, and are not cached. Not with spare, reuse or keeps_state
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -675,6 +680,74 @@ func (x *LeaseRequest) GetClaims() bool {
 	return false
 }
 
+func (x *LeaseRequest) GetSeed() *Seed {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+// Seed is the memory of a process of the node that has made the init call of a lease. The executor makes it when the first lease needs it.
+type Seed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Function      string                 `protobuf:"bytes,1,opt,name=function,proto3" json:"function,omitempty"`               // of the library
+	Payload       []byte                 `protobuf:"bytes,2,opt,name=payload,proto3" json:"payload,omitempty"`                 // at most 64 KiB
+	LimitMs       uint64                 `protobuf:"varint,3,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"` // how long the lease waits for the init call
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Seed) Reset() {
+	*x = Seed{}
+	mi := &file_internal_control_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Seed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Seed) ProtoMessage() {}
+
+func (x *Seed) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Seed.ProtoReflect.Descriptor instead.
+func (*Seed) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Seed) GetFunction() string {
+	if x != nil {
+		return x.Function
+	}
+	return ""
+}
+
+func (x *Seed) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+func (x *Seed) GetLimitMs() uint64 {
+	if x != nil {
+		return x.LimitMs
+	}
+	return 0
+}
+
 type LeaseReply struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	CodeUnknown bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
@@ -695,7 +768,7 @@ type LeaseReply struct {
 
 func (x *LeaseReply) Reset() {
 	*x = LeaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[4]
+	mi := &file_internal_control_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +780,7 @@ func (x *LeaseReply) String() string {
 func (*LeaseReply) ProtoMessage() {}
 
 func (x *LeaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[4]
+	mi := &file_internal_control_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +793,7 @@ func (x *LeaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseReply.ProtoReflect.Descriptor instead.
 func (*LeaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{4}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LeaseReply) GetCodeUnknown() bool {
@@ -813,7 +886,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +898,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +911,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Table) GetName() string {
@@ -876,13 +949,14 @@ type WorkerGrant struct {
 	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
 	Steps         *StartSteps            `protobuf:"bytes,4,opt,name=steps,proto3" json:"steps,omitempty"`
 	Start         StartPath              `protobuf:"varint,5,opt,name=start,proto3,enum=rfaas.control.v1.StartPath" json:"start,omitempty"`
+	Unseeded      string                 `protobuf:"bytes,6,opt,name=unseeded,proto3" json:"unseeded,omitempty"` // why it has not started from the seed of the request, so that the client makes the init call; "": it has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkerGrant) Reset() {
 	*x = WorkerGrant{}
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +968,7 @@ func (x *WorkerGrant) String() string {
 func (*WorkerGrant) ProtoMessage() {}
 
 func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +981,7 @@ func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerGrant.ProtoReflect.Descriptor instead.
 func (*WorkerGrant) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WorkerGrant) GetBlob() []byte {
@@ -945,6 +1019,13 @@ func (x *WorkerGrant) GetStart() StartPath {
 	return StartPath_START_PATH_UNKNOWN
 }
 
+func (x *WorkerGrant) GetUnseeded() string {
+	if x != nil {
+		return x.Unseeded
+	}
+	return ""
+}
+
 // What a worker's start took, in ns, as the executor saw it.
 type StartSteps struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -958,7 +1039,7 @@ type StartSteps struct {
 
 func (x *StartSteps) Reset() {
 	*x = StartSteps{}
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1051,7 @@ func (x *StartSteps) String() string {
 func (*StartSteps) ProtoMessage() {}
 
 func (x *StartSteps) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1064,7 @@ func (x *StartSteps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartSteps.ProtoReflect.Descriptor instead.
 func (*StartSteps) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StartSteps) GetFork() uint64 {
@@ -1026,7 +1107,7 @@ type UploadChunk struct {
 
 func (x *UploadChunk) Reset() {
 	*x = UploadChunk{}
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1038,7 +1119,7 @@ func (x *UploadChunk) String() string {
 func (*UploadChunk) ProtoMessage() {}
 
 func (x *UploadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1051,7 +1132,7 @@ func (x *UploadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadChunk.ProtoReflect.Descriptor instead.
 func (*UploadChunk) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UploadChunk) GetSha256() []byte {
@@ -1092,7 +1173,7 @@ type UploadReply struct {
 
 func (x *UploadReply) Reset() {
 	*x = UploadReply{}
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1185,7 @@ func (x *UploadReply) String() string {
 func (*UploadReply) ProtoMessage() {}
 
 func (x *UploadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1198,7 @@ func (x *UploadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadReply.ProtoReflect.Descriptor instead.
 func (*UploadReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *UploadReply) GetFunctions() []string {
@@ -1148,7 +1229,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1241,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1254,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FetchRequest) GetSha256() []byte {
@@ -1228,7 +1309,7 @@ type FetchReply struct {
 
 func (x *FetchReply) Reset() {
 	*x = FetchReply{}
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1321,7 @@ func (x *FetchReply) String() string {
 func (*FetchReply) ProtoMessage() {}
 
 func (x *FetchReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1334,7 @@ func (x *FetchReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchReply.ProtoReflect.Descriptor instead.
 func (*FetchReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FetchReply) GetBlob() []byte {
@@ -1282,7 +1363,7 @@ type ReplaceRequest struct {
 
 func (x *ReplaceRequest) Reset() {
 	*x = ReplaceRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1294,7 +1375,7 @@ func (x *ReplaceRequest) String() string {
 func (*ReplaceRequest) ProtoMessage() {}
 
 func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1307,7 +1388,7 @@ func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReplaceRequest) GetLeaseId() uint64 {
@@ -1347,7 +1428,7 @@ type ReplaceReply struct {
 
 func (x *ReplaceReply) Reset() {
 	*x = ReplaceReply{}
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1440,7 @@ func (x *ReplaceReply) String() string {
 func (*ReplaceReply) ProtoMessage() {}
 
 func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1453,7 @@ func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceReply.ProtoReflect.Descriptor instead.
 func (*ReplaceReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReplaceReply) GetWorker() *WorkerGrant {
@@ -1394,7 +1475,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1487,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1500,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReleaseRequest) GetLeaseId() uint64 {
@@ -1461,7 +1542,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1554,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1567,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReleaseReply) GetCached() bool {
@@ -1527,7 +1608,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1620,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1633,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Claim) GetLine() uint32 {
@@ -1615,7 +1696,7 @@ type AttachClaimsRequest struct {
 
 func (x *AttachClaimsRequest) Reset() {
 	*x = AttachClaimsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +1708,7 @@ func (x *AttachClaimsRequest) String() string {
 func (*AttachClaimsRequest) ProtoMessage() {}
 
 func (x *AttachClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +1721,7 @@ func (x *AttachClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClaimsRequest.ProtoReflect.Descriptor instead.
 func (*AttachClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AttachClaimsRequest) GetProvider() string {
@@ -1674,7 +1755,7 @@ type AttachClaimsReply struct {
 
 func (x *AttachClaimsReply) Reset() {
 	*x = AttachClaimsReply{}
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1767,7 @@ func (x *AttachClaimsReply) String() string {
 func (*AttachClaimsReply) ProtoMessage() {}
 
 func (x *AttachClaimsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +1780,7 @@ func (x *AttachClaimsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClaimsReply.ProtoReflect.Descriptor instead.
 func (*AttachClaimsReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AttachClaimsReply) GetBlob() []byte {
@@ -1726,7 +1807,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1738,7 +1819,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1751,7 +1832,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RenewRequest) GetLeaseId() uint64 {
@@ -1778,7 +1859,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +1871,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +1884,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RenewReply) GetDurationMs() uint64 {
@@ -1828,7 +1909,7 @@ type LeasesRequest struct {
 
 func (x *LeasesRequest) Reset() {
 	*x = LeasesRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +1921,7 @@ func (x *LeasesRequest) String() string {
 func (*LeasesRequest) ProtoMessage() {}
 
 func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +1934,7 @@ func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesRequest.ProtoReflect.Descriptor instead.
 func (*LeasesRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 type LeasesReply struct {
@@ -1865,7 +1946,7 @@ type LeasesReply struct {
 
 func (x *LeasesReply) Reset() {
 	*x = LeasesReply{}
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1877,7 +1958,7 @@ func (x *LeasesReply) String() string {
 func (*LeasesReply) ProtoMessage() {}
 
 func (x *LeasesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1890,7 +1971,7 @@ func (x *LeasesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesReply.ProtoReflect.Descriptor instead.
 func (*LeasesReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LeasesReply) GetLeases() []*LeaseEntry {
@@ -1918,7 +1999,7 @@ type LeaseEntry struct {
 
 func (x *LeaseEntry) Reset() {
 	*x = LeaseEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2011,7 @@ func (x *LeaseEntry) String() string {
 func (*LeaseEntry) ProtoMessage() {}
 
 func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2024,7 @@ func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseEntry.ProtoReflect.Descriptor instead.
 func (*LeaseEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LeaseEntry) GetLeaseId() uint64 {
@@ -2026,7 +2107,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2119,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2132,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RevokeRequest) GetLeaseId() uint64 {
@@ -2076,7 +2157,7 @@ type RevokeReply struct {
 
 func (x *RevokeReply) Reset() {
 	*x = RevokeReply{}
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2169,7 @@ func (x *RevokeReply) String() string {
 func (*RevokeReply) ProtoMessage() {}
 
 func (x *RevokeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2182,7 @@ func (x *RevokeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeReply.ProtoReflect.Descriptor instead.
 func (*RevokeReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 type DrainRequest struct {
@@ -2114,7 +2195,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2207,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2220,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DrainRequest) GetGraceMs() uint64 {
@@ -2164,7 +2245,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2257,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2270,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 type UntilRequest struct {
@@ -2201,7 +2282,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2294,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2307,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UntilRequest) GetUntil() uint64 {
@@ -2244,7 +2325,7 @@ type UntilReply struct {
 
 func (x *UntilReply) Reset() {
 	*x = UntilReply{}
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2337,7 @@ func (x *UntilReply) String() string {
 func (*UntilReply) ProtoMessage() {}
 
 func (x *UntilReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2350,7 @@ func (x *UntilReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
 func (*UntilReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 type InspectRequest struct {
@@ -2285,7 +2366,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2378,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2391,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -2354,7 +2435,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2447,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2460,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -2463,7 +2544,7 @@ type RoomRequest struct {
 
 func (x *RoomRequest) Reset() {
 	*x = RoomRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2556,7 @@ func (x *RoomRequest) String() string {
 func (*RoomRequest) ProtoMessage() {}
 
 func (x *RoomRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2569,7 @@ func (x *RoomRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomRequest.ProtoReflect.Descriptor instead.
 func (*RoomRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RoomRequest) GetCores() uint32 {
@@ -2521,7 +2602,7 @@ type RoomReply struct {
 
 func (x *RoomReply) Reset() {
 	*x = RoomReply{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2614,7 @@ func (x *RoomReply) String() string {
 func (*RoomReply) ProtoMessage() {}
 
 func (x *RoomReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2627,7 @@ func (x *RoomReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomReply.ProtoReflect.Descriptor instead.
 func (*RoomReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RoomReply) GetRoom() bool {
@@ -2565,7 +2646,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2658,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2671,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -2617,7 +2698,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2710,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2723,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -2719,7 +2800,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +2812,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2825,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -2779,7 +2860,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2872,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2885,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -2838,7 +2919,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +2931,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +2944,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -2889,7 +2970,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2901,7 +2982,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,7 +2995,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -2933,7 +3014,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2945,7 +3026,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2958,7 +3039,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -2976,7 +3057,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3069,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3082,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 type ListRequest struct {
@@ -3012,7 +3093,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +3105,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +3118,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 type ListReply struct {
@@ -3050,7 +3131,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3062,7 +3143,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3075,7 +3156,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -3105,7 +3186,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3198,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3211,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -3180,7 +3261,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3273,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3286,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -3238,7 +3319,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3331,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3344,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -3286,7 +3367,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3379,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3392,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -3361,7 +3442,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +3454,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +3467,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -3431,7 +3512,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3443,7 +3524,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3456,7 +3537,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -3510,7 +3591,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3603,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3616,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -3556,7 +3637,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3649,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3662,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -3617,7 +3698,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3629,7 +3710,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3723,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -3684,7 +3765,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3696,7 +3777,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3709,7 +3790,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -3744,7 +3825,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3756,7 +3837,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3769,7 +3850,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -3803,7 +3884,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3815,7 +3896,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3828,7 +3909,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -3863,7 +3944,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3875,7 +3956,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3888,7 +3969,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -3963,7 +4044,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +4056,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +4069,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -4006,7 +4087,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4018,7 +4099,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4031,7 +4112,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 type BillRequest struct {
@@ -4044,7 +4125,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4056,7 +4137,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4069,7 +4150,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -4097,7 +4178,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4190,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4203,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -4157,7 +4238,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4169,7 +4250,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4182,7 +4263,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -4219,7 +4300,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4231,7 +4312,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4244,7 +4325,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *BillLine) GetItem() string {
@@ -4314,7 +4395,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xf1\x05\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\x9d\x06\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -4342,8 +4423,13 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vworkers_min\x18\x17 \x01(\rR\n" +
 	"workersMin\x12\x14\n" +
 	"\x05spare\x18\x18 \x01(\bR\x05spare\x12\x16\n" +
-	"\x06claims\x18\x19 \x01(\bR\x06claimsB\x0e\n" +
-	"\f_duration_ms\"\x87\x03\n" +
+	"\x06claims\x18\x19 \x01(\bR\x06claims\x12*\n" +
+	"\x04seed\x18\x1a \x01(\v2\x16.rfaas.control.v1.SeedR\x04seedB\x0e\n" +
+	"\f_duration_ms\"W\n" +
+	"\x04Seed\x12\x1a\n" +
+	"\bfunction\x18\x01 \x01(\tR\bfunction\x12\x18\n" +
+	"\apayload\x18\x02 \x01(\fR\apayload\x12\x19\n" +
+	"\blimit_ms\x18\x03 \x01(\x04R\alimitMs\"\x87\x03\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -4363,13 +4449,14 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x18\n" +
-	"\aaddress\x18\x04 \x01(\x04R\aaddress\"\xae\x01\n" +
+	"\aaddress\x18\x04 \x01(\x04R\aaddress\"\xca\x01\n" +
 	"\vWorkerGrant\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\x05R\x03pid\x122\n" +
 	"\x05steps\x18\x04 \x01(\v2\x1c.rfaas.control.v1.StartStepsR\x05steps\x121\n" +
-	"\x05start\x18\x05 \x01(\x0e2\x1b.rfaas.control.v1.StartPathR\x05start\"h\n" +
+	"\x05start\x18\x05 \x01(\x0e2\x1b.rfaas.control.v1.StartPathR\x05start\x12\x1a\n" +
+	"\bunseeded\x18\x06 \x01(\tR\bunseeded\"h\n" +
 	"\n" +
 	"StartSteps\x12\x12\n" +
 	"\x04fork\x18\x01 \x01(\x04R\x04fork\x12\x18\n" +
@@ -4623,12 +4710,13 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bWaitMode\x12\x16\n" +
 	"\x12WAIT_MODE_ADAPTIVE\x10\x00\x12\x11\n" +
 	"\rWAIT_MODE_HOT\x10\x01\x12\x12\n" +
-	"\x0eWAIT_MODE_WARM\x10\x02*f\n" +
+	"\x0eWAIT_MODE_WARM\x10\x02*}\n" +
 	"\tStartPath\x12\x16\n" +
 	"\x12START_PATH_UNKNOWN\x10\x00\x12\x13\n" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
 	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
-	"\x11START_PATH_CACHED\x10\x032\xad\t\n" +
+	"\x11START_PATH_CACHED\x10\x03\x12\x15\n" +
+	"\x11START_PATH_SEEDED\x10\x042\xad\t\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
@@ -4673,7 +4761,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -4682,154 +4770,156 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*InfoReply)(nil),             // 4: rfaas.control.v1.InfoReply
 	(*FabricAddress)(nil),         // 5: rfaas.control.v1.FabricAddress
 	(*LeaseRequest)(nil),          // 6: rfaas.control.v1.LeaseRequest
-	(*LeaseReply)(nil),            // 7: rfaas.control.v1.LeaseReply
-	(*Table)(nil),                 // 8: rfaas.control.v1.Table
-	(*WorkerGrant)(nil),           // 9: rfaas.control.v1.WorkerGrant
-	(*StartSteps)(nil),            // 10: rfaas.control.v1.StartSteps
-	(*UploadChunk)(nil),           // 11: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),           // 12: rfaas.control.v1.UploadReply
-	(*FetchRequest)(nil),          // 13: rfaas.control.v1.FetchRequest
-	(*FetchReply)(nil),            // 14: rfaas.control.v1.FetchReply
-	(*ReplaceRequest)(nil),        // 15: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),          // 16: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),        // 17: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 18: rfaas.control.v1.ReleaseReply
-	(*Claim)(nil),                 // 19: rfaas.control.v1.Claim
-	(*AttachClaimsRequest)(nil),   // 20: rfaas.control.v1.AttachClaimsRequest
-	(*AttachClaimsReply)(nil),     // 21: rfaas.control.v1.AttachClaimsReply
-	(*RenewRequest)(nil),          // 22: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 23: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 24: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 25: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 26: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 27: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 28: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 29: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 30: rfaas.control.v1.DrainReply
-	(*UntilRequest)(nil),          // 31: rfaas.control.v1.UntilRequest
-	(*UntilReply)(nil),            // 32: rfaas.control.v1.UntilReply
-	(*InspectRequest)(nil),        // 33: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 34: rfaas.control.v1.InspectReply
-	(*RoomRequest)(nil),           // 35: rfaas.control.v1.RoomRequest
-	(*RoomReply)(nil),             // 36: rfaas.control.v1.RoomReply
-	(*EventsRequest)(nil),         // 37: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 38: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 39: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 40: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 41: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 42: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 43: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 44: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 45: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 46: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 47: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 48: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 49: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 50: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 51: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 52: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 53: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 54: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 55: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 56: rfaas.control.v1.ReserveReply
-	(*AttachClientRequest)(nil),   // 57: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 58: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 59: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 60: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 61: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 62: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 63: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 64: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 65: rfaas.control.v1.BillLine
+	(*Seed)(nil),                  // 7: rfaas.control.v1.Seed
+	(*LeaseReply)(nil),            // 8: rfaas.control.v1.LeaseReply
+	(*Table)(nil),                 // 9: rfaas.control.v1.Table
+	(*WorkerGrant)(nil),           // 10: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),            // 11: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),           // 12: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),           // 13: rfaas.control.v1.UploadReply
+	(*FetchRequest)(nil),          // 14: rfaas.control.v1.FetchRequest
+	(*FetchReply)(nil),            // 15: rfaas.control.v1.FetchReply
+	(*ReplaceRequest)(nil),        // 16: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),          // 17: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),        // 18: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 19: rfaas.control.v1.ReleaseReply
+	(*Claim)(nil),                 // 20: rfaas.control.v1.Claim
+	(*AttachClaimsRequest)(nil),   // 21: rfaas.control.v1.AttachClaimsRequest
+	(*AttachClaimsReply)(nil),     // 22: rfaas.control.v1.AttachClaimsReply
+	(*RenewRequest)(nil),          // 23: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 24: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 25: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 26: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 27: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 28: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 29: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 30: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 31: rfaas.control.v1.DrainReply
+	(*UntilRequest)(nil),          // 32: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 33: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 34: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 35: rfaas.control.v1.InspectReply
+	(*RoomRequest)(nil),           // 36: rfaas.control.v1.RoomRequest
+	(*RoomReply)(nil),             // 37: rfaas.control.v1.RoomReply
+	(*EventsRequest)(nil),         // 38: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 39: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 40: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 41: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 42: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 43: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 44: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 45: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 46: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 47: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 48: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 49: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 50: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 51: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 52: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 53: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 54: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 55: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 56: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 57: rfaas.control.v1.ReserveReply
+	(*AttachClientRequest)(nil),   // 58: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 59: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 60: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 61: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 62: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 63: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 64: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 65: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 66: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
 	0,  // 1: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
-	8,  // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
-	8,  // 3: rfaas.control.v1.LeaseRequest.bundle:type_name -> rfaas.control.v1.Table
-	9,  // 4: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	19, // 5: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
-	10, // 6: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	1,  // 7: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	48, // 8: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
-	9,  // 9: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	19, // 10: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
-	48, // 11: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
-	26, // 12: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 13: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 14: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	50, // 15: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 16: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	47, // 17: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 18: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	48, // 19: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	48, // 20: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	48, // 21: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	48, // 22: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	48, // 23: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	48, // 24: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	59, // 25: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	64, // 26: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	65, // 27: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 28: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 29: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 30: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	11, // 31: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	13, // 32: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
-	15, // 33: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	17, // 34: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	20, // 35: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
-	22, // 36: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	24, // 37: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	27, // 38: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	29, // 39: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	31, // 40: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	33, // 41: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	35, // 42: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	37, // 43: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	39, // 44: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	41, // 45: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	43, // 46: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	45, // 47: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	49, // 48: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	51, // 49: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	57, // 50: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	60, // 51: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	62, // 52: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	53, // 53: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	55, // 54: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 55: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	7,  // 56: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	7,  // 57: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	12, // 58: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	14, // 59: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	16, // 60: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	18, // 61: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	21, // 62: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
-	23, // 63: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	25, // 64: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	28, // 65: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	30, // 66: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	32, // 67: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	34, // 68: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	36, // 69: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	38, // 70: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	40, // 71: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	42, // 72: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	44, // 73: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	46, // 74: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	50, // 75: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	52, // 76: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	58, // 77: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	61, // 78: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	63, // 79: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	54, // 80: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	56, // 81: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	55, // [55:82] is the sub-list for method output_type
-	28, // [28:55] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	9,  // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
+	9,  // 3: rfaas.control.v1.LeaseRequest.bundle:type_name -> rfaas.control.v1.Table
+	7,  // 4: rfaas.control.v1.LeaseRequest.seed:type_name -> rfaas.control.v1.Seed
+	10, // 5: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	20, // 6: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
+	11, // 7: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	1,  // 8: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
+	49, // 9: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	10, // 10: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	20, // 11: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
+	49, // 12: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
+	27, // 13: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 14: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 15: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	51, // 16: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 17: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	48, // 18: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 19: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	49, // 20: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	49, // 21: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	49, // 22: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	49, // 23: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	49, // 24: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	49, // 25: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	60, // 26: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	65, // 27: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	66, // 28: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 29: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 30: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 31: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	12, // 32: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	14, // 33: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	16, // 34: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	18, // 35: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	21, // 36: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
+	23, // 37: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	25, // 38: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	28, // 39: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	30, // 40: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	32, // 41: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	34, // 42: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	36, // 43: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	38, // 44: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	40, // 45: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	42, // 46: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	44, // 47: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	46, // 48: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	50, // 49: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	52, // 50: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	58, // 51: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	61, // 52: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	63, // 53: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	54, // 54: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	56, // 55: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 56: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	8,  // 57: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	8,  // 58: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	13, // 59: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	15, // 60: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	17, // 61: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	19, // 62: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	22, // 63: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	24, // 64: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	26, // 65: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	29, // 66: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	31, // 67: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	33, // 68: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	35, // 69: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	37, // 70: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	39, // 71: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	41, // 72: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	43, // 73: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	45, // 74: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	47, // 75: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	51, // 76: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	53, // 77: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	59, // 78: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	62, // 79: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	64, // 80: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	55, // 81: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	57, // 82: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	56, // [56:83] is the sub-list for method output_type
+	29, // [29:56] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -4838,14 +4928,14 @@ func file_internal_control_control_proto_init() {
 		return
 	}
 	file_internal_control_control_proto_msgTypes[3].OneofWrappers = []any{}
-	file_internal_control_control_proto_msgTypes[19].OneofWrappers = []any{}
+	file_internal_control_control_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   63,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
+	"slices"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
@@ -32,21 +33,12 @@ func (e *Executor) audit(ctx context.Context, event string, h *holding, tenant, 
 
 // startOf returns how the workers of a lease started. If they differ, the slowest way counts.
 func startOf(granted []*control.WorkerGrant) string {
-	slowest := control.StartPath_START_PATH_CACHED
-	for _, g := range granted {
-		switch g.GetStart() {
-		case control.StartPath_START_PATH_COLD:
-			slowest = g.GetStart()
-		case control.StartPath_START_PATH_POOLED:
-			if slowest == control.StartPath_START_PATH_CACHED {
-				slowest = g.GetStart()
-			}
+	for _, path := range startPaths {
+		if slices.ContainsFunc(granted, func(g *control.WorkerGrant) bool { return pathOf(g.GetStart()) == path }) {
+			return path
 		}
 	}
-	if slowest == control.StartPath_START_PATH_POOLED {
-		return "pooled"
-	}
-	return pathOf(slowest)
+	return pathOf(control.StartPath_START_PATH_CACHED)
 }
 
 // auditEnd records the end of a lease.

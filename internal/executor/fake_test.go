@@ -53,7 +53,9 @@ type fakeSpawner struct {
 	reap func(w *fakeWorker)
 	// symbols, if set, returns names for offsets in a library.
 	symbols func(offsets []uint64) []string
-	verbs   int
+	// seeds, if set, makes seeds.
+	seeds func() (*zygote.Seed, error)
+	verbs int
 
 	mu      sync.Mutex
 	unable  error // why CannotStart says that no worker can be started

@@ -149,7 +149,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	var k *cached
 	err = e.requestPatiently(ctx, func() error {
 		return e.requestWithRoom(&terms, func() (err error) {
-			l, h, k, err = e.request(rid, terms, code, tables, req)
+			l, h, k, err = e.request(rid, terms, code, tables, req, codeOwner(ctx))
 			return err
 		})
 	})
@@ -196,7 +196,7 @@ func leaseFailed(err error) (*control.LeaseReply, error) {
 
 // request reserves the resources. The holding is nil if the request is a repetition. The cached workers are nil unless
 // the request names some. Lease and holding are created together, so that neither is seen without the other.
-func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, tables []*table, req *control.LeaseRequest) (lease.Lease, *holding, *cached, error) {
+func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, tables []*table, req *control.LeaseRequest, owner string) (lease.Lease, *holding, *cached, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	l, first, err := e.table.Request(rid, terms, lease.ID(req.GetReuse()))
@@ -209,6 +209,7 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, tabl
 	h := newHolding(l.ID, c, e.spec(req, terms, c), l.CPUs)
 	h.tenant, h.tables, h.spare = terms.Tenant, tables, reused.Terms.Spare
 	h.spec.Tables, h.spec.Bundle = specTables(req.GetTables(), tables)
+	h.wish = newWish(req, &terms, owner)
 	e.holdings[l.ID] = h
 	return l, h, k, nil
 }
@@ -245,7 +246,6 @@ func (e *Executor) deviceSpec(provider string) zygote.Spec {
 // start turns a requested lease into a granted one, or undoes it. k has the cached workers of an earlier lease, or is
 // nil. start is not bound to the caller's context, which only identifies the caller and bounds the time for starting.
 func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs [][]byte) {
-	limit := e.spawnLimit(caller)
 	flag, err := e.reserve(h)
 	reserved := err == nil
 	var workers []Worker
@@ -254,9 +254,10 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 		e.end(k)
 	case err != nil:
 	case k != nil:
-		workers, err = e.resumeAll(h, k, blobs, limit)
+		workers, err = e.resumeAll(h, k, blobs, e.spawnLimit(caller))
 	default:
-		workers, err = e.spawnAll(h, blobs[:h.present()], limit)
+		e.takeSeed(caller, h)
+		workers, err = e.spawnAll(h, blobs[:h.present()], e.spawnLimit(caller))
 	}
 	if err != nil {
 		close(h.started)
@@ -283,7 +284,7 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 	h.mu.Lock()
 	h.granted, h.flag = granted, flag
 	h.mu.Unlock()
-	e.accounts.begin(l, workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, e.now(), h.tables...)
+	e.accounts.begin(l, workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, e.now(), h.shared()...)
 	if _, err := e.table.Grant(h.id); err != nil {
 		e.log.Error("cannot grant a lease", "lease", uint64(h.id), "error", err)
 	}
@@ -392,6 +393,9 @@ func (e *Executor) expectClient(h *holding, w Worker) error {
 // spawn starts one worker. The error names the worker and has a class.
 func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (Worker, error) {
 	w, err := e.cfg.Spawner.Spawn(ctx, h.workerSpec(i, blob))
+	if err == nil && w.Steps().Unseeded != "" {
+		e.unseeded(h, w.Steps().Unseeded)
+	}
 	if err == nil && h.spec.Provider == dataplane.TCP {
 		if err = e.expectClient(h, w); err != nil {
 			stopAll(ctx, []Worker{w}, killed)

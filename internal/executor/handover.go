@@ -244,10 +244,15 @@ func (s *tableStore) save() (all []*handover.Table) {
 	defer s.mu.Unlock()
 	for _, t := range s.tables {
 		m := &handover.Table{Sum: t.sum[:], Size: t.size, Used: t.used}
-		if t.file != nil {
+		switch {
+		case t.kind == isTable:
 			m.File = int32(t.file.Fd())
-		} else {
+		case t.kind == isBundle:
 			m.Bundle = t.bundle.String()
+		case t.seed != nil:
+			m.File, m.SeedUnits = int32(t.seed.File.Fd()), t.seed.Units
+		default:
+			continue // the next program tries again to make it
 		}
 		for owner := range t.owners {
 			m.Owners = append(m.Owners, owner)
@@ -297,6 +302,9 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 	}
 	if n := len(h.spec.Tables); n < len(h.tables) { // the bundle comes last
 		s.Bundle = h.tables[n].sum[:]
+	}
+	if h.spec.Seed != nil {
+		s.Seed = h.seed.sum[:]
 	}
 	for _, g := range h.granted {
 		b, err := proto.Marshal(g)

@@ -1,8 +1,10 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +26,8 @@ type holding struct {
 	tenant string
 	code   *code
 	tables []*table      // with references
+	wish   *wish         // for a seed; nil: the lease has none
+	seed   *table        // with a reference; nil: none
 	spec   zygote.Spec   // of every worker, without CPUs and blob
 	spare  bool          // its first workers were spare: no lease had used them before
 	met    chan struct{} // of spare workers on tcp: gets a value when a worker's client has connected
@@ -80,6 +84,14 @@ func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
 	return h
 }
 
+// shared returns what the lease shares with others: its tables, its bundle and its seed.
+func (h *holding) shared() []*table {
+	if h.seed == nil {
+		return h.tables
+	}
+	return append(slices.Clip(h.tables), h.seed)
+}
+
 // present returns the number of workers that have cores.
 func (h *holding) present() (n int) {
 	h.mu.Lock()
@@ -129,7 +141,13 @@ func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	steps := w.Steps()
 	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID()), Steps: &control.StartSteps{Fork: uint64(steps.Fork),
 		Connect: uint64(steps.Connect), Code: uint64(steps.Code), Sandbox: uint64(steps.Sandbox)}, Start: control.StartPath_START_PATH_COLD}
+	g.Unseeded = steps.Unseeded
+	if h.wish != nil {
+		g.Unseeded = cmp.Or(g.Unseeded, h.wish.refused)
+	}
 	switch {
+	case steps.Seeded:
+		g.Start = control.StartPath_START_PATH_SEEDED
 	case steps.Cached && !h.spare:
 		g.Start = control.StartPath_START_PATH_CACHED
 	case steps.Cached, steps.Pooled:

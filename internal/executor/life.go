@@ -99,7 +99,7 @@ func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
 // forget drops a holding whose workers are gone.
 func (e *Executor) forget(h *holding) {
 	e.codes.release(h.code)
-	e.tables.release(h.tables)
+	e.tables.release(h.shared())
 	e.remove(h)
 }
 

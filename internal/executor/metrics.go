@@ -23,12 +23,13 @@ type metrics struct {
 	ended   *prometheus.CounterVec // how
 	uploads *prometheus.CounterVec // known
 	claims  prometheus.Counter
+	seeds   *prometheus.CounterVec // result
 }
 
 func newMetrics() *metrics {
 	m := &metrics{
 		starts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_worker_starts_total",
-			Help: "Workers given to leases, by how they started: cold, pooled or cached."}, []string{"path"}),
+			Help: "Workers given to leases, by how they started: cold, seeded, pooled or cached."}, []string{"path"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "rfaas_executor_worker_start_seconds",
 			Help:    "What starting a worker took, from the request to its being connected with its code loaded, by path.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 16)}, []string{"path"}),
@@ -42,6 +43,8 @@ func newMetrics() *metrics {
 			Help: "Libraries that were uploaded, by whether the node knew them already."}, []string{"known"}),
 		claims: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_claims_total",
 			Help: "Leases that took cached or spare workers by a claim."}),
+		seeds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_seeds_total",
+			Help: "Init calls that were made for a seed: made, refused because their state cannot be kept, or failed."}, []string{"result"}),
 	}
 	// All series are there from the start, so that a rate has no gap before the first event.
 	for _, path := range startPaths {
@@ -51,13 +54,17 @@ func newMetrics() *metrics {
 	for _, how := range []lease.State{lease.Released, lease.Expired, lease.Revoked, lease.Drained} {
 		m.ended.WithLabelValues(how.String())
 	}
+	for _, result := range []string{seedMade, seedRefused, seedFailed} {
+		m.seeds.WithLabelValues(result)
+	}
 	for _, known := range []string{"false", "true"} {
 		m.uploads.WithLabelValues(known)
 	}
 	return m
 }
 
-var startPaths = []string{"cold", "pooled", "cached"}
+// startPaths are the ways in which workers start, the slowest first.
+var startPaths = []string{"cold", "seeded", "pooled", "cached"}
 
 // pathOf is a start path as a label.
 func pathOf(p control.StartPath) string {
@@ -82,7 +89,7 @@ func (m *metrics) uploaded(known bool) {
 // show adds the executor's metrics to what is shown.
 func (e *Executor) show(r prometheus.Registerer) {
 	m := e.metrics
-	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims)
+	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.seeds)
 	gauge := func(name, help string, f func() float64) {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_executor_" + name, Help: help}, f))
 	}
@@ -94,7 +101,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("cached_leases", "Cached leases and spare leases.", func() float64 { return float64(e.table.Capacity().Cached) })
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
-	gauge("table_bytes", "Lent memory that tables use.", func() float64 { return float64(e.table.Capacity().SetAside) })
+	gauge("table_bytes", "Lent memory that tables, bundles and seeds use.", func() float64 { return float64(e.table.Capacity().SetAside) })
 	gauge("draining", "1 while it drains.", func() float64 {
 		if e.isDraining() {
 			return 1

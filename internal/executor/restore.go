@@ -93,10 +93,15 @@ func (e *Executor) restoreTables(all []*handover.Table) error {
 			return fmt.Errorf("take over a table: %w", err)
 		}
 		t := &table{sum: sum(m.GetSum()), size: m.GetSize(), used: m.GetUsed(), owners: map[string]bool{}}
-		if m.GetBundle() == "" {
+		switch {
+		case m.GetSeedUnits() > 0:
+			t.kind = isSeed
+			t.seed = &zygote.Seed{File: os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-seed"), Units: m.GetSeedUnits(), Bytes: m.GetSize()}
+		case m.GetBundle() == "":
 			t.file = os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-table")
-		} else {
+		default:
 			var err error
+			t.kind = isBundle
 			if t.bundle, err = bundleIDOf(m.GetBundle()); err != nil {
 				return fmt.Errorf("take over a bundle: %w", err)
 			}
@@ -134,6 +139,16 @@ func (h *holding) restoreTables(s *tableStore, saved [][]byte, bundle []byte) er
 	h.tables = tables
 	h.spec.Tables, h.spec.Bundle = specTables(wanted, tables)
 	return nil
+}
+
+// restoreSeed takes over the seed of a lease. Later workers of a lease whose seed is gone start without.
+func (h *holding) restoreSeed(s *tableStore, key []byte) {
+	if len(key) == len(sum{}) {
+		h.seed = s.take(sum(key), "")
+	}
+	if h.seed != nil {
+		h.spec.Seed = h.seed.seed
+	}
 }
 
 // savedLease returns the lease table's part of a lease.
@@ -180,6 +195,7 @@ func (e *Executor) restoreHolding(s *handover.Lease, z *zygote.Zygote, clock han
 	if err := h.restoreTables(e.tables, s.GetTables(), s.GetBundle()); err != nil {
 		return err
 	}
+	h.restoreSeed(e.tables, s.GetSeed())
 	close(h.started)
 	if s.GetExpiring() {
 		h.expiring(l.Expires)
@@ -297,7 +313,7 @@ func (a *accounts) restoreLease(h *holding, s *handover.Account, clock handover.
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.leases[h.id] = acc
-	a.use(acc, h.tables)
+	a.use(acc, h.shared())
 	return nil
 }
 

@@ -54,6 +54,8 @@ type Spawner interface {
 	// Spawn starts a worker. It blocks until the worker has connected to its client and loaded its code. After an
 	// error, it returns when the worker's process and resources are gone.
 	Spawn(ctx context.Context, s zygote.Spec) (Worker, error)
+	// MakeSeed makes the init call of a lease in a process of its own, and keeps its memory.
+	MakeSeed(ctx context.Context, s *zygote.SeedSpec) (*zygote.Seed, error)
 	// Inspect returns the functions that a library exports. A *zygote.WorkerError of status DP_BAD_LIBRARY says why it cannot be used.
 	Inspect(ctx context.Context, code *os.File) ([]string, error)
 	// Symbols returns the names of functions at offsets in a library, "" for unknown ones. A separate process reads the

@@ -21,19 +21,32 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// table is a client's table in a sealed memory file, or a bundle, unpacked into a directory. Its fields do not change after it is in the store, except refs, used and owners,
-// which the store's lock guards.
+// table is a client's table in a sealed memory file, a bundle, unpacked into a directory, or a seed. Its fields do not change after it is in the store,
+// except refs, used, owners and gone, which the store's lock guards.
 type table struct {
 	sum  sum
+	kind tableKind
 	size uint64
-	file *os.File // opened for reading; nil: a bundle
+	file *os.File // of a table, opened for reading
 	// bundle identifies an unpacked bundle.
 	bundle zygote.BundleID
+	// seed is nil if the state of the init call cannot be kept, for the reason refused.
+	seed    *zygote.Seed
+	refused string
 
 	refs   int
+	gone   bool            // not in the store any more: freed at the last release
 	used   uint64          // the store's tick at the last release
 	owners map[string]bool // owners that have sent the table
 }
+
+type tableKind int
+
+const (
+	isTable tableKind = iota
+	isBundle
+	isSeed
+)
 
 // usable is code.usable.
 func (t *table) usable(owner string) bool { return owner == "" || t.owners[owner] }
@@ -79,7 +92,11 @@ func (s *tableStore) acquire(hashes []sum, n int, owner string) (got []*table, u
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, h := range hashes {
-		if t := s.tables[h]; t != nil && t.usable(owner) && (t.file != nil) == (i < n) {
+		kind := isBundle
+		if i < n {
+			kind = isTable
+		}
+		if t := s.tables[h]; t != nil && t.usable(owner) && t.kind == kind {
 			got = append(got, t)
 		} else {
 			unknown = append(unknown, uint32(i))
@@ -96,13 +113,19 @@ func (s *tableStore) acquire(hashes []sum, n int, owner string) (got []*table, u
 
 // release drops references.
 func (s *tableStore) release(tables []*table) {
+	var over []*table
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, t := range tables {
 		t.refs--
 		s.tick++
 		t.used = s.tick
+		if t.gone && t.refs == 0 {
+			s.freeing++
+			over = append(over, t)
+		}
 	}
+	s.mu.Unlock()
+	s.free(over...)
 }
 
 // add stores a table of an owner, whose bytes fetch copies. If an owner adds the same hash several times at once, one call fetches it and the
@@ -213,10 +236,13 @@ func (s *tableStore) evict(may func(*table) bool) *table {
 // to remove a bundle of many files.
 func (s *tableStore) free(tables ...*table) {
 	for _, t := range tables {
-		if t.file != nil {
+		switch {
+		case t.kind == isTable:
 			t.file.Close()
-		} else {
+		case t.kind == isBundle:
 			s.bundles.remove(t.bundle)
+		case t.seed != nil:
+			t.seed.Close()
 		}
 		s.giveBack(t.size)
 		s.mu.Lock()
@@ -294,14 +320,13 @@ func (s *tableStore) compare(h sum, bundle bool, size uint64, fetch func() (io.R
 
 // store copies a table into a sealed file, or unpacks a bundle. It returns the table with a reference, not in the store yet.
 func (s *tableStore) store(h sum, bundle bool, size uint64, fetch func() (io.Reader, error)) (*table, error) {
-	for err := s.reserve(size); err != nil; err = s.reserve(size) {
-		if !s.evictOne() && !s.dropCached() {
-			return nil, control.Errorf(control.ClassBusy, "table of %d bytes: no memory: %v", size, err)
-		}
+	if err := s.makeRoom(size); err != nil {
+		return nil, control.Errorf(control.ClassBusy, "table of %d bytes: no memory: %v", size, err)
 	}
 	t := &table{sum: h, size: size, refs: 1, owners: map[string]bool{}}
 	var err error
 	if bundle {
+		t.kind = isBundle
 		err = s.storeBundle(t, fetch)
 	} else {
 		err = s.storeFile(t, fetch)
@@ -314,6 +339,16 @@ func (s *tableStore) store(h sum, bundle bool, size uint64, fetch func() (io.Rea
 		return nil, grpcError(err)
 	}
 	return t, nil
+}
+
+// makeRoom takes memory from what leases may have. It evicts tables and ends cached workers if necessary.
+func (s *tableStore) makeRoom(size uint64) error {
+	for {
+		err := s.reserve(size)
+		if err == nil || !s.evictOne() && !s.dropCached() {
+			return err
+		}
+	}
 }
 
 // storeFile copies a table into a sealed file.

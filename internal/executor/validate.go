@@ -29,9 +29,9 @@ const (
 const clientIDSize = 16
 
 // kindOf returns a hash of what a cached worker must share with a new lease besides its terms: client process, code,
-// tables, bundle and provider. It is zero, which matches nothing, for a client without an id.
+// tables, bundle and provider. It is zero, which matches nothing, for a client without an id, and for a lease with a seed.
 func kindOf(req *control.LeaseRequest) (kind [32]byte) {
-	if len(req.GetClientId()) == 0 {
+	if len(req.GetClientId()) == 0 || req.GetSeed() != nil {
 		return kind
 	}
 	parts := slices.Concat(req.GetClientId(), req.GetCodeSha256(), []byte(req.GetProvider()))
@@ -114,6 +114,9 @@ func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid le
 		return fail(invalidf("reuse of lease %d without a client_id", req.GetReuse()))
 	}
 	if err := checkSpare(req); err != nil {
+		return fail(err)
+	}
+	if err := checkSeed(req); err != nil {
 		return fail(err)
 	}
 	t.Kind, t.KeepsState, t.Spare = kindOf(req), req.GetKeepsState(), req.GetSpare()

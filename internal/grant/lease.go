@@ -52,8 +52,9 @@ type Spec struct {
 	At             string        // executor to ask first; a lease that moves is not bound to it
 	Depth, Eager   int           // of the channels that will be offered
 	Bulk           uint64
-	Tables         []*Table // that its workers map
-	Bundle         *Table   // that they see (Control.Bundle), or nil
+	Tables         []*Table      // that its workers map
+	Bundle         *Table        // that they see (Control.Bundle), or nil
+	Seed           *control.Seed // from which they start if possible; nil: none
 
 	recheck bool // see Recheck
 	spare   bool // see Pending.Spare
@@ -186,13 +187,14 @@ type Worker struct {
 	// Durations of the steps of its start, as the executor measured them.
 	Fork, Connect, Code, Sandbox time.Duration
 	Start                        control.StartPath
+	Unseeded                     string // why it has not started from the seed of the lease; "": it has
 }
 
 func workerOf(w *control.WorkerGrant) Worker {
 	return Worker{Blob: w.GetBlob(), PID: int(w.GetPid()), CPUs: w.GetCpus(), Fork: time.Duration(w.GetSteps().GetFork()),
 		Connect: time.Duration(w.GetSteps().GetConnect()), Code: time.Duration(w.GetSteps().GetCode()),
 		Sandbox: time.Duration(w.GetSteps().GetSandbox()),
-		Start:   w.GetStart()}
+		Start:   w.GetStart(), Unseeded: w.GetUnseeded()}
 }
 
 // Recheck makes Look ask an executor that is the only candidate whether it has room, even if the channels are small.
@@ -274,7 +276,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	const op = "lease"
 	cand := p.candidates[p.current]
 	whole := ctx
-	ctx, cancel := p.c.bound(whole)
+	ctx, cancel := p.bound(whole)
 	defer func() { cancel() }()
 	err := p.c.isOpen(op)
 	var conn *grpc.ClientConn
@@ -317,7 +319,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		}
 		if err == nil {
 			cancel()
-			ctx, cancel = p.c.bound(whole) // the transfer may have taken longer than the time-out
+			ctx, cancel = p.bound(whole) // the transfer may have taken longer than the time-out
 			asked = time.Now()
 			r, from, err = p.ask(ctx, cl, blobs)
 		}
@@ -357,6 +359,11 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	return nil, p.last
 }
 
+// bound is Control.bound for a lease request, which includes the init call of a seed.
+func (p *Pending) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, p.c.opts.Timeout+p.spec.Seed.Limit())
+}
+
 // ask sends one lease request.
 func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]byte) (*control.LeaseReply, *peer.Peer, error) {
 	id := make([]byte, control.RequestIDSize)
@@ -379,6 +386,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		Claims:          p.spec.spare,
 	}
 	req.Tables, req.Bundle = p.tables()
+	req.Seed = p.spec.Seed
 	if k := p.candidates[p.current].Cached; k != nil {
 		req.Reuse = k.id
 	}

@@ -43,11 +43,11 @@ type Spare struct {
 }
 
 // Terms returns the terms of a granted lease. ok is false if there can be no spare leases with these terms: the provider is ofi, the lease got
-// fewer workers than it wants, the channels are too large, or the session permits no cached or no spare leases.
+// fewer workers than it wants, the channels are too large, its workers start from a seed, or the session permits no cached or no spare leases.
 func (p *Pending) Terms(h *Held) (t Terms, ok bool) {
 	s := &p.spec
 	channels := uint64(s.Workers) * (uint64(s.Depth)*uint64(s.Eager) + s.Bulk)
-	ok = h.Provider != dataplane.OFI && p.c.opts.Keep > 0 && p.c.opts.Pool > 0 && len(h.Workers) == s.Workers && s.Bulk <= spareBytes && channels <= spareBytes
+	ok = h.Provider != dataplane.OFI && s.Seed == nil && p.c.opts.Keep > 0 && p.c.opts.Pool > 0 && len(h.Workers) == s.Workers && s.Bulk <= spareBytes && channels <= spareBytes
 	return Terms{p.c.shared, p.key(), h.Address}, ok
 }
 

@@ -100,8 +100,8 @@ func (t *Table) expose(ctx context.Context, d *dataplane.Domain) (*dataplane.Mem
 	return d.File(t.file, t.Size)
 }
 
-// TransferTime returns how long the lease may take longer because its tables and its bundle are transferred.
-func (p *Pending) TransferTime() time.Duration { return transferTime(p.spec.all()) }
+// ExtraTime returns how long the lease may take longer because its tables and its bundle are transferred, and because a seed is made.
+func (p *Pending) ExtraTime() time.Duration { return transferTime(p.spec.all()) + p.spec.Seed.Limit() }
 
 func transferTime(tables []*Table) (d time.Duration) {
 	for _, t := range tables {

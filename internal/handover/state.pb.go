@@ -893,7 +893,8 @@ type Table struct {
 	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	Used          uint64                 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"` // rank of its last use
 	Owners        []string               `protobuf:"bytes,5,rep,name=owners,proto3" json:"owners,omitempty"`
-	Bundle        string                 `protobuf:"bytes,6,opt,name=bundle,proto3" json:"bundle,omitempty"` // identifier of an unpacked bundle, which has no file
+	Bundle        string                 `protobuf:"bytes,6,opt,name=bundle,proto3" json:"bundle,omitempty"`                         // identifier of an unpacked bundle, which has no file
+	SeedUnits     uint32                 `protobuf:"varint,7,opt,name=seed_units,json=seedUnits,proto3" json:"seed_units,omitempty"` // the file is a seed with a heap of this size; 0: a table
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -970,6 +971,13 @@ func (x *Table) GetBundle() string {
 	return ""
 }
 
+func (x *Table) GetSeedUnits() uint32 {
+	if x != nil {
+		return x.SeedUnits
+	}
+	return 0
+}
+
 type Lease struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -997,6 +1005,7 @@ type Lease struct {
 	Account        *Account `protobuf:"bytes,22,opt,name=account,proto3" json:"account,omitempty"`
 	Tables         [][]byte `protobuf:"bytes,23,rep,name=tables,proto3" json:"tables,omitempty"` // Table of control.proto
 	Bundle         []byte   `protobuf:"bytes,24,opt,name=bundle,proto3" json:"bundle,omitempty"` // its key in State.tables
+	Seed           []byte   `protobuf:"bytes,25,opt,name=seed,proto3" json:"seed,omitempty"`     // likewise
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1195,6 +1204,13 @@ func (x *Lease) GetTables() [][]byte {
 func (x *Lease) GetBundle() []byte {
 	if x != nil {
 		return x.Bundle
+	}
+	return nil
+}
+
+func (x *Lease) GetSeed() []byte {
+	if x != nil {
+		return x.Seed
 	}
 	return nil
 }
@@ -1852,14 +1868,16 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x04size\x18\x04 \x01(\x04R\x04size\x12\x12\n" +
 	"\x04used\x18\x05 \x01(\x04R\x04used\x12\x14\n" +
 	"\x05names\x18\x06 \x03(\tR\x05names\x12\x16\n" +
-	"\x06owners\x18\a \x03(\tR\x06owners\"\x85\x01\n" +
+	"\x06owners\x18\a \x03(\tR\x06owners\"\xa4\x01\n" +
 	"\x05Table\x12\x10\n" +
 	"\x03sum\x18\x01 \x01(\fR\x03sum\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\x05R\x04file\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x12\n" +
 	"\x04used\x18\x04 \x01(\x04R\x04used\x12\x16\n" +
 	"\x06owners\x18\x05 \x03(\tR\x06owners\x12\x16\n" +
-	"\x06bundle\x18\x06 \x01(\tR\x06bundle\"\xcf\x05\n" +
+	"\x06bundle\x18\x06 \x01(\tR\x06bundle\x12\x1d\n" +
+	"\n" +
+	"seed_units\x18\a \x01(\rR\tseedUnits\"\xe3\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\fR\arequest\x12\x14\n" +
@@ -1886,7 +1904,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\bexpiring\x18\x15 \x01(\bR\bexpiring\x121\n" +
 	"\aaccount\x18\x16 \x01(\v2\x17.rfaas.handover.AccountR\aaccount\x12\x16\n" +
 	"\x06tables\x18\x17 \x03(\fR\x06tables\x12\x16\n" +
-	"\x06bundle\x18\x18 \x01(\fR\x06bundle\"\xd2\x02\n" +
+	"\x06bundle\x18\x18 \x01(\fR\x06bundle\x12\x12\n" +
+	"\x04seed\x18\x19 \x01(\fR\x04seed\"\xd2\x02\n" +
 	"\x05Terms\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\rR\aworkers\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\rR\x05cores\x12\x16\n" +

@@ -65,6 +65,8 @@ __attribute__((unused)) static const binding_flag rfaas_lease_options_flags[] = 
     { "failover", RFAAS_LEASE_FAILOVER },
     { "local", RFAAS_LEASE_LOCAL },
     { "reuse", RFAAS_LEASE_REUSE },
+    { "seed", RFAAS_LEASE_SEED },
+    { "seed_required", RFAAS_LEASE_SEED_REQUIRED },
     { 0 },
 };
 
@@ -103,6 +105,7 @@ __attribute__((unused)) static const binding_field rfaas_worker_start_fields[] =
     { "sandbox", FIELD_SECONDS, offsetof(rfaas_worker_start, sandbox_ns), sizeof(((rfaas_worker_start *)0)->sandbox_ns) },
     { "connect", FIELD_SECONDS, offsetof(rfaas_worker_start, connect_ns), sizeof(((rfaas_worker_start *)0)->connect_ns) },
     { "code", FIELD_SECONDS, offsetof(rfaas_worker_start, code_ns), sizeof(((rfaas_worker_start *)0)->code_ns) },
+    { "unseeded", FIELD_TEXT, offsetof(rfaas_worker_start, unseeded), sizeof(((rfaas_worker_start *)0)->unseeded) },
     { 0 },
 };
 
@@ -163,6 +166,7 @@ __attribute__((unused)) static const binding_field rfaas_statistics_fields[] = {
     { "queue_pairs", FIELD_UINT64, offsetof(rfaas_statistics, queue_pairs), sizeof(((rfaas_statistics *)0)->queue_pairs) },
     { "open", FIELD_SECONDS, offsetof(rfaas_statistics, open_ns), sizeof(((rfaas_statistics *)0)->open_ns) },
     { "cached_leases", FIELD_UINT64, offsetof(rfaas_statistics, cached_leases), sizeof(((rfaas_statistics *)0)->cached_leases) },
+    { "seeded", FIELD_UINT64, offsetof(rfaas_statistics, seeded), sizeof(((rfaas_statistics *)0)->seeded) },
     { 0 },
 };
 

@@ -197,6 +197,7 @@ class Start(_enum.IntEnum):
     COLD = 1
     POOLED = 2
     CACHED = 3
+    SEEDED = 4
 
 
 class Operation(_enum.IntEnum):
@@ -273,6 +274,8 @@ class LeaseOptions(_TypedDict, total=False):
     failover: bool
     local: bool
     reuse: bool
+    seed: bool
+    seed_required: bool
 
 
 @_dataclass(frozen=True)
@@ -317,6 +320,7 @@ class WorkerStart:
     sandbox: float
     connect: float
     code: float
+    unseeded: str
 
 
 @_dataclass(frozen=True)
@@ -375,4 +379,5 @@ class Statistics:
     queue_pairs: int
     open: float
     cached_leases: int
+    seeded: int
 

@@ -39,12 +39,20 @@ type Acquire struct {
 	At, Provider, Reason       string
 	Spec                       Spec
 	Offers                     [][]byte
+	// The seed from which the workers start; no function: none.
+	SeedFunction string
+	SeedPayload  []byte
+	SeedLimitNs  int64
 }
 
 // DecodeAcquire decodes the body of the message.
 func DecodeAcquire(b []byte) (Acquire, error) {
 	var c C.rfaas_agent_acquire
 	rest, err := take(OpAcquire, b, &c)
+	if err != nil {
+		return Acquire{}, err
+	}
+	rest, seed, err := cutSeed(&c, rest)
 	if err == nil {
 		err = list[C.rfaas_agent_blob](OpAcquire, "offers", rest, uint64(c.offers), MaxWorkers)
 	}
@@ -56,6 +64,10 @@ func DecodeAcquire(b []byte) (Acquire, error) {
 		First: c.first != 0, Status: int32(c.status), At: t.of("at", c.at[:]), Provider: t.of("provider", c.provider[:]), Reason: t.of("reason", c.reason[:])}
 	if a.First && a.From == 0 {
 		a.Spec = t.spec(&c.spec)
+		a.SeedFunction, a.SeedLimitNs = string(seed[:c.seed_function]), int64(c.seed_limit_ns)
+		if c.seed_payload > 0 {
+			a.SeedPayload = bytes.Clone(seed[c.seed_function:])
+		}
 	}
 	if t.err != nil {
 		return Acquire{}, t.err
@@ -75,6 +87,16 @@ func DecodeAcquire(b []byte) (Acquire, error) {
 	return a, nil
 }
 
+// cutSeed returns the offers of an ACQUIRE, and the function and the payload of its seed.
+func cutSeed(c *C.rfaas_agent_acquire, rest []byte) (offers, seed []byte, err error) {
+	size := uint64(c.seed_function) + uint64(c.seed_payload)
+	if c.seed_payload > C.RFAAS_AGENT_SEED_MAX || size > uint64(len(rest)) {
+		return nil, nil, malformed(OpAcquire, "a seed with %d bytes of payload, after %d bytes of offers and seed", uint32(c.seed_payload), len(rest))
+	}
+	at := uint64(len(rest)) - size
+	return rest[:at], rest[at:], nil
+}
+
 // Worker is one worker of a lease.
 type Worker struct {
 	PID   uint64
@@ -82,12 +104,14 @@ type Worker struct {
 	Blob  []byte
 	// What its start took.
 	ForkNs, SandboxNs, ConnectNs, CodeNs int64
+	Unseeded                             string // why it has not started from the lease's seed
 }
 
 func putWorker(b []byte, w *Worker) []byte {
 	c := C.rfaas_agent_worker{pid: C.uint64_t(w.PID), start: C.uint32_t(w.Start), fork_ns: C.int64_t(w.ForkNs),
 		sandbox_ns: C.int64_t(w.SandboxNs), connect_ns: C.int64_t(w.ConnectNs), code_ns: C.int64_t(w.CodeNs)}
 	c.blob.size = C.uint32_t(copy(view(&c.blob.bytes), w.Blob))
+	set(c.unseeded[:], w.Unseeded)
 	return put(b, &c)
 }
 

@@ -135,7 +135,8 @@ func putBlob(b []byte, blob []byte) []byte {
 func (a *Acquire) Encode(b []byte) []byte {
 	c := C.rfaas_agent_acquire{key: C.uint64_t(a.Key), session: C.uint64_t(a.Session), from: C.uint64_t(a.From),
 		cached: C.uint64_t(a.Cached), wait_ns: C.int64_t(a.WaitNs), offers: C.uint32_t(len(a.Offers)), status: C.int32_t(a.Status),
-		spec: a.Spec.c()}
+		spec: a.Spec.c(), seed_function: C.uint32_t(len(a.SeedFunction)), seed_payload: C.uint32_t(len(a.SeedPayload)),
+		seed_limit_ns: C.int64_t(a.SeedLimitNs)}
 	if a.First {
 		c.first = 1
 	}
@@ -146,11 +147,12 @@ func (a *Acquire) Encode(b []byte) []byte {
 	for _, o := range a.Offers {
 		b = putBlob(b, o)
 	}
-	return b
+	return append(append(b, a.SeedFunction...), a.SeedPayload...)
 }
 
 func workerOf(c *C.rfaas_agent_worker, blob []byte) Worker {
-	return Worker{uint64(c.pid), uint32(c.start), blob, int64(c.fork_ns), int64(c.sandbox_ns), int64(c.connect_ns), int64(c.code_ns)}
+	return Worker{uint64(c.pid), uint32(c.start), blob, int64(c.fork_ns), int64(c.sandbox_ns), int64(c.connect_ns), int64(c.code_ns),
+		C.GoString(&c.unseeded[0])}
 }
 
 // DecodeWorker decodes the body of a reply to REPLACE. A worker with PID 0 has not started yet.

@@ -41,7 +41,7 @@ func kinds() []kind {
 		of("table", Table{Session: 1, Size: 5 << 30, Address: 4096, Name: "cross sections"}, (*Table).Encode,
 			func(b []byte) (Table, error) { return DecodeTable(OpTable, b) }),
 		of("first acquire", Acquire{Key: 1, Session: 2, Cached: 4, WaitNs: 5, First: true, At: "a:1", Provider: "verbs", Spec: spec,
-			Offers: [][]byte{blob, {1}}}, (*Acquire).Encode, DecodeAcquire),
+			Offers: [][]byte{blob, {1}}, SeedFunction: "prepare", SeedPayload: []byte{0, 1}, SeedLimitNs: 6}, (*Acquire).Encode, DecodeAcquire),
 		of("acquire from", Acquire{Key: 1, Session: 2, From: 3, First: true, Status: -300, Reason: "refused"}, (*Acquire).Encode, DecodeAcquire),
 		of("acquire", Acquire{Key: 1, Session: 2}, (*Acquire).Encode, DecodeAcquire),
 		of("candidate", Candidate{Handed: true, Claim: Claim{1, 2, 3}, Workers: workers[:1], Functions: []string{"f"}, Executor: "x:1", Node: "n", Provider: "shm"}, (*Candidate).Encode, DecodeCandidate),

@@ -1,0 +1,71 @@
+/* An init call that prepares a table, and functions that use it. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "rfaas_function.h"
+
+enum { TABLE = 8 << 20 };
+static unsigned char *table;
+static unsigned used, token;
+static pthread_t thread;
+
+static void *wait_for_end(void *unused) {
+    for (;;)
+        pause();
+    return unused;
+}
+
+/* The payload is a letter. k: the process that makes a seed ends. t: leaves a thread. f: fails. */
+uint32_t prepare(void *args, uint32_t size, void *res) {
+    char name[16] = "", way = *(const char *)args;
+    (void)size, (void)res;
+    prctl(PR_GET_NAME, name);
+    if (way == 'k' && !strcmp(name, "rfaas-seed"))
+        kill(getpid(), SIGKILL);
+    if (way == 't')
+        pthread_create(&thread, NULL, wait_for_end, NULL);
+    if (way == 'f' || getrandom(&token, sizeof token, 0) != sizeof token)
+        return rfaas_fail("on purpose");
+    table = malloc(TABLE);
+    for (unsigned i = 0; i < TABLE; i++)
+        table[i] = (unsigned char)(i * 7);
+    return 0;
+}
+
+/* Returns the number of calls that this worker has executed since the init call, the sum of the table, and a number that the init call has chosen. */
+uint32_t use_table(void *args, uint32_t size, void *res) {
+    unsigned out[3] = {++used, 0, token};
+    (void)args, (void)size;
+    for (unsigned i = 0; table && i < TABLE; i++)
+        out[1] += table[i];
+    memcpy(res, out, sizeof out);
+    return sizeof out;
+}
+
+/* Returns this worker's share of the table's memory in KiB (PSS). */
+uint32_t share(void *args, uint32_t size, void *res) {
+    char line[512];
+    unsigned long from, to;
+    unsigned sum = 0, kib;
+    int inside = 0;
+    FILE *f = fopen("/proc/self/smaps", "r");
+    (void)args, (void)size;
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            inside = (unsigned long)table < to && from < (unsigned long)table + TABLE;
+        else if (inside && sscanf(line, "Pss: %u", &kib) == 1)
+            sum += kib;
+    }
+    if (f)
+        fclose(f);
+    memcpy(res, &sum, sizeof sum);
+    return sizeof sum;
+}
+
+uint32_t end(void *args, uint32_t size, void *res) { return (void)args, (void)size, (void)res, (uint32_t)kill(getpid(), SIGKILL); }

@@ -1,0 +1,249 @@
+package executor
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// A seed is the memory of a process that has made the init call of a lease. The first lease that needs it makes it, on the cores of its first
+// worker, before its workers start. Later leases of the same tenant with the same library, bundle, init call and memory start from it, too. It
+// is kept among the tables: it counts against the tenant's table-limit, is paid for like a table, and is evicted when no lease uses it. Where
+// no seed can be made, or a worker cannot start from it, the client makes the init call. So nothing here fails a lease.
+
+const (
+	seedPayloadMost  = 64 << 10
+	seedFunctionMost = 1024
+)
+
+// Results of attempts to make a seed, in the metrics.
+const (
+	seedMade    = "made"
+	seedRefused = "refused"
+	seedFailed  = "failed"
+)
+
+// wish is a lease's request for a seed.
+type wish struct {
+	*control.Seed
+	key     sum
+	owner   string
+	heap    uint64
+	refused string // why there is no seed
+}
+
+// checkSeed checks the seed of a request.
+func checkSeed(req *control.LeaseRequest) error {
+	s := req.GetSeed()
+	if s == nil {
+		return nil
+	}
+	switch f := s.GetFunction(); {
+	case len(f) < 1 || len(f) > seedFunctionMost || !utf8.ValidString(f) || strings.Contains(f, "\x00"):
+		return invalidf("function of the seed: %d bytes, want 1 to %d of UTF-8 without NUL", len(f), seedFunctionMost)
+	case len(s.GetPayload()) > seedPayloadMost:
+		return invalidf("payload of the seed: %d bytes, want at most %d", len(s.GetPayload()), seedPayloadMost)
+	case s.GetLimitMs() == 0:
+		return invalidf("limit_ms of the seed is 0")
+	case req.GetSpare() || req.GetReuse() != 0 || req.GetKeepsState():
+		return invalidf("a seed together with spare, reuse or keeps_state: such workers have a state of their own")
+	}
+	return nil
+}
+
+// newWish returns the wish of a checked request, or nil.
+func newWish(req *control.LeaseRequest, t *lease.Terms, owner string) *wish {
+	if req.GetSeed() == nil {
+		return nil
+	}
+	w := &wish{Seed: req.GetSeed(), owner: owner, heap: zygote.SeedHeap(t.MemoryPerWorker - channelsMemory(req.GetClientBlobs()))}
+	h := sha256.New()
+	for _, part := range [][]byte{[]byte(owner), []byte(t.Tenant), req.GetCodeSha256(), req.GetBundle().GetSha256(), []byte(w.GetFunction()), w.GetPayload()} {
+		_ = binary.Write(h, binary.LittleEndian, uint64(len(part))) // a hash returns no error
+		h.Write(part)
+	}
+	_ = binary.Write(h, binary.LittleEndian, []uint64{uint64(t.UID), uint64(t.GID), uint64(t.CoresPerWorker), w.heap})
+	h.Sum(w.key[:0])
+	w.key[1] = ^w.key[1] // no client can make a table with this hash
+	if len(req.GetTables()) > 0 {
+		w.refused = "seed: the lease has tables, and the init call could keep their addresses: open the lease without tables, or without the flag"
+	}
+	return w
+}
+
+// takeSeed gives a lease that starts its seed, and makes the seed first if the node does not have it. Without a seed, the wish says why.
+func (e *Executor) takeSeed(caller context.Context, h *holding) {
+	w := h.wish
+	if w == nil || w.refused != "" {
+		return
+	}
+	limit := min(w.Limit(), e.seedLimit(caller))
+	ctx, cancel := context.WithTimeoutCause(h.ctx, limit, fmt.Errorf("the init call has not returned within %v", limit.Round(time.Millisecond)))
+	defer cancel()
+	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.makeSeed(ctx, h) })
+	switch {
+	case err != nil:
+		w.refused = "seed: " + strings.TrimPrefix(err.Error(), "seed: ")
+	case t.seed == nil:
+		w.refused = t.refused
+		e.tables.release([]*table{t})
+	default:
+		h.seed, h.spec.Seed = t, t.seed
+		return
+	}
+	e.unseeded(h, w.refused)
+}
+
+// seedLimit returns how long a seed may take for a caller, so that time is left for the workers.
+func (e *Executor) seedLimit(caller context.Context) time.Duration {
+	end, ok := caller.Deadline()
+	if !ok {
+		return mostWait
+	}
+	left := max(time.Until(end), 0)
+	return left - min(left/2, e.cfg.Settings.SpawnTimeout)
+}
+
+func (e *Executor) makeSeed(ctx context.Context, h *holding) (*zygote.Seed, error) {
+	s, err := e.cfg.Spawner.MakeSeed(ctx, &zygote.SeedSpec{Worker: h.workerSpec(0, nil), Setup: h.wish.GetFunction(), Payload: h.wish.GetPayload(), Heap: h.wish.heap})
+	result := seedMade
+	switch {
+	case unsupported(err):
+		result = seedRefused
+	case err != nil:
+		result = seedFailed
+	default:
+		e.tell(h, slog.LevelInfo, "seed made", "lease", uint64(h.id), "function", h.wish.GetFunction(), "bytes", s.Bytes, "load", s.Load, "init_call", s.Setup,
+			"capture", s.Capture)
+	}
+	e.metrics.seeds.WithLabelValues(result).Inc()
+	return s, err
+}
+
+// unsupported reports whether an init call leaves a state that cannot be kept. It would do so again.
+func unsupported(err error) bool {
+	var known *zygote.WorkerError
+	return errors.As(err, &known) && known.Status == zygote.StatusUnsupported
+}
+
+// unseeded logs why a worker of a lease starts without its seed. If the seed does not fit any more, because the zygote was replaced, the next
+// lease makes another one.
+func (e *Executor) unseeded(h *holding, why string) {
+	e.tell(h, slog.LevelInfo, "a worker starts without its seed", "lease", uint64(h.id), "reason", why)
+	if h.seed != nil {
+		e.tables.drop(h.seed)
+	}
+}
+
+// ---- the store ----
+
+// seed returns a seed with a new reference, or the record that it cannot be made. It makes a seed that is missing. Others that want it meanwhile
+// wait.
+func (s *tableStore) seed(ctx context.Context, key sum, owner string, make func() (*zygote.Seed, error)) (*table, error) {
+	u := sending{key, owner}
+	for {
+		has, over, err := s.claim(u, 0)
+		if err != nil && s.dropCached() {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if has {
+			if t := s.take(key, owner); t != nil {
+				return t, nil
+			}
+			continue // evicted since
+		}
+		if over == nil {
+			break
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	t, err := s.storeSeed(u, make)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.arriving[u].over)
+	delete(s.arriving, u)
+	if err == nil {
+		s.tables[key] = t
+	}
+	return t, err
+}
+
+// take returns a seed of the store with a new reference, or nil.
+func (s *tableStore) take(key sum, owner string) *table {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.tables[key]
+	if t == nil || t.kind != isSeed || !t.usable(owner) {
+		return nil
+	}
+	t.refs++
+	return t
+}
+
+// storeSeed makes a seed and finds room for it. A state that cannot be kept is recorded, so that the init call is not made in vain for each lease.
+func (s *tableStore) storeSeed(u sending, make func() (*zygote.Seed, error)) (*table, error) {
+	t := &table{sum: u.sum, kind: isSeed, refs: 1, owners: map[string]bool{u.owner: true}}
+	made, err := make()
+	if unsupported(err) {
+		t.refused = err.Error()
+		return t, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err = s.permit(u.owner, made.Bytes); err == nil {
+		err = s.makeRoom(made.Bytes)
+	}
+	if err != nil {
+		made.Close()
+		return nil, fmt.Errorf("no memory for its %d bytes: %w", made.Bytes, err)
+	}
+	t.seed, t.size = made, made.Bytes
+	return t, nil
+}
+
+// permit evicts an owner's unused tables until it may have so many bytes more.
+func (s *tableStore) permit(owner string, size uint64) error {
+	var evicted []*table
+	defer func() { s.free(evicted...) }()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if size > s.limit {
+		return fmt.Errorf("a tenant may have %d bytes of tables and seeds (table-limit)", s.limit)
+	}
+	for used := s.bytesOf(owner); used > s.limit-size; used = s.bytesOf(owner) {
+		t := s.evict(func(t *table) bool { return t.owners[owner] })
+		if t == nil {
+			return fmt.Errorf("leases of this tenant use %d bytes of tables and seeds, and it may have %d (table-limit)", used, s.limit)
+		}
+		evicted = append(evicted, t)
+	}
+	return nil
+}
+
+// drop takes a seed out of the store. Its memory is freed when no lease uses it any more.
+func (s *tableStore) drop(t *table) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tables[t.sum] == t {
+		delete(s.tables, t.sum)
+		t.gone = true
+	}
+}

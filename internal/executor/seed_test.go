@@ -1,0 +1,194 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// MakeSeed makes a seed that is an empty file, or what seeds returns.
+func (z *fakeSpawner) MakeSeed(context.Context, *zygote.SeedSpec) (*zygote.Seed, error) {
+	if z.seeds != nil {
+		return z.seeds()
+	}
+	return fakeSeed(4096)
+}
+
+func fakeSeed(bytes uint64) (*zygote.Seed, error) {
+	f, err := os.Open(os.DevNull)
+	return &zygote.Seed{File: f, Units: 2, Bytes: bytes}, err
+}
+
+func refusedSeed() (*zygote.Seed, error) {
+	return nil, &zygote.WorkerError{Status: zygote.StatusUnsupported, Text: "seed: setup has left 1 threads"}
+}
+
+// A seed is made once for all leases that want it, counts as memory, and is evicted when no lease uses it. A state that cannot be kept is tried once, an
+// init call that fails is tried again.
+func TestSeedStore(t *testing.T) {
+	n := newNode(t)
+	s := n.e.tables
+	var calls atomic.Int32
+	get := func(key byte, make func() (*zygote.Seed, error)) (*table, error) {
+		return s.seed(t.Context(), sum{key}, "tenant ann", func() (*zygote.Seed, error) {
+			calls.Add(1)
+			return make()
+		})
+	}
+	aside := func() uint64 { return n.e.table.Capacity().SetAside }
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			got, err := get(1, func() (*zygote.Seed, error) { return fakeSeed(5000) })
+			if err != nil || got.seed == nil {
+				t.Error(err)
+				return
+			}
+			s.release([]*table{got})
+		})
+	}
+	wg.Wait()
+	if calls.Swap(0) != 1 || aside() != 5000 {
+		t.Errorf("made %d times, %d bytes set aside", calls.Load(), aside())
+	}
+	if s.take(sum{1}, "tenant bob") != nil {
+		t.Error("bob may use ann's seed")
+	}
+	if got, _ := s.acquire([]sum{{1}}, 1, "tenant ann"); got != nil {
+		t.Error("a seed can be mapped as a table")
+	}
+	for range 2 {
+		got, err := get(2, refusedSeed)
+		if err != nil || got.seed != nil || !strings.Contains(got.refused, "1 threads") {
+			t.Errorf("refused: %v", err)
+			continue
+		}
+		s.release([]*table{got})
+	}
+	if calls.Swap(0) != 1 {
+		t.Error("a state that cannot be kept was made twice")
+	}
+	broken := errors.New("it has ended")
+	for range 2 {
+		if _, err := get(3, func() (*zygote.Seed, error) { return nil, broken }); !errors.Is(err, broken) {
+			t.Errorf("failed: %v", err)
+		}
+	}
+	if calls.Swap(0) != 2 {
+		t.Error("an init call that failed was not made again")
+	}
+	if _, err := get(4, func() (*zygote.Seed, error) { return fakeSeed(s.limit + 1) }); err == nil || !strings.Contains(err.Error(), "table-limit") {
+		t.Errorf("a seed beyond the limit: %v", err)
+	}
+	used, err := get(1, refusedSeed) // it is still there
+	if err != nil || used.seed == nil {
+		t.Fatal(err)
+	}
+	s.drop(used)
+	if s.take(sum{1}, "tenant ann") != nil || aside() != 5000 {
+		t.Errorf("a dropped seed is still used by new leases, or was freed too early: %d bytes", aside())
+	}
+	if s.release([]*table{used}); aside() != 0 {
+		t.Errorf("%d bytes set aside after the last release", aside())
+	}
+	got, err := get(5, func() (*zygote.Seed, error) { return fakeSeed(6000) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.release([]*table{got})
+	for s.evictOne() {
+	}
+	if aside() != 0 {
+		t.Errorf("%d bytes set aside after the eviction", aside())
+	}
+}
+
+// Who waits for another lease's seed stops when its own time is over.
+func TestSeedWaits(t *testing.T) {
+	s := newNode(t).e.tables
+	making, finish := make(chan struct{}), make(chan struct{})
+	first := make(chan error, 1)
+	go func() {
+		got, err := s.seed(t.Context(), sum{1}, "tenant ann", func() (*zygote.Seed, error) {
+			close(making)
+			<-finish
+			return fakeSeed(1)
+		})
+		s.release([]*table{got})
+		first <- err
+	}()
+	<-making
+	late := errors.New("late")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, late)
+	defer cancel()
+	if _, err := s.seed(ctx, sum{1}, "tenant ann", refusedSeed); !errors.Is(err, late) {
+		t.Errorf("%v, want %v", err, late)
+	}
+	close(finish)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}
+
+// Leases share a seed only if everything is the same that its memory may depend on, and if they are of the same tenant and user.
+func TestSeedOfAnotherTenant(t *testing.T) {
+	request := func() *control.LeaseRequest {
+		return &control.LeaseRequest{CodeSha256: []byte("code"), Seed: &control.Seed{Function: "prepare", Payload: []byte("payload"), LimitMs: 1}}
+	}
+	terms := lease.Terms{Tenant: "ann", MemoryPerWorker: 64 << 20, CoresPerWorker: 1, UID: 1, GID: 1}
+	same := newWish(request(), &terms, "tenant ann").key
+	if newWish(request(), &terms, "tenant ann").key != same {
+		t.Error("the same lease has another key")
+	}
+	for what, change := range map[string]func(r *control.LeaseRequest, t *lease.Terms){
+		"tenant":   func(_ *control.LeaseRequest, t *lease.Terms) { t.Tenant = "bob" },
+		"user":     func(_ *control.LeaseRequest, t *lease.Terms) { t.UID = 2 },
+		"group":    func(_ *control.LeaseRequest, t *lease.Terms) { t.GID = 2 },
+		"memory":   func(_ *control.LeaseRequest, t *lease.Terms) { t.MemoryPerWorker *= 2 },
+		"cores":    func(_ *control.LeaseRequest, t *lease.Terms) { t.CoresPerWorker = 2 },
+		"code":     func(r *control.LeaseRequest, _ *lease.Terms) { r.CodeSha256 = []byte("edoc") },
+		"bundle":   func(r *control.LeaseRequest, _ *lease.Terms) { r.Bundle = &control.Table{Sha256: []byte("bundle")} },
+		"function": func(r *control.LeaseRequest, _ *lease.Terms) { r.Seed.Function = "prepar" },
+		"payload":  func(r *control.LeaseRequest, _ *lease.Terms) { r.Seed.Payload = []byte("epayload") },
+	} {
+		r, other := request(), terms
+		change(r, &other)
+		if newWish(r, &other, "tenant "+other.Tenant).key == same {
+			t.Errorf("another %s has the same seed", what)
+		}
+	}
+	if newWish(request(), &terms, "tenant bob").key == same {
+		t.Error("another owner has the same seed")
+	}
+	r := request()
+	r.Tables = []*control.Table{{Name: "t"}}
+	if !strings.Contains(newWish(r, &terms, "tenant ann").refused, "tables") {
+		t.Error("a lease with tables gets a seed")
+	}
+}
+
+// Malformed requests for seeds are refused before anything is made.
+func TestSeedRequests(t *testing.T) {
+	for want, r := range map[string]*control.LeaseRequest{
+		"function":    {Seed: &control.Seed{LimitMs: 1}},
+		"without NUL": {Seed: &control.Seed{Function: "a\x00", LimitMs: 1}},
+		"payload":     {Seed: &control.Seed{Function: "a", Payload: make([]byte, seedPayloadMost+1), LimitMs: 1}},
+		"limit_ms":    {Seed: &control.Seed{Function: "a"}},
+		"keeps_state": {Seed: &control.Seed{Function: "a", LimitMs: 1}, KeepsState: true},
+		"reuse":       {Seed: &control.Seed{Function: "a", LimitMs: 1}, Reuse: 1},
+	} {
+		refuses(t, want, checkSeed(r), control.ClassInvalid, want)
+	}
+	if kindOf(&control.LeaseRequest{ClientId: make([]byte, clientIDSize), Seed: &control.Seed{}}) != [32]byte{} {
+		t.Error("the workers of a lease with a seed can be cached")
+	}
+}
