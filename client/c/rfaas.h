@@ -419,13 +419,13 @@ typedef struct rfaas_lease_options {
  * always renewed. */
 #define RFAAS_LEASE_RENEW 1u
 
-/* RFAAS_LEASE_FAILOVER: Moves the lease to another executor when its executor is lost or its node
- * drains. The next call asks for a new lease wherever the session finds an executor, or only at
- * options->executor if that is given. It asks for as many workers as the lease has, and for up to
- * `workers`. It waits for such an executor at most until its deadline, or for the session's timeout_ns
- * if it has none. Then it fails with RFAAS_LEASE_ENDED and RFAAS_NOT_STARTED. Later calls continue the
- * search. State that functions kept in the old workers is lost. Calls in flight fail as without the
- * flag, except those with `repeats`. */
+/* RFAAS_LEASE_FAILOVER: Moves the lease to another executor when its executor is lost, its node
+ * drains, or the lease is revoked. The next call asks for a new lease wherever the session finds an
+ * executor, or only at options->executor if that is given. It asks for as many workers as the lease
+ * has, and for up to `workers`. It waits for such an executor at most until its deadline, or for the
+ * session's timeout_ns if it has none. Then it fails with RFAAS_LEASE_ENDED and RFAAS_NOT_STARTED.
+ * Later calls continue the search. State that functions kept in the old workers is lost. Calls in
+ * flight fail as without the flag, except those with `repeats`. */
 #define RFAAS_LEASE_FAILOVER 2u
 
 /* RFAAS_LEASE_LOCAL: Runs functions in the calling process while no executor has room. The library is

@@ -146,6 +146,9 @@ func newLeases(a *app) *cobra.Command {
 				return err
 			}
 			addresses, silent, err := r.addresses(c.Context(), a)
+			if err != nil && len(addresses) == 0 {
+				return err
+			}
 			for _, address := range silent {
 				fmt.Fprintf(a.Stderr, "rfaas: the executor at %s is silent: its leases are not listed\n", plain(address))
 			}
@@ -202,7 +205,8 @@ func newRevoke(a *app) *cobra.Command {
 		Use:   "revoke LEASE | revoke --tenant TENANT",
 		Short: "End leases at once: the executor kills their workers",
 		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. An operator may end all leases, a tenant\n" +
-			"only its own. The tenant can open new leases afterwards, unless you revoke its tokens first (rfaas token revoke).",
+			"only its own. A program can open a new lease at once, and a lease with failover does so by itself. To prevent that, revoke the\n" +
+			"tenant's tokens first (rfaas token revoke --tenant), or drain the node (rfaas drain).",
 		Example: "  rfaas revoke 1234567890 --reason 'node is needed'\n  rfaas revoke --tenant ann --all",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -235,6 +239,9 @@ func newRevoke(a *app) *cobra.Command {
 // revokeTenant ends the leases of a tenant. Its error names each executor on which leases of the tenant may be left.
 func (a *app) revokeTenant(ctx context.Context, r *leaseRange, reason string) error {
 	addresses, silent, err := r.addresses(ctx, a)
+	if err != nil && len(addresses)+len(silent) == 0 {
+		return err
+	}
 	errs := []error{err}
 	for _, address := range silent {
 		errs = append(errs, fmt.Errorf("the executor at %s is silent: no lease on it was revoked", address))
