@@ -29,7 +29,7 @@ func fakeSeed(bytes uint64) (*zygote.Seed, error) {
 }
 
 func refusedSeed() (*zygote.Seed, error) {
-	return nil, &zygote.WorkerError{Status: zygote.StatusUnsupported, Text: "seed: setup has left 1 threads"}
+	return nil, &zygote.WorkerError{Status: zygote.StatusUnsupported, Text: "seed: the init call has left 1 threads"}
 }
 
 // A seed is made once for all leases that want it, counts as memory, and is evicted when no lease uses it. A state that cannot be kept is tried once, an

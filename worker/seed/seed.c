@@ -180,13 +180,13 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
     uint32_t loaded = s->modules.n;
     dp_modules_list(&s->modules, s->before);
     if (s->modules.n != loaded)
-        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: setup has loaded %.60s: load it in the library's constructor, or link the library with it",
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the init call has loaded %.60s: load it in the library's constructor, or link the library with it",
                        s->modules.n > loaded ? s->modules.list[loaded].name : "a library and closed another");
     for (uint32_t i = s->before; i < s->modules.n; i++)
         if (!strncmp(s->modules.list[i].name, "libpython", 9))
             return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the library uses %.60s, whose state cannot be kept: use the init call without RFAAS_LEASE_SEED", s->modules.list[i].name);
     if (s->modules.more)
-        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the process has %u libraries, at most %u can travel", s->modules.n + s->modules.more, DP_MODULES_MAX);
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the process has %u libraries, and a seed can keep the state of at most %u", s->modules.n + s->modules.more, DP_MODULES_MAX);
     int st = dp_state_compare(&s->was, err);
     if (!st)
         st = dp_state_scan(&s->modules, s->payload, s->payload_size, err);

@@ -75,7 +75,7 @@ void dp_state_note(dp_seed_before *was) {
 }
 
 static int refuse(dp_error *err, const char *what, const char *remedy) {
-    return dp_fail(err, DP_UNSUPPORTED, 0, "seed: setup %s, which cannot travel: %s", what, remedy);
+    return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the init call %s, which a seed cannot keep: %s", what, remedy);
 }
 
 int dp_state_compare(const dp_seed_before *was, dp_error *err) {
@@ -83,39 +83,39 @@ int dp_state_compare(const dp_seed_before *was, dp_error *err) {
     char text[64];
     dp_state_note(&is);
     if (is.threads < 0 || is.descriptors < 0)
-        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: /proc/self cannot be read, so nobody knows what setup has left open");
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: /proc/self cannot be read, so it is not known what the init call has left open");
     if (is.threads != was->threads) {
         snprintf(text, sizeof text, "has left %d threads", is.threads - was->threads);
-        return refuse(err, text, "end them in setup, and start them in the call that needs them");
+        return refuse(err, text, "end them in the init call, and start them in the call that needs them");
     }
     if (is.descriptors != was->descriptors) {
         snprintf(text, sizeof text, "has left %d files open", is.descriptors - was->descriptors);
-        return refuse(err, text, "close them in setup, and open them in the call that needs them");
+        return refuse(err, text, "close them in the init call, and open them in the call that needs them");
     }
     for (int s = 1; s < _NSIG; s++)
         if (is.actions[s].sa_handler != was->actions[s].sa_handler) {
             snprintf(text, sizeof text, "has set a handler for signal %d", s);
-            return refuse(err, text, "set it in rfaas_on_resume");
+            return refuse(err, text, "set it in the call that needs it");
         }
     if (memcmp(&is.mask, &was->mask, sizeof is.mask))
         return refuse(err, "has changed the signal mask", "set it back");
     if (is.umask != was->umask)
         return refuse(err, "has changed the file mode mask", "set it back");
     if (is.environment != was->environment)
-        return refuse(err, "has changed the environment", "set variables in rfaas_on_resume");
+        return refuse(err, "has changed the environment", "set variables in the call that needs them");
     if (is.directory != was->directory)
         return refuse(err, "has changed the working directory", "change back, or use absolute paths");
     if (strcmp(is.locale, was->locale))
-        return refuse(err, "has changed the locale", "set it in rfaas_on_resume");
+        return refuse(err, "has changed the locale", "set it back, and set it in the calls that need it");
     if (is.floating != was->floating)
-        return refuse(err, "has changed the rounding or the exceptions of floating point", "set it in rfaas_on_resume");
+        return refuse(err, "has changed the rounding or the exceptions of floating point", "set it back, and set it in the calls that need it");
     siginfo_t child;
     if (!waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) || errno != ECHILD)
-        return refuse(err, "has left child processes", "wait for them in setup");
+        return refuse(err, "has left child processes", "wait for them in the init call");
     for (int i = ITIMER_REAL; i <= ITIMER_PROF; i++) {
         struct itimerval t;
         if (!getitimer(i, &t) && (t.it_value.tv_sec || t.it_value.tv_usec))
-            return refuse(err, "has left a timer running", "stop it, and start it in rfaas_on_resume");
+            return refuse(err, "has left a timer running", "stop it, and start it in the call that needs it");
     }
     return DP_OK;
 }
@@ -152,7 +152,7 @@ static int scan(const dp_module *m, const range *r, int n, dp_error *err) {
             if (*word - r[i].from < r[i].to - r[i].from) {
                 Dl_info info;
                 bool named = dladdr(word, &info) && info.dli_sname;
-                return dp_fail(err, DP_UNSUPPORTED, 0, "seed: static data of %.60s (%.60s) points to %s, which cannot travel: copy it", m->name,
+                return dp_fail(err, DP_UNSUPPORTED, 0, "seed: static data of %.60s (%.60s) points to %s, which a seed cannot keep: make a copy in the init call", m->name,
                                named ? info.dli_sname : "a static variable", r[i].what);
             }
     return DP_OK;
