@@ -14,6 +14,7 @@
 
 #include "dp_tcp.h"
 #include "message.h"
+#include "seed/heap.h"
 #include "startup/startup.h"
 #include "table.h"
 
@@ -131,6 +132,7 @@ static int hear(int sock, said *s) {
 static void *listen_to_executor(void *arg) {
     const dp_listener *w = arg;
     dp_server *server = w->server;
+    dp_heap_outside = 1;
     int client = dp_server_peer_fd(server), ep = watch_client(w->sock, client);
     dp_server_touch(server); /* while the first call is under way */
     for (;;) {

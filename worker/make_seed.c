@@ -60,8 +60,13 @@ static bool load_library(void *code) {
 
 static void run_setup(const maker *k, dp_function setup, void *payload, uint32_t size) {
     static dp_invocation inv;
-    static char result[64]; /* the setup function's result is ignored */
-    inv.capacity = sizeof result;
+    enum { CAPACITY = 1 << 20 };
+    dp_error err;
+    /* The result is ignored. An inaccessible page behind it ends an init call that returns more. */
+    char *result = mmap(NULL, CAPACITY + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (result == MAP_FAILED || mprotect(result + CAPACITY, 4096, PROT_NONE))
+        must(k, dp_fail(&err, DP_FATAL, errno, "seed: memory for the result of the init call"), &err);
+    inv.capacity = CAPACITY;
     dp_heap_outside = 0;
     dp_invoke(setup, payload, size, result, &inv);
     dp_heap_outside = 1;

@@ -114,7 +114,8 @@ func TestSeedRefused(t *testing.T) {
 	for way, want := range map[string]string{"threads": "has left 1 threads", "files": "has left 1 files open", "handler": "a handler for signal 10", "mask": "the signal mask",
 		"mode mask": "the file mode mask", "environment": "the environment", "directory": "the working directory", "locale": "the locale",
 		"rounding": "the rounding", "child": "child processes", "timer": "a timer running", "library": "has loaded libresolv",
-		"payload": "points to the payload", "stack": "points to the stack"} {
+		"payload": "points to the payload", "stack": "points to the stack",
+		"memory": "has left memory mapped", "fork": "has forked"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			_, err := z.MakeSeed(t.Context(), seedSpec(code, "setup", way+"\x00"))

@@ -45,6 +45,7 @@ func newPairIn(w *world, language string, executor, manager, caller machine) *pa
 	w.Helper()
 	w.newManagerOn(manager)
 	p := &pair{world: w, executor: w.newExecutorOn(executor, "executor"), language: language, on: caller}
+	w.eventually(waitBound, "the executor has registered", func() bool { return strings.Contains(p.executor.log.tail(1<<20), "msg=registered") })
 	p.caller = p.newSteady(1)
 	p.ready(p.caller)
 	return p

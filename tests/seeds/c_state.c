@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 static double *table;
@@ -16,6 +17,14 @@ static struct node {
 static void (*choose)(char *, size_t);
 static void odd(char *p, size_t n) { snprintf(p, n, "odd"); }
 static void even(char *p, size_t n) { snprintf(p, n, "even"); }
+/* More than mimalloc's segments. Later allocations of the same size must be other memory, and new. */
+#define BIG (48u << 20)
+static unsigned char *big;
+static void *mmap_and_back(void) {
+    void *p = mmap(NULL, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    munmap(p, 1 << 16);
+    return malloc(10);
+}
 extern void *rfaas_state(size_t size, int *fresh);
 static int built;
 __attribute__((constructor)) static void construct(void) { name = malloc(100); built = 1; }
@@ -34,6 +43,9 @@ uint32_t setup(void *in, uint32_t size, void *out) {
         *n = (struct node){list, i};
         list = n;
     }
+    big = malloc(BIG);
+    memset(big, 1, BIG);
+    free(mmap_and_back());
     in_data = 43;
     per_thread = 6;
     choose = time(NULL) ? odd : even;
@@ -49,6 +61,13 @@ uint32_t query(void *in, uint32_t size, void *out) {
     for (struct node *n = list; n; n = n->next)
         sum += n->v;
     void *more = malloc(100000);
+    unsigned char *fresh = calloc(BIG, 1);
+    for (uint32_t i = 0; i < BIG; i += 4096)
+        sum += big[i] + 2 * fresh[i];
+    memset(fresh, 3, BIG);
+    for (uint32_t i = 0; i < BIG; i += 4096)
+        sum += big[i];
+    free(fresh);
     char text[16];
     choose(text, sizeof text);
     int n = snprintf(out, 4096, "%d %s %.1f %ld %d %d %d %s %d %.6f %d", ++calls, name, table[999999], sum, in_data++, per_thread++, built, text, rand(), drand48(),

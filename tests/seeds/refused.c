@@ -8,8 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -47,7 +50,7 @@ uint32_t setup(void *in, uint32_t size, void *out) {
     else if (!strcmp(way, "rounding"))
         fesetround(FE_UPWARD);
     else if (!strcmp(way, "child")) {
-        if (!fork())
+        if (!syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL)) /* fork() is refused by itself */
             rest(NULL);
     } else if (!strcmp(way, "timer")) {
         struct itimerval v = {.it_value = {.tv_sec = 1000}};
@@ -58,6 +61,14 @@ uint32_t setup(void *in, uint32_t size, void *out) {
         kept = in;
     else if (!strcmp(way, "stack"))
         kept = &way;
+    else if (!strcmp(way, "memory"))
+        kept = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    else if (!strcmp(way, "fork")) {
+        pid_t child = fork();
+        if (!child)
+            _exit(0);
+        waitpid(child, NULL, 0);
+    }
     else if (!strcmp(way, "sleep"))
         rest(NULL);
     return 0;

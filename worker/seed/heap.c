@@ -144,18 +144,30 @@ size_t malloc_usable_size(void *p) {
 
 /* ---- opening ---- */
 
-static int find_linker(struct dl_phdr_info *i, size_t size, void *unused) {
-    (void)size, (void)unused;
-    const ElfW(Ehdr) *start = (const void *)(uintptr_t)i->dlpi_addr;
-    const char *slash = strrchr(i->dlpi_name, '/');
-    if (strncmp(slash ? slash + 1 : i->dlpi_name, "ld-linux", 8) && strncmp(slash ? slash + 1 : i->dlpi_name, "ld64", 4))
-        return 0;
+static uintptr_t size_of(const struct dl_phdr_info *i) {
     uintptr_t end = 0;
     for (int k = 0; k < i->dlpi_phnum; k++)
         if (i->dlpi_phdr[k].p_type == PT_LOAD && i->dlpi_phdr[k].p_vaddr + i->dlpi_phdr[k].p_memsz > end)
             end = i->dlpi_phdr[k].p_vaddr + i->dlpi_phdr[k].p_memsz;
-    heap.linker = (uintptr_t)start;
-    heap.linker_size = end;
+    return end;
+}
+
+static int find_linker(struct dl_phdr_info *i, size_t size, void *unused) {
+    (void)size, (void)unused;
+    const char *slash = strrchr(i->dlpi_name, '/');
+    if (strncmp(slash ? slash + 1 : i->dlpi_name, "ld-linux", 8) && strncmp(slash ? slash + 1 : i->dlpi_name, "ld64", 4))
+        return 0;
+    heap.linker = i->dlpi_addr;
+    heap.linker_size = size_of(i);
+    return 1;
+}
+
+/* Finds mimalloc by the address of one of its functions. */
+static int find_allocator(struct dl_phdr_info *i, size_t size, void *function) {
+    (void)size;
+    if ((uintptr_t)function - i->dlpi_addr >= size_of(i))
+        return 0;
+    dp_heap_maps_of(i->dlpi_addr, size_of(i));
     return 1;
 }
 
@@ -190,7 +202,11 @@ int dp_heap_open(uint64_t size, dp_error *err) {
         return DP_UNSUPPORTED;
     if (version() < 200 || version() >= 300) /* the numbers of its options may differ */
         return dp_fail(err, DP_UNSUPPORTED, 0, "seeds need %s of mimalloc 2, not of version %d", DP_HEAP_LIBRARY, version());
-    set(LIMIT_OS_ALLOC, 1); /* all memory comes from the arena */
+    void *function;
+    memcpy(&function, &manage, sizeof function);
+    if (!dl_iterate_phdr(find_allocator, function))
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seeds: %s is not among the loaded objects", DP_HEAP_LIBRARY);
+    set(LIMIT_OS_ALLOC, 1); /* all memory comes from the arena, and mimalloc's own tables from its first unit */
     if (!manage((void *)(DP_HEAP_AT + DP_HEAP_UNIT), size - DP_HEAP_UNIT, true, false, true, -1, false, NULL))
         return dp_fail(err, DP_FATAL, 0, "seeds: mimalloc refuses an arena of %llu bytes", (unsigned long long)size);
     if (mmap((void *)LINKED_AT, DP_HEAP_LINKED, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) !=

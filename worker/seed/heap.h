@@ -42,7 +42,15 @@ typedef struct dp_heap_kept {
     struct drand48_data drand48;
     dp_heap_state state;
     void (*destructors[DP_HEAP_KEYS])(void *); /* of thread-specific keys that user code has made */
+    uint64_t tables; /* end of mimalloc's own tables in this unit; 0: there are none */
 } dp_heap_kept;
+
+/* Memory that user code has mapped. */
+typedef struct dp_heap_map {
+    uintptr_t at;
+    size_t size;
+    const void *caller; /* code; NULL: not known */
+} dp_heap_map;
 
 /* Threads of the worker set this, except the serving thread while user code may run on it. Other threads never do. */
 extern __thread int dp_heap_outside;
@@ -53,6 +61,12 @@ extern __thread int dp_heap_outside;
  * DP_UNSUPPORTED: there is no mimalloc, or it is too old. */
 int dp_heap_open(uint64_t size, dp_error *err);
 void dp_heap_linked(void);
+
+/* dp_heap_maps_of gives mimalloc, whose code is named, pages of the arena's first unit for its tables. From dp_heap_watch_maps(true) on, what user code
+ * maps and does not unmap is counted: dp_heap_left_map returns the i-th mapping, NULL beyond the last one. */
+void dp_heap_maps_of(uintptr_t code, uintptr_t size);
+void dp_heap_watch_maps(bool on);
+const dp_heap_map *dp_heap_left_map(uint32_t i);
 
 /* Reports whether the address lies in the arena. False while no heap is open. */
 bool dp_heap_has(const void *p);

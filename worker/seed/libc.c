@@ -12,6 +12,9 @@
     if (!libc) \
     *(void **)&libc = dlsym(RTLD_NEXT, #name)
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The caller holds the lock. */
 static struct random_data *state(void) {
     dp_heap_kept *k = dp_heap_kept_at();
     if (!k->seeded) {
@@ -23,10 +26,13 @@ static struct random_data *state(void) {
 
 void srandom(unsigned seed) {
     LIBC(srandom);
-    if (dp_heap_inside())
-        srandom_r(seed, state());
-    else
+    if (!dp_heap_inside()) {
         libc(seed);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    srandom_r(seed, state());
+    pthread_mutex_unlock(&lock);
 }
 
 long random(void) {
@@ -34,7 +40,9 @@ long random(void) {
     int32_t v = 0;
     if (!dp_heap_inside())
         return libc();
+    pthread_mutex_lock(&lock);
     random_r(state(), &v);
+    pthread_mutex_unlock(&lock);
     return v;
 }
 
@@ -53,10 +61,13 @@ char *initstate(unsigned seed, char *memory, size_t size) {
     LIBC(initstate);
     if (!dp_heap_inside())
         return libc(seed, memory, size);
+    pthread_mutex_lock(&lock);
     char *before = memory_of_random();
     if (initstate_r(seed, memory, size, state()))
-        return NULL;
-    dp_heap_kept_at()->random_memory = memory;
+        before = NULL;
+    else
+        dp_heap_kept_at()->random_memory = memory;
+    pthread_mutex_unlock(&lock);
     return before;
 }
 
@@ -64,10 +75,13 @@ char *setstate(char *memory) {
     LIBC(setstate);
     if (!dp_heap_inside())
         return libc(memory);
+    pthread_mutex_lock(&lock);
     char *before = memory_of_random();
     if (setstate_r(memory, state()))
-        return NULL;
-    dp_heap_kept_at()->random_memory = memory;
+        before = NULL;
+    else
+        dp_heap_kept_at()->random_memory = memory;
+    pthread_mutex_unlock(&lock);
     return before;
 }
 
@@ -77,7 +91,9 @@ char *setstate(char *memory) {
         type v = 0; \
         if (!dp_heap_inside()) \
             return libc(); \
+        pthread_mutex_lock(&lock); \
         call(&dp_heap_kept_at()->drand48, &v); \
+        pthread_mutex_unlock(&lock); \
         return v; \
     }
 DRAND48(double, drand48, drand48_r)
@@ -95,9 +111,12 @@ int pthread_key_create(pthread_key_t *key, void (*destructor)(void *)) {
 
 void srand48(long seed) {
     LIBC(srand48);
-    if (dp_heap_inside())
-        srand48_r(seed, &dp_heap_kept_at()->drand48);
-    else
+    if (!dp_heap_inside()) {
         libc(seed);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    srand48_r(seed, &dp_heap_kept_at()->drand48);
+    pthread_mutex_unlock(&lock);
 }
 #endif

@@ -31,6 +31,37 @@ static int map_arena(const dp_seed *s, bool shared, bool of_file, dp_error *err)
     return dp_fail(err, DP_FATAL, errno, "seed: map %llu MiB for the heap", (unsigned long long)(s->heap_size >> 20));
 }
 
+enum { EXTENTS_MOST = 1024 };
+
+/* Finds the next bytes of the arena at or after *from that the file has, with gaps of at most `gap` bytes. Returns their end, 0: there are none. */
+static uint64_t next_extent(const dp_seed *s, uint64_t *from, uint64_t gap) {
+    off_t data = lseek(s->fd, (off_t)*from, SEEK_DATA), hole;
+    if (data < 0 || (uint64_t)data >= s->heap_size)
+        return 0;
+    *from = (uint64_t)data;
+    do
+        hole = lseek(s->fd, data, SEEK_HOLE);
+    while (hole >= 0 && (uint64_t)hole < s->heap_size && (data = lseek(s->fd, hole, SEEK_DATA)) >= 0 && (uint64_t)data < s->heap_size &&
+           (uint64_t)(data - hole) <= gap);
+    return hole < 0 || (uint64_t)hole > s->heap_size ? s->heap_size : (uint64_t)hole;
+}
+
+/* Maps the seed's heap privately. Holes of the file are anonymous memory: to read a hole of a memory file allocates a page in it, which would stay. */
+static int lay_arena(const dp_seed *s, dp_error *err) {
+    int st = map_arena(s, false, false, err);
+    uint64_t gap = 0, from = 0, end;
+    for (uint32_t n = EXTENTS_MOST + 1; n > EXTENTS_MOST && !st; gap = gap ? 4 * gap : 16 * PAGE) {
+        for (n = 0, from = 0; n <= EXTENTS_MOST && (end = next_extent(s, &from, gap)); from = end)
+            n++;
+        if (n <= EXTENTS_MOST)
+            break;
+    }
+    for (from = 0; !st && (end = next_extent(s, &from, gap)); from = end)
+        if (mmap((void *)(DP_HEAP_AT + from), end - from, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE, s->fd, (off_t)from) == MAP_FAILED)
+            st = dp_fail(err, DP_FATAL, errno, "seed: map %llu KiB of the heap", (unsigned long long)((end - from) >> 10));
+    return st;
+}
+
 static int get(int fd, void *to, uint64_t size, uint64_t at, dp_error *err) {
     for (uint64_t done = 0; done < size;) {
         ssize_t n = pread(fd, (char *)to + done, size - done, (off_t)(at + done));
@@ -100,6 +131,7 @@ void dp_seed_loaded(dp_seed *s) {
     dp_modules_touch_tls(&s->modules, s->before);
     dp_heap_linked();
     dp_place_end();
+    dp_state_loaded(&s->was);
     for (unsigned k = 0; k < DP_SEED_KEYS; k++)
         s->keys[k / 64] |= (uint64_t)key_exists(k) << k % 64;
 }
@@ -187,7 +219,7 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
             return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the library uses %.60s, whose state cannot be kept: use the init call without RFAAS_LEASE_SEED", s->modules.list[i].name);
     if (s->modules.more)
         return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the process has %u libraries, and a seed can keep the state of at most %u", s->modules.n + s->modules.more, DP_MODULES_MAX);
-    int st = dp_state_compare(&s->was, err);
+    int st = dp_state_compare(&s->was, &s->modules, err);
     if (!st)
         st = dp_state_scan(&s->modules, s->payload, s->payload_size, err);
     if (st)
@@ -217,7 +249,8 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
     }
     if (!st)
         st = put(s->fd, &h, sizeof h, s->heap_size, err);
-    return st ? st : map_arena(s, false, true, err);
+    dp_heap_watch_maps(false);
+    return st ? st : lay_arena(s, err);
 }
 
 /* ---- apply ---- */
@@ -272,7 +305,8 @@ int dp_seed_apply(dp_seed *s, dp_error *err) {
             at += s->modules.list[i].data_size;
         }
     if (!st)
-        st = map_arena(s, false, true, err);
+        st = lay_arena(s, err);
+    dp_heap_watch_maps(false);
     for (uint32_t i = 0; i < s->modules.n && !st; i++)
         if (tls_apart(&s->modules.list[i])) {
             st = get(s->fd, (void *)(uintptr_t)s->modules.list[i].tls, s->modules.list[i].tls_size, at, err);

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <locale.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,13 +75,45 @@ void dp_state_note(dp_seed_before *was) {
     snprintf(was->locale, sizeof was->locale, "%s", setlocale(LC_ALL, NULL));
 }
 
+static bool forked;
+static void note_fork(void) { forked = true; }
+
+void dp_state_loaded(dp_seed_before *was) {
+    was->floating = floating_mode();
+    pthread_atfork(NULL, note_fork, NULL);
+    dp_heap_watch_maps(true);
+}
+
+static bool is_own(const dp_modules *m, const void *code) {
+    Dl_info info;
+    if (!code || !dladdr(code, &info))
+        return true; /* not known */
+    for (uint32_t i = 0; i < m->n; i++)
+        if (m->list[i].own && m->list[i].base == (uintptr_t)info.dli_fbase)
+            return true;
+    return false;
+}
+
+/* Reports whether the libraries of user code have mapped memory. Those that stay apart may do so. */
+static bool has_mapped(const dp_modules *m) {
+    const dp_heap_map *map;
+    for (uint32_t i = 0; (map = dp_heap_left_map(i)); i++)
+        if (is_own(m, map->caller))
+            return true;
+    return false;
+}
+
 static int refuse(dp_error *err, const char *what, const char *remedy) {
     return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the init call %s, which a seed cannot keep: %s", what, remedy);
 }
 
-int dp_state_compare(const dp_seed_before *was, dp_error *err) {
+int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *err) {
     dp_seed_before is;
     char text[64];
+    if (forked)
+        return refuse(err, "has forked", "use posix_spawn, or fork in the call that needs it");
+    if (has_mapped(m))
+        return refuse(err, "has left memory mapped", "use malloc, unmap it in the init call, or map it in the call that needs it");
     dp_state_note(&is);
     if (is.threads < 0 || is.descriptors < 0)
         return dp_fail(err, DP_UNSUPPORTED, 0, "seed: /proc/self cannot be read, so it is not known what the init call has left open");

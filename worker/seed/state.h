@@ -6,7 +6,10 @@
 
 void dp_state_note(dp_seed_before *was);
 /* Returns DP_OK if nothing has changed, else DP_UNSUPPORTED with a text that names what has, and the remedy. */
-int dp_state_compare(const dp_seed_before *was, dp_error *err);
+int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *err);
+/* Begins to count what only the init call must not leave behind: forks and mapped memory. The mode of floating point is what the library's constructors
+ * have set. When the library is loaded. */
+void dp_state_loaded(dp_seed_before *was);
 /* Looks for pointers from static data of user code to memory that does not travel. Returns DP_OK if there is none, else DP_UNSUPPORTED. A
  * number that looks like such a pointer counts as one. */
 int dp_state_scan(const dp_modules *m, const void *payload, uint64_t size, dp_error *err);
