@@ -460,12 +460,12 @@ typedef struct rfaas_lease_options {
  * RFAAS_START_SEEDED.
  *
  * The memory of the library and of the libraries that it needs is kept: static and thread-local
- * variables, what was allocated, and random numbers. Threads, open files, child processes, signal
- * handlers, timers, and changes of environment, directory, locale or rounding are not. If the init
- * call leaves such things behind, or the seed cannot be made or used for another reason, the workers
- * make the init call themselves, and `unseeded` of rfaas_worker_start says why. The init call must not
- * keep the address of its payload, host names or clock readings. Its payload has at most 65536 bytes,
- * and the session must have published no tables.
+ * variables, what was allocated, and random numbers. Threads, open files, child processes, memory that
+ * was mapped by mmap, signal handlers, timers, and changes of environment, directory, locale or
+ * rounding are not. If the init call leaves such things behind or forks, or the seed cannot be made or
+ * used for another reason, the workers make the init call themselves, and `unseeded` of
+ * rfaas_worker_start says why. The init call must not keep the address of its payload, host names or
+ * clock readings. Its payload has at most 65536 bytes, and the session must have published no tables.
  *
  * A worker may use as much memory for what it allocates anew as without the flag, and up to 64 MiB
  * more where there are no control groups. In workers with a seed, OpenBLAS uses one thread. Their
