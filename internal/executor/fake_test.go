@@ -54,7 +54,7 @@ type fakeSpawner struct {
 	// symbols, if set, returns names for offsets in a library.
 	symbols func(offsets []uint64) []string
 	// seeds, if set, makes seeds.
-	seeds func() (*zygote.Seed, error)
+	seeds func(ctx context.Context) (*zygote.Seed, error)
 	verbs int
 
 	mu      sync.Mutex

@@ -105,6 +105,14 @@ func (r *requests) answer(req *control.LeaseRequest) error {
 // Lease grants cores and connects workers to the caller's blobs. Everything is checked before any resource is taken.
 func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*control.LeaseReply, error) {
 	deepen()
+	reply, err := e.lease(ctx, req)
+	if err == errHandsOver {
+		e.turns.enter()() // so that the client repeats its request only when the executor can grant it
+	}
+	return reply, err
+}
+
+func (e *Executor) lease(ctx context.Context, req *control.LeaseRequest) (*control.LeaseReply, error) {
 	defer e.turns.enter()()
 	rid, terms, hash, err := e.terms(ctx, req)
 	var hashes []sum
@@ -191,6 +199,9 @@ func leaseFailed(err error) (*control.LeaseReply, error) {
 	if errors.Is(err, lease.ErrNotCached) {
 		return &control.LeaseReply{NotCached: true}, nil
 	}
+	if err == errHandsOver {
+		return nil, err
+	}
 	return nil, grpcError(err)
 }
 
@@ -256,8 +267,9 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 	case k != nil:
 		workers, err = e.resumeAll(h, k, blobs, e.spawnLimit(caller))
 	default:
-		e.takeSeed(caller, h)
-		workers, err = e.spawnAll(h, blobs[:h.present()], e.spawnLimit(caller))
+		if err = e.takeSeed(caller, h); err == nil {
+			workers, err = e.spawnAll(h, blobs[:h.present()], e.spawnLimit(caller))
+		}
 	}
 	if err != nil {
 		close(h.started)

@@ -36,7 +36,7 @@ type Handover struct {
 }
 
 // handoverPatience is how long a handover waits for the operations on leases that are running when it is requested. A start of workers
-// and a release take less. Transfers are ended, because they may take as long as their clients want.
+// and a release take less. Transfers and init calls of seeds are ended, because they may take as long as their clients want.
 const handoverPatience = 15 * time.Second
 
 // handing is a handover in progress.

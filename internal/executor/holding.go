@@ -141,10 +141,11 @@ func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	steps := w.Steps()
 	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID()), Steps: &control.StartSteps{Fork: uint64(steps.Fork),
 		Connect: uint64(steps.Connect), Code: uint64(steps.Code), Sandbox: uint64(steps.Sandbox)}, Start: control.StartPath_START_PATH_COLD}
-	g.Unseeded = steps.Unseeded
+	why := steps.Unseeded
 	if h.wish != nil {
-		g.Unseeded = cmp.Or(g.Unseeded, h.wish.refused)
+		why = cmp.Or(why, h.wish.refused)
 	}
+	g.Unseeded = cutText(why)
 	switch {
 	case steps.Seeded:
 		g.Start = control.StartPath_START_PATH_SEEDED
@@ -291,7 +292,7 @@ func (h *holding) end(how lease.State, reason string) {
 // askedOn calls gone if the connection of the lease's latest request ends before its client opens a stream.
 func (h *holding) askedOn(conn context.Context, gone func()) {
 	stop := context.AfterFunc(conn, func() {
-		<-h.started // bounded by the spawn time-out
+		<-h.started // the start is bounded
 		gone()
 	})
 	h.mu.Lock()

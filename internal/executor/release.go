@@ -14,9 +14,8 @@ import (
 func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
 	defer e.turns.enter()()
 	id := lease.ID(req.GetLeaseId())
-	e.bookClaim(id)
-	if err := e.mayUse(ctx, "Release", id); err != nil {
-		return nil, err
+	if over, err := e.mayEnd(ctx, "Release", id, "by its client"); over || err != nil {
+		return &control.ReleaseReply{}, err
 	}
 	how, reason := lease.Released, ""
 	if req.GetFinish() && e.isDraining() {
@@ -45,6 +44,35 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	defer cancel()
 	e.finishEnd(ctx, h, ending)
 	return &control.ReleaseReply{}, nil
+}
+
+// mayEnd returns an error if the caller may not end a lease. If the lease is not granted yet, mayEnd ends it and returns true.
+func (e *Executor) mayEnd(ctx context.Context, method string, id lease.ID, reason string) (over bool, err error) {
+	if err := e.mayUse(ctx, method, id); err != nil {
+		return false, err
+	}
+	if e.stopStart(ctx, id, reason) { // before bookClaim, which waits for the start
+		return true, nil
+	}
+	e.bookClaim(id)
+	return false, e.mayUse(ctx, method, id) // the lease may be known only now
+}
+
+// stopStart ends a lease that is not granted yet, because its seed is being made or its workers are being started. It returns false if the lease is
+// not in this state, or was granted in the meantime. When it returns true, the lease's cores are free.
+func (e *Executor) stopStart(ctx context.Context, id lease.ID, reason string) bool {
+	l, err := e.table.Get(id)
+	h := e.holding(id)
+	if err != nil || l.State != lease.Requested || h == nil {
+		return false
+	}
+	h.cancel()
+	if _, err := e.table.Wait(context.Background(), l); err == nil {
+		return false
+	}
+	<-h.gone
+	e.audit(ctx, identity.AuditKill, h, l.Terms.Tenant, reason, func(line *identity.AuditEntry) { line.State = l.State.String() })
+	return true
 }
 
 // duration checks a duration of a request; nil means the default. 0 is an error and not the default.
@@ -143,9 +171,8 @@ func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*con
 		return nil, err
 	}
 	id := lease.ID(req.GetLeaseId())
-	e.bookClaim(id)
-	if err := e.mayUse(ctx, "Revoke", id); err != nil {
-		return nil, err
+	if over, err := e.mayEnd(ctx, "Revoke", id, reason); over || err != nil {
+		return &control.RevokeReply{}, err
 	}
 	h, err := e.beginEnd(ctx, id, lease.Revoked, reason)
 	if err != nil {

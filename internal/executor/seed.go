@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -11,6 +12,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
@@ -19,7 +22,8 @@ import (
 // A seed is the memory of a process that has made the init call of a lease. The first lease that needs it makes it, on the cores of its first
 // worker, before its workers start. Later leases of the same tenant with the same library, bundle, init call and memory start from it, too. It
 // is kept among the tables: it counts against the tenant's table-limit, is paid for like a table, and is evicted when no lease uses it. Where
-// no seed can be made, or a worker cannot start from it, the client makes the init call. So nothing here fails a lease.
+// no seed can be made, or a worker cannot start from it, the client makes the init call. A seed fails a lease only if the lease ends while the seed
+// is made, or if the executor hands over: then the client repeats its request.
 
 const (
 	seedPayloadMost  = 64 << 10
@@ -81,17 +85,26 @@ func newWish(req *control.LeaseRequest, t *lease.Terms, owner string) *wish {
 	return w
 }
 
-// takeSeed gives a lease that starts its seed, and makes the seed first if the node does not have it. Without a seed, the wish says why.
-func (e *Executor) takeSeed(caller context.Context, h *holding) {
+// takeSeed gives a lease that starts its seed, and makes the seed first if the node does not have it. Without a seed, the wish says why. An error
+// means that the lease cannot start.
+func (e *Executor) takeSeed(caller context.Context, h *holding) error {
 	w := h.wish
 	if w == nil || w.refused != "" {
-		return
+		return nil
 	}
-	limit := min(w.Limit(), e.seedLimit(caller))
-	ctx, cancel := context.WithTimeoutCause(h.ctx, limit, fmt.Errorf("the init call has not returned within %v", limit.Round(time.Millisecond)))
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(h.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(caller, func() { cancel(errors.New("the client has given up its request")) })()
+	defer e.turns.endOnClose(cancel)()
+	limit := e.seedLimit(caller, w)
+	ctx, stop := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the init call has not returned within %v", limit.Round(time.Millisecond)))
+	defer stop()
 	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.makeSeed(ctx, h) })
 	switch {
+	case err != nil && h.ctx.Err() != nil:
+		return control.CodeErrorf(control.ClassBusy, codes.Unavailable, "not started, because the lease ends or the node drains")
+	case err != nil && context.Cause(ctx) == errHandsOver:
+		return errHandsOver
 	case err != nil:
 		w.refused = "seed: " + strings.TrimPrefix(err.Error(), "seed: ")
 	case t.seed == nil:
@@ -99,19 +112,22 @@ func (e *Executor) takeSeed(caller context.Context, h *holding) {
 		e.tables.release([]*table{t})
 	default:
 		h.seed, h.spec.Seed = t, t.seed
-		return
+		return nil
 	}
 	e.unseeded(h, w.refused)
+	return nil
 }
 
-// seedLimit returns how long a seed may take for a caller, so that time is left for the workers.
-func (e *Executor) seedLimit(caller context.Context) time.Duration {
+// seedLimit returns how long a seed may take: at most as long as a call, and so that the caller has time left for the workers.
+func (e *Executor) seedLimit(caller context.Context, w *wish) time.Duration {
+	s := &e.cfg.Settings
+	limit := min(w.Limit(), cmp.Or(s.CallLimit, s.LeaseMax))
 	end, ok := caller.Deadline()
 	if !ok {
-		return mostWait
+		return min(limit, s.SpawnTimeout)
 	}
 	left := max(time.Until(end), 0)
-	return left - min(left/2, e.cfg.Settings.SpawnTimeout)
+	return min(limit, left-min(left/2, s.SpawnTimeout))
 }
 
 func (e *Executor) makeSeed(ctx context.Context, h *holding) (*zygote.Seed, error) {
@@ -145,6 +161,14 @@ func (e *Executor) unseeded(h *holding, why string) {
 	}
 }
 
+// unseededMost is the size of `unseeded` of rfaas_worker_start. A grant of many workers has one such text for each.
+const unseededMost = 160
+
+// cutText cuts a text to what a client gets.
+func cutText(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), unseededMost)], "")
+}
+
 // ---- the store ----
 
 // seed returns a seed with a new reference, or the record that it cannot be made. It makes a seed that is missing. Others that want it meanwhile
@@ -162,6 +186,9 @@ func (s *tableStore) seed(ctx context.Context, key sum, owner string, make func(
 		if has {
 			if t := s.take(key, owner); t != nil {
 				return t, nil
+			}
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
 			}
 			continue // evicted since
 		}

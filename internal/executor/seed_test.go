@@ -9,6 +9,11 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -16,9 +21,9 @@ import (
 )
 
 // MakeSeed makes a seed that is an empty file, or what seeds returns.
-func (z *fakeSpawner) MakeSeed(context.Context, *zygote.SeedSpec) (*zygote.Seed, error) {
+func (z *fakeSpawner) MakeSeed(ctx context.Context, _ *zygote.SeedSpec) (*zygote.Seed, error) {
 	if z.seeds != nil {
-		return z.seeds()
+		return z.seeds(ctx)
 	}
 	return fakeSeed(4096)
 }
@@ -136,6 +141,134 @@ func TestSeedWaits(t *testing.T) {
 	close(finish)
 	if err := <-first; err != nil {
 		t.Error(err)
+	}
+}
+
+// A seed whose file has grown is freed with its last reference. Nothing waits for ever for a record that is no seed.
+func TestSeedGrown(t *testing.T) {
+	n := newNode(t)
+	s := n.e.tables
+	fd, err := unix.MemfdCreate("seed", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grows := &zygote.Seed{File: os.NewFile(uintptr(fd), "seed"), Units: 2, Bytes: 4096}
+	got, err := s.seed(t.Context(), sum{1}, "tenant ann", func() (*zygote.Seed, error) { return grows, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := grows.File.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	s.release([]*table{got})
+	if got = s.take(sum{1}, "tenant ann"); got == nil {
+		t.Fatal("a seed that has grown a little is dropped")
+	}
+	if _, err := grows.File.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	s.release([]*table{got})
+	if aside := n.e.table.Capacity().SetAside; s.take(sum{1}, "tenant ann") != nil || aside != 0 {
+		t.Errorf("a seed that has grown by 2 MiB stays: %d bytes", aside)
+	}
+	s.mu.Lock()
+	other := &table{sum: sum{2}, owners: map[string]bool{"tenant ann": true}, refs: 1}
+	s.tables[sum{2}] = other
+	s.mu.Unlock()
+	late := errors.New("late")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(late)
+	if _, err := s.seed(ctx, sum{2}, "tenant ann", refusedSeed); !errors.Is(err, late) {
+		t.Errorf("%v, want %v", err, late)
+	}
+	s.mu.Lock()
+	delete(s.tables, sum{2})
+	s.mu.Unlock()
+}
+
+// An init call that does not return ends with the client's request, with its lease, for a handover, and after the time of a call.
+func TestSeedEnds(t *testing.T) {
+	for name, end := range map[string]func(n *node, id uint64, giveUp func()) (code codes.Code, unseeded string){
+		"given up": func(_ *node, _ uint64, giveUp func()) (codes.Code, string) {
+			giveUp()
+			return codes.Canceled, ""
+		},
+		"revoked": func(n *node, id uint64, _ func()) (codes.Code, string) {
+			if _, err := n.Revoke(n.ctx(), &control.RevokeRequest{LeaseId: id}); err != nil {
+				n.t.Error(err)
+			}
+			return codes.Unavailable, ""
+		},
+		"released": func(n *node, id uint64, _ func()) (codes.Code, string) {
+			n.release(id)
+			return codes.Unavailable, ""
+		},
+		"handover": func(n *node, _ uint64, _ func()) (codes.Code, string) {
+			if err := n.e.turns.close(n.ctx()); err != nil {
+				n.t.Error(err)
+			}
+			n.e.turns.open()
+			return codes.Unavailable, ""
+		},
+		"call-limit": func(*node, uint64, func()) (codes.Code, string) {
+			return codes.OK, "seed: the init call has not returned within 10ms"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, func(c *Config) {
+				if name == "call-limit" {
+					c.Settings.CallLimit = 10 * time.Millisecond
+				}
+			})
+			making, ended := make(chan struct{}), make(chan struct{})
+			n.z.seeds = func(ctx context.Context) (*zygote.Seed, error) {
+				close(making)
+				<-ctx.Done()
+				close(ended)
+				return nil, context.Cause(ctx)
+			}
+			r := n.request(1)
+			r.Seed = &control.Seed{Function: "prepare", LimitMs: 1 << 60}
+			ctx, giveUp := context.WithCancel(context.Background()) // without a deadline
+			defer giveUp()
+			type result struct {
+				reply *control.LeaseReply
+				err   error
+			}
+			got := make(chan result, 1)
+			go func() {
+				reply, err := n.Lease(ctx, r)
+				got <- result{reply, err}
+			}()
+			<-making
+			l, err := n.Leases(n.ctx(), &control.LeasesRequest{})
+			if err != nil || len(l.GetLeases()) != 1 {
+				t.Fatalf("%v, %v", l, err)
+			}
+			id := l.GetLeases()[0].GetLeaseId()
+			code, unseeded := end(n, id, giveUp)
+			<-ended
+			res := <-got
+			if status.Code(res.err) != code {
+				t.Errorf("error %v, want %v", res.err, code)
+			}
+			if w := res.reply.GetWorkers(); code == codes.OK && (len(w) != 1 || w[0].GetUnseeded() != unseeded) {
+				t.Errorf("workers %v, want one that says %q", w, unseeded)
+			}
+			if code != codes.Unavailable {
+				n.release(id) // it goes on without a seed
+			} else {
+				eventually(t, "its cores are free", func() bool { return n.free() == 4 })
+			}
+		})
+	}
+	n := newNode(t)
+	s := &n.e.cfg.Settings
+	if got := n.e.seedLimit(context.Background(), &wish{Seed: &control.Seed{LimitMs: 1 << 60}}); got != s.SpawnTimeout {
+		t.Errorf("without a deadline: %v, want %v", got, s.SpawnTimeout)
+	}
+	if got := cutText(strings.Repeat("é", 200)); len(got) > unseededMost || !utf8.ValidString(got) {
+		t.Errorf("cut to %d bytes: %q", len(got), got)
 	}
 }
 

@@ -119,6 +119,10 @@ func (s *tableStore) release(tables []*table) {
 		t.refs--
 		s.tick++
 		t.used = s.tick
+		if t.refs == 0 && t.seed != nil && s.tables[t.sum] == t && t.seed.Grown() {
+			delete(s.tables, t.sum)
+			t.gone = true
+		}
 		if t.gone && t.refs == 0 {
 			s.freeing++
 			over = append(over, t)

@@ -13,7 +13,7 @@ import (
 type turnstile struct {
 	mu     sync.Mutex
 	inside int
-	yields map[*byte]context.CancelCauseFunc // cancel functions of the transfers that close ends
+	yields map[*byte]context.CancelCauseFunc // cancel functions of the transfers and init calls that close ends
 	shut   chan struct{}                     // closed when the turnstile opens again; nil: it is open
 	empty  chan struct{}                     // closed when no operation is inside any more; nil: close is not waiting
 }
@@ -39,8 +39,23 @@ func (t *turnstile) enter() (leave func()) {
 func (t *turnstile) yieldTo(parent context.Context, transfer func(context.Context) error) error {
 	leave := t.enter()
 	ctx, cancel := context.WithCancelCause(parent)
+	stop := t.endOnClose(cancel)
+	err := transfer(ctx)
+	cancel(nil)
+	stop()
+	leave()
+	if err == nil || context.Cause(ctx) != errHandsOver {
+		return err
+	}
+	t.enter()()
+	return errHandsOver
+}
+
+// endOnClose lets close call cancel with errHandsOver, until stop is called. The caller has entered.
+func (t *turnstile) endOnClose(cancel context.CancelCauseFunc) (stop func()) {
 	key := new(byte)
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.shut != nil { // close was called after enter returned
 		cancel(errHandsOver)
 	}
@@ -48,18 +63,11 @@ func (t *turnstile) yieldTo(parent context.Context, transfer func(context.Contex
 		t.yields = map[*byte]context.CancelCauseFunc{}
 	}
 	t.yields[key] = cancel
-	t.mu.Unlock()
-	err := transfer(ctx)
-	cancel(nil)
-	t.mu.Lock()
-	delete(t.yields, key)
-	t.mu.Unlock()
-	leave()
-	if err == nil || context.Cause(ctx) != errHandsOver {
-		return err
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.yields, key)
 	}
-	t.enter()()
-	return errHandsOver
 }
 
 // errHandsOver has no class, like the error of a connection that breaks, so that clients repeat the request.
@@ -74,7 +82,7 @@ func (t *turnstile) leave() {
 	}
 }
 
-// close shuts the turnstile, ends the transfers, and waits until no operation is inside. If ctx ends first, it opens the turnstile again and
+// close shuts the turnstile, ends the transfers and the init calls of seeds, and waits until no operation is inside. If ctx ends first, it opens the turnstile again and
 // returns an error.
 func (t *turnstile) close(ctx context.Context) error {
 	t.mu.Lock()

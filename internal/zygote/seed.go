@@ -51,6 +51,13 @@ type Seed struct {
 // Close frees the seed's memory when no worker uses it any more.
 func (s *Seed) Close() error { return s.File.Close() }
 
+// Grown reports whether the file takes clearly more memory than Bytes. Workers make it grow when they read pages of it that have no memory yet.
+func (s *Seed) Grown() bool {
+	var st unix.Stat_t
+	err := wire.Control(s.File, func(fd int) error { return unix.Fstat(fd, &st) })
+	return err == nil && uint64(st.Blocks)*512 > s.Bytes+s.Bytes/16+1<<20
+}
+
 // MakeSeed runs a setup function and keeps the memory that it has prepared. A *WorkerError of status StatusUnsupported says why the state
 // cannot travel, and one of another status how the process has failed. The process is gone when MakeSeed returns.
 func (z *Zygote) MakeSeed(ctx context.Context, spec *SeedSpec) (*Seed, error) {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -201,6 +202,34 @@ func TestSeedDamaged(t *testing.T) {
 		}
 		l.mustCall(t, 1, nil)
 		l.mustCall(t, 0, nil)
+	}
+}
+
+// A worker says at most once that it has no seed.
+func TestSeedUnseededTwice(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conns := make([]net.Conn, 2)
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		if conns[i], err = net.FileConn(f); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		defer conns[i].Close()
+	}
+	w := &Worker{conn: conns[0].(*net.UnixConn)}
+	w.serves.Store(&Spec{Seed: &Seed{}})
+	for _, text := range []string{"first", "second"} {
+		m := wire.Message{Type: wire.Unseeded, Body: wire.EncodeFailure(wire.StatusUnsupported, text)}
+		if _, err := conns[1].Write(m.Encode()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.start(t.Context()); err == nil || !strings.Contains(err.Error(), "unexpected message of type 27") || w.steps.Unseeded != "first" {
+		t.Errorf("%v, %q", err, w.steps.Unseeded)
 	}
 }
 

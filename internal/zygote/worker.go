@@ -287,7 +287,7 @@ func (w *Worker) hear(ctx context.Context, wanted func(m *wire.Message) bool) er
 			return fmt.Errorf("worker %d: %w", w.id, err)
 		case m.Type == wire.Started && !w.began:
 			w.began = true
-		case m.Type == wire.Unseeded && w.serves.Load().Seed != nil:
+		case m.Type == wire.Unseeded && w.serves.Load().Seed != nil && w.steps.Unseeded == "": // once
 			w.steps.Unseeded = cmp.Or(m.Failure().Text, "the worker gives no reason")
 		case m.Type == wire.Failed:
 			return m.Failure()
