@@ -254,7 +254,7 @@ typedef struct dp_msg_task {
 int dp_packet_task(const dp_packet *p, dp_msg_task *task, dp_error *err);
 
 /* dp_msg_recv_task waits for a prepared worker's task and checks it. Returns DP_OK, DP_CANCELLED (told to stop, or
- * the executor has ended), or why the task is invalid. After DP_OK the caller owns fds; those that the task does not have are -1. */
+ * the executor has ended), or why the task is invalid. After DP_OK the caller owns fds. A descriptor that the task lacks is -1. */
 int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_TASK_FDS_MAX], dp_error *err);
 
 #endif

@@ -91,7 +91,7 @@ func (r *leaseRange) check(a *app, c *cobra.Command) error {
 	return nil
 }
 
-// addresses returns the addresses of the executors of the range: of those that report to the resource manager, and of those that are silent.
+// addresses returns the addresses of the executors that report to the resource manager, and of the silent ones.
 func (r *leaseRange) addresses(ctx context.Context, a *app) (living, silent []string, err error) {
 	if !r.all {
 		return []string{r.executor}, nil, nil

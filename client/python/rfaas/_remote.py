@@ -67,7 +67,7 @@ def without_overwriting(set_state):
 
 
 def assign(own, values):
-    """Sets global variables, except those that the worker has assigned."""
+    """Sets the global variables that the worker has not assigned itself."""
     came = loaded[id(own)]
     for name, value in values.items():
         if name not in own or own[name] is came.get(name, own):
