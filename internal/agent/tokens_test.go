@@ -4,11 +4,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 	"github.com/rfaas-go/rfaas/internal/api"
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
@@ -62,16 +64,17 @@ func (r *realm) issue(tenant string, life time.Duration) string {
 	return cred.Claims.ID
 }
 
-// revoke puts a token on the list of the executor's node.
-func (r *realm) revoke(id string) {
+// revoke puts a token on the list of a node, by default the executor's.
+func (r *realm) revoke(id string, node ...string) {
 	r.t.Helper()
+	node = append(node, "node")[:1]
 	_, path, err := r.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedToken, ID: id})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	b, err := os.ReadFile(path)
 	if err == nil {
-		err = identity.WriteFile(r.in("node/revoked"), b, 0o644, false)
+		err = identity.WriteFile(r.in(node[0]+"/revoked"), b, 0o644, false)
 	}
 	if err != nil {
 		r.t.Fatal(err)
@@ -130,6 +133,43 @@ func TestTokenIsReplacedUnderALease(t *testing.T) {
 		t.Errorf("a call after the end that the lease had with the first token: %v", err)
 	}
 	l.release(false)
+}
+
+// A list that only the resource manager's node has revokes credentials on executors too, and still does so when an executor was restarted
+// while the manager is away.
+func TestRevokedByTheManagersList(t *testing.T) {
+	r := newRealm(t)
+	if err := r.cluster.IssueNode(r.in("service"), []string{"localhost"}, time.Hour, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	m := start(t, "bin/resource-manager", r.w.secret, "--identity-dir", r.in("service"), "--providers", "shm")
+	begin := func() {
+		r.x = executor(t, r.w.secret, "--identity-dir", r.in("node"), "--sandbox", "off", "--manager", m.address, "--state-dir", r.in("state"))
+	}
+	begin()
+	id := r.issue("ann", time.Hour)
+	ask := func() error {
+		conn, err := control.Dial(r.x.address, control.DialConfig{TokenFile: r.token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, err = control.NewExecutorClient(conn).Leases(t.Context(), &control.LeasesRequest{})
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	r.revoke(id, "service")
+	eventually(t, "the executor refuses the token", func() bool { return control.ClassOf(ask()) == control.ClassCredential })
+	for _, d := range []*daemon{r.x, m} {
+		d.process.Signal(syscall.SIGTERM)
+		<-d.done
+	}
+	begin()
+	if err := ask(); control.ClassOf(err) != control.ClassCredential {
+		t.Errorf("after a restart, a revoked token: %v", err)
+	}
 }
 
 // The event of a lease that could not be renewed until its end says why.

@@ -157,7 +157,7 @@ func (a *app) revoke(cl *identity.Cluster, entries ...identity.Revocation) error
 }
 
 func (a *app) sayList(l *identity.RevocationList, path string) error {
-	_, err := fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: copy it over the file `revoked` in the identity directory of each node; daemons load it within a second\n",
+	_, err := fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: copy it over the file `revoked` in the resource manager's identity directory; executors get it from there. Copy it to executors without a manager too\n",
 		path, l.Serial, len(l.Entries))
 	return err
 }
@@ -168,7 +168,8 @@ func newClusterRevoke(a *app) *cobra.Command {
 		Use:   "revoke SERIAL|FILE|DIR",
 		Short: "Add the certificate of a node to the cluster's signed list of revoked credentials",
 		Long: "Add the certificate of a node, by its serial number, its file or its identity directory, to the cluster's signed list of revoked credentials.\n" +
-			"A daemon refuses the certificate, also on open connections, once the list has replaced `revoked` in its identity directory.",
+			"The resource manager refuses the certificate, also on open connections, once the list has replaced `revoked` in its identity directory.\n" +
+			"Executors fetch the list from the resource manager.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			id := args[0]

@@ -354,10 +354,11 @@ func newTokenRevoke(a *app) *cobra.Command {
 	var dir, note, tenant string
 	c := &cobra.Command{
 		Use:   "revoke ID|FILE | revoke --tenant TENANT",
-		Short: "Add tokens to the cluster's signed list of revoked credentials, which must then be copied to every node",
+		Short: "Add tokens to the cluster's signed list of revoked credentials, for the resource manager's node",
 		Long: "Add a token, or all valid tokens of a tenant, to the cluster's signed list of revoked credentials (`revoked` in its directory), and\n" +
 			"increment the serial number of the list.\n" +
-			"To put the list into force on a node, copy it over the file of that name in the node's identity directory, by rename (as rsync does).\n" +
+			"To put the list into force, copy it over the file of that name in the resource manager's identity directory, by rename (as rsync does).\n" +
+			"Executors fetch it from the resource manager. An executor without a resource manager needs a copy in its own identity directory.\n" +
 			"Leases that were already granted continue: rfaas revoke --tenant TENANT --all ends them.\n" +
 			"rfaas cluster revoked shows the list, rfaas cluster revoke adds certificates of nodes.",
 		Args: cobra.MaximumNArgs(1),

@@ -3814,6 +3814,94 @@ func (x *ReserveReply) GetReserved() uint64 {
 	return 0
 }
 
+type RevocationsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Serial        uint64                 `protobuf:"varint,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevocationsRequest) Reset() {
+	*x = RevocationsRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevocationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevocationsRequest) ProtoMessage() {}
+
+func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevocationsRequest.ProtoReflect.Descriptor instead.
+func (*RevocationsRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *RevocationsRequest) GetSerial() uint64 {
+	if x != nil {
+		return x.Serial
+	}
+	return 0
+}
+
+type RevocationsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	List          []byte                 `protobuf:"bytes,1,opt,name=list,proto3" json:"list,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevocationsReply) Reset() {
+	*x = RevocationsReply{}
+	mi := &file_internal_control_control_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevocationsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevocationsReply) ProtoMessage() {}
+
+func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevocationsReply.ProtoReflect.Descriptor instead.
+func (*RevocationsReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *RevocationsReply) GetList() []byte {
+	if x != nil {
+		return x.List
+	}
+	return nil
+}
+
 type AttachClientRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
@@ -3825,7 +3913,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3837,7 +3925,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3850,7 +3938,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -3884,7 +3972,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3896,7 +3984,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3909,7 +3997,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -3944,7 +4032,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3956,7 +4044,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3969,7 +4057,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -4044,7 +4132,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4056,7 +4144,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4069,7 +4157,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -4087,7 +4175,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4099,7 +4187,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4112,7 +4200,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 type BillRequest struct {
@@ -4125,7 +4213,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4225,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4238,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -4178,7 +4266,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4190,7 +4278,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4203,7 +4291,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -4238,7 +4326,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4250,7 +4338,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4263,7 +4351,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -4300,7 +4388,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4400,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4325,7 +4413,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *BillLine) GetItem() string {
@@ -4668,7 +4756,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\fReserveReply\x12\x18\n" +
 	"\agranted\x18\x01 \x01(\bR\agranted\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x04R\x05cores\x12\x1a\n" +
-	"\breserved\x18\x03 \x01(\x04R\breserved\"|\n" +
+	"\breserved\x18\x03 \x01(\x04R\breserved\",\n" +
+	"\x12RevocationsRequest\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\x04R\x06serial\"&\n" +
+	"\x10RevocationsReply\x12\x12\n" +
+	"\x04list\x18\x01 \x01(\fR\x04list\"|\n" +
 	"\x13AttachClientRequest\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04blob\x18\x02 \x01(\fR\x04blob\x125\n" +
@@ -4733,7 +4825,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05Until\x12\x1e.rfaas.control.v1.UntilRequest\x1a\x1c.rfaas.control.v1.UntilReply\x12K\n" +
 	"\aInspect\x12 .rfaas.control.v1.InspectRequest\x1a\x1e.rfaas.control.v1.InspectReply\x12D\n" +
 	"\x04Room\x12\x1d.rfaas.control.v1.RoomRequest\x1a\x1b.rfaas.control.v1.RoomReply0\x01\x12D\n" +
-	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xfb\x06\n" +
+	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xd4\a\n" +
 	"\aManager\x12N\n" +
 	"\bRegister\x12!.rfaas.control.v1.RegisterRequest\x1a\x1f.rfaas.control.v1.RegisterReply\x12Q\n" +
 	"\tHeartbeat\x12\".rfaas.control.v1.HeartbeatRequest\x1a .rfaas.control.v1.HeartbeatReply\x12T\n" +
@@ -4746,7 +4838,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06Settle\x12\x1f.rfaas.control.v1.SettleRequest\x1a\x1d.rfaas.control.v1.SettleReply\x12B\n" +
 	"\x04Bill\x12\x1d.rfaas.control.v1.BillRequest\x1a\x1b.rfaas.control.v1.BillReply\x12E\n" +
 	"\x05Limit\x12\x1e.rfaas.control.v1.LimitRequest\x1a\x1c.rfaas.control.v1.LimitReply\x12K\n" +
-	"\aReserve\x12 .rfaas.control.v1.ReserveRequest\x1a\x1e.rfaas.control.v1.ReserveReplyB,Z*github.com/rfaas-go/rfaas/internal/controlb\x06proto3"
+	"\aReserve\x12 .rfaas.control.v1.ReserveRequest\x1a\x1e.rfaas.control.v1.ReserveReply\x12W\n" +
+	"\vRevocations\x12$.rfaas.control.v1.RevocationsRequest\x1a\".rfaas.control.v1.RevocationsReplyB,Z*github.com/rfaas-go/rfaas/internal/controlb\x06proto3"
 
 var (
 	file_internal_control_control_proto_rawDescOnce sync.Once
@@ -4761,7 +4854,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -4821,15 +4914,17 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*LimitReply)(nil),            // 55: rfaas.control.v1.LimitReply
 	(*ReserveRequest)(nil),        // 56: rfaas.control.v1.ReserveRequest
 	(*ReserveReply)(nil),          // 57: rfaas.control.v1.ReserveReply
-	(*AttachClientRequest)(nil),   // 58: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 59: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 60: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 61: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 62: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 63: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 64: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 65: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 66: rfaas.control.v1.BillLine
+	(*RevocationsRequest)(nil),    // 58: rfaas.control.v1.RevocationsRequest
+	(*RevocationsReply)(nil),      // 59: rfaas.control.v1.RevocationsReply
+	(*AttachClientRequest)(nil),   // 60: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 61: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 62: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 63: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 64: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 65: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 66: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 67: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 68: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
@@ -4858,9 +4953,9 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	49, // 23: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
 	49, // 24: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
 	49, // 25: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	60, // 26: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	65, // 27: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	66, // 28: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	62, // 26: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	67, // 27: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	68, // 28: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
 	3,  // 29: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
 	6,  // 30: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
 	6,  // 31: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
@@ -4883,40 +4978,42 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	46, // 48: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
 	50, // 49: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
 	52, // 50: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	58, // 51: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	61, // 52: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	63, // 53: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	60, // 51: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	63, // 52: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	65, // 53: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
 	54, // 54: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
 	56, // 55: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 56: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	8,  // 57: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	8,  // 58: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	13, // 59: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	15, // 60: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	17, // 61: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	19, // 62: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	22, // 63: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
-	24, // 64: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	26, // 65: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	29, // 66: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	31, // 67: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	33, // 68: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	35, // 69: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	37, // 70: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	39, // 71: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	41, // 72: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	43, // 73: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	45, // 74: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	47, // 75: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	51, // 76: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	53, // 77: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	59, // 78: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	62, // 79: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	64, // 80: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	55, // 81: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	57, // 82: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	56, // [56:83] is the sub-list for method output_type
-	29, // [29:56] is the sub-list for method input_type
+	58, // 56: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
+	4,  // 57: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	8,  // 58: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	8,  // 59: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	13, // 60: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	15, // 61: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	17, // 62: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	19, // 63: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	22, // 64: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	24, // 65: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	26, // 66: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	29, // 67: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	31, // 68: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	33, // 69: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	35, // 70: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	37, // 71: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	39, // 72: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	41, // 73: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	43, // 74: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	45, // 75: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	47, // 76: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	51, // 77: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	53, // 78: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	61, // 79: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	64, // 80: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	66, // 81: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	55, // 82: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	57, // 83: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	59, // 84: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
+	57, // [57:85] is the sub-list for method output_type
+	29, // [29:57] is the sub-list for method input_type
 	29, // [29:29] is the sub-list for extension type_name
 	29, // [29:29] is the sub-list for extension extendee
 	0,  // [0:29] is the sub-list for field type_name
@@ -4935,7 +5032,7 @@ func file_internal_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   64,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

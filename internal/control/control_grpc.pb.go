@@ -746,6 +746,7 @@ const (
 	Manager_Bill_FullMethodName           = "/rfaas.control.v1.Manager/Bill"
 	Manager_Limit_FullMethodName          = "/rfaas.control.v1.Manager/Limit"
 	Manager_Reserve_FullMethodName        = "/rfaas.control.v1.Manager/Reserve"
+	Manager_Revocations_FullMethodName    = "/rfaas.control.v1.Manager/Revocations"
 )
 
 // ManagerClient is the client API for Manager service.
@@ -772,6 +773,8 @@ type ManagerClient interface {
 	Limit(ctx context.Context, in *LimitRequest, opts ...grpc.CallOption) (*LimitReply, error)
 	// Reserve counts them for an executor that cannot reach that memory.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveReply, error)
+	// Waits for a signed list of revoked credentials that is newer than the caller's; an empty reply: ask again.
+	Revocations(ctx context.Context, in *RevocationsRequest, opts ...grpc.CallOption) (*RevocationsReply, error)
 }
 
 type managerClient struct {
@@ -892,6 +895,16 @@ func (c *managerClient) Reserve(ctx context.Context, in *ReserveRequest, opts ..
 	return out, nil
 }
 
+func (c *managerClient) Revocations(ctx context.Context, in *RevocationsRequest, opts ...grpc.CallOption) (*RevocationsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevocationsReply)
+	err := c.cc.Invoke(ctx, Manager_Revocations_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ManagerServer is the server API for Manager service.
 // All implementations must embed UnimplementedManagerServer
 // for forward compatibility.
@@ -916,6 +929,8 @@ type ManagerServer interface {
 	Limit(context.Context, *LimitRequest) (*LimitReply, error)
 	// Reserve counts them for an executor that cannot reach that memory.
 	Reserve(context.Context, *ReserveRequest) (*ReserveReply, error)
+	// Waits for a signed list of revoked credentials that is newer than the caller's; an empty reply: ask again.
+	Revocations(context.Context, *RevocationsRequest) (*RevocationsReply, error)
 	mustEmbedUnimplementedManagerServer()
 }
 
@@ -958,6 +973,9 @@ func (UnimplementedManagerServer) Limit(context.Context, *LimitRequest) (*LimitR
 }
 func (UnimplementedManagerServer) Reserve(context.Context, *ReserveRequest) (*ReserveReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Reserve not implemented")
+}
+func (UnimplementedManagerServer) Revocations(context.Context, *RevocationsRequest) (*RevocationsReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Revocations not implemented")
 }
 func (UnimplementedManagerServer) mustEmbedUnimplementedManagerServer() {}
 func (UnimplementedManagerServer) testEmbeddedByValue()                 {}
@@ -1178,6 +1196,24 @@ func _Manager_Reserve_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_Revocations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevocationsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).Revocations(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_Revocations_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).Revocations(ctx, req.(*RevocationsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Manager_ServiceDesc is the grpc.ServiceDesc for Manager service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1228,6 +1264,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Reserve",
 			Handler:    _Manager_Reserve_Handler,
+		},
+		{
+			MethodName: "Revocations",
+			Handler:    _Manager_Revocations_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -277,6 +277,7 @@ var roles = map[string]identity.Role{
 	service + "Manager/Settle":         identity.RoleNode,
 	service + "Manager/Limit":          identity.RoleNode,
 	service + "Manager/Reserve":        identity.RoleNode,
+	service + "Manager/Revocations":    identity.RoleNode,
 }
 
 // forNodes are the methods that a node may call. They do not include leasing.
@@ -291,6 +292,7 @@ var forNodes = map[string]bool{
 	service + "Manager/Settle":         true,
 	service + "Manager/Limit":          true,
 	service + "Manager/Reserve":        true,
+	service + "Manager/Revocations":    true,
 }
 
 func needed(method string) identity.Role {

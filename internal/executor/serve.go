@@ -158,6 +158,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	defer cancel()
 	defer e.shutdown(port)
 	var reg *registrar
+	var lists *revocations
 	journal, err := own.openJournal(&s, cfg.Node, log)
 	if err != nil {
 		return err
@@ -182,6 +183,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
 		e.limits.begins = func() { e.claims.revokeSoon(everyTenant) }
 		reg.limits = e.limits
+		lists = own.newRevocations(reg.client, port.Node, s.StateDir, log)
 	}
 	if s.Separate {
 		if err := port.Announce(); err != nil {
@@ -195,6 +197,10 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	}
 	if err != nil { // before the first byte from another party is read
 		return err
+	}
+	if lists != nil {
+		lists.restore()
+		wg.Go(func() { lists.run(background) })
 	}
 	web.Require("workers", func() error {
 		_, reason := spawner.CannotStart()

@@ -167,7 +167,10 @@ func stageFor(path string, b []byte, mode os.FileMode, uid, gid int) (string, er
 	if err != nil {
 		return "", err
 	}
-	if err = tmp.Chown(uid, gid); err != nil {
+	if uid >= 0 || gid >= 0 {
+		err = tmp.Chown(uid, gid)
+	}
+	if err != nil {
 		err = fmt.Errorf("%s belongs to user %d and group %d, and the new file must too: %w (run the command as root or as that user)", path, uid, gid, err)
 	}
 	if err == nil {

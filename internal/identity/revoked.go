@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -110,6 +111,9 @@ func ParseRevocations(b []byte, keys []ed25519.PublicKey) (*RevocationList, erro
 	}
 }
 
+// ReadRevocations reads the text of a list, unchecked. A missing file is fs.ErrNotExist.
+func ReadRevocations(path string) ([]byte, error) { return Opener(nil).read(path, false, maxRevoked) }
+
 func signedBy(keys []ed25519.PublicKey, m, sig []byte) bool {
 	for _, k := range keys {
 		if ed25519.Verify(k, m, sig) {
@@ -146,9 +150,15 @@ func parseRevocations(text string) (*RevocationList, error) {
 	return &l, nil
 }
 
-// Revocations is a list in a file that is reloaded when it changes. It is safe for concurrent use.
+// Revocations is a list in a file that is reloaded when it changes. A newer list that another daemon sent replaces it. It is safe for
+// concurrent use.
 type Revocations struct {
 	list reloaded[*indexed]
+	keys func(now time.Time) []ed25519.PublicKey
+	log  *slog.Logger
+
+	mu   sync.Mutex
+	sent *indexed // by another daemon; nil: none
 }
 
 type indexed struct {
@@ -157,12 +167,20 @@ type indexed struct {
 	has  map[string]bool // "kind id"
 }
 
+func index(l *RevocationList, text []byte) *indexed {
+	x := &indexed{l, string(text), make(map[string]bool, len(l.Entries))}
+	for _, e := range l.Entries {
+		x.has[e.Kind+" "+e.ID] = true
+	}
+	return x
+}
+
 // errOlder means that a list is older than the one in use.
 var errOlder = errors.New("older than the list in use")
 
 // NewRevocations returns the list in a file, which one of the keys must have signed.
 func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519.PublicKey, log *slog.Logger) *Revocations {
-	r := &Revocations{}
+	r := &Revocations{keys: keys, log: log}
 	r.list = reloaded[*indexed]{open: open, paths: []string{path}}
 	var said string
 	r.list.make = func() (*indexed, error) {
@@ -187,11 +205,7 @@ func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519
 			return nil, fmt.Errorf("revocation list %s: it has the same serial %d as the list in use but different content, so it may be %w",
 				path, l.Serial, errOlder)
 		}
-		x := &indexed{l, string(b), make(map[string]bool, len(l.Entries))}
-		for _, e := range l.Entries {
-			x.has[e.Kind+" "+e.ID] = true
-		}
-		return x, nil
+		return index(l, b), nil
 	}
 	r.list.told = func(l *indexed, err error) {
 		switch {
@@ -224,7 +238,45 @@ func (r *Revocations) current(now time.Time) (*indexed, error) {
 	if err != nil && (generation == 0 || !errors.Is(err, errOlder)) {
 		return nil, err
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sent != nil && r.sent.Serial > l.Serial {
+		return r.sent, nil
+	}
 	return l, nil
+}
+
+// Adopt replaces the list in use by text, a list that another daemon sent. It returns false without an error if the list is not newer than
+// the one in use, and an error if the list is not signed by the cluster. Without a valid list in the file, all credentials
+// stay refused.
+func (r *Revocations) Adopt(text []byte, now time.Time) (bool, error) {
+	if len(text) > maxRevoked {
+		return false, fmt.Errorf("revocation list: %d bytes, at most %d", len(text), maxRevoked)
+	}
+	l, err := ParseRevocations(text, r.keys(now))
+	if err != nil {
+		return false, fmt.Errorf("revocation list: %w", err)
+	}
+	if l.Serial <= r.Serial(now) {
+		return false, nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sent != nil && l.Serial <= r.sent.Serial {
+		return false, nil
+	}
+	r.sent = index(l, text)
+	r.log.Info("adopted a newer revocation list", "serial", l.Serial, "entries", len(l.Entries))
+	return true, nil
+}
+
+// Text returns the signed text and the serial number of the list in use, or an error if there is no valid list.
+func (r *Revocations) Text(now time.Time) (string, uint64, error) {
+	l, err := r.current(now)
+	if err != nil {
+		return "", 0, err
+	}
+	return l.text, l.Serial, nil
 }
 
 // Serial returns the serial number of the list in use, or 0 if there is no valid list.

@@ -223,3 +223,61 @@ func FuzzRevocations(f *testing.F) {
 		}
 	})
 }
+
+// A list that another daemon sent is used if the cluster signed it and it is newer. It never replaces a file that is missing or invalid.
+func TestAdoptedRevocations(t *testing.T) {
+	public, key, _ := ed25519.GenerateKey(nil)
+	_, other, _ := ed25519.GenerateKey(nil)
+	path := filepath.Join(t.TempDir(), "revoked")
+	sign := func(serial uint64, key ed25519.PrivateKey) []byte {
+		l := testList()
+		l.Serial = serial
+		b, err := l.Sign(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	write := func(b []byte) {
+		if err := WriteFile(path, b, 0o644, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(sign(5, key))
+	now := noon
+	r := NewRevocations(path, nil, func(time.Time) []ed25519.PublicKey { return []ed25519.PublicKey{public} }, slog.New(slog.DiscardHandler))
+	for _, c := range []struct {
+		name    string
+		list    []byte
+		adopted bool
+		serial  uint64
+		refused bool
+	}{
+		{"older", sign(4, key), false, 5, false},
+		{"the same", sign(5, key), false, 5, false},
+		{"of another cluster", sign(9, other), false, 5, true},
+		{"cut off", sign(9, key)[:40], false, 5, true},
+		{"newer", sign(7, key), true, 7, false},
+		{"older than the adopted one", sign(6, key), false, 7, false},
+	} {
+		adopted, err := r.Adopt(c.list, now)
+		if adopted != c.adopted || (err != nil) != c.refused || r.Serial(now) != c.serial {
+			t.Errorf("%s: adopted %t, %v, then serial %d", c.name, adopted, err, r.Serial(now))
+		}
+	}
+	later := func() time.Time { now = now.Add(2 * time.Second); return now }
+	write(sign(6, key))
+	if n := r.Serial(later()); n != 7 {
+		t.Errorf("with an older file: serial %d, want 7", n)
+	}
+	write(sign(8, key))
+	if n := r.Serial(later()); n != 8 {
+		t.Errorf("with a newer file: serial %d, want 8", n)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Has(RevokedToken, "x", later()); !errors.Is(err, fs.ErrNotExist) && (err == nil || !strings.Contains(err.Error(), "missing")) {
+		t.Errorf("without a file: %v", err)
+	}
+}
