@@ -39,6 +39,8 @@ var (
 // independent of the order. It is safe for concurrent use. Only one process at a time can open it.
 type Ledger struct {
 	db *bbolt.DB
+	// Booked is called by Merge for each difference that it has written to disk. Set it before the first Merge. nil: nothing is called.
+	Booked func(tenant, node string, u Use)
 }
 
 // OpenLedger opens or creates the ledger at path. It waits for at most timeout for another process that has it open.
@@ -164,10 +166,12 @@ func (l *Ledger) Size() (n int64) {
 // nothing is merged. now is the latest hour to which use is booked, since the clocks of nodes differ.
 func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 	var bad []error
+	booked := make([]Use, len(entries))
 	err := l.update(func(tx *bbolt.Tx) error {
 		bad = nil
 		for i := range entries {
-			err := merge(tx, now, &entries[i])
+			u, err := merge(tx, now, &entries[i])
+			booked[i] = u
 			if errors.Is(err, ErrInvalid) || errors.Is(err, ErrConflict) || errors.Is(err, ErrLedger) {
 				bad = append(bad, err)
 			} else if err != nil {
@@ -179,39 +183,49 @@ func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 	if err != nil {
 		return fmt.Errorf("ledger: %w", err)
 	}
+	for i, u := range booked {
+		if l.Booked != nil && u != (Use{}) {
+			l.Booked(entries[i].Tenant, entries[i].Node, u)
+		}
+	}
 	return errors.Join(bad...)
 }
 
-func merge(tx *bbolt.Tx, now time.Time, e *Entry) error {
+// merge merges an entry and returns the difference that it booked.
+func merge(tx *bbolt.Tx, now time.Time, e *Entry) (Use, error) {
 	if err := e.Check(); err != nil {
-		return err
+		return Use{}, err
 	}
 	leases := tx.Bucket(bucketLeases)
 	key := ledgerKey(e.Key)
 	merged := *e
 	var before Use
 	if leases.Get(key) == nil && e.AsOf.Unix() < pruned(tx) {
-		return fmt.Errorf("%w: lease %v as of %v is older than the leases that the ledger keeps, and may have been counted already", ErrInvalid, e.Key, e.AsOf.UTC().Format(time.RFC3339))
+		return Use{}, fmt.Errorf("%w: lease %v as of %v is older than the leases that the ledger keeps, and may have been counted already", ErrInvalid, e.Key, e.AsOf.UTC().Format(time.RFC3339))
 	}
 	if b := leases.Get(key); b != nil {
 		old, err := parseEntry(b)
 		if err != nil {
-			return fmt.Errorf("%w: lease %v: %w", ErrLedger, e.Key, err)
+			return Use{}, fmt.Errorf("%w: lease %v: %w", ErrLedger, e.Key, err)
 		}
 		if old.Tenant != e.Tenant {
-			return fmt.Errorf("%w: lease %v belongs to %q, not to %q", ErrConflict, e.Key, old.Tenant, e.Tenant)
+			return Use{}, fmt.Errorf("%w: lease %v belongs to %q, not to %q", ErrConflict, e.Key, old.Tenant, e.Tenant)
 		}
 		if old.Use.Covers(e.Use) && (old.Final || !e.Final) {
-			return nil
+			return Use{}, nil
 		}
 		before = old.Use
 		old.merge(e)
 		merged = old
 	}
 	if err := leases.Put(key, appendEntry(nil, &merged)); err != nil {
-		return err
+		return Use{}, err
 	}
-	return book(tx, hourOf(e.AsOf, now), e.Tenant, merged.Use.Since(before))
+	u := merged.Use.Since(before)
+	if err := book(tx, hourOf(e.AsOf, now), e.Tenant, u); err != nil {
+		return Use{}, err
+	}
+	return u, nil
 }
 
 // pruned returns the time before which leases may have been pruned, in seconds since 1970.

@@ -224,6 +224,25 @@ func TestBillOverKills(t *testing.T) {
 	}
 	eventually(t, "a charge before the lease ends", func() bool { return cores("ann") > 0 })
 	first := cores("ann")
+	eventually(t, "the history has the lease", func() bool {
+		var steps []historyStep
+		if code, out, errs := run("history", "--json", "--since", "1h"); code != 0 || json.Unmarshal([]byte(out), &steps) != nil || len(steps) == 0 {
+			t.Fatalf("history: code %d\n%s%s", code, out, errs)
+		}
+		sum, starts := historyStep{}, uint64(0)
+		for _, s := range steps {
+			sum.Calls, sum.Harvested, sum.Idle, sum.Batch = sum.Calls+s.Calls, sum.Harvested+s.Harvested, sum.Idle+s.Idle, sum.Batch+s.Batch
+			for _, c := range s.Starts {
+				starts += c.Count
+			}
+		}
+		return sum.Calls == 5 && sum.Harvested > 0 && sum.Idle > 0 && sum.Batch >= 0 && starts == 1 && steps[0].Tenants[0].Tenant == "ann"
+	})
+	for _, args := range [][]string{{}, {"--tenants"}, {"--tenant", "ann"}, {"--csv", "--step", "24h"}, {"--csv", "--tenants"}} {
+		if code, out, errs := run(append([]string{"history"}, args...)...); code != 0 || errs != "" || !strings.Contains(out, "5") || strings.Count(out, "\n") < 2 {
+			t.Errorf("history %v: code %d\n%s%s", args, code, out, errs)
+		}
+	}
 
 	m.end(syscall.SIGKILL)
 	eventually(t, "the executor notices", func() bool { return strings.Contains(x.said(), "cannot be reached") })
@@ -298,6 +317,11 @@ func TestBillBadInput(t *testing.T) {
 		{[]string{"bill", "--since", "-5h"}, 2, `"-5h"`},
 		{[]string{"bill", "--json", "--csv"}, 2, "want one"},
 		{[]string{"bill"}, 1, "Bill"}, // the stub has none
+		{[]string{"history", "--since", "tomorrow"}, 2, `"tomorrow"`},
+		{[]string{"history", "--since", "2999-01-01"}, 2, "not in the past"},
+		{[]string{"history", "--step", "1ms"}, 2, "--step 1ms"},
+		{[]string{"history", "--json", "--csv"}, 2, "want one"},
+		{[]string{"history"}, 1, "History"},
 	} {
 		if code, out, errs := run(c.args...); code != c.code || !strings.Contains(errs, c.text) {
 			t.Errorf("%q: code %d, %q %q", c.args, code, out, errs)

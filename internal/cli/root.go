@@ -57,6 +57,7 @@ func newRoot(a *app) *cobra.Command {
 		newMan(a),
 		newExecutors(a),
 		newBill(a),
+		newHistory(a),
 		newLedger(a),
 		newCluster(a),
 		newToken(a),

@@ -254,6 +254,8 @@ type InfoReply struct {
 	Leases          uint32                 `protobuf:"varint,15,opt,name=leases,proto3" json:"leases,omitempty"`                                       // that hold cores
 	Fabric          []*FabricAddress       `protobuf:"bytes,16,rep,name=fabric,proto3" json:"fabric,omitempty"`                                        // of its RDMA devices
 	DataAddress     string                 `protobuf:"bytes,17,opt,name=data_address,json=dataAddress,proto3" json:"data_address,omitempty"`           // "IP:port" at which clients connect to workers on tcp; empty: tcp is not offered
+	NodeCores       uint32                 `protobuf:"varint,18,opt,name=node_cores,json=nodeCores,proto3" json:"node_cores,omitempty"`                // physical cores of the node, lent or not
+	Stats           []uint64               `protobuf:"varint,19,rep,packed,name=stats,proto3" json:"stats,omitempty"`                                  // in calls to the manager only: what the executor has counted, in the order of docs/BOARD.md
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -405,6 +407,20 @@ func (x *InfoReply) GetDataAddress() string {
 		return x.DataAddress
 	}
 	return ""
+}
+
+func (x *InfoReply) GetNodeCores() uint32 {
+	if x != nil {
+		return x.NodeCores
+	}
+	return 0
+}
+
+func (x *InfoReply) GetStats() []uint64 {
+	if x != nil {
+		return x.Stats
+	}
+	return nil
 }
 
 type FabricAddress struct {
@@ -3506,6 +3522,7 @@ type AttachExecutorReply struct {
 	Cells         *MemoryRef             `protobuf:"bytes,4,opt,name=cells,proto3" json:"cells,omitempty"`
 	Limits        *MemoryRef             `protobuf:"bytes,5,opt,name=limits,proto3" json:"limits,omitempty"` // none: nobody has a limit
 	Held          *MemoryRef             `protobuf:"bytes,6,opt,name=held,proto3" json:"held,omitempty"`     // what this executor has reserved
+	Stats         *MemoryRef             `protobuf:"bytes,7,opt,name=stats,proto3" json:"stats,omitempty"`   // what this executor has counted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3578,6 +3595,13 @@ func (x *AttachExecutorReply) GetLimits() *MemoryRef {
 func (x *AttachExecutorReply) GetHeld() *MemoryRef {
 	if x != nil {
 		return x.Held
+	}
+	return nil
+}
+
+func (x *AttachExecutorReply) GetStats() *MemoryRef {
+	if x != nil {
+		return x.Stats
 	}
 	return nil
 }
@@ -4255,6 +4279,262 @@ func (x *BillRequest) GetSince() int64 {
 	return 0
 }
 
+type HistoryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`    // whose use is returned; empty: all tenants'
+	Seconds       uint64                 `protobuf:"varint,2,opt,name=seconds,proto3" json:"seconds,omitempty"` // how far back; 0: a day
+	Step          uint64                 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`       // seconds: 10, 300, 3600 or 86400; 0: by the length
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HistoryRequest) Reset() {
+	*x = HistoryRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryRequest) ProtoMessage() {}
+
+func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
+func (*HistoryRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *HistoryRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *HistoryRequest) GetSeconds() uint64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *HistoryRequest) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+type HistoryReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Steps         []*HistoryStep         `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"` // the oldest first. Steps for which the manager did not run are missing
+	Step          uint64                 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`  // seconds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HistoryReply) Reset() {
+	*x = HistoryReply{}
+	mi := &file_internal_control_control_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryReply) ProtoMessage() {}
+
+func (x *HistoryReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryReply.ProtoReflect.Descriptor instead.
+func (*HistoryReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *HistoryReply) GetSteps() []*HistoryStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *HistoryReply) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+type HistoryStep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Start         int64                  `protobuf:"varint,1,opt,name=start,proto3" json:"start,omitempty"`                                // Unix time in s
+	WatchedUs     uint64                 `protobuf:"varint,2,opt,name=watched_us,json=watchedUs,proto3" json:"watched_us,omitempty"`       // for which the manager ran
+	HarvestedUs   uint64                 `protobuf:"varint,3,opt,name=harvested_us,json=harvestedUs,proto3" json:"harvested_us,omitempty"` // core microseconds that leases had
+	IdleUs        uint64                 `protobuf:"varint,4,opt,name=idle_us,json=idleUs,proto3" json:"idle_us,omitempty"`                // core microseconds that were offered and no lease had
+	BatchUs       uint64                 `protobuf:"varint,5,opt,name=batch_us,json=batchUs,proto3" json:"batch_us,omitempty"`             // core microseconds that were not offered
+	Stats         []uint64               `protobuf:"varint,6,rep,packed,name=stats,proto3" json:"stats,omitempty"`                         // docs/BOARD.md
+	Tenants       []*TenantUse           `protobuf:"bytes,7,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HistoryStep) Reset() {
+	*x = HistoryStep{}
+	mi := &file_internal_control_control_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryStep) ProtoMessage() {}
+
+func (x *HistoryStep) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryStep.ProtoReflect.Descriptor instead.
+func (*HistoryStep) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *HistoryStep) GetStart() int64 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetWatchedUs() uint64 {
+	if x != nil {
+		return x.WatchedUs
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetHarvestedUs() uint64 {
+	if x != nil {
+		return x.HarvestedUs
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetIdleUs() uint64 {
+	if x != nil {
+		return x.IdleUs
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetBatchUs() uint64 {
+	if x != nil {
+		return x.BatchUs
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetStats() []uint64 {
+	if x != nil {
+		return x.Stats
+	}
+	return nil
+}
+
+func (x *HistoryStep) GetTenants() []*TenantUse {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+type TenantUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`   // empty: further tenants
+	Use           []uint64               `protobuf:"varint,2,rep,packed,name=use,proto3" json:"use,omitempty"` // as in AccountEntry
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantUse) Reset() {
+	*x = TenantUse{}
+	mi := &file_internal_control_control_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantUse) ProtoMessage() {}
+
+func (x *TenantUse) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
+func (*TenantUse) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *TenantUse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TenantUse) GetUse() []uint64 {
+	if x != nil {
+		return x.Use
+	}
+	return nil
+}
+
 type BillReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Bills         []*TenantBill          `protobuf:"bytes,1,rep,name=bills,proto3" json:"bills,omitempty"`
@@ -4266,7 +4546,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4558,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +4571,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -4326,7 +4606,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4338,7 +4618,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4351,7 +4631,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -4388,7 +4668,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4400,7 +4680,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4413,7 +4693,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *BillLine) GetItem() string {
@@ -4457,7 +4737,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x1einternal/control/control.proto\x12\x10rfaas.control.v1\"8\n" +
 	"\vInfoRequest\x12)\n" +
-	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xb5\x04\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xea\x04\n" +
 	"\tInfoReply\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x17\n" +
@@ -4477,7 +4757,10 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0favailable_until\x18\x0e \x01(\x04R\x0eavailableUntil\x12\x16\n" +
 	"\x06leases\x18\x0f \x01(\rR\x06leases\x127\n" +
 	"\x06fabric\x18\x10 \x03(\v2\x1f.rfaas.control.v1.FabricAddressR\x06fabric\x12!\n" +
-	"\fdata_address\x18\x11 \x01(\tR\vdataAddress\"S\n" +
+	"\fdata_address\x18\x11 \x01(\tR\vdataAddress\x12\x1d\n" +
+	"\n" +
+	"node_cores\x18\x12 \x01(\rR\tnodeCores\x12\x14\n" +
+	"\x05stats\x18\x13 \x03(\x04R\x05stats\"S\n" +
 	"\rFabricAddress\x12\x1e\n" +
 	"\n" +
 	"infiniband\x18\x01 \x01(\bR\n" +
@@ -4733,14 +5016,15 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"executorId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x1a\n" +
 	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x12\n" +
-	"\x04blob\x18\x04 \x01(\fR\x04blob\"\x87\x02\n" +
+	"\x04blob\x18\x04 \x01(\fR\x04blob\"\xba\x02\n" +
 	"\x13AttachExecutorReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12/\n" +
 	"\x04line\x18\x03 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x04line\x121\n" +
 	"\x05cells\x18\x04 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x05cells\x123\n" +
 	"\x06limits\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06limits\x12/\n" +
-	"\x04held\x18\x06 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x04held\"&\n" +
+	"\x04held\x18\x06 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x04held\x121\n" +
+	"\x05stats\x18\a \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x05stats\"&\n" +
 	"\fLimitRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"T\n" +
 	"\n" +
@@ -4783,7 +5067,26 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vSettleReply\";\n" +
 	"\vBillRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
-	"\x05since\x18\x02 \x01(\x03R\x05since\"u\n" +
+	"\x05since\x18\x02 \x01(\x03R\x05since\"V\n" +
+	"\x0eHistoryRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\x04R\aseconds\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\x04R\x04step\"W\n" +
+	"\fHistoryReply\x123\n" +
+	"\x05steps\x18\x01 \x03(\v2\x1d.rfaas.control.v1.HistoryStepR\x05steps\x12\x12\n" +
+	"\x04step\x18\x02 \x01(\x04R\x04step\"\xe6\x01\n" +
+	"\vHistoryStep\x12\x14\n" +
+	"\x05start\x18\x01 \x01(\x03R\x05start\x12\x1d\n" +
+	"\n" +
+	"watched_us\x18\x02 \x01(\x04R\twatchedUs\x12!\n" +
+	"\fharvested_us\x18\x03 \x01(\x04R\vharvestedUs\x12\x17\n" +
+	"\aidle_us\x18\x04 \x01(\x04R\x06idleUs\x12\x19\n" +
+	"\bbatch_us\x18\x05 \x01(\x04R\abatchUs\x12\x14\n" +
+	"\x05stats\x18\x06 \x03(\x04R\x05stats\x125\n" +
+	"\atenants\x18\a \x03(\v2\x1b.rfaas.control.v1.TenantUseR\atenants\"5\n" +
+	"\tTenantUse\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03use\x18\x02 \x03(\x04R\x03use\"u\n" +
 	"\tBillReply\x122\n" +
 	"\x05bills\x18\x01 \x03(\v2\x1c.rfaas.control.v1.TenantBillR\x05bills\x12\x1a\n" +
 	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12\x18\n" +
@@ -4825,7 +5128,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05Until\x12\x1e.rfaas.control.v1.UntilRequest\x1a\x1c.rfaas.control.v1.UntilReply\x12K\n" +
 	"\aInspect\x12 .rfaas.control.v1.InspectRequest\x1a\x1e.rfaas.control.v1.InspectReply\x12D\n" +
 	"\x04Room\x12\x1d.rfaas.control.v1.RoomRequest\x1a\x1b.rfaas.control.v1.RoomReply0\x01\x12D\n" +
-	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xd4\a\n" +
+	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xa1\b\n" +
 	"\aManager\x12N\n" +
 	"\bRegister\x12!.rfaas.control.v1.RegisterRequest\x1a\x1f.rfaas.control.v1.RegisterReply\x12Q\n" +
 	"\tHeartbeat\x12\".rfaas.control.v1.HeartbeatRequest\x1a .rfaas.control.v1.HeartbeatReply\x12T\n" +
@@ -4836,7 +5139,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0eAttachExecutor\x12'.rfaas.control.v1.AttachExecutorRequest\x1a%.rfaas.control.v1.AttachExecutorReply\x12Z\n" +
 	"\fAttachClient\x12%.rfaas.control.v1.AttachClientRequest\x1a#.rfaas.control.v1.AttachClientReply\x12H\n" +
 	"\x06Settle\x12\x1f.rfaas.control.v1.SettleRequest\x1a\x1d.rfaas.control.v1.SettleReply\x12B\n" +
-	"\x04Bill\x12\x1d.rfaas.control.v1.BillRequest\x1a\x1b.rfaas.control.v1.BillReply\x12E\n" +
+	"\x04Bill\x12\x1d.rfaas.control.v1.BillRequest\x1a\x1b.rfaas.control.v1.BillReply\x12K\n" +
+	"\aHistory\x12 .rfaas.control.v1.HistoryRequest\x1a\x1e.rfaas.control.v1.HistoryReply\x12E\n" +
 	"\x05Limit\x12\x1e.rfaas.control.v1.LimitRequest\x1a\x1c.rfaas.control.v1.LimitReply\x12K\n" +
 	"\aReserve\x12 .rfaas.control.v1.ReserveRequest\x1a\x1e.rfaas.control.v1.ReserveReply\x12W\n" +
 	"\vRevocations\x12$.rfaas.control.v1.RevocationsRequest\x1a\".rfaas.control.v1.RevocationsReplyB,Z*github.com/rfaas-go/rfaas/internal/controlb\x06proto3"
@@ -4854,7 +5158,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -4922,9 +5226,13 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*SettleRequest)(nil),         // 63: rfaas.control.v1.SettleRequest
 	(*SettleReply)(nil),           // 64: rfaas.control.v1.SettleReply
 	(*BillRequest)(nil),           // 65: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 66: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 67: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 68: rfaas.control.v1.BillLine
+	(*HistoryRequest)(nil),        // 66: rfaas.control.v1.HistoryRequest
+	(*HistoryReply)(nil),          // 67: rfaas.control.v1.HistoryReply
+	(*HistoryStep)(nil),           // 68: rfaas.control.v1.HistoryStep
+	(*TenantUse)(nil),             // 69: rfaas.control.v1.TenantUse
+	(*BillReply)(nil),             // 70: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 71: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 72: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
@@ -4951,72 +5259,77 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	49, // 21: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
 	49, // 22: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
 	49, // 23: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	49, // 24: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	49, // 25: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	62, // 26: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	67, // 27: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	68, // 28: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 29: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 30: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 31: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	12, // 32: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	14, // 33: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
-	16, // 34: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	18, // 35: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	21, // 36: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
-	23, // 37: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	25, // 38: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	28, // 39: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	30, // 40: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	32, // 41: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	34, // 42: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	36, // 43: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	38, // 44: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	40, // 45: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	42, // 46: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	44, // 47: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	46, // 48: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	50, // 49: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	52, // 50: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	60, // 51: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	63, // 52: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	65, // 53: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	54, // 54: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	56, // 55: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	58, // 56: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
-	4,  // 57: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	8,  // 58: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	8,  // 59: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	13, // 60: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	15, // 61: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	17, // 62: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	19, // 63: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	22, // 64: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
-	24, // 65: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	26, // 66: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	29, // 67: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	31, // 68: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	33, // 69: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	35, // 70: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	37, // 71: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	39, // 72: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	41, // 73: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	43, // 74: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	45, // 75: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	47, // 76: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	51, // 77: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	53, // 78: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	61, // 79: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	64, // 80: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	66, // 81: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	55, // 82: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	57, // 83: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	59, // 84: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
-	57, // [57:85] is the sub-list for method output_type
-	29, // [29:57] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	49, // 24: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
+	49, // 25: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	49, // 26: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	62, // 27: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	68, // 28: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
+	69, // 29: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
+	71, // 30: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	72, // 31: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 32: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 33: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 34: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	12, // 35: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	14, // 36: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	16, // 37: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	18, // 38: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	21, // 39: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
+	23, // 40: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	25, // 41: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	28, // 42: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	30, // 43: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	32, // 44: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	34, // 45: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	36, // 46: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	38, // 47: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	40, // 48: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	42, // 49: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	44, // 50: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	46, // 51: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	50, // 52: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	52, // 53: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	60, // 54: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	63, // 55: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	65, // 56: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	66, // 57: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
+	54, // 58: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	56, // 59: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	58, // 60: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
+	4,  // 61: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	8,  // 62: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	8,  // 63: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	13, // 64: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	15, // 65: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	17, // 66: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	19, // 67: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	22, // 68: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	24, // 69: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	26, // 70: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	29, // 71: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	31, // 72: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	33, // 73: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	35, // 74: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	37, // 75: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	39, // 76: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	41, // 77: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	43, // 78: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	45, // 79: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	47, // 80: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	51, // 81: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	53, // 82: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	61, // 83: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	64, // 84: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	70, // 85: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	67, // 86: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
+	55, // 87: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	57, // 88: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	59, // 89: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
+	61, // [61:90] is the sub-list for method output_type
+	32, // [32:61] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -5032,7 +5345,7 @@ func file_internal_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   66,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

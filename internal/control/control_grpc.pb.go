@@ -744,6 +744,7 @@ const (
 	Manager_AttachClient_FullMethodName   = "/rfaas.control.v1.Manager/AttachClient"
 	Manager_Settle_FullMethodName         = "/rfaas.control.v1.Manager/Settle"
 	Manager_Bill_FullMethodName           = "/rfaas.control.v1.Manager/Bill"
+	Manager_History_FullMethodName        = "/rfaas.control.v1.Manager/History"
 	Manager_Limit_FullMethodName          = "/rfaas.control.v1.Manager/Limit"
 	Manager_Reserve_FullMethodName        = "/rfaas.control.v1.Manager/Reserve"
 	Manager_Revocations_FullMethodName    = "/rfaas.control.v1.Manager/Revocations"
@@ -769,6 +770,8 @@ type ManagerClient interface {
 	// Settle merges sums into the ledger; they are on its disk when it returns. For what cannot be charged to a cell.
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleReply, error)
 	Bill(ctx context.Context, in *BillRequest, opts ...grpc.CallOption) (*BillReply, error)
+	// History returns what the cluster did, in steps of equal length.
+	History(ctx context.Context, in *HistoryRequest, opts ...grpc.CallOption) (*HistoryReply, error)
 	// Limit says how many cores a tenant may have at a time, and which record of the manager's memory counts them.
 	Limit(ctx context.Context, in *LimitRequest, opts ...grpc.CallOption) (*LimitReply, error)
 	// Reserve counts them for an executor that cannot reach that memory.
@@ -875,6 +878,16 @@ func (c *managerClient) Bill(ctx context.Context, in *BillRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *managerClient) History(ctx context.Context, in *HistoryRequest, opts ...grpc.CallOption) (*HistoryReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HistoryReply)
+	err := c.cc.Invoke(ctx, Manager_History_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) Limit(ctx context.Context, in *LimitRequest, opts ...grpc.CallOption) (*LimitReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LimitReply)
@@ -925,6 +938,8 @@ type ManagerServer interface {
 	// Settle merges sums into the ledger; they are on its disk when it returns. For what cannot be charged to a cell.
 	Settle(context.Context, *SettleRequest) (*SettleReply, error)
 	Bill(context.Context, *BillRequest) (*BillReply, error)
+	// History returns what the cluster did, in steps of equal length.
+	History(context.Context, *HistoryRequest) (*HistoryReply, error)
 	// Limit says how many cores a tenant may have at a time, and which record of the manager's memory counts them.
 	Limit(context.Context, *LimitRequest) (*LimitReply, error)
 	// Reserve counts them for an executor that cannot reach that memory.
@@ -967,6 +982,9 @@ func (UnimplementedManagerServer) Settle(context.Context, *SettleRequest) (*Sett
 }
 func (UnimplementedManagerServer) Bill(context.Context, *BillRequest) (*BillReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Bill not implemented")
+}
+func (UnimplementedManagerServer) History(context.Context, *HistoryRequest) (*HistoryReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method History not implemented")
 }
 func (UnimplementedManagerServer) Limit(context.Context, *LimitRequest) (*LimitReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Limit not implemented")
@@ -1160,6 +1178,24 @@ func _Manager_Bill_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_History_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HistoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).History(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_History_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).History(ctx, req.(*HistoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_Limit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LimitRequest)
 	if err := dec(in); err != nil {
@@ -1256,6 +1292,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Bill",
 			Handler:    _Manager_Bill_Handler,
+		},
+		{
+			MethodName: "History",
+			Handler:    _Manager_History_Handler,
 		},
 		{
 			MethodName: "Limit",

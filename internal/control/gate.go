@@ -270,6 +270,7 @@ var roles = map[string]identity.Role{
 	service + "Manager/List":           identity.RoleTenant,
 	service + "Manager/AttachClient":   identity.RoleTenant,
 	service + "Manager/Bill":           identity.RoleTenant, // its own
+	service + "Manager/History":        identity.RoleTenant, // its own use, and the cluster's cores and starts
 	service + "Manager/Register":       identity.RoleNode,
 	service + "Manager/Heartbeat":      identity.RoleNode,
 	service + "Manager/Deregister":     identity.RoleNode,
@@ -409,18 +410,26 @@ func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h gr
 	return g.holdReply(ctx, reply)
 }
 
-// narrow restricts a request for bills to the tenants whose bills its caller may see.
+// narrow restricts a request for bills or use to the tenants whose bills its caller may see.
 func (g *Gate) narrow(ctx context.Context, method string, req any) error {
-	bill, ok := req.(*BillRequest)
-	who := Caller(ctx)
-	if !ok || who.Role == identity.RoleOperator {
+	var tenant *string
+	switch req := req.(type) {
+	case *BillRequest:
+		tenant = &req.Tenant
+	case *HistoryRequest:
+		tenant = &req.Tenant
+	default:
 		return nil
 	}
-	if bill.Tenant == "" {
-		bill.Tenant = who.Tenant
+	who := Caller(ctx)
+	if who.Role == identity.RoleOperator {
+		return nil
 	}
-	if !who.MayUse(bill.Tenant) {
-		return g.Refuse(ctx, method, "%[2]s may not see the bill of tenant %[1]q, only that of %[3]q", bill.Tenant, who.Name, who.Tenant)
+	if *tenant == "" {
+		*tenant = who.Tenant
+	}
+	if !who.MayUse(*tenant) {
+		return g.Refuse(ctx, method, "%[2]s may not see the bill of tenant %[1]q, only that of %[3]q", *tenant, who.Name, who.Tenant)
 	}
 	return nil
 }

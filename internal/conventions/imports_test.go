@@ -36,7 +36,7 @@ var layers = map[string][]string{
 		"internal/claim", "internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/observe", "internal/privilege", "internal/quota",
 		"internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/link",
-		"internal/identity", "internal/observe", "internal/quota", "internal/systemd"},
+		"internal/history", "internal/identity", "internal/observe", "internal/quota", "internal/systemd"},
 
 	// Public packages.
 	"client":     {"internal/api", "client/c", "internal/dataplane", "internal/control", "internal/topology"}, // the last two: its tests
@@ -61,6 +61,7 @@ var layers = map[string][]string{
 	"internal/sandbox/isolation": {},
 	"internal/board":             {"internal/api"},
 	"internal/link":              {"accounting", "internal/board", "internal/control", "internal/dataplane"},
+	"internal/history":           {"accounting", "internal/board"},
 	"internal/identity":          {},
 	"internal/control":           {"internal/api", "internal/identity", "internal/quota"},
 	"internal/observe":           {"internal/control", "internal/identity", "internal/quota"},

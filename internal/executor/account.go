@@ -32,6 +32,7 @@ type accounts struct {
 	using   map[lease.ID][]tableKey // tables of leases
 	ended   []*account
 	trouble map[string]bool // errors that were logged
+	total   accounting.Use  // of all leases, as measured last
 
 	// Used only by the settling goroutine.
 	settling sync.Mutex
@@ -62,6 +63,7 @@ type account struct {
 	meter   *accounting.Meter
 	workers []*metered // by seat; nil for a worker that has not been added yet
 	ended   time.Time
+	counted accounting.Use // of this part, in accounts.total
 }
 
 // metered is one worker.
@@ -375,11 +377,16 @@ func (a *accounts) measure() []accounting.Entry {
 	take := func(acc *account, final bool) {
 		e := accounting.Entry{Key: accounting.Key{Incarnation: a.incarnation, Lease: uint64(acc.id), Part: acc.part},
 			Tenant: acc.tenant, Node: a.node, Began: acc.began, AsOf: now, Final: final, Use: acc.meter.Use(now)}
+		for i, n := range e.Use.Since(acc.counted) {
+			a.total[i] += n
+		}
+		acc.counted = e.Use
 		if final {
 			e.AsOf = acc.ended
 		} else if acc.meter.Split(e.Use) {
 			e.Final = true
 			acc.part++
+			acc.counted = accounting.Use{}
 		}
 		entries = append(entries, e)
 	}
@@ -392,4 +399,14 @@ func (a *accounts) measure() []accounting.Entry {
 	}
 	a.ended = nil
 	return entries
+}
+
+// sum returns a counter of all leases, as measured last.
+func (a *accounts) sum(c accounting.Counter) uint64 {
+	if a == nil {
+		return 0
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.total[c]
 }

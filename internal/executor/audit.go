@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"slices"
 
+	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/lease"
@@ -33,7 +34,7 @@ func (e *Executor) audit(ctx context.Context, event string, h *holding, tenant, 
 
 // startOf returns how the workers of a lease started. If they differ, the slowest way counts.
 func startOf(granted []*control.WorkerGrant) string {
-	for _, path := range startPaths {
+	for _, path := range board.StartNames[:] {
 		if slices.ContainsFunc(granted, func(g *control.WorkerGrant) bool { return pathOf(g.GetStart()) == path }) {
 			return path
 		}

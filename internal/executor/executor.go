@@ -32,6 +32,7 @@ type Config struct {
 	Fabric    []dataplane.Address  // of its RDMA devices
 	Data      *datalisten.Listener // nil: provider tcp is not offered
 	Node      string               // host name
+	NodeCores int                  // physical cores of the node, lent or not; 0: not known
 	NodeID    string               // control.NodeID
 	Spawner   Spawner
 	Bundles   *bundles // nil: none are taken
@@ -133,8 +134,16 @@ func (e *Executor) info() *control.InfoReply {
 		MemoryBytes: c.Memory, FreeMemoryBytes: c.FreeMemory,
 		Providers: e.cfg.Providers, MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager,
 		MaxBulk: uint64(e.cfg.Settings.MaxBulk), Draining: e.isDraining(),
-		AvailableUntil: e.back.unix(),
+		AvailableUntil: e.back.unix(), NodeCores: uint32(e.cfg.NodeCores),
 	}
+}
+
+// reported returns what the manager is told about this executor.
+func (e *Executor) reported() *control.InfoReply {
+	i := e.info()
+	s := e.metrics.stats()
+	i.Stats = s.Values()
+	return i
 }
 
 func fabricAddresses(all []dataplane.Address) (out []*control.FabricAddress) {

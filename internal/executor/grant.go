@@ -328,7 +328,7 @@ func (e *Executor) watch(h *holding, i int, w Worker) {
 		x := w.Exit()
 		x.Backtrace = e.nameFrames(h.code, x.Backtrace)
 		h.announce(i, w.PID(), &x)
-		e.metrics.died.Inc()
+		e.metrics.workerDied()
 		level := slog.LevelWarn
 		if x.Signal == 0 && x.Code == exitClientGone && x.Function == "" {
 			level = slog.LevelDebug // the event stream says whether that was on purpose
@@ -416,7 +416,7 @@ func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (W
 	if err == nil {
 		return w, nil
 	}
-	e.metrics.failed.Inc()
+	e.metrics.startFailed()
 	e.tell(h, slog.LevelInfo, "worker did not start", "lease", uint64(h.id), "worker", i, "error", err)
 	var known *zygote.WorkerError
 	switch {

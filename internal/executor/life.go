@@ -76,7 +76,7 @@ func (e *Executor) beginEnd(ctx context.Context, id lease.ID, how lease.State, r
 	if err != nil {
 		return nil, err
 	}
-	e.metrics.ended.WithLabelValues(how.String()).Inc()
+	e.metrics.leaseEnded(how)
 	h := e.holding(id) // exists from before the grant until finishEnd
 	e.auditEnd(ctx, h, &l, reason)
 	h.end(how, reason)

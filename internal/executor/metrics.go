@@ -3,11 +3,15 @@ package executor
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/internal/systemd"
@@ -24,6 +28,9 @@ type metrics struct {
 	uploads *prometheus.CounterVec // known
 	claims  prometheus.Counter
 	seeds   *prometheus.CounterVec // result
+
+	mu    sync.Mutex
+	count board.Stats // for the manager
 }
 
 func newMetrics() *metrics {
@@ -47,7 +54,7 @@ func newMetrics() *metrics {
 			Help: "Init calls that were made for a seed: made, refused because their state cannot be kept, or failed."}, []string{"result"}),
 	}
 	// All series are there from the start, so that a rate has no gap before the first event.
-	for _, path := range startPaths {
+	for _, path := range board.StartNames {
 		m.starts.WithLabelValues(path)
 		m.seconds.WithLabelValues(path)
 	}
@@ -63,9 +70,6 @@ func newMetrics() *metrics {
 	return m
 }
 
-// startPaths are the ways in which workers start, the slowest first.
-var startPaths = []string{"cold", "seeded", "pooled", "cached"}
-
 // pathOf is a start path as a label.
 func pathOf(p control.StartPath) string {
 	return strings.ToLower(strings.TrimPrefix(p.String(), "START_PATH_"))
@@ -74,8 +78,45 @@ func pathOf(p control.StartPath) string {
 // started notes a worker that a lease got.
 func (m *metrics) started(g *control.WorkerGrant) {
 	path, s := pathOf(g.GetStart()), g.GetSteps()
+	took := time.Duration(s.GetFork() + s.GetConnect() + s.GetCode())
 	m.starts.WithLabelValues(path).Inc()
-	m.seconds.WithLabelValues(path).Observe((time.Duration(s.GetFork() + s.GetConnect() + s.GetCode())).Seconds())
+	m.seconds.WithLabelValues(path).Observe(took.Seconds())
+	if i := slices.Index(board.StartNames[:], path); i >= 0 {
+		m.counted(func(c *board.Stats) { c.Starts[i].Add(took) })
+	}
+}
+
+// startFailed notes a worker that did not start.
+func (m *metrics) startFailed() {
+	m.failed.Inc()
+	m.counted(func(c *board.Stats) { c.FailedStarts++ })
+}
+
+// workerDied notes a worker that ended by itself.
+func (m *metrics) workerDied() {
+	m.died.Inc()
+	m.counted(func(c *board.Stats) { c.Deaths++ })
+}
+
+// leaseEnded notes how a lease ended.
+func (m *metrics) leaseEnded(how lease.State) {
+	m.ended.WithLabelValues(how.String()).Inc()
+	if i := slices.Index(board.EndNames[:], how.String()); i >= 0 {
+		m.counted(func(c *board.Stats) { c.Ended[i]++ })
+	}
+}
+
+func (m *metrics) counted(f func(*board.Stats)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f(&m.count)
+}
+
+// stats returns what has been counted.
+func (m *metrics) stats() board.Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.count
 }
 
 func (m *metrics) uploaded(known bool) {
@@ -102,6 +143,17 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
 	gauge("table_bytes", "Lent memory that tables, bundles and seeds use.", func() float64 { return float64(e.table.Capacity().SetAside) })
+	for name, c := range map[string]accounting.Counter{"calls": accounting.Calls, "call_failures": accounting.Failures, "call_seconds": accounting.ExecMicros} {
+		help := map[accounting.Counter]string{accounting.Calls: "Calls of the leases that the resource manager is told of, as workers count them.",
+			accounting.Failures: "Of these, calls that failed.", accounting.ExecMicros: "Processor time of their functions. Divided by the calls it is the mean time of a call."}[c]
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_executor_" + name + "_total", Help: help}, func() float64 {
+			n := float64(e.accounts.sum(c))
+			if c == accounting.ExecMicros {
+				n /= 1e6
+			}
+			return n
+		}))
+	}
 	gauge("draining", "1 while it drains.", func() float64 {
 		if e.isDraining() {
 			return 1

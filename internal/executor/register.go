@@ -69,6 +69,9 @@ func (r *registrar) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
+			if r.way != nil {
+				_ = r.write() // what was counted since the last report
+			}
 			r.detach()
 			if !r.stay.Load() {
 				r.signOff()
@@ -207,7 +210,10 @@ func (r *registrar) write() error {
 	if until := info.GetAvailableUntil(); until > 0 && until < 1<<40 {
 		l.Until = time.Unix(int64(until), 0)
 	}
-	return r.way.WriteLine(l)
+	if err := r.way.WriteLine(l); err != nil {
+		return err
+	}
+	return r.way.WriteStats(board.StatsOf(info.GetStats()), l.Incarnation)
 }
 
 func mebibytes(n uint64) uint32 { return uint32(min(n>>20, 1<<32-1)) }

@@ -175,7 +175,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 			return err
 		}
 		defer conn.Close()
-		reg = newRegistrar(conn, s.Manager, advertised, e.info, log)
+		reg = newRegistrar(conn, s.Manager, advertised, e.reported, log)
 		reg.accounts, reg.nodeID = e.accounts, cfg.NodeID
 		reg.devices = &link.Devices{Options: rdmaOptions(&s)}
 		reg.devices.Options.Encrypt = encryption(&s)
@@ -432,6 +432,7 @@ func nodeConfig(s config.Executor, spawner Spawner, before *handover.State, log 
 	if cfg.Node, err = os.Hostname(); err != nil {
 		return cfg, err
 	}
+	cfg.NodeCores = topology.NodeCores("/")
 	return cfg, nil
 }
 

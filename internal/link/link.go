@@ -90,6 +90,9 @@ type Executor struct {
 	cells dataplane.Ref
 	slot  uint32
 
+	stats   dataplane.Ref // Size 0: a resource manager of an earlier version
+	written board.Stats   // last value of stats
+
 	limits dataplane.Ref // Size 0: no tenant has a limit
 	held   dataplane.Ref
 	way    accounting.LimitWay
@@ -107,6 +110,7 @@ func AttachExecutor(ctx context.Context, m control.ManagerClient, dev *dataplane
 		grpc.Peer(&from))
 	if err == nil {
 		x.line, x.cells, x.slot = ref(r.GetLine()), ref(r.GetCells()), r.GetSlot()
+		x.stats = ref(r.GetStats())
 		x.limits, x.held = ref(r.GetLimits()), ref(r.GetHeld())
 		if x.way = accounting.LimitSHM; dev.Provider() == dataplane.Verbs {
 			x.way = accounting.LimitVerbs
@@ -129,6 +133,20 @@ func (x *Executor) WriteLine(l board.Line) error {
 	var b [board.LineSize]byte
 	l.Encode(b[:])
 	return x.conn.Write(b[:], x.line.Addr, x.line.Key, Timeout)
+}
+
+// WriteStats writes what the executor has counted, if it has changed. Only one goroutine may call it at a time.
+func (x *Executor) WriteStats(s board.Stats, incarnation uint64) error {
+	if x.stats.Size != board.StatsSize || s == x.written {
+		return nil
+	}
+	var b [board.StatsSize]byte
+	s.Encode(b[:], incarnation)
+	if err := x.conn.Write(b[:], x.stats.Addr, x.stats.Key, Timeout); err != nil {
+		return err
+	}
+	x.written = s
+	return nil
 }
 
 // Cells is how many cells there are.

@@ -194,16 +194,17 @@ type attachment struct {
 	freed  func() // called by free, once; nil: nothing to do
 	domain *dataplane.Domain
 	line   *dataplane.Memory
-	cells  *dataplane.Memory
+	cells  *dataplane.Memory // and behind them the counts of the executor
 	limits *dataplane.Memory // nil: no tenant has a limit
 	held   *dataplane.Memory // likewise
 	way    accounting.LimitWay
 	conn   *dataplane.Conn
 	blob   []byte // of conn
 
-	mu     sync.Mutex         // protects the fields below; never held while waiting for the table's lock
-	merged []accounting.Entry // for each cell, what the ledger has; zero: nothing
-	closed bool
+	mu      sync.Mutex         // protects the fields below; never held while waiting for the table's lock
+	merged  []accounting.Entry // for each cell, what the ledger has; zero: nothing
+	counted [4]byte            // checksum of the counts that were read last
+	closed  bool
 }
 
 // cellsFor returns how many cells an executor gets: one for each lease that it can have, and more for those that wait
@@ -224,7 +225,7 @@ func (m *memory) attachExecutor(ctx context.Context, provider string, e *entry, 
 		a.line, err = a.domain.Window(m.whole, m.head.LineOffset(e.slot), board.LineSize, dataplane.RemoteRead|dataplane.RemoteWrite)
 	}
 	if err == nil {
-		a.cells, err = a.domain.Alloc(uint64(len(a.merged)*accounting.CellSize), dataplane.RemoteRead|dataplane.RemoteWrite|dataplane.RemoteAtomic)
+		a.cells, err = a.domain.Alloc(uint64(len(a.merged)*accounting.CellSize+board.StatsSize), dataplane.RemoteRead|dataplane.RemoteWrite|dataplane.RemoteAtomic)
 	}
 	expose := []*dataplane.Memory{a.line, a.cells}
 	if err == nil && m.limits != nil {
@@ -304,4 +305,29 @@ func (a *attachment) free() {
 func refOf(m *dataplane.Memory) *control.MemoryRef {
 	r := m.Ref()
 	return &control.MemoryRef{Addr: r.Addr, Key: r.Key, Size: r.Size}
+}
+
+// cellRefs returns how the executor reaches its cells and its counts.
+func (a *attachment) cellRefs() (cells, stats *control.MemoryRef) {
+	cells, stats = refOf(a.cells), refOf(a.cells)
+	cells.Size = uint64(len(a.merged) * accounting.CellSize)
+	stats.Addr, stats.Size = stats.Addr+cells.Size, board.StatsSize
+	return cells, stats
+}
+
+// stats returns what the executor has counted. ok is false if it has written nothing valid since the last call.
+func (a *attachment) stats(incarnation uint64) (s board.Stats, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed || a.cells == nil {
+		return s, false
+	}
+	var b [board.StatsSize]byte
+	copy(b[:], a.cells.Bytes()[len(a.merged)*accounting.CellSize:])
+	if sum := [4]byte(b[board.StatsSize-4:]); sum != a.counted {
+		if s, ok, _ = board.ParseStats(b[:], incarnation); ok { // a torn record is complete at the next look
+			a.counted = sum
+		}
+	}
+	return s, ok
 }

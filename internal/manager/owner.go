@@ -114,7 +114,7 @@ const registrationBytes = board.LineSize + 2*board.IdentitySize
 // attachmentBytes returns how much memory an executor uses that is attached by a provider.
 func attachmentBytes(provider string, cores uint32) uint64 {
 	const entry = 2*accounting.CellSize + 8 // the cell, its merged copy, and the word of reserved cores
-	bytes := uint64(cellsFor(cores)) * entry
+	bytes := uint64(cellsFor(cores))*entry + board.StatsSize
 	if provider == dataplane.TCP {
 		bytes += dataplane.ConnTCPBytes
 	}

@@ -104,7 +104,7 @@ func TestProviderRights(t *testing.T) {
 		got := make([]byte, 8)
 		client()
 		before = bytes.Clone(all())
-		for name, ref := range map[string]*control.MemoryRef{"the board": whole, "a line": its.GetLine(), "cells": its.GetCells(), "limits": its.GetLimits(), "what an executor holds": its.GetHeld()} {
+		for name, ref := range map[string]*control.MemoryRef{"the board": whole, "a line": its.GetLine(), "cells": its.GetCells(), "limits": its.GetLimits(), "what an executor holds": its.GetHeld(), "what an executor has counted": its.GetStats()} {
 			at, key := ref.GetAddr(), ref.GetKey()
 			refused("a client writes "+name, client().Write(line[:8], at, key, soon))
 			refused("a client adds to "+name, add(client(), at, key))
@@ -116,7 +116,7 @@ func TestProviderRights(t *testing.T) {
 
 		// An executor has a slot and an identity of its own, which the board shows from its registration on.
 		for name, ref := range map[string]*control.MemoryRef{"the board": whole, "its neighbour's line": its.GetLine(), "its neighbour's cells": its.GetCells(),
-			"what its neighbour holds": its.GetHeld()} {
+			"what its neighbour holds": its.GetHeld(), "what its neighbour has counted": its.GetStats()} {
 			a, _ := executor(1)
 			refused("an executor writes "+name, a.Write(line[:8], ref.GetAddr(), ref.GetKey(), soon))
 			a, _ = executor(1)

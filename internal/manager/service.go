@@ -16,6 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/history"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
@@ -58,6 +59,8 @@ type Manager struct {
 	notifier *notifier
 	accounts *accounts
 	limits   *limits
+	history  *history.History
+	watched  time.Time // last call of history.Watch
 	attach   *attaching
 	nodeID   string
 	gate     *control.Gate  // counts refusals; may be nil
@@ -79,9 +82,13 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	m.accounts.keep = cfg.Keep
+	if err := m.openHistory(); err != nil {
+		m.accounts.close()
+		return nil, err
+	}
 	epoch := rand.Uint64() | 1
 	if m.memory, err = openMemory(&cfg, epoch); err != nil {
-		m.accounts.close()
+		m.closeLedger()
 		return nil, err
 	}
 	m.notifier = newNotifier(epoch)
@@ -96,10 +103,11 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Limits.Any() {
 		if records, err = m.memory.openLimits(); err != nil {
 			m.memory.close()
-			m.accounts.close()
+			m.closeLedger()
 			return nil, err
 		}
 	}
+	m.table.counted = func(node string, s *board.Stats) { m.history.Count(cfg.Now(), node, s) }
 	m.limits = newLimits(cfg.Limits, records, m.memory.own, cfg.Log, cfg.Now)
 	m.table.left = m.limits.left
 	m.table.dropped = func(a *attachment) {
@@ -123,7 +131,7 @@ func (m *Manager) Close() {
 		a.free()
 	}
 	m.memory.close()
-	m.accounts.close()
+	m.closeLedger()
 }
 
 // AddTo adds the manager's service to a server.
@@ -148,6 +156,7 @@ func (m *Manager) Run(ctx context.Context) {
 			m.notifier.sweep()
 			m.expel()
 			m.harvest()
+			m.watch()
 		}
 	}
 	<-done
@@ -323,7 +332,8 @@ func (m *Manager) AttachExecutor(ctx context.Context, req *control.AttachExecuto
 		return nil, m.answer(ctx, control.Manager_AttachExecutor_FullMethodName, err)
 	}
 	m.log.Debug("executor attached", "id", req.GetExecutorId(), "slot", slot, "provider", req.GetProvider())
-	reply := &control.AttachExecutorReply{Blob: a.blob, Slot: slot, Line: refOf(a.line), Cells: refOf(a.cells)}
+	reply := &control.AttachExecutorReply{Blob: a.blob, Slot: slot, Line: refOf(a.line)}
+	reply.Cells, reply.Stats = a.cellRefs()
 	if a.limits != nil {
 		reply.Limits, reply.Held = refOf(a.limits), refOf(a.held)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/history"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
@@ -35,6 +36,7 @@ type entry struct {
 	beat    uint64      // of the line, as last read or written here
 	seen    time.Time   // when the beat changed
 	state   board.State // as reported to subscribers
+	stats   board.Stats // that were counted
 	memory  *attachment // connection to its line and cells; nil: it reports by messages, and the table writes its line
 }
 
@@ -43,9 +45,10 @@ type entry struct {
 type table struct {
 	interval time.Duration // of heartbeats
 	now      func() time.Time
-	changed  func(board.Change) // called under the lock; must not block
-	dropped  func(*attachment)  // likewise: the attachment is no longer used
-	left     func([16]byte)     // likewise: the incarnation has gone or is attached, so its reservations by message end
+	changed  func(board.Change)                // called under the lock; must not block
+	dropped  func(*attachment)                 // likewise: the attachment is no longer used
+	left     func([16]byte)                    // likewise: the incarnation has gone or is attached, so its reservations by message end
+	counted  func(node string, s *board.Stats) // likewise: an executor has counted this since its last report
 	quotas   *quotas
 
 	mu            sync.Mutex
@@ -61,7 +64,7 @@ type table struct {
 func newTable(interval time.Duration, firstID uint64, now func() time.Time, b *board.Table) *table {
 	return &table{interval: interval, now: now, nextID: firstID, byID: map[uint64]*entry{}, byKey: map[string]*entry{},
 		byIncarnation: map[[16]byte][]*entry{}, fresh: map[[16]byte]owner{}, board: b, quotas: newQuotas(1<<30, 1<<62, now),
-		changed: func(board.Change) {}, dropped: func(*attachment) {}, left: func([16]byte) {}}
+		changed: func(board.Change) {}, dropped: func(*attachment) {}, left: func([16]byte) {}, counted: func(string, *board.Stats) {}}
 }
 
 // key returns a key that is unique for an executor: its address, with the node if the address is local.
@@ -171,6 +174,7 @@ func (t *table) register(o owner, address string, info *control.InfoReply) (id u
 	t.byID[e.id], t.byKey[k] = e, e
 	t.byIncarnation[incarnation] = append(t.byIncarnation[incarnation], e)
 	t.fresh[incarnation] = o
+	e.stats = board.StatsOf(info.GetStats()) // what it counted while no manager knew it is not in the history
 	t.tell(e, t.stateOf(e))
 	return e.id, old != nil, nil
 }
@@ -185,6 +189,7 @@ func (t *table) stateOf(e *entry) board.State {
 // heard records a message of an executor. The caller holds the lock.
 func (t *table) heard(e *entry, info *control.InfoReply) {
 	e.info, e.seen = info, t.now()
+	t.count(e, board.StatsOf(info.GetStats()), len(info.GetStats()) > 0)
 	if e.memory == nil {
 		t.board.WriteLine(t.line(e))
 	}
@@ -255,6 +260,7 @@ func (t *table) heartbeat(o owner, id uint64, info *control.InfoReply) (known, b
 func (t *table) detach(e *entry) {
 	if e.memory != nil {
 		e.memory.fence() // before the memory is used otherwise
+		t.countMemory(e)
 		t.dropped(e.memory)
 		e.memory = nil
 	}
@@ -387,6 +393,38 @@ func (t *table) attachments(heard bool) []*attachment {
 		if e.memory != nil && (!heard || e.state != board.Silent) {
 			all = append(all, e.memory)
 		}
+	}
+	return all
+}
+
+// countMemory reports what an executor has counted by its memory. The caller holds the lock.
+func (t *table) countMemory(e *entry) {
+	s, ok := e.memory.stats(board.ShortIncarnation(incarnationOf(e.info)))
+	t.count(e, s, ok)
+}
+
+// count reports what an executor has counted since its last report. The caller holds the lock.
+func (t *table) count(e *entry, s board.Stats, ok bool) {
+	if !ok {
+		return
+	}
+	if more := s.Since(&e.stats); more != (board.Stats{}) {
+		e.stats = s
+		t.counted(e.info.GetNode(), &more)
+	}
+}
+
+// survey reports what attached executors have counted, and returns the cores of all executors.
+func (t *table) survey() []history.Executor {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]history.Executor, 0, len(t.byID))
+	for _, e := range t.byID {
+		if e.memory != nil {
+			t.countMemory(e)
+		}
+		all = append(all, history.Executor{Node: e.info.GetNode(), NodeCores: e.info.GetNodeCores(), Cores: e.info.GetCores(),
+			Free: e.info.GetFreeCores(), Open: e.state == board.Open, Heard: e.state != board.Silent})
 	}
 	return all
 }

@@ -62,6 +62,19 @@ func Cores(root string, cpus []int) ([]Core, error) {
 	return list, nil
 }
 
+// NodeCores returns the number of physical cores of the node, whether or not this process may use them. 0: not known.
+func NodeCores(root string) int {
+	online, err := readList(filepath.Join(root, "sys/devices/system/cpu/online"))
+	if err != nil {
+		return 0
+	}
+	cores, err := Cores(root, online)
+	if err != nil {
+		return 0
+	}
+	return len(cores)
+}
+
 // siblings are the CPUs of the core that has cpu, itself included.
 func siblings(root string, cpu int) ([]int, error) {
 	dir := filepath.Join(root, "sys/devices/system/cpu", "cpu"+strconv.Itoa(cpu), "topology")
