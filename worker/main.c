@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "message.h"
+#include "seed/layout.h"
 #include "zygote.h"
 
 #ifndef RFAAS_VERSION
@@ -58,6 +59,7 @@ static int run_zygote(dp_sandbox *sandbox) {
 
 int main(int argc, char **argv) {
     if (argc >= 2 && !strcmp(argv[1], "zygote")) {
+        dp_layout_enter(argv);
         static dp_sandbox sandbox;
         const char *bad = sandbox_arguments(argv + 2, &sandbox);
         if (!bad)

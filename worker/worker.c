@@ -369,6 +369,7 @@ static bool go_on_unseeded(worker *w, int status, const dp_error *err) {
 static int load_seeded(worker *w, dp_function **table, char *text, size_t room) {
     static dp_seed seed;
     dp_error err = {0};
+    dp_seed_free_keys();
     if (w->seed >= 0 && go_on_unseeded(w, dp_seed_begin(&seed, w->seed, (uint64_t)w->m->seed_units * DP_HEAP_UNIT, &err), &err)) {
         close(w->seed);
         w->seed = -1;

@@ -13,7 +13,9 @@
 #include "crash.h"
 #include "dp_tcp.h"
 #include "message.h"
+#include "seed/layout.h"
 #include "seed/place.h"
+#include "seed/seed.h"
 #include "startup/startup.h"
 #include "worker.h"
 
@@ -108,9 +110,8 @@ static int zygote_start(zygote *z) {
     if (dp_cloner_init(&z->cloner, z->sandbox))
         return DP_EXIT_ZYGOTE;
     dp_crash_prepare();
-    dp_error no_seeds;
-    if (dp_place_reserve(&no_seeds))
-        fprintf(stderr, "rfaas-worker: %s\n", no_seeds.msg);
+    dp_modules_program();
+    dp_seed_hold_keys();
     dp_error err;
     struct {
         uint32_t numbers[3];
@@ -118,6 +119,10 @@ static int zygote_start(zygote *z) {
     } hello = {{DP_WIRE_VERSION, (uint32_t)dp_verbs_preload(&err), 0}, ""};
     if (err.status != DP_OK)
         fprintf(stderr, "rfaas-worker: no verbs: %s\n", err.msg);
+    dp_layout_end();
+    dp_error no_seeds;
+    if (dp_place_reserve(&no_seeds))
+        fprintf(stderr, "rfaas-worker: %s\n", no_seeds.msg);
     dp_sandbox_prepare(z->sandbox, hello.numbers[1] > 0);
     hello.numbers[2] = z->sandbox->parts;
     if (dp_cloner_share(&z->cloner))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -80,9 +81,11 @@ func seeded(t testing.TB, z *Zygote, c *client, code *os.File, s *Seed, one bool
 }
 
 // Workers of a seed answer like a worker that has made the init call itself, and change only their own copy: in C, C++, Fortran, with OpenMP, OpenBLAS, and
-// with FFTW, GSL, libxml2 and SQLite.
+// with FFTW, GSL, libxml2 and SQLite. Workers of another zygote, for which the kernel has chosen other addresses and which has loaded other libraries for
+// itself, start from the seed, too.
 func TestSeed(t *testing.T) {
-	z := startZygote(t)
+	z, other := startZygote(t), startZygote(t)
+	loadProvider(t, other)
 	for name := range seedCases {
 		if name == "refused.c" {
 			continue
@@ -94,7 +97,11 @@ func TestSeed(t *testing.T) {
 			c := startClient(t)
 			var want [3][]byte
 			one := name == "openblas_state.c" // its threads spin, and wait for each other on a busy machine
-			for i, l := range []*leased{seeded(t, z, c, code, nil, one), seeded(t, z, c, code, s, one), seeded(t, z, c, code, s, one)} {
+			workers := []*leased{seeded(t, z, c, code, nil, one), seeded(t, z, c, code, s, one), seeded(t, z, c, code, s, one)}
+			if runtime.GOARCH == "amd64" {
+				workers = append(workers, seeded(t, other, c, code, s, one))
+			}
+			for i, l := range workers {
 				for n := range want {
 					got := l.mustCall(t, 0, nil)
 					if i == 0 {
@@ -106,6 +113,16 @@ func TestSeed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// loadProvider makes a zygote load what encrypted connections need.
+func loadProvider(t testing.TB, z *Zygote) {
+	t.Helper()
+	w, err := z.prepared(t.Context(), &Spec{Provider: "tcp", Device: "127.0.0.1:1", Encrypt: 3, GIDIndex: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.abort(nil)
 }
 
 // What cannot be kept is refused by name, and so are functions that fail or do not exist.
@@ -255,4 +272,30 @@ func damagedSeed(t testing.TB, s *Seed, at int, with []byte) *Seed {
 	bad := *s
 	bad.File = f
 	return &bad
+}
+
+// A worker at other addresses than its seed does not start from it, and says why. Kernels place everything elsewhere if the stack has no limit.
+func TestSeedElsewhere(t *testing.T) {
+	z := startZygote(t)
+	code := seedLibrary(t, "c_state.c")
+	s := makeSeed(t, z, code)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_STACK, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_STACK, &unix.Rlimit{Cur: limit.Max, Max: limit.Max}); err != nil || limit.Max != unix.RLIM_INFINITY {
+		t.Skipf("the stack cannot have no limit: %v, %d", err, limit.Max)
+	}
+	other := startZygote(t)
+	if err := unix.Setrlimit(unix.RLIMIT_STACK, &limit); err != nil {
+		t.Fatal(err)
+	}
+	l := lease(t, other, startClient(t), func(spec *Spec) {
+		spec.Code, spec.Names, spec.Seed, spec.MemoryLimit = code, []string{"query", "setup"}, s, seedMemory
+	})
+	if got := l.Steps().Unseeded; !strings.Contains(got, "the thread pointer is") {
+		t.Errorf("%q", got)
+	}
+	l.mustCall(t, 1, nil)
+	l.mustCall(t, 0, nil)
 }

@@ -52,7 +52,7 @@ static int add(struct dl_phdr_info *i, size_t size, void *arg) {
     memset(m, 0, sizeof *m);
     snprintf(m->name, sizeof m->name, "%s", slash ? slash + 1 : i->dlpi_name);
     m->base = i->dlpi_addr;
-    m->own = l->m->n++ >= l->before;
+    m->own = l->m->n++ >= l->before ? DP_MODULE_OWN : DP_MODULE_PROCESS;
     uint64_t read_only = 0, low = 0, high = 0;
     for (int k = 0; k < i->dlpi_phnum; k++) {
         const ElfW(Phdr) *h = &i->dlpi_phdr[k];
@@ -67,14 +67,14 @@ static int add(struct dl_phdr_info *i, size_t size, void *arg) {
             low = low && low < DOWN(at) ? low : DOWN(at);
             high = high > UP(end) ? high : UP(end);
         }
-        if (h->p_type == PT_TLS && m->own) {
+        if (h->p_type == PT_TLS && m->own == DP_MODULE_OWN) {
             m->tls = (uintptr_t)i->dlpi_tls_data;
             m->tls_size = h->p_memsz;
             m->tls_id = (uint32_t)i->dlpi_tls_modid;
         }
     }
     low = low > read_only ? low : read_only;
-    if (m->own && high > low) {
+    if (m->own == DP_MODULE_OWN && high > low) {
         m->data = low;
         m->data_size = high - low;
     }
@@ -84,16 +84,80 @@ static int add(struct dl_phdr_info *i, size_t size, void *arg) {
     return 0;
 }
 
+/* ---- what user code names ---- */
+
+static uint32_t n_program;
+
+static int count(struct dl_phdr_info *i, size_t size, void *n) {
+    (void)i, (void)size;
+    ++*(uint32_t *)n;
+    return 0;
+}
+
+void dp_modules_program(void) {
+    n_program = 0;
+    dl_iterate_phdr(count, &n_program);
+}
+
+/* Takes the role of an unrelated object from those that an object names. Returns whether there are any. */
+static bool relate(dp_modules *m, const ElfW(Dyn) *dynamic) {
+    const char *strings = NULL, *name;
+    bool any = false;
+    for (const ElfW(Dyn) *d = dynamic; d->d_tag != DT_NULL; d++)
+        if (d->d_tag == DT_STRTAB)
+            strings = (const char *)(uintptr_t)d->d_un.d_ptr;
+    for (const ElfW(Dyn) *d = dynamic; d->d_tag != DT_NULL; d++)
+        for (uint32_t i = m->loaded[0]; d->d_tag == DT_NEEDED && strings && i < m->loaded[1]; i++) {
+            const char *slash = strrchr(name = strings + d->d_un.d_val, '/');
+            if (m->list[i].own == DP_MODULE_UNRELATED && !strncmp(m->list[i].name, slash ? slash + 1 : name, sizeof m->list[i].name - 1)) {
+                m->list[i].own = DP_MODULE_PROCESS;
+                any = true;
+            }
+        }
+    return any;
+}
+
+typedef struct related {
+    dp_modules *m;
+    uint32_t at;
+    bool any;
+} related;
+
+static int relate_one(struct dl_phdr_info *i, size_t size, void *arg) {
+    related *r = arg;
+    (void)size;
+    if (r->at == r->m->n)
+        return 1;
+    if (r->at >= r->m->loaded[0] && r->m->list[r->at].own != DP_MODULE_UNRELATED)
+        for (int k = 0; k < i->dlpi_phnum; k++)
+            if (i->dlpi_phdr[k].p_type == PT_DYNAMIC)
+                r->any |= relate(r->m, (const void *)(i->dlpi_addr + i->dlpi_phdr[k].p_vaddr));
+    r->at++;
+    return 0;
+}
+
 void dp_modules_list(dp_modules *m, uint32_t before) {
     m->n = m->more = 0;
     dl_iterate_phdr(add, &(lister){m, before});
+    if (before == UINT32_MAX) {
+        m->loaded[0] = n_program < m->n ? n_program : m->n;
+        m->loaded[1] = m->n;
+    }
+    for (uint32_t i = m->loaded[0]; i < m->loaded[1] && i < m->n; i++)
+        m->list[i].own = DP_MODULE_UNRELATED;
+    related r = {.m = m, .any = true};
+    while (r.any) {
+        r.at = 0;
+        r.any = false;
+        dl_iterate_phdr(relate_one, &r);
+    }
 }
 
 void dp_modules_touch_tls(dp_modules *m, uint32_t before) {
     extern void *__tls_get_addr(size_t *);
     dp_modules_list(m, before);
     for (uint32_t i = 0; i < m->n; i++)
-        if (m->list[i].own && m->list[i].tls_id && !m->list[i].tls) {
+        if (m->list[i].own == DP_MODULE_OWN && m->list[i].tls_id && !m->list[i].tls) {
             size_t index[2] = {m->list[i].tls_id, 0};
             __tls_get_addr(index);
         }

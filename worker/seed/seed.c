@@ -74,16 +74,33 @@ static int get(int fd, void *to, uint64_t size, uint64_t at, dp_error *err) {
     return DP_OK;
 }
 
+enum { HELD = 32 }; /* those that pthread_getspecific finds fastest */
+
+static pthread_key_t held[HELD];
+static int n_held;
+
+void dp_seed_hold_keys(void) {
+    while (n_held < HELD && !pthread_key_create(&held[n_held], NULL))
+        n_held++;
+}
+
+void dp_seed_free_keys(void) {
+    while (n_held > 0)
+        pthread_key_delete(held[--n_held]);
+}
+
 static int begin(dp_seed *s, bool makes, dp_error *err) {
+    dp_seed_free_keys();
     int st = map_arena(s, makes, makes, err);
     if (!st)
         st = dp_place_begin(err);
     if (st)
         return st;
+    dp_modules_list(&s->modules, UINT32_MAX);
     st = dp_apart_load(&s->apart, err);
     if (!st) {
         dp_state_note(&s->was);
-        dp_modules_list(&s->modules, UINT32_MAX);
+        dp_modules_list(&s->modules, DP_MODULES_MAX);
         s->before = s->modules.n;
         st = dp_heap_open(s->heap_size, err);
     }
@@ -165,6 +182,15 @@ static void fill_header(const dp_seed *s, dp_seed_header *h) {
 
 static bool kernels_own(const dp_module *m) { return !strncmp(m->name, "linux-vdso", 10); }
 
+/* Returns the module at or after *i that must be the same in all workers, NULL: there is none. */
+static const dp_module *next_module(const dp_seed_header *h, uint32_t *i) {
+    while (*i < h->n_modules && (kernels_own(&h->modules[*i]) || h->modules[*i].own == DP_MODULE_UNRELATED))
+        ++*i;
+    return *i < h->n_modules ? &h->modules[*i] : NULL;
+}
+
+static const char *module_name(const dp_module *m) { return *m->name ? m->name : "the worker program"; }
+
 static int differs(const dp_seed_header *own, const dp_seed_header *seed, dp_error *err) {
     if (seed->magic != DP_SEED_MAGIC || seed->version != DP_SEED_VERSION)
         return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the file is not a seed of this version");
@@ -176,17 +202,19 @@ static int differs(const dp_seed_header *own, const dp_seed_header *seed, dp_err
     if (seed->thread_pointer != own->thread_pointer)
         return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the thread pointer is %#llx, here %#llx", (unsigned long long)seed->thread_pointer,
                        (unsigned long long)own->thread_pointer);
-    if (seed->n_modules != own->n_modules)
-        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: %u loaded libraries, here %u", seed->n_modules, own->n_modules);
-    for (uint32_t i = 0; i < own->n_modules; i++) {
-        const dp_module *a = &own->modules[i], *b = &seed->modules[i];
-        if (kernels_own(a))
-            continue;
+    if (seed->n_modules > DP_MODULES_MAX)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: it names %u libraries, and a seed has at most %u", seed->n_modules, DP_MODULES_MAX);
+    for (uint32_t i = 0, k = 0;; i++, k++) {
+        const dp_module *a = next_module(own, &i), *b = next_module(seed, &k);
+        if (!a && !b)
+            break;
+        if (!a || !b)
+            return dp_fail(err, DP_UNSUPPORTED, 0, "seed: it was made with%s library %.60s, unlike this worker", a ? "out" : "", a ? a->name : b->name);
         if (memcmp(a->name, b->name, sizeof a->name) || memcmp(a->build, b->build, sizeof a->build))
-            return dp_fail(err, DP_UNSUPPORTED, 0, "seed: library %u is another build of %.60s", i, a->name);
+            return dp_fail(err, DP_UNSUPPORTED, 0, "seed: it was made with another build of %.60s, or with %.60s instead", module_name(a), module_name(b));
         if (a->base != b->base || a->data != b->data || a->data_size != b->data_size || a->own != b->own || a->tls != b->tls ||
             a->tls_size != b->tls_size)
-            return dp_fail(err, DP_UNSUPPORTED, 0, "seed: %.60s lies at %#llx, here at %#llx", a->name, (unsigned long long)b->base,
+            return dp_fail(err, DP_UNSUPPORTED, 0, "seed: %.60s lies at %#llx, here at %#llx", module_name(a), (unsigned long long)b->base,
                            (unsigned long long)a->base);
     }
     return DP_OK;
@@ -206,7 +234,7 @@ static int put(int fd, const void *from, uint64_t size, uint64_t at, dp_error *e
     return DP_OK;
 }
 
-static bool tls_apart(const dp_module *m) { return m->own && m->tls && !dp_heap_has((const void *)(uintptr_t)m->tls); }
+static bool tls_apart(const dp_module *m) { return m->own == DP_MODULE_OWN && m->tls && !dp_heap_has((const void *)(uintptr_t)m->tls); }
 
 int dp_seed_capture(dp_seed *s, dp_error *err) {
     uint32_t loaded = s->modules.n;

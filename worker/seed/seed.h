@@ -67,6 +67,11 @@ typedef struct dp_seed {
     dp_seed_before was;
 } dp_seed;
 
+/* Thread-specific keys have numbers, which must be the same in all workers of a seed. dp_seed_hold_keys takes the first ones, so that what a process loads
+ * for itself, such as a provider, gets others. dp_seed_free_keys gives them to user code, before that is loaded; a second time it does nothing. */
+void dp_seed_hold_keys(void);
+void dp_seed_free_keys(void);
+
 /* Bytes that the file of a seed must have at least, without the modules' data. */
 uint64_t dp_seed_file_size(uint64_t heap_size);
 

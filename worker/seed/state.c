@@ -89,7 +89,7 @@ static bool is_own(const dp_modules *m, const void *code) {
     if (!code || !dladdr(code, &info))
         return true; /* not known */
     for (uint32_t i = 0; i < m->n; i++)
-        if (m->list[i].own && m->list[i].base == (uintptr_t)info.dli_fbase)
+        if (m->list[i].own == DP_MODULE_OWN && m->list[i].base == (uintptr_t)info.dli_fbase)
             return true;
     return false;
 }
@@ -195,7 +195,7 @@ int dp_state_scan(const dp_modules *m, const void *payload, uint64_t size, dp_er
     range r[3] = {{"the payload of the init call", (uintptr_t)payload, (uintptr_t)payload + size}};
     int n = 1 + find_ranges(r + 1), st = DP_OK;
     for (uint32_t i = 0; i < m->n && !st; i++)
-        if (m->list[i].own && m->list[i].data_size)
+        if (m->list[i].own == DP_MODULE_OWN && m->list[i].data_size)
             st = scan(&m->list[i], r, n, err);
     return st;
 }
