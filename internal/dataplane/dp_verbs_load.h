@@ -9,6 +9,7 @@
 #define RFAAS_DP_VERBS_LOAD_H
 
 #include <infiniband/verbs.h>
+#include <stdbool.h>
 
 #include "dp_fabric.h"
 
@@ -54,6 +55,11 @@ extern dpv_ibv_functions dpv_ibv;
 
 /* Loads the library of the given name and fills out. Leaves out as it is when it fails. */
 int dpv_ibv_load_from(const char *library, dpv_ibv_functions *out, dp_error *err);
+/* Loads the providers of libibverbs that the devices in the directory `classes` (/sys/class/infiniband) may need. They are in the directory
+ * libibverbs beside the library. Without effect if RDMAV_DRIVERS or IBV_DRIVERS is set. */
+void dpv_load_providers(const char *library, const char *classes);
+/* Reports whether a device with this name and kernel driver ("": it has none) may need the provider. */
+bool dpv_provider_matches(const char *provider, const char *device, const char *driver);
 
 /* ___ibv_query_port of verbs.h. */
 static inline int dpv_ibv_query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *out) {

@@ -1,6 +1,10 @@
 /* libibverbs and libcrypto are loaded only when they are needed. If one cannot be loaded, the error says why. */
+#include <dirent.h>
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "dp_tcp_crypto.h"
 #include "dp_verbs.h"
@@ -66,6 +70,81 @@ T_CASE(loaded_once, "load/once", .providers = T_VERBS) {
     dlclose(lib);
     /* Its names stay its own. */
     CHECK(!dlsym(RTLD_DEFAULT, "ibv_open_device"));
+}
+
+/* Returns how many providers of libibverbs are installed beside it, and how many of them this process has mapped. */
+static int providers(int *loaded) {
+    Dl_info at;
+    char path[PATH_MAX];
+    CHECK(dladdr((void *)dpv_ibv.get_device_list, &at));
+    snprintf(path, sizeof path, "%.*s/libibverbs", (int)(strrchr(at.dli_fname, '/') - at.dli_fname), at.dli_fname);
+    DIR *d = opendir(path);
+    int installed = 0;
+    *loaded = 0;
+    for (const struct dirent *e; d && (e = readdir(d));)
+        if (strstr(e->d_name, "-rdmav")) {
+            installed++;
+            *loaded += mapped(e->d_name);
+        }
+    if (d)
+        closedir(d);
+    return installed;
+}
+
+/* Otherwise a process loads all of them, which takes most of the time in which it opens its first device. */
+T_CASE(needed_provider, "load/needed-providers-only", .providers = T_VERBS) {
+    dp_dev *dev;
+    dp_error err = {0};
+    CHECK_OK_ERR(dp_dev_open("verbs", NULL, &dev, &err), err);
+    int loaded, installed = providers(&loaded);
+    CHECKF(loaded >= 1 && (loaded < installed || installed < 4), "%d of %d providers are loaded", loaded, installed);
+    dp_dev_close(dev);
+}
+
+/* If the environment names drivers, libibverbs decides what it loads. */
+T_CASE(named_provider, "load/providers-of-the-environment", .providers = T_VERBS) {
+    int loaded;
+    dp_error err = {0};
+    setenv("RDMAV_DRIVERS", "rxe", 1);
+    CHECK_OK_ERR(dp_verbs_load(&err), err);
+    providers(&loaded);
+    CHECK_EQ(loaded, 0);
+}
+
+T_CASE(provider_names, "load/provider-names") {
+    CHECK(dpv_provider_matches("rxe", "rxe0", ""));
+    CHECK(dpv_provider_matches("mlx5", "ibp65s0f0", "mlx5_core"));
+    CHECK(dpv_provider_matches("hns", "hns_0", "hns3"));
+    CHECK(dpv_provider_matches("irdma", "rocep1s0", "ice"));
+    CHECK(dpv_provider_matches("hfi1verbs", "hfi1_0", "hfi1"));
+    CHECK(!dpv_provider_matches("mlx5", "rocep1s0", "ice"));
+    CHECK(!dpv_provider_matches("mlx4", "mlx5_0", "mlx5_core"));
+    CHECK(!dpv_provider_matches("", "rxe0", ""));
+}
+
+/* A library without a directory, a directory without providers, and devices that do not exist have no effect. */
+T_CASE(no_providers, "load/no-providers") {
+    char dir[] = "/tmp/rfaas-providers.XXXXXX", library[64], path[96];
+    CHECK(mkdtemp(dir));
+    snprintf(library, sizeof library, "%s/libibverbs.so.1", dir);
+    dpv_load_providers("libibverbs.so.1", dir);
+    dpv_load_providers(library, dir);
+    snprintf(path, sizeof path, "%s/libibverbs", dir);
+    CHECK(!mkdir(path, 0700));
+    snprintf(path, sizeof path, "%s/libibverbs/librxe-rdmav34.so", dir);
+    FILE *f = fopen(path, "we"); /* no library: it cannot be loaded */
+    CHECK(f && !fclose(f));
+    dpv_load_providers(library, "/nonexistent");
+    snprintf(path, sizeof path, "%s/rxe0", dir);
+    CHECK(!mkdir(path, 0700));
+    dpv_load_providers(library, dir);
+    CHECK(!mapped(dir));
+    CHECK(!rmdir(path));
+    snprintf(path, sizeof path, "%s/libibverbs/librxe-rdmav34.so", dir);
+    CHECK(!unlink(path));
+    snprintf(path, sizeof path, "%s/libibverbs", dir);
+    CHECK(!rmdir(path));
+    CHECK(!rmdir(dir));
 }
 
 T_CASE(missing, "load/missing-library") {
