@@ -11,6 +11,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
 
 PREFIX ?= /usr/local
+LIB ?= lib#      the directory of libraries below PREFIX
 DESTDIR ?=
 MPI ?= openmpi# openmpi, mpich, or none to build without the MPI examples
 V ?=#            1: print the commands
@@ -28,6 +29,8 @@ say = @$(if $(SILENT),:,printf '  %-8s %s\n' '$(1)' '$(2)')
 # A tag or commit of git, else the file VERSION of a release archive.
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || cat VERSION 2>/dev/null || echo unknown)
 SONAME := librfaas.so.0
+# The time of the commit, for files that contain a time. A release archive has it in the file RELEASE, after the version of its packages.
+export SOURCE_DATE_EPOCH := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || sed -n 2p RELEASE 2>/dev/null || echo 0))
 
 DP := internal/dataplane
 WORKER := worker
@@ -102,7 +105,7 @@ headline-table: programs # README's table and plot from benchmarks/headline as i
 # ---------------------------------------------------------------------------------------------- building
 
 .PHONY: build programs spawner agent worker library headers examples
-build: programs bin/rfaas-cc worker library headers man fortran python examples pingpongs ## everything: bin, libexec, lib, include and the examples
+build: programs bin/rfaas-cc worker library headers man fortran python demo-program examples pingpongs ## everything: bin, libexec, lib, include and the examples
 
 PROGRAMS := executor resource-manager rfaas rfaas-bench
 
@@ -280,6 +283,23 @@ ALL_MPI_PROGRAMS := $(MPI_PROGRAMS) $(CXX_PROGRAMS) $(FORTRAN_PROGRAMS) $(GO_MPI
 
 examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(ALL_MPI_PROGRAMS)) # build/functions/*.so, build/examples/*
 
+# What `rfaas demo` runs: the program of `make run`, for one process.
+DEMO_FILES := $(addprefix libexec/rfaas-demo/,blackscholes blackscholes.so options.txt)
+.PHONY: demo-program
+demo-program: $(DEMO_FILES) # libexec/rfaas-demo
+libexec/rfaas-demo/blackscholes: $(wildcard examples/mpi/blackscholes/*.[ch] examples/functions/*.h examples/serial/*.h) | headers library
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) $(NO_PATHS) -Iexamples/serial -Iinclude -Iexamples/functions -o $@ $(filter %.c,$^) \
+		-Llib -lrfaas '-Wl,-rpath,$$ORIGIN/../../lib' -lm
+libexec/rfaas-demo/blackscholes.so: examples/functions/blackscholes.c examples/functions/blackscholes.h | headers
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -Wall -Wextra $(CFLAGS) $(NO_PATHS) -fPIC -shared -Iinclude -o $@ $< -lm
+libexec/rfaas-demo/options.txt: examples/mpi/blackscholes/options.txt
+	$(call say,COPY,$@)
+	$(Q)install -D -m 644 $< $@
+
 .PHONY: run-parts
 run-parts: programs library headers $(FUNCTIONS) $(or $(PROGRAM),build/examples/blackscholes) # what scripts/demo uses
 
@@ -353,7 +373,7 @@ RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThre
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-python test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
+.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-python test-install test-packages test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)tests/run
 
@@ -570,6 +590,11 @@ test-python-wheel: tried-build
 test-install: # installs, uses the installed files, uninstalls
 	$(Q)tests/run --install-check
 
+test-packages: # the Debian packages in a new root: install, demonstration, upgrade, purge
+	$(Q)$(try_build)
+	$(Q)$(MAKE) --no-print-directory deb
+	$(Q)packaging/test-debs
+
 # The demonstration of `make run` and the other examples, with each MPI.
 test-demo: $(if $(BUILT),,build)
 	$(Q)$(run_examples)
@@ -653,8 +678,8 @@ lint-c:
 # SC2317 reports code that only a trap calls as unreachable.
 lint-sh:
 	$(call say,LINT,sh)
-	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts tests/run tests/softroce tests/fuzz/run .ci/run | xargs -r shellcheck -x -e SC2317
-	$(Q)grep -rlE '^#!/bin/sh' scripts | xargs -r shellcheck -x -e SC2317 -s dash
+	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts packaging tests/run tests/softroce tests/fuzz/run .ci/run | xargs -r shellcheck -x -e SC2317
+	$(Q)grep -rlE '^#!/bin/sh' scripts packaging | xargs -r shellcheck -x -e SC2317 -s dash
 
 # README's table must agree with benchmarks/headline.
 .PHONY: lint-readme
@@ -665,14 +690,13 @@ lint-readme:
 # ---------------------------------------------------------------------------------------------- installing
 
 BINDIR := $(DESTDIR)$(PREFIX)/bin
-LIBDIR := $(DESTDIR)$(PREFIX)/lib
+LIBDIR := $(DESTDIR)$(PREFIX)/$(LIB)
 # Fortran sources, and sources that a program compiles with its own MPI.
 FORTRAN_INSTALLED := $(notdir $(FORTRAN_SOURCES) $(wildcard $(WORKER)/fortran/*)) rfaas_mpi.f90 rfaas_mpi_fortran.c
-INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
-	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
-	lib/librfaas_fortran.a $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) lib/pkgconfig/rfaas-fortran.pc \
-	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION) \
-	lib/cmake/rfaas/rfaas-config.cmake lib/cmake/rfaas/rfaas-config-version.cmake
+INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer $(DEMO_FILES) \
+	$(HEADERS:%=include/%) $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) \
+	$(addprefix $(LIB)/,$(SONAME) librfaas.so librfaas_fortran.a pkgconfig/rfaas.pc pkgconfig/rfaas-fortran.pc cmake/rfaas/rfaas-config.cmake cmake/rfaas/rfaas-config-version.cmake) \
+	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION)
 # Where Python looks for packages if PREFIX is /usr/local. The module file has it for other prefixes.
 PYTHONDIR ?= $(PREFIX)/lib/$(or $(word 2,$(PYTHON_PLACES)),python3/site-packages)
 # The version for CMake and pkg-config: numbers and dots.
@@ -682,12 +706,16 @@ UNITS := $(patsubst scripts/systemd/%,%,$(wildcard scripts/systemd/*.service scr
 # Below share/doc/rfaas, documents have the directory structure of the source tree, so that their links work.
 DOCS := README.md RATIONALE.md CHANGELOG.md CONTRIBUTING.md LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
 
+include packaging/packaging.mk
+
 .PHONY: install uninstall clean distclean proto
 install: build ## into PREFIX, below DESTDIR
 	$(call say,INSTALL,$(DESTDIR)$(PREFIX))
-	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas,share/rfaas/slurm/examples}
+	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec/rfaas-demo,include,share/doc/rfaas,share/rfaas/slurm/examples}
 	$(Q)install -m 755 $(addprefix bin/,$(PROGRAMS) rfaas-cc) $(BINDIR)
 	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
+	$(Q)install -m 755 libexec/rfaas-demo/blackscholes $(DESTDIR)$(PREFIX)/libexec/rfaas-demo
+	$(Q)install -m 644 libexec/rfaas-demo/{blackscholes.so,options.txt} $(DESTDIR)$(PREFIX)/libexec/rfaas-demo
 	$(Q)install -m 755 lib/$(SONAME) $(LIBDIR)
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
@@ -695,7 +723,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)install -m 644 $(FORTRAN_SOURCES) $(wildcard $(WORKER)/fortran/*) client/mpi/rfaas_mpi.f90 client/mpi/rfaas_mpi_fortran.c $(DESTDIR)$(PREFIX)/share/rfaas
 	$(Q)umask 022; [[ -z '$(FORTRAN)' ]] || { \
 		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 $(FORTRAN_MODULES:%=include/%.mod) $(DESTDIR)$(PREFIX)/include && \
-		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
+		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/$(LIB)' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
 			'Description: functions executed by remote memory write: Fortran module' 'Version: $(API_VERSION)' 'Requires: rfaas' \
 			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
 	$(Q)[[ -z '$(PYTHON_EXTENSION)' ]] || { install -d $(DESTDIR)$(PYTHONDIR)/rfaas && \
@@ -705,14 +733,14 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)for s in 1 8; do install -m 644 build/man/*.$$s $(DESTDIR)$(PREFIX)/share/man/man$$s; done
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd/user
 	$(Q)umask 022; for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' scripts/systemd/$$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$$f; done
-	$(Q)umask 022; sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@PYTHONDIR@|$(PYTHONDIR)|' scripts/install/modulefile.in \
+	$(Q)umask 022; sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@PYTHONDIR@|$(PYTHONDIR)|' -e 's|@LIB@|$(LIB)|g' scripts/install/modulefile.in \
 		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
 	$(Q)umask 022; for f in rfaas-config rfaas-config-version; do \
-		sed -e 's|@VERSION@|$(API_VERSION)|g' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
+		sed -e 's|@VERSION@|$(API_VERSION)|g' -e 's|@PREFIX_FROM_LIB@|$(shell echo $(LIB) | sed 's|[^/][^/]*|..|g')|' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
 	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
 	$(Q)cd $(DESTDIR)$(PREFIX)/share/rfaas/slurm && sed -i 's|/usr/local/|$(PREFIX)/|g' prolog epilog *.service && chmod 644 *.service
 	$(Q)install -m 644 $(wildcard scripts/slurm/examples/*.sbatch) $(DESTDIR)$(PREFIX)/share/rfaas/slurm/examples
-	$(Q)umask 022; printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
+	$(Q)umask 022; printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/$(LIB)' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
 		'Description: functions executed by remote memory write' 'Version: $(API_VERSION)' \
 		'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas' >$(LIBDIR)/pkgconfig/rfaas.pc
 
@@ -720,7 +748,7 @@ uninstall: ## remove the installed files
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
 	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager,rfaas-agent}.8
 	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd} $(DESTDIR)$(PYTHONDIR)/rfaas
-	$(Q)for d in share/rfaas share/modulefiles/rfaas lib/cmake/rfaas; do \
+	$(Q)for d in share/rfaas share/modulefiles/rfaas $(LIB)/cmake/rfaas libexec/rfaas-demo; do \
 		[[ ! -d $(DESTDIR)$(PREFIX)/$$d ]] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/$$d; done
 
 clean: ## remove built files, except the virtual machine's image (make distclean)

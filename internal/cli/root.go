@@ -63,6 +63,7 @@ func newRoot(a *app) *cobra.Command {
 		newToken(a),
 		newDeploy(a),
 		newRun(a),
+		newDemo(a),
 		newInvoke(a),
 		newLeases(a),
 		newRevoke(a),
