@@ -360,6 +360,15 @@ func (e *Executor) dropAllCached() {
 	}
 }
 
+// dropCachedOf ends all cached workers of a tenant, except those that a client has claimed: they belong to a lease.
+func (e *Executor) dropCachedOf(tenant string) {
+	for _, id := range e.table.Cached() {
+		if l, err := e.table.Get(id); err == nil && l.Terms.Tenant == tenant {
+			e.dropCached(id)
+		}
+	}
+}
+
 // resumeAll resumes cached workers for a new lease. If one cannot be resumed, all are ended and the error is lease.ErrNotCached.
 func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.Duration) ([]Worker, error) {
 	e.release(k)

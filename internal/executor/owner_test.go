@@ -219,3 +219,39 @@ func TestCodeIsItsTenants(t *testing.T) {
 		t.Errorf("one request id, leases %d and %d", a.GetLeaseId(), e.GetLeaseId())
 	}
 }
+
+// An operator's request to end a lease also ends the cached workers of its tenant, and those of no other tenant.
+func TestOperatorRevokesCachedWorkers(t *testing.T) {
+	n := newTenants(t)
+	ann, eve, op := n.as("ann", "tenant", 0), n.as("eve", "tenant", 0), n.as("boss", "operator", 0)
+	lease := func(c control.ExecutorClient) uint64 {
+		t.Helper()
+		req := n.keepable(1)
+		req.Tenant = ""
+		l, err := c.Lease(n.ctx(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.GetLeaseId()
+	}
+	for _, c := range []control.ExecutorClient{ann, eve} {
+		if _, err := n.upload(c, n.lib); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := c.Release(n.ctx(), &control.ReleaseRequest{LeaseId: lease(c), Keep: true}); err != nil || !r.GetCached() {
+			t.Fatalf("%v, %v", r, err)
+		}
+	}
+	for _, c := range []struct {
+		who string
+		control.ExecutorClient
+		cached int
+	}{{"ann", ann, 2}, {"boss", op, 1}} {
+		if _, err := c.Revoke(n.ctx(), &control.RevokeRequest{LeaseId: lease(ann)}); err != nil {
+			t.Fatal(err)
+		}
+		if cached := len(n.e.table.Cached()); cached != c.cached {
+			t.Errorf("%d leases are cached after %s has revoked one of ann's, want %d", cached, c.who, c.cached)
+		}
+	}
+}

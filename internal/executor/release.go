@@ -158,12 +158,12 @@ func checkReason(reason, def string) (string, error) {
 	return reason, nil
 }
 
-// Revoke ends a lease at once. A tenant may revoke its own leases, an operator all. It blocks until the lease's workers are reaped and its cores are
-// free.
+// Revoke ends a lease at once. A tenant may revoke its own leases, an operator all. An operator's request also ends all cached workers and spare
+// workers of the lease's tenant, which the tenant could otherwise claim next. It blocks until the workers are reaped and the cores are free.
 func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*control.RevokeReply, error) {
 	defer e.turns.enter()()
-	by := "by its tenant"
-	if control.Caller(ctx).Role == identity.RoleOperator {
+	by, operator := "by its tenant", control.Caller(ctx).Role == identity.RoleOperator
+	if operator {
 		by = "by an operator"
 	}
 	reason, err := checkReason(req.GetReason(), by)
@@ -179,6 +179,9 @@ func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*con
 		return nil, grpcError(err)
 	}
 	e.finishEnd(context.Background(), h, killed)
+	if operator {
+		e.dropCachedOf(h.tenant)
+	}
 	return &control.RevokeReply{}, nil
 }
 
