@@ -171,11 +171,11 @@ static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_
     free(data);
 }
 
-/* Adds channels to the ticket of their request. */
+/* Adds channels to the ticket of their request, an ACQUIRE or a RELEASE. */
 static void take_channels(const rfaas_agent_header *h, const uint8_t *body, uint32_t size) {
     pthread_mutex_lock(&mu);
     rfaas_ticket_entry *t = rfaas_ticket_find(h->id);
-    if (t && !t->done && t->op == RFAAS_AGENT_ACQUIRE)
+    if (t && !t->done && (t->op == RFAAS_AGENT_ACQUIRE || t->op == RFAAS_AGENT_RELEASE))
         rfaas_pass_channels(&t->reply, body, size);
     pthread_mutex_unlock(&mu);
     rfaas_pass_drop_first();
@@ -567,9 +567,7 @@ int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *pa
         rfaas_api_fail(status, 0, "%s", *r->text ? r->text : rfaas_strerror(status));
     else if (r->size < want)
         status = rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: the agent's reply has %u bytes, want %zu", what, r->size, want);
-    if (status || !reply) {
-        free(r->data);
-        r->data = NULL;
-    }
+    if (status || !reply)
+        rfaas_reply_free(r);
     return status;
 }

@@ -25,7 +25,7 @@ typedef struct rfaas_reply {
     uint32_t size;
     uint8_t *data;
     char text[RFAAS_AGENT_TEXT]; /* error text of a failure */
-    /* Reply to ACQUIRE: channels that the agent has sent before the reply, allocated by malloc (rfaas_reply_free). */
+    /* Reply to ACQUIRE or RELEASE: channels that the agent has sent before the reply, allocated by malloc (rfaas_reply_free). */
     struct dp_packed_channel *channels;
     uint32_t n_channels, n_fds;
     int *fds;

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 13u      /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 14u      /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -54,7 +54,7 @@ enum {
     RFAAS_AGENT_SILENT = 15,  /* rfaas_agent_silence, no reply */
     RFAAS_AGENT_EVENT = 16,   /* from the agent: rfaas_agent_event, details */
     RFAAS_AGENT_HAND = 17,    /* rfaas_agent_hand, channels, their descriptors, no reply: before a RELEASE that caches the lease.
-                                 From the agent, with the id of an ACQUIRE, before the reply whose `handed` is set */
+                                 From the agent, with the id of an ACQUIRE or a RELEASE, before the reply whose `handed` or `spare` is set */
     RFAAS_AGENT_TABLE = 18,      /* rfaas_agent_table, descriptor -> -. Leases that are acquired from now on have the table */
     RFAAS_AGENT_TABLE_DROP = 19, /* rfaas_agent_table -> -. Its name counts */
     RFAAS_AGENT_REGION = 20,     /* from the agent: rfaas_agent_region, descriptor of a claim region (dp_claim.h). Before the first message that names it */
@@ -267,12 +267,16 @@ typedef struct rfaas_agent_replace {
 typedef struct rfaas_agent_release {
     uint64_t key;
     uint32_t keep; /* not 0: cache the workers for another lease, if possible; the channels are idle */
-    uint32_t reserved;
+    uint32_t ahead; /* not 0: if they are not cached, the library can take a spare lease with the same terms in advance */
 } rfaas_agent_release;
 
+/* Followed by the pid of each worker of the spare lease, a uint64_t. */
 typedef struct rfaas_agent_released {
     uint32_t cached; /* not 0: the workers stay cached until an event DROPPED with this key */
     uint32_t handed; /* not 0: the agent holds the channels, and may give them to another process */
+    uint32_t spare;  /* not 0: number of workers of a spare lease that is cached under this key from now on, in the same way. Its channels came
+                        before this reply */
+    uint32_t reserved;
     rfaas_agent_claim claim;
 } rfaas_agent_released;
 

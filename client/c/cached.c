@@ -5,6 +5,8 @@
  *   release ──▶ on the list ──▶ agent caches the workers ──▶ lease with the same terms: claimed, or offered and granted again
  *                    └── agent does not: destroyed    └─▶ event DROPPED: destroyed
  *
+ * When workers are not cached, the agent may give the session a spare lease instead. It is on the list in the same way.
+ *
  * The thread that takes a grant off the list owns it, so grants may pass from one thread to another. */
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +49,25 @@ static rfaas_grant *take(uint64_t key, const rfaas_lease *like, const char *at, 
     return h;
 }
 
+/* Puts g in the place of the grant with this key, and destroys that one. g may be NULL. Returns false if an event has removed it. */
+static bool replace(uint64_t key, rfaas_grant *g) {
+    pthread_mutex_lock(&cached_mu);
+    rfaas_grant **p = &cached, *was;
+    while (*p && (*p)->key != key)
+        p = &(*p)->link;
+    if ((was = *p)) {
+        *p = was->link;
+        if (g) {
+            g->link = cached;
+            cached = g;
+        }
+    }
+    pthread_mutex_unlock(&cached_mu);
+    if (was)
+        rfaas_api_grant_destroy(was);
+    return was;
+}
+
 /* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. by:
  * generation of the agent. */
 static void offer_for_use(uint64_t key, const rfaas_agent_released *r, uint32_t by) {
@@ -65,7 +86,7 @@ uint64_t rfaas_api_cached(const rfaas_session *s) {
     uint64_t n = 0;
     pthread_mutex_lock(&cached_mu);
     for (const rfaas_grant *h = cached; h; h = h->link)
-        n += h->session == s && h->cached;
+        n += h->session == s && h->cached && !h->spare;
     pthread_mutex_unlock(&cached_mu);
     return n;
 }
@@ -122,12 +143,70 @@ static bool at_rest(rfaas_lease *l) {
     return good;
 }
 
+/* Makes a grant of the spare lease that the reply to the release of l describes. Returns NULL if it cannot be used; the agent then ends it later. */
+static rfaas_grant *spare_grant(rfaas_lease *l, rfaas_reply *reply) {
+    const rfaas_grant *h = l->grant;
+    const rfaas_agent_released *r = (const rfaas_agent_released *)reply->data;
+    rfaas_grant *g = rfaas_api_grant_new(l);
+    if (!g)
+        return NULL;
+    if (r->spare != g->n_workers || reply->size != sizeof *r + r->spare * sizeof(uint64_t) ||
+        rfaas_api_unpack_channels(l, g, h->provider, reply)) {
+        rfaas_api_grant_destroy(g);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < g->n_workers; i++)
+        memcpy(&g->workers[i].pid, reply->data + sizeof *r + i * sizeof(uint64_t), sizeof(uint64_t));
+    g->key = h->key;
+    g->session = l->session;
+    g->cached = g->spare = true;
+    g->held_by = g->claim_by = reply->generation;
+    g->claim = r->claim;
+    g->tables_changed = h->tables_changed;
+    g->spec = h->spec;
+    g->library = h->library;
+    memcpy(g->sha256, h->sha256, sizeof g->sha256);
+    memcpy(g->executor, h->executor, sizeof g->executor);
+    memcpy(g->node, h->node, sizeof g->node);
+    g->functions = l->functions;
+    g->n_functions = l->n_functions;
+    l->functions = NULL;
+    l->n_functions = 0;
+    return g;
+}
+
+/* Releases a lease whose workers are not cached. If the agent has a spare lease with the same terms, puts it on the list, so that the next lease takes it
+ * by a claim. */
+static int release_ahead(rfaas_lease *l) {
+    rfaas_grant *h = l->grant, *place = calloc(1, sizeof *place);
+    if (!place || h->present < h->n_workers || !l->functions) {
+        free(place);
+        return rfaas_api_release_workers(l, h->key, true);
+    }
+    rfaas_api_tell_claims(); /* the agent must know the lease, to compare its terms */
+    place->key = h->key;
+    place->session = l->session;
+    put(place); /* before the request: if the spare lease ends at once, the event removes it */
+    rfaas_agent_release req = {.key = h->key, .ahead = 1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
+    rfaas_reply reply;
+    int status = rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), &reply);
+    rfaas_grant *g = !status && ((const rfaas_agent_released *)reply.data)->spare ? spare_grant(l, &reply) : NULL;
+    if (!status)
+        rfaas_reply_free(&reply);
+    if (!replace(req.key, g) && g)
+        rfaas_api_grant_destroy(g);
+    return status;
+}
+
 int rfaas_api_release_grant(rfaas_lease *l) {
     rfaas_grant *h = l->grant;
     if (!h->ep)
         return RFAAS_OK; /* its calls ran in this process */
-    if (!at_rest(l) || l->session->open.keep < 0)
+    if (l->session->open.keep < 0)
         return rfaas_api_release_workers(l, h->key, true);
+    if (!at_rest(l))
+        return release_ahead(l);
     rfaas_api_free_buffers(l); /* they are registered with the endpoint's domain */
     rfaas_agent_release req = {.key = h->key, .keep = 1};
     rfaas_api_tell_claims(); /* the agent must know a lease that is handed over */
@@ -195,12 +274,13 @@ uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at,
         put(from); /* the caller offers its channels next */
         return 0;
     }
+    uint32_t how = from->spare ? RFAAS_START_POOLED : RFAAS_START_CACHED;
     for (uint32_t i = 0; i < h->n_workers; i++) {
         rfaas_worker *w = &h->workers[i];
         if (!won.awake)
             dp_channel_next_generation(from->workers[i].ch, &err); /* fails if the worker dies just now; the first call replaces it */
         w->pid = from->workers[i].pid;
-        w->start = (rfaas_worker_start){.start = RFAAS_START_CACHED};
+        w->start = (rfaas_worker_start){.start = how};
         dp_channel_carry(from->workers[i].ch, l->options.bulk_max);
     }
     move_channels(from, h);
@@ -211,7 +291,7 @@ uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at,
     h->spec = l->spec;
     h->library = l->library;
     pthread_mutex_unlock(&l->mu);
-    h->starts[RFAAS_START_CACHED] = h->n_workers;
+    h->starts[how] = h->n_workers;
     h->held_by = from->held_by;
     memcpy(h->sha256, from->sha256, sizeof h->sha256);
     memcpy(h->executor, from->executor, sizeof h->executor);

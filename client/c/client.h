@@ -155,6 +155,7 @@ typedef struct rfaas_grant {
     struct rfaas_grant *link;     /* the next one */
     const rfaas_session *session; /* of the released lease */
     bool cached;                  /* the agent has confirmed that the workers are cached */
+    bool spare;                   /* no lease has used the workers */
     uint32_t held_by;             /* generation of the agent that holds the channels' descriptors; 0: none. Relaxed atomic */
     uint32_t tables_changed;      /* the session's count when the grant was made: the workers have the tables of that time */
     rfaas_agent_claim claim;      /* how the workers are claimed */
@@ -430,6 +431,9 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 
 /* Hands over the channels of a grant at rest to the agent, before the release. If that fails, the reply to the release says so. */
 void rfaas_api_hand_over(rfaas_grant *h);
+/* Makes the endpoint and the channels of a grant from the descriptors of a reply, in the order of rfaas_api_hand_over. Takes over descriptors. After
+ * an error the grant may have some of them. */
+int rfaas_api_unpack_channels(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r);
 /* Makes the channels of a grant that the agent has handed over, ready to be offered. provider: that of the candidate. Takes over descriptors of
  * the reply. Returns false if the channels cannot be used; the grant may have some of them then. */
 bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r);

@@ -3,6 +3,9 @@
  *   release ── HAND, RELEASE ──▶ agent ◀── ACQUIRE ── a process without a cached grant of these terms
  *                                  └────── HAND, candidate ──▶ makes the channels, and offers them to the same workers
  *
+ *   release ── RELEASE ──▶ agent, which has a spare lease of these terms
+ *      ◀── HAND, released ──┘     makes the channels of the spare lease, which the next lease claims without asking the agent
+ *
  * A channel is packed at rest, so its description stays valid until a lease takes the grant. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,8 +51,7 @@ void rfaas_api_hand_over(rfaas_grant *h) {
     free(o.channels);
 }
 
-/* Makes the endpoint and the channels from the descriptors, in the order of rfaas_api_hand_over. */
-static int make_channels(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r) {
+int rfaas_api_unpack_channels(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r) {
     const rfaas_lease_options *o = &l->options;
     dp_dev *dev = NULL;
     dp_error err = {0};
@@ -66,9 +68,8 @@ static int make_channels(rfaas_lease *l, rfaas_grant *h, const char *provider, c
         rfaas_worker *w = &h->workers[i];
         if (p->qp.n_fds > r->n_fds - at)
             return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent %u descriptors for %u channels", r->n_fds, h->n_workers);
-        if (dp_channel_unpack(h->ep, p, r->fds + at, &w->ch, &err) || dp_channel_next_generation(w->ch, &err))
+        if (dp_channel_unpack(h->ep, p, r->fds + at, &w->ch, &err))
             return rfaas_api_fail_dp("lease", &err);
-        w->resumes = true;
         at += p->qp.n_fds;
         h->cfg = *dp_channel_get_config(w->ch);
         if (h->cfg.depth != o->depth || h->cfg.eager != ((o->eager + 63) & ~63u) || h->cfg.bulk != ((o->bulk + 63) & ~63ull))
@@ -78,4 +79,12 @@ static int make_channels(rfaas_lease *l, rfaas_grant *h, const char *provider, c
     return RFAAS_OK;
 }
 
-bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r) { return make_channels(l, h, provider, r) == RFAAS_OK; }
+bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const char *provider, const rfaas_reply *r) {
+    dp_error err = {0};
+    bool good = !rfaas_api_unpack_channels(l, h, provider, r);
+    for (uint32_t i = 0; i < h->n_workers && good; i++) {
+        good = !dp_channel_next_generation(h->workers[i].ch, &err);
+        h->workers[i].resumes = true;
+    }
+    return good;
+}

@@ -434,6 +434,7 @@ func (l *lease) grantCached(ctx context.Context, m *protocol.Acquire, k *grant.C
 		l.keepHanded(k)
 		return held, nil
 	}
+	k.Failed()
 	k.Close()
 	if !l.pending.Granted() {
 		return nil, nil

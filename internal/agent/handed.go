@@ -156,11 +156,11 @@ func (l *lease) keepHanded(k *grant.Cached) {
 	}
 }
 
-// giveChannels sends the channels of a cached lease to the client, before the reply to its request.
-func (c *client) giveChannels(r *request, h *handed) {
+// giveChannels sends the channels of a cached lease to the client, before the reply to its request. key: of the request's lease.
+func (c *client) giveChannels(r *request, key uint64, h *handed) {
 	for _, p := range h.parts {
 		m := p.Hand
-		m.Key, m.Held = r.acquire.Key, false
+		m.Key, m.Held = key, false
 		b := m.Encode(protocol.Begin(nil, protocol.OpHand, r.ID, 0))
 		protocol.End(b, 0)
 		c.send(b, p.files, false)
@@ -179,7 +179,7 @@ func (l *lease) giveTaken(r *request, d *protocol.Candidate) {
 		if l.pending.Lasts(l.taken) { // otherwise the client asks the executor for the workers
 			l.c.offer(l.taken, d)
 		}
-		l.c.giveChannels(r, h)
+		l.c.giveChannels(r, l.key, h)
 	}
 }
 

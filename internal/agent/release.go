@@ -67,17 +67,47 @@ func (c *client) release(r *request) (body, error) {
 	if held == nil {
 		return answer.Encode, nil
 	}
-	if p := l.plan(); p != nil { // nil: it was claimed, and the agent does not know it
+	p := l.plan()
+	if p != nil { // nil: it was claimed, and the agent does not know it
 		defer c.a.spares.released(p, held)
 	}
-	if !m.Keep {
-		return answer.Encode, held.Release(context.WithoutCancel(c.ctx))
+	var k *grant.Cached
+	if m.Keep {
+		k, err = held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key, channels)
+	} else {
+		err = held.Release(context.WithoutCancel(c.ctx))
 	}
-	k, err := held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key, channels)
-	if k != nil {
+	switch {
+	case k != nil:
 		answer = protocol.Released{Cached: true, Handed: channels != nil, Claim: c.claimOf(k)}
+	case m.Ahead && err == nil && p != nil:
+		c.giveAhead(r, m.Key, p, held, &answer)
 	}
 	return answer.Encode, err
+}
+
+// giveAhead sends the client a spare lease with the terms of the lease that it releases, if there is one that it can claim. Its next lease with these terms
+// then needs no message. Any other process can still take the spare lease, and the client learns that by an event.
+func (c *client) giveAhead(r *request, key uint64, p *grant.Pending, held *grant.Held, answer *protocol.Released) {
+	k := p.TakeSpare(held)
+	if k == nil {
+		return
+	}
+	defer p.PutAhead(k, key) // nobody else takes it and closes its channels before they are sent
+	h, ok := k.Handed().(*handed)
+	if !ok {
+		return
+	}
+	claim := c.claimOf(k)
+	if claim.Region == 0 {
+		return
+	}
+	c.giveChannels(r, key, h)
+	_, _, workers := k.Describe()
+	for i := range workers {
+		answer.Spare = append(answer.Spare, uint64(workers[i].PID))
+	}
+	answer.Claim = claim
 }
 
 // forgetCached ends the workers that are cached under a key, if there are any. No event follows.

@@ -59,7 +59,7 @@ func (d *demand) acquired(now time.Time, fresh bool, most int) {
 	d.last = now
 }
 
-// unused counts a spare lease that was given up before any client took it.
+// unused counts a spare lease that was given up before any client took it, or whose workers could not be resumed.
 func (d *demand) unused() { d.wanted = max(d.wanted-1, 0) }
 
 // idle reports whether the demand need not be remembered any more.
@@ -246,6 +246,10 @@ func (s *spares) keep(d *demand, started *grant.Started, channels io.Closer) {
 		if d.ready--; !taken {
 			d.unused()
 		}
+	}, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		d.unused() // so that workers that never serve a lease are not started again and again
 	})
 }
 

@@ -56,6 +56,7 @@ type Cached struct {
 	claim   *Claim    // nil: the workers are reused by message only
 	far     *farClaim // nil: the same, on tcp
 	fresh   bool      // a spare lease: no lease has used the workers
+	failed  func()    // see Started.Keep; nil: not a spare lease
 
 	// Protected by the cache, until it is taken.
 	owner  *Control         // nil: its session was closed
@@ -265,6 +266,7 @@ func (c *Control) TakeCached(name uint64) *Cached {
 	}
 	k := s.all[i]
 	s.remove(k)
+	k.left(true)
 	return k
 }
 

@@ -152,11 +152,11 @@ func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
 func (s *Started) Drop() { s.p.c.Forget(s.k) }
 
 // Keep lists the workers for the next lease of any session with these terms. It takes over their channels, which are nil if the workers are late.
-// gone is called once, when the workers are no longer listed: a lease has taken them, or they were given up unused. gone must not call this
-// package.
-func (s *Started) Keep(channels io.Closer, gone func(taken bool)) {
+// gone is called once, when the workers are no longer listed: a lease has taken them, or they were given up unused. failed is called if a lease has taken
+// them and does not get them. Neither may call this package.
+func (s *Started) Keep(channels io.Closer, gone func(taken bool), failed func()) {
 	c, k := s.p.c, s.k
-	k.handed, k.spare, k.use = channels, gone, c.retain()
+	k.handed, k.spare, k.failed, k.use = channels, gone, failed, c.retain()
 	cache := &c.cache
 	cache.mu.Lock()
 	k.expireIn(c, s.cache)
@@ -177,4 +177,42 @@ func (k *Cached) left(taken bool) {
 		k.spare(taken)
 		k.spare = nil
 	}
+}
+
+// Failed reports that a lease has taken the workers and does not get them. It is for spare leases, and does nothing for others.
+func (k *Cached) Failed() {
+	if k.failed != nil {
+		k.failed()
+	}
+}
+
+// TakeSpare removes and returns a spare lease that a client can claim, with the terms and on the executor of a lease that is being released. It returns nil
+// if there is none. The caller passes it to PutAhead.
+func (p *Pending) TakeSpare(h *Held) *Cached {
+	s := &p.c.cache
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.c.opts.Keep <= 0 {
+		return nil
+	}
+	i := slices.IndexFunc(s.all, func(k *Cached) bool {
+		return k.fresh && k.owner == nil && k.claim != nil && k.handed != nil && k.cand.Address == h.Address && p.suits(k) && p.Lasts(k) && !k.Claimed()
+	})
+	if i < 0 {
+		return nil
+	}
+	k := s.all[i]
+	s.remove(k)
+	return k
+}
+
+// PutAhead lists a spare lease under a name of this session, whose client may claim it from now on. The session's cached leases include it.
+func (p *Pending) PutAhead(k *Cached, name uint64) {
+	s := &p.c.cache
+	s.mu.Lock()
+	use := k.use
+	k.name, k.last.by, k.use = name, p, nil
+	s.mu.Unlock()
+	p.c.keep(k, time.Until(k.expires))
+	use()
 }

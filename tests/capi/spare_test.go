@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/rfaas-go/rfaas/tests/testkit"
@@ -102,4 +103,59 @@ func aheadOfDemand(t *testing.T, provider string, cluster clusterFunc) {
 		c.do("calls 5", "release")
 	}
 	testkit.Eventually(t, "all cores are free", func() bool { return has("free_cores 6") })
+}
+
+// TestSpareAhead opens leases while the agent is stopped: the release before has given the process a spare lease, which it claims by itself. Another
+// process can take that spare lease first. The process that was given it then gets other workers.
+func TestSpareAhead(t *testing.T) {
+	onNode(t)
+	onProviders(t, []string{"shm"}, givenAhead)
+}
+
+func givenAhead(t *testing.T, _ string, cluster clusterFunc) {
+	listen := filepath.Join(t.TempDir(), "http")
+	env, socket, _ := cluster("--pool", "0", "--share-cores", "4", "--http-listen", "unix:"+listen)
+	env = append(env, "RFAAS_POOL=1")
+	claims := func(n int) {
+		t.Helper()
+		testkit.Eventually(t, "the claim is booked", func() bool {
+			return strings.Contains(metricsOf(t, listen), fmt.Sprintf("\nrfaas_executor_claims_total %d\n", n))
+		})
+	}
+	// After a claim, the executor has the next spare lease only when the agent knows that the last one is taken.
+	ready := func() bool {
+		r := agentStatus(t, socket)
+		return gauge(t, listen, "rfaas_executor_cached_leases") == "1" && r.spare() == 1
+	}
+	c := lead(t, 1, 0, env...)
+	c.do("init", "session", "open", "calls 5", "release", "open", "calls 5")
+	open := func() {
+		t.Helper()
+		pid := agentStatus(t, socket).PID
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Kill(pid, syscall.SIGCONT)
+		c.do("open", "calls 1")
+	}
+	for n := 1; n <= 3; n++ {
+		testkit.Eventually(t, "a spare lease is ready", ready)
+		c.do("release")
+		open()
+		if w := c.who(); w.start != pooledStart {
+			t.Errorf("the process has workers %v, want spare ones", w)
+		}
+		c.do("calls 5")
+		claims(n)
+	}
+	testkit.Eventually(t, "a spare lease is ready", ready)
+	c.do("release")
+	other := lead(t, 1, 0, env...)
+	other.do("init", "session", "open", "calls 5")
+	if w := other.who(); w.start != pooledStart {
+		t.Errorf("another process has workers %v, want the spare ones", w)
+	}
+	c.do("open", "calls 5", "release")
+	other.do("release", "close", "finalize")
+	testkit.Eventually(t, "no lease is left", func() bool { return gauge(t, listen, "rfaas_executor_leases") == "0" })
 }

@@ -28,15 +28,16 @@ func DecodeReplace(b []byte) (Replace, error) {
 
 // Release releases a lease.
 type Release struct {
-	Key  uint64
-	Keep bool
+	Key   uint64
+	Keep  bool // cache the workers
+	Ahead bool // if they are not cached, the client can take a spare lease with the same terms
 }
 
 // DecodeRelease decodes the body of the message.
 func DecodeRelease(b []byte) (Release, error) {
 	var c C.rfaas_agent_release
 	err := exactly(OpRelease, b, &c)
-	return Release{uint64(c.key), c.keep != 0}, err
+	return Release{uint64(c.key), c.keep != 0, c.ahead != 0}, err
 }
 
 // DecodeLeaseName decodes the body of the message.
@@ -130,11 +131,16 @@ type Released struct {
 	Cached bool // the workers are cached
 	Handed bool // the agent holds the channels
 	Claim  Claim
+	Spare  []uint64 // the pids of the workers of a spare lease that the client gets
 }
 
 // Encode appends the body of the message.
 func (r *Released) Encode(b []byte) []byte {
-	return put(b, &C.rfaas_agent_released{cached: flag(r.Cached), handed: flag(r.Handed), claim: r.Claim.encode()})
+	b = put(b, &C.rfaas_agent_released{cached: flag(r.Cached), handed: flag(r.Handed), spare: C.uint32_t(len(r.Spare)), claim: r.Claim.encode()})
+	for _, pid := range r.Spare {
+		b = put(b, &pid)
+	}
+	return b
 }
 
 // Claim says how cached workers are claimed. Region 0: they are not.

@@ -238,6 +238,9 @@ func (r *Release) Encode(b []byte) []byte {
 	if r.Keep {
 		c.keep = 1
 	}
+	if r.Ahead {
+		c.ahead = 1
+	}
 	return put(b, &c)
 }
 
@@ -254,8 +257,20 @@ func DecodeOpened(b []byte) (provider string, encrypt int, err error) {
 // DecodeReleased decodes the body of the message.
 func DecodeReleased(b []byte) (Released, error) {
 	var c C.rfaas_agent_released
-	err := exactly(OpRelease, b, &c)
-	return Released{c.cached != 0, c.handed != 0, decodeClaim(&c.claim)}, err
+	rest, err := take(OpRelease, b, &c)
+	if err == nil {
+		err = list[C.uint64_t](OpRelease, "workers", rest, uint64(c.spare), MaxWorkers)
+	}
+	if err != nil {
+		return Released{}, err
+	}
+	r := Released{c.cached != 0, c.handed != 0, decodeClaim(&c.claim), nil}
+	for len(rest) > 0 {
+		var pid C.uint64_t
+		rest, _ = take(OpRelease, rest, &pid)
+		r.Spare = append(r.Spare, uint64(pid))
+	}
+	return r, nil
 }
 
 // EncodeLeaseName appends a body that names a lease.
