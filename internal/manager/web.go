@@ -7,14 +7,12 @@ import (
 	"crypto/subtle"
 	"crypto/tls"
 	"embed"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
@@ -185,24 +183,8 @@ func (m *Manager) state() (*State, error) {
 func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 	s.Metrics.MustRegister(&collector{m})
 	s.Check("ledger", m.accounts.failing)
-	var mu sync.Mutex
-	var last *State
-	var at time.Time
-	var took time.Duration
-	now := func() (*State, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if last == nil || time.Since(at) >= max(stateEvery, stateShare*took) {
-			began := time.Now()
-			fresh, err := m.state()
-			if err != nil {
-				return nil, err
-			}
-			last, at = fresh, time.Now()
-			took = at.Sub(began)
-		}
-		return last, nil
-	}
+	now := cached(m.state)
+	m.observeHistory(s, mayAll)
 	for name, part := range map[string]func(*State) any{
 		"state":     func(s *State) any { return s },
 		"executors": func(s *State) any { return s.Executors },
@@ -222,8 +204,7 @@ func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 				http.Error(w, control.Text(err), http.StatusServiceUnavailable)
 				return
 			}
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(part(state)) // an error means that the client has gone
+			writeJSON(w, part(state))
 		})
 	}
 	files := http.FileServerFS(page)
