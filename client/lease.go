@@ -73,6 +73,9 @@ type LeaseOptions struct {
 	// made it. Where that is impossible, the workers make it, and StartSteps.Unseeded says why. See RFAAS_LEASE_SEED for what the init call may
 	// do. Not with Reuse.
 	Seed bool
+	// SeedName is the full name of a seed (Seed.Name). The workers start from it, and its setup function takes the place of InitFunction. Library and
+	// Bundle must be those with which the seed was made. Memory must not be less; 0: the seed's. The executor that has made the seed is asked first.
+	SeedName string
 	// SeedRequired is Seed, but a worker that cannot start from a seed is an error (ErrUnsupported), whose text says why. Not with Local.
 	SeedRequired bool
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
@@ -116,7 +119,7 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, BulkMax: o.BulkMax, Memory: o.Memory, Duration: o.Duration,
 		CallLimit: o.CallLimit, Wait: o.Wait, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
 		Bundle: strings.Join(o.Bundle, ":"), Failover: o.Failover, Local: o.Local, Reuse: o.Reuse, InitFunction: o.InitFunction,
-		InitPayload: o.InitPayload, Seed: o.Seed, SeedRequired: o.SeedRequired}, nil
+		InitPayload: o.InitPayload, Seed: o.Seed, SeedRequired: o.SeedRequired, SeedName: o.SeedName}, nil
 }
 
 // Lease is a number of workers on one executor. Safe for concurrent use.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rfaas-go/rfaas/client"
 )
@@ -116,5 +117,144 @@ func TestSeedUnavailable(t *testing.T) {
 		if _, err := w.session.Lease(context.Background(), o); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), "RFAAS_LEASE_SEED") {
 			t.Errorf("invalid options: %v", err)
 		}
+	}
+}
+
+// numbers calls a function of a worker that returns numbers.
+func numbers(t testing.TB, l *client.Lease, worker int, name string) []uint32 {
+	t.Helper()
+	out := make([]byte, 16)
+	n, err := l.Worker(worker).Invoke(context.Background(), function(t, l, name), nil, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []uint32
+	for at := 0; at < n; at += 4 {
+		list = append(list, binary.LittleEndian.Uint32(out[at:]))
+	}
+	return list
+}
+
+// A program creates a seed in one lease. Workers of later leases, also of another session that has only the name, start from it: its setup function was executed once, what it has
+// registered runs in each of them, and they have different numbers.
+func TestNamedSeed(t *testing.T) {
+	w, o := newSeedWorld(t, "", 1)
+	o.Seed, o.InitFunction, o.InitPayload = false, "", nil
+	ctx := context.Background()
+	l := w.lease(t, o)
+	s, err := l.CreateSeed(ctx, "prepare_children", []byte("-"), client.SeedOptions{Name: "table", TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := useTableless(t, l); n != 0 {
+		t.Error("the setup function ran in the lease's worker")
+	}
+	release(t, l)
+	d, err := s.Info(ctx)
+	if err != nil || d.Bytes < 8<<20 || d.Memory != 64<<20 || d.Left <= 0 || d.Left > time.Minute || d.Function != "prepare_children" || !strings.HasPrefix(s.Name(), "table:") {
+		t.Errorf("%q: %+v, %v", s.Name(), d, err)
+	}
+	other := w.connect(t, w.options())
+	opened, err := other.OpenSeed(ctx, s.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Workers, o.SeedName, o.SeedRequired, o.Memory = 3, opened.Name(), true, 0
+	seen := map[uint32]bool{}
+	var token uint32
+	for _, session := range []*client.Session{w.session, other} {
+		l, err := session.Lease(ctx, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range o.Workers {
+			got := numbers(t, l, i, "child")
+			if seen[got[0]] || got[0] == 0 || got[1] != got[0] || got[2] != 2 || got[3] != 1 {
+				t.Errorf("worker %d: number %d and %d, its functions were called as number %d and %d", i, got[0], got[1], got[2], got[3])
+			}
+			seen[got[0]] = true
+			if made := useSeed(t, l, i, 1); token != 0 && made != token {
+				t.Error("the setup function was executed again")
+			} else {
+				token = made
+			}
+		}
+		release(t, l)
+	}
+	if d, err := opened.Info(ctx); err != nil || d.Children != 6 {
+		t.Errorf("%d children, %v", d.Children, err)
+	}
+	if err := opened.Release(); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Info(ctx); err != nil {
+		t.Errorf("releasing an opened seed has withdrawn it: %v", err)
+	}
+	if err := s.Release(); err != nil {
+		t.Error(err)
+	}
+	if _, err := other.OpenSeed(ctx, s.Name()); !errors.Is(err, client.ErrLease) || !strings.Contains(err.Error(), "released") {
+		t.Errorf("a released seed: %v", err)
+	}
+}
+
+// useTableless returns how many calls a worker without a table has executed before.
+func useTableless(t testing.TB, l *client.Lease) uint32 { return numbers(t, l, 0, "child")[2] }
+
+// A lease that was opened with a seed keeps it when the seed is released. A later lease of a program that has the handle's description makes it again. Errors name what is wrong.
+func TestNamedSeedEnds(t *testing.T) {
+	w, o := newSeedWorld(t, "", 1)
+	o.Seed, o.InitFunction, o.InitPayload = false, "", nil
+	ctx := context.Background()
+	maker := w.lease(t, o)
+	s, err := maker.CreateSeed(ctx, "prepare", []byte("-"), client.SeedOptions{Name: "table"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened, err := w.session.OpenSeed(ctx, s.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := o
+	named.SeedName = s.Name()
+	l := w.lease(t, named)
+	token := useSeed(t, l, 0, 1)
+	if err := s.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Worker(0).Invoke(ctx, function(t, l, "end"), nil, nil); !errors.Is(err, client.ErrConnection) {
+		t.Errorf("end: %v", err)
+	}
+	if got := useSeed(t, l, 0, 1); got != token {
+		t.Error("a replacement did not start from the lease's seed")
+	}
+	release(t, l)
+	if got := useSeed(t, w.lease(t, named), 0, 1); got == token {
+		t.Error("a seed that was released is still used")
+	}
+	if err := opened.Release(); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(o *client.LeaseOptions){
+		"has no seed table": func(*client.LeaseOptions) {},
+		"takes the place":   func(o *client.LeaseOptions) { o.InitFunction = "prepare" },
+		"NAME:VERSION@":     func(o *client.LeaseOptions) { o.SeedName = "table" },
+	} {
+		o := named
+		change(&o)
+		if _, err := w.session.Lease(ctx, o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	for want, way := range map[string]string{"has left 1 threads": "t", "on purpose": "f", "killed": "k"} {
+		if _, err := maker.CreateSeed(ctx, "prepare", []byte(way), client.SeedOptions{Name: "table"}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("way %s: %v, want %q", way, err, want)
+		}
+	}
+	if _, err := maker.CreateSeed(ctx, "none", nil, client.SeedOptions{Name: "table"}); err == nil || !strings.Contains(err.Error(), "none") {
+		t.Errorf("a missing function: %v", err)
+	}
+	if _, err := maker.CreateSeed(ctx, "prepare", []byte("-"), client.SeedOptions{Name: "a/b"}); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("a malformed name: %v", err)
 	}
 }

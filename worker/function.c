@@ -8,6 +8,7 @@
 
 #include "dp_serve.h"
 #include "seed/heap.h"
+#include "seed/resume.h"
 
 uint32_t rfaas_result_capacity(void) {
     const dp_invocation *inv = dp_current_invocation();
@@ -81,3 +82,7 @@ uint32_t rfaas_worker_cores(void) {
     __atomic_store_n(&cores, n, __ATOMIC_RELAXED);
     return n;
 }
+
+int rfaas_on_resume(void (*f)(void *arg), void *arg) { return dp_resume_add(f, arg); }
+
+uint32_t rfaas_child_number(void) { return dp_resume_child(); }

@@ -170,11 +170,13 @@ typedef struct dp_msg_spawn {
     uint32_t channel_eager;
     uint32_t seed_units; /* size of the heap of the seed that is descriptor 2, in units of 32 MiB; 0: no seed. Only of a prepared worker's lease */
     uint8_t bundle[DP_BUNDLE_ID]; /* identifier of the worker's bundle; all 0: none */
+    uint32_t seed_child; /* number of the worker among those of its seed, from 1; 0: no seed */
+    uint32_t reserved;
 } dp_msg_spawn;
 _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, cpus) == 56 &&
                    offsetof(dp_msg_spawn, device) == 184 && offsetof(dp_msg_spawn, blob) == 248 &&
                    offsetof(dp_msg_spawn, uid) == 504 && offsetof(dp_msg_spawn, channel_depth) == 516 &&
-                   offsetof(dp_msg_spawn, channel_bulk) == 520 && offsetof(dp_msg_spawn, bundle) == 536 && sizeof(dp_msg_spawn) == 552,
+                   offsetof(dp_msg_spawn, channel_bulk) == 520 && offsetof(dp_msg_spawn, bundle) == 536 && sizeof(dp_msg_spawn) == 560,
                "spawn message layout");
 
 /* Body of INSPECT and SYMBOLS, which a prepared worker gets instead of a SPAWN: n_offsets offsets and no more bytes.

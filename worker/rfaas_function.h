@@ -85,6 +85,17 @@ RFAAS_FUNCTION_EXTRA const void *rfaas_table(const char *name, size_t *size);
  * NULL. */
 RFAAS_FUNCTION_EXTRA const char *rfaas_bundle_path(const char *name);
 
+/* Calls f(arg) in each worker that starts from the seed in which this is called (RFAAS_LEASE_SEED, rfaas_seed_create), once, before the worker's
+ * first call. Use it for what a seed cannot keep or what must differ between workers: open files, start threads, choose random numbers. The
+ * functions are called in the order of their registration. Returns 0, or -1 if 32 functions are registered. In workers that make the init call
+ * themselves, and after the init call, f(arg) is called at once: so register at the end of the setup function. Elsewhere it is called at once
+ * too. */
+RFAAS_FUNCTION_EXTRA int rfaas_on_resume(void (*f)(void *arg), void *arg);
+
+/* The number of this worker among all workers of its node that have started from the same seed, from 1 on. 0: it has not started from a seed. The
+ * process that makes a seed has the number 0, so do not keep the number in the init call. Elsewhere 0. */
+RFAAS_FUNCTION_EXTRA uint32_t rfaas_child_number(void);
+
 #ifdef __cplusplus
 }
 #endif
@@ -131,6 +142,11 @@ __attribute__((unused)) static inline void *rfaas_state_elsewhere(size_t size, i
     return size && size <= block_size ? block : NULL;
 }
 
+__attribute__((unused)) static inline int rfaas_on_resume_elsewhere(void (*f)(void *arg), void *arg) {
+    f(arg);
+    return 0;
+}
+
 /* A macro's own name is not expanded again: these call the function when there is one. */
 #define rfaas_result_capacity() (rfaas_result_capacity ? rfaas_result_capacity() : UINT32_MAX)
 #define rfaas_fail_outside(code, ...) \
@@ -141,6 +157,8 @@ __attribute__((unused)) static inline void *rfaas_state_elsewhere(size_t size, i
 #define rfaas_state(size, fresh) (rfaas_state ? rfaas_state(size, fresh) : rfaas_state_elsewhere(size, fresh))
 #define rfaas_table(name, size) (rfaas_table ? rfaas_table(name, size) : rfaas_table_of_program(name, size))
 #define rfaas_bundle_path(name) (rfaas_bundle_path ? rfaas_bundle_path(name) : rfaas_bundle_path_of_program(name))
+#define rfaas_on_resume(f, arg) (rfaas_on_resume ? rfaas_on_resume(f, arg) : rfaas_on_resume_elsewhere(f, arg))
+#define rfaas_child_number() (rfaas_child_number ? rfaas_child_number() : (uint32_t)0)
 #define rfaas_worker_cores() (rfaas_worker_cores ? rfaas_worker_cores() : (uint32_t)1)
 
 #endif

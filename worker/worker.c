@@ -49,6 +49,7 @@
 #include "load.h"
 #include "make_seed.h"
 #include "page.h"
+#include "seed/resume.h"
 #include "seed/seed.h"
 #include "startup/startup.h"
 
@@ -378,8 +379,9 @@ static int load_seeded(worker *w, dp_function **table, char *text, size_t room) 
     if (st || w->seed < 0)
         return st;
     dp_seed_loaded(&seed);
-    go_on_unseeded(w, dp_seed_apply(&seed, &err), &err);
+    bool unseeded = go_on_unseeded(w, dp_seed_apply(&seed, &err), &err);
     close(w->seed);
+    dp_resume_run(unseeded ? 0 : w->m->seed_child);
     return DP_OK;
 }
 

@@ -26,6 +26,7 @@
 #define RFAAS_AGENT_REASON 256             /* bytes of a reason that is part of an error text, with its NUL */
 #define RFAAS_AGENT_UNSEEDED 160           /* the same, of a worker that has not started from its seed */
 #define RFAAS_AGENT_SEED_MAX 65536         /* bytes of the payload of an init call for a seed */
+#define RFAAS_AGENT_SEED_NAME 384          /* bytes of a seed's full name, with its NUL: NAME:VERSION@ADDRESS */
 #define RFAAS_AGENT_LEASES 4096            /* leases of one process */
 #define RFAAS_AGENT_WORKERS 1024           /* workers of one lease */
 #define RFAAS_AGENT_FDS 253                /* descriptors of a message, as many as the kernel passes at once */
@@ -60,6 +61,11 @@ enum {
     RFAAS_AGENT_REGION = 20,     /* from the agent: rfaas_agent_region, descriptor of a claim region (dp_claim.h). Before the first message that names it */
     RFAAS_AGENT_CLAIMED = 21,    /* rfaas_agent_adopt, pids of the workers, descriptor of the library, no reply: the library has claimed cached workers.
                                     If the agent cannot follow that lease, it sends the event ENDED */
+    RFAAS_AGENT_SEED_CREATE = 22,  /* rfaas_agent_seed_create, function, payload -> rfaas_agent_seed, function, payload. The agent renews the seed from
+                                      now on, until SEED_RELEASE or the end of the session */
+    RFAAS_AGENT_SEED_FIND = 23,    /* rfaas_agent_seed_name -> rfaas_agent_seed, function, payload */
+    RFAAS_AGENT_SEED_KEEP = 24,    /* rfaas_agent_seed_name -> -. The agent renews the seed, as an earlier agent did */
+    RFAAS_AGENT_SEED_RELEASE = 25, /* rfaas_agent_seed_name -> -. The executor withdraws the seed */
 };
 
 typedef struct rfaas_agent_header {
@@ -172,6 +178,30 @@ typedef struct rfaas_agent_table {
     char name[RFAAS_AGENT_TABLE_NAME];
 } rfaas_agent_table;
 
+/* A seed of the granted lease `key`. Followed by the name of the function, without NUL, and its payload. */
+typedef struct rfaas_agent_seed_create {
+    uint64_t key;
+    int64_t limit_ns; /* how long the function may take */
+    int64_t ttl_ns;   /* 0: the executor's default */
+    uint32_t function, payload; /* bytes */
+    char name[64];    /* without version and address */
+} rfaas_agent_seed_create;
+
+typedef struct rfaas_agent_seed_name {
+    uint64_t session;
+    char name[RFAAS_AGENT_SEED_NAME];
+} rfaas_agent_seed_name;
+
+/* Followed by the name of the function, without NUL, and its payload. */
+typedef struct rfaas_agent_seed {
+    uint64_t bytes, memory;
+    int64_t load_ns, setup_ns, capture_ns, left_ns;
+    uint32_t version, children;
+    uint32_t function, payload; /* bytes */
+    char name[RFAAS_AGENT_SEED_NAME];
+    char executor[RFAAS_AGENT_ADDRESS], node[RFAAS_AGENT_ADDRESS];
+} rfaas_agent_seed;
+
 typedef struct rfaas_agent_blob {
     uint32_t size; /* 1 .. RFAAS_AGENT_BLOB */
     uint8_t bytes[RFAAS_AGENT_BLOB];
@@ -208,6 +238,7 @@ typedef struct rfaas_agent_acquire {
     int32_t status;   /* with `from`: the status with which connecting failed, else 0 */
     uint32_t reserved;
     char at[RFAAS_AGENT_ADDRESS]; /* executor to ask first, or "" */
+    char seed[RFAAS_AGENT_SEED_NAME]; /* full name of the seed, or "" */
     char provider[16];            /* of the offered channels */
     char reason[RFAAS_AGENT_REASON]; /* why the workers of `from` could not be reached */
     rfaas_agent_spec spec;        /* of the first step, unless it has `from` */

@@ -18,6 +18,7 @@
  *                          claim.c                      claiming the workers of such channels without a message
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
  *                          table.c                      read-only data for workers
+ *                          seed.c                       named seeds, from which workers start
  *                          local.c                      running functions in this process
  *                               │  ▲
  *                      requests ▼  │ replies, events     agent.c, agent_pass.c; the messages: agent_protocol.h
@@ -260,6 +261,8 @@ struct rfaas_lease {
     rfaas_agent_spec spec;       /* the options as the agent gets them */
     int64_t bundle_ns;           /* how long hashing and sending the files of options.bundle may take */
     rfaas_init_call init;
+    char seed_name[RFAAS_AGENT_SEED_NAME]; /* of the seed from which the workers start; "": the lease names none */
+    char seed_at[RFAAS_AGENT_ADDRESS];     /* executor that has made it, which is asked first */
     int library_fd;              /* the library, to be passed to the agent; -1: none */
     rfaas_library_id library;
     char **functions;
@@ -319,6 +322,7 @@ struct rfaas_session {
     uint32_t opening; /* leases that are being opened or are open; under rfaas_api_mu */
     struct rfaas_table *tables; /* under mu */
     uint32_t tables_changed;    /* how often `tables` has changed; atomic */
+    struct rfaas_seed *seeds;   /* handles; under mu */
 };
 
 /* Request handle: sequence(32) | request index(20) | lease index(12), never 0 since the sequence is not. */
@@ -541,6 +545,8 @@ int rfaas_api_init_check(const rfaas_lease_options *o);
 int rfaas_api_seed_check(rfaas_lease_options *o);
 /* Returns how long opening the lease may take longer while its seed is made, ns. */
 int64_t rfaas_api_seed_ns(const rfaas_lease *l);
+/* Returns how long the library waits for the init call, ns. If the lease has a call_limit_ns, the executor enforces it. */
+int64_t rfaas_api_init_patience(const rfaas_lease *l);
 /* Names the seed of a lease in the first step of an acquisition. */
 void rfaas_api_init_seed(const rfaas_lease *l, bool first, rfaas_agent_acquire *req);
 /* Copies the init call from the lease's options; frees the copy. */
@@ -626,6 +632,17 @@ void rfaas_api_tables_forget(rfaas_session *s);
 rfaas_session *rfaas_api_tables_of(rfaas_session *s);
 /* rfaas_table of rfaas_function.h, for functions in this process. */
 const void *rfaas_api_table_here(const char *name, size_t *size);
+
+/* ---- seed.c ---- */
+
+/* Names the session's seeds to another agent, which renews them. */
+void rfaas_api_seeds_keep(rfaas_session *s);
+/* Parts the handles of seeds from a session that is closed. */
+void rfaas_api_seeds_close(rfaas_session *s);
+/* Finds the seed that the options of a lease name. Its setup function becomes the lease's init call in the options, whose pointers refer to *found. The
+ * caller frees that by rfaas_api_seed_used, also after an error. */
+int rfaas_api_seed_use(rfaas_lease *l, rfaas_lease_options *o, rfaas_seed **found);
+void rfaas_api_seed_used(rfaas_seed *found);
 
 /* Writes the paths of options.bundle, made absolute. RFAAS_INVALID: they do not fit. */
 int rfaas_api_bundle_paths(const char *list, char out[RFAAS_AGENT_BUNDLE]);

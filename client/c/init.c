@@ -33,9 +33,14 @@ int rfaas_api_init_check(const rfaas_lease_options *o) {
 int rfaas_api_seed_check(rfaas_lease_options *o) {
     if (o->flags & RFAAS_LEASE_SEED_REQUIRED)
         o->flags |= RFAAS_LEASE_SEED;
+    bool named = o->seed && *o->seed;
+    if (named)
+        o->flags |= RFAAS_LEASE_SEED;
     if (!(o->flags & RFAAS_LEASE_SEED))
         return RFAAS_OK;
-    if (!o->init_function || !*o->init_function)
+    if (named && o->init_function && *o->init_function)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: init_function %s with seed %.80s: the seed's setup function takes the place of the init call", op, o->init_function, o->seed);
+    if (!named && (!o->init_function || !*o->init_function))
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_LEASE_SEED without init_function: name the function that prepares the workers", op);
     if (o->flags & RFAAS_LEASE_REUSE)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: RFAAS_LEASE_SEED with RFAAS_LEASE_REUSE: workers start either from a seed or with the state of an earlier lease", op);
@@ -68,8 +73,7 @@ void rfaas_api_init_free(rfaas_lease *l) {
     l->init = (rfaas_init_call){0};
 }
 
-/* Returns how long the library waits for the init call, ns. If the lease has a call_limit_ns, the executor enforces it. */
-static int64_t patience(const rfaas_lease *l) {
+int64_t rfaas_api_init_patience(const rfaas_lease *l) {
     int64_t limit = l->options.call_limit_ns, timeout = l->session->timeout_ns;
     return limit > timeout ? (limit < RFAAS_TIMEOUT_MAX_NS ? limit : RFAAS_TIMEOUT_MAX_NS) : timeout;
 }
@@ -79,14 +83,15 @@ static int64_t patience(const rfaas_lease *l) {
 /* Reports whether the lease's workers are to start from a seed. */
 static bool seeds(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_SEED && l->init.size <= RFAAS_AGENT_SEED_MAX; }
 
-int64_t rfaas_api_seed_ns(const rfaas_lease *l) { return seeds(l) ? patience(l) : 0; }
+int64_t rfaas_api_seed_ns(const rfaas_lease *l) { return seeds(l) ? rfaas_api_init_patience(l) : 0; }
 
 void rfaas_api_init_seed(const rfaas_lease *l, bool first, rfaas_agent_acquire *req) {
     if (!first || !seeds(l))
         return;
     req->seed_function = (uint32_t)strlen(l->init.function);
     req->seed_payload = l->init.size;
-    req->seed_limit_ns = patience(l);
+    memcpy(req->seed, l->seed_name, sizeof req->seed);
+    req->seed_limit_ns = rfaas_api_init_patience(l);
 }
 
 /* Decides about the init call of a new worker. Returns true if it has the state of a seed and needs none, or if that is required: then
@@ -124,7 +129,7 @@ int rfaas_api_init_start(rfaas_lease *l, rfaas_grant *h, uint32_t i) {
         fn++;
     if (fn == l->n_functions)
         return rfaas_api_no_function(l, "lease: init call", c->function);
-    w->init_until = dp_now_ns() + patience(l);
+    w->init_until = dp_now_ns() + rfaas_api_init_patience(l);
     status = dp_channel_submit_until(w->ch, fn, c->payload, c->size, NULL, h->cfg.eager, w->init_until, &w->init_slot);
     if (dp_status_class(status) == RFAAS_CLASS_CONNECTION)
         return RFAAS_OK; /* the worker has ended already. The next call replaces it */
@@ -152,7 +157,7 @@ static int explain(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status) {
         rfaas_api_note_started(RFAAS_NOT_STARTED);
     } else if (status == DP_DEADLINE) {
         rfaas_api_fail(status, 0, "%s has not returned within %lld ms; raise timeout_ns of the session, or call_limit_ns of the lease", what,
-                       (long long)patience(l) / 1000000);
+                       (long long)rfaas_api_init_patience(l) / 1000000);
     } else {
         status = rfaas_api_reason(l, h, i, status, RFAAS_MAYBE_EXECUTED, why, sizeof why, &details);
         rfaas_api_fail(status, 0, "%s: %s%s%s%s", what, rfaas_strerror(status), *why ? ": " : "", why, details ? details : "");

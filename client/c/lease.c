@@ -98,7 +98,7 @@ static void destroy_lease(rfaas_lease *l) {
     l->sync_worker = l->next_worker = l->replaced = 0;
     l->line->busy = 0;
     l->line->key = 0;
-    l->draining_reason[0] = l->local_reason[0] = 0;
+    l->draining_reason[0] = l->local_reason[0] = l->seed_name[0] = l->seed_at[0] = 0;
     if (l->library_fd >= 0)
         close(l->library_fd);
     l->library_fd = -1;
@@ -299,9 +299,13 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
     l->grant = h;
     l->line->key = h->key;
     pthread_mutex_unlock(&l->mu);
+    rfaas_seed *seed = NULL;
     status = o.flags & RFAAS_LEASE_LOCAL ? rfaas_api_local_load(l) : RFAAS_OK;
     if (!status)
+        status = rfaas_api_seed_use(l, &l->options, &seed);
+    if (!status)
         status = rfaas_api_init_keep(l);
+    rfaas_api_seed_used(seed);
     if (!status)
         status = describe(l);
     if (status) {
@@ -309,7 +313,7 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
         return status;
     }
     if (!a->done && !(l->local && !o.wait_ns && rfaas_api_away(s, a)))
-        rfaas_api_acquire_begin(a, l, h, at, o.wait_ns, false);
+        rfaas_api_acquire_begin(a, l, h, at || !*l->seed_at ? at : l->seed_at, o.wait_ns, false);
     *lease = l;
     return RFAAS_OK;
 }

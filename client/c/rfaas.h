@@ -409,11 +409,18 @@ typedef struct rfaas_lease_options {
      * with a fitting capacity are faster. 0: 1 GiB if `bulk` is 0, otherwise `bulk`. Not with
      * RFAAS_NO_BULK. */
     uint64_t bulk_max;
+    /* Full name of a seed, as rfaas_seed_name returns it. The workers start from it, as with
+     * RFAAS_LEASE_SEED, and its setup function takes the place of the init call: init_function must
+     * not be set. `library` and `bundle` must be those with which the seed was made, and `memory` must
+     * not be less; 0 means the seed's. The executor that has made the seed is asked first. Another
+     * executor, or one that does not have the seed any more, makes one of its own by the setup
+     * function. NULL or "": none. */
+    const char *seed;
 } rfaas_lease_options;
 
 #define RFAAS_LEASE_OPTIONS_INIT \
     { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0, \
-      0 }
+      0, NULL }
 
 /* RFAAS_LEASE_RENEW: The agent renews the lease until it is released. A lease without duration_ns is
  * always renewed. */
@@ -1141,6 +1148,119 @@ RFAAS_API int rfaas_table_put_at(rfaas_session *session, const char *name, const
  * Errors:
  *   RFAAS_INVALID: the session has no such table, or has a lease, which may use it. */
 RFAAS_API int rfaas_table_drop(rfaas_session *session, const char *name);
+
+/* ---- seeds ---- */
+
+/* A seed is the memory that a setup function has prepared. A program creates it once, on the node of a
+ * lease, and names it. Workers of any later lease of the tenant start from it within milliseconds, and
+ * share its memory, copy on write. RFAAS_LEASE_SEED says what a seed keeps, and what it does not.
+ * Functions call rfaas_on_resume in the setup function for what each worker must do by itself, and
+ * rfaas_child_number to tell the workers apart (rfaas_function.h). */
+
+/* A named seed at an executor. */
+typedef struct rfaas_seed rfaas_seed;
+
+typedef struct rfaas_seed_options {
+    uint32_t struct_size; /* sizeof(rfaas_seed_options) */
+    uint32_t reserved;    /* 0 */
+    /* 1 to 63 characters of A-Z, a-z, 0-9, dot, underscore and hyphen. Tenants do not see each other's
+     * names. */
+    const char *name;
+    /* How long the executor keeps the seed if nobody renews it. The agent renews it as long as this
+     * process has the session open. 0: as long as the executor's longest lease. */
+    int64_t ttl_ns;
+} rfaas_seed_options;
+
+#define RFAAS_SEED_OPTIONS_INIT \
+    { sizeof(rfaas_seed_options), 0, NULL, 0 }
+
+/* rfaas_seed_details describes a seed. */
+typedef struct rfaas_seed_details {
+    uint32_t struct_size; /* set by the caller to sizeof(rfaas_seed_details) */
+    uint32_t version;     /* grows each time that a seed is created at the executor, and is part of the full name */
+    uint64_t bytes;       /* memory of its node that the seed takes */
+    uint64_t memory;      /* bytes per worker that leases must have at least to start from it */
+    uint64_t children;    /* workers that have started from it on the node that has made it */
+    int64_t left_ns;      /* time until it ends unless it is renewed */
+    int64_t load_ns;      /* duration of loading the library, when the seed was made */
+    int64_t setup_ns;     /* duration of the setup function */
+    int64_t capture_ns;   /* duration of keeping its memory */
+    char executor[256];   /* address of the executor that has made it */
+    char node[256];       /* host name of that executor */
+    char setup[256];      /* name of the setup function, cut if it is longer */
+} rfaas_seed_details;
+
+/* rfaas_seed_create executes a setup function once, and keeps its memory for workers of later leases.
+ *
+ *   setup: name of a function of the lease's library.
+ *   in: its payload.
+ *   size: bytes of the payload, at most 65536.
+ *   options: begins as RFAAS_SEED_OPTIONS_INIT; `name` must be set.
+ *
+ * The executor of the lease executes the function in a process of its own, with the rights and the
+ * memory of a worker, on the cores of worker 0. It checks that the state can be kept, captures it, and
+ * publishes it. The workers of the lease stay as they are. Blocks for at most the session's timeout_ns
+ * and the time for the function, which is call_limit_ns or timeout_ns, whichever is longer.
+ *
+ * Creating a name again makes another seed, with a higher version. Earlier ones remain. The seed does
+ * not need the lease any more. The tenant pays for its memory, and for its processor time in the
+ * lease, and it counts for the tenant's table-limit. The seed ends with rfaas_seed_release, when
+ * nobody has renewed it for ttl_ns, or with its executor. An executor that hands over to a newer
+ * program keeps it. Workers that have started from it keep its memory.
+ *
+ * Errors:
+ *   RFAAS_INVALID: an option is wrong.
+ *   RFAAS_NO_FUNCTION: the library has no such function.
+ *   RFAAS_TOO_LARGE: the payload has more than 65536 bytes.
+ *   RFAAS_FUNCTION_FAILED: the setup function has failed.
+ *   RFAAS_UNSUPPORTED: the state cannot be kept, which the text explains with the remedy, the
+ *     executor has no seeds, or the lease is local.
+ *   RFAAS_TIME_LIMIT: the setup function has not returned in time.
+ *   RFAAS_WORKER_DIED: the setup function has crashed.
+ *   RFAAS_BUSY: the node or the tenant has no memory left for it. */
+RFAAS_API int rfaas_seed_create(rfaas_lease *lease, const char *setup, const void *in, size_t size,
+                                const rfaas_seed_options *options, rfaas_seed **seed);
+
+/* rfaas_seed_open opens a seed that this or another program has created.
+ *
+ *   name: full name, as rfaas_seed_name has returned it in the program that created the seed.
+ *
+ * Asks the executor whose address is part of the name. The handle does not keep the seed alive. A
+ * lease can name the seed without it.
+ *
+ * Errors:
+ *   RFAAS_INVALID: the name is not the full name of a seed.
+ *   RFAAS_LEASE_ENDED: the tenant has no such seed there: it was released, its time has run out, or
+ *     the executor was restarted.
+ *   class CONNECTION: the executor cannot be reached. */
+RFAAS_API int rfaas_seed_open(rfaas_session *session, const char *name, rfaas_seed **seed);
+
+/* rfaas_seed_name returns the full name of a seed.
+ *
+ * NAME:VERSION@ADDRESS, for the lease option `seed` and for rfaas_seed_open in any program of the
+ * tenant. Valid until the handle is released. NULL: the handle is invalid, and the error is set. */
+RFAAS_API const char *rfaas_seed_name(const rfaas_seed *seed);
+
+/* rfaas_seed_info describes a seed.
+ *
+ * Asks the executor. Writes at most details->struct_size bytes. Blocks for at most the session's
+ * timeout_ns.
+ *
+ * Errors:
+ *   RFAAS_LEASE_ENDED: the seed has ended. */
+RFAAS_API int rfaas_seed_info(const rfaas_seed *seed, rfaas_seed_details *details);
+
+/* rfaas_seed_release withdraws a seed, or frees the handle of an opened one.
+ *
+ * In the process that has created the seed, its executor withdraws it: no later lease finds it, and
+ * its memory is freed when the last worker that uses it has ended. Leases that are open keep it, also
+ * for workers that are replaced. Otherwise only the handle is freed. The handle is invalid afterwards,
+ * even after an error. rfaas_session_close withdraws nothing: created seeds end when their time is
+ * over, and their handles can only be released.
+ *
+ * Errors:
+ *   class CONNECTION: the executor cannot be reached. The seed ends when its time is over. */
+RFAAS_API int rfaas_seed_release(rfaas_seed *seed);
 
 /* ---- map ---- */
 

@@ -310,6 +310,7 @@ int rfaas_session_close(rfaas_session *s) {
     if (!(s->open.flags & RFAAS_SESSION_LOCAL) || rfaas_agent_connected())
         status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
     rfaas_api_tables_free(s);
+    rfaas_api_seeds_close(s);
     rfaas_api_drop_all_cached(s); /* events have done so already if the request succeeded */
     close_devices(s);
     give_session(s);
@@ -489,6 +490,7 @@ void rfaas_api_reopen(void) {
         if (!rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, sizeof(rfaas_agent_opened), &reply))
             take_opened(s, &reply); /* after a failure, operations that need the session report the error */
         rfaas_api_tables_publish(s);
+        rfaas_api_seeds_keep(s);
     }
     rfaas_api_each_lease(hand_over);
 }

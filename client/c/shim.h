@@ -168,6 +168,14 @@ static inline rfaas_shim_error *rfaas_shim_table_put(rfaas_session *s, const cha
     return rfaas_shim_check(rfaas_table_put_at(s, name, parts, count, address));
 }
 static inline rfaas_shim_error *rfaas_shim_table_drop(rfaas_session *s, const char *name) { return rfaas_shim_check(rfaas_table_drop(s, name)); }
+static inline rfaas_shim_error *rfaas_shim_seed_create(rfaas_lease *l, const char *setup, const void *in, size_t size, const rfaas_seed_options *o, rfaas_seed **to) {
+    return rfaas_shim_check(rfaas_seed_create(l, setup, in, size, o, to));
+}
+static inline rfaas_shim_error *rfaas_shim_seed_open(rfaas_session *s, const char *name, rfaas_seed **to) {
+    return rfaas_shim_check(rfaas_seed_open(s, name, to));
+}
+static inline rfaas_shim_error *rfaas_shim_seed_info(rfaas_seed *d, rfaas_seed_details *to) { return rfaas_shim_check(rfaas_seed_info(d, to)); }
+static inline rfaas_shim_error *rfaas_shim_seed_release(rfaas_seed *d) { return rfaas_shim_check(rfaas_seed_release(d)); }
 static inline rfaas_shim_error *rfaas_shim_session_close(rfaas_session *s) { return rfaas_shim_check(rfaas_session_close(s)); }
 static inline rfaas_shim_error *rfaas_shim_session_changes(rfaas_session *s, rfaas_change *to, size_t capacity, size_t *count) {
     return rfaas_shim_check(rfaas_session_changes(s, to, capacity, count));

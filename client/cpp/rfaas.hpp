@@ -178,6 +178,8 @@ class session {
      * by rfaas_table. With an address, all workers map it there. */
     inline void put_table(const std::string &name, pieces<const_piece> parts);
     inline void put_table(const std::string &name, pieces<const_piece> parts, std::uint64_t address);
+    /* Opens a seed that this or another program has created, by its full name (seed::name). */
+    inline class seed open_seed(const std::string &name);
     void drop_table(const std::string &name) { check(rfaas_table_drop(handle_, name.c_str())); }
 
     /* Calls f(change) with every change, on this thread, until f returns true or throws. Returns false after the
@@ -232,6 +234,7 @@ struct lease_options : rfaas_lease_options {
     lease_options &with_local() { return with(lease_flags::local); }
     lease_options &with_reuse() { return with(lease_flags::reuse); }
     lease_options &with_seed() { return with(lease_flags::seed); } /* the init call is made once for each node */
+    lease_options &with_seed(std::string name) { return seed_ = std::move(name), *this; } /* the workers start from it (seed::name) */
     /* Every worker executes this function of the library before any other call. The payload must live until the lease is opened. */
     lease_options &with_init(std::string function) { return init_ = std::move(function), *this; }
     template <class C> lease_options &with_init(std::string function, const C &payload) {
@@ -248,11 +251,13 @@ struct lease_options : rfaas_lease_options {
             o.bundle = bundle_.c_str();
         if (!init_.empty())
             o.init_function = init_.c_str();
+        if (!seed_.empty())
+            o.seed = seed_.c_str();
         return o;
     }
 
   private:
-    std::string path_, bundle_, init_;
+    std::string path_, bundle_, init_, seed_;
 };
 
 /* rfaas_call_options with its defaults. */
@@ -324,6 +329,45 @@ inline void session::put_table(const std::string &name, pieces<const_piece> part
 }
 inline void session::put_table(const std::string &name, pieces<const_piece> parts, std::uint64_t address) {
     check(rfaas_table_put_at(handle_, name.c_str(), parts.data(), parts.size(), address));
+}
+
+/* ---- seeds ---- */
+
+/* The memory that a setup function has prepared, from which workers of leases start: lease::create_seed, session::open_seed, lease_options::with_seed. An
+ * object that is destroyed withdraws nothing: the seed lasts until release, or until its time is over after its session was closed. */
+class seed {
+  public:
+    explicit seed(rfaas_seed *handle) noexcept : handle_(handle) {}
+    seed(seed &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    seed &operator=(seed &&other) noexcept {
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+    ~seed() = default; /* the session keeps the handle, so that the agent renews the seed */
+    std::string name() const {
+        const char *text = rfaas_seed_name(handle_);
+        if (!text)
+            check(RFAAS_INVALID);
+        return text;
+    }
+    rfaas_seed_details info() const {
+        rfaas_seed_details d{};
+        d.struct_size = sizeof d;
+        check(rfaas_seed_info(handle_, &d));
+        return d;
+    }
+    /* Withdraws a seed that this process has created. */
+    void release() { check(rfaas_seed_release(std::exchange(handle_, nullptr))); }
+    rfaas_seed *get() const noexcept { return handle_; }
+
+  private:
+    rfaas_seed *handle_ = nullptr;
+};
+
+inline seed session::open_seed(const std::string &name) {
+    rfaas_seed *handle = nullptr;
+    check(rfaas_seed_open(handle_, name.c_str(), &handle));
+    return seed(handle);
 }
 
 /* A call in flight, which can be moved and not copied. The destructor cancels a call that nobody has waited for. */
@@ -497,6 +541,21 @@ class lease {
         return d;
     }
     /* Kills a worker and starts a new one in its place. */
+    /* Executes a function of the library once, and keeps its memory for workers of later leases. ttl: how long the executor keeps it if nobody renews it; 0:
+     * as long as its longest lease. */
+    seed create_seed(const std::string &setup, const std::string &name, std::chrono::nanoseconds ttl = {}) {
+        return create_seed(setup, span<const char>(), name, ttl);
+    }
+    template <class C, class = decltype(std::data(std::declval<const C &>()))>
+    seed create_seed(const std::string &setup, const C &payload, const std::string &name, std::chrono::nanoseconds ttl = {}) {
+        const auto in = rfaas::payload(payload);
+        rfaas_seed_options o = RFAAS_SEED_OPTIONS_INIT;
+        rfaas_seed *made = nullptr;
+        o.name = name.c_str();
+        o.ttl_ns = ttl.count();
+        check(rfaas_seed_create(handle_, setup.c_str(), in.data(), in.bytes(), &o, &made));
+        return seed(made);
+    }
     void replace_worker(int worker) { check(rfaas_worker_replace(handle_, worker)); }
     rfaas_statistics statistics() const {
         rfaas_statistics s{};

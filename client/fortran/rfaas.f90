@@ -39,7 +39,7 @@ module rfaas_options
    !> Options of a lease with the strings that they point to.
    type :: lease_arguments
       type(rfaas_lease_options_c) :: options
-      character(len=:, kind=c_char), allocatable :: library, executor, bundle, init_function
+      character(len=:, kind=c_char), allocatable :: library, executor, bundle, init_function, seed
    end type
 
    !> The init call of a lease: a function of the library that each of its workers executes before any other call.
@@ -89,7 +89,7 @@ contains
 
    subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
                         call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min, &
-                        bulk_max, seed)
+                        bulk_max, seed, seed_name)
       type(lease_arguments), intent(inout), target :: a
       character(len=*), intent(in) :: library
       character(len=*), intent(in), optional :: executor, bundle
@@ -101,6 +101,7 @@ contains
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
       logical, intent(in), optional :: reuse, seed
+      character(len=*), intent(in), optional :: seed_name
       integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
@@ -131,6 +132,7 @@ contains
       end if
       if (present(wait)) a%options%wait_ns = nanoseconds(wait)
       a%options%bundle = string(bundle, a%bundle)
+      a%options%seed = string(seed_name, a%seed)
    end subroutine
 
    function call_options_of(worker, timeout, repeats, attempt, kill, in_place) result(o)
@@ -239,6 +241,17 @@ module rfaas
    !> A call in flight, and the statistics of a lease.
    public :: rfaas_request, rfaas_statistics
 
+   !> A named seed, from which workers of leases start. Times are in seconds.
+   type, public :: rfaas_seed
+      type(c_ptr) :: handle = c_null_ptr
+   end type
+   type, public :: rfaas_seed_details
+      integer(c_int32_t) :: version = 0
+      integer(c_int64_t) :: bytes = 0, memory = 0, children = 0
+      real(c_double) :: left = 0, load = 0, setup_time = 0, capture = 0
+      character(len=256) :: executor = '', node = '', setup = '' !< setup: name of the setup function
+   end type
+
    !> A change of an executor's state: RFAAS_EXECUTOR_*, its control address, the host name of its node.
    type, public :: rfaas_change
       integer :: state = 0
@@ -299,6 +312,7 @@ module rfaas
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
    public :: rfaas_pieces, rfaas_add_piece, rfaas_invokev, rfaas_iinvokev
    public :: rfaas_table_put, rfaas_table_put_at, rfaas_table_drop
+   public :: rfaas_seed_create, rfaas_seed_open, rfaas_seed_name, rfaas_seed_info, rfaas_seed_release
    public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, &
       rfaas_waitany_for, rfaas_map, rfaas_reduce, rfaas_reduce_with
    public :: c_sizeof, c_size_t, c_int64_t, c_ptr, c_null_ptr, c_f_pointer
@@ -457,11 +471,11 @@ contains
    end function
 
    !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk, memory and bulk_max are in bytes. renew, failover, local,
-   !> reuse and seed set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds, and `init` the init call. With library_data, the address of
+   !> seed_name is the full name of a seed. reuse and seed set the flags RFAAS_LEASE_*. `wait` is wait_ns in seconds, and `init` the init call. With library_data, the address of
    !> the library in memory, `library` is not used. `bundle` has paths of files and directories that travel with the library, separated by colons.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                                duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size, wait, &
-                               bundle, init, reuse, workers_min, bulk_max, seed)
+                               bundle, init, reuse, workers_min, bulk_max, seed, seed_name)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
@@ -475,20 +489,21 @@ contains
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
       logical, intent(in), optional :: reuse, seed
+      character(len=*), intent(in), optional :: seed_name
       integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
       call set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
                      call_limit, renew, failover, local, library_data, library_size, wait, bundle, init, reuse, workers_min, &
-                     bulk_max, seed)
+                     bulk_max, seed, seed_name)
       call finish(rfaas_lease_open_c(session%handle, a%options, lease%handle), ierror)
    end subroutine
 
    !> As rfaas_lease_open, at the executor of `place` only.
    subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                   memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, wait, &
-                                  bundle, init, reuse, workers_min, bulk_max, seed)
+                                  bundle, init, reuse, workers_min, bulk_max, seed, seed_name)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(in) :: place
@@ -502,6 +517,7 @@ contains
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
       logical, intent(in), optional :: reuse, seed
+      character(len=*), intent(in), optional :: seed_name
       integer, intent(in), optional :: workers_min
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
@@ -511,7 +527,8 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle, init=init, reuse=reuse, workers_min=workers_min, bulk_max=bulk_max, seed=seed)
+                     bundle=bundle, init=init, reuse=reuse, workers_min=workers_min, bulk_max=bulk_max, seed=seed, &
+                     seed_name=seed_name)
       do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
          raw%executor(i) = place%executor(i:i)
       end do
@@ -521,7 +538,7 @@ contains
    !> Leases `workers` workers on as few executors as possible. The leases are leases(1:count).
    subroutine rfaas_lease_open_across(session, library, leases, count, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                                       memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size, &
-                                      wait, bundle, init, reuse, bulk_max, seed)
+                                      wait, bundle, init, reuse, bulk_max, seed, seed_name)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: leases(:)
@@ -535,6 +552,7 @@ contains
       integer(c_size_t), intent(in), optional :: library_size
       type(rfaas_init_call), intent(in), optional :: init
       logical, intent(in), optional :: reuse, seed
+      character(len=*), intent(in), optional :: seed_name
       real(c_double), intent(in), optional :: wait
       character(len=*), intent(in), optional :: bundle
       type(lease_arguments), target :: a
@@ -545,7 +563,8 @@ contains
       call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
                      failover=failover, local=local, library_data=library_data, library_size=library_size, wait=wait, &
-                     bundle=bundle, init=init, reuse=reuse, bulk_max=bulk_max, seed=seed)
+                     bundle=bundle, init=init, reuse=reuse, bulk_max=bulk_max, seed=seed, &
+                     seed_name=seed_name)
       n = 0
       status = rfaas_lease_open_across_c(session%handle, a%options, size(leases, kind=c_size_t), handles, n)
       count = merge(int(n), 0, status >= 0)
@@ -865,6 +884,81 @@ contains
       character(len=*), intent(in) :: name
       integer, intent(out), optional :: ierror
       call finish(rfaas_table_drop_c(session%handle, name//c_null_char), ierror)
+   end subroutine
+
+   ! ---- seeds ----
+
+   !> Executes a function of the lease's library once, and keeps its memory under a name. `in` is its payload of `size` bytes. ttl: seconds
+   !> for which the executor keeps the seed if nobody renews it.
+   subroutine rfaas_seed_create(lease, setup, name, seed, in, size, ttl, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      character(len=*), intent(in) :: setup, name
+      type(rfaas_seed), intent(inout) :: seed
+      type(*), dimension(*), intent(in), asynchronous, optional :: in
+      integer(c_size_t), intent(in), optional :: size
+      real(c_double), intent(in), optional :: ttl
+      integer, intent(out), optional :: ierror
+      character(kind=c_char, len=:), allocatable, target :: text
+      type(rfaas_seed_options_c) :: options
+      integer(c_size_t) :: bytes
+      options%struct_size = int(c_sizeof(options), c_int32_t)
+      text = name//c_null_char
+      options%name = c_loc(text)
+      if (present(ttl)) options%ttl_ns = nanoseconds(ttl)
+      bytes = 0
+      if (present(size)) bytes = size
+      call finish(rfaas_seed_create_c(lease%handle, setup//c_null_char, in, bytes, options, seed%handle), ierror)
+   end subroutine
+
+   !> Opens a seed that this or another program has created, by its full name.
+   subroutine rfaas_seed_open(session, name, seed, ierror)
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: name
+      type(rfaas_seed), intent(inout) :: seed
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_seed_open_c(session%handle, name//c_null_char, seed%handle), ierror)
+   end subroutine
+
+   !> The full name of a seed, for the argument seed_name of leases; '' if the seed is invalid.
+   function rfaas_seed_name(seed) result(name)
+      type(rfaas_seed), intent(in) :: seed
+      character(len=:), allocatable :: name
+      type(c_ptr) :: text
+      text = rfaas_seed_name_c(seed%handle)
+      name = ''
+      if (c_associated(text)) name = text_at(text)
+   end function
+
+   subroutine rfaas_seed_info(seed, details, ierror)
+      type(rfaas_seed), intent(in) :: seed
+      type(rfaas_seed_details), intent(out) :: details
+      integer, intent(out), optional :: ierror
+      type(rfaas_seed_details_c) :: raw
+      integer(c_int) :: status
+      raw%struct_size = int(c_sizeof(raw), c_int32_t)
+      status = rfaas_seed_info_c(seed%handle, raw)
+      details%version = raw%version
+      details%bytes = raw%bytes
+      details%memory = raw%memory
+      details%children = raw%children
+      details%left = real(raw%left_ns, c_double)/1.0e9_c_double
+      details%load = real(raw%load_ns, c_double)/1.0e9_c_double
+      details%setup_time = real(raw%setup_ns, c_double)/1.0e9_c_double
+      details%capture = real(raw%capture_ns, c_double)/1.0e9_c_double
+      details%executor = text_in(raw%executor)
+      details%node = text_in(raw%node)
+      details%setup = text_in(raw%setup)
+      call finish(status, ierror)
+   end subroutine
+
+   !> Withdraws a seed that this process has created. Of an opened seed it only frees the handle.
+   subroutine rfaas_seed_release(seed, ierror)
+      type(rfaas_seed), intent(inout) :: seed
+      integer, intent(out), optional :: ierror
+      integer(c_int) :: status
+      status = rfaas_seed_release_c(seed%handle)
+      seed%handle = c_null_ptr
+      call finish(status, ierror)
    end subroutine
 
    !> Starts such a call. The lists may be reused at once. With repeats, the arrays of `in` must not change until the request ends.

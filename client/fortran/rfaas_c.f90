@@ -164,6 +164,7 @@ module rfaas_c
       integer(c_int32_t) :: workers_min = 0
       integer(c_int32_t) :: reserved2 = 0
       integer(c_int64_t) :: bulk_max = 0
+      type(c_ptr) :: seed = c_null_ptr
    end type
 
    type, bind(c) :: rfaas_place_c
@@ -237,6 +238,28 @@ module rfaas_c
       integer(c_size_t) :: size = 0
       integer(c_size_t) :: count = 0
       integer(c_intptr_t) :: stride = 0
+   end type
+
+   type, bind(c) :: rfaas_seed_options_c
+      integer(c_int32_t) :: struct_size = 0
+      integer(c_int32_t) :: reserved = 0
+      type(c_ptr) :: name = c_null_ptr
+      integer(c_int64_t) :: ttl_ns = 0
+   end type
+
+   type, bind(c) :: rfaas_seed_details_c
+      integer(c_int32_t) :: struct_size = 0
+      integer(c_int32_t) :: version = 0
+      integer(c_int64_t) :: bytes = 0
+      integer(c_int64_t) :: memory = 0
+      integer(c_int64_t) :: children = 0
+      integer(c_int64_t) :: left_ns = 0
+      integer(c_int64_t) :: load_ns = 0
+      integer(c_int64_t) :: setup_ns = 0
+      integer(c_int64_t) :: capture_ns = 0
+      character(kind=c_char) :: executor(256) = c_null_char
+      character(kind=c_char) :: node(256) = c_null_char
+      character(kind=c_char) :: setup(256) = c_null_char
    end type
 
    type, bind(c) :: rfaas_map_options_c
@@ -629,6 +652,44 @@ module rfaas_c
          import
          type(c_ptr), value :: session
          character(kind=c_char), intent(in) :: name(*)
+      end function
+
+      !> rfaas_seed_create executes a setup function once, and keeps its memory for workers of later leases.
+      integer(c_int) function rfaas_seed_create_c(lease, setup, in, size, options, seed) bind(c, name='rfaas_seed_create')
+         import
+         type(c_ptr), value :: lease
+         character(kind=c_char), intent(in) :: setup(*)
+         type(*), dimension(*), intent(in), asynchronous, optional :: in
+         integer(c_size_t), value :: size
+         type(rfaas_seed_options_c), intent(in) :: options
+         type(c_ptr), intent(inout) :: seed
+      end function
+
+      !> rfaas_seed_open opens a seed that this or another program has created.
+      integer(c_int) function rfaas_seed_open_c(session, name, seed) bind(c, name='rfaas_seed_open')
+         import
+         type(c_ptr), value :: session
+         character(kind=c_char), intent(in) :: name(*)
+         type(c_ptr), intent(inout) :: seed
+      end function
+
+      !> rfaas_seed_name returns the full name of a seed.
+      type(c_ptr) function rfaas_seed_name_c(seed) bind(c, name='rfaas_seed_name')
+         import
+         type(c_ptr), value :: seed
+      end function
+
+      !> rfaas_seed_info describes a seed.
+      integer(c_int) function rfaas_seed_info_c(seed, details) bind(c, name='rfaas_seed_info')
+         import
+         type(c_ptr), value :: seed
+         type(rfaas_seed_details_c), intent(inout) :: details
+      end function
+
+      !> rfaas_seed_release withdraws a seed, or frees the handle of an opened one.
+      integer(c_int) function rfaas_seed_release_c(seed) bind(c, name='rfaas_seed_release')
+         import
+         type(c_ptr), value :: seed
       end function
 
       !> rfaas_map applies a function to every item of an array, on all workers of a lease.

@@ -295,7 +295,9 @@ func (l *lease) prepare(ctx context.Context, m *protocol.Acquire, r *request) er
 		return err
 	}
 	spec := l.c.spec(&m.Spec)
-	spec.Seed = seedOf(m)
+	if spec.Seed, err = seedOf(m); err != nil {
+		return err
+	}
 	spec.At = l.c.env.address(m.At)
 	spec.Tables = l.session.tables.current()
 	if spec.Bundle, err = l.bundle(ctx, lib, &m.Spec, r); err != nil {
@@ -318,11 +320,17 @@ func (l *lease) planBeyond(old *lease, st dataplane.Status, reason string) error
 }
 
 // seedOf returns the seed of a lease, or nil.
-func seedOf(m *protocol.Acquire) *control.Seed {
+func seedOf(m *protocol.Acquire) (*control.Seed, error) {
 	if m.SeedFunction == "" {
-		return nil
+		return nil, nil
 	}
-	return &control.Seed{Function: m.SeedFunction, Payload: m.SeedPayload, LimitMs: uint64(max(m.SeedLimitNs/1e6, 1))}
+	s := &control.Seed{Function: m.SeedFunction, Payload: m.SeedPayload, LimitMs: uint64(max(m.SeedLimitNs/1e6, 1))}
+	if m.SeedName == "" {
+		return s, nil
+	}
+	var err error
+	s.Name, s.Version, s.Origin, err = grant.ParseSeedName(m.SeedName)
+	return s, err
 }
 
 func (c *client) spec(s *protocol.Spec) grant.Spec {

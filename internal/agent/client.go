@@ -445,6 +445,10 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 		err = c.publish(r)
 	case protocol.OpTableDrop:
 		err = c.dropTable(r)
+	case protocol.OpSeedCreate:
+		reply, err = c.createSeed(r)
+	case protocol.OpSeedFind, protocol.OpSeedKeep, protocol.OpSeedRelease:
+		reply, err = c.seed(r)
 	case protocol.OpReplace:
 		reply, err = c.replace(r)
 	case protocol.OpRelease:
@@ -535,6 +539,7 @@ func (c *client) cleanUp() {
 	for _, s := range sessions {
 		if s != nil {
 			s.tables.close()
+			s.seeds.close()
 		}
 		if s != nil && !stopping {
 			wg.Go(s.control.Close)

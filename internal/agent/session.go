@@ -17,6 +17,7 @@ type session struct {
 	control *grant.Control
 
 	tables tables
+	seeds  seeds
 
 	mu      sync.Mutex // held while CHANGES runs
 	changes *grant.Changes
@@ -93,6 +94,7 @@ func (c *client) closeSession(r *request) error {
 	c.mu.Unlock()
 	if s != nil { // nil: an earlier agent had opened the session, which ended with that agent
 		s.tables.close()
+		s.seeds.close()
 		s.control.Close()
 	}
 	return nil

@@ -130,7 +130,7 @@ func fortranDummy(p Variable) string {
 		return "type(*), dimension(*), asynchronous" + optional + " :: " + p.Name
 	case element == "char":
 		return "character(kind=c_char), intent(" + intent + ") :: " + p.Name + "(*)"
-	case element == "rfaas_session" || element == "rfaas_lease" || element == "void":
+	case element == "rfaas_session" || element == "rfaas_lease" || element == "rfaas_seed" || element == "void":
 		if p.Array {
 			return "type(c_ptr), intent(inout) :: " + p.Name + "(*)"
 		}

@@ -2,6 +2,7 @@ package apigen
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"text/template"
 )
@@ -23,6 +24,18 @@ func pythonFunctions(d *Description) template.FuncMap {
 		"hasPrefix":       strings.HasPrefix,
 		"upper":           strings.ToUpper,
 		"mod":             func(a, b int) int { return a % b },
+		"pythonOptions": func(s Item, flags []string) ([]pythonField, error) { // the fields, and the flags, some of which have a field of the same name
+			fields, err := pythonFields(s)
+			for _, flag := range flags {
+				name := strings.ToLower(flag)
+				if i := slices.IndexFunc(fields, func(f pythonField) bool { return f.Name == name }); i >= 0 {
+					fields[i].Type = "bool | " + fields[i].Type
+				} else {
+					fields = append(fields, pythonField{Name: name, Type: "bool"})
+				}
+			}
+			return fields, err
+		},
 		"pythonBaseOf": func(v Value) string { // the exception of the class of a status
 			for _, s := range d.Sections {
 				for _, i := range s.Items {

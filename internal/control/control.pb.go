@@ -188,7 +188,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43, 0}
 }
 
 type InfoRequest struct {
@@ -705,10 +705,15 @@ func (x *LeaseRequest) GetSeed() *Seed {
 
 // Seed is the memory of a process of the node that has made the init call of a lease. The executor makes it when the first lease needs it.
 type Seed struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Function      string                 `protobuf:"bytes,1,opt,name=function,proto3" json:"function,omitempty"`               // of the library
-	Payload       []byte                 `protobuf:"bytes,2,opt,name=payload,proto3" json:"payload,omitempty"`                 // at most 64 KiB
-	LimitMs       uint64                 `protobuf:"varint,3,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"` // how long the lease waits for the init call
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Function string                 `protobuf:"bytes,1,opt,name=function,proto3" json:"function,omitempty"`               // of the library
+	Payload  []byte                 `protobuf:"bytes,2,opt,name=payload,proto3" json:"payload,omitempty"`                 // at most 64 KiB
+	LimitMs  uint64                 `protobuf:"varint,3,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"` // how long the lease waits for the init call
+	// A seed that CreateSeed has made: its name and version, and the control address of the executor that has made it. An executor that does not have it
+	// makes a seed by the function and the payload.
+	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Version       uint32 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
+	Origin        string `protobuf:"bytes,6,opt,name=origin,proto3" json:"origin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -764,6 +769,633 @@ func (x *Seed) GetLimitMs() uint64 {
 	return 0
 }
 
+func (x *Seed) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Seed) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Seed) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+type CreateSeedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                       // 1 to 63 characters of A-Z, a-z, 0-9, dot, underscore and hyphen
+	Function      string                 `protobuf:"bytes,3,opt,name=function,proto3" json:"function,omitempty"`               // of the library
+	Payload       []byte                 `protobuf:"bytes,4,opt,name=payload,proto3" json:"payload,omitempty"`                 // at most 64 KiB
+	LimitMs       uint64                 `protobuf:"varint,5,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"` // how long the function may take
+	TtlMs         uint64                 `protobuf:"varint,6,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`       // 0: the executor's longest lease
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSeedRequest) Reset() {
+	*x = CreateSeedRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSeedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSeedRequest) ProtoMessage() {}
+
+func (x *CreateSeedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSeedRequest.ProtoReflect.Descriptor instead.
+func (*CreateSeedRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *CreateSeedRequest) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *CreateSeedRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateSeedRequest) GetFunction() string {
+	if x != nil {
+		return x.Function
+	}
+	return ""
+}
+
+func (x *CreateSeedRequest) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+func (x *CreateSeedRequest) GetLimitMs() uint64 {
+	if x != nil {
+		return x.LimitMs
+	}
+	return 0
+}
+
+func (x *CreateSeedRequest) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
+type SeedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Version       uint32                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`          // 0: the latest
+	TtlMs         uint64                 `protobuf:"varint,3,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"` // of RenewSeed: from now on; 0: as it was created
+	Segments      bool                   `protobuf:"varint,4,opt,name=segments,proto3" json:"segments,omitempty"`        // of DescribeSeed: with segments, which are hashed for the first such request
+	Tenant        string                 `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`             // of an operator
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeedRequest) Reset() {
+	*x = SeedRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeedRequest) ProtoMessage() {}
+
+func (x *SeedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeedRequest.ProtoReflect.Descriptor instead.
+func (*SeedRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SeedRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SeedRequest) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *SeedRequest) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
+func (x *SeedRequest) GetSegments() bool {
+	if x != nil {
+		return x.Segments
+	}
+	return false
+}
+
+func (x *SeedRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type SeedReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seed          *SeedDescription       `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"`
+	LeftMs        uint64                 `protobuf:"varint,2,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"` // until it ends unless it is renewed
+	Children      uint32                 `protobuf:"varint,3,opt,name=children,proto3" json:"children,omitempty"`           // workers that have started from it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeedReply) Reset() {
+	*x = SeedReply{}
+	mi := &file_internal_control_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeedReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeedReply) ProtoMessage() {}
+
+func (x *SeedReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeedReply.ProtoReflect.Descriptor instead.
+func (*SeedReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SeedReply) GetSeed() *SeedDescription {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+func (x *SeedReply) GetLeftMs() uint64 {
+	if x != nil {
+		return x.LeftMs
+	}
+	return 0
+}
+
+func (x *SeedReply) GetChildren() uint32 {
+	if x != nil {
+		return x.Children
+	}
+	return 0
+}
+
+type ReleaseSeedReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseSeedReply) Reset() {
+	*x = ReleaseSeedReply{}
+	mi := &file_internal_control_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseSeedReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseSeedReply) ProtoMessage() {}
+
+func (x *ReleaseSeedReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseSeedReply.ProtoReflect.Descriptor instead.
+func (*ReleaseSeedReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
+}
+
+// SeedDescription describes a seed: what made it, and what its file has (worker/seed/seed.h). Other executors fetch it by this.
+type SeedDescription struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Version       uint32                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // grows with each publication at the executor
+	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"` // control addresses of executors that have it, first the one that has made it
+	CodeSha256    []byte                 `protobuf:"bytes,5,opt,name=code_sha256,json=codeSha256,proto3" json:"code_sha256,omitempty"`
+	BundleSha256  []byte                 `protobuf:"bytes,6,opt,name=bundle_sha256,json=bundleSha256,proto3" json:"bundle_sha256,omitempty"` // none: no bundle
+	Function      string                 `protobuf:"bytes,7,opt,name=function,proto3" json:"function,omitempty"`
+	Payload       []byte                 `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"`
+	Memory        uint64                 `protobuf:"varint,9,opt,name=memory,proto3" json:"memory,omitempty"`                         // memory_per_worker, without channels, of the lease that has made it. Leases that start from it have at least as much
+	HeapUnits     uint32                 `protobuf:"varint,10,opt,name=heap_units,json=heapUnits,proto3" json:"heap_units,omitempty"` // size of the heap, in units of 32 MiB
+	Size          uint64                 `protobuf:"varint,11,opt,name=size,proto3" json:"size,omitempty"`                            // bytes of the file, with its holes
+	Bytes         uint64                 `protobuf:"varint,12,opt,name=bytes,proto3" json:"bytes,omitempty"`                          // memory that the file takes
+	Segments      []*SeedSegment         `protobuf:"bytes,13,rep,name=segments,proto3" json:"segments,omitempty"`                     // what the file has, in ascending order; the rest of it is zero
+	Modules       []*SeedModule          `protobuf:"bytes,14,rep,name=modules,proto3" json:"modules,omitempty"`
+	ThreadPointer uint64                 `protobuf:"varint,15,opt,name=thread_pointer,json=threadPointer,proto3" json:"thread_pointer,omitempty"`
+	Processor     []uint64               `protobuf:"fixed64,16,rep,packed,name=processor,proto3" json:"processor,omitempty"` // capabilities of the processor, 4 words
+	LoadNs        uint64                 `protobuf:"varint,17,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // how long the process took to load the library, to execute the function, and to keep its memory
+	SetupNs       uint64                 `protobuf:"varint,18,opt,name=setup_ns,json=setupNs,proto3" json:"setup_ns,omitempty"`
+	CaptureNs     uint64                 `protobuf:"varint,19,opt,name=capture_ns,json=captureNs,proto3" json:"capture_ns,omitempty"`
+	Node          string                 `protobuf:"bytes,20,opt,name=node,proto3" json:"node,omitempty"` // host name of the executor that has made it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeedDescription) Reset() {
+	*x = SeedDescription{}
+	mi := &file_internal_control_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeedDescription) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeedDescription) ProtoMessage() {}
+
+func (x *SeedDescription) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeedDescription.ProtoReflect.Descriptor instead.
+func (*SeedDescription) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SeedDescription) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SeedDescription) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SeedDescription) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *SeedDescription) GetCodeSha256() []byte {
+	if x != nil {
+		return x.CodeSha256
+	}
+	return nil
+}
+
+func (x *SeedDescription) GetBundleSha256() []byte {
+	if x != nil {
+		return x.BundleSha256
+	}
+	return nil
+}
+
+func (x *SeedDescription) GetFunction() string {
+	if x != nil {
+		return x.Function
+	}
+	return ""
+}
+
+func (x *SeedDescription) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+func (x *SeedDescription) GetMemory() uint64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetHeapUnits() uint32 {
+	if x != nil {
+		return x.HeapUnits
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetSegments() []*SeedSegment {
+	if x != nil {
+		return x.Segments
+	}
+	return nil
+}
+
+func (x *SeedDescription) GetModules() []*SeedModule {
+	if x != nil {
+		return x.Modules
+	}
+	return nil
+}
+
+func (x *SeedDescription) GetThreadPointer() uint64 {
+	if x != nil {
+		return x.ThreadPointer
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetProcessor() []uint64 {
+	if x != nil {
+		return x.Processor
+	}
+	return nil
+}
+
+func (x *SeedDescription) GetLoadNs() uint64 {
+	if x != nil {
+		return x.LoadNs
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetSetupNs() uint64 {
+	if x != nil {
+		return x.SetupNs
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetCaptureNs() uint64 {
+	if x != nil {
+		return x.CaptureNs
+	}
+	return 0
+}
+
+func (x *SeedDescription) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type SeedSegment struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offset        uint64                 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Sha256        []byte                 `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeedSegment) Reset() {
+	*x = SeedSegment{}
+	mi := &file_internal_control_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeedSegment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeedSegment) ProtoMessage() {}
+
+func (x *SeedSegment) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeedSegment.ProtoReflect.Descriptor instead.
+func (*SeedSegment) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SeedSegment) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *SeedSegment) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SeedSegment) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+// SeedModule is an object that was loaded in the process that made the seed, in the linker's order.
+type SeedModule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	BuildId       []byte                 `protobuf:"bytes,2,opt,name=build_id,json=buildId,proto3" json:"build_id,omitempty"` // 20 bytes, with zeros at the end; all zero: it has none
+	Base          uint64                 `protobuf:"varint,3,opt,name=base,proto3" json:"base,omitempty"`
+	Data          uint64                 `protobuf:"varint,4,opt,name=data,proto3" json:"data,omitempty"` // address and size of its data in the file; none: it stays each process's own
+	DataSize      uint64                 `protobuf:"varint,5,opt,name=data_size,json=dataSize,proto3" json:"data_size,omitempty"`
+	Tls           uint64                 `protobuf:"varint,6,opt,name=tls,proto3" json:"tls,omitempty"`
+	TlsSize       uint64                 `protobuf:"varint,7,opt,name=tls_size,json=tlsSize,proto3" json:"tls_size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeedModule) Reset() {
+	*x = SeedModule{}
+	mi := &file_internal_control_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeedModule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeedModule) ProtoMessage() {}
+
+func (x *SeedModule) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeedModule.ProtoReflect.Descriptor instead.
+func (*SeedModule) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SeedModule) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SeedModule) GetBuildId() []byte {
+	if x != nil {
+		return x.BuildId
+	}
+	return nil
+}
+
+func (x *SeedModule) GetBase() uint64 {
+	if x != nil {
+		return x.Base
+	}
+	return 0
+}
+
+func (x *SeedModule) GetData() uint64 {
+	if x != nil {
+		return x.Data
+	}
+	return 0
+}
+
+func (x *SeedModule) GetDataSize() uint64 {
+	if x != nil {
+		return x.DataSize
+	}
+	return 0
+}
+
+func (x *SeedModule) GetTls() uint64 {
+	if x != nil {
+		return x.Tls
+	}
+	return 0
+}
+
+func (x *SeedModule) GetTlsSize() uint64 {
+	if x != nil {
+		return x.TlsSize
+	}
+	return 0
+}
+
 type LeaseReply struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	CodeUnknown bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
@@ -784,7 +1416,7 @@ type LeaseReply struct {
 
 func (x *LeaseReply) Reset() {
 	*x = LeaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +1428,7 @@ func (x *LeaseReply) String() string {
 func (*LeaseReply) ProtoMessage() {}
 
 func (x *LeaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +1441,7 @@ func (x *LeaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseReply.ProtoReflect.Descriptor instead.
 func (*LeaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LeaseReply) GetCodeUnknown() bool {
@@ -902,7 +1534,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -914,7 +1546,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -927,7 +1559,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Table) GetName() string {
@@ -972,7 +1604,7 @@ type WorkerGrant struct {
 
 func (x *WorkerGrant) Reset() {
 	*x = WorkerGrant{}
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1616,7 @@ func (x *WorkerGrant) String() string {
 func (*WorkerGrant) ProtoMessage() {}
 
 func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1629,7 @@ func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerGrant.ProtoReflect.Descriptor instead.
 func (*WorkerGrant) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WorkerGrant) GetBlob() []byte {
@@ -1055,7 +1687,7 @@ type StartSteps struct {
 
 func (x *StartSteps) Reset() {
 	*x = StartSteps{}
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1699,7 @@ func (x *StartSteps) String() string {
 func (*StartSteps) ProtoMessage() {}
 
 func (x *StartSteps) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1712,7 @@ func (x *StartSteps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartSteps.ProtoReflect.Descriptor instead.
 func (*StartSteps) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartSteps) GetFork() uint64 {
@@ -1123,7 +1755,7 @@ type UploadChunk struct {
 
 func (x *UploadChunk) Reset() {
 	*x = UploadChunk{}
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1767,7 @@ func (x *UploadChunk) String() string {
 func (*UploadChunk) ProtoMessage() {}
 
 func (x *UploadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1780,7 @@ func (x *UploadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadChunk.ProtoReflect.Descriptor instead.
 func (*UploadChunk) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UploadChunk) GetSha256() []byte {
@@ -1189,7 +1821,7 @@ type UploadReply struct {
 
 func (x *UploadReply) Reset() {
 	*x = UploadReply{}
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1833,7 @@ func (x *UploadReply) String() string {
 func (*UploadReply) ProtoMessage() {}
 
 func (x *UploadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1846,7 @@ func (x *UploadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadReply.ProtoReflect.Descriptor instead.
 func (*UploadReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UploadReply) GetFunctions() []string {
@@ -1245,7 +1877,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1889,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1902,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FetchRequest) GetSha256() []byte {
@@ -1325,7 +1957,7 @@ type FetchReply struct {
 
 func (x *FetchReply) Reset() {
 	*x = FetchReply{}
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1969,7 @@ func (x *FetchReply) String() string {
 func (*FetchReply) ProtoMessage() {}
 
 func (x *FetchReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1982,7 @@ func (x *FetchReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchReply.ProtoReflect.Descriptor instead.
 func (*FetchReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FetchReply) GetBlob() []byte {
@@ -1379,7 +2011,7 @@ type ReplaceRequest struct {
 
 func (x *ReplaceRequest) Reset() {
 	*x = ReplaceRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +2023,7 @@ func (x *ReplaceRequest) String() string {
 func (*ReplaceRequest) ProtoMessage() {}
 
 func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +2036,7 @@ func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReplaceRequest) GetLeaseId() uint64 {
@@ -1444,7 +2076,7 @@ type ReplaceReply struct {
 
 func (x *ReplaceReply) Reset() {
 	*x = ReplaceReply{}
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +2088,7 @@ func (x *ReplaceReply) String() string {
 func (*ReplaceReply) ProtoMessage() {}
 
 func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +2101,7 @@ func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceReply.ProtoReflect.Descriptor instead.
 func (*ReplaceReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReplaceReply) GetWorker() *WorkerGrant {
@@ -1491,7 +2123,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +2135,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +2148,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReleaseRequest) GetLeaseId() uint64 {
@@ -1558,7 +2190,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +2202,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +2215,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReleaseReply) GetCached() bool {
@@ -1624,7 +2256,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1636,7 +2268,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1649,7 +2281,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Claim) GetLine() uint32 {
@@ -1712,7 +2344,7 @@ type AttachClaimsRequest struct {
 
 func (x *AttachClaimsRequest) Reset() {
 	*x = AttachClaimsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +2356,7 @@ func (x *AttachClaimsRequest) String() string {
 func (*AttachClaimsRequest) ProtoMessage() {}
 
 func (x *AttachClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +2369,7 @@ func (x *AttachClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClaimsRequest.ProtoReflect.Descriptor instead.
 func (*AttachClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AttachClaimsRequest) GetProvider() string {
@@ -1771,7 +2403,7 @@ type AttachClaimsReply struct {
 
 func (x *AttachClaimsReply) Reset() {
 	*x = AttachClaimsReply{}
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +2415,7 @@ func (x *AttachClaimsReply) String() string {
 func (*AttachClaimsReply) ProtoMessage() {}
 
 func (x *AttachClaimsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +2428,7 @@ func (x *AttachClaimsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClaimsReply.ProtoReflect.Descriptor instead.
 func (*AttachClaimsReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttachClaimsReply) GetBlob() []byte {
@@ -1823,7 +2455,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1835,7 +2467,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1848,7 +2480,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RenewRequest) GetLeaseId() uint64 {
@@ -1875,7 +2507,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +2519,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1900,7 +2532,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RenewReply) GetDurationMs() uint64 {
@@ -1925,7 +2557,7 @@ type LeasesRequest struct {
 
 func (x *LeasesRequest) Reset() {
 	*x = LeasesRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2569,7 @@ func (x *LeasesRequest) String() string {
 func (*LeasesRequest) ProtoMessage() {}
 
 func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2582,7 @@ func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesRequest.ProtoReflect.Descriptor instead.
 func (*LeasesRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 type LeasesReply struct {
@@ -1962,7 +2594,7 @@ type LeasesReply struct {
 
 func (x *LeasesReply) Reset() {
 	*x = LeasesReply{}
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1974,7 +2606,7 @@ func (x *LeasesReply) String() string {
 func (*LeasesReply) ProtoMessage() {}
 
 func (x *LeasesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1987,7 +2619,7 @@ func (x *LeasesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesReply.ProtoReflect.Descriptor instead.
 func (*LeasesReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LeasesReply) GetLeases() []*LeaseEntry {
@@ -2015,7 +2647,7 @@ type LeaseEntry struct {
 
 func (x *LeaseEntry) Reset() {
 	*x = LeaseEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2659,7 @@ func (x *LeaseEntry) String() string {
 func (*LeaseEntry) ProtoMessage() {}
 
 func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2672,7 @@ func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseEntry.ProtoReflect.Descriptor instead.
 func (*LeaseEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LeaseEntry) GetLeaseId() uint64 {
@@ -2123,7 +2755,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2135,7 +2767,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2148,7 +2780,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RevokeRequest) GetLeaseId() uint64 {
@@ -2173,7 +2805,7 @@ type RevokeReply struct {
 
 func (x *RevokeReply) Reset() {
 	*x = RevokeReply{}
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +2817,7 @@ func (x *RevokeReply) String() string {
 func (*RevokeReply) ProtoMessage() {}
 
 func (x *RevokeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2830,7 @@ func (x *RevokeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeReply.ProtoReflect.Descriptor instead.
 func (*RevokeReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 type DrainRequest struct {
@@ -2211,7 +2843,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2223,7 +2855,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2236,7 +2868,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainRequest) GetGraceMs() uint64 {
@@ -2261,7 +2893,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2905,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2918,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 type UntilRequest struct {
@@ -2298,7 +2930,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2942,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2955,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UntilRequest) GetUntil() uint64 {
@@ -2341,7 +2973,7 @@ type UntilReply struct {
 
 func (x *UntilReply) Reset() {
 	*x = UntilReply{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2985,7 @@ func (x *UntilReply) String() string {
 func (*UntilReply) ProtoMessage() {}
 
 func (x *UntilReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2998,7 @@ func (x *UntilReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
 func (*UntilReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 type InspectRequest struct {
@@ -2382,7 +3014,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +3026,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +3039,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -2451,7 +3083,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +3095,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +3108,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -2560,7 +3192,7 @@ type RoomRequest struct {
 
 func (x *RoomRequest) Reset() {
 	*x = RoomRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +3204,7 @@ func (x *RoomRequest) String() string {
 func (*RoomRequest) ProtoMessage() {}
 
 func (x *RoomRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +3217,7 @@ func (x *RoomRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomRequest.ProtoReflect.Descriptor instead.
 func (*RoomRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RoomRequest) GetCores() uint32 {
@@ -2618,7 +3250,7 @@ type RoomReply struct {
 
 func (x *RoomReply) Reset() {
 	*x = RoomReply{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2630,7 +3262,7 @@ func (x *RoomReply) String() string {
 func (*RoomReply) ProtoMessage() {}
 
 func (x *RoomReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2643,7 +3275,7 @@ func (x *RoomReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomReply.ProtoReflect.Descriptor instead.
 func (*RoomReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RoomReply) GetRoom() bool {
@@ -2662,7 +3294,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +3306,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +3319,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -2714,7 +3346,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +3358,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +3371,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -2816,7 +3448,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +3460,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +3473,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -2876,7 +3508,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2888,7 +3520,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2901,7 +3533,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -2935,7 +3567,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2947,7 +3579,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2960,7 +3592,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -2986,7 +3618,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3630,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3643,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -3030,7 +3662,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3674,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3687,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -3073,7 +3705,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3717,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3730,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 type ListRequest struct {
@@ -3109,7 +3741,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3753,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3766,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 type ListReply struct {
@@ -3147,7 +3779,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3159,7 +3791,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3172,7 +3804,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -3202,7 +3834,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3214,7 +3846,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3227,7 +3859,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -3277,7 +3909,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3921,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3934,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -3335,7 +3967,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3979,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3992,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -3383,7 +4015,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3395,7 +4027,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3408,7 +4040,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -3458,7 +4090,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +4102,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +4115,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -3529,7 +4161,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3541,7 +4173,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3554,7 +4186,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -3615,7 +4247,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +4259,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +4272,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -3661,7 +4293,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3673,7 +4305,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3686,7 +4318,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -3722,7 +4354,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3734,7 +4366,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3747,7 +4379,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -3789,7 +4421,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +4433,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3814,7 +4446,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -3847,7 +4479,7 @@ type RevocationsRequest struct {
 
 func (x *RevocationsRequest) Reset() {
 	*x = RevocationsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3859,7 +4491,7 @@ func (x *RevocationsRequest) String() string {
 func (*RevocationsRequest) ProtoMessage() {}
 
 func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3872,7 +4504,7 @@ func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationsRequest.ProtoReflect.Descriptor instead.
 func (*RevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RevocationsRequest) GetSerial() uint64 {
@@ -3891,7 +4523,7 @@ type RevocationsReply struct {
 
 func (x *RevocationsReply) Reset() {
 	*x = RevocationsReply{}
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3903,7 +4535,7 @@ func (x *RevocationsReply) String() string {
 func (*RevocationsReply) ProtoMessage() {}
 
 func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3916,7 +4548,7 @@ func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationsReply.ProtoReflect.Descriptor instead.
 func (*RevocationsReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RevocationsReply) GetList() []byte {
@@ -3937,7 +4569,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4581,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4594,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -3996,7 +4628,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4008,7 +4640,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4021,7 +4653,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -4056,7 +4688,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4700,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4081,7 +4713,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -4156,7 +4788,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4168,7 +4800,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4181,7 +4813,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -4199,7 +4831,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4211,7 +4843,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4224,7 +4856,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 type BillRequest struct {
@@ -4237,7 +4869,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4249,7 +4881,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4262,7 +4894,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -4290,7 +4922,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4302,7 +4934,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4315,7 +4947,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *HistoryRequest) GetTenant() string {
@@ -4349,7 +4981,7 @@ type HistoryReply struct {
 
 func (x *HistoryReply) Reset() {
 	*x = HistoryReply{}
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4361,7 +4993,7 @@ func (x *HistoryReply) String() string {
 func (*HistoryReply) ProtoMessage() {}
 
 func (x *HistoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4374,7 +5006,7 @@ func (x *HistoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryReply.ProtoReflect.Descriptor instead.
 func (*HistoryReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *HistoryReply) GetSteps() []*HistoryStep {
@@ -4406,7 +5038,7 @@ type HistoryStep struct {
 
 func (x *HistoryStep) Reset() {
 	*x = HistoryStep{}
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4418,7 +5050,7 @@ func (x *HistoryStep) String() string {
 func (*HistoryStep) ProtoMessage() {}
 
 func (x *HistoryStep) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4431,7 +5063,7 @@ func (x *HistoryStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryStep.ProtoReflect.Descriptor instead.
 func (*HistoryStep) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *HistoryStep) GetStart() int64 {
@@ -4493,7 +5125,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_internal_control_control_proto_msgTypes[66]
+	mi := &file_internal_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4505,7 +5137,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[66]
+	mi := &file_internal_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4518,7 +5150,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *TenantUse) GetTenant() string {
@@ -4546,7 +5178,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[67]
+	mi := &file_internal_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4558,7 +5190,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[67]
+	mi := &file_internal_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4571,7 +5203,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -4606,7 +5238,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[68]
+	mi := &file_internal_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4618,7 +5250,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[68]
+	mi := &file_internal_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4631,7 +5263,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -4668,7 +5300,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[69]
+	mi := &file_internal_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4680,7 +5312,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[69]
+	mi := &file_internal_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4693,7 +5325,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *BillLine) GetItem() string {
@@ -4796,11 +5428,70 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05spare\x18\x18 \x01(\bR\x05spare\x12\x16\n" +
 	"\x06claims\x18\x19 \x01(\bR\x06claims\x12*\n" +
 	"\x04seed\x18\x1a \x01(\v2\x16.rfaas.control.v1.SeedR\x04seedB\x0e\n" +
-	"\f_duration_ms\"W\n" +
+	"\f_duration_ms\"\x9d\x01\n" +
 	"\x04Seed\x12\x1a\n" +
 	"\bfunction\x18\x01 \x01(\tR\bfunction\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x19\n" +
-	"\blimit_ms\x18\x03 \x01(\x04R\alimitMs\"\x87\x03\n" +
+	"\blimit_ms\x18\x03 \x01(\x04R\alimitMs\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\rR\aversion\x12\x16\n" +
+	"\x06origin\x18\x06 \x01(\tR\x06origin\"\xaa\x01\n" +
+	"\x11CreateSeedRequest\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
+	"\bfunction\x18\x03 \x01(\tR\bfunction\x12\x18\n" +
+	"\apayload\x18\x04 \x01(\fR\apayload\x12\x19\n" +
+	"\blimit_ms\x18\x05 \x01(\x04R\alimitMs\x12\x15\n" +
+	"\x06ttl_ms\x18\x06 \x01(\x04R\x05ttlMs\"\x86\x01\n" +
+	"\vSeedRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\rR\aversion\x12\x15\n" +
+	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\x12\x1a\n" +
+	"\bsegments\x18\x04 \x01(\bR\bsegments\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\"w\n" +
+	"\tSeedReply\x125\n" +
+	"\x04seed\x18\x01 \x01(\v2!.rfaas.control.v1.SeedDescriptionR\x04seed\x12\x17\n" +
+	"\aleft_ms\x18\x02 \x01(\x04R\x06leftMs\x12\x1a\n" +
+	"\bchildren\x18\x03 \x01(\rR\bchildren\"\x12\n" +
+	"\x10ReleaseSeedReply\"\xf1\x04\n" +
+	"\x0fSeedDescription\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\rR\aversion\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x1c\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\x12\x1f\n" +
+	"\vcode_sha256\x18\x05 \x01(\fR\n" +
+	"codeSha256\x12#\n" +
+	"\rbundle_sha256\x18\x06 \x01(\fR\fbundleSha256\x12\x1a\n" +
+	"\bfunction\x18\a \x01(\tR\bfunction\x12\x18\n" +
+	"\apayload\x18\b \x01(\fR\apayload\x12\x16\n" +
+	"\x06memory\x18\t \x01(\x04R\x06memory\x12\x1d\n" +
+	"\n" +
+	"heap_units\x18\n" +
+	" \x01(\rR\theapUnits\x12\x12\n" +
+	"\x04size\x18\v \x01(\x04R\x04size\x12\x14\n" +
+	"\x05bytes\x18\f \x01(\x04R\x05bytes\x129\n" +
+	"\bsegments\x18\r \x03(\v2\x1d.rfaas.control.v1.SeedSegmentR\bsegments\x126\n" +
+	"\amodules\x18\x0e \x03(\v2\x1c.rfaas.control.v1.SeedModuleR\amodules\x12%\n" +
+	"\x0ethread_pointer\x18\x0f \x01(\x04R\rthreadPointer\x12\x1c\n" +
+	"\tprocessor\x18\x10 \x03(\x06R\tprocessor\x12\x17\n" +
+	"\aload_ns\x18\x11 \x01(\x04R\x06loadNs\x12\x19\n" +
+	"\bsetup_ns\x18\x12 \x01(\x04R\asetupNs\x12\x1d\n" +
+	"\n" +
+	"capture_ns\x18\x13 \x01(\x04R\tcaptureNs\x12\x12\n" +
+	"\x04node\x18\x14 \x01(\tR\x04node\"Q\n" +
+	"\vSeedSegment\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x16\n" +
+	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"\xad\x01\n" +
+	"\n" +
+	"SeedModule\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\bbuild_id\x18\x02 \x01(\fR\abuildId\x12\x12\n" +
+	"\x04base\x18\x03 \x01(\x04R\x04base\x12\x12\n" +
+	"\x04data\x18\x04 \x01(\x04R\x04data\x12\x1b\n" +
+	"\tdata_size\x18\x05 \x01(\x04R\bdataSize\x12\x10\n" +
+	"\x03tls\x18\x06 \x01(\x04R\x03tls\x12\x19\n" +
+	"\btls_size\x18\a \x01(\x04R\atlsSize\"\x87\x03\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -5111,7 +5802,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
 	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
 	"\x11START_PATH_CACHED\x10\x03\x12\x15\n" +
-	"\x11START_PATH_SEEDED\x10\x042\xad\t\n" +
+	"\x11START_PATH_SEEDED\x10\x042\xe4\v\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
@@ -5127,7 +5818,12 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12E\n" +
 	"\x05Until\x12\x1e.rfaas.control.v1.UntilRequest\x1a\x1c.rfaas.control.v1.UntilReply\x12K\n" +
 	"\aInspect\x12 .rfaas.control.v1.InspectRequest\x1a\x1e.rfaas.control.v1.InspectReply\x12D\n" +
-	"\x04Room\x12\x1d.rfaas.control.v1.RoomRequest\x1a\x1b.rfaas.control.v1.RoomReply0\x01\x12D\n" +
+	"\x04Room\x12\x1d.rfaas.control.v1.RoomRequest\x1a\x1b.rfaas.control.v1.RoomReply0\x01\x12N\n" +
+	"\n" +
+	"CreateSeed\x12#.rfaas.control.v1.CreateSeedRequest\x1a\x1b.rfaas.control.v1.SeedReply\x12J\n" +
+	"\fDescribeSeed\x12\x1d.rfaas.control.v1.SeedRequest\x1a\x1b.rfaas.control.v1.SeedReply\x12G\n" +
+	"\tRenewSeed\x12\x1d.rfaas.control.v1.SeedRequest\x1a\x1b.rfaas.control.v1.SeedReply\x12P\n" +
+	"\vReleaseSeed\x12\x1d.rfaas.control.v1.SeedRequest\x1a\".rfaas.control.v1.ReleaseSeedReply\x12D\n" +
 	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xa1\b\n" +
 	"\aManager\x12N\n" +
 	"\bRegister\x12!.rfaas.control.v1.RegisterRequest\x1a\x1f.rfaas.control.v1.RegisterReply\x12Q\n" +
@@ -5158,7 +5854,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -5168,168 +5864,186 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*FabricAddress)(nil),         // 5: rfaas.control.v1.FabricAddress
 	(*LeaseRequest)(nil),          // 6: rfaas.control.v1.LeaseRequest
 	(*Seed)(nil),                  // 7: rfaas.control.v1.Seed
-	(*LeaseReply)(nil),            // 8: rfaas.control.v1.LeaseReply
-	(*Table)(nil),                 // 9: rfaas.control.v1.Table
-	(*WorkerGrant)(nil),           // 10: rfaas.control.v1.WorkerGrant
-	(*StartSteps)(nil),            // 11: rfaas.control.v1.StartSteps
-	(*UploadChunk)(nil),           // 12: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),           // 13: rfaas.control.v1.UploadReply
-	(*FetchRequest)(nil),          // 14: rfaas.control.v1.FetchRequest
-	(*FetchReply)(nil),            // 15: rfaas.control.v1.FetchReply
-	(*ReplaceRequest)(nil),        // 16: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),          // 17: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),        // 18: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 19: rfaas.control.v1.ReleaseReply
-	(*Claim)(nil),                 // 20: rfaas.control.v1.Claim
-	(*AttachClaimsRequest)(nil),   // 21: rfaas.control.v1.AttachClaimsRequest
-	(*AttachClaimsReply)(nil),     // 22: rfaas.control.v1.AttachClaimsReply
-	(*RenewRequest)(nil),          // 23: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 24: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 25: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 26: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 27: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 28: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 29: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 30: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 31: rfaas.control.v1.DrainReply
-	(*UntilRequest)(nil),          // 32: rfaas.control.v1.UntilRequest
-	(*UntilReply)(nil),            // 33: rfaas.control.v1.UntilReply
-	(*InspectRequest)(nil),        // 34: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 35: rfaas.control.v1.InspectReply
-	(*RoomRequest)(nil),           // 36: rfaas.control.v1.RoomRequest
-	(*RoomReply)(nil),             // 37: rfaas.control.v1.RoomReply
-	(*EventsRequest)(nil),         // 38: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 39: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 40: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 41: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 42: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 43: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 44: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 45: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 46: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 47: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 48: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 49: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 50: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 51: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 52: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 53: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 54: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 55: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 56: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 57: rfaas.control.v1.ReserveReply
-	(*RevocationsRequest)(nil),    // 58: rfaas.control.v1.RevocationsRequest
-	(*RevocationsReply)(nil),      // 59: rfaas.control.v1.RevocationsReply
-	(*AttachClientRequest)(nil),   // 60: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 61: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 62: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 63: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 64: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 65: rfaas.control.v1.BillRequest
-	(*HistoryRequest)(nil),        // 66: rfaas.control.v1.HistoryRequest
-	(*HistoryReply)(nil),          // 67: rfaas.control.v1.HistoryReply
-	(*HistoryStep)(nil),           // 68: rfaas.control.v1.HistoryStep
-	(*TenantUse)(nil),             // 69: rfaas.control.v1.TenantUse
-	(*BillReply)(nil),             // 70: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 71: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 72: rfaas.control.v1.BillLine
+	(*CreateSeedRequest)(nil),     // 8: rfaas.control.v1.CreateSeedRequest
+	(*SeedRequest)(nil),           // 9: rfaas.control.v1.SeedRequest
+	(*SeedReply)(nil),             // 10: rfaas.control.v1.SeedReply
+	(*ReleaseSeedReply)(nil),      // 11: rfaas.control.v1.ReleaseSeedReply
+	(*SeedDescription)(nil),       // 12: rfaas.control.v1.SeedDescription
+	(*SeedSegment)(nil),           // 13: rfaas.control.v1.SeedSegment
+	(*SeedModule)(nil),            // 14: rfaas.control.v1.SeedModule
+	(*LeaseReply)(nil),            // 15: rfaas.control.v1.LeaseReply
+	(*Table)(nil),                 // 16: rfaas.control.v1.Table
+	(*WorkerGrant)(nil),           // 17: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),            // 18: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),           // 19: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),           // 20: rfaas.control.v1.UploadReply
+	(*FetchRequest)(nil),          // 21: rfaas.control.v1.FetchRequest
+	(*FetchReply)(nil),            // 22: rfaas.control.v1.FetchReply
+	(*ReplaceRequest)(nil),        // 23: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),          // 24: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),        // 25: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 26: rfaas.control.v1.ReleaseReply
+	(*Claim)(nil),                 // 27: rfaas.control.v1.Claim
+	(*AttachClaimsRequest)(nil),   // 28: rfaas.control.v1.AttachClaimsRequest
+	(*AttachClaimsReply)(nil),     // 29: rfaas.control.v1.AttachClaimsReply
+	(*RenewRequest)(nil),          // 30: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 31: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 32: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 33: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 34: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 35: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 36: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 37: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 38: rfaas.control.v1.DrainReply
+	(*UntilRequest)(nil),          // 39: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 40: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 41: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 42: rfaas.control.v1.InspectReply
+	(*RoomRequest)(nil),           // 43: rfaas.control.v1.RoomRequest
+	(*RoomReply)(nil),             // 44: rfaas.control.v1.RoomReply
+	(*EventsRequest)(nil),         // 45: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 46: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 47: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 48: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 49: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 50: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 51: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 52: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 53: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 54: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 55: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 56: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 57: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 58: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 59: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 60: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 61: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 62: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 63: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 64: rfaas.control.v1.ReserveReply
+	(*RevocationsRequest)(nil),    // 65: rfaas.control.v1.RevocationsRequest
+	(*RevocationsReply)(nil),      // 66: rfaas.control.v1.RevocationsReply
+	(*AttachClientRequest)(nil),   // 67: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 68: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 69: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 70: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 71: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 72: rfaas.control.v1.BillRequest
+	(*HistoryRequest)(nil),        // 73: rfaas.control.v1.HistoryRequest
+	(*HistoryReply)(nil),          // 74: rfaas.control.v1.HistoryReply
+	(*HistoryStep)(nil),           // 75: rfaas.control.v1.HistoryStep
+	(*TenantUse)(nil),             // 76: rfaas.control.v1.TenantUse
+	(*BillReply)(nil),             // 77: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 78: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 79: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
 	0,  // 1: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
-	9,  // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
-	9,  // 3: rfaas.control.v1.LeaseRequest.bundle:type_name -> rfaas.control.v1.Table
+	16, // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
+	16, // 3: rfaas.control.v1.LeaseRequest.bundle:type_name -> rfaas.control.v1.Table
 	7,  // 4: rfaas.control.v1.LeaseRequest.seed:type_name -> rfaas.control.v1.Seed
-	10, // 5: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	20, // 6: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
-	11, // 7: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	1,  // 8: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	49, // 9: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
-	10, // 10: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	20, // 11: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
-	49, // 12: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
-	27, // 13: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 14: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 15: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	51, // 16: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 17: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	48, // 18: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 19: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	49, // 20: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	49, // 21: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	49, // 22: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	49, // 23: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	49, // 24: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
-	49, // 25: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	49, // 26: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	62, // 27: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	68, // 28: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
-	69, // 29: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
-	71, // 30: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	72, // 31: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 32: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 33: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 34: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	12, // 35: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	14, // 36: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
-	16, // 37: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	18, // 38: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	21, // 39: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
-	23, // 40: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	25, // 41: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	28, // 42: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	30, // 43: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	32, // 44: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	34, // 45: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	36, // 46: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	38, // 47: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	40, // 48: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	42, // 49: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	44, // 50: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	46, // 51: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	50, // 52: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	52, // 53: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	60, // 54: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	63, // 55: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	65, // 56: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	66, // 57: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
-	54, // 58: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	56, // 59: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	58, // 60: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
-	4,  // 61: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	8,  // 62: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	8,  // 63: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	13, // 64: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	15, // 65: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	17, // 66: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	19, // 67: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	22, // 68: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
-	24, // 69: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	26, // 70: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	29, // 71: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	31, // 72: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	33, // 73: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	35, // 74: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	37, // 75: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	39, // 76: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	41, // 77: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	43, // 78: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	45, // 79: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	47, // 80: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	51, // 81: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	53, // 82: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	61, // 83: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	64, // 84: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	70, // 85: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	67, // 86: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
-	55, // 87: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	57, // 88: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	59, // 89: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
-	61, // [61:90] is the sub-list for method output_type
-	32, // [32:61] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	12, // 5: rfaas.control.v1.SeedReply.seed:type_name -> rfaas.control.v1.SeedDescription
+	13, // 6: rfaas.control.v1.SeedDescription.segments:type_name -> rfaas.control.v1.SeedSegment
+	14, // 7: rfaas.control.v1.SeedDescription.modules:type_name -> rfaas.control.v1.SeedModule
+	17, // 8: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	27, // 9: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
+	18, // 10: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	1,  // 11: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
+	56, // 12: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	17, // 13: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	27, // 14: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
+	56, // 15: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
+	34, // 16: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 17: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 18: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	58, // 19: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 20: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	55, // 21: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 22: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	56, // 23: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	56, // 24: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	56, // 25: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	56, // 26: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	56, // 27: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
+	56, // 28: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	56, // 29: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	69, // 30: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	75, // 31: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
+	76, // 32: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
+	78, // 33: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	79, // 34: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 35: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 36: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 37: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	19, // 38: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	21, // 39: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	23, // 40: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	25, // 41: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	28, // 42: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
+	30, // 43: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	32, // 44: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	35, // 45: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	37, // 46: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	39, // 47: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	41, // 48: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	43, // 49: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	8,  // 50: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
+	9,  // 51: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
+	9,  // 52: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
+	9,  // 53: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
+	45, // 54: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	47, // 55: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	49, // 56: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	51, // 57: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	53, // 58: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	57, // 59: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	59, // 60: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	67, // 61: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	70, // 62: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	72, // 63: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	73, // 64: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
+	61, // 65: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	63, // 66: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	65, // 67: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
+	4,  // 68: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	15, // 69: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	15, // 70: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	20, // 71: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	22, // 72: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	24, // 73: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	26, // 74: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	29, // 75: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	31, // 76: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	33, // 77: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	36, // 78: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	38, // 79: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	40, // 80: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	42, // 81: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	44, // 82: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	10, // 83: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
+	10, // 84: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
+	10, // 85: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 86: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
+	46, // 87: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	48, // 88: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	50, // 89: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	52, // 90: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	54, // 91: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	58, // 92: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	60, // 93: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	68, // 94: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	71, // 95: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	77, // 96: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	74, // 97: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
+	62, // 98: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	64, // 99: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	66, // 100: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
+	68, // [68:101] is the sub-list for method output_type
+	35, // [35:68] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -5338,14 +6052,14 @@ func file_internal_control_control_proto_init() {
 		return
 	}
 	file_internal_control_control_proto_msgTypes[3].OneofWrappers = []any{}
-	file_internal_control_control_proto_msgTypes[20].OneofWrappers = []any{}
+	file_internal_control_control_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   70,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

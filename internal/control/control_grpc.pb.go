@@ -37,6 +37,10 @@ const (
 	Executor_Until_FullMethodName        = "/rfaas.control.v1.Executor/Until"
 	Executor_Inspect_FullMethodName      = "/rfaas.control.v1.Executor/Inspect"
 	Executor_Room_FullMethodName         = "/rfaas.control.v1.Executor/Room"
+	Executor_CreateSeed_FullMethodName   = "/rfaas.control.v1.Executor/CreateSeed"
+	Executor_DescribeSeed_FullMethodName = "/rfaas.control.v1.Executor/DescribeSeed"
+	Executor_RenewSeed_FullMethodName    = "/rfaas.control.v1.Executor/RenewSeed"
+	Executor_ReleaseSeed_FullMethodName  = "/rfaas.control.v1.Executor/ReleaseSeed"
 	Executor_Events_FullMethodName       = "/rfaas.control.v1.Executor/Events"
 )
 
@@ -80,6 +84,14 @@ type ExecutorClient interface {
 	// Room tells a client whose request was refused when the executor may have room for it. It replies once at the beginning, and then each
 	// time that resources have become free and there is room. Nothing is reserved.
 	Room(ctx context.Context, in *RoomRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RoomReply], error)
+	// CreateSeed executes a function of a lease's library in a process of its own, on the cores of the lease's first worker, and keeps the memory of that
+	// process under a name. Later leases name it in their Seed. It is kept until ttl_ms have passed without RenewSeed.
+	CreateSeed(ctx context.Context, in *CreateSeedRequest, opts ...grpc.CallOption) (*SeedReply, error)
+	// DescribeSeed describes a seed of the caller's tenant.
+	DescribeSeed(ctx context.Context, in *SeedRequest, opts ...grpc.CallOption) (*SeedReply, error)
+	RenewSeed(ctx context.Context, in *SeedRequest, opts ...grpc.CallOption) (*SeedReply, error)
+	// ReleaseSeed withdraws a seed: no later lease finds it. Leases that use it keep it.
+	ReleaseSeed(ctx context.Context, in *SeedRequest, opts ...grpc.CallOption) (*ReleaseSeedReply, error)
 	// Events lasts as long as the lease. The lease ends when the client closes it or disappears.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 }
@@ -266,6 +278,46 @@ func (c *executorClient) Room(ctx context.Context, in *RoomRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Executor_RoomClient = grpc.ServerStreamingClient[RoomReply]
 
+func (c *executorClient) CreateSeed(ctx context.Context, in *CreateSeedRequest, opts ...grpc.CallOption) (*SeedReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SeedReply)
+	err := c.cc.Invoke(ctx, Executor_CreateSeed_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executorClient) DescribeSeed(ctx context.Context, in *SeedRequest, opts ...grpc.CallOption) (*SeedReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SeedReply)
+	err := c.cc.Invoke(ctx, Executor_DescribeSeed_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executorClient) RenewSeed(ctx context.Context, in *SeedRequest, opts ...grpc.CallOption) (*SeedReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SeedReply)
+	err := c.cc.Invoke(ctx, Executor_RenewSeed_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executorClient) ReleaseSeed(ctx context.Context, in *SeedRequest, opts ...grpc.CallOption) (*ReleaseSeedReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseSeedReply)
+	err := c.cc.Invoke(ctx, Executor_ReleaseSeed_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *executorClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[4], Executor_Events_FullMethodName, cOpts...)
@@ -325,6 +377,14 @@ type ExecutorServer interface {
 	// Room tells a client whose request was refused when the executor may have room for it. It replies once at the beginning, and then each
 	// time that resources have become free and there is room. Nothing is reserved.
 	Room(*RoomRequest, grpc.ServerStreamingServer[RoomReply]) error
+	// CreateSeed executes a function of a lease's library in a process of its own, on the cores of the lease's first worker, and keeps the memory of that
+	// process under a name. Later leases name it in their Seed. It is kept until ttl_ms have passed without RenewSeed.
+	CreateSeed(context.Context, *CreateSeedRequest) (*SeedReply, error)
+	// DescribeSeed describes a seed of the caller's tenant.
+	DescribeSeed(context.Context, *SeedRequest) (*SeedReply, error)
+	RenewSeed(context.Context, *SeedRequest) (*SeedReply, error)
+	// ReleaseSeed withdraws a seed: no later lease finds it. Leases that use it keep it.
+	ReleaseSeed(context.Context, *SeedRequest) (*ReleaseSeedReply, error)
 	// Events lasts as long as the lease. The lease ends when the client closes it or disappears.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	mustEmbedUnimplementedExecutorServer()
@@ -381,6 +441,18 @@ func (UnimplementedExecutorServer) Inspect(context.Context, *InspectRequest) (*I
 }
 func (UnimplementedExecutorServer) Room(*RoomRequest, grpc.ServerStreamingServer[RoomReply]) error {
 	return status.Errorf(codes.Unimplemented, "method Room not implemented")
+}
+func (UnimplementedExecutorServer) CreateSeed(context.Context, *CreateSeedRequest) (*SeedReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method CreateSeed not implemented")
+}
+func (UnimplementedExecutorServer) DescribeSeed(context.Context, *SeedRequest) (*SeedReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method DescribeSeed not implemented")
+}
+func (UnimplementedExecutorServer) RenewSeed(context.Context, *SeedRequest) (*SeedReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method RenewSeed not implemented")
+}
+func (UnimplementedExecutorServer) ReleaseSeed(context.Context, *SeedRequest) (*ReleaseSeedReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method ReleaseSeed not implemented")
 }
 func (UnimplementedExecutorServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Errorf(codes.Unimplemented, "method Events not implemented")
@@ -640,6 +712,78 @@ func _Executor_Room_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Executor_RoomServer = grpc.ServerStreamingServer[RoomReply]
 
+func _Executor_CreateSeed_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSeedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).CreateSeed(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_CreateSeed_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).CreateSeed(ctx, req.(*CreateSeedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executor_DescribeSeed_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SeedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).DescribeSeed(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_DescribeSeed_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).DescribeSeed(ctx, req.(*SeedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executor_RenewSeed_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SeedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).RenewSeed(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_RenewSeed_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).RenewSeed(ctx, req.(*SeedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executor_ReleaseSeed_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SeedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).ReleaseSeed(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_ReleaseSeed_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).ReleaseSeed(ctx, req.(*SeedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Executor_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -701,6 +845,22 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Inspect",
 			Handler:    _Executor_Inspect_Handler,
+		},
+		{
+			MethodName: "CreateSeed",
+			Handler:    _Executor_CreateSeed_Handler,
+		},
+		{
+			MethodName: "DescribeSeed",
+			Handler:    _Executor_DescribeSeed_Handler,
+		},
+		{
+			MethodName: "RenewSeed",
+			Handler:    _Executor_RenewSeed_Handler,
+		},
+		{
+			MethodName: "ReleaseSeed",
+			Handler:    _Executor_ReleaseSeed_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

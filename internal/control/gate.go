@@ -262,6 +262,10 @@ var roles = map[string]identity.Role{
 	service + "Executor/Inspect":      identity.RoleTenant,
 	service + "Executor/Events":       identity.RoleTenant,
 	service + "Executor/Room":         identity.RoleTenant,
+	service + "Executor/CreateSeed":   identity.RoleTenant,
+	service + "Executor/DescribeSeed": identity.RoleTenant,
+	service + "Executor/RenewSeed":    identity.RoleTenant,
+	service + "Executor/ReleaseSeed":  identity.RoleTenant,
 	service + "Executor/Revoke":       identity.RoleTenant, // only its own leases
 	service + "Executor/Drain":        identity.RoleOperator,
 	service + "Executor/Until":        identity.RoleOperator,

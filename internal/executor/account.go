@@ -51,7 +51,7 @@ type tableKey struct {
 // tableUse is its charge: an account of its own, from the first lease that uses it to the end of the last one.
 type tableUse struct {
 	id     lease.ID // of the account
-	leases int
+	leases int      // and 1 if it is a published seed
 }
 
 // account is one lease, or a table.
@@ -187,16 +187,65 @@ func usedBy(workers []Worker) (list []used) {
 // use charges the tables of a lease that no other lease of its tenant uses. The caller holds mu.
 func (a *accounts) use(acc *account, tables []*table) {
 	for _, t := range tables {
-		key := tableKey{acc.tenant, t.sum}
-		u := a.tables[key]
-		if u == nil {
-			u = &tableUse{id: randomID()}
-			now := a.now()
-			a.leases[u.id] = &account{id: u.id, tenant: acc.tenant, began: now, meter: accounting.NewMeter(0, 0, t.size, now)}
-			a.tables[key] = u
-		}
-		u.leases++
-		a.using[acc.id] = append(a.using[acc.id], key)
+		a.using[acc.id] = append(a.using[acc.id], a.hold(acc.tenant, t))
+	}
+}
+
+// hold charges a tenant for a table from its first use on. The caller holds mu.
+func (a *accounts) hold(tenant string, t *table) tableKey {
+	key := tableKey{tenant, t.sum}
+	u := a.tables[key]
+	if u == nil {
+		u = &tableUse{id: randomID()}
+		now := a.now()
+		a.leases[u.id] = &account{id: u.id, tenant: tenant, began: now, meter: accounting.NewMeter(0, 0, t.size, now)}
+		a.tables[key] = u
+	}
+	u.leases++
+	return key
+}
+
+// let ends one use of a table. The caller holds mu.
+func (a *accounts) let(key tableKey) {
+	u := a.tables[key]
+	if u == nil {
+		return // endTables has ended it
+	}
+	if u.leases--; u.leases == 0 {
+		a.stop(u.id)
+		delete(a.tables, key)
+	}
+}
+
+// keep charges a tenant for a seed that is published, until unkeep.
+func (a *accounts) keep(tenant string, t *table) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.hold(tenantOf(tenant), t)
+}
+
+func (a *accounts) unkeep(tenant string, t *table) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.let(tableKey{tenantOf(tenant), t.sum})
+}
+
+// spent adds the processor time of a process that has made a seed to a lease.
+func (a *accounts) spent(id lease.ID, cpu time.Duration) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if acc := a.leases[id]; acc != nil && cpu > 0 && len(acc.workers) > 0 && acc.workers[0] != nil {
+		acc.workers[0].report.Exec += cpu
+		acc.workers[0].base -= cpu
 	}
 }
 
@@ -275,11 +324,7 @@ func (a *accounts) end(id lease.ID) {
 // drop stops charging the tables of an ended lease that no other lease uses.
 func (a *accounts) drop(id lease.ID) {
 	for _, key := range a.using[id] {
-		u := a.tables[key]
-		if u.leases--; u.leases == 0 {
-			a.stop(u.id)
-			delete(a.tables, key)
-		}
+		a.let(key)
 	}
 	delete(a.using, id)
 }

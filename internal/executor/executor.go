@@ -47,6 +47,7 @@ type Executor struct {
 	table       *lease.Table
 	codes       *codeStore
 	tables      *tableStore
+	published   *publications
 	fabric      fetchDevices
 	incarnation [16]byte
 	maxWorkers  int
@@ -89,6 +90,7 @@ func New(cfg Config) (*Executor, error) {
 	e.back.told = func() { e.claims.revokeSoon(everyTenant) }
 	e.codes = newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)
 	e.tables = newTableStore(tableLimit(s, cfg.Memory), cfg.Bundles, e.setAside, table.GiveBack, e.dropCachedWithTables)
+	e.published = newPublications(e.tables, func() *accounts { return e.accounts }, e.now)
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends
 	}

@@ -297,6 +297,9 @@ func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs []
 	h.granted, h.flag = granted, flag
 	h.mu.Unlock()
 	e.accounts.begin(l, workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, e.now(), h.shared()...)
+	if h.wish != nil {
+		e.accounts.spent(h.id, h.wish.cpu)
+	}
 	if _, err := e.table.Grant(h.id); err != nil {
 		e.log.Error("cannot grant a lease", "lease", uint64(h.id), "error", err)
 	}

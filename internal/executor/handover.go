@@ -185,6 +185,7 @@ func (h *handing) save() (*handover.State, error) {
 	}
 	s.Libraries = e.codes.save()
 	s.Tables = e.tables.save()
+	s.Seeds = e.published.save(clock)
 	if b := e.cfg.Bundles; b != nil {
 		s.Bundles, s.BundlesLock = b.path, int32(b.lock.Fd())
 	}
@@ -300,9 +301,7 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 	if s.Tables, err = h.saveTables(); err != nil {
 		return nil, err
 	}
-	if n := len(h.spec.Tables); n < len(h.tables) { // the bundle comes last
-		s.Bundle = h.tables[n].sum[:]
-	}
+	s.Bundle = h.bundleSum()
 	if h.spec.Seed != nil {
 		s.Seed = h.seed.sum[:]
 	}

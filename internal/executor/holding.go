@@ -92,6 +92,14 @@ func (h *holding) shared() []*table {
 	return append(slices.Clip(h.tables), h.seed)
 }
 
+// bundleSum returns the hash of the lease's bundle; nil: it has none.
+func (h *holding) bundleSum() []byte {
+	if n := len(h.spec.Tables); n < len(h.tables) { // the bundle comes last
+		return h.tables[n].sum[:]
+	}
+	return nil
+}
+
 // present returns the number of workers that have cores.
 func (h *holding) present() (n int) {
 	h.mu.Lock()

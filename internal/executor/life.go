@@ -184,6 +184,7 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	e.dropAllCached()
 	e.work.Wait()
 	e.codes.close()
+	e.published.close()
 	e.fabric.close() // first: it ends the transfers
 	e.tables.close()
 }

@@ -39,6 +39,9 @@ func (e *Executor) restore(s *handover.State, z *zygote.Zygote) error {
 		return err
 	}
 	clock := handover.NewClock()
+	if err := e.published.restore(s.GetSeeds(), clock); err != nil {
+		return err
+	}
 	saved := make([]lease.Saved, len(s.GetLeases()))
 	for i, l := range s.GetLeases() {
 		var err error
@@ -268,6 +271,7 @@ func (e *Executor) restoreAccounts(s *handover.State) error {
 			return fmt.Errorf("take over the account of lease %d: %w", l.GetId(), err)
 		}
 	}
+	e.published.charge()
 	return nil
 }
 

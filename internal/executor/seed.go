@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -28,6 +29,7 @@ import (
 const (
 	seedPayloadMost  = 64 << 10
 	seedFunctionMost = 1024
+	seedOriginMost   = 255
 )
 
 // Results of attempts to make a seed, in the metrics.
@@ -43,7 +45,9 @@ type wish struct {
 	key     sum
 	owner   string
 	heap    uint64
-	refused string // why there is no seed
+	tenant  string
+	refused string        // why there is no seed
+	cpu     time.Duration // processor time of the process that has made the seed for this lease
 }
 
 // checkSeed checks the seed of a request.
@@ -52,15 +56,30 @@ func checkSeed(req *control.LeaseRequest) error {
 	if s == nil {
 		return nil
 	}
-	switch f := s.GetFunction(); {
-	case len(f) < 1 || len(f) > seedFunctionMost || !utf8.ValidString(f) || strings.Contains(f, "\x00"):
-		return invalidf("function of the seed: %d bytes, want 1 to %d of UTF-8 without NUL", len(f), seedFunctionMost)
-	case len(s.GetPayload()) > seedPayloadMost:
-		return invalidf("payload of the seed: %d bytes, want at most %d", len(s.GetPayload()), seedPayloadMost)
-	case s.GetLimitMs() == 0:
-		return invalidf("limit_ms of the seed is 0")
-	case req.GetSpare() || req.GetReuse() != 0 || req.GetKeepsState():
+	if err := checkSetup(s.GetFunction(), s.GetPayload(), s.GetLimitMs()); err != nil {
+		return err
+	}
+	if req.GetSpare() || req.GetReuse() != 0 || req.GetKeepsState() {
 		return invalidf("a seed together with spare, reuse or keeps_state: such workers have a state of their own")
+	}
+	if s.GetName() == "" {
+		return nil
+	}
+	if s.GetVersion() == 0 || len(s.GetOrigin()) > seedOriginMost {
+		return invalidf("seed %.80q: version %d and an origin of %d bytes, want a version and at most %d bytes", s.GetName(), s.GetVersion(), len(s.GetOrigin()), seedOriginMost)
+	}
+	return checkSeedName(s.GetName())
+}
+
+// checkSetup checks the function that makes a seed.
+func checkSetup(function string, payload []byte, limitMs uint64) error {
+	switch {
+	case len(function) < 1 || len(function) > seedFunctionMost || !utf8.ValidString(function) || strings.Contains(function, "\x00"):
+		return invalidf("function of the seed: %d bytes, want 1 to %d of UTF-8 without NUL", len(function), seedFunctionMost)
+	case len(payload) > seedPayloadMost:
+		return invalidf("payload of the seed: %d bytes, want at most %d", len(payload), seedPayloadMost)
+	case limitMs == 0:
+		return invalidf("limit_ms of the seed is 0")
 	}
 	return nil
 }
@@ -70,7 +89,7 @@ func newWish(req *control.LeaseRequest, t *lease.Terms, owner string) *wish {
 	if req.GetSeed() == nil {
 		return nil
 	}
-	w := &wish{Seed: req.GetSeed(), owner: owner, heap: zygote.SeedHeap(t.MemoryPerWorker - channelsMemory(req.GetClientBlobs()))}
+	w := &wish{Seed: req.GetSeed(), owner: owner, tenant: t.Tenant, heap: zygote.SeedHeap(t.MemoryPerWorker - channelsMemory(req.GetClientBlobs()))}
 	h := sha256.New()
 	for _, part := range [][]byte{[]byte(owner), []byte(t.Tenant), req.GetCodeSha256(), req.GetBundle().GetSha256(), []byte(w.GetFunction()), w.GetPayload()} {
 		_ = binary.Write(h, binary.LittleEndian, uint64(len(part))) // a hash returns no error
@@ -92,6 +111,9 @@ func (e *Executor) takeSeed(caller context.Context, h *holding) error {
 	if w == nil || w.refused != "" {
 		return nil
 	}
+	if e.takeNamed(h, w) {
+		return nil
+	}
 	ctx, cancel := context.WithCancelCause(h.ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(caller, func() { cancel(errors.New("the client has given up its request")) })()
@@ -99,7 +121,7 @@ func (e *Executor) takeSeed(caller context.Context, h *holding) error {
 	limit := e.seedLimit(caller, w)
 	ctx, stop := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the init call has not returned within %v", limit.Round(time.Millisecond)))
 	defer stop()
-	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.makeSeed(ctx, h) })
+	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.makeSeed(ctx, h, w) })
 	switch {
 	case err != nil && h.ctx.Err() != nil:
 		return control.CodeErrorf(control.ClassBusy, codes.Unavailable, "not started, because the lease ends or the node drains")
@@ -130,8 +152,37 @@ func (e *Executor) seedLimit(caller context.Context, w *wish) time.Duration {
 	return min(limit, left-min(left/2, s.SpawnTimeout))
 }
 
-func (e *Executor) makeSeed(ctx context.Context, h *holding) (*zygote.Seed, error) {
-	s, err := e.cfg.Spawner.MakeSeed(ctx, &zygote.SeedSpec{Worker: h.workerSpec(0, nil), Setup: h.wish.GetFunction(), Payload: h.wish.GetPayload(), Heap: h.wish.heap})
+// takeNamed gives a lease the seed that it names, and returns true. It returns false if this executor has no such seed, so that one is made. If the seed
+// does not suit the lease, the wish says why.
+func (e *Executor) takeNamed(h *holding, w *wish) bool {
+	if w.GetName() == "" {
+		return false
+	}
+	t, about := e.published.acquire(w.tenant, w.GetName(), w.GetVersion())
+	if t == nil {
+		return false
+	}
+	heap := uint64(about.GetHeapUnits()) * zygote.SeedUnit
+	switch {
+	case !bytes.Equal(about.GetCodeSha256(), h.code.sum[:]):
+		w.refused = fmt.Sprintf("seed: %s was made with another library than that of this lease", w.GetName())
+	case !bytes.Equal(about.GetBundleSha256(), h.bundleSum()):
+		w.refused = fmt.Sprintf("seed: %s was made with another bundle than that of this lease", w.GetName())
+	case w.heap < heap:
+		w.refused = fmt.Sprintf("seed: %s needs workers of %d bytes of memory, and room for the channel: set the option memory", w.GetName(), about.GetMemory())
+	default:
+		h.seed, h.spec.Seed = t, t.seed
+		return true
+	}
+	e.tables.release([]*table{t})
+	e.unseeded(h, w.refused)
+	return true
+}
+
+func (e *Executor) makeSeed(ctx context.Context, h *holding, w *wish) (*zygote.Seed, error) {
+	spec := &zygote.SeedSpec{Worker: h.workerSpec(0, nil), Setup: w.GetFunction(), Payload: w.GetPayload(), Heap: w.heap}
+	s, err := e.cfg.Spawner.MakeSeed(ctx, spec)
+	w.cpu = spec.CPU
 	result := seedMade
 	switch {
 	case unsupported(err):
@@ -139,7 +190,7 @@ func (e *Executor) makeSeed(ctx context.Context, h *holding) (*zygote.Seed, erro
 	case err != nil:
 		result = seedFailed
 	default:
-		e.tell(h, slog.LevelInfo, "seed made", "lease", uint64(h.id), "function", h.wish.GetFunction(), "bytes", s.Bytes, "load", s.Load, "init_call", s.Setup,
+		e.tell(h, slog.LevelInfo, "seed made", "lease", uint64(h.id), "function", w.GetFunction(), "bytes", s.Bytes, "load", s.Load, "init_call", s.Setup,
 			"capture", s.Capture)
 	}
 	e.metrics.seeds.WithLabelValues(result).Inc()
@@ -263,6 +314,13 @@ func (s *tableStore) permit(owner string, size uint64) error {
 		evicted = append(evicted, t)
 	}
 	return nil
+}
+
+// refer adds a reference to a table that has one.
+func (s *tableStore) refer(t *table) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.refs++
 }
 
 // drop takes a seed out of the store. Its memory is freed when no lease uses it any more.

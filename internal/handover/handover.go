@@ -22,13 +22,13 @@ import (
 
 // Version is the version of the state. A program reads only its own version. It must also be raised when the messages to the spawner change,
 // because the spawner of the earlier program stays: it refuses a message of another length and ends all workers.
-const Version = 3
+const Version = 4
 
 // Env names the environment variable with the descriptor of the state.
 const Env = "RFAAS_HANDOVER"
 
 // readable is in every program that can take over. Readable looks for it in the file of the new program.
-var readable = []byte("rfaas takes over executor state version \x03;")
+var readable = []byte("rfaas takes over executor state version \x04;")
 
 const magic = "rfaas handover\n\x00"
 

@@ -42,6 +42,7 @@ type State struct {
 	Charges       [][]byte               `protobuf:"bytes,12,rep,name=charges,proto3" json:"charges,omitempty"`                          // AccountEntry of control.proto: not confirmed by the ledger yet
 	WantedBack    uint64                 `protobuf:"varint,13,opt,name=wanted_back,json=wantedBack,proto3" json:"wanted_back,omitempty"` // Unix time in seconds; 0: not known
 	Tables        []*Table               `protobuf:"bytes,16,rep,name=tables,proto3" json:"tables,omitempty"`
+	Seeds         []*NamedSeed           `protobuf:"bytes,20,rep,name=seeds,proto3" json:"seeds,omitempty"`
 	Bundles       string                 `protobuf:"bytes,17,opt,name=bundles,proto3" json:"bundles,omitempty"` // directory of the bundles; "": none
 	BundlesLock   int32                  `protobuf:"varint,18,opt,name=bundles_lock,json=bundlesLock,proto3" json:"bundles_lock,omitempty"`
 	Ending        bool                   `protobuf:"varint,15,opt,name=ending,proto3" json:"ending,omitempty"`   // a request to drain has come meanwhile
@@ -175,6 +176,13 @@ func (x *State) GetWantedBack() uint64 {
 func (x *State) GetTables() []*Table {
 	if x != nil {
 		return x.Tables
+	}
+	return nil
+}
+
+func (x *State) GetSeeds() []*NamedSeed {
+	if x != nil {
+		return x.Seeds
 	}
 	return nil
 }
@@ -978,6 +986,83 @@ func (x *Table) GetSeedUnits() uint32 {
 	return 0
 }
 
+// NamedSeed is a published seed.
+type NamedSeed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         []byte                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"` // its key in State.tables
+	About         []byte                 `protobuf:"bytes,2,opt,name=about,proto3" json:"about,omitempty"` // SeedDescription of control.proto
+	Ttl           int64                  `protobuf:"varint,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Until         int64                  `protobuf:"varint,4,opt,name=until,proto3" json:"until,omitempty"`
+	Children      uint32                 `protobuf:"varint,5,opt,name=children,proto3" json:"children,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamedSeed) Reset() {
+	*x = NamedSeed{}
+	mi := &file_internal_handover_state_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamedSeed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamedSeed) ProtoMessage() {}
+
+func (x *NamedSeed) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_handover_state_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamedSeed.ProtoReflect.Descriptor instead.
+func (*NamedSeed) Descriptor() ([]byte, []int) {
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *NamedSeed) GetTable() []byte {
+	if x != nil {
+		return x.Table
+	}
+	return nil
+}
+
+func (x *NamedSeed) GetAbout() []byte {
+	if x != nil {
+		return x.About
+	}
+	return nil
+}
+
+func (x *NamedSeed) GetTtl() int64 {
+	if x != nil {
+		return x.Ttl
+	}
+	return 0
+}
+
+func (x *NamedSeed) GetUntil() int64 {
+	if x != nil {
+		return x.Until
+	}
+	return 0
+}
+
+func (x *NamedSeed) GetChildren() uint32 {
+	if x != nil {
+		return x.Children
+	}
+	return 0
+}
+
 type Lease struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1012,7 +1097,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_internal_handover_state_proto_msgTypes[9]
+	mi := &file_internal_handover_state_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1109,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[9]
+	mi := &file_internal_handover_state_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1122,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{9}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Lease) GetId() uint64 {
@@ -1236,7 +1321,7 @@ type Terms struct {
 
 func (x *Terms) Reset() {
 	*x = Terms{}
-	mi := &file_internal_handover_state_proto_msgTypes[10]
+	mi := &file_internal_handover_state_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1333,7 @@ func (x *Terms) String() string {
 func (*Terms) ProtoMessage() {}
 
 func (x *Terms) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[10]
+	mi := &file_internal_handover_state_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1346,7 @@ func (x *Terms) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terms.ProtoReflect.Descriptor instead.
 func (*Terms) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{10}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Terms) GetWorkers() uint32 {
@@ -1365,7 +1450,7 @@ type Places struct {
 
 func (x *Places) Reset() {
 	*x = Places{}
-	mi := &file_internal_handover_state_proto_msgTypes[11]
+	mi := &file_internal_handover_state_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1462,7 @@ func (x *Places) String() string {
 func (*Places) ProtoMessage() {}
 
 func (x *Places) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[11]
+	mi := &file_internal_handover_state_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1475,7 @@ func (x *Places) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Places.ProtoReflect.Descriptor instead.
 func (*Places) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{11}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Places) GetCore() []uint32 {
@@ -1416,7 +1501,7 @@ type Seat struct {
 
 func (x *Seat) Reset() {
 	*x = Seat{}
-	mi := &file_internal_handover_state_proto_msgTypes[12]
+	mi := &file_internal_handover_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1513,7 @@ func (x *Seat) String() string {
 func (*Seat) ProtoMessage() {}
 
 func (x *Seat) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[12]
+	mi := &file_internal_handover_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1526,7 @@ func (x *Seat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Seat.ProtoReflect.Descriptor instead.
 func (*Seat) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{12}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Seat) GetWorker() *Worker {
@@ -1517,7 +1602,7 @@ type Account struct {
 
 func (x *Account) Reset() {
 	*x = Account{}
-	mi := &file_internal_handover_state_proto_msgTypes[13]
+	mi := &file_internal_handover_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1614,7 @@ func (x *Account) String() string {
 func (*Account) ProtoMessage() {}
 
 func (x *Account) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[13]
+	mi := &file_internal_handover_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1627,7 @@ func (x *Account) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Account.ProtoReflect.Descriptor instead.
 func (*Account) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{13}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Account) GetTenant() string {
@@ -1616,7 +1701,7 @@ type Metered struct {
 
 func (x *Metered) Reset() {
 	*x = Metered{}
-	mi := &file_internal_handover_state_proto_msgTypes[14]
+	mi := &file_internal_handover_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1713,7 @@ func (x *Metered) String() string {
 func (*Metered) ProtoMessage() {}
 
 func (x *Metered) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[14]
+	mi := &file_internal_handover_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1726,7 @@ func (x *Metered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metered.ProtoReflect.Descriptor instead.
 func (*Metered) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{14}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Metered) GetPolls() bool {
@@ -1707,7 +1792,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_internal_handover_state_proto_msgTypes[15]
+	mi := &file_internal_handover_state_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +1804,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[15]
+	mi := &file_internal_handover_state_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +1817,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{15}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Report) GetExec() int64 {
@@ -1781,7 +1866,7 @@ var File_internal_handover_state_proto protoreflect.FileDescriptor
 
 const file_internal_handover_state_proto_rawDesc = "" +
 	"\n" +
-	"\x1dinternal/handover/state.proto\x12\x0erfaas.handover\"\xbc\x05\n" +
+	"\x1dinternal/handover/state.proto\x12\x0erfaas.handover\"\xed\x05\n" +
 	"\x05State\x12\x18\n" +
 	"\aprogram\x18\x01 \x01(\tR\aprogram\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x16\n" +
@@ -1798,7 +1883,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\acharges\x18\f \x03(\fR\acharges\x12\x1f\n" +
 	"\vwanted_back\x18\r \x01(\x04R\n" +
 	"wantedBack\x12-\n" +
-	"\x06tables\x18\x10 \x03(\v2\x15.rfaas.handover.TableR\x06tables\x12\x18\n" +
+	"\x06tables\x18\x10 \x03(\v2\x15.rfaas.handover.TableR\x06tables\x12/\n" +
+	"\x05seeds\x18\x14 \x03(\v2\x19.rfaas.handover.NamedSeedR\x05seeds\x12\x18\n" +
 	"\abundles\x18\x11 \x01(\tR\abundles\x12!\n" +
 	"\fbundles_lock\x18\x12 \x01(\x05R\vbundlesLock\x12\x16\n" +
 	"\x06ending\x18\x0f \x01(\bR\x06ending\x12\x18\n" +
@@ -1877,7 +1963,13 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x06owners\x18\x05 \x03(\tR\x06owners\x12\x16\n" +
 	"\x06bundle\x18\x06 \x01(\tR\x06bundle\x12\x1d\n" +
 	"\n" +
-	"seed_units\x18\a \x01(\rR\tseedUnits\"\xe3\x05\n" +
+	"seed_units\x18\a \x01(\rR\tseedUnits\"{\n" +
+	"\tNamedSeed\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\fR\x05table\x12\x14\n" +
+	"\x05about\x18\x02 \x01(\fR\x05about\x12\x10\n" +
+	"\x03ttl\x18\x03 \x01(\x03R\x03ttl\x12\x14\n" +
+	"\x05until\x18\x04 \x01(\x03R\x05until\x12\x1a\n" +
+	"\bchildren\x18\x05 \x01(\rR\bchildren\"\xe3\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\fR\arequest\x12\x14\n" +
@@ -1972,24 +2064,25 @@ func file_internal_handover_state_proto_rawDescGZIP() []byte {
 	return file_internal_handover_state_proto_rawDescData
 }
 
-var file_internal_handover_state_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_internal_handover_state_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_internal_handover_state_proto_goTypes = []any{
-	(*State)(nil),    // 0: rfaas.handover.State
-	(*Node)(nil),     // 1: rfaas.handover.Node
-	(*Core)(nil),     // 2: rfaas.handover.Core
-	(*Listener)(nil), // 3: rfaas.handover.Listener
-	(*Spawner)(nil),  // 4: rfaas.handover.Spawner
-	(*Worker)(nil),   // 5: rfaas.handover.Worker
-	(*Exit)(nil),     // 6: rfaas.handover.Exit
-	(*Library)(nil),  // 7: rfaas.handover.Library
-	(*Table)(nil),    // 8: rfaas.handover.Table
-	(*Lease)(nil),    // 9: rfaas.handover.Lease
-	(*Terms)(nil),    // 10: rfaas.handover.Terms
-	(*Places)(nil),   // 11: rfaas.handover.Places
-	(*Seat)(nil),     // 12: rfaas.handover.Seat
-	(*Account)(nil),  // 13: rfaas.handover.Account
-	(*Metered)(nil),  // 14: rfaas.handover.Metered
-	(*Report)(nil),   // 15: rfaas.handover.Report
+	(*State)(nil),     // 0: rfaas.handover.State
+	(*Node)(nil),      // 1: rfaas.handover.Node
+	(*Core)(nil),      // 2: rfaas.handover.Core
+	(*Listener)(nil),  // 3: rfaas.handover.Listener
+	(*Spawner)(nil),   // 4: rfaas.handover.Spawner
+	(*Worker)(nil),    // 5: rfaas.handover.Worker
+	(*Exit)(nil),      // 6: rfaas.handover.Exit
+	(*Library)(nil),   // 7: rfaas.handover.Library
+	(*Table)(nil),     // 8: rfaas.handover.Table
+	(*NamedSeed)(nil), // 9: rfaas.handover.NamedSeed
+	(*Lease)(nil),     // 10: rfaas.handover.Lease
+	(*Terms)(nil),     // 11: rfaas.handover.Terms
+	(*Places)(nil),    // 12: rfaas.handover.Places
+	(*Seat)(nil),      // 13: rfaas.handover.Seat
+	(*Account)(nil),   // 14: rfaas.handover.Account
+	(*Metered)(nil),   // 15: rfaas.handover.Metered
+	(*Report)(nil),    // 16: rfaas.handover.Report
 }
 var file_internal_handover_state_proto_depIdxs = []int32{
 	1,  // 0: rfaas.handover.State.node:type_name -> rfaas.handover.Node
@@ -1998,23 +2091,24 @@ var file_internal_handover_state_proto_depIdxs = []int32{
 	3,  // 3: rfaas.handover.State.data:type_name -> rfaas.handover.Listener
 	4,  // 4: rfaas.handover.State.spawner:type_name -> rfaas.handover.Spawner
 	7,  // 5: rfaas.handover.State.libraries:type_name -> rfaas.handover.Library
-	9,  // 6: rfaas.handover.State.leases:type_name -> rfaas.handover.Lease
+	10, // 6: rfaas.handover.State.leases:type_name -> rfaas.handover.Lease
 	8,  // 7: rfaas.handover.State.tables:type_name -> rfaas.handover.Table
-	2,  // 8: rfaas.handover.Node.cores:type_name -> rfaas.handover.Core
-	6,  // 9: rfaas.handover.Worker.exit:type_name -> rfaas.handover.Exit
-	10, // 10: rfaas.handover.Lease.terms:type_name -> rfaas.handover.Terms
-	11, // 11: rfaas.handover.Lease.shares:type_name -> rfaas.handover.Places
-	12, // 12: rfaas.handover.Lease.seats:type_name -> rfaas.handover.Seat
-	13, // 13: rfaas.handover.Lease.account:type_name -> rfaas.handover.Account
-	5,  // 14: rfaas.handover.Seat.worker:type_name -> rfaas.handover.Worker
-	14, // 15: rfaas.handover.Account.workers:type_name -> rfaas.handover.Metered
-	15, // 16: rfaas.handover.Metered.seen:type_name -> rfaas.handover.Report
-	15, // 17: rfaas.handover.Metered.meter:type_name -> rfaas.handover.Report
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	9,  // 8: rfaas.handover.State.seeds:type_name -> rfaas.handover.NamedSeed
+	2,  // 9: rfaas.handover.Node.cores:type_name -> rfaas.handover.Core
+	6,  // 10: rfaas.handover.Worker.exit:type_name -> rfaas.handover.Exit
+	11, // 11: rfaas.handover.Lease.terms:type_name -> rfaas.handover.Terms
+	12, // 12: rfaas.handover.Lease.shares:type_name -> rfaas.handover.Places
+	13, // 13: rfaas.handover.Lease.seats:type_name -> rfaas.handover.Seat
+	14, // 14: rfaas.handover.Lease.account:type_name -> rfaas.handover.Account
+	5,  // 15: rfaas.handover.Seat.worker:type_name -> rfaas.handover.Worker
+	15, // 16: rfaas.handover.Account.workers:type_name -> rfaas.handover.Metered
+	16, // 17: rfaas.handover.Metered.seen:type_name -> rfaas.handover.Report
+	16, // 18: rfaas.handover.Metered.meter:type_name -> rfaas.handover.Report
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_internal_handover_state_proto_init() }
@@ -2028,7 +2122,7 @@ func file_internal_handover_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_handover_state_proto_rawDesc), len(file_internal_handover_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

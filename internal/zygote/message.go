@@ -14,6 +14,7 @@ const (
 	bodyChannel = 516 // offset of depth, bulk size and eager size of the client's channel
 	bodySeed    = 532 // offset of the size of the seed's heap
 	bodyBundle  = 536 // offset of the bundle's identifier
+	bodyChild   = 552 // offset of the number of a worker of a seed
 
 	cpusMax      = 1024
 	functionsMax = 65536
@@ -157,6 +158,7 @@ func spawnBody(s *Spec) ([]byte, error) {
 	copy(b[bodyBundle:], s.Bundle[:])
 	if s.Seed != nil {
 		le.PutUint32(b[bodySeed:], s.Seed.Units)
+		le.PutUint32(b[bodyChild:], s.Seed.child())
 	}
 	return b, putNumbers(b, []number{
 		{"channel depth", int64(s.Channel.Depth), 0, depthMax, bodyChannel, 4},

@@ -97,7 +97,7 @@ var goldenSpec = Spec{
 }
 
 // goldenBytes is the beginning of that message as it has always been; the rest is blob and zeros.
-const goldenBytes = "5246574b010001000403020128020000" + // head: magic, version, type, id, length
+const goldenBytes = "5246574b010001000403020130020000" + // head: magic, version, type, id, length
 	"02020302ffffffff121100006a000000" + // provider, wait mode, port, encryption; GID index; P_Key index; traffic class
 	"0700000000100000e803000040230100" + // service level; MTU; depth; eager
 	"04030201000000008877665544332211" + // bulk; memory limit
@@ -260,8 +260,8 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"one byte", good[:1], 0, "1 bytes"},
 		{"part of the head", good[:15], wire.SpawnFDs, "15 bytes"},
 		{"head alone", good[:16], wire.SpawnFDs, "0 bytes"},
-		{"truncated", good[:len(good)-1], wire.SpawnFDs, "551 bytes"},
-		{"one byte too many", append(bytes.Clone(good), 0), wire.SpawnFDs, "553 bytes"},
+		{"truncated", good[:len(good)-1], wire.SpawnFDs, "559 bytes"},
+		{"one byte too many", append(bytes.Clone(good), 0), wire.SpawnFDs, "561 bytes"},
 		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), wire.SpawnFDs, "4096 bytes"},
 		{"magic", patch(0, 'X'), wire.SpawnFDs, "0x4b574658"},
 		{"version", patch(4, 2), wire.SpawnFDs, "version 2"},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +17,9 @@ import (
 
 // Sizes of seeds (worker/seed/seed.h, heap.h).
 const (
-	seedUnit     = 32 << 20 // of the heap
+	SeedUnit     = 32 << 20 // of the heap
 	seedHeapMost = 1 << 40  // bytes of a heap
-	seedUnitsMin = 2
+	SeedUnitsMin = 2
 	seedData     = 64 << 20 // room of the file for its header and small static data
 )
 
@@ -27,8 +28,8 @@ const StatusUnsupported = wire.StatusUnsupported
 
 // SeedHeap is the size of the heap of workers whose user code may allocate a number of bytes.
 func SeedHeap(bytes uint64) uint64 {
-	bytes = min(bytes, seedHeapMost-seedUnit)
-	return max((bytes+seedUnit-1)/seedUnit+1, seedUnitsMin) * seedUnit
+	bytes = min(bytes, seedHeapMost-SeedUnit)
+	return max((bytes+SeedUnit-1)/SeedUnit+1, SeedUnitsMin) * SeedUnit
 }
 
 // SeedSpec says how a seed is made: by a setup function of a library, in a process of its own.
@@ -37,6 +38,8 @@ type SeedSpec struct {
 	Setup   string
 	Payload []byte // what the setup function gets
 	Heap    uint64 // a result of SeedHeap
+
+	CPU time.Duration // processor time of the process, set by MakeSeed
 }
 
 // Seed is the memory of a prepared worker. Workers whose Spec names it start from it.
@@ -46,7 +49,17 @@ type Seed struct {
 	Bytes uint64   // memory that the seed takes
 	// Load, Setup and Capture are the durations of making it, as the process that made it has measured them.
 	Load, Setup, Capture time.Duration
+	children             atomic.Uint32
 }
+
+// child returns the number of the next worker that starts from the seed.
+func (s *Seed) child() uint32 { return s.children.Add(1) }
+
+// Children returns how many workers have been started from the seed.
+func (s *Seed) Children() uint32 { return s.children.Load() }
+
+// Continue makes the seed count its workers from n on.
+func (s *Seed) Continue(n uint32) { s.children.Store(n) }
 
 // Close frees the seed's memory when no worker uses it any more.
 func (s *Seed) Close() error { return s.File.Close() }
@@ -61,8 +74,8 @@ func (s *Seed) Grown() bool {
 // MakeSeed runs a setup function and keeps the memory that it has prepared. A *WorkerError of status StatusUnsupported says why the state
 // cannot travel, and one of another status how the process has failed. The process is gone when MakeSeed returns.
 func (z *Zygote) MakeSeed(ctx context.Context, spec *SeedSpec) (*Seed, error) {
-	units := spec.Heap / seedUnit
-	if units < seedUnitsMin || spec.Heap%seedUnit != 0 || spec.Heap > seedHeapMost || spec.Worker.Code == nil {
+	units := spec.Heap / SeedUnit
+	if units < SeedUnitsMin || spec.Heap%SeedUnit != 0 || spec.Heap > seedHeapMost || spec.Worker.Code == nil {
 		return nil, invalid("seed with a heap of %d bytes", spec.Heap)
 	}
 	names, err := NamesMemfd([]string{spec.Setup})
@@ -88,6 +101,7 @@ func (z *Zygote) MakeSeed(ctx context.Context, spec *SeedSpec) (*Seed, error) {
 	}
 	s, err := w.makeSeed(ctx, spec, uint32(units), []*os.File{spec.Worker.Code, names, f, payload})
 	err = w.abortMaker(err) // the process is reaped, so nobody writes to the file any more
+	spec.CPU, _ = w.CPUTime()
 	if err != nil {
 		return nil, err
 	}

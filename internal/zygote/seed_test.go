@@ -28,6 +28,7 @@ var seedCases = map[string][]string{
 	"openblas_state.c":  {"gcc", "-lopenblas"},
 	"libraries.c":       {"gcc", "-I/usr/include/libxml2", "-lfftw3", "-lgsl", "-lgslcblas", "-lxml2", "-lsqlite3", "-lm"},
 	"refused.c":         {"gcc", "-pthread", "-lm"},
+	"resume.c":          {"gcc", "-I../../worker"},
 }
 
 // seedLibrary compiles a library of tests/seeds. scripts/deps installs what it needs.
@@ -87,7 +88,7 @@ func TestSeed(t *testing.T) {
 	z, other := startZygote(t), startZygote(t)
 	loadProvider(t, other)
 	for name := range seedCases {
-		if name == "refused.c" {
+		if name == "refused.c" || name == "resume.c" {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -206,7 +207,7 @@ func TestSeedDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	header := int(s.Units) * seedUnit
+	header := int(s.Units) * SeedUnit
 	for at, want := range map[int]string{0: "not a seed", 24: "thread pointer"} {
 		bad := bytes.Clone(good[header : header+64])
 		binary.LittleEndian.PutUint64(bad[at:], ^binary.LittleEndian.Uint64(bad[at:]))
@@ -253,7 +254,7 @@ func TestSeedUnseededTwice(t *testing.T) {
 // damagedSeed is a copy of a seed without its heap, with other bytes at an offset.
 func damagedSeed(t testing.TB, s *Seed, at int, with []byte) *Seed {
 	t.Helper()
-	fd, err := fixedMemfd("rfaas-seed", int(2*uint64(s.Units)*seedUnit+seedData), 0)
+	fd, err := fixedMemfd("rfaas-seed", int(2*uint64(s.Units)*SeedUnit+seedData), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,9 +270,80 @@ func damagedSeed(t testing.TB, s *Seed, at int, with []byte) *Seed {
 	if _, err := f.WriteAt(with, int64(at)); err != nil {
 		t.Fatal(err)
 	}
-	bad := *s
+	bad := &Seed{Units: s.Units, Bytes: s.Bytes}
 	bad.File = f
-	return &bad
+	return bad
+}
+
+// Layout returns which process a seed is of, and refuses a header whose numbers would lead out of it. Segments cover what the file has, and everything else is zero.
+func TestSeedLayout(t *testing.T) {
+	z := startZygote(t)
+	s := makeSeed(t, z, seedLibrary(t, "c_state.c"))
+	l, err := s.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]SeedModule{}
+	for _, m := range l.Modules {
+		named[m.Name] = m
+	}
+	libc, found := named["libc.so.6"]
+	if !found || libc.Base == 0 || libc.DataSize != 0 || libc.Build == [20]byte{} || l.ThreadPointer == 0 || l.Size == 0 {
+		t.Errorf("%+v", l)
+	}
+	parts, err := s.Segments(t.Context())
+	if err != nil || len(parts) == 0 || len(parts) > segmentsMost {
+		t.Fatalf("%d segments, %v", len(parts), err)
+	}
+	end, sum := uint64(0), uint64(0)
+	for _, p := range parts {
+		if p.Offset < end || p.Size == 0 {
+			t.Errorf("a segment of %d bytes at %d, behind %d", p.Size, p.Offset, end)
+		}
+		end, sum = p.Offset+p.Size, sum+p.Size
+	}
+	if sum < s.Bytes/2 || sum > 4*s.Bytes {
+		t.Errorf("segments of %d bytes, the file takes %d", sum, s.Bytes)
+	}
+	header := int(s.Units) * SeedUnit
+	for at, want := range map[int]string{0: "damaged", 12: "damaged", 16: "damaged"} {
+		damaged := damagedSeed(t, s, header+at, []byte{0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4})
+		if at > 0 {
+			good := make([]byte, at)
+			if _, err := s.File.ReadAt(good, int64(header)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := damaged.File.WriteAt(good, int64(header)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := damaged.Layout(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("damaged at %d: %v, want %q", at, err, want)
+		}
+	}
+}
+
+// Each worker of a seed calls the functions that setup has registered, in their order, and has a number of its own. A worker that makes the call itself calls them at once.
+func TestSeedResume(t *testing.T) {
+	z := startZygote(t)
+	code := seedLibrary(t, "resume.c")
+	s := makeSeed(t, z, code)
+	c := startClient(t)
+	for i := range uint32(3) {
+		from, want := s, []uint32{0, i + 1, 32, 1, 32, 100}
+		if i == 2 {
+			from, want[1] = nil, 0
+		}
+		got := seeded(t, z, c, code, from, false).mustCall(t, 0, nil)
+		for n, w := range want {
+			if g := binary.LittleEndian.Uint32(got[4*n:]); g != w {
+				t.Errorf("worker %d, number %d: %d, want %d", i, n, g, w)
+			}
+		}
+	}
+	if _, err := z.MakeSeed(t.Context(), seedSpec(code, "fails", "")); err == nil || !strings.Contains(err.Error(), "on purpose") {
+		t.Errorf("more functions than there is room for: %v", err)
+	}
 }
 
 // A worker at other addresses than its seed does not start from it, and says why. Kernels place everything elsewhere if the stack has no limit.

@@ -55,6 +55,17 @@ module rfaas_function
       integer(c_int32_t) function rfaas_worker_cores() bind(c, name='rfaas_fortran_worker_cores')
          import
       end function
+      !> Calls a subroutine, with the interface `subroutine f(arg) bind(c)` and `type(c_ptr), value :: arg`, in each worker that starts from the
+      !> seed of this init call: rfaas_on_resume(c_funloc(f), arg). Returns 0, or -1 if 32 subroutines are registered.
+      integer(c_int) function rfaas_on_resume(f, arg) bind(c, name='rfaas_fortran_on_resume')
+         import
+         type(c_funptr), value :: f
+         type(c_ptr), value :: arg
+      end function
+      !> The number of this worker among those of its node that have started from the same seed, from 1 on. 0: it has no seed.
+      integer(c_int32_t) function rfaas_child_number() bind(c, name='rfaas_fortran_child_number')
+         import
+      end function
    end interface
 
 contains

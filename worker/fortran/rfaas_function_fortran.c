@@ -11,6 +11,8 @@ FOR_FORTRAN uint32_t rfaas_fortran_fail_code(int32_t code, const char *text, siz
 FOR_FORTRAN void *rfaas_fortran_state(size_t bytes, int *fresh);
 FOR_FORTRAN const void *rfaas_fortran_table(const char *name, size_t *bytes);
 FOR_FORTRAN uint32_t rfaas_fortran_worker_cores(void);
+FOR_FORTRAN int rfaas_fortran_on_resume(void (*f)(void *), void *arg);
+FOR_FORTRAN uint32_t rfaas_fortran_child_number(void);
 
 static int precision(size_t length) { return length < INT_MAX ? (int)length : INT_MAX; }
 
@@ -27,3 +29,7 @@ void *rfaas_fortran_state(size_t bytes, int *fresh) { return rfaas_state(bytes, 
 const void *rfaas_fortran_table(const char *name, size_t *bytes) { return rfaas_table(name, bytes); }
 
 uint32_t rfaas_fortran_worker_cores(void) { return rfaas_worker_cores(); }
+
+int rfaas_fortran_on_resume(void (*f)(void *), void *arg) { return rfaas_on_resume(f, arg); }
+
+uint32_t rfaas_fortran_child_number(void) { return rfaas_child_number(); }

@@ -32,6 +32,13 @@ typedef struct dp_heap_state {
     size_t size;
 } dp_heap_state;
 
+#define DP_HEAP_RESUMES 32 /* functions of rfaas_on_resume */
+
+typedef struct dp_heap_resume {
+    void (*call)(void *);
+    void *arg;
+} dp_heap_resume;
+
 /* The arena's first unit is not mimalloc's. It holds what user code keeps in libc, and what must travel. Zero at first. */
 typedef struct dp_heap_kept {
     uint32_t seeded; /* `random` is initialised */
@@ -43,6 +50,8 @@ typedef struct dp_heap_kept {
     dp_heap_state state;
     void (*destructors[DP_HEAP_KEYS])(void *); /* of thread-specific keys that user code has made */
     uint64_t tables; /* end of mimalloc's own tables in this unit; 0: there are none */
+    uint64_t resumes;
+    dp_heap_resume resume[DP_HEAP_RESUMES]; /* of rfaas_on_resume, in their order */
 } dp_heap_kept;
 
 /* Memory that user code has mapped. */

@@ -16,6 +16,7 @@
 
 #include "heap.h"
 #include "place.h"
+#include "resume.h"
 #include "state.h"
 
 #define PAGE 4096ull
@@ -104,10 +105,12 @@ static int begin(dp_seed *s, bool makes, dp_error *err) {
         s->before = s->modules.n;
         st = dp_heap_open(s->heap_size, err);
     }
-    if (st)
+    if (st) {
         dp_place_end();
-    else
+    } else {
         dp_heap_outside = 1;
+        dp_resume_hold();
+    }
     return st;
 }
 

@@ -25,7 +25,7 @@
 #include "modules.h"
 
 #define DP_SEED_MAGIC 0x4445455352ull /* "RSEED" */
-#define DP_SEED_VERSION 1u
+#define DP_SEED_VERSION 2u
 #define DP_SEED_KEYS DP_HEAP_KEYS
 
 /* The header. The file belongs to the tenant, whose code could change it while it was made, so a worker trusts none of its values: it
@@ -42,6 +42,11 @@ typedef struct dp_seed_header {
     uint64_t keys[DP_SEED_KEYS];      /* values that point into the arena */
     dp_module modules[DP_MODULES_MAX];
 } dp_seed_header;
+
+/* internal/zygote/layout.go reads these. */
+_Static_assert(offsetof(dp_seed_header, processor) == 32 && offsetof(dp_seed_header, modules) == 2072 && sizeof(dp_module) == 184 && offsetof(dp_module, build) == 96 &&
+                   offsetof(dp_module, base) == 120 && offsetof(dp_module, data) == 128 && offsetof(dp_module, tls) == 160,
+               "layout of a seed's header");
 
 /* What dp_seed_begin finds before user code runs, and dp_seed_capture compares. */
 typedef struct dp_seed_before {

@@ -18,7 +18,7 @@
 #define BINDING_FUNCTIONS(_)                                                                                                                \
     _(init) _(finalize) _(version) _(last_error) _(started) _(function_code) _(session_open) _(session_close) _(session_cached)               \
     _(session_changes) _(table_put_at) _(table_drop) _(lease_open) _(lease_open_across) _(lease_release) _(lease_renew) _(lease_event) _(lease_workers)             \
-    _(lease_info) _(lease_status) _(lease_statistics) _(worker_origin) _(worker_info) _(worker_replace) _(lease_function)                      \
+    _(seed_create) _(seed_open) _(seed_name) _(seed_info) _(seed_release) _(lease_info) _(lease_status) _(lease_statistics) _(worker_origin) _(worker_info) _(worker_replace) _(lease_function)                      \
     _(lease_function_name) _(lease_chain) _(invoke) _(invokev) _(iinvoke) _(iinvokev) _(test) _(waitany_for) _(cancel) _(map) _(reduce)
 #define BINDING_DECLARE(name) __typeof__(rfaas_##name) *name;
 typedef struct binding_library {
@@ -132,6 +132,12 @@ typedef struct Lease {
     size_t eager;
 } Lease;
 
+typedef struct Seed {
+    PyObject_HEAD
+    rfaas_seed *handle; /* NULL: released */
+    PyObject *session;
+} Seed;
+
 typedef struct Function {
     PyObject_HEAD
     void *vectorcall;
@@ -144,8 +150,8 @@ typedef struct Function {
     size_t capacity; /* of results that are bytes, 0: chosen */
 } Function;
 
-extern PyTypeObject *Session_type, *Lease_type, *Function_type, *Request_type;
-extern PyType_Spec Session_spec, Lease_spec, Function_spec, Request_spec;
+extern PyTypeObject *Session_type, *Lease_type, *Seed_type, *Function_type, *Request_type;
+extern PyType_Spec Session_spec, Lease_spec, Seed_spec, Function_spec, Request_spec;
 
 /* Returns the open lease of a function, NULL with an exception. */
 rfaas_lease *Lease_open(Lease *l);

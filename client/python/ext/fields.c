@@ -104,7 +104,11 @@ int binding_set(void *options, const binding_field *fields, const binding_flag *
     const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
     if (!text)
         return -1;
-    for (const binding_flag *f = flags; f->name; f++) {
+    const binding_field *same = fields;
+    while (same->name && strcmp(same->name, text))
+        same++;
+    bool names = same->name && value != Py_None && !PyBool_Check(value); /* a field that has the name of a flag */
+    for (const binding_flag *f = flags; f->name && !names; f++) {
         if (strcmp(f->name, text))
             continue;
         int on = PyObject_IsTrue(value);

@@ -133,6 +133,7 @@ static int add(PyObject *module, PyTypeObject **type, PyType_Spec *spec, const c
 PyMODINIT_FUNC PyInit__rfaas(void) {
     PyObject *m = PyModule_Create(&definition);
     if (m && (add(m, &Session_type, &Session_spec, "Session") || add(m, &Lease_type, &Lease_spec, "Lease") ||
+              add(m, &Seed_type, &Seed_spec, "Seed") ||
               add(m, &Function_type, &Function_spec, "Function") || add(m, &Request_type, &Request_spec, "Request")))
         Py_CLEAR(m);
     return m;

@@ -57,6 +57,7 @@ __attribute__((unused)) static const binding_field rfaas_lease_options_fields[] 
     { "init_payload", FIELD_BUFFER, offsetof(rfaas_lease_options, init_payload), offsetof(rfaas_lease_options, init_size) },
     { "workers_min", FIELD_UINT32, offsetof(rfaas_lease_options, workers_min), sizeof(((rfaas_lease_options *)0)->workers_min) },
     { "bulk_max", FIELD_UINT64, offsetof(rfaas_lease_options, bulk_max), sizeof(((rfaas_lease_options *)0)->bulk_max) },
+    { "seed", FIELD_STRING, offsetof(rfaas_lease_options, seed), sizeof(((rfaas_lease_options *)0)->seed) },
     { 0 },
 };
 
@@ -133,6 +134,31 @@ __attribute__((unused)) static const binding_field rfaas_call_options_fields[] =
 __attribute__((unused)) static const binding_flag rfaas_call_options_flags[] = {
     { "kill", RFAAS_CALL_KILL },
     { "in_place", RFAAS_CALL_IN_PLACE },
+    { 0 },
+};
+
+__attribute__((unused)) static const binding_field rfaas_seed_options_fields[] = {
+    { "name", FIELD_STRING, offsetof(rfaas_seed_options, name), sizeof(((rfaas_seed_options *)0)->name) },
+    { "ttl", FIELD_SECONDS, offsetof(rfaas_seed_options, ttl_ns), sizeof(((rfaas_seed_options *)0)->ttl_ns) },
+    { 0 },
+};
+
+__attribute__((unused)) static const binding_flag rfaas_seed_options_flags[] = {
+    { 0 },
+};
+
+__attribute__((unused)) static const binding_field rfaas_seed_details_fields[] = {
+    { "version", FIELD_UINT32, offsetof(rfaas_seed_details, version), sizeof(((rfaas_seed_details *)0)->version) },
+    { "bytes", FIELD_UINT64, offsetof(rfaas_seed_details, bytes), sizeof(((rfaas_seed_details *)0)->bytes) },
+    { "memory", FIELD_UINT64, offsetof(rfaas_seed_details, memory), sizeof(((rfaas_seed_details *)0)->memory) },
+    { "children", FIELD_UINT64, offsetof(rfaas_seed_details, children), sizeof(((rfaas_seed_details *)0)->children) },
+    { "left", FIELD_SECONDS, offsetof(rfaas_seed_details, left_ns), sizeof(((rfaas_seed_details *)0)->left_ns) },
+    { "load", FIELD_SECONDS, offsetof(rfaas_seed_details, load_ns), sizeof(((rfaas_seed_details *)0)->load_ns) },
+    { "setup", FIELD_SECONDS, offsetof(rfaas_seed_details, setup_ns), sizeof(((rfaas_seed_details *)0)->setup_ns) },
+    { "capture", FIELD_SECONDS, offsetof(rfaas_seed_details, capture_ns), sizeof(((rfaas_seed_details *)0)->capture_ns) },
+    { "executor", FIELD_TEXT, offsetof(rfaas_seed_details, executor), sizeof(((rfaas_seed_details *)0)->executor) },
+    { "node", FIELD_TEXT, offsetof(rfaas_seed_details, node), sizeof(((rfaas_seed_details *)0)->node) },
+    { "setup", FIELD_TEXT, offsetof(rfaas_seed_details, setup), sizeof(((rfaas_seed_details *)0)->setup) },
     { 0 },
 };
 

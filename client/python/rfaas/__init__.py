@@ -31,7 +31,7 @@ from ._executor import Executor, finish_all as _finish_all
 from ._futures import BrokenExecutor, Future, PythonVersionError, RemoteTraceback
 from ._function import dtype_of as _dtype_of, new_result as _new_result, part_of as _part_of
 from ._generated import *  # noqa: F403
-from ._generated import Change, Event, EventKind, ExecutorState, LeaseDetails, Start, Statistics, WorkerDetails, WorkerStart, error as _error
+from ._generated import Change, Event, EventKind, ExecutorState, LeaseDetails, SeedDetails, Start, Statistics, WorkerDetails, WorkerStart, error as _error
 from ._numba import njit
 from ._rfaas import Function, Request
 
@@ -84,6 +84,10 @@ class Session(_rfaas.Session):
         address: where all workers map the table, so that it can contain pointers into itself. 0: anywhere.
         """
         self._put_table(name, address, *parts)
+
+    def open_seed(self, name: str) -> Seed:
+        """Opens a seed that this or another program has created. name: its full name (Seed.name)."""
+        return Seed._open(self, name)
 
     def changes(self) -> list[Change]:
         """Returns the changes of executors since the last call."""
@@ -150,10 +154,33 @@ class Lease(_rfaas.Lease):
         """Describes a worker and returns what it has printed."""
         return WorkerDetails(**self._worker_info(worker))
 
+    def create_seed(self, function: str, payload: Buffer | None = None, *, name: str, ttl: float = 0) -> Seed:
+        """Executes a function of the library once, and keeps its memory for workers of later leases, whose option `seed` names it.
+
+        ttl: seconds for which the executor keeps the seed if nobody renews it. 0: as long as its longest lease.
+        """
+        return Seed._create(self, function, payload, name, ttl)
+
+
+class Seed(_rfaas.Seed):
+    """The memory that a setup function has prepared, from which workers start. Lease.create_seed makes one, Session.open_seed opens one."""
+
+    def __repr__(self) -> str:
+        try:
+            return f"<rfaas.Seed {self.name}>"
+        except (Error, ValueError) as e:
+            return f"<rfaas.Seed: {e}>"
+
+    def info(self) -> SeedDetails:
+        """Describes the seed."""
+        return SeedDetails(**self._info())
+
 
 def _lease_options(library: str | _os.PathLike[str] | bytes, options: _Any) -> dict[str, _Any]:
     given = dict(options)
     given["library_data" if isinstance(library, (bytes, bytearray, memoryview)) else "library"] = library
+    if isinstance(given.get("seed"), Seed):
+        given["seed"] = given["seed"].name
     bundle = given.get("bundle")
     if bundle is not None and not isinstance(bundle, (str, _os.PathLike)):
         given["bundle"] = ":".join(_os.fspath(path) for path in bundle)

@@ -270,11 +270,11 @@ class LeaseOptions(_TypedDict, total=False):
     init_payload: bytes | bytearray | memoryview
     workers_min: int
     bulk_max: int
+    seed: bool | str | _os.PathLike[str]
     renew: bool
     failover: bool
     local: bool
     reuse: bool
-    seed: bool
     seed_required: bool
 
 
@@ -347,6 +347,30 @@ class CallOptions(_TypedDict, total=False):
     attempt: float
     kill: bool
     in_place: bool
+
+
+class SeedOptions(_TypedDict, total=False):
+    """The fields of rfaas_seed_options (rfaas.h). Times are in seconds."""
+
+    name: str | _os.PathLike[str]
+    ttl: float
+
+
+@_dataclass(frozen=True)
+class SeedDetails:
+    """rfaas_seed_details (rfaas.h). Times are in seconds."""
+
+    version: int
+    bytes: int
+    memory: int
+    children: int
+    left: float
+    load: float
+    setup: float
+    capture: float
+    executor: str
+    node: str
+    setup: str
 
 
 class MapOptions(_TypedDict, total=False):

@@ -172,6 +172,26 @@ class Ends(LeaseCase):
             with self.assertRaisesRegex(ValueError, "the session is closed"):
                 use()
 
+    def test_seeds(self):
+        with rfaas.Session() as session, session.lease(ECHO) as maker:
+            with self.assertRaises(KeyError):
+                maker.create_seed("ecko", name="counter")
+            made = maker.create_seed("count", b"payload", name="counter", ttl=60)  # the call is counted
+            opened = session.open_seed(made.name)
+            self.assertEqual(opened.info().setup, "count")
+            self.assertIn(made.name, repr(opened))
+            for seed in opened, made.name:
+                with session.lease(ECHO, seed=seed, seed_required=True) as child:
+                    self.assertEqual(int(child["count"](b"", dtype="u8", shape=())), 2)
+                    self.assertEqual(child.worker_origin(0).start, rfaas.Start.SEEDED)
+            with session.lease(ECHO, seed=True, init_function="count") as child:
+                self.assertEqual(int(child["count"](b"", dtype="u8", shape=())), 2)
+            self.assertEqual(made.info().children, 2)
+            opened.release()
+            made.release()
+            with self.assertRaisesRegex(ValueError, "the seed is released"):
+                made.info()
+
     def test_descriptions(self):
         self.assertGreaterEqual(rfaas.library_version(), (0, 4))
         self.assertIsInstance(self.echo, rfaas.Function)

@@ -42,6 +42,7 @@ type Acquire struct {
 	// The seed from which the workers start; no function: none.
 	SeedFunction string
 	SeedPayload  []byte
+	SeedName     string // in full; "": it has none
 	SeedLimitNs  int64
 }
 
@@ -64,6 +65,7 @@ func DecodeAcquire(b []byte) (Acquire, error) {
 		First: c.first != 0, Status: int32(c.status), At: t.of("at", c.at[:]), Provider: t.of("provider", c.provider[:]), Reason: t.of("reason", c.reason[:])}
 	if a.First && a.From == 0 {
 		a.Spec = t.spec(&c.spec)
+		a.SeedName = t.of("seed", c.seed[:])
 		a.SeedFunction, a.SeedLimitNs = string(seed[:c.seed_function]), int64(c.seed_limit_ns)
 		if c.seed_payload > 0 {
 			a.SeedPayload = bytes.Clone(seed[c.seed_function:])

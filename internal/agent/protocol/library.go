@@ -143,6 +143,7 @@ func (a *Acquire) Encode(b []byte) []byte {
 	set(c.at[:], a.At)
 	set(c.provider[:], a.Provider)
 	set(c.reason[:], a.Reason)
+	set(c.seed[:], a.SeedName)
 	b = put(b, &c)
 	for _, o := range a.Offers {
 		b = putBlob(b, o)
@@ -320,4 +321,36 @@ func DecodeEvent(b []byte) (Event, error) {
 	t := texts{op: OpEvent, err: err}
 	return Event{uint64(c.key), uint64(c.pid), int64(c.in_ns), uint32(c.kind), int32(c.status), uint32(c.worker),
 		t.of("text", c.text[:]), string(rest)}, t.err
+}
+
+// Encode appends the body of the message.
+func (s *SeedCreate) Encode(b []byte) []byte {
+	c := C.rfaas_agent_seed_create{key: C.uint64_t(s.Key), limit_ns: C.int64_t(s.LimitNs), ttl_ns: C.int64_t(s.TTLNs), function: C.uint32_t(len(s.Function)),
+		payload: C.uint32_t(len(s.Payload))}
+	set(c.name[:], s.Name)
+	return append(append(put(b, &c), s.Function...), s.Payload...)
+}
+
+// Encode appends the body of the message.
+func (s *SeedName) Encode(b []byte) []byte {
+	c := C.rfaas_agent_seed_name{session: C.uint64_t(s.Session)}
+	set(c.name[:], s.Name)
+	return put(b, &c)
+}
+
+// DecodeSeed decodes the body of the message.
+func DecodeSeed(b []byte) (Seed, error) {
+	var c C.rfaas_agent_seed
+	rest, err := take(OpSeedFind, b, &c)
+	if err != nil {
+		return Seed{}, err
+	}
+	t := texts{op: OpSeedFind}
+	s := Seed{Bytes: uint64(c.bytes), Memory: uint64(c.memory), LoadNs: int64(c.load_ns), SetupNs: int64(c.setup_ns), CaptureNs: int64(c.capture_ns), LeftNs: int64(c.left_ns),
+		Version: uint32(c.version), Children: uint32(c.children), Name: t.of("name", c.name[:]), Executor: t.of("executor", c.executor[:]), Node: t.of("node", c.node[:])}
+	if t.err != nil {
+		return Seed{}, t.err
+	}
+	s.Function, s.Payload, err = setup(OpSeedFind, rest, uint32(c.function), uint32(c.payload))
+	return s, err
 }

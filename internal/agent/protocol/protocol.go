@@ -73,13 +73,18 @@ const (
 	OpTableDrop Op = C.RFAAS_AGENT_TABLE_DROP
 	OpRegion    Op = C.RFAAS_AGENT_REGION
 	OpClaimed   Op = C.RFAAS_AGENT_CLAIMED
+
+	OpSeedCreate  Op = C.RFAAS_AGENT_SEED_CREATE
+	OpSeedFind    Op = C.RFAAS_AGENT_SEED_FIND
+	OpSeedKeep    Op = C.RFAAS_AGENT_SEED_KEEP
+	OpSeedRelease Op = C.RFAAS_AGENT_SEED_RELEASE
 )
 
 // String is the operation's name in the header, in lower case.
 func (o Op) String() string {
 	names := [...]string{"?", "hello", "status", "stop", "open", "close", "acquire", "adopt", "replace", "release", "inspect",
 		"renew", "finish", "spread", "changes", "silent", "event", "hand", "table", "table-drop",
-		"region", "claimed"}
+		"region", "claimed", "seed-create", "seed-find", "seed-keep", "seed-release"}
 	if int64(o) < int64(len(names)) {
 		return names[o]
 	}

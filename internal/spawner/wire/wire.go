@@ -209,7 +209,7 @@ func Printable(b []byte) string {
 }
 
 // SpawnSize is the size of dp_msg_spawn, the body of Spawn and Prepare that the zygote and a worker receive.
-const SpawnSize = 552
+const SpawnSize = 560
 
 const (
 	SpawnUID     = 504 // offset in dp_msg_spawn of the fields that the spawner sets: u32 user, u32 group, u32 number of processes

@@ -180,6 +180,22 @@ int main(int, char **argv) {
         session.drop_table("levels");
         THROWS(rfaas::invalid_error, "no table \"levels\"", session.drop_table("levels"));
     }
+    { // a seed, whose setup function counts its call
+        rfaas::session own;
+        rfaas::lease_options small(argv[1]);
+        small.memory = 64 << 20;
+        rfaas::lease maker(own, small);
+        THROWS(rfaas::invalid_error, "ecko", maker.create_seed("ecko", "counter"));
+        rfaas::seed made = maker.create_seed("count", std::string("payload"), "counter", std::chrono::minutes(1)), opened = own.open_seed(made.name());
+        CHECK(opened.info().version == made.info().version && std::string(made.info().setup) == "count");
+        rfaas::lease child(own, rfaas::lease_options(argv[1]).with_seed(opened.name()).with(rfaas::lease_flags::seed_required));
+        std::vector<std::uint64_t> calls(1);
+        child.invoke(child.function("count"), std::string(), calls);
+        CHECK(calls[0] == 2 && child.origin(0).start == RFAAS_START_SEEDED);
+        opened.release();
+        made.release();
+        THROWS(rfaas::lease_error, "no seed counter", own.open_seed("counter:1@" + std::string(maker.info().executor_address)));
+    }
     rfaas::session_options nowhere;
     nowhere.executor = "127.0.0.1:1";
     THROWS(rfaas::connection_error, "127.0.0.1:1", rfaas::session s(nowhere));

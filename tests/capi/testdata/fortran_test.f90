@@ -44,6 +44,7 @@ program fortran_test
    call check(ierror == RFAAS_BAD_LIBRARY, 'no library')
    call tables()
    call get_command_argument(1, text)
+   call seeds()
    call rfaas_lease_open(session, text, lease, ierror=ierror, bundle='/none/first:/none/second')
    call check(ierror == RFAAS_INVALID, 'files that do not exist')
    call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE, reuse=.true., workers_min=1)
@@ -323,6 +324,34 @@ contains
       call rfaas_table_drop(session, 'levels')
       call rfaas_table_drop(session, 'levels', ierror)
       call fails(RFAAS_INVALID, 'no table "levels"', 'a table that was dropped')
+   end subroutine
+
+   subroutine seeds() ! the setup function counts its call
+      type(rfaas_session) :: own
+      type(rfaas_lease) :: maker, child
+      type(rfaas_seed) :: made, opened
+      type(rfaas_seed_details) :: details
+      type(rfaas_worker_start) :: start
+      integer(rfaas_function) :: count
+      integer(c_int64_t) :: calls(1)
+      call rfaas_session_open(own)
+      call rfaas_lease_open(own, text, maker, memory=64_c_int64_t*2**20)
+      call rfaas_seed_create(maker, 'ecko', 'counter', made, ierror=ierror)
+      call check(ierror == RFAAS_NO_FUNCTION, 'no setup function')
+      call rfaas_seed_create(maker, 'count', 'counter', made, calls, c_sizeof(calls), ttl=60.0_c_double)
+      call rfaas_seed_open(own, rfaas_seed_name(made), opened)
+      call rfaas_seed_info(opened, details)
+      call check(details%setup == 'count' .and. details%left > 0 .and. details%left <= 60, 'details of a seed')
+      call rfaas_lease_open(own, text, child, seed_name=rfaas_seed_name(opened))
+      call rfaas_lease_function(child, 'count', count)
+      call rfaas_invoke(child, count, calls, 0_c_size_t, calls, c_sizeof(calls))
+      call rfaas_worker_origin(child, 0, start)
+      call check(calls(1) == 2 .and. start%start == RFAAS_START_SEEDED, 'a worker of a seed')
+      call rfaas_seed_release(opened)
+      call rfaas_seed_release(made)
+      call rfaas_seed_release(made, ierror)
+      call check(ierror == RFAAS_INVALID, 'a seed that was released')
+      call rfaas_session_close(own)
    end subroutine
 
    subroutine assumed(list, array)

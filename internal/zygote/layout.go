@@ -1,0 +1,139 @@
+package zygote
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The header of a seed's file (worker/seed/seed.h), at the end of its heap.
+const (
+	seedMagic   = 0x4445455352
+	seedVersion = 2
+	// Offsets and sizes.
+	seedModules    = 2072
+	seedModuleSize = 184
+	seedModuleName = 96
+	seedModulesMax = 256
+)
+
+// SeedLayout says which process a seed is of. Workers compare it with their own, so it is information only.
+type SeedLayout struct {
+	Size          uint64 // of the file, with its holes
+	ThreadPointer uint64
+	Processor     [4]uint64 // what code may choose by
+	Modules       []SeedModule
+}
+
+// SeedModule is an object that was loaded when the seed was made.
+type SeedModule struct {
+	Name           string
+	Build          [20]byte // build id; zero: none
+	Base           uint64
+	Data, DataSize uint64 // its data in the file; 0: it stays each process's own
+	TLS, TLSSize   uint64
+}
+
+// Layout reads the layout of the process that made the seed. User code of the tenant could have written it.
+func (s *Seed) Layout() (*SeedLayout, error) {
+	st, err := s.File.Stat()
+	if err != nil {
+		return nil, err
+	}
+	h := make([]byte, seedModules+seedModulesMax*seedModuleSize)
+	if _, err := s.File.ReadAt(h, int64(s.Units)*SeedUnit); err != nil {
+		return nil, fmt.Errorf("seed: read its header: %w", err)
+	}
+	le := binary.LittleEndian
+	n := le.Uint32(h[12:])
+	if le.Uint64(h) != seedMagic || le.Uint32(h[8:]) != seedVersion || n > seedModulesMax || le.Uint64(h[16:]) != uint64(s.Units)*SeedUnit {
+		return nil, fmt.Errorf("seed: its header is damaged: version %d, %d modules, a heap of %d bytes", le.Uint32(h[8:]), n, le.Uint64(h[16:]))
+	}
+	l := &SeedLayout{Size: uint64(st.Size()), ThreadPointer: le.Uint64(h[24:])}
+	for i := range l.Processor {
+		l.Processor[i] = le.Uint64(h[32+8*i:])
+	}
+	for i := range int(n) {
+		b := h[seedModules+i*seedModuleSize:][:seedModuleSize]
+		name, _, _ := bytes.Cut(b[:seedModuleName], []byte{0})
+		m := SeedModule{Name: strings.ToValidUTF8(string(name), "?"), Base: le.Uint64(b[120:]), Data: le.Uint64(b[128:]), DataSize: le.Uint64(b[136:]), TLS: le.Uint64(b[160:]),
+			TLSSize: le.Uint64(b[168:])}
+		copy(m.Build[:], b[seedModuleName:])
+		l.Modules = append(l.Modules, m)
+	}
+	return l, nil
+}
+
+// SeedSegment is a range of a seed's file, with the hash of its bytes.
+type SeedSegment struct {
+	Offset, Size uint64
+	Sum          [sha256.Size]byte
+}
+
+// segmentsMost bounds the number of segments.
+const segmentsMost = 1024
+
+// Segments hashes what the seed's file has. All else in the file is zero.
+func (s *Seed) Segments(ctx context.Context) ([]SeedSegment, error) {
+	var all []SeedSegment
+	for gap := int64(64 << 10); ; gap *= 4 {
+		var err error
+		if all, err = extents(s.File, gap); err != nil {
+			return nil, fmt.Errorf("seed: find its segments: %w", err)
+		}
+		if len(all) <= segmentsMost {
+			break
+		}
+	}
+	buffer := make([]byte, 1<<20)
+	for i := range all {
+		hash := sha256.New()
+		for done := uint64(0); done < all[i].Size; {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			n, err := s.File.ReadAt(buffer[:min(uint64(len(buffer)), all[i].Size-done)], int64(all[i].Offset+done))
+			if err != nil && !(errors.Is(err, io.EOF) && n > 0) {
+				return nil, fmt.Errorf("seed: read its segments: %w", err)
+			}
+			hash.Write(buffer[:n])
+			done += uint64(n)
+		}
+		hash.Sum(all[i].Sum[:0])
+	}
+	return all, nil
+}
+
+// extents returns the ranges of a file that have memory. Those with gaps of at most `gap` bytes between them are one.
+func extents(f *os.File, gap int64) (all []SeedSegment, err error) {
+	at := int64(0)
+	for {
+		from, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		to, err := f.Seek(from, unix.SEEK_HOLE)
+		if err != nil {
+			return nil, err
+		}
+		if last := len(all) - 1; last >= 0 && from-int64(all[last].Offset+all[last].Size) <= gap {
+			all[last].Size = uint64(to) - all[last].Offset
+		} else {
+			all = append(all, SeedSegment{Offset: uint64(from), Size: uint64(to - from)})
+		}
+		if at = to; len(all) > 64*segmentsMost {
+			return all, nil // too many with this gap
+		}
+	}
+}
