@@ -731,7 +731,8 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man{1,3,8} $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
 	$(Q)install -m 644 $(MAN3) $(DESTDIR)$(PREFIX)/share/man/man3
 	$(Q)for s in 1 8; do install -m 644 build/man/*.$$s $(DESTDIR)$(PREFIX)/share/man/man$$s; done
-	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd/user
+	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd/user $(DESTDIR)$(PREFIX)/share/rfaas/monitoring
+	$(Q)install -m 644 $(wildcard packaging/monitoring/*) $(DESTDIR)$(PREFIX)/share/rfaas/monitoring
 	$(Q)umask 022; for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' scripts/systemd/$$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$$f; done
 	$(Q)umask 022; sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@PYTHONDIR@|$(PYTHONDIR)|' -e 's|@LIB@|$(LIB)|g' scripts/install/modulefile.in \
 		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
@@ -747,7 +748,7 @@ install: build ## into PREFIX, below DESTDIR
 uninstall: ## remove the installed files
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
 	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager,rfaas-agent}.8
-	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd} $(DESTDIR)$(PYTHONDIR)/rfaas
+	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd,monitoring} $(DESTDIR)$(PYTHONDIR)/rfaas
 	$(Q)for d in share/rfaas share/modulefiles/rfaas $(LIB)/cmake/rfaas libexec/rfaas-demo; do \
 		[[ ! -d $(DESTDIR)$(PREFIX)/$$d ]] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/$$d; done
 

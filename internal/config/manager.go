@@ -50,6 +50,7 @@ type Manager struct {
 	providersParsed []string
 	tariffParsed    accounting.Tariff
 	limitsParsed    accounting.Limits
+	Version         string `mapstructure:"-"` // of this program
 }
 
 var managerOptions = slices.Concat([]option{
@@ -97,6 +98,7 @@ func managerProgram(version string) program {
 func LoadManager(args, environ []string, out io.Writer, version string) (Manager, error) {
 	var c Manager
 	err := managerProgram(version).load(args, environ, out, &c)
+	c.Version = version
 	if err == nil {
 		err = absolute(&c.IdentityDir, &c.AuditFile, &c.StateDir)
 	}

@@ -33,12 +33,14 @@ type Gate struct {
 	owner     uint32 // user that started the daemon; the daemon may run as another user now
 	refused   map[identity.Reason]*atomic.Uint64
 	tenants   *quota.Tenants
+	expiries  map[identity.Role]*expiries // of tokens
 }
 
 // NewGate returns a gate. If a call has several credentials, the first verifier that knows one of them decides. The
 // caller closes audit.
 func NewGate(audit *identity.Audit, limits quota.Limits, verifiers ...identity.Verifier) *Gate {
-	g := &Gate{verifiers: verifiers, audit: audit, now: now, owner: uint32(os.Geteuid()), refused: map[identity.Reason]*atomic.Uint64{}, tenants: quota.New(limits, now)}
+	g := &Gate{verifiers: verifiers, audit: audit, now: now, owner: uint32(os.Geteuid()), refused: map[identity.Reason]*atomic.Uint64{}, tenants: quota.New(limits, now),
+		expiries: map[identity.Role]*expiries{identity.RoleTenant: {}, identity.RoleOperator: {}}}
 	for _, r := range identity.Reasons() {
 		g.refused[r] = new(atomic.Uint64)
 	}
@@ -166,6 +168,9 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 			e = &identity.Error{Reason: identity.Wrong, Text: err.Error()}
 		}
 		return nil, g.refuse(e, method, Remote(ctx), "")
+	}
+	if e := g.expiries[id.Role]; e != nil && !id.Expires.IsZero() {
+		e.used(id.Expires, g.now())
 	}
 	ctx = WithCaller(ctx, &id)
 	need := needed(method)

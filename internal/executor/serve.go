@@ -151,6 +151,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	defer closeWeb(web)
 	e.show(web.Metrics)
 	observe.WatchIdentity(web, port.Node)
+	observe.ShowBuild(web.Metrics, s.Version)
 
 	background, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -137,6 +137,7 @@ type History struct {
 	tiers [len(Tiers)]series
 	nodes map[string]*node
 	dirty map[stored]bool // buckets that the file does not have as they are now, and dropped ones
+	total Counters        // since this process started
 
 	file file
 }
@@ -177,6 +178,9 @@ func (s *series) at(now time.Time, drop func(*Bucket)) *Bucket {
 
 // add calls f with the bucket of a time in each tier. The caller holds the lock.
 func (h *History) add(now time.Time, f func(*Bucket)) {
+	b := Bucket{Counters: h.total, Tenants: map[string]accounting.Use{}}
+	f(&b)
+	h.total = b.Counters
 	for i := range h.tiers {
 		mark := func(b *Bucket) { h.dirty[stored{i, b.Start.Unix()}] = true }
 		b := h.tiers[i].at(now, mark)
@@ -306,6 +310,13 @@ func (h *History) Since(tier int, since time.Time) (list []Bucket) {
 		}
 	}
 	return list
+}
+
+// Total returns what was counted since this process started.
+func (h *History) Total() Counters {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.total
 }
 
 // Node returns the last hour of a node. It is lost when the resource manager ends.

@@ -4,6 +4,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/board"
 )
 
 // collector computes the manager's metrics when they are read. They name no tenant and no lease.
@@ -27,13 +30,18 @@ var (
 	metricRefused     = prometheus.NewDesc("rfaas_manager_refused_charges_total", "Charges in executors' cells that the ledger refused, each counted once.", nil, nil)
 	metricUnsettled   = prometheus.NewDesc("rfaas_manager_refused_settlements_total", "Messages with charges that the ledger refused.", nil, nil)
 	metricRefusedNode = prometheus.NewDesc("rfaas_manager_refused_node_calls_total", "Refused calls of node certificates: the address is not in the certificate, another owner has registered the executor, or the quota is used up.", []string{"reason"}, nil)
+	metricCoreSeconds = prometheus.NewDesc("rfaas_manager_core_seconds_total", "Core-seconds since the start, by state: harvested by leases, idle, or batch, which means that no executor offered them.", []string{"state"}, nil)
+	metricCalls       = prometheus.NewDesc("rfaas_manager_calls_total", "Calls that the ledger has booked since the start.", nil, nil)
+	metricCallsFailed = prometheus.NewDesc("rfaas_manager_call_failures_total", "Of these, calls that failed.", nil, nil)
+	metricStarts      = prometheus.NewDesc("rfaas_manager_worker_starts_total", "Worker starts that executors have reported since the start, by path.", []string{"path"}, nil)
+	metricEnded       = prometheus.NewDesc("rfaas_manager_leases_ended_total", "Ended leases that executors have reported since the start, by how they ended.", []string{"how"}, nil)
 	metricLedgerBytes = prometheus.NewDesc("rfaas_manager_ledger_bytes", "Size of the ledger's file.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{metricExecutors, metricCores, metricFreeCores, metricMemory, metricFreeMemory, metricLeases, metricOldest,
-		metricChanges, metricSubscribers, metricAttempts, metricBusy, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes, metricData, metricForged} {
+		metricChanges, metricSubscribers, metricAttempts, metricBusy, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes, metricCoreSeconds, metricCalls, metricCallsFailed, metricStarts, metricEnded, metricData, metricForged} {
 		out <- d
 	}
 }
@@ -77,8 +85,28 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(metricRefusedNode, prometheus.CounterValue, float64(c.m.refusals[why].Load()), refusalNames[why])
 	}
 	gauge(metricLedgerBytes, float64(c.m.accounts.ledger.Size()))
+	c.collectHistory(out)
 	if tcp := c.m.memory.tcp; tcp != nil {
 		out <- prometheus.MustNewConstMetric(metricData, prometheus.CounterValue, float64(tcp.data.Refused()))
 		out <- prometheus.MustNewConstMetric(metricForged, prometheus.CounterValue, float64(tcp.device.Forged()))
+	}
+}
+
+// collectHistory sends the totals of the history.
+func (c *collector) collectHistory(out chan<- prometheus.Metric) {
+	counter := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, value, labels...)
+	}
+	h := c.m.history.Total()
+	counter(metricCoreSeconds, float64(h.Harvested)/1e6, "harvested")
+	counter(metricCoreSeconds, float64(h.Idle)/1e6, "idle")
+	counter(metricCoreSeconds, float64(h.Batch)/1e6, "batch")
+	counter(metricCalls, float64(h.Use[accounting.Calls]))
+	counter(metricCallsFailed, float64(h.Use[accounting.Failures]))
+	for i, name := range board.StartNames {
+		counter(metricStarts, float64(h.Stats.Starts[i].Count), name)
+	}
+	for i, name := range board.EndNames {
+		counter(metricEnded, float64(h.Stats.Ended[i]), name)
 	}
 }

@@ -56,6 +56,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	defer closeHTTP(web) // before the manager
 	observe.CountRefusals(web.Metrics, port.Gate)
 	observe.WatchIdentity(web, port.Node)
+	observe.ShowBuild(web.Metrics, s.Version)
 	web.SetReady(nil)
 	log.Info("ready", "address", port.Address, "memory", m.memory.providers())
 	if m.memory.tcp != nil {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -123,6 +124,18 @@ func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
 				return float64(gate.RefusedByQuota(kind))
 			}))
 	}
+	for _, role := range []identity.Role{identity.RoleTenant, identity.RoleOperator} {
+		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_token_expiry_timestamp_seconds",
+			Help:        "When the first of the tokens expires that callers used lately, by role, in seconds since 1970; 0: none was used.",
+			ConstLabels: prometheus.Labels{"role": role.String()}}, func() float64 {
+			if gate != nil {
+				if ends := gate.TokenExpiry(role); !ends.IsZero() {
+					return float64(ends.Unix())
+				}
+			}
+			return 0
+		}))
+	}
 	r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_audit_dropped_total",
 		Help: "Audit lines that were dropped, because too many were waiting to be written."},
 		func() float64 { return float64(gate.Audit().Dropped()) }))
@@ -136,6 +149,12 @@ func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
 				return float64(gate.RefusedFor(reason))
 			}))
 	}
+}
+
+// ShowBuild registers a metric with the daemon's version.
+func ShowBuild(r prometheus.Registerer, version string) {
+	r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_build_info", Help: "1. The labels have the daemon's version and that of Go.",
+		ConstLabels: prometheus.Labels{"version": version, "go_version": runtime.Version()}}, func() float64 { return 1 }))
 }
 
 // WatchIdentity registers metrics for the expiry of a daemon's certificates and for its revocation list. It makes the
