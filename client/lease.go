@@ -88,6 +88,8 @@ type LeaseOptions struct {
 	// Bundle names files and directories of this machine that travel with the library. Functions get the path of each by calling
 	// rfaas_bundle_path (rfaas_function.h) with its last component.
 	Bundle []string
+	// Runtime names a runtime of the executor, an interpreter with imported modules that the workers start with. Not with Seed or Local.
+	Runtime string
 	// OnEvent is called with each event of the lease, one at a time, on a goroutine of the lease, which polls for events every
 	// 10 ms. It must not block for long and must not call Release.
 	OnEvent func(Event)
@@ -119,7 +121,7 @@ func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, BulkMax: o.BulkMax, Memory: o.Memory, Duration: o.Duration,
 		CallLimit: o.CallLimit, Wait: o.Wait, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
 		Bundle: strings.Join(o.Bundle, ":"), Failover: o.Failover, Local: o.Local, Reuse: o.Reuse, InitFunction: o.InitFunction,
-		InitPayload: o.InitPayload, Seed: o.Seed, SeedRequired: o.SeedRequired, SeedName: o.SeedName}, nil
+		InitPayload: o.InitPayload, Runtime: o.Runtime, Seed: o.Seed, SeedRequired: o.SeedRequired, SeedName: o.SeedName}, nil
 }
 
 // Lease is a number of workers on one executor. Safe for concurrent use.

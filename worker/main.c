@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "message.h"
+#include "runtime.h"
 #include "seed/layout.h"
 #include "zygote.h"
 
@@ -19,15 +20,17 @@ static const char usage[] =
     "rfaas-worker runs user functions. The rfaas executor starts it; do not start it by hand.\n"
     "\n"
     "usage: rfaas-worker zygote [--bundles=PATH] [--sandbox [--fixed-cpus] [--files=N] [--path=PATH]...]\n"
+    "                           [--runtime=NAME --python=PATH [--preload=MODULE]... [--module-path=PATH]...]\n"
     "                               serve spawn messages on descriptor 3, a seqpacket socket. With --sandbox, confine\n"
     "                               workers as far as this node supports it: they have at most N open files, and see\n"
     "                               these paths besides the system's. With --fixed-cpus they cannot change their CPUs.\n"
-    "                               Bundles of leases are directories in PATH\n"
+    "                               Bundles of leases are directories in PATH. With --runtime, workers have this Python\n"
+    "                               interpreter, which has imported the modules\n"
     "       rfaas-worker --version\n"
     "       rfaas-worker --help\n";
 
 /* NULL, or the argument that makes no sense. */
-static const char *sandbox_arguments(char **argv, dp_sandbox *s) {
+static const char *zygote_arguments(char **argv, dp_sandbox *s, dp_runtime *r) {
     for (; *argv; argv++) {
         if (!strcmp(*argv, "--sandbox"))
             s->wanted = true;
@@ -41,29 +44,30 @@ static const char *sandbox_arguments(char **argv, dp_sandbox *s) {
             s->bundles = *argv + 10;
         else if (s->wanted && !strncmp(*argv, "--path=/", 8) && s->n_paths < DP_SANDBOX_PATHS_MAX)
             s->paths[s->n_paths++] = *argv + 7;
-        else
+        else if (!dp_runtime_argument(r, *argv))
             return *argv;
     }
     return NULL;
 }
 
-static int run_zygote(dp_sandbox *sandbox) {
+static int run_zygote(dp_sandbox *sandbox, const dp_runtime *runtime) {
     int type = 0;
     socklen_t len = sizeof type;
     if (getsockopt(ZYGOTE_FD, SOL_SOCKET, SO_TYPE, &type, &len) || type != SOCK_SEQPACKET) {
         fprintf(stderr, "rfaas-worker: descriptor %d is not a seqpacket socket\n%s", ZYGOTE_FD, usage);
         return DP_EXIT_USAGE;
     }
-    return dp_zygote_run(ZYGOTE_FD, sandbox, RFAAS_VERSION);
+    return dp_zygote_run(ZYGOTE_FD, sandbox, runtime, RFAAS_VERSION);
 }
 
 int main(int argc, char **argv) {
     if (argc >= 2 && !strcmp(argv[1], "zygote")) {
         dp_layout_enter(argv);
         static dp_sandbox sandbox;
-        const char *bad = sandbox_arguments(argv + 2, &sandbox);
+        static dp_runtime runtime;
+        const char *bad = zygote_arguments(argv + 2, &sandbox, &runtime);
         if (!bad)
-            return run_zygote(&sandbox);
+            return run_zygote(&sandbox, &runtime);
         fprintf(stderr, "rfaas-worker: unknown or superfluous argument \"%s\"\n%s", bad, usage);
         return DP_EXIT_USAGE;
     }

@@ -23,6 +23,7 @@ typedef struct zygote {
     int sock;
     pid_t parent; /* executor */
     dp_sandbox *sandbox;
+    const dp_runtime *runtime; /* without a name: none */
     dp_cloner cloner;
     const char *version;
     dp_spare spare;
@@ -127,6 +128,10 @@ static int zygote_start(zygote *z) {
     hello.numbers[2] = z->sandbox->parts;
     if (dp_cloner_share(&z->cloner))
         return DP_EXIT_ZYGOTE;
+    if (z->runtime->name && dp_runtime_start(z->runtime, &err)) {
+        dp_msg_send_failure(z->sock, DP_MSG_FAILED, 0, err.status, err.msg);
+        return DP_EXIT_ZYGOTE;
+    }
     size_t text = strlen(z->sandbox->missing) + 1, version = strnlen(z->version, DP_VERSION_MAX);
     memcpy(hello.text, z->sandbox->missing, text);
     memcpy(hello.text + text, z->version, version);
@@ -139,8 +144,8 @@ static int zygote_start(zygote *z) {
     return 0;
 }
 
-int dp_zygote_run(int sock, dp_sandbox *sandbox, const char *version) {
-    zygote z = {.sock = sock, .sandbox = sandbox, .version = version};
+int dp_zygote_run(int sock, dp_sandbox *sandbox, const dp_runtime *runtime, const char *version) {
+    zygote z = {.sock = sock, .sandbox = sandbox, .runtime = runtime, .version = version};
     int st = zygote_start(&z);
     if (st)
         return st;

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 14u      /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 15u      /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -30,6 +30,7 @@
 #define RFAAS_AGENT_LEASES 4096            /* leases of one process */
 #define RFAAS_AGENT_WORKERS 1024           /* workers of one lease */
 #define RFAAS_AGENT_FDS 253                /* descriptors of a message, as many as the kernel passes at once */
+#define RFAAS_AGENT_RUNTIME 64             /* bytes of a runtime's name, with its NUL */
 #define RFAAS_AGENT_BUNDLE 4096            /* bytes of a lease's list of paths, with their NUL */
 #define RFAAS_AGENT_TABLES 64              /* tables of one session */
 #define RFAAS_AGENT_TABLE_NAME 64          /* bytes of a table's name, with its NUL */
@@ -217,6 +218,7 @@ typedef struct rfaas_agent_spec {
     char executor[RFAAS_AGENT_ADDRESS]; /* the only executor to ask, or "" */
     char library[RFAAS_AGENT_ADDRESS];  /* the library's name in error texts */
     char bundle[RFAAS_AGENT_BUNDLE];    /* absolute paths of what travels with it, separated by colons */
+    char runtime[RFAAS_AGENT_RUNTIME];  /* name, or "" */
 } rfaas_agent_spec;
 
 /* One step towards a lease. The first step for a key has the spec, or names a granted lease to whose workers the library could not

@@ -27,7 +27,7 @@ static void put(rfaas_grant *h) {
 static bool same_terms(const rfaas_agent_spec *a, const rfaas_agent_spec *b) {
     return a->cores_per_worker == b->cores_per_worker && a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager &&
            a->memory == b->memory && a->bulk == b->bulk && a->call_limit_ns == b->call_limit_ns &&
-           (a->flags & (RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED)) == (b->flags & (RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED)) && !strcmp(a->bundle, b->bundle);
+           (a->flags & (RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED)) == (b->flags & (RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED)) && !strcmp(a->bundle, b->bundle) && !strcmp(a->runtime, b->runtime);
 }
 
 static bool alike(const rfaas_grant *h, const rfaas_lease *l, const char *at) {
@@ -254,7 +254,7 @@ static void move_channels(rfaas_grant *from, rfaas_grant *h) {
 /* Reports whether the workers of a cached grant can be claimed for a lease. The agent may learn of the new lease from the shared page, which does not
  * have its terms, so the terms must be those of the cached one. */
 static bool claimable(const rfaas_grant *h, const rfaas_lease *l) {
-    bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && h->spec.flags == l->spec.flags && !*l->spec.bundle &&
+    bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && h->spec.flags == l->spec.flags && !*l->spec.bundle && !strcmp(h->spec.runtime, l->spec.runtime) &&
                 !strcmp(h->spec.executor, l->spec.executor) &&
                 h->tables_changed == __atomic_load_n(&l->session->tables_changed, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; i < h->n_workers && good; i++)

@@ -191,7 +191,7 @@ type LeaseOptions struct {
 	Bulk, BulkMax                                   int64
 	Memory                                          uint64
 	Duration, CallLimit, Wait                       time.Duration
-	Library, Executor, Bundle                       string
+	Library, Executor, Bundle, Runtime              string
 	Code                                            []byte
 	Renew, Failover, Local, Reuse                   bool
 	Seed, SeedRequired                              bool
@@ -211,7 +211,7 @@ func (o *LeaseOptions) with(f func(*C.rfaas_lease_options) *C.rfaas_shim_error) 
 		wait_mode: C.uint32_t(o.WaitMode), bulk: C.uint64_t(o.Bulk), memory: C.uint64_t(o.Memory),
 		duration_ns: C.int64_t(o.Duration), library: texts.c(o.Library), executor: texts.c(o.Executor),
 		call_limit_ns: C.int64_t(o.CallLimit), wait_ns: C.int64_t(o.Wait), bulk_max: C.uint64_t(o.BulkMax), bundle: texts.c(o.Bundle),
-		init_function: texts.c(o.InitFunction), seed: texts.c(o.SeedName), workers_min: C.uint32_t(o.WorkersMin)}
+		runtime: texts.c(o.Runtime), init_function: texts.c(o.InitFunction), seed: texts.c(o.SeedName), workers_min: C.uint32_t(o.WorkersMin)}
 	if o.Bulk < 0 {
 		c.bulk = C.RFAAS_NO_BULK
 	}

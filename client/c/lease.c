@@ -186,6 +186,9 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: library_size is 0", op);
     if (!o->library && o->library_size > 1u << 30)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: library_size %zu, want at most %u", op, o->library_size, 1u << 30);
+    if (o->runtime && *o->runtime && (o->flags & (RFAAS_LEASE_SEED | RFAAS_LEASE_SEED_REQUIRED | RFAAS_LEASE_LOCAL) || (o->seed && *o->seed)))
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: runtime %s with flags %#x: a lease with a runtime cannot have a seed or RFAAS_LEASE_LOCAL", op,
+                              o->runtime, o->flags);
     int status = rfaas_api_seed_check(o);
     return status ? status : rfaas_api_init_check(o);
 }
@@ -257,6 +260,9 @@ int rfaas_api_spec(const rfaas_lease_options *o, rfaas_agent_spec *spec) {
     if (o->executor && (size_t)snprintf(spec->executor, sizeof spec->executor, "%s", o->executor) >= sizeof spec->executor)
         return rfaas_api_fail(RFAAS_INVALID, 0, "lease: the executor's address has %zu bytes, want at most %zu: %s", strlen(o->executor),
                               sizeof spec->executor - 1, o->executor);
+    if (o->runtime && (size_t)snprintf(spec->runtime, sizeof spec->runtime, "%s", o->runtime) >= sizeof spec->runtime)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "lease: the runtime's name has %zu bytes, want at most %zu: %s", strlen(o->runtime),
+                              sizeof spec->runtime - 1, o->runtime);
     const char *slash = o->library ? strrchr(o->library, '/') : NULL;
     snprintf(spec->library, sizeof spec->library, "%.255s", !o->library ? "" : slash ? slash + 1 : o->library);
     return rfaas_api_bundle_paths(o->bundle, spec->bundle);

@@ -416,11 +416,16 @@ typedef struct rfaas_lease_options {
      * executor, or one that does not have the seed any more, makes one of its own by the setup
      * function. NULL or "": none. */
     const char *seed;
+    /* Name of a runtime of the executor (its setting `runtimes`): a Python interpreter that has
+     * imported the administrator's modules. The workers start with it. Executors without this runtime
+     * refuse the lease (RFAAS_UNSUPPORTED). Not with RFAAS_LEASE_SEED or RFAAS_LEASE_LOCAL. NULL or
+     * "": none. */
+    const char *runtime;
 } rfaas_lease_options;
 
 #define RFAAS_LEASE_OPTIONS_INIT \
     { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0, \
-      0, NULL }
+      0, NULL, NULL }
 
 /* RFAAS_LEASE_RENEW: The agent renews the lease until it is released. A lease without duration_ns is
  * always renewed. */

@@ -165,6 +165,7 @@ module rfaas_c
       integer(c_int32_t) :: reserved2 = 0
       integer(c_int64_t) :: bulk_max = 0
       type(c_ptr) :: seed = c_null_ptr
+      type(c_ptr) :: runtime = c_null_ptr
    end type
 
    type, bind(c) :: rfaas_place_c

@@ -93,6 +93,7 @@ type Executor struct {
 	SandboxUIDs      isolation.Range `mapstructure:"sandbox-uids"`
 	SandboxProcesses int             `mapstructure:"sandbox-processes"` // 0: no limit
 	SandboxFiles     int             `mapstructure:"sandbox-files"`     // 0: no limit
+	Runtimes         Runtimes        `mapstructure:"runtimes"`
 
 	User            string        `mapstructure:"user"` // user that an executor started by root becomes; empty: default of privilege.Find
 	Separate        bool          `mapstructure:"-"`    // give up privileges after the start; set by programs, not by tests in one process
@@ -171,6 +172,7 @@ var executorOptions = slices.Concat([]option{
 	{"sandbox-processes", "512", "processes and threads that one worker may have, 0 for no limit"},
 	{"user", "", "user, by name or number, that an executor becomes after root has started it (default: rfaas if the node has that user, else 1899999999)"},
 	{"sandbox-files", "1024", "open files that each process of a worker may have, 0 for as many as the executor may have"},
+	{"runtimes", "", `Python interpreters that start before the workers of a lease: {"NAME": {"python": PATH, "preload": [MODULE, ...], "paths": [DIRECTORY, ...]}, ...}`},
 	{"grace", "10s", "how long running calls may take to finish after SIGTERM"},
 	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease lasts longer, and the executor drains one grace before it (default: not known)"},
 	{"log-level", "info", "debug, info, warn or error"},
@@ -342,6 +344,7 @@ func (c *Executor) validate() error {
 	if c.SandboxFiles != 0 {
 		v.between("sandbox-files", c.SandboxFiles, minSandboxFiles, 1<<20)
 	}
+	v.runtimes(c.Runtimes)
 	v.port(&c.Port)
 	v.between("tenant-leases", c.TenantLeases, 0, mostRate)
 	v.between("tenant-replaces", c.TenantReplaces, 0, mostRate)

@@ -180,7 +180,15 @@ func readFile(file string, values map[string]any, source map[string]string) erro
 	}
 	var wrong *multierror.Error
 	known := strings.Join(slices.Sorted(maps.Keys(values)), ", ")
+	seen := map[string]bool{}
 	for _, key := range slices.Sorted(slices.Values(v.AllKeys())) {
+		if strings.HasPrefix(key, "runtimes.") { // the setting is a map
+			key = "runtimes"
+		}
+		if seen[key] {
+			continue
+		}
+		seen[key] = true
 		if _, ok := values[key]; !ok {
 			wrong = multierror.Append(wrong, fmt.Errorf("settings file %s: unknown key %q (known: %s)", file, key, known))
 			continue
@@ -209,6 +217,9 @@ func scalar(v any) (string, error) {
 		return strconv.FormatFloat(v, 'f', -1, 64), nil
 	case time.Time:
 		return v.Format(time.RFC3339Nano), nil
+	case map[string]any:
+		text, err := json.Marshal(v)
+		return string(text), err
 	}
 	return "", fmt.Errorf("is %v: want one value", v)
 }

@@ -512,9 +512,10 @@ type LeaseRequest struct {
 	// No other lease loses its workers, and as many cores and as much memory stay free beside them. Needs a client_id, and provider shm, verbs or tcp.
 	// On tcp the client connects as soon as it has the reply, else the workers end. On verbs client_blobs have no queue pairs: the later request
 	// has them, and its workers' blobs. Class busy: too little is free.
-	Spare         bool  `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
-	Claims        bool  `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"` // with spare: the client can claim the workers later, without a message
-	Seed          *Seed `protobuf:"bytes,26,opt,name=seed,proto3" json:"seed,omitempty"`      // the workers start from it if possible, and are not cached. Not with spare, reuse or keeps_state
+	Spare         bool   `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
+	Claims        bool   `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"`  // with spare: the client can claim the workers later, without a message
+	Seed          *Seed  `protobuf:"bytes,26,opt,name=seed,proto3" json:"seed,omitempty"`       // the workers start from it if possible, and are not cached. Not with spare, reuse or keeps_state
+	Runtime       string `protobuf:"bytes,27,opt,name=runtime,proto3" json:"runtime,omitempty"` // name of the runtime that the workers start with; "": none. Not with seed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -701,6 +702,13 @@ func (x *LeaseRequest) GetSeed() *Seed {
 		return x.Seed
 	}
 	return nil
+}
+
+func (x *LeaseRequest) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
 }
 
 // Seed is the memory of a process of the node that has made the init call of a lease. The executor makes it when the first lease needs it.
@@ -1407,6 +1415,7 @@ type LeaseReply struct {
 	// Positions of tables that the node does not have; the bundle comes after the last table. Nothing is leased: Fetch them and ask again.
 	TablesUnknown []uint32 `protobuf:"varint,7,rep,packed,name=tables_unknown,json=tablesUnknown,proto3" json:"tables_unknown,omitempty"`
 	Tables        uint32   `protobuf:"varint,8,opt,name=tables,proto3" json:"tables,omitempty"`                         // that the workers map, with the bundle; fewer than were asked for: the executor does not know them
+	Runtime       string   `protobuf:"bytes,9,opt,name=runtime,proto3" json:"runtime,omitempty"`                        // that the workers have; not the one that was asked for: the executor does not know runtimes
 	NotCached     bool     `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"` // the workers of `reuse` have ended. Nothing is leased: ask for new workers
 	CacheMs       uint64   `protobuf:"varint,21,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"`       // `spare`: how long the workers are cached
 	Claim         *Claim   `protobuf:"bytes,22,opt,name=claim,proto3" json:"claim,omitempty"`                           // `spare`: how to claim the workers, as in ReleaseReply
@@ -1498,6 +1507,13 @@ func (x *LeaseReply) GetTables() uint32 {
 		return x.Tables
 	}
 	return 0
+}
+
+func (x *LeaseReply) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
 }
 
 func (x *LeaseReply) GetNotCached() bool {
@@ -5398,7 +5414,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\x9d\x06\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xb7\x06\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -5427,7 +5443,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"workersMin\x12\x14\n" +
 	"\x05spare\x18\x18 \x01(\bR\x05spare\x12\x16\n" +
 	"\x06claims\x18\x19 \x01(\bR\x06claims\x12*\n" +
-	"\x04seed\x18\x1a \x01(\v2\x16.rfaas.control.v1.SeedR\x04seedB\x0e\n" +
+	"\x04seed\x18\x1a \x01(\v2\x16.rfaas.control.v1.SeedR\x04seed\x12\x18\n" +
+	"\aruntime\x18\x1b \x01(\tR\aruntimeB\x0e\n" +
 	"\f_duration_ms\"\x9d\x01\n" +
 	"\x04Seed\x12\x1a\n" +
 	"\bfunction\x18\x01 \x01(\tR\bfunction\x12\x18\n" +
@@ -5491,7 +5508,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\x04R\x04data\x12\x1b\n" +
 	"\tdata_size\x18\x05 \x01(\x04R\bdataSize\x12\x10\n" +
 	"\x03tls\x18\x06 \x01(\x04R\x03tls\x12\x19\n" +
-	"\btls_size\x18\a \x01(\x04R\atlsSize\"\x87\x03\n" +
+	"\btls_size\x18\a \x01(\x04R\atlsSize\"\xa1\x03\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -5502,7 +5519,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"durationMs\x12\x1b\n" +
 	"\tclient_ms\x18\x06 \x01(\x04R\bclientMs\x12%\n" +
 	"\x0etables_unknown\x18\a \x03(\rR\rtablesUnknown\x12\x16\n" +
-	"\x06tables\x18\b \x01(\rR\x06tables\x12\x1d\n" +
+	"\x06tables\x18\b \x01(\rR\x06tables\x12\x18\n" +
+	"\aruntime\x18\t \x01(\tR\aruntime\x12\x1d\n" +
 	"\n" +
 	"not_cached\x18\x14 \x01(\bR\tnotCached\x12\x19\n" +
 	"\bcache_ms\x18\x15 \x01(\x04R\acacheMs\x12-\n" +

@@ -154,6 +154,7 @@ func (z *fakeSpawner) Symbols(_ context.Context, _ *os.File, offsets []uint64) (
 
 func (z *fakeSpawner) KeepPool(int, ...zygote.Spec) error { return nil }
 func (z *fakeSpawner) Waiting() int                       { return 0 }
+func (z *fakeSpawner) Runtimes() []string                 { return []string{"py311"} }
 
 func (z *fakeSpawner) Close() error { return nil }
 

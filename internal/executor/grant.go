@@ -190,7 +190,7 @@ func (e *Executor) lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return &control.LeaseReply{LeaseId: uint64(l.ID), Workers: h.granted, Functions: h.code.names, Tables: uint32(len(h.tables)),
+	return &control.LeaseReply{LeaseId: uint64(l.ID), Workers: h.granted, Functions: h.code.names, Tables: uint32(len(h.tables)), Runtime: h.spec.Runtime,
 		DurationMs: milliseconds(l.Expires.Sub(l.Granted)), ClientMs: milliseconds(l.ClientEnd.Sub(e.now()))}, nil
 }
 
@@ -227,7 +227,9 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, tabl
 
 // spec returns the common part of the specs of a lease's workers.
 func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) zygote.Spec {
-	return e.specFor(req.GetProvider(), channelsMemory(req.GetClientBlobs()), terms, c)
+	spec := e.specFor(req.GetProvider(), channelsMemory(req.GetClientBlobs()), terms, c)
+	spec.Runtime = req.GetRuntime()
+	return spec
 }
 
 func (e *Executor) specFor(provider string, channels uint64, terms lease.Terms, c *code) zygote.Spec {

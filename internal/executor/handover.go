@@ -301,7 +301,7 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 	if s.Tables, err = h.saveTables(); err != nil {
 		return nil, err
 	}
-	s.Bundle = h.bundleSum()
+	s.Bundle, s.Runtime = h.bundleSum(), h.spec.Runtime
 	if h.spec.Seed != nil {
 		s.Seed = h.seed.sum[:]
 	}

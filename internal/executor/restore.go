@@ -199,6 +199,7 @@ func (e *Executor) restoreHolding(s *handover.Lease, z *zygote.Zygote, clock han
 		return err
 	}
 	h.restoreSeed(e.tables, s.GetSeed())
+	h.spec.Runtime = s.GetRuntime()
 	close(h.started)
 	if s.GetExpiring() {
 		h.expiring(l.Expires)

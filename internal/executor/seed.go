@@ -59,6 +59,9 @@ func checkSeed(req *control.LeaseRequest) error {
 	if err := checkSetup(s.GetFunction(), s.GetPayload(), s.GetLimitMs()); err != nil {
 		return err
 	}
+	if req.GetRuntime() != "" {
+		return invalidf("a seed together with the runtime %.64q, which is a state of its own", req.GetRuntime())
+	}
 	if req.GetSpare() || req.GetReuse() != 0 || req.GetKeepsState() {
 		return invalidf("a seed together with spare, reuse or keeps_state: such workers have a state of their own")
 	}

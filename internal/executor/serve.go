@@ -50,7 +50,7 @@ func Serve(ctx, now context.Context, s config.Executor, hand Handover, log *slog
 	defer unpacked.close()
 	files, appended := rootFiles(&s)
 	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Files: files, Append: appended, UID: own.user.UID, GID: own.user.GID,
-		Remove: socketFiles(&s), Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Bundles: unpacked.path, Environment: s.SandboxEnvList(),
+		Remove: socketFiles(&s), Runtimes: runtimesOf(&s), Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Bundles: unpacked.path, Environment: s.SandboxEnvList(),
 			UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
 	if err != nil {
 		return err
@@ -59,6 +59,15 @@ func Serve(ctx, now context.Context, s config.Executor, hand Handover, log *slog
 	err = serveWith(ctx, now, s, zygoteSpawner{z, unpacked}, hand, log)
 	z.RemoveFiles() // files that this process created as root and can no longer remove
 	return err
+}
+
+// runtimesOf returns the runtimes of the settings.
+func runtimesOf(s *config.Executor) (list []zygote.Runtime) {
+	for _, name := range s.Runtimes.Names() {
+		r := s.Runtimes[name]
+		list = append(list, zygote.Runtime{Name: name, Python: r.Python, Preload: r.Preload, Paths: r.Paths})
+	}
+	return list
 }
 
 // socketFiles returns the files that an executor removes when it ends.

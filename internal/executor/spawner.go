@@ -64,7 +64,8 @@ type Spawner interface {
 	VerbsDevices() int
 	// KeepPool keeps n pooled workers for each of the devices.
 	KeepPool(n int, devices ...zygote.Spec) error
-	Waiting() int // number of pooled workers
+	Waiting() int       // number of pooled workers
+	Runtimes() []string // their names
 	// OpenFile opens a file that the administrator's settings name, for reading or appending.
 	OpenFile(path string, appending bool) (*os.File, error)
 	// Connect connects to a unix socket that the administrator's settings name.

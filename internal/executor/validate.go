@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -29,7 +30,7 @@ const (
 const clientIDSize = 16
 
 // kindOf returns a hash of what a cached worker must share with a new lease besides its terms: client process, code,
-// tables, bundle and provider. It is zero, which matches nothing, for a client without an id, and for a lease with a seed.
+// tables, bundle, runtime and provider. It is zero, which matches nothing, for a client without an id, and for a lease with a seed.
 func kindOf(req *control.LeaseRequest) (kind [32]byte) {
 	if len(req.GetClientId()) == 0 || req.GetSeed() != nil {
 		return kind
@@ -39,7 +40,8 @@ func kindOf(req *control.LeaseRequest) (kind [32]byte) {
 		parts = binary.LittleEndian.AppendUint64(append(parts, t.GetSha256()...), t.GetAddress())
 		parts = append(append(parts, t.GetName()...), 0)
 	}
-	return sha256.Sum256(append(append(parts, 0), req.GetBundle().GetSha256()...))
+	parts = append(append(parts, 0), req.GetBundle().GetSha256()...)
+	return sha256.Sum256(append(append(parts, 0), req.GetRuntime()...))
 }
 
 func invalidf(format string, args ...any) error {
@@ -112,6 +114,9 @@ func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid le
 	}
 	if req.GetReuse() != 0 && len(req.GetClientId()) == 0 {
 		return fail(invalidf("reuse of lease %d without a client_id", req.GetReuse()))
+	}
+	if err := e.checkRuntime(req.GetRuntime()); err != nil {
+		return fail(err)
 	}
 	if err := checkSpare(req); err != nil {
 		return fail(err)
@@ -204,6 +209,18 @@ func (e *Executor) checkProvider(name string) error {
 			"provider %q is not available on this node, which offers %v", name, e.cfg.Providers)
 	}
 	return nil
+}
+
+// checkRuntime refuses a runtime that this executor does not have.
+func (e *Executor) checkRuntime(name string) error {
+	have := e.cfg.Spawner.Runtimes()
+	switch {
+	case name == "" || slices.Contains(have, name):
+		return nil
+	case len(have) == 0:
+		return control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition, "runtime %.64q: this executor has no runtimes (setting runtimes)", name)
+	}
+	return control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition, "runtime %.64q is not available on this node, which has %s", name, strings.Join(have, ", "))
 }
 
 // statusBadBlob is DP_BAD_BLOB of dp_status.h.

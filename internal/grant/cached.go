@@ -33,11 +33,12 @@ type cachedKey struct {
 	tables         [sha256.Size]byte
 	keepsState     bool
 	seeded         bool // such leases are never cached
+	runtime        string
 }
 
 func (p *Pending) key() cachedKey {
 	s := &p.spec
-	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.all()), s.KeepsState, s.Seed != nil}
+	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.all()), s.KeepsState, s.Seed != nil, s.Runtime}
 }
 
 // Cached is a released lease whose workers the executor caches, or a spare lease (Started). The session that released it caches the

@@ -55,6 +55,7 @@ type Spec struct {
 	Tables         []*Table      // that its workers map
 	Bundle         *Table        // that they see (Control.Bundle), or nil
 	Seed           *control.Seed // from which they start if possible; nil: none
+	Runtime        string        // that they start with; "": none
 
 	recheck bool // see Recheck
 	spare   bool // see Pending.Spare
@@ -342,6 +343,8 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	switch {
 	case r.Tables != uint32(len(wanted)):
 		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers %d of %d tables and bundles: the executor has an earlier version, upgrade it", cand.Address, r.Tables, len(wanted))
+	case r.Runtime != p.spec.Runtime:
+		p.last = fail(op, dataplane.StatusUnsupported, "%s gave the workers no runtime: the executor has an earlier version, upgrade it", cand.Address)
 	case len(h.Workers) < p.spec.least() || len(h.Workers) > len(blobs):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, want %d to %d", cand.Address, len(h.Workers), p.spec.least(), len(blobs))
 	case r.DurationMs > uint64(maxDuration/time.Millisecond):
@@ -386,7 +389,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		Claims:          p.spec.spare,
 	}
 	req.Tables, req.Bundle = p.tables()
-	req.Seed = p.spec.Seed
+	req.Seed, req.Runtime = p.spec.Seed, p.spec.Runtime
 	if k := p.candidates[p.current].Cached; k != nil {
 		req.Reuse = k.id
 	}

@@ -400,6 +400,7 @@ type Spawner struct {
 	Devices       int32                  `protobuf:"varint,8,opt,name=devices,proto3" json:"devices,omitempty"`
 	Parts         uint32                 `protobuf:"varint,9,opt,name=parts,proto3" json:"parts,omitempty"`     // of the sandbox
 	Missing       string                 `protobuf:"bytes,10,opt,name=missing,proto3" json:"missing,omitempty"` // of the sandbox
+	Zygotes       []*Zygote              `protobuf:"bytes,11,rep,name=zygotes,proto3" json:"zygotes,omitempty"` // the first one has no runtime
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -504,6 +505,65 @@ func (x *Spawner) GetMissing() string {
 	return ""
 }
 
+func (x *Spawner) GetZygotes() []*Zygote {
+	if x != nil {
+		return x.Zygotes
+	}
+	return nil
+}
+
+type Zygote struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Runtime       string                 `protobuf:"bytes,1,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	Pid           int32                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"` // 0: none runs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Zygote) Reset() {
+	*x = Zygote{}
+	mi := &file_internal_handover_state_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Zygote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Zygote) ProtoMessage() {}
+
+func (x *Zygote) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_handover_state_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Zygote.ProtoReflect.Descriptor instead.
+func (*Zygote) Descriptor() ([]byte, []int) {
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Zygote) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *Zygote) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
 type Worker struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Id          uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -533,7 +593,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_internal_handover_state_proto_msgTypes[5]
+	mi := &file_internal_handover_state_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +605,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[5]
+	mi := &file_internal_handover_state_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +618,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{5}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Worker) GetId() uint32 {
@@ -711,7 +771,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_internal_handover_state_proto_msgTypes[6]
+	mi := &file_internal_handover_state_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +783,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[6]
+	mi := &file_internal_handover_state_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +796,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{6}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Exit) GetSignal() int32 {
@@ -817,7 +877,7 @@ type Library struct {
 
 func (x *Library) Reset() {
 	*x = Library{}
-	mi := &file_internal_handover_state_proto_msgTypes[7]
+	mi := &file_internal_handover_state_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +889,7 @@ func (x *Library) String() string {
 func (*Library) ProtoMessage() {}
 
 func (x *Library) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[7]
+	mi := &file_internal_handover_state_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +902,7 @@ func (x *Library) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Library.ProtoReflect.Descriptor instead.
 func (*Library) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{7}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Library) GetSum() []byte {
@@ -909,7 +969,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_internal_handover_state_proto_msgTypes[8]
+	mi := &file_internal_handover_state_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +981,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[8]
+	mi := &file_internal_handover_state_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +994,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{8}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Table) GetSum() []byte {
@@ -1000,7 +1060,7 @@ type NamedSeed struct {
 
 func (x *NamedSeed) Reset() {
 	*x = NamedSeed{}
-	mi := &file_internal_handover_state_proto_msgTypes[9]
+	mi := &file_internal_handover_state_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1072,7 @@ func (x *NamedSeed) String() string {
 func (*NamedSeed) ProtoMessage() {}
 
 func (x *NamedSeed) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[9]
+	mi := &file_internal_handover_state_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1085,7 @@ func (x *NamedSeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedSeed.ProtoReflect.Descriptor instead.
 func (*NamedSeed) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{9}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NamedSeed) GetTable() []byte {
@@ -1088,16 +1148,17 @@ type Lease struct {
 	Seats          []*Seat  `protobuf:"bytes,20,rep,name=seats,proto3" json:"seats,omitempty"`
 	Expiring       bool     `protobuf:"varint,21,opt,name=expiring,proto3" json:"expiring,omitempty"` // the client is to be told
 	Account        *Account `protobuf:"bytes,22,opt,name=account,proto3" json:"account,omitempty"`
-	Tables         [][]byte `protobuf:"bytes,23,rep,name=tables,proto3" json:"tables,omitempty"` // Table of control.proto
-	Bundle         []byte   `protobuf:"bytes,24,opt,name=bundle,proto3" json:"bundle,omitempty"` // its key in State.tables
-	Seed           []byte   `protobuf:"bytes,25,opt,name=seed,proto3" json:"seed,omitempty"`     // likewise
+	Tables         [][]byte `protobuf:"bytes,23,rep,name=tables,proto3" json:"tables,omitempty"`   // Table of control.proto
+	Bundle         []byte   `protobuf:"bytes,24,opt,name=bundle,proto3" json:"bundle,omitempty"`   // its key in State.tables
+	Seed           []byte   `protobuf:"bytes,25,opt,name=seed,proto3" json:"seed,omitempty"`       // likewise
+	Runtime        string   `protobuf:"bytes,26,opt,name=runtime,proto3" json:"runtime,omitempty"` // name of its workers' runtime; "": none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_internal_handover_state_proto_msgTypes[10]
+	mi := &file_internal_handover_state_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1170,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[10]
+	mi := &file_internal_handover_state_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1183,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{10}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Lease) GetId() uint64 {
@@ -1300,6 +1361,13 @@ func (x *Lease) GetSeed() []byte {
 	return nil
 }
 
+func (x *Lease) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
 type Terms struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Workers       uint32                 `protobuf:"varint,1,opt,name=workers,proto3" json:"workers,omitempty"`
@@ -1321,7 +1389,7 @@ type Terms struct {
 
 func (x *Terms) Reset() {
 	*x = Terms{}
-	mi := &file_internal_handover_state_proto_msgTypes[11]
+	mi := &file_internal_handover_state_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1401,7 @@ func (x *Terms) String() string {
 func (*Terms) ProtoMessage() {}
 
 func (x *Terms) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[11]
+	mi := &file_internal_handover_state_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1414,7 @@ func (x *Terms) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terms.ProtoReflect.Descriptor instead.
 func (*Terms) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{11}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Terms) GetWorkers() uint32 {
@@ -1450,7 +1518,7 @@ type Places struct {
 
 func (x *Places) Reset() {
 	*x = Places{}
-	mi := &file_internal_handover_state_proto_msgTypes[12]
+	mi := &file_internal_handover_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1530,7 @@ func (x *Places) String() string {
 func (*Places) ProtoMessage() {}
 
 func (x *Places) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[12]
+	mi := &file_internal_handover_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1543,7 @@ func (x *Places) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Places.ProtoReflect.Descriptor instead.
 func (*Places) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{12}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Places) GetCore() []uint32 {
@@ -1501,7 +1569,7 @@ type Seat struct {
 
 func (x *Seat) Reset() {
 	*x = Seat{}
-	mi := &file_internal_handover_state_proto_msgTypes[13]
+	mi := &file_internal_handover_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1513,7 +1581,7 @@ func (x *Seat) String() string {
 func (*Seat) ProtoMessage() {}
 
 func (x *Seat) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[13]
+	mi := &file_internal_handover_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1526,7 +1594,7 @@ func (x *Seat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Seat.ProtoReflect.Descriptor instead.
 func (*Seat) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{13}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Seat) GetWorker() *Worker {
@@ -1602,7 +1670,7 @@ type Account struct {
 
 func (x *Account) Reset() {
 	*x = Account{}
-	mi := &file_internal_handover_state_proto_msgTypes[14]
+	mi := &file_internal_handover_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1682,7 @@ func (x *Account) String() string {
 func (*Account) ProtoMessage() {}
 
 func (x *Account) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[14]
+	mi := &file_internal_handover_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1695,7 @@ func (x *Account) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Account.ProtoReflect.Descriptor instead.
 func (*Account) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{14}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Account) GetTenant() string {
@@ -1701,7 +1769,7 @@ type Metered struct {
 
 func (x *Metered) Reset() {
 	*x = Metered{}
-	mi := &file_internal_handover_state_proto_msgTypes[15]
+	mi := &file_internal_handover_state_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1781,7 @@ func (x *Metered) String() string {
 func (*Metered) ProtoMessage() {}
 
 func (x *Metered) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[15]
+	mi := &file_internal_handover_state_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1794,7 @@ func (x *Metered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metered.ProtoReflect.Descriptor instead.
 func (*Metered) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{15}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Metered) GetPolls() bool {
@@ -1792,7 +1860,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_internal_handover_state_proto_msgTypes[16]
+	mi := &file_internal_handover_state_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +1872,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_handover_state_proto_msgTypes[16]
+	mi := &file_internal_handover_state_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +1885,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_internal_handover_state_proto_rawDescGZIP(), []int{16}
+	return file_internal_handover_state_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Report) GetExec() int64 {
@@ -1899,7 +1967,7 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\x05R\x04node\"<\n" +
 	"\bListener\x12\x16\n" +
 	"\x06socket\x18\x01 \x01(\x05R\x06socket\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x85\x02\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xb7\x02\n" +
 	"\aSpawner\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
 	"\x06socket\x18\x02 \x01(\x05R\x06socket\x12\x16\n" +
@@ -1912,7 +1980,11 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\adevices\x18\b \x01(\x05R\adevices\x12\x14\n" +
 	"\x05parts\x18\t \x01(\rR\x05parts\x12\x18\n" +
 	"\amissing\x18\n" +
-	" \x01(\tR\amissing\"\x81\x04\n" +
+	" \x01(\tR\amissing\x120\n" +
+	"\azygotes\x18\v \x03(\v2\x16.rfaas.handover.ZygoteR\azygotes\"4\n" +
+	"\x06Zygote\x12\x18\n" +
+	"\aruntime\x18\x01 \x01(\tR\aruntime\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\x05R\x03pid\"\x81\x04\n" +
 	"\x06Worker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x12\n" +
@@ -1969,7 +2041,7 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x05about\x18\x02 \x01(\fR\x05about\x12\x10\n" +
 	"\x03ttl\x18\x03 \x01(\x03R\x03ttl\x12\x14\n" +
 	"\x05until\x18\x04 \x01(\x03R\x05until\x12\x1a\n" +
-	"\bchildren\x18\x05 \x01(\rR\bchildren\"\xe3\x05\n" +
+	"\bchildren\x18\x05 \x01(\rR\bchildren\"\xfd\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\fR\arequest\x12\x14\n" +
@@ -1997,7 +2069,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\aaccount\x18\x16 \x01(\v2\x17.rfaas.handover.AccountR\aaccount\x12\x16\n" +
 	"\x06tables\x18\x17 \x03(\fR\x06tables\x12\x16\n" +
 	"\x06bundle\x18\x18 \x01(\fR\x06bundle\x12\x12\n" +
-	"\x04seed\x18\x19 \x01(\fR\x04seed\"\xd2\x02\n" +
+	"\x04seed\x18\x19 \x01(\fR\x04seed\x12\x18\n" +
+	"\aruntime\x18\x1a \x01(\tR\aruntime\"\xd2\x02\n" +
 	"\x05Terms\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\rR\aworkers\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\rR\x05cores\x12\x16\n" +
@@ -2064,25 +2137,26 @@ func file_internal_handover_state_proto_rawDescGZIP() []byte {
 	return file_internal_handover_state_proto_rawDescData
 }
 
-var file_internal_handover_state_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_internal_handover_state_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_internal_handover_state_proto_goTypes = []any{
 	(*State)(nil),     // 0: rfaas.handover.State
 	(*Node)(nil),      // 1: rfaas.handover.Node
 	(*Core)(nil),      // 2: rfaas.handover.Core
 	(*Listener)(nil),  // 3: rfaas.handover.Listener
 	(*Spawner)(nil),   // 4: rfaas.handover.Spawner
-	(*Worker)(nil),    // 5: rfaas.handover.Worker
-	(*Exit)(nil),      // 6: rfaas.handover.Exit
-	(*Library)(nil),   // 7: rfaas.handover.Library
-	(*Table)(nil),     // 8: rfaas.handover.Table
-	(*NamedSeed)(nil), // 9: rfaas.handover.NamedSeed
-	(*Lease)(nil),     // 10: rfaas.handover.Lease
-	(*Terms)(nil),     // 11: rfaas.handover.Terms
-	(*Places)(nil),    // 12: rfaas.handover.Places
-	(*Seat)(nil),      // 13: rfaas.handover.Seat
-	(*Account)(nil),   // 14: rfaas.handover.Account
-	(*Metered)(nil),   // 15: rfaas.handover.Metered
-	(*Report)(nil),    // 16: rfaas.handover.Report
+	(*Zygote)(nil),    // 5: rfaas.handover.Zygote
+	(*Worker)(nil),    // 6: rfaas.handover.Worker
+	(*Exit)(nil),      // 7: rfaas.handover.Exit
+	(*Library)(nil),   // 8: rfaas.handover.Library
+	(*Table)(nil),     // 9: rfaas.handover.Table
+	(*NamedSeed)(nil), // 10: rfaas.handover.NamedSeed
+	(*Lease)(nil),     // 11: rfaas.handover.Lease
+	(*Terms)(nil),     // 12: rfaas.handover.Terms
+	(*Places)(nil),    // 13: rfaas.handover.Places
+	(*Seat)(nil),      // 14: rfaas.handover.Seat
+	(*Account)(nil),   // 15: rfaas.handover.Account
+	(*Metered)(nil),   // 16: rfaas.handover.Metered
+	(*Report)(nil),    // 17: rfaas.handover.Report
 }
 var file_internal_handover_state_proto_depIdxs = []int32{
 	1,  // 0: rfaas.handover.State.node:type_name -> rfaas.handover.Node
@@ -2090,25 +2164,26 @@ var file_internal_handover_state_proto_depIdxs = []int32{
 	3,  // 2: rfaas.handover.State.web:type_name -> rfaas.handover.Listener
 	3,  // 3: rfaas.handover.State.data:type_name -> rfaas.handover.Listener
 	4,  // 4: rfaas.handover.State.spawner:type_name -> rfaas.handover.Spawner
-	7,  // 5: rfaas.handover.State.libraries:type_name -> rfaas.handover.Library
-	10, // 6: rfaas.handover.State.leases:type_name -> rfaas.handover.Lease
-	8,  // 7: rfaas.handover.State.tables:type_name -> rfaas.handover.Table
-	9,  // 8: rfaas.handover.State.seeds:type_name -> rfaas.handover.NamedSeed
+	8,  // 5: rfaas.handover.State.libraries:type_name -> rfaas.handover.Library
+	11, // 6: rfaas.handover.State.leases:type_name -> rfaas.handover.Lease
+	9,  // 7: rfaas.handover.State.tables:type_name -> rfaas.handover.Table
+	10, // 8: rfaas.handover.State.seeds:type_name -> rfaas.handover.NamedSeed
 	2,  // 9: rfaas.handover.Node.cores:type_name -> rfaas.handover.Core
-	6,  // 10: rfaas.handover.Worker.exit:type_name -> rfaas.handover.Exit
-	11, // 11: rfaas.handover.Lease.terms:type_name -> rfaas.handover.Terms
-	12, // 12: rfaas.handover.Lease.shares:type_name -> rfaas.handover.Places
-	13, // 13: rfaas.handover.Lease.seats:type_name -> rfaas.handover.Seat
-	14, // 14: rfaas.handover.Lease.account:type_name -> rfaas.handover.Account
-	5,  // 15: rfaas.handover.Seat.worker:type_name -> rfaas.handover.Worker
-	15, // 16: rfaas.handover.Account.workers:type_name -> rfaas.handover.Metered
-	16, // 17: rfaas.handover.Metered.seen:type_name -> rfaas.handover.Report
-	16, // 18: rfaas.handover.Metered.meter:type_name -> rfaas.handover.Report
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	5,  // 10: rfaas.handover.Spawner.zygotes:type_name -> rfaas.handover.Zygote
+	7,  // 11: rfaas.handover.Worker.exit:type_name -> rfaas.handover.Exit
+	12, // 12: rfaas.handover.Lease.terms:type_name -> rfaas.handover.Terms
+	13, // 13: rfaas.handover.Lease.shares:type_name -> rfaas.handover.Places
+	14, // 14: rfaas.handover.Lease.seats:type_name -> rfaas.handover.Seat
+	15, // 15: rfaas.handover.Lease.account:type_name -> rfaas.handover.Account
+	6,  // 16: rfaas.handover.Seat.worker:type_name -> rfaas.handover.Worker
+	16, // 17: rfaas.handover.Account.workers:type_name -> rfaas.handover.Metered
+	17, // 18: rfaas.handover.Metered.seen:type_name -> rfaas.handover.Report
+	17, // 19: rfaas.handover.Metered.meter:type_name -> rfaas.handover.Report
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_internal_handover_state_proto_init() }
@@ -2122,7 +2197,7 @@ func file_internal_handover_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_handover_state_proto_rawDesc), len(file_internal_handover_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

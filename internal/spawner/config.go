@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
@@ -32,6 +34,15 @@ type Config struct {
 	Remove    []string // files to remove when the executor asks for it at its end: sockets, the address file
 	Without   uint32   // parts of the sandbox that tests leave out
 	OwnGroups string   // file that names the executor's control groups; "": /proc/self/cgroup. For tests
+	Runtimes  []Runtime
+}
+
+// Runtime is an interpreter that a zygote of its own starts before it clones workers. It has the position of its zygote, from 1.
+type Runtime struct {
+	Name    string
+	Python  string   // absolute path of the interpreter
+	Preload []string // names of modules that it imports
+	Paths   []string // directories in which it finds modules
 }
 
 // Arguments returns the program's arguments for this configuration. Parse is the inverse.
@@ -53,6 +64,9 @@ func (c *Config) Arguments() []string {
 	}
 	for _, f := range c.Remove {
 		args = append(args, "--remove="+f)
+	}
+	for i := range c.Runtimes {
+		args = append(args, c.Runtimes[i].arguments()...)
 	}
 	return args
 }
@@ -92,6 +106,15 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	uid := f.Uint("executor-uid", 0, "user that the executor becomes, 0 for the spawner's own")
 	gid := f.Uint("executor-gid", 0, "group that the executor becomes")
 	f.Var((*list)(&c.Remove), "remove", "`path` of a file to remove at the end (repeatable)")
+	last := &Runtime{} // the flags that follow --runtime describe it
+	f.Func("runtime", "`name` of a runtime (repeatable)", func(v string) error {
+		c.Runtimes = append(c.Runtimes, Runtime{Name: v})
+		last = &c.Runtimes[len(c.Runtimes)-1]
+		return nil
+	})
+	f.Func("python", "`path` of the interpreter of the last runtime", func(v string) error { last.Python = v; return nil })
+	f.Func("preload", "`module` that the last runtime imports (repeatable)", func(v string) error { last.Preload = append(last.Preload, v); return nil })
+	f.Func("module-path", "`directory` in which the last runtime finds modules (repeatable)", func(v string) error { last.Paths = append(last.Paths, v); return nil })
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return c, err
@@ -115,12 +138,15 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	return c, errUsage
 }
 
-// zygoteArguments returns the arguments of rfaas-worker.
-func (s *Spawner) zygoteArguments() []string {
+// zygoteArguments returns the arguments of rfaas-worker for the zygote at a position.
+func (s *Spawner) zygoteArguments(at int) []string {
 	c := &s.cfg
 	args := []string{"zygote"}
 	if c.Bundles != "" {
 		args = append(args, "--bundles="+c.Bundles)
+	}
+	if at > 0 {
+		args = append(args, c.Runtimes[at-1].arguments()...)
 	}
 	if c.Mode == sandbox.Off {
 		return args
@@ -135,10 +161,36 @@ func (s *Spawner) zygoteArguments() []string {
 	if c.OpenFiles != 0 {
 		args = append(args, fmt.Sprintf("--files=%d", c.OpenFiles))
 	}
-	for _, p := range c.Paths {
+	paths := c.Paths
+	if at > 0 {
+		paths = append(slices.Clip(paths), c.Runtimes[at-1].visible()...)
+	}
+	for _, p := range paths {
 		args = append(args, "--path="+p)
 	}
 	return args
+}
+
+// arguments returns those of the spawner and of the zygote, without what its workers see.
+func (r *Runtime) arguments() []string {
+	args := []string{"--runtime=" + r.Name, "--python=" + r.Python}
+	for _, m := range r.Preload {
+		args = append(args, "--preload="+m)
+	}
+	for _, p := range r.Paths {
+		args = append(args, "--module-path="+p)
+	}
+	return args
+}
+
+// visible returns the paths that workers must see besides the system's: those of modules, and the installation of an interpreter that is not
+// the system's.
+func (r *Runtime) visible() []string {
+	real, err := filepath.EvalSymlinks(r.Python)
+	if err != nil || strings.HasPrefix(real, "/usr/") {
+		return r.Paths
+	}
+	return append(slices.Clip(r.Paths), filepath.Dir(filepath.Dir(real)))
 }
 
 // lacks names the missing parts of a complete sandbox, given those that the zygote supports and its text about the

@@ -187,7 +187,8 @@ type strays struct {
 	pid           int // of the worker
 }
 
-// findStrays finds the strays of a dead zygote. No other zygote runs meanwhile, so all other children are known.
+// findStrays finds the strays of a dead zygote. No other zygote runs meanwhile in its place, and the others have
+// answered all requests, so all other children are known.
 func (s *Spawner) findStrays() strays {
 	found := strays{worker: -1, guard: -1}
 	own, _ := namespacePID("self")
@@ -227,7 +228,7 @@ func (f *strays) end() {
 	f.worker, f.guard = -1, -1
 }
 
-// unknownChildren returns the children that are neither in s.children nor in found.
+// unknownChildren returns the children that are neither zygotes nor in s.children nor in found.
 func (s *Spawner) unknownChildren(found strays) (unknown []int) {
 	var pids []int
 	lists, _ := filepath.Glob("/proc/self/task/*/children")
@@ -247,6 +248,9 @@ func (s *Spawner) unknownChildren(found strays) (unknown []int) {
 	s.mu.Lock()
 	for _, c := range s.children {
 		known[c.pid], known[c.guardPID] = true, true
+	}
+	for pid := range s.pids {
+		known[pid] = true
 	}
 	s.mu.Unlock()
 	for _, pid := range pids {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,8 +36,10 @@ type Spawner struct {
 	reaping     sync.WaitGroup
 	refusedOnce sync.Once // the log line about a refused path
 
+	asking   sync.Mutex // held while a request is sent to a zygote, and while one is started; taken before mu
 	mu       sync.Mutex
-	zygote   *zygote // nil while there is none
+	zygotes  []*zygote    // by position; nil while there is none
+	pids     map[int]bool // of zygotes, also of those that are starting
 	children map[uint32]*child
 	requests uint64
 	guards   bool // workers have process namespaces, with guards
@@ -49,6 +52,9 @@ type child struct {
 	group  *sandbox.GroupDir
 	timer  *time.Timer // kills a zygote that does not answer
 	number uint64      // of the request; the zygote answers in this order
+	of     *zygote     // to which the request went
+	// answered is closed when the zygote has answered.
+	answered chan struct{}
 
 	// Set under Spawner.mu once the zygote has answered.
 	pidfd    *os.File
@@ -64,29 +70,28 @@ type child struct {
 // Run serves the executor at the other end of conn until the executor closes its end. Then it ends all workers and
 // returns. The error says why the spawner ended before that. version is the version of this program.
 func Run(conn *net.UnixConn, cfg Config, version string) error {
-	s := &Spawner{cfg: cfg, version: version, conn: conn, uids: sandbox.NewUIDs(cfg.UIDs), children: map[uint32]*child{}}
+	s := &Spawner{cfg: cfg, version: version, conn: conn, uids: sandbox.NewUIDs(cfg.UIDs), children: map[uint32]*child{},
+		zygotes: make([]*zygote, 1+len(cfg.Runtimes)), pids: map[int]bool{}}
 	s.openGroups()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	z, err := s.startZygote(ctx)
+	first, err := s.startZygotes(ctx)
 	if err != nil {
-		s.sayZygoteEnded(err)
 		return nil // the executor reports it
 	}
-	s.shareUIDs(z)
+	s.shareUIDs(first[0])
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD) // before the first worker
 	go s.watchStops(changed)
-	s.zygoteUp(z)
-	supervised := make(chan struct{})
-	go func() {
-		defer close(supervised)
-		s.supervise(ctx, z)
-	}()
+	var supervised sync.WaitGroup
+	for _, z := range first {
+		s.zygoteUp(z)
+		supervised.Go(func() { s.supervise(ctx, z) })
+	}
 	err = s.serve()
 	s.killAll()
 	cancel()
-	<-supervised
+	supervised.Wait()
 	s.killAll() // workers that the zygote has cloned meanwhile
 	s.reaping.Wait()
 	s.uids.Close()
@@ -94,6 +99,27 @@ func Run(conn *net.UnixConn, cfg Config, version string) error {
 		err = errors.Join(err, s.groups.Close())
 	}
 	return err
+}
+
+// startZygotes starts the first zygote of each position at the same time. After an error, which it has reported, none is left.
+func (s *Spawner) startZygotes(ctx context.Context) ([]*zygote, error) {
+	first, errs := make([]*zygote, len(s.zygotes)), make([]error, len(s.zygotes))
+	var wg sync.WaitGroup
+	for at := range first {
+		wg.Go(func() { first[at], errs[at] = s.startZygote(ctx, at) })
+	}
+	wg.Wait()
+	bad := slices.IndexFunc(errs, func(err error) bool { return err != nil })
+	if bad < 0 {
+		return first, nil
+	}
+	for _, z := range first {
+		if z != nil {
+			z.stop()
+		}
+	}
+	s.sayZygoteEnded(bad, errs[bad])
+	return nil, errs[bad]
 }
 
 // logf prints a line to standard error, which the executor logs.
@@ -224,8 +250,13 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 	if err != nil {
 		return err
 	}
+	if r.Zygote >= uint32(len(s.zygotes)) {
+		return fmt.Errorf("zygote %d of %d", r.Zygote, len(s.zygotes))
+	}
+	s.asking.Lock()
+	defer s.asking.Unlock()
 	s.mu.Lock()
-	z, n, used := s.zygote, len(s.children), s.children[m.ID] != nil
+	z, n, used := s.zygotes[r.Zygote], len(s.children), s.children[m.ID] != nil
 	s.mu.Unlock()
 	switch {
 	case used:
@@ -236,7 +267,7 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 		s.send(&wire.Message{Type: wire.NoZygote, ID: m.ID})
 		return nil
 	}
-	c := &child{id: m.ID}
+	c := &child{id: m.ID, of: z, answered: make(chan struct{})}
 	if err := s.confine(c, z, &r); err != nil {
 		s.release(c)
 		s.refuse(c.id, err)
@@ -247,7 +278,7 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 		z.kill()
 	})
 	s.mu.Lock()
-	alive := s.zygote == z
+	alive := s.zygotes[z.at] == z
 	if alive {
 		s.requests++
 		c.number = s.requests
@@ -300,6 +331,7 @@ func (s *Spawner) answered(m *wire.Message, fds []int) error {
 		wire.CloseAll(fds)
 		return fmt.Errorf("unexpected message of type %d for worker %d", m.Type, m.ID)
 	}
+	defer close(c.answered)
 	switch {
 	case m.Type == wire.Spawned && len(fds) >= 1 && len(fds) <= 3 && len(m.Body) == 4:
 		c.timer.Stop()
@@ -449,7 +481,7 @@ func (s *Spawner) command(typ wire.Type, id uint32) {
 func (s *Spawner) watchStops(changed chan os.Signal) {
 	for range changed {
 		s.mu.Lock()
-		z := s.zygote
+		zygotes := slices.Clone(s.zygotes)
 		children := make([]*child, 0, len(s.children))
 		for _, c := range s.children {
 			if c.pidfd != nil {
@@ -460,8 +492,10 @@ func (s *Spawner) watchStops(changed chan os.Signal) {
 		for _, c := range children {
 			s.noticeStop(c)
 		}
-		if z != nil {
-			z.noticeStop()
+		for _, z := range zygotes {
+			if z != nil {
+				z.noticeStop()
+			}
 		}
 	}
 }

@@ -22,6 +22,8 @@ import (
 const (
 	// helloTimeout bounds the time in which a zygote loads its providers.
 	helloTimeout = 10 * time.Second
+	// RuntimeTimeout bounds the time in which the zygote of a runtime imports its modules.
+	RuntimeTimeout = 60 * time.Second
 	// answerTimeout is how long a zygote may take for one clone (about 0.2 ms) before it counts as hung. It is well
 	// below the time that callers wait for a worker, so that the next zygote can still serve them.
 	answerTimeout = 4 * time.Second
@@ -29,9 +31,10 @@ const (
 	StopPatience = time.Second
 )
 
-// zygote is one run of the zygote process.
+// zygote is one run of a zygote process.
 type zygote struct {
 	s       *Spawner
+	at      int // its position: 0 has no runtime
 	cmd     *exec.Cmd
 	conn    *net.UnixConn
 	devices uint32
@@ -43,21 +46,28 @@ type zygote struct {
 	stopNoticed atomic.Bool
 }
 
-// startZygote starts a zygote and waits for its greeting. The error is a *wire.Error if the zygote is of another
-// program version.
-func (s *Spawner) startZygote(ctx context.Context) (*zygote, error) {
+// startZygote starts the zygote at a position and waits for its greeting. The error is a *wire.Error if the zygote is of another
+// program version, or its runtime cannot start.
+func (s *Spawner) startZygote(ctx context.Context, at int) (*zygote, error) {
 	ours, theirs, err := wire.SocketPair()
 	if err != nil {
 		return nil, err
 	}
 	child := os.NewFile(uintptr(theirs), "zygote socket")
 	defer child.Close()
-	z := &zygote{s: s, conn: ours, gone: make(chan struct{})}
-	z.cmd = exec.Command(s.cfg.Worker, s.zygoteArguments()...)
+	z := &zygote{s: s, at: at, conn: ours, gone: make(chan struct{})}
+	z.cmd = exec.Command(s.cfg.Worker, s.zygoteArguments(at)...)
 	z.cmd.ExtraFiles = []*os.File{child}
 	z.cmd.Stdout, z.cmd.Stderr = os.Stderr, os.Stderr
 	z.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
+	s.asking.Lock() // findStrays must not see a zygote that is unknown
 	wire.OnStarterThread(func() { err = z.cmd.Start() })
+	if err == nil {
+		s.mu.Lock()
+		s.pids[z.cmd.Process.Pid] = true
+		s.mu.Unlock()
+	}
+	s.asking.Unlock()
 	if err != nil {
 		ours.Close()
 		return nil, fmt.Errorf("start zygote: %w", err)
@@ -66,6 +76,9 @@ func (s *Spawner) startZygote(ctx context.Context) (*zygote, error) {
 	reaped := make(chan error, 1)
 	go func() {
 		err := z.cmd.Wait()
+		s.mu.Lock()
+		delete(s.pids, z.cmd.Process.Pid)
+		s.mu.Unlock()
 		if err == nil {
 			err = errors.New("exit status 0")
 		}
@@ -102,7 +115,11 @@ func (z *zygote) drained(reaped chan error) <-chan struct{} {
 }
 
 func (z *zygote) hello(ctx context.Context, reaped chan error) (version string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	limit := helloTimeout
+	if z.at > 0 {
+		limit = RuntimeTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { z.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -119,6 +136,9 @@ func (z *zygote) hello(ctx context.Context, reaped chan error) (version string, 
 	m, err := wire.Decode(buf[:n])
 	if err != nil {
 		return "", otherVersion("%v", err)
+	}
+	if m.Type == wire.Failed {
+		return "", m.Failure()
 	}
 	if m.Type != wire.Hello || len(m.Body) < 12 {
 		return "", fmt.Errorf("greeting of type %d with %d bytes", m.Type, len(m.Body))
@@ -184,32 +204,32 @@ func (z *zygote) noticeStop() {
 	})
 }
 
-// supervise keeps a zygote running until ctx ends. z is the first one.
+// supervise keeps the zygote at a position running until ctx ends. z is the first one.
 func (s *Spawner) supervise(ctx context.Context, z *zygote) {
 	const shortest, longest = 20 * time.Millisecond, 5 * time.Second
-	delay := shortest
+	delay, at := shortest, z.at
 	for {
 		since := time.Now()
 		select {
 		case <-z.gone:
 		case <-ctx.Done():
 			z.stop()
-			s.zygoteGone(nil)
+			s.zygoteGone(z, nil)
 			return
 		}
-		s.zygoteGone(fmt.Errorf("the zygote ended: %w", z.err))
+		s.zygoteGone(z, fmt.Errorf("the zygote ended: %w", z.err))
 		if time.Since(since) > longest {
 			delay = shortest
 		}
 		for {
 			var err error
-			if z, err = s.startZygote(ctx); err == nil {
+			if z, err = s.startZygote(ctx, at); err == nil {
 				break
 			}
 			if ctx.Err() != nil {
 				return
 			}
-			s.sayZygoteEnded(err)
+			s.sayZygoteEnded(at, err)
 			select {
 			case <-time.After(delay):
 			case <-ctx.Done():
@@ -221,7 +241,7 @@ func (s *Spawner) supervise(ctx context.Context, z *zygote) {
 	}
 }
 
-// zygoteUp makes z the current zygote and tells the executor.
+// zygoteUp makes z the zygote of its position and tells the executor.
 func (s *Spawner) zygoteUp(z *zygote) {
 	body := make([]byte, wire.HelloText, wire.HelloText+len(z.missing)+1+len(s.version))
 	for i, n := range []uint32{wire.Version, z.devices, z.parts, uint32(z.cmd.Process.Pid)} {
@@ -229,8 +249,8 @@ func (s *Spawner) zygoteUp(z *zygote) {
 	}
 	body = append(append(append(body, z.missing...), 0), s.version...)
 	s.mu.Lock()
-	s.zygote, s.guards = z, z.parts&wire.PartPIDs != 0
-	s.send(&wire.Message{Type: wire.Hello, Body: body})
+	s.zygotes[z.at], s.guards = z, z.parts&wire.PartPIDs != 0
+	s.send(&wire.Message{Type: wire.Hello, ID: uint32(z.at), Body: body})
 	s.mu.Unlock()
 	z.noticeStop() // in case it was stopped before watchStops knew it
 }
@@ -238,21 +258,29 @@ func (s *Spawner) zygoteUp(z *zygote) {
 // zygoteGone handles what a dead zygote has left: unanswered requests, and possibly a worker that was cloned for the
 // first of them. That worker lives on, since it may have used up its client's offer. err is nil when the spawner itself
 // ends.
-func (s *Spawner) zygoteGone(err error) {
+func (s *Spawner) zygoteGone(z *zygote, err error) {
+	s.asking.Lock() // no other zygote clones a worker meanwhile
+	defer s.asking.Unlock()
 	s.mu.Lock()
-	s.zygote = nil // no more requests go to it
+	s.zygotes[z.at] = nil // no more requests go to it
 	if err != nil {
-		s.sayZygoteEnded(err) // before any NoZygote, so that the executor waits for a Hello instead of asking again at once
+		s.sayZygoteEnded(z.at, err) // before any NoZygote, so that the executor waits for a Hello instead of asking again at once
 	}
 	s.mu.Unlock()
+	sure := s.awaitOthers(z)
 	found := s.findStrays()
 	s.mu.Lock()
 	var unanswered []*child
 	for id, c := range s.children {
-		if c.pidfd == nil {
+		if c.pidfd == nil && c.of == z {
 			unanswered = append(unanswered, c)
 			delete(s.children, id)
 		}
+	}
+	if !sure {
+		s.mu.Unlock()
+		found.end()
+		s.mu.Lock()
 	}
 	slices.SortFunc(unanswered, func(a, b *child) int { return cmp.Compare(a.number, b.number) })
 	if found.worker >= 0 && len(unanswered) > 0 {
@@ -275,11 +303,33 @@ func (s *Spawner) zygoteGone(err error) {
 	}
 }
 
-func (s *Spawner) sayZygoteEnded(err error) {
+// awaitOthers waits until the other zygotes have answered all requests. It returns false if another one has ended too: a stray may be a worker
+// of that one.
+func (s *Spawner) awaitOthers(z *zygote) (sure bool) {
+	s.mu.Lock()
+	var others []*child
+	for _, c := range s.children {
+		if c.pidfd == nil && c.of != z {
+			others = append(others, c)
+		}
+	}
+	s.mu.Unlock()
+	sure = true
+	for _, c := range others {
+		select {
+		case <-c.answered:
+		case <-c.of.gone:
+			sure = false
+		}
+	}
+	return sure
+}
+
+func (s *Spawner) sayZygoteEnded(at int, err error) {
 	status := wire.StatusFatal
 	var known *wire.Error
 	if errors.As(err, &known) {
 		status = known.Status
 	}
-	s.send(&wire.Message{Type: wire.ZygoteEnded, Body: wire.EncodeFailure(status, err.Error())})
+	s.send(&wire.Message{Type: wire.ZygoteEnded, ID: uint32(at), Body: wire.EncodeFailure(status, err.Error())})
 }

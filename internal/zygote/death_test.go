@@ -313,13 +313,13 @@ func TestCounters(t *testing.T) {
 // If no zygote starts in time, ready returns a time-out, because a later start may succeed. A killed zygote is not a fatal error.
 func TestWaitingForAZygote(t *testing.T) {
 	z := newZygote(Config{Log: testLog(t)}, nil)
-	z.pid = 1
+	z.zygotes[0].pid = 1
 	late, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
 	for _, reason := range []string{"the zygote ended: signal: killed", "no greeting: signal: killed"} { // while it runs, and while it starts
-		z.zygoteEnded(&wire.Error{Status: wire.StatusFatal, Text: reason})
+		z.zygoteEnded(0, &wire.Error{Status: wire.StatusFatal, Text: reason})
 		var fatal *WorkerError
-		err := z.ready(late)
+		err := z.ready(late, 0)
 		if !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &fatal) || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%v (%T), want a time-out that names the reason", err, err)
 		}

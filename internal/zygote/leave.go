@@ -30,7 +30,10 @@ func (z *Zygote) Leave() (*handover.Spawner, error) {
 		return nil, errClosed
 	}
 	s := &handover.Spawner{Pid: int32(z.spawner.process.Pid), Version: z.cfg.Version, NextWorker: z.nextID.Load(), NextOpen: z.nextOpen,
-		Zygote: int32(z.pid), Devices: int32(z.devices), Parts: z.parts, Missing: z.missing}
+		Zygote: int32(z.zygotes[0].pid), Devices: int32(z.devices), Parts: z.parts, Missing: z.missing}
+	for i := range z.zygotes {
+		s.Zygotes = append(s.Zygotes, &handover.Zygote{Runtime: z.zygotes[i].runtime, Pid: int32(z.zygotes[i].pid)})
+	}
 	z.spawner.lines.end()
 	var err error
 	if s.Socket, err = descriptor(z.spawner.conn); err == nil {
@@ -64,7 +67,7 @@ func (p *pool) end() {
 }
 
 // Adopt continues with the spawner of the program that ran in this process before. Call Restore for each of its workers, then
-// Resume. Config.Version is ignored: the spawner keeps its version until it is started anew.
+// Resume. Config.Version and Config.Runtimes are ignored: the spawner keeps them until it is started anew.
 func Adopt(cfg Config, s *handover.Spawner) (*Zygote, error) {
 	if s.GetPid() < 1 || s.GetSocket() < 3 || s.GetOutput() < 3 {
 		return nil, fmt.Errorf("adopt the spawner: process %d, descriptors %d and %d", s.GetPid(), s.GetSocket(), s.GetOutput())
@@ -86,10 +89,17 @@ func Adopt(cfg Config, s *handover.Spawner) (*Zygote, error) {
 	}
 	c.output = os.NewFile(uintptr(s.GetOutput()), "spawner output")
 	c.watch()
+	cfg.Runtimes = nil
 	z := newZygote(cfg, c)
 	z.nextID.Store(s.GetNextWorker())
 	z.nextOpen = s.GetNextOpen()
-	z.pid, z.devices, z.parts, z.missing = int(s.GetZygote()), int(s.GetDevices()), s.GetParts(), s.GetMissing()
+	z.zygotes[0].pid, z.devices, z.parts, z.missing = int(s.GetZygote()), int(s.GetDevices()), s.GetParts(), s.GetMissing()
+	for i, p := range s.GetZygotes() { // an earlier version saves only the first one
+		if i > 0 {
+			z.zygotes = append(z.zygotes, zygoteProcess{runtime: p.GetRuntime()})
+		}
+		z.zygotes[i].pid = int(p.GetPid())
+	}
 	return z, nil
 }
 

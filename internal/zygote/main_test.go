@@ -120,12 +120,12 @@ func startZygote(t testing.TB) *Zygote {
 // current returns the process id of the living zygote.
 func current(t testing.TB, z *Zygote) int {
 	t.Helper()
-	if err := z.ready(t.Context()); err != nil {
+	if err := z.ready(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.pid
+	return z.zygotes[0].pid
 }
 
 // compile runs gcc once per source and set of flags and returns the product's path.
@@ -480,6 +480,6 @@ func beExecutor() {
 	spec := Spec{Provider: "shm", WaitMode: 2, Code: memfd, Names: testNames, ClientBlob: blob}
 	w, err := z.Spawn(context.Background(), spec)
 	fail(err)
-	fmt.Println("pids", z.pid, w.PID())
+	fmt.Println("pids", z.zygotes[0].pid, w.PID())
 	unix.Pause()
 }

@@ -50,7 +50,7 @@ func startSpawner(cfg *Config) (*connection, error) {
 	box := &cfg.Sandbox
 	args := spawner.Config{Worker: cfg.Path, Version: cfg.Version, Mode: box.Mode, Paths: box.paths(), Bundles: box.Bundles, UIDs: box.UIDs, UIDFile: box.UIDFile,
 		Processes: box.Processes, OpenFiles: box.Files, Files: cfg.Files, Append: cfg.Append, UID: cfg.UID, GID: cfg.GID, Remove: cfg.Remove,
-		Without: box.without, OwnGroups: box.ownGroups}
+		Without: box.without, OwnGroups: box.ownGroups, Runtimes: cfg.Runtimes}
 	var output *os.File
 	if c.output, output, err = os.Pipe(); err != nil {
 		ours.Close()
@@ -129,9 +129,13 @@ func (c *connection) close() {
 	}
 }
 
-// readHello reads the spawner's first message, which says that a zygote runs, or why none could start.
-func (c *connection) readHello(ctx context.Context) (*wire.Message, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+// readHello reads one of the spawner's first messages, which says that a zygote runs, or why it could not start.
+func (c *connection) readHello(ctx context.Context, runtimes bool) (*wire.Message, error) {
+	limit := startTimeout
+	if runtimes {
+		limit += spawner.RuntimeTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -196,8 +200,7 @@ func (z *Zygote) handle(m *wire.Message, fds []int) error {
 		return z.zygoteStarted(m)
 	case wire.ZygoteEnded:
 		wire.CloseAll(fds)
-		z.zygoteEnded(m.Failure())
-		return nil
+		return z.zygoteEnded(m.ID, m.Failure())
 	case wire.Opened, wire.OpenFailed:
 		z.opened(m, fds)
 		return nil
@@ -278,7 +281,11 @@ func (z *Zygote) zygoteStarted(m *wire.Message) error {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.pid, z.noStart, z.unable = int(m.U32(3)), nil, nil
+	if m.ID >= uint32(len(z.zygotes)) {
+		return fmt.Errorf("greeting of zygote %d of %d", m.ID, len(z.zygotes))
+	}
+	p := &z.zygotes[m.ID]
+	p.pid, p.noStart, p.unable = int(m.U32(3)), nil, nil
 	z.devices, z.parts = int(m.U32(1)), m.U32(2)
 	if lacks := wire.Printable(missing); lacks != z.missing {
 		z.missing = lacks
@@ -289,17 +296,26 @@ func (z *Zygote) zygoteStarted(m *wire.Message) error {
 	return nil
 }
 
-// zygoteEnded records that no zygote runs, and why.
-func (z *Zygote) zygoteEnded(err *wire.Error) {
-	z.cfg.Log.Error("the zygote is gone; starting another one", "reason", err)
+// zygoteEnded records that the zygote at a position does not run, and why.
+func (z *Zygote) zygoteEnded(at uint32, err *wire.Error) error {
+	if at >= uint32(len(z.zygotes)) {
+		return fmt.Errorf("end of zygote %d of %d", at, len(z.zygotes))
+	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.pid == 0 { // the message reports a failed start and not the end of a zygote
-		z.unable = err
+	p := &z.zygotes[at]
+	args := []any{"reason", err}
+	if p.runtime != "" {
+		args = append(args, "runtime", p.runtime)
 	}
-	z.pid, z.noStart = 0, err
+	z.cfg.Log.Error("the zygote is gone; starting another one", args...)
+	if p.pid == 0 { // the message reports a failed start and not the end of a zygote
+		p.unable = err
+	}
+	p.pid, p.noStart = 0, err
 	close(z.changed)
 	z.changed = make(chan struct{})
+	return nil
 }
 
 // spawnerEnded closes z: all workers end with the spawner, and an unprivileged executor cannot start another spawner.

@@ -116,7 +116,7 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 	eventually(t, "end of the zygote", func() bool {
 		z.mu.Lock()
 		defer z.mu.Unlock()
-		return z.pid != old
+		return z.zygotes[0].pid != old
 	})
 	spec, channel := c.spec(t, sealedFile(t, testLibrary(t)))
 	_, err = z.Spawn(t.Context(), spec)
@@ -139,7 +139,7 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 	}
 	for {
 		z.mu.Lock()
-		pid, changed := z.pid, z.changed
+		pid, changed := z.zygotes[0].pid, z.changed
 		z.mu.Unlock()
 		if pid != 0 {
 			break

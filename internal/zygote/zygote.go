@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/spawner"
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
@@ -48,7 +50,11 @@ type Config struct {
 	// user could replace. 0: this process keeps its user.
 	UID, GID uint32
 	Remove   []string // files for RemoveFiles
+	Runtimes []Runtime
 }
+
+// Runtime is an interpreter with imported modules that workers can have from their start.
+type Runtime = spawner.Runtime
 
 // Spec describes a worker.
 type Spec struct {
@@ -75,6 +81,7 @@ type Spec struct {
 	Tables     []Table  // which the worker maps before Spawn returns
 	Bundle     BundleID // the bundle that it sees; zero: none
 	Seed       *Seed    // from which it starts; nil: none
+	Runtime    string   // name of its runtime; "": none. Not with a Seed
 	Channel    Channel  // sizes in that blob, as read by the caller; zero: unknown
 
 	// Limits for the client's channel; 0: the protocol's limit.
@@ -118,10 +125,8 @@ type Zygote struct {
 	inspectors inspectors
 
 	mu       sync.Mutex
-	pid      int           // of the zygote process, 0 while none runs
-	noStart  error         // why none runs
-	unable   error         // why a restart has failed; nil while a zygote runs or the first restart is in progress
-	changed  chan struct{} // closed and replaced when pid, noStart or unable changes
+	zygotes  []zygoteProcess // by position: the first one has no runtime
+	changed  chan struct{}   // closed and replaced when zygotes change
 	devices  int
 	parts    uint32 // of the sandbox
 	missing  string // missing parts of the sandbox, and why; "" if none
@@ -131,7 +136,15 @@ type Zygote struct {
 	nextOpen uint32
 }
 
-// Start starts the spawner and the zygote process. It blocks until the zygote has loaded its providers. A zygote that
+// zygoteProcess is the zygote at a position.
+type zygoteProcess struct {
+	runtime string
+	pid     int   // 0 while none runs
+	noStart error // why none runs
+	unable  error // why a restart has failed; nil while it runs or the first restart is in progress
+}
+
+// Start starts the spawner and the zygote processes. It blocks until they have loaded providers and runtimes. A zygote that
 // dies is replaced, and workers live on. ctx bounds only the start.
 func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 	c, err := startSpawner(&cfg)
@@ -139,13 +152,15 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		return nil, err
 	}
 	z := newZygote(cfg, c)
-	m, err := c.readHello(ctx)
-	if err == nil {
-		err = z.zygoteStarted(m)
-	}
-	if err != nil {
-		c.close()
-		return nil, err
+	for range z.zygotes {
+		m, err := c.readHello(ctx, len(cfg.Runtimes) > 0)
+		if err == nil {
+			err = z.zygoteStarted(m)
+		}
+		if err != nil {
+			c.close()
+			return nil, err
+		}
 	}
 	z.begin()
 	return z, nil
@@ -153,7 +168,10 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 
 func newZygote(cfg Config, c *connection) *Zygote {
 	z := &Zygote{cfg: cfg, spawner: c, changed: make(chan struct{}), workers: map[uint32]*Worker{}, opens: map[uint32]chan opened{},
-		received: make(chan struct{}), failed: make(chan error, 1), pool: newPool(), inspectors: newInspectors()}
+		received: make(chan struct{}), failed: make(chan error, 1), pool: newPool(), inspectors: newInspectors(), zygotes: make([]zygoteProcess, 1, 1+len(cfg.Runtimes))}
+	for _, r := range cfg.Runtimes {
+		z.zygotes = append(z.zygotes, zygoteProcess{runtime: r.Name})
+	}
 	z.ctx, z.cancel = context.WithCancel(context.Background())
 	return z
 }
@@ -173,6 +191,14 @@ func (z *Zygote) VerbsDevices() int {
 	return z.devices
 }
 
+// Runtimes returns the names of the runtimes.
+func (z *Zygote) Runtimes() (names []string) {
+	for _, p := range z.zygotes[1:] {
+		names = append(names, p.runtime)
+	}
+	return names
+}
+
 // Lacks returns which parts of a complete sandbox this node cannot provide, and why; "" if none.
 func (z *Zygote) Lacks() string {
 	z.mu.Lock()
@@ -185,7 +211,7 @@ func (z *Zygote) Lacks() string {
 func (z *Zygote) CannotStart() (changed <-chan struct{}, reason error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.changed, z.unable
+	return z.changed, z.zygotes[0].unable
 }
 
 // Close kills and reaps the remaining workers, the zygote and the spawner.
@@ -214,12 +240,12 @@ func (z *Zygote) Close() error {
 	return nil
 }
 
-// ready waits until a zygote runs. It does not wait if the worker program has another version, and returns a
-// *WorkerError.
-func (z *Zygote) ready(ctx context.Context) error {
+// ready waits until the zygote at a position runs. It does not wait if the worker program has another version, or a runtime cannot start again,
+// and returns a *WorkerError.
+func (z *Zygote) ready(ctx context.Context, at int) error {
 	for {
 		z.mu.Lock()
-		pid, changed, closed, noStart := z.pid, z.changed, z.closed, z.noStart
+		pid, changed, closed, noStart := z.zygotes[at].pid, z.changed, z.closed, z.zygotes[at].noStart
 		z.mu.Unlock()
 		if closed {
 			return errClosed
@@ -228,7 +254,7 @@ func (z *Zygote) ready(ctx context.Context) error {
 			return nil
 		}
 		var other *WorkerError
-		if errors.As(noStart, &other) && other.Status == wire.StatusProtocol {
+		if errors.As(noStart, &other) && (other.Status == wire.StatusProtocol || other.Status == wire.StatusInvalid) {
 			return noStart
 		}
 		select {
@@ -270,8 +296,8 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
 		defer cancel()
 	}
-	defer z.pool.wake()                                                    // deferred, since its clones would take processor time from this start
-	if spec.Bundle == (BundleID{}) && (spec.UID == 0 || !z.canGiveUID()) { // pooled workers already run under a fixed UID, without a bundle
+	defer z.pool.wake()                                                                          // deferred, since its clones would take processor time from this start
+	if spec.Runtime == "" && spec.Bundle == (BundleID{}) && (spec.UID == 0 || !z.canGiveUID()) { // pooled workers already run under a fixed UID, without a bundle or a runtime
 		if w, err := z.lend(ctx, &spec, body, names); !errors.Is(err, errNoneReady) {
 			return w, err
 		}
@@ -347,7 +373,11 @@ func (z *Zygote) newWorker(id uint32, memory uint64) *Worker {
 // spawn requests a worker from the spawner and completes its start. Without names the worker waits for its lease.
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
 	asked := time.Now()
-	if err := z.ready(ctx); err != nil {
+	at := slices.IndexFunc(z.zygotes, func(p zygoteProcess) bool { return p.runtime == spec.Runtime })
+	if at < 0 {
+		return nil, &WorkerError{Status: wire.StatusUnsupported, Text: fmt.Sprintf("no runtime %q", spec.Runtime)}
+	}
+	if err := z.ready(ctx, at); err != nil {
 		return nil, err
 	}
 	p, err := newParts()
@@ -370,7 +400,7 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 		p.close()
 		return nil, errClosed
 	}
-	r := wire.SpawnRequest{Worker: body, UID: spec.UID, GID: spec.GID, Memory: w.memory}
+	r := wire.SpawnRequest{Worker: body, UID: spec.UID, GID: spec.GID, Memory: w.memory, Zygote: uint32(at)}
 	for _, cpu := range spec.CPUs {
 		r.CPUs.Set(cpu)
 	}

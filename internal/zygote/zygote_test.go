@@ -279,7 +279,7 @@ func TestZygoteKilledDuringSpawns(t *testing.T) {
 			case <-time.After(time.Duration(1+i%7*3) * time.Millisecond):
 			}
 			z.mu.Lock()
-			pid := z.pid
+			pid := z.zygotes[0].pid
 			z.mu.Unlock()
 			if pid != 0 {
 				unix.Kill(pid, unix.SIGKILL)

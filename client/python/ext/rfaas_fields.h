@@ -58,6 +58,7 @@ __attribute__((unused)) static const binding_field rfaas_lease_options_fields[] 
     { "workers_min", FIELD_UINT32, offsetof(rfaas_lease_options, workers_min), sizeof(((rfaas_lease_options *)0)->workers_min) },
     { "bulk_max", FIELD_UINT64, offsetof(rfaas_lease_options, bulk_max), sizeof(((rfaas_lease_options *)0)->bulk_max) },
     { "seed", FIELD_STRING, offsetof(rfaas_lease_options, seed), sizeof(((rfaas_lease_options *)0)->seed) },
+    { "runtime", FIELD_STRING, offsetof(rfaas_lease_options, runtime), sizeof(((rfaas_lease_options *)0)->runtime) },
     { 0 },
 };
 

@@ -271,6 +271,7 @@ class LeaseOptions(_TypedDict, total=False):
     workers_min: int
     bulk_max: int
     seed: bool | str | _os.PathLike[str]
+    runtime: str | _os.PathLike[str]
     renew: bool
     failover: bool
     local: bool

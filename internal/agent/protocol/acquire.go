@@ -15,12 +15,13 @@ type Spec struct {
 	DurationNs, CallLimitNs                                int64
 	Executor, Library                                      string
 	Bundle                                                 string // absolute paths, separated by colons
+	Runtime                                                string
 }
 
 func (t *texts) spec(c *C.rfaas_agent_spec) Spec {
 	return Spec{uint32(c.workers), uint32(c.cores_per_worker), uint32(c.wait_mode), uint32(c.flags), uint32(c.depth),
 		uint32(c.eager), uint32(c.workers_min), uint64(c.memory), uint64(c.bulk), int64(c.duration_ns), int64(c.call_limit_ns),
-		t.of("executor", c.executor[:]), t.of("library", c.library[:]), t.of("bundle", c.bundle[:])}
+		t.of("executor", c.executor[:]), t.of("library", c.library[:]), t.of("bundle", c.bundle[:]), t.of("runtime", c.runtime[:])}
 }
 
 func blobOf(op Op, c *C.rfaas_agent_blob) ([]byte, error) {

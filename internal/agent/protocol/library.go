@@ -122,6 +122,8 @@ func (s *Spec) c() (c C.rfaas_agent_spec) {
 		call_limit_ns: C.int64_t(s.CallLimitNs)}
 	set(c.executor[:], s.Executor)
 	set(c.library[:], s.Library)
+	set(c.bundle[:], s.Bundle)
+	set(c.runtime[:], s.Runtime)
 	return c
 }
 

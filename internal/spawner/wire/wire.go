@@ -57,7 +57,8 @@ const (
 // the body. The spawner answers each with exactly one of Spawned, SpawnFailed and NoZygote. Each Spawned is followed by
 // exactly one Exited.
 const (
-	// ZygoteEnded {i32 status, text} says that no zygote runs, and why. The spawner is starting another one.
+	// ZygoteEnded {i32 status, text} says that the zygote whose position is the id of the head does not run, and why. The spawner is starting
+	// another one. Hello has the position of its zygote, too.
 	ZygoteEnded Type = 64
 	// NoZygote says that the zygote ended before it answered, or that there was none. Nothing is left of the worker.
 	NoZygote Type = 65
@@ -229,6 +230,7 @@ type SpawnRequest struct {
 	UID    uint32 // verified user to run as, 0: one of the spawner's range
 	GID    uint32
 	Memory uint64 // memory limit of the control group in bytes, 0: none
+	Zygote uint32 // position of the zygote that clones it: 0 without a runtime
 	CPUs   CPUs   // of the control group; empty: all of the executor's
 }
 
@@ -248,7 +250,7 @@ func (c *CPUs) List() (list []int) {
 	return list
 }
 
-const requestSize = SpawnSize + 16 + SpawnCPUsLen
+const requestSize = SpawnSize + 20 + SpawnCPUsLen
 
 // Encode returns the body.
 func (r *SpawnRequest) Encode() []byte {
@@ -256,6 +258,7 @@ func (r *SpawnRequest) Encode() []byte {
 	b = binary.LittleEndian.AppendUint32(b, r.UID)
 	b = binary.LittleEndian.AppendUint32(b, r.GID)
 	b = binary.LittleEndian.AppendUint64(b, r.Memory)
+	b = binary.LittleEndian.AppendUint32(b, r.Zygote)
 	return append(b, r.CPUs[:]...)
 }
 
@@ -266,7 +269,7 @@ func DecodeSpawnRequest(b []byte) (r SpawnRequest, err error) {
 	}
 	le := binary.LittleEndian
 	return SpawnRequest{Worker: append([]byte(nil), b[:SpawnSize]...), UID: le.Uint32(b[SpawnSize:]), GID: le.Uint32(b[SpawnSize+4:]),
-		Memory: le.Uint64(b[SpawnSize+8:]), CPUs: CPUs(b[SpawnSize+16:])}, nil
+		Memory: le.Uint64(b[SpawnSize+8:]), Zygote: le.Uint32(b[SpawnSize+16:]), CPUs: CPUs(b[SpawnSize+20:])}, nil
 }
 
 // Exit is the body of Exited.
