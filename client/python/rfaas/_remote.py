@@ -246,14 +246,43 @@ def call(request, room):
 PLAIN = {type(None), bool, int, float, complex, str, bytes}
 
 
+def continue_runtime(environ, cores):
+    """Gives the worker of a runtime what differs from the process in which the interpreter started, which had one thread."""
+    environ["OPENBLAS_NUM_THREADS"] = environ["OMP_NUM_THREADS"] = cores
+    environ.setdefault("USER", "rfaas")
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def use_bundle(os, path):
+    """Lets the worker import what is in the bundle, of which `path` is the first entry."""
+    directory = os.path.dirname(path)
+    sys.path.insert(0, directory)
+    if os.environ.get("RFAAS_RUNTIME"):
+        import site
+
+        for name in os.listdir(directory):
+            packages = os.path.join(directory, name, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+            if os.path.isfile(os.path.join(directory, name, "pyvenv.cfg")):
+                before = len(sys.path)
+                site.addsitedir(packages)
+                sys.path[:] = sys.path[before:] + sys.path[:before]
+                sys.prefix = sys.exec_prefix = os.path.join(directory, name)
+
+
 def start(options):
     """Prepares the interpreter and executes the initializer. Returns the function that executes requests."""
     sys.argv = [""]
+    if "cloudpickle" in sys.modules:  # the runtime has imported it, perhaps in another version than the client's
+        for name in [name for name in sys.modules if name.partition(".")[0] == "cloudpickle"]:
+            del sys.modules[name]
     sys.meta_path.insert(0, Finder(options["cloudpickle"]))
-    if options["bundle"]:
-        import os
+    import os
 
-        sys.path.insert(0, os.path.dirname(options["bundle"]))
+    if options["cores"]:
+        continue_runtime(os.environ, options["cores"])
+    if options["bundle"]:
+        use_bundle(os, options["bundle"])
     sys.stdout = sys.__stdout__ = Output(sys.stdout)
     sys.stderr = sys.__stderr__ = Output(sys.stderr)
     if options["initializer"]:

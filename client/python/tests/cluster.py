@@ -16,7 +16,7 @@ ECHO = str(ROOT / "build/functions/echo.so")
 class Cluster:
     """Sets the environment for sessions of this process and its children. Ends the daemons in stop()."""
 
-    def __init__(self, provider: str = "shm", cores: int = 4, executors: int = 1) -> None:
+    def __init__(self, provider: str = "shm", cores: int = 4, executors: int = 1, settings: tuple[str, ...] = ()) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="rfaas-python-test")
         directory = Path(self._directory.name)
         secret = directory / "secret"
@@ -31,11 +31,11 @@ class Cluster:
             os.environ.pop(name, None)
         self._daemons = [self._start("libexec/rfaas-agent", "--socket", agent)]
         atexit.register(self.stop)  # in case the test's own clean-up does not get that far
-        self._start_daemons(secret, provider, cores, executors, agent)
+        self._start_daemons(secret, provider, cores, executors, agent, settings)
 
-    def _start_daemons(self, secret: Path, provider: str, cores: int, executors: int, agent: str) -> None:
+    def _start_daemons(self, secret: Path, provider: str, cores: int, executors: int, agent: str, settings: tuple[str, ...]) -> None:
         with_secret = "--listen", "127.0.0.1:0", "--secret-file", str(secret)
-        options = *with_secret, "--share-cores", str(cores), "--max-workers", "16", "--providers", provider, "--grace", "2s"
+        options = *with_secret, "--share-cores", str(cores), "--max-workers", "16", "--providers", provider, "--grace", "2s", *settings
         if executors > 1:  # and a resource manager, which they register with
             self._daemons.append(self._start("bin/resource-manager", *with_secret))
             os.environ["RFAAS_MANAGER"] = self._await("msg=ready address=", 1)

@@ -2,9 +2,13 @@
  *
  * It is not linked with Python. The init call opens the libpython of the client's version and looks up the functions that this file uses. They
  * are all in the stable ABI, so one binary works with CPython 3.11 and later versions. This file only starts the interpreter and gives it access
- * to the memory of a call. _remote.py, whose code is in the payload of the init call, interprets requests. */
+ * to the memory of a call. _remote.py, whose code is in the payload of the init call, interprets requests.
+ *
+ * In a worker with a runtime (worker/runtime.c) the interpreter runs already. The worker is a clone of the process that started it, as after
+ * fork(), but no handler of fork() has run. */
 #include <Python.h>
 #include <dlfcn.h>
+#include <link.h>
 #include <rfaas_function.h>
 #include <stdbool.h>
 #include <string.h>
@@ -17,7 +21,7 @@ enum { FAILED_PYTHON = 1, FAILED_START = 2, FAILED_KEPT = 3 };
 
 /* Functions of libpython: PY.DecRef is Py_DecRef. */
 #define PY_FUNCTIONS(_)                                                                                                                     \
-    _(Py, DecRef) _(Py, DecodeLocale) _(Py, GetVersion) _(Py, InitializeEx) _(PyBuffer, FillInfo) _(PyBytes, FromStringAndSize) _(PyDict, GetItemString) _(PyDict, New)      \
+    _(PyOS, AfterFork_Child) _(Py, DecRef) _(Py, DecodeLocale) _(Py, GetVersion) _(Py, InitializeEx) _(PyBuffer, FillInfo) _(PyBytes, FromStringAndSize) _(PyDict, GetItemString) _(PyDict, New)      \
     _(PyDict, SetItemString) _(PyErr, Clear) _(PyErr, Fetch) _(PyErr, NormalizeException) _(PyErr, Print) _(PyErr, Restore)                  \
     _(PyEval, EvalCode) _(PyEval, GetBuiltins) _(PyEval, SaveThread) _(PyGC, Collect) _(PyGILState, Ensure) _(PyGILState, Release)            \
     _(PyImport, ImportModule) _(PyLong, AsLong) _(PyObject, CallFunctionObjArgs) _(PyObject, CallMethod) _(PyObject, Str)                     \
@@ -100,6 +104,38 @@ static bool next_item(const char **list, char item[4096]) {
     return true;
 }
 
+/* Takes over the interpreter of the worker's runtime. Reports a failure by rfaas_fail_code and returns false. */
+static bool take_python(const start_options *o) {
+    const char *(*version)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "Py_GetVersion"), *runtime = getenv("RFAAS_RUNTIME");
+    if (!version || strncmp(version(), o->version, strlen(o->version))) {
+        rfaas_fail_code(FAILED_PYTHON, "the client runs Python %.*s, and the runtime %s of the executor's node is version %.20s: functions are sent as bytecode, "
+                        "which only the same minor version can run", (int)strlen(o->version) - 1, o->version, runtime ? runtime : "", version ? version() : "unknown");
+        return false;
+    }
+    if (!find_functions(RTLD_DEFAULT)) {
+        rfaas_fail_code(FAILED_PYTHON, "the runtime %s lacks functions of the stable ABI: %s", runtime ? runtime : "", dlerror());
+        return false;
+    }
+    PY.PyGILState_Ensure();
+    PY.PyOS_AfterFork_Child(); /* locks, thread ids, and what modules registered, such as new seeds of `random` */
+    return true;
+}
+
+/* Lets a loaded library that has started with one thread use as many as the worker has cores. */
+static int set_threads(struct dl_phdr_info *info, size_t size, void *cores) {
+    (void)size;
+    static const char *const names[] = { "openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads64_", "omp_set_num_threads" };
+    if (!strstr(info->dlpi_name, "openblas") && !strstr(info->dlpi_name, "libgomp") && !strstr(info->dlpi_name, "libblas"))
+        return 0;
+    void *library = dlopen(info->dlpi_name, RTLD_NOW | RTLD_NOLOAD);
+    for (size_t i = 0; library && i < sizeof names / sizeof *names; i++) {
+        void (*set)(int) = (void (*)(int))dlsym(library, names[i]);
+        if (set)
+            set(*(int *)cores);
+    }
+    return 0;
+}
+
 /* Opens the libpython of the client's version. Makes its symbols global, because in most distributions extension modules are not linked with it.
  * Reports a failure by rfaas_fail_code and returns false. */
 static bool open_python(const start_options *o) {
@@ -145,15 +181,15 @@ static void set_program(const start_options *o) {
     }
 }
 
-static void set_environment(void) {
+static void set_environment(bool running) {
     char cores[16];
     snprintf(cores, sizeof cores, "%u", rfaas_worker_cores());
     setenv("PYTHONDONTWRITEBYTECODE", "1", 1);
     setenv("PYTHONNOUSERSITE", "1", 1);
     unsetenv("PYTHONHASHSEED");
     /* A library that starts a thread for each processor of the node spins for ever if the worker is not allowed to start that many. */
-    setenv("OPENBLAS_NUM_THREADS", cores, 0);
-    setenv("OMP_NUM_THREADS", cores, 0);
+    setenv("OPENBLAS_NUM_THREADS", cores, running); /* a runtime has started with 1 */
+    setenv("OMP_NUM_THREADS", cores, running);
     setenv("USER", "rfaas", 0); /* a worker's user id may have no name */
 }
 
@@ -172,15 +208,15 @@ static uint32_t raised(int code, const char *what) {
     return 0;
 }
 
-/* Runs _remote.py and calls its function start(options). Returns the function that start returns, which executes requests. */
-static PyObject *run_blob(const start_options *o) {
+/* Runs _remote.py and calls its function start(options). cores: their number in a worker with a runtime, else "". Returns the function that start returns, which executes requests. */
+static PyObject *run_blob(const start_options *o, const char *cores_text) {
     PyObject *marshal = PY.PyImport_ImportModule("marshal"), *globals = PY.PyDict_New();
     PyObject *blob = PY.PyBytes_FromStringAndSize(o->blob, (Py_ssize_t)o->blob_size);
     PyObject *options = marshal && blob ? PY.PyObject_CallMethod(marshal, "loads", "O", blob) : NULL;
     PyObject *code = options ? PY.PyDict_GetItemString(options, "code") : NULL, *name = PY.PyUnicode_FromString("rfaas_remote");
     const char *at = *o->bundled ? rfaas_bundle_path(o->bundled) : NULL;
-    PyObject *bundle = PY.PyUnicode_FromString(at ? at : "");
-    if (!code || !globals || !name || !bundle || PY.PyDict_SetItemString(options, "bundle", bundle) ||
+    PyObject *bundle = PY.PyUnicode_FromString(at ? at : ""), *cores = PY.PyUnicode_FromString(cores_text);
+    if (!code || !globals || !name || !bundle || !cores || PY.PyDict_SetItemString(options, "bundle", bundle) || PY.PyDict_SetItemString(options, "cores", cores) ||
         PY.PyDict_SetItemString(globals, "__builtins__", PY.PyEval_GetBuiltins()) || PY.PyDict_SetItemString(globals, "__name__", name))
         return NULL;
     PyObject *done = PY.PyEval_EvalCode(code, globals, globals), *start = done ? PY.PyDict_GetItemString(globals, "start") : NULL;
@@ -193,13 +229,21 @@ EXPORT uint32_t start(void *args, uint32_t size, void *res) {
     start_options o;
     if (!parse(&o, args, size))
         return rfaas_fail_code(FAILED_START, "the init call's payload of %u bytes is malformed", size);
-    set_environment();
-    if (!open_python(&o))
+    int (*is_running)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    bool running = is_running && is_running();
+    set_environment(running);
+    if (!(running ? take_python(&o) : open_python(&o)))
         return 0;
-    set_program(&o);
-    PY.Py_InitializeEx(0); /* without signal handlers. If there is no standard library, it prints why and ends the worker */
+    if (running) {
+        int cores = (int)rfaas_worker_cores();
+        if (cores > 1)
+            dl_iterate_phdr(set_threads, &cores);
+    } else {
+        set_program(&o);
+        PY.Py_InitializeEx(0); /* without signal handlers. If there is no standard library, it prints why and ends the worker */
+    }
     window_type = (PyTypeObject *)PY.PyType_FromSpec(&window_spec);
-    if (!window_type || !(request_window = new_window()) || !(result_window = new_window()) || !(call_function = run_blob(&o)))
+    if (!window_type || !(request_window = new_window()) || !(result_window = new_window()) || !(call_function = run_blob(&o, running ? getenv("OMP_NUM_THREADS") : "")))
         raised(FAILED_START, "start Python");
     PY.PyEval_SaveThread(); /* threads that functions start run on between calls */
     return 0;

@@ -1,0 +1,181 @@
+"""Runtimes of an executor: workers that start with an interpreter and imported modules."""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import rfaas
+from cluster import ROOT, Cluster
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+RUNTIMES = {"numpy": {"python": "/usr/bin/python3", "preload": ["numpy"]}, "plain": {"python": "/usr/bin/python3"}}
+
+
+def load_tests(loader, tests, pattern):
+    """Nothing in these tests depends on the provider."""
+    return tests if os.environ.get("RFAAS_TEST_PROVIDER", "shm") == "shm" else unittest.TestSuite()
+
+
+def state():
+    """Describes the interpreter of a worker."""
+    import os as os_
+    import threading
+
+    return {"modules": set(sys.modules), "random": random.random(), "numpy": np.random.random(), "uuid": os_.urandom(4), "thread": threading.main_thread().ident == threading.get_ident(),
+            "environment": dict(os_.environ), "version": sys.version_info[:2], "uid": os_.getuid()}
+
+
+def opens():
+    """Returns the number of files that the import of numpy and the first product open."""
+    count = 0
+
+    def hook(event, arguments):
+        nonlocal count
+        count += event == "open"
+
+    sys.addaudithook(hook)
+    import numpy
+
+    assert float((numpy.eye(3) @ numpy.ones(3)).sum()) == 3
+    return count
+
+
+class TestRuntimes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(cores=16, settings=("--runtimes", json.dumps(RUNTIMES)))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.cluster.stop()
+
+    def test_modules_are_there(self):
+        with rfaas.Executor(runtime="numpy") as executor:
+            self.assertEqual(executor.submit(opens).result(), 0)
+            found = executor.submit(state).result()
+        self.assertIn("numpy", found["modules"])
+        self.assertTrue(found["thread"])
+        self.assertEqual(found["environment"]["OPENBLAS_NUM_THREADS"], "1")
+        self.assertIn("USER", found["environment"])
+        self.assertNotIn("RFAAS_RUNTIME_PRELOAD", found["environment"])
+        with rfaas.Executor(runtime="plain") as executor:
+            self.assertNotIn("numpy", executor.submit(lambda: set(sys.modules)).result())
+
+    def test_workers_have_their_own_seeds(self):
+        with rfaas.Executor(4, runtime="numpy") as executor:
+            states = [future.result() for future in [executor.submit(state) for _ in range(4)]]
+            workers = {s["random"] for s in states}
+            self.assertEqual(len(workers), 4)
+            self.assertEqual(len({s["numpy"] for s in states}), 4)
+
+    def test_sixteen_workers_start_at_once(self):
+        with rfaas.Executor(16, runtime="numpy") as executor:
+            self.assertEqual(list(executor.map(lambda x: float(np.full(2, x).sum()), range(64), chunksize=1)), [2.0 * x for x in range(64)])
+
+    def test_threads_of_openblas(self):
+        def product():
+            return float((np.ones((256, 256)) @ np.ones((256, 256))).sum()), os.environ["OPENBLAS_NUM_THREADS"], len(os.listdir("/proc/self/task"))
+
+        with rfaas.Executor(runtime="numpy", cores_per_worker=2) as executor:
+            total, variable, threads = executor.submit(product).result()
+        self.assertEqual((total, variable), (256.0 ** 3, "2"))
+        self.assertGreaterEqual(threads, 2)
+
+    def test_worker_is_replaced_with_its_runtime(self):
+        with rfaas.Executor(runtime="numpy") as executor:
+            with self.assertRaises(rfaas.WorkerDiedError):
+                executor.submit(os._exit, 3).result()
+            self.assertEqual(executor.submit(opens).result(), 0)
+
+    def test_leases_of_both_kinds_stay_apart(self):
+        """The workers of a lease with a runtime are not cached for one without, nor the reverse."""
+        for runtime in "", "numpy", "", "plain":
+            with rfaas.Executor(runtime=runtime) as executor:
+                self.assertEqual("numpy" in executor.submit(lambda: list(sys.modules)).result(), runtime == "numpy")
+
+    def test_unknown_runtime(self):
+        with self.assertRaisesRegex(rfaas.UnsupportedError, 'runtime "pypy" is not available on this node, which has numpy, plain'):
+            rfaas.Executor(runtime="pypy")
+        with self.assertRaisesRegex(rfaas.InvalidError, "cannot have a seed"):
+            rfaas.Executor(runtime="numpy", seed=True)
+
+    def test_other_version(self):
+        real = rfaas._pickles.sys.version_info
+        try:
+            rfaas._pickles.sys = type("sys", (), {**vars(sys), "version_info": type("v", (), {"major": 3, "minor": real.minor + 1})})
+            with self.assertRaisesRegex(rfaas.PythonVersionError, f"the client runs Python 3.{real.minor + 1}, and the runtime numpy of the executor's node is version"):
+                rfaas.Executor(runtime="numpy")
+        finally:
+            rfaas._pickles.sys = sys
+
+    def test_mpi_is_refused(self):
+        with rfaas.Executor(runtime="numpy") as executor, self.assertRaisesRegex(ImportError, "not part of an MPI program"):
+            def use():
+                from mpi4py import MPI
+                return MPI
+
+            executor.submit(use).result()
+
+    def test_virtual_environment(self):
+        with tempfile.TemporaryDirectory() as directory:
+            packages = Path(directory, "venv/lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+            packages.mkdir(parents=True)
+            Path(directory, "venv/pyvenv.cfg").write_text("home = /usr/bin\n")
+            (packages / "answers.py").write_text("answer = 42\n")
+
+            def use():
+                import answers
+                return answers.answer, sys.prefix
+
+            with rfaas.Executor(runtime="numpy", modules=[f"{directory}/venv"]) as executor:
+                answer, prefix = executor.submit(use).result()
+        self.assertEqual((answer, os.path.basename(prefix)), (42, "venv"))
+
+
+class TestBadRuntimes(unittest.TestCase):
+    """An executor that cannot start a runtime does not start, and says why."""
+
+    def executor(self, runtime):
+        run = subprocess.run([ROOT / "bin/executor", "--listen", "127.0.0.1:0", "--providers", "shm", "--runtimes", json.dumps({"bad": runtime})],
+                             capture_output=True, text=True, timeout=60, env={**os.environ, "RFAAS_SECRET_FILE": ""})
+        self.assertNotEqual(run.returncode, 0)
+        return run.stderr
+
+    def directory(self):
+        temporary = tempfile.TemporaryDirectory(dir=ROOT / "build")
+        self.addCleanup(temporary.cleanup)
+        os.chmod(temporary.name, 0o755)
+        return temporary.name
+
+    def test_missing_module(self):
+        self.assertIn("runtime bad: import no_such_module: ModuleNotFoundError", self.executor({"python": "/usr/bin/python3", "preload": ["no_such_module"]}))
+
+    def test_missing_interpreter(self):
+        self.assertIn("runtime bad: python /usr/bin/no-python: No such file", self.executor({"python": "/usr/bin/no-python"}))
+        self.assertIn("want python3.N", self.executor({"python": "/usr/bin/env"}))
+
+    def test_threads(self):
+        directory = self.directory()
+        Path(directory, "starts_a_thread.py").write_text("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n")
+        said = self.executor({"python": "/usr/bin/python3", "preload": ["starts_a_thread"], "paths": [directory]})
+        if os.getuid() == 0 and "can be changed by others" in said:
+            self.skipTest("another user than root can change the clone")
+        self.assertIn("have started 1 threads", said)
+
+    def test_files_of_others(self):
+        if os.getuid():
+            self.skipTest("only an executor that root starts refuses them")
+        directory = self.directory()
+        os.chmod(directory, 0o777)
+        self.assertIn("can be changed by others than root", self.executor({"python": "/usr/bin/python3", "paths": [directory]}))
+
+
+if __name__ == "__main__":
+    unittest.main()
