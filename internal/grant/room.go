@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 const roomMost = 16
 
 // roomStreams is how many streams the waiting leases of all clients have to one executor. The executor limits the streams of a connection, and releases
-// need some, too. Other leases ask at intervals.
+// need some, too. Other leases wait for a stream, in the order in which they came. If they asked at intervals instead, they would be served before earlier
+// ones, and every request would make the executor end cached workers that an earlier lease is about to claim. A lease that needs less than all leases
+// with streams asks at intervals, because there may be room for it only.
 const roomStreams = 128
 
 // roomLook is the interval at which a waiting lease looks for room even if it follows every executor that it could use. Nothing announces that
@@ -35,6 +38,19 @@ type Rooms struct {
 	followed map[string]bool
 	room     bool // an executor has reported room since the last Await
 	lost     bool // a stream has ended since then
+	queued   int  // of the followed executors, those to which it has no stream yet
+}
+
+// followers are the waiting leases that follow an executor.
+type followers struct {
+	streams []*Rooms
+	queue   []follower // the first one gets the next stream
+}
+
+// follower is a lease that waits for a stream.
+type follower struct {
+	*Rooms
+	turn chan<- struct{} // closed when it has the stream
 }
 
 func (c *shared) rooms(ctx context.Context, cores, memory uint64) *Rooms {
@@ -105,13 +121,29 @@ func (r *Rooms) follow(address string) bool {
 	if r.followed[address] {
 		return true
 	}
-	if len(r.followed) == roomMost || !r.c.follow(address) {
+	if len(r.followed) == roomMost {
+		return false
+	}
+	turn, queued := r.c.follow(address, r)
+	if turn == nil {
 		return false
 	}
 	r.followed[address] = true
+	if queued {
+		r.queued++
+	}
 	r.done.Go(func() {
+		select {
+		case <-turn:
+		case <-r.ctx.Done():
+		}
+		if queued {
+			r.mu.Lock()
+			r.queued--
+			r.mu.Unlock()
+		}
 		r.listen(address)
-		r.c.unfollow(address)
+		r.c.unfollow(address, r)
 		r.mu.Lock()
 		delete(r.followed, address)
 		r.lost = true
@@ -121,21 +153,44 @@ func (r *Rooms) follow(address string) bool {
 	return true
 }
 
-// follow counts a stream to an executor. It returns false if there are too many.
-func (c *shared) follow(address string) bool {
+// follow gives r a stream to an executor, or a place in the queue for one. turn is closed when r has the stream. It is nil if there are too many
+// streams, all of leases that need more.
+func (c *shared) follow(address string, r *Rooms) (turn <-chan struct{}, queued bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.followed[address] == roomStreams {
-		return false
+	f := c.followed[address]
+	if f == nil {
+		f = &followers{}
+		c.followed[address] = f
 	}
-	c.followed[address]++
-	return true
+	t := make(chan struct{})
+	switch {
+	case len(f.streams) < roomStreams:
+		f.streams = append(f.streams, r)
+		close(t)
+		return t, false
+	case slices.ContainsFunc(f.streams, func(s *Rooms) bool {
+		return s.need.GetCores() <= r.need.GetCores() && s.need.GetMemoryBytes() <= r.need.GetMemoryBytes()
+	}):
+		f.queue = append(f.queue, follower{r, t})
+		return t, true
+	}
+	return nil, false
 }
 
-func (c *shared) unfollow(address string) {
+// unfollow gives the stream of r, or its place in the queue, to the next lease.
+func (c *shared) unfollow(address string, r *Rooms) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.followed[address]--; c.followed[address] == 0 {
+	f := c.followed[address]
+	f.queue = slices.DeleteFunc(f.queue, func(q follower) bool { return q.Rooms == r })
+	f.streams = slices.DeleteFunc(f.streams, func(s *Rooms) bool { return s == r })
+	for len(f.queue) > 0 && len(f.streams) < roomStreams {
+		next := f.queue[0]
+		f.queue, f.streams = f.queue[1:], append(f.streams, next.Rooms)
+		close(next.turn)
+	}
+	if len(f.streams) == 0 {
 		delete(c.followed, address)
 	}
 }
@@ -166,8 +221,8 @@ func (r *Rooms) wake() {
 }
 
 // Await returns when a followed executor has room, a stream has ended, a new executor has registered since Arrivals returned seen, or ctx
-// ends. Without any of these it returns after roomLook, or after `pause` if not all executors are followed. Only a new executor or ctx
-// makes it return before `pause`. room reports whether a followed executor has room.
+// ends. Without any of these it returns after roomLook, unless it still waits for all streams, or after `pause` if not all executors are followed.
+// Only a new executor or ctx makes it return before `pause`. room reports whether a followed executor has room.
 func (r *Rooms) Await(ctx context.Context, seen uint64, pause time.Duration, all bool) (room bool) {
 	arrival, stop := context.WithCancel(ctx)
 	defer stop()
@@ -194,13 +249,23 @@ func (r *Rooms) Await(ctx context.Context, seen uint64, pause time.Duration, all
 		case <-soonest.C:
 			early = false
 		case <-latest.C:
-			return false
+			if !r.waits() {
+				return false
+			}
+			latest.Reset(roomLook)
 		case <-arrived:
 			return false
 		case <-ctx.Done():
 			return false
 		}
 	}
+}
+
+// waits reports whether r has no stream yet, but a place in the queue of every executor that it follows.
+func (r *Rooms) waits() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.queued > 0 && r.queued == len(r.followed)
 }
 
 // Close ends the streams.

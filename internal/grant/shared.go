@@ -34,7 +34,7 @@ type shared struct {
 	streams    map[string][]*leasing                       // idle ones, by address
 	regions    map[string]*Region                          // by executor
 	farRegions map[string]*farRegion                       // by executor
-	followed   map[string]int                              // streams of waiting leases, by executor
+	followed   map[string]*followers                       // by executor
 	reading    map[fileState]*fileLock                     // of libraries that are being read
 	token      *control.Token                              // nil: none is used yet
 	refusal    string                                      // why the credential was refused at the last renewal of a lease; "": it was not
@@ -63,7 +63,7 @@ func newShared(o *Options) (*shared, error) {
 		return nil, fail("connect", dataplane.StatusFatal, "%v", err)
 	}
 	s := &shared{opts: *o, nodeID: id, devices: anyDevice, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
-		streams: make(map[string][]*leasing), regions: make(map[string]*Region), farRegions: make(map[string]*farRegion), followed: make(map[string]int), libraries: make(map[fileState]*Library), reading: make(map[fileState]*fileLock), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
+		streams: make(map[string][]*leasing), regions: make(map[string]*Region), farRegions: make(map[string]*farRegion), followed: make(map[string]*followers), libraries: make(map[fileState]*Library), reading: make(map[fileState]*fileLock), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
 	s.places.open()
 	s.opts.Dropped = nil // belongs to one session
 	rand.Read(s.client[:])
