@@ -21,7 +21,7 @@ func newBenchCold(a *app) *cobra.Command {
 		Use:   "cold",
 		Short: "Time from a lease's request to the first result, step by step",
 		Long: `Time from a lease's request to the first result, step by step. cold: a new worker for each lease. pooled: a worker of the
-executor's pool. spare: a worker of a spare lease, started ahead of demand. cached: the worker of the lease before, which is
+executor's pool. spare: a worker of a spare lease, started ahead of demand. ahead: the same, given in advance at the release before (shm). cached: the worker of the lease before, which is
 still connected (RFAAS_LEASE_REUSE) and frozen. awake: that worker within cache-awake, while it still polls for calls (shm). Each mode starts its own executor.`,
 		Example: `  rfaas bench cold --provider shm --json
   rfaas bench cold --provider verbs --library libmine.so --function empty`,

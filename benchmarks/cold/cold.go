@@ -1,6 +1,8 @@
 // Package cold measures what `rfaas bench cold` prints: the time from a lease's request to the first result, and the time of each step. The
 // worker is new, pooled, spare, or the cached worker of the last lease. A cached worker is frozen, or still awake and polling.
 //
+// A spare worker is asked for at the agent, or was given in advance when the lease before was released.
+//
 // The executor is a process of its own. Before the first lease, the client is connected and the executor has the library. The time
 // of that, the first contact, is reported separately, with and without TLS. So is the time to start a process for a call, as
 // every lease of the first rFaaS did. In mode pooled, each lease is requested when the executor's pool is full again, so that no
@@ -90,6 +92,7 @@ var modes = map[string][]string{
 	"cached": {"--cache-awake", "0s"},
 	"awake":  {"--cache-awake", "1s"}, // longer than the time until the next lease
 	"spare":  {},
+	"ahead":  {},
 }
 
 // settings returns the executor's settings for the mode.
@@ -98,7 +101,7 @@ func (cfg *Config) settings() []string {
 	switch cfg.Mode {
 	case "pooled":
 		pool = cfg.pool()
-	case "spare":
+	case "spare", "ahead":
 		cores *= 4 // for a lease, two spare leases, and the cores that must stay free beside a spare lease
 	}
 	return append([]string{"--pool", strconv.Itoa(pool), "--share-cores", strconv.Itoa(cores)}, modes[cfg.Mode]...)
@@ -109,13 +112,13 @@ func (cfg *Config) pool() int { return max(poolLeast, cfg.Workers) }
 
 // starts has the client's name for the start of a mode, where it differs from the mode's name. The executors of these modes have no pool, so no
 // other start has this name.
-var starts = map[string]string{"spare": "pooled", "awake": "cached"}
+var starts = map[string]string{"spare": "pooled", "ahead": "pooled", "awake": "cached"}
 
 // Modes are the ways to start that can be measured on a provider.
 func Modes(provider string) []string {
 	all := slices.Sorted(maps.Keys(modes))
 	return slices.DeleteFunc(all, func(m string) bool {
-		return m == "awake" && provider != dataplane.SHM
+		return (m == "awake" || m == "ahead") && provider != dataplane.SHM
 	})
 }
 
@@ -172,7 +175,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 			return nil, err
 		}
 		one := all
-		how, err := all.lease(ctx, s, cfg)
+		how, err := all.lease(ctx, s, cfg, func() error { return e.beforeRelease(ctx, &cfg) })
 		if err != nil {
 			return nil, err
 		}
@@ -259,7 +262,7 @@ func contact(ctx context.Context, cfg Config, o client.Options) (s *client.Sessi
 		return nil, 0, err
 	}
 	var one samples
-	if _, err := one.lease(ctx, s, cfg); err != nil {
+	if _, err := one.lease(ctx, s, cfg, nil); err != nil {
 		return nil, 0, errors.Join(err, s.Close())
 	}
 	return s, int64(time.Since(began)) - one.release[0], nil
@@ -293,8 +296,8 @@ func rank(sorted []int64, permille int) int64 {
 	return sorted[max((len(sorted)*permille+999)/1000-1, 0)]
 }
 
-// lease takes a lease, makes one call, releases the lease and records the times. how is the way in which it started.
-func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how string, err error) {
+// lease takes a lease, makes one call, calls before unless it is nil, releases the lease and records the times. how is the way in which it started.
+func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config, before func() error) (how string, err error) {
 	options := client.LeaseOptions{Library: cfg.Library, Workers: cfg.Workers, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached" || cfg.Mode == "awake"}
 	if cfg.Mode == "awake" {
 		options.WaitMode = client.Hot // an adaptive worker would be asleep again when the release returns
@@ -311,6 +314,9 @@ func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how
 	}
 	total := time.Since(began)
 	steps := l.Worker(0).StartSteps()
+	if err == nil && before != nil {
+		err = before()
+	}
 	began = time.Now()
 	if err = errors.Join(err, l.Release(ctx)); err != nil {
 		return "", err

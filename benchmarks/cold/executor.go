@@ -47,6 +47,20 @@ func (e executor) ready(ctx context.Context, cfg *Config, others int) error {
 	return nil
 }
 
+// beforeRelease waits, in mode ahead, until the agent has the spare lease that it gives with the release.
+func (e executor) beforeRelease(ctx context.Context, cfg *Config) error {
+	if cfg.Mode != "ahead" {
+		return nil
+	}
+	return e.untilSpare(ctx)
+}
+
+// StartExecutor starts an executor on this machine with the settings of cfg.Mode and further arguments.
+func StartExecutor(ctx context.Context, cfg Config, args ...string) (*daemon.Daemon, error) {
+	e, err := startExecutor(ctx, cfg, "127.0.0.1:0", args...)
+	return e.Daemon, err
+}
+
 // untilSpare waits until the agent has a spare lease. Bounded by ctx.
 func (e executor) untilSpare(ctx context.Context) error {
 	socket, err := agent.Path(os.Getenv)
