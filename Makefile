@@ -77,7 +77,7 @@ demo-two-nodes: ## the same with the executor in a separate network namespace, a
 bench: build test-programs build/bench-tcp/pingpong ## measure every promise: build/bench/report.md with plots; about thirteen minutes (the Slurm part as root)
 	$(Q)scripts/bench $(BENCH_ARGS)
 
-soak: build test-programs build/bench-tcp/pingpong ## bench, and longer tests: a thousand kills, 100 kills each of agents and clients, a race of 1000 clients, 100 link outages, a real Slurm (as root); 25 minutes more
+soak: build test-programs build/bench-tcp/pingpong ## bench, and longer tests: a thousand kills, 100 kills each of agents and clients, a race of 1000 clients, 10 minutes of attacks, 100 link outages, a real Slurm (as root); 35 minutes more
 	$(Q)scripts/bench --soak $(BENCH_ARGS)
 
 # The CHAOS_* variables can also be set in the environment. Seed 0 chooses a new seed and prints it.

@@ -120,6 +120,7 @@ func (p *process) acquireWith(a protocol.Acquire, cached *leased) (*leased, erro
 	var f *os.File
 	if a.From == 0 {
 		f = library(p.t)
+		defer f.Close() // long tests take many leases
 	}
 	a.Provider = "shm"
 	p.page.line(a.Key).key.Store(a.Key)
@@ -156,6 +157,7 @@ func (p *process) acquireWith(a protocol.Acquire, cached *leased) (*leased, erro
 				connect = ch.all[i].Resume
 			}
 			if err := connect(w.Blob); err != nil {
+				ch.close()
 				return nil, err
 			}
 		}
