@@ -10,6 +10,7 @@ import functools
 import os
 import pickle
 import queue
+import re
 import sys
 import threading
 import time
@@ -91,8 +92,8 @@ class Bell:
 class Dispatcher:
     """The workers of an executor and the calls that wait for them."""
 
-    def __init__(self, leases: list[Any]) -> None:
-        self.leases, self.forks = leases, _forks
+    def __init__(self, leases: list[Any], largest: int) -> None:
+        self.leases, self.forks, self.largest = leases, _forks, largest  # largest: bytes of a result
         self.all = [Worker(lease, i) for lease in leases for i in range(lease.workers)]
         self.idle = self.all[::-1]
         self.busy: dict[Worker, None] = {}
@@ -261,7 +262,7 @@ class Dispatcher:
             if outcome > PART:
                 return self.again(worker, future, outcome, reply)
         except Exception as e:
-            error = e if isinstance(e, Error) else FunctionError(f"the worker's reply is malformed: {e}", -400)
+            error = e if isinstance(e, Error) else FunctionError(f"the reply of the worker is malformed: {e}", -400)
             with self.lock:
                 self.busy.pop(worker, None)
                 if not self.failed(worker, error):
@@ -285,7 +286,10 @@ class Dispatcher:
         if outcome > MORE or worker.repeats > 2:
             raise ValueError(f"the outcome is {outcome} in reply {worker.repeats}")
         if outcome == MORE:
-            worker.fetch(int(bytes(reply[REPLY.size:])))
+            size = int(bytes(reply[REPLY.size:REPLY.size + 20]))
+            if not ROOM < size <= self.largest:
+                raise ValueError(f"it announces a result of {size} bytes, and the largest is {self.largest} (option bulk_max)")
+            worker.fetch(size)
         else:
             worker.known.clear()
             worker.start(future)
@@ -353,7 +357,7 @@ class Dispatcher:
         if lost and not e.started:
             self.pending.appendleft(future)
         else:
-            self.failures.append((future, type(e)(f"{future._job[1].name}: {e.text}", e.status, e.started, e.code)))
+            self.failures.append((future, type(e)(f"{future._job[1].name}: {said(e)}", e.status, e.started, e.code)))
         worker.future = None
         if isinstance(e, LeaseError):
             self.drop(worker, e)
@@ -412,7 +416,7 @@ class Dispatcher:
         worker.lost = True
         if not all(worker.lost for worker in self.all):
             return
-        self.broken = BrokenExecutor(f"the executor has no workers any more: {e}", e.status, e.started, e.code)
+        self.broken = BrokenExecutor(f"the executor has no workers any more: {said(e)}", e.status, e.started, e.code)
         while self.pending:
             future = self.pending.popleft()
             if future._begin():
@@ -469,6 +473,17 @@ class Dispatcher:
         self.hurry()
         if wait and threading.get_ident() not in (self.thread.ident, self.inside):  # not in a callback
             self.thread.join()
+
+
+# What the C library says before the reason: names of its functions, of the function of the worker's library, and of the class of the error.
+_CALL = re.compile(r"^(?:wait|waitany|invoke)? ?call(?: on worker (\d+) failed)?: (?:(?:worker died|time limit exceeded): )?(?:function call of worker (\d+): )?")
+_INIT = re.compile(r"^lease: init call start on worker (\d+) failed: (?:start Python: )?")
+
+
+def said(e: Error) -> str:
+    """Returns the text of an error of the C library in the words of an executor."""
+    text = _CALL.sub(lambda m: f"worker {m[1] or m[2]}: " if m[1] or m[2] else "", e.text)
+    return _INIT.sub(lambda m: f"the start of worker {m[1]}: ", text)
 
 
 def _print(out: str, err: str) -> None:

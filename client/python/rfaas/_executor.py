@@ -9,10 +9,10 @@ import weakref
 from typing import Any, Callable, Iterable, Iterator
 
 from . import _maps, _pickles
-from ._dispatch import ROOM, Dispatcher
+from ._dispatch import ROOM, Dispatcher, said
 from ._frames import CALL, CHUNK, STARRED
 from ._futures import BrokenExecutor, Future, PythonVersionError
-from ._generated import FunctionError
+from ._generated import BusyError, FunctionError, InvalidError
 
 CHUNKS = 16  # calls that a map makes for each worker
 
@@ -23,6 +23,13 @@ def finish_all() -> None:
     """Waits at the end of the program until all submitted calls have been executed, as the executors of concurrent.futures do."""
     for dispatcher in list(_open):
         dispatcher.close(True, False)
+
+
+def _largest(options: dict[str, Any]) -> int:
+    """Returns the largest size of a result, as rfaas_lease_options describes bulk_max."""
+    if options.get("bulk_max") or not options.get("bulk"):
+        return int(options.get("bulk_max") or 1 << 30)
+    return max(min(int(options["bulk"]), 1 << 32), int(options["eager"]))
 
 
 class Executor(cf.Executor):
@@ -64,10 +71,14 @@ class Executor(cf.Executor):
         except FunctionError as e:
             if e.code:
                 kind = PythonVersionError if e.code == 1 else BrokenExecutor
-                raise kind(e.text, -300 if e.code == 1 else -600, False, e.code) from None
+                raise kind(said(e), -300 if e.code == 1 else -600, False, e.code) from None
             raise
+        except (InvalidError, BusyError) as e:
+            if across or max_workers == 1 or "cores" not in e.text:
+                raise
+            raise type(e)(f"{e.text}; across=True leases workers on several executors", e.status, e.started, e.code) from None
         self._max_workers = max_workers
-        self._dispatcher = Dispatcher(opened if across else [opened])
+        self._dispatcher = Dispatcher(opened if across else [opened], _largest(options))
         _open.add(self._dispatcher)
         self._finalizer = weakref.finalize(self, self._dispatcher.close, False, False)
         self._finalizer.atexit = False

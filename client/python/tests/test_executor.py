@@ -390,6 +390,39 @@ class Failures(ExecutorCase):
                 call()
         self.assertEqual(self.run_here(square, 7), 49)
 
+    def test_replies_of_a_hostile_worker(self):
+        """A function may change the code that writes replies. The client allocates nothing for a size that no result can have."""
+        def announce(size):
+            import gc
+
+            remote = next(d for d in gc.get_objects() if type(d) is dict and d.get("__name__") == "rfaas_remote" and "put" in d)
+            real = remote["put"]
+
+            def put(room, *_, **__):
+                remote["put"] = real
+                text = str(size).encode()
+                return remote["write"](room, [remote["REPLY"].pack(remote["MORE"], 0, len(text), 0), text])
+
+            remote["put"] = put
+            return object  # no plain value: put is called
+
+        for size in 1 << 60, -1, 5, "x" * 30:
+            with self.subTest(size), self.assertRaisesRegex(rfaas.FunctionError, "reply of the worker is malformed"):
+                self.run_here(announce, size)
+        self.assertEqual(self.run_here(square, 8), 64)
+
+    def test_too_many_workers_for_one_executor(self):
+        with self.assertRaisesRegex(rfaas.InvalidError, "lends .*; across=True leases workers on several executors"):
+            rfaas.Executor(1000)
+
+    def test_errors_begin_with_what_the_program_knows(self):
+        with rfaas.Executor(1) as executor, self.assertRaises(rfaas.WorkerDiedError) as caught:
+            executor.submit(os._exit, 3).result()
+        self.assertEqual(str(caught.exception), "_exit: worker 0: called exit(3)")
+        with self.assertRaises(rfaas.BrokenExecutor) as caught:
+            rfaas.Executor(1, divide, (1, 0))
+        self.assertEqual(str(caught.exception), "the start of worker 0: division by zero")
+
     def test_other_python_version(self):
         payload = _pickles.start_payload
         for change, text in ((b"3.", b"2.", 1), "the client runs Python 2"), ((b"libpython", b"libnosuch"), "finds no libpython of this version"):
