@@ -56,6 +56,7 @@ def compile(source: Any, *options: str, language: str = "c") -> str:
         from . import _numba
 
         source, objects = _numba.source_of(source if isinstance(source, (list, tuple)) else [source])
+        options = *options, "-lm"  # numba calls the functions of libm
     if language not in SUFFIXES:
         raise ValueError(f"language is {language!r}, want one of {', '.join(map(repr, SUFFIXES))}")
     compiler = _compiler()

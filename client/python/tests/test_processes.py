@@ -1,8 +1,11 @@
 """The package rfaas in several processes, without its library, and without numpy."""
+import importlib.util
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import unittest
@@ -80,6 +83,38 @@ class Processes(unittest.TestCase):
     def run_python(self, program, *arguments, **environment):
         return subprocess.run([sys.executable, "-c", textwrap.dedent(program), ECHO, *arguments], env=os.environ | environment, capture_output=True, text=True,
                               timeout=60)
+
+    def test_mpi_with_threads_and_openmp_beside(self):
+        """Threads of an MPI program at MPI_THREAD_MULTIPLE send messages and call functions, while an OpenMP region runs."""
+        if not importlib.util.find_spec("mpi4py") or not shutil.which("gcc"):
+            self.skipTest("needs mpi4py and gcc")
+        with tempfile.TemporaryDirectory() as directory:
+            library = os.path.join(directory, "busy.so")
+            source = "long busy(long n) { long s = 0;\n#pragma omp parallel for reduction(+:s) num_threads(3)\nfor (long i = 0; i < n; i++) s += i % 7; return s; }"
+            subprocess.run(["gcc", "-shared", "-fPIC", "-fopenmp", "-O1", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+            done = self.run_python("""
+                import ctypes, sys, threading
+                import numpy as np
+                import rfaas
+                from mpi4py import MPI
+                assert MPI.Query_thread() == MPI.THREAD_MULTIPLE
+                busy = ctypes.CDLL(sys.argv[2]).busy
+                right = []
+                with rfaas.lease(sys.argv[1], workers=2) as lease:
+                    def calls(number):
+                        for i in range(50):
+                            x = np.arange(100) + 1000 * number + i
+                            got = MPI.COMM_SELF.sendrecv(lease["echo"](x), dest=0, sendtag=number, source=0, recvtag=number)
+                            right.append(np.array_equal(got, x))
+                    threads = [threading.Thread(target=calls, args=(n,)) for n in range(4)]
+                    for t in threads:
+                        t.start()
+                    sums = {busy(ctypes.c_long(1 << 22)) for _ in range(5)}
+                    for t in threads:
+                        t.join()
+                print(len(right), all(right), len(sums))
+            """, library)
+        self.assertEqual((done.stderr, done.stdout), ("", "200 True 1\n"))
 
     def test_without_the_library(self):
         done = self.run_python("""
