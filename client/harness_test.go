@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -67,11 +68,17 @@ type daemon struct {
 	refused    chan string   // receives the line of each refused handover
 }
 
+// onThisNode among the arguments of a daemon runs it on the first of two nodes.
+const onThisNode = "--on-this-node"
+
 // daemonCommand returns a command that runs a daemon on a free port: on loopback; with two nodes (scripts/two-nodes) or RFAAS_TEST_REMOTE, on the
 // second node or machine. A resource manager runs there only if RFAAS_TEST_MANAGER is "there".
 func daemonCommand(t testing.TB, program, secret string, args []string) *exec.Cmd {
 	line := []string{built(t, program), "--secret-file", secret}
 	there := program != managerProgram || os.Getenv("RFAAS_TEST_MANAGER") == "there"
+	if i := slices.Index(args, onThisNode); i >= 0 {
+		there, args = false, slices.Delete(slices.Clone(args), i, i+1)
+	}
 	port := net.JoinHostPort(hostOf(t, there), "0")
 	line = append(line, "--listen", port)
 	if far != "" || secondNode != "" {

@@ -69,8 +69,8 @@ type LeaseOptions struct {
 	// later one. Such workers keep their static variables, their rfaas_state, their threads and all other state.
 	// Without Reuse, only workers that have executed no function are cached.
 	Reuse bool
-	// Seed makes the init call once for each node instead of once for each worker: all workers start from the memory of the process that has
-	// made it. Where that is impossible, the workers make it, and StartSteps.Unseeded says why. See RFAAS_LEASE_SEED for what the init call may
+	// Seed makes the init call once instead of once for each worker: all workers start from the memory of the process that has
+	// made it, which other executors copy. Where that is impossible, the workers make it, and StartSteps.Unseeded says why. See RFAAS_LEASE_SEED for what the init call may
 	// do. Not with Reuse.
 	Seed bool
 	// SeedName is the full name of a seed (Seed.Name). The workers start from it, and its setup function takes the place of InitFunction. Library and

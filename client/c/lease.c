@@ -319,7 +319,7 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
         return status;
     }
     if (!a->done && !(l->local && !o.wait_ns && rfaas_api_away(s, a)))
-        rfaas_api_acquire_begin(a, l, h, at || !*l->seed_at ? at : l->seed_at, o.wait_ns, false);
+        rfaas_api_acquire_begin(a, l, h, at || !*l->seed_at || *l->spec.executor ? at : l->seed_at, o.wait_ns, false);
     *lease = l;
     return RFAAS_OK;
 }

@@ -465,11 +465,12 @@ typedef struct rfaas_lease_options {
  * have executed no function are cached. */
 #define RFAAS_LEASE_REUSE 8u
 
-/* RFAAS_LEASE_SEED: Makes the init call once for each node instead of once for each worker. A process
- * of the executor makes it and ends. Its memory, the seed, stays on the node. All workers of the lease
- * start from it and share it, copy on write, as do replacements, added workers and later leases of the
- * tenant with the same library, bundle, init call, memory and cores. rfaas_worker_start says
- * RFAAS_START_SEEDED.
+/* RFAAS_LEASE_SEED: Makes the init call once instead of once for each worker. A process of the
+ * executor makes it and ends. Its memory, the seed, stays on the node. All workers of the lease start
+ * from it and share it, copy on write, as do replacements, added workers and later leases of the
+ * tenant with the same library, bundle, init call, memory and cores. For the session's leases on other
+ * executors, these copy the seed, if their nodes have the same libraries and kind of processor.
+ * rfaas_worker_start says RFAAS_START_SEEDED.
  *
  * The memory of the library and of the libraries that it needs is kept: static and thread-local
  * variables, what was allocated, and random numbers. Threads, open files, child processes, memory that

@@ -233,7 +233,7 @@ struct lease_options : rfaas_lease_options {
     lease_options &with_failover() { return with(lease_flags::failover); }
     lease_options &with_local() { return with(lease_flags::local); }
     lease_options &with_reuse() { return with(lease_flags::reuse); }
-    lease_options &with_seed() { return with(lease_flags::seed); } /* the init call is made once for each node */
+    lease_options &with_seed() { return with(lease_flags::seed); } /* the init call is made once */
     lease_options &with_seed(std::string name) { return seed_ = std::move(name), *this; } /* the workers start from it (seed::name) */
     /* Every worker executes this function of the library before any other call. The payload must live until the lease is opened. */
     lease_options &with_init(std::string function) { return init_ = std::move(function), *this; }

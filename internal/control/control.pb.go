@@ -188,7 +188,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46, 0}
 }
 
 type InfoRequest struct {
@@ -719,9 +719,13 @@ type Seed struct {
 	LimitMs  uint64                 `protobuf:"varint,3,opt,name=limit_ms,json=limitMs,proto3" json:"limit_ms,omitempty"` // how long the lease waits for the init call
 	// A seed that CreateSeed has made: its name and version, and the control address of the executor that has made it. An executor that does not have it
 	// makes a seed by the function and the payload.
-	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
-	Version       uint32 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
-	Origin        string `protobuf:"bytes,6,opt,name=origin,proto3" json:"origin,omitempty"`
+	Name    string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Version uint32 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
+	Origin  string `protobuf:"bytes,6,opt,name=origin,proto3" json:"origin,omitempty"`
+	// The caller can have it copied from another executor. If this one does not have it, the reply is seed_unknown, and nothing is leased.
+	Elsewhere     bool   `protobuf:"varint,20,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	Copy          []byte `protobuf:"bytes,21,opt,name=copy,proto3" json:"copy,omitempty"`                   // FetchReply.seed of a copy that the caller has had fetched to this executor for this lease, or none
+	NoCopy        string `protobuf:"bytes,22,opt,name=no_copy,json=noCopy,proto3" json:"no_copy,omitempty"` // why it could not be copied, for the log; ""
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -798,6 +802,88 @@ func (x *Seed) GetOrigin() string {
 	return ""
 }
 
+func (x *Seed) GetElsewhere() bool {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return false
+}
+
+func (x *Seed) GetCopy() []byte {
+	if x != nil {
+		return x.Copy
+	}
+	return nil
+}
+
+func (x *Seed) GetNoCopy() string {
+	if x != nil {
+		return x.NoCopy
+	}
+	return ""
+}
+
+// SeedCopy describes what a seed's memory file has.
+type SeedCopy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Units         uint32                 `protobuf:"varint,1,opt,name=units,proto3" json:"units,omitempty"`      // of its heap
+	Segments      []*SeedSegment         `protobuf:"bytes,2,rep,name=segments,proto3" json:"segments,omitempty"` // whole pages, in order; the rest of the file is zero
+	At            []uint64               `protobuf:"varint,3,rep,packed,name=at,proto3" json:"at,omitempty"`     // where each segment is in the memory from which it is fetched
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeedCopy) Reset() {
+	*x = SeedCopy{}
+	mi := &file_internal_control_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeedCopy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeedCopy) ProtoMessage() {}
+
+func (x *SeedCopy) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeedCopy.ProtoReflect.Descriptor instead.
+func (*SeedCopy) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SeedCopy) GetUnits() uint32 {
+	if x != nil {
+		return x.Units
+	}
+	return 0
+}
+
+func (x *SeedCopy) GetSegments() []*SeedSegment {
+	if x != nil {
+		return x.Segments
+	}
+	return nil
+}
+
+func (x *SeedCopy) GetAt() []uint64 {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
 type CreateSeedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
@@ -812,7 +898,7 @@ type CreateSeedRequest struct {
 
 func (x *CreateSeedRequest) Reset() {
 	*x = CreateSeedRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +910,7 @@ func (x *CreateSeedRequest) String() string {
 func (*CreateSeedRequest) ProtoMessage() {}
 
 func (x *CreateSeedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +923,7 @@ func (x *CreateSeedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSeedRequest.ProtoReflect.Descriptor instead.
 func (*CreateSeedRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateSeedRequest) GetLeaseId() uint64 {
@@ -895,7 +981,7 @@ type SeedRequest struct {
 
 func (x *SeedRequest) Reset() {
 	*x = SeedRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +993,7 @@ func (x *SeedRequest) String() string {
 func (*SeedRequest) ProtoMessage() {}
 
 func (x *SeedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +1006,7 @@ func (x *SeedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeedRequest.ProtoReflect.Descriptor instead.
 func (*SeedRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SeedRequest) GetName() string {
@@ -969,7 +1055,7 @@ type SeedReply struct {
 
 func (x *SeedReply) Reset() {
 	*x = SeedReply{}
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1067,7 @@ func (x *SeedReply) String() string {
 func (*SeedReply) ProtoMessage() {}
 
 func (x *SeedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1080,7 @@ func (x *SeedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeedReply.ProtoReflect.Descriptor instead.
 func (*SeedReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SeedReply) GetSeed() *SeedDescription {
@@ -1026,7 +1112,7 @@ type ReleaseSeedReply struct {
 
 func (x *ReleaseSeedReply) Reset() {
 	*x = ReleaseSeedReply{}
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1038,7 +1124,7 @@ func (x *ReleaseSeedReply) String() string {
 func (*ReleaseSeedReply) ProtoMessage() {}
 
 func (x *ReleaseSeedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1051,7 +1137,7 @@ func (x *ReleaseSeedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSeedReply.ProtoReflect.Descriptor instead.
 func (*ReleaseSeedReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
 }
 
 // SeedDescription describes a seed: what made it, and what its file has (worker/seed/seed.h). Other executors fetch it by this.
@@ -1083,7 +1169,7 @@ type SeedDescription struct {
 
 func (x *SeedDescription) Reset() {
 	*x = SeedDescription{}
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1181,7 @@ func (x *SeedDescription) String() string {
 func (*SeedDescription) ProtoMessage() {}
 
 func (x *SeedDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1194,7 @@ func (x *SeedDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeedDescription.ProtoReflect.Descriptor instead.
 func (*SeedDescription) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SeedDescription) GetName() string {
@@ -1262,7 +1348,7 @@ type SeedSegment struct {
 
 func (x *SeedSegment) Reset() {
 	*x = SeedSegment{}
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1360,7 @@ func (x *SeedSegment) String() string {
 func (*SeedSegment) ProtoMessage() {}
 
 func (x *SeedSegment) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1373,7 @@ func (x *SeedSegment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeedSegment.ProtoReflect.Descriptor instead.
 func (*SeedSegment) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SeedSegment) GetOffset() uint64 {
@@ -1327,7 +1413,7 @@ type SeedModule struct {
 
 func (x *SeedModule) Reset() {
 	*x = SeedModule{}
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1425,7 @@ func (x *SeedModule) String() string {
 func (*SeedModule) ProtoMessage() {}
 
 func (x *SeedModule) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1438,7 @@ func (x *SeedModule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeedModule.ProtoReflect.Descriptor instead.
 func (*SeedModule) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SeedModule) GetName() string {
@@ -1414,18 +1500,20 @@ type LeaseReply struct {
 	ClientMs    uint64                 `protobuf:"varint,6,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"`       // the client stops after this time, counted from before it asked
 	// Positions of tables that the node does not have; the bundle comes after the last table. Nothing is leased: Fetch them and ask again.
 	TablesUnknown []uint32 `protobuf:"varint,7,rep,packed,name=tables_unknown,json=tablesUnknown,proto3" json:"tables_unknown,omitempty"`
-	Tables        uint32   `protobuf:"varint,8,opt,name=tables,proto3" json:"tables,omitempty"`                         // that the workers map, with the bundle; fewer than were asked for: the executor does not know them
-	Runtime       string   `protobuf:"bytes,9,opt,name=runtime,proto3" json:"runtime,omitempty"`                        // that the workers have; not the one that was asked for: the executor does not know runtimes
-	NotCached     bool     `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"` // the workers of `reuse` have ended. Nothing is leased: ask for new workers
-	CacheMs       uint64   `protobuf:"varint,21,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"`       // `spare`: how long the workers are cached
-	Claim         *Claim   `protobuf:"bytes,22,opt,name=claim,proto3" json:"claim,omitempty"`                           // `spare`: how to claim the workers, as in ReleaseReply
+	Seed          []byte   `protobuf:"bytes,30,opt,name=seed,proto3" json:"seed,omitempty"`                                   // names the seed from which the workers start, for Lend; none: they do not
+	SeedUnknown   bool     `protobuf:"varint,31,opt,name=seed_unknown,json=seedUnknown,proto3" json:"seed_unknown,omitempty"` // Seed.elsewhere
+	Tables        uint32   `protobuf:"varint,8,opt,name=tables,proto3" json:"tables,omitempty"`                               // that the workers map, with the bundle; fewer than were asked for: the executor does not know them
+	Runtime       string   `protobuf:"bytes,9,opt,name=runtime,proto3" json:"runtime,omitempty"`                              // that the workers have; not the one that was asked for: the executor does not know runtimes
+	NotCached     bool     `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"`       // the workers of `reuse` have ended. Nothing is leased: ask for new workers
+	CacheMs       uint64   `protobuf:"varint,21,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"`             // `spare`: how long the workers are cached
+	Claim         *Claim   `protobuf:"bytes,22,opt,name=claim,proto3" json:"claim,omitempty"`                                 // `spare`: how to claim the workers, as in ReleaseReply
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseReply) Reset() {
 	*x = LeaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1525,7 @@ func (x *LeaseReply) String() string {
 func (*LeaseReply) ProtoMessage() {}
 
 func (x *LeaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1538,7 @@ func (x *LeaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseReply.ProtoReflect.Descriptor instead.
 func (*LeaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *LeaseReply) GetCodeUnknown() bool {
@@ -1502,6 +1590,20 @@ func (x *LeaseReply) GetTablesUnknown() []uint32 {
 	return nil
 }
 
+func (x *LeaseReply) GetSeed() []byte {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+func (x *LeaseReply) GetSeedUnknown() bool {
+	if x != nil {
+		return x.SeedUnknown
+	}
+	return false
+}
+
 func (x *LeaseReply) GetTables() uint32 {
 	if x != nil {
 		return x.Tables
@@ -1550,7 +1652,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1664,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1677,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Table) GetName() string {
@@ -1620,7 +1722,7 @@ type WorkerGrant struct {
 
 func (x *WorkerGrant) Reset() {
 	*x = WorkerGrant{}
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1734,7 @@ func (x *WorkerGrant) String() string {
 func (*WorkerGrant) ProtoMessage() {}
 
 func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1747,7 @@ func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerGrant.ProtoReflect.Descriptor instead.
 func (*WorkerGrant) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WorkerGrant) GetBlob() []byte {
@@ -1703,7 +1805,7 @@ type StartSteps struct {
 
 func (x *StartSteps) Reset() {
 	*x = StartSteps{}
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1817,7 @@ func (x *StartSteps) String() string {
 func (*StartSteps) ProtoMessage() {}
 
 func (x *StartSteps) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1830,7 @@ func (x *StartSteps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartSteps.ProtoReflect.Descriptor instead.
 func (*StartSteps) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartSteps) GetFork() uint64 {
@@ -1771,7 +1873,7 @@ type UploadChunk struct {
 
 func (x *UploadChunk) Reset() {
 	*x = UploadChunk{}
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1885,7 @@ func (x *UploadChunk) String() string {
 func (*UploadChunk) ProtoMessage() {}
 
 func (x *UploadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1898,7 @@ func (x *UploadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadChunk.ProtoReflect.Descriptor instead.
 func (*UploadChunk) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UploadChunk) GetSha256() []byte {
@@ -1837,7 +1939,7 @@ type UploadReply struct {
 
 func (x *UploadReply) Reset() {
 	*x = UploadReply{}
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1951,7 @@ func (x *UploadReply) String() string {
 func (*UploadReply) ProtoMessage() {}
 
 func (x *UploadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1964,7 @@ func (x *UploadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadReply.ProtoReflect.Descriptor instead.
 func (*UploadReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *UploadReply) GetFunctions() []string {
@@ -1887,13 +1989,14 @@ type FetchRequest struct {
 	Blob          []byte                 `protobuf:"bytes,4,opt,name=blob,proto3" json:"blob,omitempty"`      // of the caller's queue pair
 	Memory        *MemoryRef             `protobuf:"bytes,5,opt,name=memory,proto3" json:"memory,omitempty"`  // the table's bytes
 	Bundle        bool                   `protobuf:"varint,6,opt,name=bundle,proto3" json:"bundle,omitempty"` // it is a bundle
+	Seed          *SeedCopy              `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`     // it is a seed, of which another executor lends the memory; without sha256 and size
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +2008,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +2021,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FetchRequest) GetSha256() []byte {
@@ -1963,17 +2066,25 @@ func (x *FetchRequest) GetBundle() bool {
 	return false
 }
 
+func (x *FetchRequest) GetSeed() *SeedCopy {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
 type FetchReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`  // of the executor's queue pair
 	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"` // the node has the table
+	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"` // with done: names the copy of a seed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FetchReply) Reset() {
 	*x = FetchReply{}
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2096,7 @@ func (x *FetchReply) String() string {
 func (*FetchReply) ProtoMessage() {}
 
 func (x *FetchReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2109,7 @@ func (x *FetchReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchReply.ProtoReflect.Descriptor instead.
 func (*FetchReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FetchReply) GetBlob() []byte {
@@ -2015,6 +2126,157 @@ func (x *FetchReply) GetDone() bool {
 	return false
 }
 
+func (x *FetchReply) GetSeed() []byte {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+type LendRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seed          []byte                 `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"` // LeaseReply.seed; none: the one with this name
+	Provider      string                 `protobuf:"bytes,2,opt,name=provider,proto3" json:"provider,omitempty"`
+	Blob          []byte                 `protobuf:"bytes,3,opt,name=blob,proto3" json:"blob,omitempty"` // of the other executor's queue pair
+	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Version       uint32                 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
+	Tenant        string                 `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"` // of an operator, with a name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LendRequest) Reset() {
+	*x = LendRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LendRequest) ProtoMessage() {}
+
+func (x *LendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LendRequest.ProtoReflect.Descriptor instead.
+func (*LendRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *LendRequest) GetSeed() []byte {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
+func (x *LendRequest) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *LendRequest) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *LendRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LendRequest) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *LendRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type LendReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // of this executor's queue pair
+	Memory        *MemoryRef             `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	Seed          *SeedCopy              `protobuf:"bytes,3,opt,name=seed,proto3" json:"seed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LendReply) Reset() {
+	*x = LendReply{}
+	mi := &file_internal_control_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LendReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LendReply) ProtoMessage() {}
+
+func (x *LendReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LendReply.ProtoReflect.Descriptor instead.
+func (*LendReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *LendReply) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *LendReply) GetMemory() *MemoryRef {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+func (x *LendReply) GetSeed() *SeedCopy {
+	if x != nil {
+		return x.Seed
+	}
+	return nil
+}
+
 type ReplaceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
@@ -2027,7 +2289,7 @@ type ReplaceRequest struct {
 
 func (x *ReplaceRequest) Reset() {
 	*x = ReplaceRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2039,7 +2301,7 @@ func (x *ReplaceRequest) String() string {
 func (*ReplaceRequest) ProtoMessage() {}
 
 func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2052,7 +2314,7 @@ func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReplaceRequest) GetLeaseId() uint64 {
@@ -2092,7 +2354,7 @@ type ReplaceReply struct {
 
 func (x *ReplaceReply) Reset() {
 	*x = ReplaceReply{}
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2366,7 @@ func (x *ReplaceReply) String() string {
 func (*ReplaceReply) ProtoMessage() {}
 
 func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2379,7 @@ func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceReply.ProtoReflect.Descriptor instead.
 func (*ReplaceReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReplaceReply) GetWorker() *WorkerGrant {
@@ -2139,7 +2401,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2413,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2426,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReleaseRequest) GetLeaseId() uint64 {
@@ -2206,7 +2468,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2480,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2493,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReleaseReply) GetCached() bool {
@@ -2272,7 +2534,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2284,7 +2546,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2297,7 +2559,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Claim) GetLine() uint32 {
@@ -2360,7 +2622,7 @@ type AttachClaimsRequest struct {
 
 func (x *AttachClaimsRequest) Reset() {
 	*x = AttachClaimsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2634,7 @@ func (x *AttachClaimsRequest) String() string {
 func (*AttachClaimsRequest) ProtoMessage() {}
 
 func (x *AttachClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2647,7 @@ func (x *AttachClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClaimsRequest.ProtoReflect.Descriptor instead.
 func (*AttachClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AttachClaimsRequest) GetProvider() string {
@@ -2419,7 +2681,7 @@ type AttachClaimsReply struct {
 
 func (x *AttachClaimsReply) Reset() {
 	*x = AttachClaimsReply{}
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2431,7 +2693,7 @@ func (x *AttachClaimsReply) String() string {
 func (*AttachClaimsReply) ProtoMessage() {}
 
 func (x *AttachClaimsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2444,7 +2706,7 @@ func (x *AttachClaimsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClaimsReply.ProtoReflect.Descriptor instead.
 func (*AttachClaimsReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AttachClaimsReply) GetBlob() []byte {
@@ -2471,7 +2733,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2483,7 +2745,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2496,7 +2758,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RenewRequest) GetLeaseId() uint64 {
@@ -2523,7 +2785,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2797,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2810,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RenewReply) GetDurationMs() uint64 {
@@ -2573,7 +2835,7 @@ type LeasesRequest struct {
 
 func (x *LeasesRequest) Reset() {
 	*x = LeasesRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2847,7 @@ func (x *LeasesRequest) String() string {
 func (*LeasesRequest) ProtoMessage() {}
 
 func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2860,7 @@ func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesRequest.ProtoReflect.Descriptor instead.
 func (*LeasesRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 type LeasesReply struct {
@@ -2610,7 +2872,7 @@ type LeasesReply struct {
 
 func (x *LeasesReply) Reset() {
 	*x = LeasesReply{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2884,7 @@ func (x *LeasesReply) String() string {
 func (*LeasesReply) ProtoMessage() {}
 
 func (x *LeasesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2897,7 @@ func (x *LeasesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesReply.ProtoReflect.Descriptor instead.
 func (*LeasesReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LeasesReply) GetLeases() []*LeaseEntry {
@@ -2663,7 +2925,7 @@ type LeaseEntry struct {
 
 func (x *LeaseEntry) Reset() {
 	*x = LeaseEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +2937,7 @@ func (x *LeaseEntry) String() string {
 func (*LeaseEntry) ProtoMessage() {}
 
 func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +2950,7 @@ func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseEntry.ProtoReflect.Descriptor instead.
 func (*LeaseEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LeaseEntry) GetLeaseId() uint64 {
@@ -2771,7 +3033,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +3045,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +3058,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RevokeRequest) GetLeaseId() uint64 {
@@ -2821,7 +3083,7 @@ type RevokeReply struct {
 
 func (x *RevokeReply) Reset() {
 	*x = RevokeReply{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2833,7 +3095,7 @@ func (x *RevokeReply) String() string {
 func (*RevokeReply) ProtoMessage() {}
 
 func (x *RevokeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2846,7 +3108,7 @@ func (x *RevokeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeReply.ProtoReflect.Descriptor instead.
 func (*RevokeReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 type DrainRequest struct {
@@ -2859,7 +3121,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3133,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3146,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DrainRequest) GetGraceMs() uint64 {
@@ -2909,7 +3171,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2921,7 +3183,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2934,7 +3196,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 type UntilRequest struct {
@@ -2946,7 +3208,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3220,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3233,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UntilRequest) GetUntil() uint64 {
@@ -2989,7 +3251,7 @@ type UntilReply struct {
 
 func (x *UntilReply) Reset() {
 	*x = UntilReply{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3263,7 @@ func (x *UntilReply) String() string {
 func (*UntilReply) ProtoMessage() {}
 
 func (x *UntilReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3276,7 @@ func (x *UntilReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
 func (*UntilReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 type InspectRequest struct {
@@ -3030,7 +3292,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3304,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3317,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -3099,7 +3361,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3373,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3386,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -3208,7 +3470,7 @@ type RoomRequest struct {
 
 func (x *RoomRequest) Reset() {
 	*x = RoomRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3220,7 +3482,7 @@ func (x *RoomRequest) String() string {
 func (*RoomRequest) ProtoMessage() {}
 
 func (x *RoomRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3233,7 +3495,7 @@ func (x *RoomRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomRequest.ProtoReflect.Descriptor instead.
 func (*RoomRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RoomRequest) GetCores() uint32 {
@@ -3266,7 +3528,7 @@ type RoomReply struct {
 
 func (x *RoomReply) Reset() {
 	*x = RoomReply{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3540,7 @@ func (x *RoomReply) String() string {
 func (*RoomReply) ProtoMessage() {}
 
 func (x *RoomReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3553,7 @@ func (x *RoomReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomReply.ProtoReflect.Descriptor instead.
 func (*RoomReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RoomReply) GetRoom() bool {
@@ -3310,7 +3572,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3322,7 +3584,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3335,7 +3597,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -3362,7 +3624,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3636,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3649,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -3464,7 +3726,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3476,7 +3738,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3489,7 +3751,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -3524,7 +3786,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3536,7 +3798,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3549,7 +3811,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -3583,7 +3845,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3595,7 +3857,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3608,7 +3870,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -3634,7 +3896,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3646,7 +3908,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3659,7 +3921,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -3678,7 +3940,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +3952,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +3965,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -3721,7 +3983,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3733,7 +3995,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3746,7 +4008,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 type ListRequest struct {
@@ -3757,7 +4019,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3769,7 +4031,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3782,7 +4044,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 type ListReply struct {
@@ -3795,7 +4057,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3807,7 +4069,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3820,7 +4082,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -3850,7 +4112,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3862,7 +4124,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3875,7 +4137,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -3925,7 +4187,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4199,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4212,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -3983,7 +4245,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4257,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4270,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -4031,7 +4293,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4305,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4318,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -4106,7 +4368,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4118,7 +4380,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4131,7 +4393,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -4177,7 +4439,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4189,7 +4451,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4202,7 +4464,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -4263,7 +4525,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4275,7 +4537,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4288,7 +4550,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -4309,7 +4571,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4321,7 +4583,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4334,7 +4596,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -4370,7 +4632,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4382,7 +4644,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4395,7 +4657,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -4437,7 +4699,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4449,7 +4711,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4462,7 +4724,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -4495,7 +4757,7 @@ type RevocationsRequest struct {
 
 func (x *RevocationsRequest) Reset() {
 	*x = RevocationsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4507,7 +4769,7 @@ func (x *RevocationsRequest) String() string {
 func (*RevocationsRequest) ProtoMessage() {}
 
 func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4520,7 +4782,7 @@ func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationsRequest.ProtoReflect.Descriptor instead.
 func (*RevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RevocationsRequest) GetSerial() uint64 {
@@ -4539,7 +4801,7 @@ type RevocationsReply struct {
 
 func (x *RevocationsReply) Reset() {
 	*x = RevocationsReply{}
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +4813,7 @@ func (x *RevocationsReply) String() string {
 func (*RevocationsReply) ProtoMessage() {}
 
 func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4564,7 +4826,7 @@ func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationsReply.ProtoReflect.Descriptor instead.
 func (*RevocationsReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RevocationsReply) GetList() []byte {
@@ -4585,7 +4847,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4597,7 +4859,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4610,7 +4872,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -4644,7 +4906,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4656,7 +4918,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4669,7 +4931,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -4704,7 +4966,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[66]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4716,7 +4978,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[66]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4729,7 +4991,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -4804,7 +5066,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[67]
+	mi := &file_internal_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +5078,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[67]
+	mi := &file_internal_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +5091,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -4847,7 +5109,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[68]
+	mi := &file_internal_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4859,7 +5121,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[68]
+	mi := &file_internal_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4872,7 +5134,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 type BillRequest struct {
@@ -4885,7 +5147,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[69]
+	mi := &file_internal_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4897,7 +5159,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[69]
+	mi := &file_internal_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4910,7 +5172,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -4938,7 +5200,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[70]
+	mi := &file_internal_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4950,7 +5212,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[70]
+	mi := &file_internal_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4963,7 +5225,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{70}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *HistoryRequest) GetTenant() string {
@@ -4997,7 +5259,7 @@ type HistoryReply struct {
 
 func (x *HistoryReply) Reset() {
 	*x = HistoryReply{}
-	mi := &file_internal_control_control_proto_msgTypes[71]
+	mi := &file_internal_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5009,7 +5271,7 @@ func (x *HistoryReply) String() string {
 func (*HistoryReply) ProtoMessage() {}
 
 func (x *HistoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[71]
+	mi := &file_internal_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5022,7 +5284,7 @@ func (x *HistoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryReply.ProtoReflect.Descriptor instead.
 func (*HistoryReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{71}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *HistoryReply) GetSteps() []*HistoryStep {
@@ -5054,7 +5316,7 @@ type HistoryStep struct {
 
 func (x *HistoryStep) Reset() {
 	*x = HistoryStep{}
-	mi := &file_internal_control_control_proto_msgTypes[72]
+	mi := &file_internal_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5066,7 +5328,7 @@ func (x *HistoryStep) String() string {
 func (*HistoryStep) ProtoMessage() {}
 
 func (x *HistoryStep) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[72]
+	mi := &file_internal_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5079,7 +5341,7 @@ func (x *HistoryStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryStep.ProtoReflect.Descriptor instead.
 func (*HistoryStep) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{72}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *HistoryStep) GetStart() int64 {
@@ -5141,7 +5403,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_internal_control_control_proto_msgTypes[73]
+	mi := &file_internal_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5153,7 +5415,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[73]
+	mi := &file_internal_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5166,7 +5428,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{73}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *TenantUse) GetTenant() string {
@@ -5194,7 +5456,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[74]
+	mi := &file_internal_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5206,7 +5468,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[74]
+	mi := &file_internal_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5219,7 +5481,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{74}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -5254,7 +5516,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[75]
+	mi := &file_internal_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5266,7 +5528,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[75]
+	mi := &file_internal_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5279,7 +5541,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{75}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -5316,7 +5578,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[76]
+	mi := &file_internal_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5328,7 +5590,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[76]
+	mi := &file_internal_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5341,7 +5603,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{76}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *BillLine) GetItem() string {
@@ -5445,14 +5707,21 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06claims\x18\x19 \x01(\bR\x06claims\x12*\n" +
 	"\x04seed\x18\x1a \x01(\v2\x16.rfaas.control.v1.SeedR\x04seed\x12\x18\n" +
 	"\aruntime\x18\x1b \x01(\tR\aruntimeB\x0e\n" +
-	"\f_duration_ms\"\x9d\x01\n" +
+	"\f_duration_ms\"\xe8\x01\n" +
 	"\x04Seed\x12\x1a\n" +
 	"\bfunction\x18\x01 \x01(\tR\bfunction\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x19\n" +
 	"\blimit_ms\x18\x03 \x01(\x04R\alimitMs\x12\x12\n" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\rR\aversion\x12\x16\n" +
-	"\x06origin\x18\x06 \x01(\tR\x06origin\"\xaa\x01\n" +
+	"\x06origin\x18\x06 \x01(\tR\x06origin\x12\x1c\n" +
+	"\telsewhere\x18\x14 \x01(\bR\telsewhere\x12\x12\n" +
+	"\x04copy\x18\x15 \x01(\fR\x04copy\x12\x17\n" +
+	"\ano_copy\x18\x16 \x01(\tR\x06noCopy\"k\n" +
+	"\bSeedCopy\x12\x14\n" +
+	"\x05units\x18\x01 \x01(\rR\x05units\x129\n" +
+	"\bsegments\x18\x02 \x03(\v2\x1d.rfaas.control.v1.SeedSegmentR\bsegments\x12\x0e\n" +
+	"\x02at\x18\x03 \x03(\x04R\x02at\"\xaa\x01\n" +
 	"\x11CreateSeedRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
@@ -5508,7 +5777,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\x04R\x04data\x12\x1b\n" +
 	"\tdata_size\x18\x05 \x01(\x04R\bdataSize\x12\x10\n" +
 	"\x03tls\x18\x06 \x01(\x04R\x03tls\x12\x19\n" +
-	"\btls_size\x18\a \x01(\x04R\atlsSize\"\xa1\x03\n" +
+	"\btls_size\x18\a \x01(\x04R\atlsSize\"\xd8\x03\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -5518,7 +5787,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vduration_ms\x18\x05 \x01(\x04R\n" +
 	"durationMs\x12\x1b\n" +
 	"\tclient_ms\x18\x06 \x01(\x04R\bclientMs\x12%\n" +
-	"\x0etables_unknown\x18\a \x03(\rR\rtablesUnknown\x12\x16\n" +
+	"\x0etables_unknown\x18\a \x03(\rR\rtablesUnknown\x12\x12\n" +
+	"\x04seed\x18\x1e \x01(\fR\x04seed\x12!\n" +
+	"\fseed_unknown\x18\x1f \x01(\bR\vseedUnknown\x12\x16\n" +
 	"\x06tables\x18\b \x01(\rR\x06tables\x12\x18\n" +
 	"\aruntime\x18\t \x01(\tR\aruntime\x12\x1d\n" +
 	"\n" +
@@ -5550,18 +5821,31 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\"H\n" +
 	"\vUploadReply\x12\x1c\n" +
 	"\tfunctions\x18\x01 \x03(\tR\tfunctions\x12\x1b\n" +
-	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\xb7\x01\n" +
+	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\xe7\x01\n" +
 	"\fFetchRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1a\n" +
 	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04blob\x18\x04 \x01(\fR\x04blob\x123\n" +
 	"\x06memory\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\x12\x16\n" +
-	"\x06bundle\x18\x06 \x01(\bR\x06bundle\"4\n" +
+	"\x06bundle\x18\x06 \x01(\bR\x06bundle\x12.\n" +
+	"\x04seed\x18\x14 \x01(\v2\x1a.rfaas.control.v1.SeedCopyR\x04seed\"H\n" +
 	"\n" +
 	"FetchReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
-	"\x04done\x18\x02 \x01(\bR\x04done\"x\n" +
+	"\x04done\x18\x02 \x01(\bR\x04done\x12\x12\n" +
+	"\x04seed\x18\x14 \x01(\fR\x04seed\"\x97\x01\n" +
+	"\vLendRequest\x12\x12\n" +
+	"\x04seed\x18\x01 \x01(\fR\x04seed\x12\x1a\n" +
+	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x12\n" +
+	"\x04blob\x18\x03 \x01(\fR\x04blob\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\rR\aversion\x12\x16\n" +
+	"\x06tenant\x18\x06 \x01(\tR\x06tenant\"\x84\x01\n" +
+	"\tLendReply\x12\x12\n" +
+	"\x04blob\x18\x01 \x01(\fR\x04blob\x123\n" +
+	"\x06memory\x18\x02 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\x12.\n" +
+	"\x04seed\x18\x03 \x01(\v2\x1a.rfaas.control.v1.SeedCopyR\x04seed\"x\n" +
 	"\x0eReplaceRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\rR\x06worker\x12\x1f\n" +
@@ -5820,13 +6104,14 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
 	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
 	"\x11START_PATH_CACHED\x10\x03\x12\x15\n" +
-	"\x11START_PATH_SEEDED\x10\x042\xe4\v\n" +
+	"\x11START_PATH_SEEDED\x10\x042\xac\f\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
 	"\aLeasing\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply(\x010\x01\x12H\n" +
 	"\x06Upload\x12\x1d.rfaas.control.v1.UploadChunk\x1a\x1d.rfaas.control.v1.UploadReply(\x01\x12G\n" +
-	"\x05Fetch\x12\x1e.rfaas.control.v1.FetchRequest\x1a\x1c.rfaas.control.v1.FetchReply0\x01\x12K\n" +
+	"\x05Fetch\x12\x1e.rfaas.control.v1.FetchRequest\x1a\x1c.rfaas.control.v1.FetchReply0\x01\x12F\n" +
+	"\x04Lend\x12\x1d.rfaas.control.v1.LendRequest\x1a\x1b.rfaas.control.v1.LendReply(\x010\x01\x12K\n" +
 	"\aReplace\x12 .rfaas.control.v1.ReplaceRequest\x1a\x1e.rfaas.control.v1.ReplaceReply\x12K\n" +
 	"\aRelease\x12 .rfaas.control.v1.ReleaseRequest\x1a\x1e.rfaas.control.v1.ReleaseReply\x12Z\n" +
 	"\fAttachClaims\x12%.rfaas.control.v1.AttachClaimsRequest\x1a#.rfaas.control.v1.AttachClaimsReply\x12E\n" +
@@ -5872,7 +6157,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -5882,186 +6167,195 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*FabricAddress)(nil),         // 5: rfaas.control.v1.FabricAddress
 	(*LeaseRequest)(nil),          // 6: rfaas.control.v1.LeaseRequest
 	(*Seed)(nil),                  // 7: rfaas.control.v1.Seed
-	(*CreateSeedRequest)(nil),     // 8: rfaas.control.v1.CreateSeedRequest
-	(*SeedRequest)(nil),           // 9: rfaas.control.v1.SeedRequest
-	(*SeedReply)(nil),             // 10: rfaas.control.v1.SeedReply
-	(*ReleaseSeedReply)(nil),      // 11: rfaas.control.v1.ReleaseSeedReply
-	(*SeedDescription)(nil),       // 12: rfaas.control.v1.SeedDescription
-	(*SeedSegment)(nil),           // 13: rfaas.control.v1.SeedSegment
-	(*SeedModule)(nil),            // 14: rfaas.control.v1.SeedModule
-	(*LeaseReply)(nil),            // 15: rfaas.control.v1.LeaseReply
-	(*Table)(nil),                 // 16: rfaas.control.v1.Table
-	(*WorkerGrant)(nil),           // 17: rfaas.control.v1.WorkerGrant
-	(*StartSteps)(nil),            // 18: rfaas.control.v1.StartSteps
-	(*UploadChunk)(nil),           // 19: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),           // 20: rfaas.control.v1.UploadReply
-	(*FetchRequest)(nil),          // 21: rfaas.control.v1.FetchRequest
-	(*FetchReply)(nil),            // 22: rfaas.control.v1.FetchReply
-	(*ReplaceRequest)(nil),        // 23: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),          // 24: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),        // 25: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 26: rfaas.control.v1.ReleaseReply
-	(*Claim)(nil),                 // 27: rfaas.control.v1.Claim
-	(*AttachClaimsRequest)(nil),   // 28: rfaas.control.v1.AttachClaimsRequest
-	(*AttachClaimsReply)(nil),     // 29: rfaas.control.v1.AttachClaimsReply
-	(*RenewRequest)(nil),          // 30: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 31: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 32: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 33: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 34: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 35: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 36: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 37: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 38: rfaas.control.v1.DrainReply
-	(*UntilRequest)(nil),          // 39: rfaas.control.v1.UntilRequest
-	(*UntilReply)(nil),            // 40: rfaas.control.v1.UntilReply
-	(*InspectRequest)(nil),        // 41: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 42: rfaas.control.v1.InspectReply
-	(*RoomRequest)(nil),           // 43: rfaas.control.v1.RoomRequest
-	(*RoomReply)(nil),             // 44: rfaas.control.v1.RoomReply
-	(*EventsRequest)(nil),         // 45: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 46: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 47: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 48: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 49: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 50: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 51: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 52: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 53: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 54: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 55: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 56: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 57: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 58: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 59: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 60: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 61: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 62: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 63: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 64: rfaas.control.v1.ReserveReply
-	(*RevocationsRequest)(nil),    // 65: rfaas.control.v1.RevocationsRequest
-	(*RevocationsReply)(nil),      // 66: rfaas.control.v1.RevocationsReply
-	(*AttachClientRequest)(nil),   // 67: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 68: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 69: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 70: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 71: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 72: rfaas.control.v1.BillRequest
-	(*HistoryRequest)(nil),        // 73: rfaas.control.v1.HistoryRequest
-	(*HistoryReply)(nil),          // 74: rfaas.control.v1.HistoryReply
-	(*HistoryStep)(nil),           // 75: rfaas.control.v1.HistoryStep
-	(*TenantUse)(nil),             // 76: rfaas.control.v1.TenantUse
-	(*BillReply)(nil),             // 77: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 78: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 79: rfaas.control.v1.BillLine
+	(*SeedCopy)(nil),              // 8: rfaas.control.v1.SeedCopy
+	(*CreateSeedRequest)(nil),     // 9: rfaas.control.v1.CreateSeedRequest
+	(*SeedRequest)(nil),           // 10: rfaas.control.v1.SeedRequest
+	(*SeedReply)(nil),             // 11: rfaas.control.v1.SeedReply
+	(*ReleaseSeedReply)(nil),      // 12: rfaas.control.v1.ReleaseSeedReply
+	(*SeedDescription)(nil),       // 13: rfaas.control.v1.SeedDescription
+	(*SeedSegment)(nil),           // 14: rfaas.control.v1.SeedSegment
+	(*SeedModule)(nil),            // 15: rfaas.control.v1.SeedModule
+	(*LeaseReply)(nil),            // 16: rfaas.control.v1.LeaseReply
+	(*Table)(nil),                 // 17: rfaas.control.v1.Table
+	(*WorkerGrant)(nil),           // 18: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),            // 19: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),           // 20: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),           // 21: rfaas.control.v1.UploadReply
+	(*FetchRequest)(nil),          // 22: rfaas.control.v1.FetchRequest
+	(*FetchReply)(nil),            // 23: rfaas.control.v1.FetchReply
+	(*LendRequest)(nil),           // 24: rfaas.control.v1.LendRequest
+	(*LendReply)(nil),             // 25: rfaas.control.v1.LendReply
+	(*ReplaceRequest)(nil),        // 26: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),          // 27: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),        // 28: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 29: rfaas.control.v1.ReleaseReply
+	(*Claim)(nil),                 // 30: rfaas.control.v1.Claim
+	(*AttachClaimsRequest)(nil),   // 31: rfaas.control.v1.AttachClaimsRequest
+	(*AttachClaimsReply)(nil),     // 32: rfaas.control.v1.AttachClaimsReply
+	(*RenewRequest)(nil),          // 33: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 34: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 35: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 36: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 37: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 38: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 39: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 40: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 41: rfaas.control.v1.DrainReply
+	(*UntilRequest)(nil),          // 42: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 43: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 44: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 45: rfaas.control.v1.InspectReply
+	(*RoomRequest)(nil),           // 46: rfaas.control.v1.RoomRequest
+	(*RoomReply)(nil),             // 47: rfaas.control.v1.RoomReply
+	(*EventsRequest)(nil),         // 48: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 49: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 50: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 51: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 52: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 53: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 54: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 55: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 56: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 57: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 58: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 59: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 60: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 61: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 62: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 63: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 64: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 65: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 66: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 67: rfaas.control.v1.ReserveReply
+	(*RevocationsRequest)(nil),    // 68: rfaas.control.v1.RevocationsRequest
+	(*RevocationsReply)(nil),      // 69: rfaas.control.v1.RevocationsReply
+	(*AttachClientRequest)(nil),   // 70: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 71: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 72: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 73: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 74: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 75: rfaas.control.v1.BillRequest
+	(*HistoryRequest)(nil),        // 76: rfaas.control.v1.HistoryRequest
+	(*HistoryReply)(nil),          // 77: rfaas.control.v1.HistoryReply
+	(*HistoryStep)(nil),           // 78: rfaas.control.v1.HistoryStep
+	(*TenantUse)(nil),             // 79: rfaas.control.v1.TenantUse
+	(*BillReply)(nil),             // 80: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 81: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 82: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
 	0,  // 1: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
-	16, // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
-	16, // 3: rfaas.control.v1.LeaseRequest.bundle:type_name -> rfaas.control.v1.Table
+	17, // 2: rfaas.control.v1.LeaseRequest.tables:type_name -> rfaas.control.v1.Table
+	17, // 3: rfaas.control.v1.LeaseRequest.bundle:type_name -> rfaas.control.v1.Table
 	7,  // 4: rfaas.control.v1.LeaseRequest.seed:type_name -> rfaas.control.v1.Seed
-	12, // 5: rfaas.control.v1.SeedReply.seed:type_name -> rfaas.control.v1.SeedDescription
-	13, // 6: rfaas.control.v1.SeedDescription.segments:type_name -> rfaas.control.v1.SeedSegment
-	14, // 7: rfaas.control.v1.SeedDescription.modules:type_name -> rfaas.control.v1.SeedModule
-	17, // 8: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	27, // 9: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
-	18, // 10: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	1,  // 11: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	56, // 12: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
-	17, // 13: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	27, // 14: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
-	56, // 15: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
-	34, // 16: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 17: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 18: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	58, // 19: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 20: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	55, // 21: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 22: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	56, // 23: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	56, // 24: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	56, // 25: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	56, // 26: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	56, // 27: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
-	56, // 28: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	56, // 29: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	69, // 30: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	75, // 31: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
-	76, // 32: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
-	78, // 33: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	79, // 34: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 35: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 36: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 37: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	19, // 38: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	21, // 39: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
-	23, // 40: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	25, // 41: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	28, // 42: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
-	30, // 43: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	32, // 44: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	35, // 45: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	37, // 46: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	39, // 47: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	41, // 48: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	43, // 49: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	8,  // 50: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
-	9,  // 51: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
-	9,  // 52: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
-	9,  // 53: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
-	45, // 54: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	47, // 55: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	49, // 56: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	51, // 57: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	53, // 58: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	57, // 59: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	59, // 60: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	67, // 61: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	70, // 62: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	72, // 63: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	73, // 64: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
-	61, // 65: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	63, // 66: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	65, // 67: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
-	4,  // 68: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	15, // 69: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	15, // 70: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	20, // 71: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	22, // 72: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	24, // 73: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	26, // 74: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	29, // 75: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
-	31, // 76: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	33, // 77: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	36, // 78: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	38, // 79: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	40, // 80: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	42, // 81: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	44, // 82: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	10, // 83: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
-	10, // 84: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
-	10, // 85: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
-	11, // 86: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
-	46, // 87: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	48, // 88: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	50, // 89: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	52, // 90: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	54, // 91: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	58, // 92: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	60, // 93: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	68, // 94: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	71, // 95: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	77, // 96: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	74, // 97: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
-	62, // 98: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	64, // 99: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	66, // 100: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
-	68, // [68:101] is the sub-list for method output_type
-	35, // [35:68] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	14, // 5: rfaas.control.v1.SeedCopy.segments:type_name -> rfaas.control.v1.SeedSegment
+	13, // 6: rfaas.control.v1.SeedReply.seed:type_name -> rfaas.control.v1.SeedDescription
+	14, // 7: rfaas.control.v1.SeedDescription.segments:type_name -> rfaas.control.v1.SeedSegment
+	15, // 8: rfaas.control.v1.SeedDescription.modules:type_name -> rfaas.control.v1.SeedModule
+	18, // 9: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	30, // 10: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
+	19, // 11: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	1,  // 12: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
+	59, // 13: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	8,  // 14: rfaas.control.v1.FetchRequest.seed:type_name -> rfaas.control.v1.SeedCopy
+	59, // 15: rfaas.control.v1.LendReply.memory:type_name -> rfaas.control.v1.MemoryRef
+	8,  // 16: rfaas.control.v1.LendReply.seed:type_name -> rfaas.control.v1.SeedCopy
+	18, // 17: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	30, // 18: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
+	59, // 19: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
+	37, // 20: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 21: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 22: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	61, // 23: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 24: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	58, // 25: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 26: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	59, // 27: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	59, // 28: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	59, // 29: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	59, // 30: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	59, // 31: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
+	59, // 32: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	59, // 33: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	72, // 34: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	78, // 35: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
+	79, // 36: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
+	81, // 37: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	82, // 38: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 39: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 40: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 41: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	20, // 42: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	22, // 43: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	24, // 44: rfaas.control.v1.Executor.Lend:input_type -> rfaas.control.v1.LendRequest
+	26, // 45: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	28, // 46: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	31, // 47: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
+	33, // 48: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	35, // 49: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	38, // 50: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	40, // 51: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	42, // 52: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	44, // 53: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	46, // 54: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	9,  // 55: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
+	10, // 56: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
+	10, // 57: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
+	10, // 58: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
+	48, // 59: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	50, // 60: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	52, // 61: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	54, // 62: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	56, // 63: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	60, // 64: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	62, // 65: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	70, // 66: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	73, // 67: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	75, // 68: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	76, // 69: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
+	64, // 70: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	66, // 71: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	68, // 72: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
+	4,  // 73: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	16, // 74: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	16, // 75: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	21, // 76: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	23, // 77: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	25, // 78: rfaas.control.v1.Executor.Lend:output_type -> rfaas.control.v1.LendReply
+	27, // 79: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	29, // 80: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	32, // 81: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	34, // 82: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	36, // 83: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	39, // 84: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	41, // 85: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	43, // 86: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	45, // 87: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	47, // 88: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	11, // 89: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 90: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 91: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
+	12, // 92: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
+	49, // 93: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	51, // 94: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	53, // 95: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	55, // 96: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	57, // 97: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	61, // 98: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	63, // 99: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	71, // 100: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	74, // 101: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	80, // 102: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	77, // 103: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
+	65, // 104: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	67, // 105: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	69, // 106: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
+	73, // [73:107] is the sub-list for method output_type
+	39, // [39:73] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -6070,14 +6364,14 @@ func file_internal_control_control_proto_init() {
 		return
 	}
 	file_internal_control_control_proto_msgTypes[3].OneofWrappers = []any{}
-	file_internal_control_control_proto_msgTypes[27].OneofWrappers = []any{}
+	file_internal_control_control_proto_msgTypes[30].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   77,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -27,6 +27,7 @@ const (
 	Executor_Leasing_FullMethodName      = "/rfaas.control.v1.Executor/Leasing"
 	Executor_Upload_FullMethodName       = "/rfaas.control.v1.Executor/Upload"
 	Executor_Fetch_FullMethodName        = "/rfaas.control.v1.Executor/Fetch"
+	Executor_Lend_FullMethodName         = "/rfaas.control.v1.Executor/Lend"
 	Executor_Replace_FullMethodName      = "/rfaas.control.v1.Executor/Replace"
 	Executor_Release_FullMethodName      = "/rfaas.control.v1.Executor/Release"
 	Executor_AttachClaims_FullMethodName = "/rfaas.control.v1.Executor/AttachClaims"
@@ -62,6 +63,10 @@ type ExecutorClient interface {
 	// Fetch copies a table to the node: the executor reads it from the caller's memory over a queue pair. The first reply has the
 	// executor's side of the queue pair, to which the caller connects; the last one says that the node has the table.
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchReply], error)
+	// Lend makes a seed of the caller's readable over a queue pair for another executor, which the caller asks to Fetch it. The first request names the
+	// seed, and its reply has this side of the queue pair. The second request has the other side; its reply says that they are connected. The seed
+	// stays readable until the caller ends the stream.
+	Lend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LendRequest, LendReply], error)
 	// Replace starts a new worker in the place of one that died, or kills one that its client cannot reach. Repeating a
 	// client blob returns the worker made for it.
 	Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error)
@@ -169,6 +174,19 @@ func (c *executorClient) Fetch(ctx context.Context, in *FetchRequest, opts ...gr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Executor_FetchClient = grpc.ServerStreamingClient[FetchReply]
 
+func (c *executorClient) Lend(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LendRequest, LendReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[3], Executor_Lend_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[LendRequest, LendReply]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executor_LendClient = grpc.BidiStreamingClient[LendRequest, LendReply]
+
 func (c *executorClient) Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReplaceReply)
@@ -261,7 +279,7 @@ func (c *executorClient) Inspect(ctx context.Context, in *InspectRequest, opts .
 
 func (c *executorClient) Room(ctx context.Context, in *RoomRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RoomReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[3], Executor_Room_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[4], Executor_Room_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -320,7 +338,7 @@ func (c *executorClient) ReleaseSeed(ctx context.Context, in *SeedRequest, opts 
 
 func (c *executorClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[4], Executor_Events_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[5], Executor_Events_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -355,6 +373,10 @@ type ExecutorServer interface {
 	// Fetch copies a table to the node: the executor reads it from the caller's memory over a queue pair. The first reply has the
 	// executor's side of the queue pair, to which the caller connects; the last one says that the node has the table.
 	Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchReply]) error
+	// Lend makes a seed of the caller's readable over a queue pair for another executor, which the caller asks to Fetch it. The first request names the
+	// seed, and its reply has this side of the queue pair. The second request has the other side; its reply says that they are connected. The seed
+	// stays readable until the caller ends the stream.
+	Lend(grpc.BidiStreamingServer[LendRequest, LendReply]) error
 	// Replace starts a new worker in the place of one that died, or kills one that its client cannot reach. Repeating a
 	// client blob returns the worker made for it.
 	Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error)
@@ -411,6 +433,9 @@ func (UnimplementedExecutorServer) Upload(grpc.ClientStreamingServer[UploadChunk
 }
 func (UnimplementedExecutorServer) Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchReply]) error {
 	return status.Errorf(codes.Unimplemented, "method Fetch not implemented")
+}
+func (UnimplementedExecutorServer) Lend(grpc.BidiStreamingServer[LendRequest, LendReply]) error {
+	return status.Errorf(codes.Unimplemented, "method Lend not implemented")
 }
 func (UnimplementedExecutorServer) Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Replace not implemented")
@@ -538,6 +563,13 @@ func _Executor_Fetch_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Executor_FetchServer = grpc.ServerStreamingServer[FetchReply]
+
+func _Executor_Lend_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ExecutorServer).Lend(&grpc.GenericServerStream[LendRequest, LendReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executor_LendServer = grpc.BidiStreamingServer[LendRequest, LendReply]
 
 func _Executor_Replace_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReplaceRequest)
@@ -879,6 +911,12 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Fetch",
 			Handler:       _Executor_Fetch_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Lend",
+			Handler:       _Executor_Lend_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "Room",

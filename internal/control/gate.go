@@ -259,6 +259,7 @@ var roles = map[string]identity.Role{
 	service + "Executor/Leasing":      identity.RoleTenant,
 	service + "Executor/Upload":       identity.RoleTenant,
 	service + "Executor/Fetch":        identity.RoleTenant,
+	service + "Executor/Lend":         identity.RoleTenant,
 	service + "Executor/AttachClaims": identity.RoleTenant,
 	service + "Executor/Replace":      identity.RoleTenant,
 	service + "Executor/Release":      identity.RoleTenant,

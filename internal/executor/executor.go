@@ -49,6 +49,7 @@ type Executor struct {
 	tables      *tableStore
 	published   *publications
 	fabric      fetchDevices
+	lender      lender
 	incarnation [16]byte
 	maxWorkers  int
 	work        sync.WaitGroup // goroutines that start and end leases

@@ -34,6 +34,15 @@ func (e *Executor) Fetch(req *control.FetchRequest, stream grpc.ServerStreamingS
 }
 
 func (e *Executor) fetch(ctx context.Context, req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
+	if req.GetSeed() != nil {
+		if err := e.checkProvider(req.GetProvider()); err != nil {
+			return err
+		}
+		if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
+			return err
+		}
+		return e.fetchSeed(ctx, req, stream)
+	}
 	h, err := checkSum("sha256", req.GetSha256())
 	if err != nil {
 		return err
@@ -48,8 +57,7 @@ func (e *Executor) fetch(ctx context.Context, req *control.FetchRequest, stream 
 	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, fetchConnect+time.Duration(float64(size)/fetchRate*float64(time.Second)),
-		errors.New("the transfer took too long"))
+	ctx, cancel := fetchContext(ctx, size)
 	defer cancel()
 	began := time.Now()
 	var source *fetchSource
@@ -58,7 +66,7 @@ func (e *Executor) fetch(ctx context.Context, req *control.FetchRequest, stream 
 	}
 	known, err := e.tables.add(ctx, h, req.GetBundle(), codeOwner(ctx), size, func() (io.Reader, error) {
 		var err error
-		if source, err = e.connectSource(ctx, req, stream.Send); err != nil {
+		if source, err = e.connectSource(ctx, req, []memoryPart{{from.GetAddr(), size}}, stream.Send); err != nil {
 			return nil, err
 		}
 		return bufio.NewReaderSize(source, fetchChunk), nil
@@ -70,6 +78,11 @@ func (e *Executor) fetch(ctx context.Context, req *control.FetchRequest, stream 
 	}
 	e.log.Debug("table stored", "sha256", fmt.Sprintf("%x", h[:6]), "bytes", size, "known", known, "provider", req.GetProvider(), "bundle", req.GetBundle(), "took", time.Since(began))
 	return stream.Send(&control.FetchReply{Done: true})
+}
+
+// fetchContext bounds a transfer.
+func fetchContext(ctx context.Context, size uint64) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, fetchConnect+time.Duration(float64(size)/fetchRate*float64(time.Second)), errors.New("the transfer took too long"))
 }
 
 // fetchDevices are the devices of shm and tcp by which tables are read. Each is opened when it is first needed. Safe for concurrent use.
@@ -158,20 +171,23 @@ func (e *Executor) fetchDevice(provider string) (*dataplane.Device, error) {
 	return nil, control.Errorf(control.ClassUnsupported, "tables cannot be read over provider %s: offer tcp besides it (providers)", provider)
 }
 
-// fetchSource is a connection to the memory of a client. It reads a table from its beginning.
+// memoryPart is a part of the memory that is read.
+type memoryPart struct{ addr, size uint64 }
+
+// fetchSource is a connection to the memory of a client, or of another executor. It reads the parts in their order.
 type fetchSource struct {
 	e      *Executor
 	ctx    context.Context
 	device *dataplane.Device // nil, or the transfer's own
 	domain *dataplane.Domain
 	conn   *dataplane.Conn
-	from   *control.MemoryRef
-	at     uint64 // bytes that were read
+	key    uint32
+	parts  []memoryPart // that are not read yet
 }
 
 // connectSource connects to the client's memory. It sends this side's blob by send.
-func (e *Executor) connectSource(ctx context.Context, req *control.FetchRequest, send func(*control.FetchReply) error) (*fetchSource, error) {
-	s := &fetchSource{e: e, ctx: ctx, from: req.GetMemory()}
+func (e *Executor) connectSource(ctx context.Context, req *control.FetchRequest, parts []memoryPart, send func(*control.FetchReply) error) (*fetchSource, error) {
+	s := &fetchSource{e: e, ctx: ctx, key: req.GetMemory().GetKey(), parts: parts}
 	if err := e.fabric.add(s); err != nil {
 		return nil, err
 	}
@@ -258,18 +274,22 @@ func (g *fetchGuest) Connect(c *net.TCPConn, hello []byte) error {
 
 // Read reads the next bytes. io.EOF: the memory ends.
 func (s *fetchSource) Read(b []byte) (int, error) {
-	left := s.from.GetSize() - s.at
-	if left == 0 {
+	for len(s.parts) > 0 && s.parts[0].size == 0 {
+		s.parts = s.parts[1:]
+	}
+	if len(s.parts) == 0 {
 		return 0, io.EOF
 	}
+	p := &s.parts[0]
 	if err := s.ctx.Err(); err != nil {
 		return 0, fetchError(context.Cause(s.ctx))
 	}
-	b = b[:min(uint64(len(b)), left)]
-	if err := s.conn.Read(b, s.from.GetAddr()+s.at, s.from.GetKey(), fetchStall); err != nil {
+	b = b[:min(uint64(len(b)), p.size)]
+	if err := s.conn.Read(b, p.addr, s.key, fetchStall); err != nil {
 		return 0, fetchError(err)
 	}
-	s.at += uint64(len(b))
+	p.addr += uint64(len(b))
+	p.size -= uint64(len(b))
 	return len(b), nil
 }
 

@@ -149,6 +149,10 @@ func (e *Executor) lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		e.codes.release(code)
 		e.tables.release(tables)
 	}
+	if req.GetSeed().GetElsewhere() && !e.tables.knowsSeed(newWish(req, &terms, codeOwner(ctx))) {
+		giveBack()
+		return &control.LeaseReply{SeedUnknown: true}, nil
+	}
 	if req.GetSpare() {
 		return e.stock(ctx, rid, terms, code, tables, req)
 	}
@@ -190,7 +194,11 @@ func (e *Executor) lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return &control.LeaseReply{LeaseId: uint64(l.ID), Workers: h.granted, Functions: h.code.names, Tables: uint32(len(h.tables)), Runtime: h.spec.Runtime,
+	var seed []byte
+	if h.seed != nil {
+		seed = h.seed.sum[:]
+	}
+	return &control.LeaseReply{LeaseId: uint64(l.ID), Seed: seed, Workers: h.granted, Functions: h.code.names, Tables: uint32(len(h.tables)), Runtime: h.spec.Runtime,
 		DurationMs: milliseconds(l.Expires.Sub(l.Granted)), ClientMs: milliseconds(l.ClientEnd.Sub(e.now()))}, nil
 }
 

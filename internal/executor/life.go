@@ -185,7 +185,8 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	e.work.Wait()
 	e.codes.close()
 	e.published.close()
-	e.fabric.close() // first: it ends the transfers
+	e.lender.close() // first: it ends the transfers
+	e.fabric.close()
 	e.tables.close()
 }
 

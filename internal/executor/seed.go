@@ -35,6 +35,7 @@ const (
 // Results of attempts to make a seed, in the metrics.
 const (
 	seedMade    = "made"
+	seedCopied  = "copied"
 	seedRefused = "refused"
 	seedFailed  = "failed"
 )
@@ -61,6 +62,9 @@ func checkSeed(req *control.LeaseRequest) error {
 	}
 	if req.GetRuntime() != "" {
 		return invalidf("a seed together with the runtime %.64q, which is a state of its own", req.GetRuntime())
+	}
+	if n := len(s.GetCopy()); n != 0 && n != sha256.Size {
+		return invalidf("copy of the seed: %d bytes, want none or %d", n, sha256.Size)
 	}
 	if req.GetSpare() || req.GetReuse() != 0 || req.GetKeepsState() {
 		return invalidf("a seed together with spare, reuse or keeps_state: such workers have a state of their own")
@@ -124,7 +128,7 @@ func (e *Executor) takeSeed(caller context.Context, h *holding) error {
 	limit := e.seedLimit(caller, w)
 	ctx, stop := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the init call has not returned within %v", limit.Round(time.Millisecond)))
 	defer stop()
-	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.makeSeed(ctx, h, w) })
+	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.findSeed(ctx, h, w) })
 	switch {
 	case err != nil && h.ctx.Err() != nil:
 		return control.CodeErrorf(control.ClassBusy, codes.Unavailable, "not started, because the lease ends or the node drains")

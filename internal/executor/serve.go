@@ -193,6 +193,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
 		e.limits.begins = func() { e.claims.revokeSoon(everyTenant) }
 		reg.limits = e.limits
+		e.lender.peers = peersOf(reg.client)
 		lists = own.newRevocations(reg.client, port.Node, s.StateDir, log)
 	}
 	if s.Separate {
@@ -399,7 +400,8 @@ func (e *Executor) shutdown(port *control.Port) {
 	}
 	e.claims.close()
 	e.codes.close()
-	e.fabric.close() // first: it ends the transfers
+	e.lender.close() // first: it ends the transfers
+	e.fabric.close()
 	e.tables.close()
 }
 

@@ -35,6 +35,10 @@ type table struct {
 	refused string
 	// segments of a published seed; nil: not hashed yet. Guarded by published.hashing.
 	segments []*control.SeedSegment
+	// What contents has found.
+	described sync.Once
+	copy      *zygote.SeedCopy
+	noCopy    error
 
 	refs   int
 	gone   bool            // not in the store any more: freed at the last release

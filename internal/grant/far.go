@@ -54,7 +54,7 @@ func (c *shared) farRegion(addr string, cl control.ExecutorClient, token []byte)
 	case r != nil: // of an earlier connection to the executor
 		r.close()
 	}
-	dev, _, done, err := c.sources.get(dataplane.TCP, o)
+	dev, _, done, err := c.sources.Get(dataplane.TCP, o)
 	if err != nil {
 		return nil
 	}

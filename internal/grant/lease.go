@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"path/filepath"
 	"sync"
@@ -76,6 +77,7 @@ type Pending struct {
 	unreached  []unreached     // executors that are not asked again
 	last       error
 	granted    bool
+	turn       *seedTurn // of the request under way; nil: the lease has no seed
 }
 
 // Plan checks the spec of a lease. The caller then calls Look or UseCached.
@@ -289,8 +291,17 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		return nil, err
 	}
 	cl := control.NewExecutorClient(conn)
+	var r *control.LeaseReply
+	p.turn = nil
+	if p.spec.Seed != nil {
+		p.turn = p.c.copies.begin(ctx, p, cand.Address)
+		defer func() { p.turn.end(r, cand.info) }()
+		cancel()
+		ctx, cancel = p.bound(whole) // it may have waited for another executor
+	}
 	asked := time.Now()
-	r, from, err := p.ask(ctx, cl, blobs)
+	var from *peer.Peer
+	r, from, err = p.ask(ctx, cl, blobs)
 	switch {
 	case err != nil:
 	case cand.Cached != nil && (r.CodeUnknown || r.NotCached || len(r.TablesUnknown) > 0): // the executor was perhaps restarted
@@ -326,6 +337,23 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		}
 		if err == nil && r.CodeUnknown {
 			err = fail(op, dataplane.StatusBusy, "%s has evicted the library while a table was transferred", cand.Address)
+		}
+	}
+	for tries := 0; err == nil && r.SeedUnknown; tries++ {
+		switch {
+		case p.turn == nil || tries > copyTries:
+			err = fail(op, dataplane.StatusProtocol, "%s asks for a seed that it was not offered", cand.Address)
+			continue
+		case tries == copyTries:
+			p.turn.giveUp(fmt.Errorf("%s has evicted the copy right after its transfer, %d times", cand.Address, tries))
+		default:
+			p.copySeed(whole, cl, &cand)
+		}
+		cancel()
+		ctx, cancel = p.bound(whole)
+		asked = time.Now()
+		if r, from, err = p.ask(ctx, cl, blobs); err == nil && (r.CodeUnknown || len(r.TablesUnknown) > 0) {
+			err = fail(op, dataplane.StatusBusy, "%s has evicted the library or a table while a seed was copied", cand.Address)
 		}
 	}
 	if err != nil {
@@ -389,7 +417,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		Claims:          p.spec.spare,
 	}
 	req.Tables, req.Bundle = p.tables()
-	req.Seed, req.Runtime = p.spec.Seed, p.spec.Runtime
+	req.Seed, req.Runtime = p.turn.request(p.spec.Seed), p.spec.Runtime
 	if k := p.candidates[p.current].Cached; k != nil {
 		req.Reuse = k.id
 	}

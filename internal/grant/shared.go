@@ -47,7 +47,8 @@ type shared struct {
 	cache    cache
 	places   places
 	arrivals arrivals
-	sources  tableDevices
+	sources  dataplane.Exposer
+	copies   copies
 	bundles  bundle.Finder
 
 	retain func() func() // keeps the connections open until the function that it returns is called
@@ -92,7 +93,7 @@ func (c *shared) close() {
 	for _, conn := range conns {
 		conn.Close()
 	}
-	c.sources.close() // closing the connections has ended the transfers
+	c.sources.Close() // closing the connections has ended the transfers
 }
 
 // dial returns the connection to addr. There is one for each address.

@@ -144,55 +144,6 @@ func (s *Spec) all() []*Table {
 	return append(slices.Clone(s.Tables), s.Bundle)
 }
 
-// tableDevices are the devices by which executors read tables, and the thread that serves those on tcp. They are opened when they are first
-// needed. Safe for concurrent use.
-type tableDevices struct {
-	mu     sync.Mutex
-	open   map[string]*dataplane.Device
-	server *dataplane.Server
-	users  sync.WaitGroup // transfers
-	closed bool
-}
-
-// get returns the device of a provider, and the server. The caller calls done when it has closed what it has made.
-func (d *tableDevices) get(provider string, o dataplane.Options) (dev *dataplane.Device, server *dataplane.Server, done func(), err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, nil, nil, fail("read a table", dataplane.StatusInvalid, "the session is closed")
-	}
-	if dev = d.open[provider]; dev == nil {
-		if dev, err = dataplane.Open(provider, o); err != nil {
-			return nil, nil, nil, err
-		}
-		if d.open == nil {
-			d.open = map[string]*dataplane.Device{}
-		}
-		d.open[provider] = dev
-	}
-	if provider == dataplane.TCP && d.server == nil {
-		if d.server, err = dataplane.NewServer(); err != nil {
-			return nil, nil, nil, err
-		}
-	}
-	d.users.Add(1)
-	return dev, d.server, d.users.Done, nil
-}
-
-// close closes the devices when the transfers, whose contexts have ended, are over.
-func (d *tableDevices) close() {
-	d.mu.Lock()
-	d.closed = true
-	d.mu.Unlock()
-	d.users.Wait()
-	if d.server != nil {
-		d.server.Close()
-	}
-	for _, dev := range d.open {
-		dev.Close()
-	}
-}
-
 // provide lets an executor read a table, and returns when it has it. If another lease of this tenant is providing the same table to it, the
 // executor answers when that is done.
 func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *Candidate, t *Table) error {
@@ -227,7 +178,7 @@ func (p *Pending) transfer(ctx context.Context, cl control.ExecutorClient, cand 
 	o := p.c.opts.verbs()
 	o.ActiveOnly = provider == dataplane.TCP
 	o.Encrypt, _ = dataplane.Encryption(p.c.opts.DataEncryption, p.c.opts.AllowPlaintext)
-	dev, server, done, err := p.c.sources.get(provider, o)
+	dev, server, done, err := p.c.sources.Get(provider, o)
 	if err != nil {
 		return err
 	}

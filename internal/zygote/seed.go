@@ -61,6 +61,9 @@ func (s *Seed) Children() uint32 { return s.children.Load() }
 // Continue makes the seed count its workers from n on.
 func (s *Seed) Continue(n uint32) { s.children.Store(n) }
 
+// Heap is the size of its heap in bytes.
+func (s *Seed) Heap() uint64 { return uint64(s.Units) * SeedUnit }
+
 // Close frees the seed's memory when no worker uses it any more.
 func (s *Seed) Close() error { return s.File.Close() }
 
@@ -89,7 +92,7 @@ func (z *Zygote) MakeSeed(ctx context.Context, spec *SeedSpec) (*Seed, error) {
 	}
 	defer payload.Close()
 	// Its size is fixed, so that a mapping of it stays valid. Static data may take as much as the heap.
-	fd, err := fixedMemfd("rfaas-seed", int(2*spec.Heap+seedData), 0)
+	fd, err := fixedMemfd("rfaas-seed", int(FileSize(uint32(units))), 0)
 	if err != nil {
 		return nil, fmt.Errorf("seed: %w", err)
 	}

@@ -1,0 +1,125 @@
+package executor
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+// A seed can be copied from another executor, so that the init call is made once in the whole cluster. The client's agent knows which executors have
+// the seed. It asks one of them to lend it (lend.go), and this one to fetch it, by one-sided reads. The copy waits in the store of tables, unused, until
+// the agent's lease request names it. Nothing here reads the seed's bytes but to hash them.
+
+// copyKey names the copy of a seed before a lease uses it. No client can make a table with this hash.
+func copyKey(owner string, content sum) (key sum) {
+	h := sha256.New()
+	fmt.Fprintf(h, "copy of a seed\x00%d\x00%s", len(owner), owner)
+	h.Write(content[:])
+	h.Sum(key[:0])
+	return key
+}
+
+// fetchSeed copies a seed from the memory of another executor.
+func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
+	c := &zygote.SeedCopy{Units: req.GetSeed().GetUnits()}
+	var parts []memoryPart
+	most, at := req.GetMemory().GetSize(), req.GetSeed().GetAt()
+	for i, x := range req.GetSeed().GetSegments() {
+		h, err := checkSum(fmt.Sprintf("sha256 of segment %d", i), x.GetSha256())
+		if err != nil {
+			return err
+		}
+		if i >= len(at) || at[i] > most || x.GetSize() > most-at[i] {
+			return invalidf("seed: segment %d of %d bytes does not lie in the %d bytes of memory", i, x.GetSize(), most)
+		}
+		c.Segments = append(c.Segments, zygote.SeedSegment{Offset: x.GetOffset(), Size: x.GetSize(), Sum: h})
+		parts = append(parts, memoryPart{req.GetMemory().GetAddr() + at[i], x.GetSize()})
+	}
+	if err := c.Check(); err != nil {
+		return invalidf("seed: %v", err)
+	}
+	size, owner, content := c.Bytes(), codeOwner(ctx), c.Sum()
+	ctx, cancel := fetchContext(ctx, size)
+	defer cancel()
+	var source *fetchSource
+	t, err := e.tables.seed(ctx, copyKey(owner, content), owner, func() (*zygote.Seed, error) {
+		if err := e.tables.permit(owner, size); err != nil {
+			return nil, err
+		}
+		if err := e.tables.makeRoom(size); err != nil {
+			return nil, err
+		}
+		defer e.tables.giveBack(size) // storeSeed takes what the file has
+		var err error
+		if source, err = e.connectSource(ctx, req, parts, stream.Send); err != nil {
+			return nil, err
+		}
+		return zygote.CopySeed(c, bufio.NewReaderSize(source, fetchChunk))
+	})
+	source.close()
+	e.changed()
+	switch {
+	case err != nil && control.IsClassed(err):
+		return err
+	case err != nil:
+		return control.Errorf(control.ClassConnection, "the seed cannot be copied: %v", err)
+	}
+	e.tables.release([]*table{t})
+	return stream.Send(&control.FetchReply{Done: true, Seed: content[:]})
+}
+
+// takeCopy takes the copy of a seed out of the store. Nil: it does not have it, or another request uses it.
+func (s *tableStore) takeCopy(key sum, owner string) *zygote.Seed {
+	s.mu.Lock()
+	t := s.tables[key]
+	if t == nil || t.seed == nil || t.refs > 0 || !t.usable(owner) {
+		s.mu.Unlock()
+		return nil
+	}
+	delete(s.tables, key)
+	s.mu.Unlock()
+	s.giveBack(t.size)
+	return t.seed
+}
+
+// knowsSeed reports whether the store has the seed of a wish, or the result of an attempt to make it, or gets it, or has the copy that the wish names.
+func (s *tableStore) knowsSeed(w *wish) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t := s.tables[w.key]; t != nil && t.usable(w.owner) || s.arriving[sending{w.key, w.owner}] != nil {
+		return true
+	}
+	t := s.tables[copyKey(w.owner, w.copied())]
+	return t != nil && t.usable(w.owner)
+}
+
+// copied returns the name of the copy in the request, or zeros.
+func (w *wish) copied() (h sum) {
+	copy(h[:], w.GetCopy())
+	return h
+}
+
+// findSeed returns the seed of a lease: the copy that the request names, or a new one.
+func (e *Executor) findSeed(ctx context.Context, h *holding, w *wish) (*zygote.Seed, error) {
+	s := e.tables.takeCopy(copyKey(w.owner, w.copied()), w.owner)
+	switch {
+	case s == nil:
+		if w.GetNoCopy() != "" {
+			e.tell(h, slog.LevelWarn, "a seed is not copied from another executor: the init call is made again", "lease", uint64(h.id), "reason", cutText(w.GetNoCopy()))
+		}
+		return e.makeSeed(ctx, h, w)
+	case s.Heap() != w.heap && (w.GetName() == "" || s.Heap() > w.heap):
+		s.Close()
+		return nil, fmt.Errorf("the copy has a heap of %d bytes, and the lease's workers have %d", s.Heap(), w.heap)
+	}
+	e.metrics.seeds.WithLabelValues(seedCopied).Inc()
+	e.tell(h, slog.LevelInfo, "seed copied from another executor", "lease", uint64(h.id), "function", w.GetFunction(), "bytes", s.Bytes)
+	return s, nil
+}

@@ -1,0 +1,290 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+// seedOf makes a seed of two units with some bytes, in three segments.
+func seedOf(t testing.TB, b []byte) *zygote.Seed {
+	t.Helper()
+	part := len(b) / 3
+	c := &zygote.SeedCopy{Units: 2}
+	for i, at := range []uint64{0, 40 << 20, 90 << 20} {
+		c.Segments = append(c.Segments, zygote.SeedSegment{Offset: at, Size: uint64(part), Sum: sha256.Sum256(b[i*part:][:part])})
+	}
+	s, err := zygote.CopySeed(c, bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// hasSeed gives a node a seed of the caller's.
+func (n *node) hasSeed(key sum, b []byte) {
+	n.t.Helper()
+	got, err := n.e.tables.seed(n.ctx(), key, "", func() (*zygote.Seed, error) { return seedOf(n.t, b), nil })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.e.tables.release([]*table{got})
+}
+
+// copySeed has one node copy a seed from another, with a changed request, as an agent does.
+func copySeed(from, to *node, key sum, provider string, change func(*control.FetchRequest)) (digest sum, err error) {
+	ctx, cancel := context.WithCancelCause(from.ctx())
+	defer cancel(nil)
+	loan, err := from.Lend(ctx)
+	if err != nil {
+		return digest, err
+	}
+	if err = loan.Send(&control.LendRequest{Seed: key[:], Provider: provider}); err != nil {
+		return digest, err
+	}
+	offer, err := loan.Recv()
+	if err != nil {
+		return digest, err
+	}
+	go func() {
+		_, err := loan.Recv()
+		cancel(err)
+	}()
+	req := &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed()}
+	if change != nil {
+		change(req)
+	}
+	fetch, err := to.Fetch(ctx, req)
+	for err == nil {
+		var r *control.FetchReply
+		if r, err = fetch.Recv(); err == nil && r.GetDone() {
+			return sum(r.GetSeed()), nil
+		}
+		if err == nil {
+			err = loan.Send(&control.LendRequest{Blob: r.GetBlob()})
+		}
+		if errors.Is(err, io.EOF) {
+			<-ctx.Done()
+		}
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return digest, err
+}
+
+// newNodes returns nodes that also offer tcp, each connected before the next one starts. They free what they have before the first of them looks for leaks.
+func newNodes(t *testing.T, count int) (nodes []*node) {
+	t.Helper()
+	for range count {
+		n := newTCPNode(t)
+		if _, err := n.Info(n.ctx(), &control.InfoRequest{ProtocolVersion: control.ProtocolVersion}); err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, n)
+	}
+	t.Cleanup(func() {
+		for _, n := range nodes {
+			n.e.lender.close()
+			n.e.fabric.close()
+			for n.e.tables.evictOne() {
+			}
+		}
+	})
+	return nodes
+}
+
+// lendTo lets nodes connect to each other on tcp.
+func lendTo(nodes ...*node) {
+	for _, n := range nodes {
+		n.e.lender.peers = func(context.Context) (map[netip.AddrPort]bool, error) {
+			known := map[netip.AddrPort]bool{}
+			for _, x := range nodes {
+				known[netip.MustParseAddrPort(x.e.cfg.Data.Address)] = true
+			}
+			return known, nil
+		}
+	}
+}
+
+// A seed is copied byte by byte from one executor to another, and from there to a third one. The copy is sealed, belongs to the caller, and is used once.
+func TestCopySeed(t *testing.T) {
+	for _, provider := range []string{dataplane.SHM, dataplane.TCP} {
+		t.Run(provider, func(t *testing.T) {
+			nodes := newNodes(t, 3)
+			a, b, c := nodes[0], nodes[1], nodes[2]
+			lendTo(nodes...)
+			data, key := library(3 * (256 << 10))
+			a.hasSeed(key, data)
+			digest, err := copySeed(a, b, key, provider, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, err := copySeed(a, b, key, provider, nil); err != nil || again != digest {
+				t.Errorf("again: %x, want %x, %v", again, digest, err)
+			}
+			if b.e.tables.takeCopy(copyKey("tenant bob", digest), "tenant bob") != nil {
+				t.Error("another tenant has the copy")
+			}
+			s := b.e.tables.takeCopy(copyKey("", digest), "")
+			if s == nil {
+				t.Fatal("there is no copy")
+			}
+			if b.e.tables.takeCopy(copyKey("", digest), "") != nil || b.e.table.Capacity().SetAside != 0 {
+				t.Error("the copy is still in the store")
+			}
+			const all = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
+			if seals, err := unix.FcntlInt(s.File.Fd(), unix.F_GET_SEALS, 0); err != nil || seals&all != all {
+				t.Errorf("seals %#x, %v", seals, err)
+			}
+			if st, err := s.File.Stat(); err != nil || st.Mode().Perm() != 0o400 || uint64(st.Size()) != zygote.FileSize(2) {
+				t.Errorf("%v of %d bytes, %v", st.Mode(), st.Size(), err)
+			}
+			var got []byte
+			for _, at := range []int64{0, 40 << 20, 90 << 20} {
+				part, err := io.ReadAll(io.NewSectionReader(s.File, at, 256<<10))
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, part...)
+			}
+			if !bytes.Equal(got, data) {
+				t.Error("the copy differs")
+			}
+			next, err := b.e.tables.seed(b.ctx(), key, "", func() (*zygote.Seed, error) { return s, nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.e.tables.release([]*table{next})
+			if third, err := copySeed(b, c, key, provider, nil); err != nil || third != digest {
+				t.Errorf("from the copy: %x, want %x, %v", third, digest, err)
+			}
+		})
+	}
+}
+
+// Requests that are wrong are refused, and nothing is left of them.
+func TestCopySeedRefused(t *testing.T) {
+	nodes := newNodes(t, 2)
+	a, b := nodes[0], nodes[1]
+	data, key := library(3 * (256 << 10))
+	a.hasSeed(key, data)
+	for what, c := range map[string]struct {
+		change func(*control.FetchRequest)
+		class  control.Class
+		text   string
+	}{
+		"hash":        {func(r *control.FetchRequest) { r.Seed.Segments[1].Sha256 = make([]byte, 32) }, control.ClassConnection, "announced as SHA-256"},
+		"short hash":  {func(r *control.FetchRequest) { r.Seed.Segments[0].Sha256 = nil }, control.ClassInvalid, "0 bytes"},
+		"units":       {func(r *control.FetchRequest) { r.Seed.Units = 1 << 31 }, control.ClassInvalid, "a heap of"},
+		"no segments": {func(r *control.FetchRequest) { r.Seed.Segments = nil }, control.ClassInvalid, "0 segments"},
+		"order":       {func(r *control.FetchRequest) { r.Seed.Segments[1].Offset = 4096 }, control.ClassInvalid, "segment 1"},
+		"beyond":      {func(r *control.FetchRequest) { r.Seed.Segments[2].Offset = 1 << 40 }, control.ClassInvalid, "segment 2"},
+		"unaligned":   {func(r *control.FetchRequest) { r.Seed.Segments[0].Size-- }, control.ClassInvalid, "segment 0"},
+		"overflow":    {func(r *control.FetchRequest) { r.Seed.At[1] = ^uint64(0) - 5 }, control.ClassInvalid, "segment 1"},
+		"memory":      {func(r *control.FetchRequest) { r.Memory.Size = 8192 }, control.ClassInvalid, "8192 bytes of memory"},
+		"key":         {func(r *control.FetchRequest) { r.Memory.Key++ }, control.ClassConnection, "cannot read"},
+		"provider":    {func(r *control.FetchRequest) { r.Provider = "smoke" }, control.ClassInvalid, `provider "smoke" is unknown`},
+		"too large": {func(r *control.FetchRequest) {
+			r.Seed.Units, r.Seed.Segments[2].Size = 1<<10, 30<<30
+			r.Memory.Size = 1 << 50
+		}, control.ClassConnection, "table-limit"},
+	} {
+		_, err := copySeed(a, b, key, dataplane.SHM, c.change)
+		refuses(t, what, err, c.class, c.text)
+		if aside := b.e.table.Capacity().SetAside; aside != 0 {
+			t.Errorf("%s: %d bytes set aside", what, aside)
+		}
+	}
+	_, err := copySeed(a, b, sum{1}, dataplane.SHM, nil)
+	refuses(t, "another seed", err, control.ClassLease, "does not have the seed")
+	_, err = copySeed(a, b, key, dataplane.OFI, nil)
+	refuses(t, "a provider that it does not offer", err, control.ClassUnsupported, "not available")
+}
+
+// A tenant's seed is lent to no other tenant.
+func TestLendOfAnotherTenant(t *testing.T) {
+	n := newTenants(t)
+	key := sum{7}
+	got, err := n.e.tables.seed(n.ctx(), key, "tenant ann", func() (*zygote.Seed, error) { data, _ := library(3 * 4096); return seedOf(t, data), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.e.tables.release([]*table{got})
+	ask := func(c control.ExecutorClient) (*control.LendReply, error) {
+		loan, err := c.Lend(n.ctx())
+		if err != nil {
+			return nil, err
+		}
+		if err := loan.Send(&control.LendRequest{Seed: key[:], Provider: dataplane.SHM}); err != nil {
+			return nil, err
+		}
+		r, err := loan.Recv()
+		if cerr := loan.CloseSend(); err == nil && cerr == nil {
+			_, _ = loan.Recv() // its end
+		}
+		return r, err
+	}
+	_, err = ask(n.as("bob", identity.RoleTenant.String(), 0))
+	refuses(t, "of another tenant", err, control.ClassLease, "does not have the seed")
+	if r, err := ask(n.as("ann", identity.RoleTenant.String(), 0)); err != nil || len(r.GetSeed().GetSegments()) != 3 {
+		t.Errorf("of the tenant: %v, %v", r, err)
+	}
+}
+
+// An executor that lends a seed connects to other executors on tcp, and nowhere else.
+func TestLendToExecutorsOnly(t *testing.T) {
+	nodes := newNodes(t, 2)
+	a, b := nodes[0], nodes[1]
+	data, key := library(3 * (256 << 10))
+	a.hasSeed(key, data)
+	_, err := copySeed(a, b, key, dataplane.TCP, nil)
+	refuses(t, "without a manager", err, control.ClassUnsupported, "no resource manager")
+	lendTo(a)
+	_, blob := newTCPConn(t, dataplane.Options{GIDIndex: -1, Handed: true, Advertise: b.e.cfg.Data.Address})
+	refuses(t, "an unknown address", a.e.lender.checkAddresses(t.Context(), blob), control.ClassInvalid, b.e.cfg.Data.Address)
+	refuses(t, "no blob", a.e.lender.checkAddresses(t.Context(), nil), control.ClassInvalid, "names no address")
+	down := errors.New("it is down")
+	a.e.lender.peers = func(context.Context) (map[netip.AddrPort]bool, error) { return nil, down }
+	refuses(t, "the manager is down", a.e.lender.checkAddresses(t.Context(), blob), control.ClassConnection, "it is down")
+	lendTo(a, b)
+	if err := a.e.lender.checkAddresses(t.Context(), blob); err != nil {
+		t.Error(err)
+	}
+}
+
+// If the executor that lends a seed goes while its pages travel, the other one has the whole seed or nothing, and says so soon.
+func TestLenderGoes(t *testing.T) {
+	for range 3 {
+		nodes := newNodes(t, 2)
+		a, b := nodes[0], nodes[1]
+		lendTo(a, b)
+		data, key := library(3 * (16 << 20))
+		a.hasSeed(key, data)
+		over := make(chan error, 1)
+		go func() {
+			_, err := copySeed(a, b, key, dataplane.TCP, nil)
+			over <- err
+		}()
+		eventually(t, "the transfer begins", func() bool { return b.e.table.Capacity().SetAside > 0 })
+		a.e.lender.close()
+		if err := <-over; err != nil && control.ClassOf(err) != control.ClassConnection {
+			t.Errorf("the transfer ended with %v", err)
+		} else if err != nil {
+			eventually(t, "nothing is left", func() bool { return b.e.table.Capacity().SetAside == 0 })
+		}
+		_, err := copySeed(a, b, key, dataplane.TCP, nil)
+		refuses(t, "afterwards", err, control.ClassBusy, "draining")
+	}
+}

@@ -1,0 +1,298 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/quota"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// lender makes seeds readable for other executors. Safe for concurrent use.
+type lender struct {
+	devices dataplane.Exposer
+	mu      sync.Mutex
+	end     context.CancelCauseFunc // of all loans; nil: there was none yet
+	ctx     context.Context
+	closed  bool
+	// peers returns the data addresses of executors: on tcp this executor connects to no others. Nil: it does not know any.
+	peers func(context.Context) (map[netip.AddrPort]bool, error)
+}
+
+// context returns a context that also ends when the lender is closed.
+func (l *lender) context(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, nil, grpcError(lease.ErrDraining)
+	}
+	if l.end == nil {
+		l.ctx, l.end = context.WithCancelCause(context.Background())
+	}
+	own, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+	return own, func() { stop(); cancel(nil) }, nil
+}
+
+// close ends all loans. There can be none from now on.
+func (l *lender) close() {
+	l.mu.Lock()
+	l.closed = true
+	if l.end != nil {
+		l.end(errors.New("the node is draining"))
+	}
+	l.mu.Unlock()
+	l.devices.Close()
+}
+
+// checkAddresses returns an error if this executor must not connect to the addresses in a blob of provider tcp, which a client has sent.
+func (l *lender) checkAddresses(ctx context.Context, blob []byte) error {
+	if l.peers == nil {
+		return control.Errorf(control.ClassUnsupported, "a seed cannot be read over tcp: this executor has no resource manager that names the other executors")
+	}
+	known, err := l.peers(ctx)
+	if err != nil {
+		return control.Errorf(control.ClassConnection, "a seed cannot be read over tcp: ask the resource manager for the other executors: %v", err)
+	}
+	all := dataplane.BlobAddresses(blob)
+	for _, a := range all {
+		if !known[a] {
+			return invalidf("%v is not the data address of an executor that the resource manager knows", a)
+		}
+	}
+	if len(all) == 0 {
+		return invalidf("the blob of the other executor names no address")
+	}
+	return nil
+}
+
+// peersOf returns lender.peers for a manager.
+func peersOf(m control.ManagerClient) func(context.Context) (map[netip.AddrPort]bool, error) {
+	return func(ctx context.Context) (map[netip.AddrPort]bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, managerCall)
+		defer cancel()
+		r, err := m.List(ctx, &control.ListRequest{})
+		if err != nil {
+			return nil, err
+		}
+		known := map[netip.AddrPort]bool{}
+		for _, x := range r.GetExecutors() {
+			if a, err := netip.ParseAddrPort(x.GetInfo().GetDataAddress()); err == nil {
+				known[netip.AddrPortFrom(a.Addr().Unmap(), a.Port())] = true
+			}
+		}
+		return known, nil
+	}
+}
+
+// contents returns what the file of a seed has. It is found once.
+func (t *table) contents() (*zygote.SeedCopy, error) {
+	t.described.Do(func() { t.copy, t.noCopy = t.seed.Contents(context.Background()) })
+	return t.copy, t.noCopy
+}
+
+// Lend makes a seed readable for another executor.
+func (e *Executor) Lend(stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply]) error {
+	return e.turns.yieldTo(stream.Context(), func(ctx context.Context) error { return e.lend(ctx, stream) })
+}
+
+// inbox receives the requests of a stream, so that the receiver can wait for something else, too. The stream ends when its handler returns.
+func inbox(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply]) func(context.Context) (*control.LendRequest, error) {
+	type item struct {
+		r   *control.LendRequest
+		err error
+	}
+	items := make(chan item)
+	go func() {
+		for {
+			r, err := stream.Recv()
+			select {
+			case items <- item{r, err}:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return func(ctx context.Context) (*control.LendRequest, error) {
+		select {
+		case i := <-items:
+			return i.r, i.err
+		case <-ctx.Done():
+			return nil, interrupted(ctx, "lend a seed")
+		}
+	}
+}
+
+func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply]) error {
+	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
+		return err
+	}
+	ctx, end, err := e.lender.context(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	next := inbox(ctx, stream)
+	first, stop := context.WithTimeoutCause(ctx, fetchConnect, errors.New("the caller has not named a seed"))
+	req, err := next(first)
+	stop()
+	if err != nil {
+		return err
+	}
+	provider := req.GetProvider()
+	if err := e.checkProvider(provider); err != nil {
+		return err
+	}
+	t, err := e.lendable(ctx, req)
+	if err != nil {
+		return err
+	}
+	defer e.tables.release([]*table{t})
+	c, err := t.contents()
+	if err != nil {
+		return control.Errorf(control.ClassFatal, "%v", err)
+	}
+	ctx, cancel := fetchContext(ctx, c.Bytes())
+	defer cancel()
+	return e.lendTo(ctx, stream, next, t.seed, c, provider)
+}
+
+// lendable returns the seed of a request with a new reference.
+func (e *Executor) lendable(ctx context.Context, req *control.LendRequest) (*table, error) {
+	var t *table
+	if req.GetName() != "" {
+		tenant, err := e.payer(ctx, req.GetTenant())
+		if err != nil {
+			return nil, err
+		}
+		t, _ = e.published.acquire(tenant, req.GetName(), req.GetVersion())
+	} else {
+		key, err := checkSum("seed", req.GetSeed())
+		if err != nil {
+			return nil, err
+		}
+		t = e.tables.take(key, codeOwner(ctx))
+	}
+	switch {
+	case t == nil:
+		return nil, control.Errorf(control.ClassLease, "the executor does not have the seed any more")
+	case t.seed == nil:
+		e.tables.release([]*table{t})
+		return nil, control.Errorf(control.ClassLease, "the executor has no seed: %s", t.refused)
+	}
+	return t, nil
+}
+
+// lendTo offers a seed, connects to the other executor and waits until the caller ends the stream.
+func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply], next func(context.Context) (*control.LendRequest, error), s *zygote.Seed, c *zygote.SeedCopy, provider string) error {
+	o := dataplane.Options{GIDIndex: -1, ActiveOnly: provider == dataplane.TCP, Encrypt: encryption(&e.cfg.Settings)}
+	if provider == dataplane.Verbs {
+		o = rdmaOptions(&e.cfg.Settings)
+	}
+	dev, server, done, err := e.lender.devices.Get(provider, o)
+	if err != nil {
+		return lendError(err)
+	}
+	defer done()
+	domain, err := dev.NewDomain()
+	if err != nil {
+		return lendError(err)
+	}
+	defer domain.Close()
+	m, at, err := exposeSeed(domain, s, c, provider)
+	if err != nil {
+		return lendError(err)
+	}
+	defer m.Free()
+	conn, err := domain.NewBulkConn(m)
+	if err != nil {
+		return lendError(err)
+	}
+	defer conn.Close()
+	blob, err := conn.Blob()
+	if err != nil {
+		return lendError(err)
+	}
+	ref := m.Ref()
+	offer := &control.LendReply{Blob: blob, Memory: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}, Seed: &control.SeedCopy{Units: c.Units, At: at}}
+	for _, x := range c.Segments {
+		offer.Seed.Segments = append(offer.Seed.Segments, &control.SeedSegment{Offset: x.Offset, Size: x.Size, Sha256: x.Sum[:]})
+	}
+	if err := stream.Send(offer); err != nil {
+		return err
+	}
+	req, err := next(ctx)
+	if err != nil {
+		return unlessOver(err)
+	}
+	if provider == dataplane.TCP {
+		if err := e.lender.checkAddresses(ctx, req.GetBlob()); err != nil {
+			return err
+		}
+	}
+	connect, cancel := context.WithTimeoutCause(ctx, fetchConnect, fmt.Errorf("the other executor has not connected within %v", fetchConnect))
+	err = conn.Connect(connect, req.GetBlob())
+	cancel()
+	if err != nil && provider != dataplane.SHM { // on shm, the other side may have read everything and closed already
+		return lendError(err)
+	}
+	if provider == dataplane.TCP {
+		if err := conn.Serve(server); err != nil {
+			return lendError(err)
+		}
+	}
+	_, err = next(ctx)
+	return unlessOver(err)
+}
+
+// unlessOver returns nil if the caller has ended its stream.
+func unlessOver(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+func lendError(err error) error {
+	if control.IsClassed(err) {
+		return err
+	}
+	return control.Errorf(control.ClassConnection, "lend a seed: %v", err)
+}
+
+// exposeSeed makes a seed readable, and returns where its segments are. A device for verbs would make memory for the holes of the file, so it gets a copy
+// of the segments.
+func exposeSeed(d *dataplane.Domain, s *zygote.Seed, c *zygote.SeedCopy, provider string) (m *dataplane.Memory, at []uint64, err error) {
+	if provider != dataplane.Verbs {
+		for _, x := range c.Segments {
+			at = append(at, x.Offset)
+		}
+		m, err = d.File(s.File, zygote.FileSize(c.Units))
+		return m, at, err
+	}
+	if m, err = d.Alloc(c.Bytes(), dataplane.RemoteRead); err != nil {
+		return nil, nil, err
+	}
+	b, next := m.Bytes(), uint64(0)
+	for _, x := range c.Segments {
+		if _, err = s.File.ReadAt(b[next:next+x.Size], int64(x.Offset)); err != nil {
+			m.Free()
+			return nil, nil, err
+		}
+		at = append(at, next)
+		next += x.Size
+	}
+	return m, at, nil
+}

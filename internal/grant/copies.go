@@ -1,0 +1,310 @@
+package grant
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// copies knows which executors have the seeds of a session's leases, so that the init call of a seed is made once, and other executors copy the seed from
+// one that has it. Each that has copied it lends it, too, so the copies spread like a tree. Safe for concurrent use.
+type copies struct {
+	mu    sync.Mutex
+	seeds map[seedID]*seedPlaces
+	tick  uint64
+}
+
+// seedsMost is how many seeds are remembered.
+const seedsMost = 256
+
+// copyTries is how many executors are asked to lend a seed before the init call is made again.
+const copyTries = 3
+
+// seedID identifies a seed by what its content depends on.
+type seedID [sha256.Size]byte
+
+// seedPlaces says where a seed is.
+type seedPlaces struct {
+	at     []*seedPlace
+	making string        // executor that makes it; "": none
+	made   chan struct{} // closed when making is over
+	// refused means that an executor has granted the lease without a seed. So each makes its own attempt.
+	refused bool
+	known   bool // the executor that has made a seed with a name is, or was, in at
+	used    uint64
+}
+
+// seedPlace is an executor that has a seed.
+type seedPlace struct {
+	address string
+	key     []byte // names the seed there; none: its name does
+	info    *control.InfoReply
+	readers int // executors that are copying it from here
+}
+
+func (p *Pending) seedID() (id seedID) {
+	h := sha256.New()
+	s := &p.spec
+	for _, part := range [][]byte{p.sha[:], []byte(s.Seed.GetFunction()), s.Seed.GetPayload()} {
+		_ = binary.Write(h, binary.LittleEndian, uint64(len(part))) // a hash returns no error
+		h.Write(part)
+	}
+	tables := tablesKey(s.all())
+	h.Write(tables[:])
+	fmt.Fprintf(h, "%s\x00%s\x00", s.Seed.GetName(), s.Seed.GetOrigin())
+	_ = binary.Write(h, binary.LittleEndian, []uint64{uint64(s.Seed.GetVersion()), s.Memory, uint64(s.CoresPerWorker), uint64(s.Depth), uint64(s.Eager), s.Bulk})
+	h.Sum(id[:0])
+	return id
+}
+
+// seedTurn is what a lease request to one executor does about its seed.
+type seedTurn struct {
+	c       *copies
+	id      seedID
+	address string
+	makes   bool         // others wait until it is over
+	from    []*seedPlace // executors from which the seed can be copied
+	copy    []byte       // hash of the copy that the executor has fetched
+	why     error        // why nothing could be copied
+}
+
+// begin returns what a request does. If another executor is making the seed, it waits for it, but no longer than the request's own init call may take.
+func (c *copies) begin(ctx context.Context, p *Pending, address string) *seedTurn {
+	t := &seedTurn{c: c, id: p.seedID(), address: address}
+	ctx, cancel := context.WithTimeout(ctx, p.spec.Seed.Limit())
+	defer cancel()
+	for {
+		c.mu.Lock()
+		s := c.seed(t.id)
+		if at := p.spec.Seed.GetOrigin(); !s.known && at != "" && at != address {
+			s.at, s.known = append(s.at, &seedPlace{address: at}), true // it has a name
+		}
+		t.from = slices.DeleteFunc(slices.Clone(s.at), func(x *seedPlace) bool { return x.address == address })
+		wait := s.made
+		switch {
+		case s.refused || len(s.at) > 0 || s.making == address || ctx.Err() != nil:
+			wait = nil
+		case s.making == "":
+			t.makes, s.making, s.made = true, address, make(chan struct{})
+			wait = nil
+		}
+		c.mu.Unlock()
+		if wait == nil {
+			return t
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// seed returns the record of a seed, and makes it if there is none. Under the lock.
+func (c *copies) seed(id seedID) *seedPlaces {
+	c.tick++
+	s := c.seeds[id]
+	if s == nil {
+		s = &seedPlaces{}
+		if c.seeds == nil {
+			c.seeds = map[seedID]*seedPlaces{}
+		}
+		if len(c.seeds) >= seedsMost {
+			c.forgetOldest()
+		}
+		c.seeds[id] = s
+	}
+	s.used = c.tick
+	return s
+}
+
+func (c *copies) forgetOldest() {
+	var oldest seedID
+	var at *seedPlaces
+	for id, s := range c.seeds {
+		if s.making == "" && (at == nil || s.used < at.used) {
+			oldest, at = id, s
+		}
+	}
+	delete(c.seeds, oldest)
+}
+
+// end notes the executor's answer; nil: there was none. A nil turn is that of a lease without a seed.
+func (t *seedTurn) end(r *control.LeaseReply, info *control.InfoReply) {
+	if t == nil {
+		return
+	}
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	s := t.c.seed(t.id)
+	s.at = slices.DeleteFunc(s.at, func(x *seedPlace) bool { return x.address == t.address })
+	if len(r.GetSeed()) == sha256.Size {
+		s.at, s.refused = append(s.at, &seedPlace{address: t.address, key: r.GetSeed(), info: info}), false
+	} else if t.makes && r.GetLeaseId() != 0 {
+		s.refused = true
+	}
+	if t.makes && s.making == t.address {
+		s.making = ""
+		close(s.made)
+	}
+}
+
+// request returns the seed of the request.
+func (t *seedTurn) request(seed *control.Seed) *control.Seed {
+	if t == nil || seed == nil {
+		return seed
+	}
+	seed = proto.CloneOf(seed)
+	seed.Elsewhere, seed.Copy = len(t.from) > 0, t.copy
+	if t.why != nil {
+		seed.NoCopy = t.why.Error()
+	}
+	return seed
+}
+
+// take returns the executor from which the fewest are copying, and counts one more until done is called. Nil: there are no others.
+func (t *seedTurn) take() (from *seedPlace, done func(lost bool)) {
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	if len(t.from) == 0 {
+		return nil, nil
+	}
+	from = slices.MinFunc(t.from, func(a, b *seedPlace) int { return cmp.Compare(a.readers, b.readers) })
+	from.readers++
+	return from, func(lost bool) {
+		t.c.mu.Lock()
+		defer t.c.mu.Unlock()
+		from.readers--
+		if lost {
+			s := t.c.seed(t.id)
+			s.at = slices.DeleteFunc(s.at, func(x *seedPlace) bool { return x == from })
+			t.from = slices.DeleteFunc(t.from, func(x *seedPlace) bool { return x == from })
+		}
+	}
+}
+
+// copySeed has the candidate copy the seed from an executor that has it. If that fails, the request says why, and the candidate makes the init call.
+func (p *Pending) copySeed(ctx context.Context, cl control.ExecutorClient, cand *Candidate) {
+	t := p.turn
+	for range copyTries {
+		from, done := t.take()
+		if from == nil {
+			break
+		}
+		digest, err := p.copyFrom(ctx, cl, cand, from)
+		done(err != nil && ctx.Err() == nil)
+		if err == nil {
+			t.copy = digest
+			return
+		}
+		t.why = fmt.Errorf("from %s: %w", from.address, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	t.giveUp(t.why)
+}
+
+// giveUp makes the next request one for an init call. why is told to the executor.
+func (t *seedTurn) giveUp(why error) { t.copy, t.from, t.why = nil, nil, why }
+
+// sharedProviders returns the providers over which one executor can read the memory of another, the best first.
+func sharedProviders(a, b *control.InfoReply) (list []string) {
+	for _, p := range []string{dataplane.SHM, dataplane.Verbs, dataplane.TCP} {
+		same := p != dataplane.SHM || a.GetNodeId() != "" && a.GetNodeId() == b.GetNodeId()
+		if same && slices.Contains(a.GetProviders(), p) && slices.Contains(b.GetProviders(), p) {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace) (digest []byte, err error) {
+	info := from.info
+	if info == nil {
+		if info, err = p.c.info(ctx, from.address); err != nil {
+			return nil, err
+		}
+	}
+	providers := sharedProviders(cand.info, info)
+	if len(providers) == 0 {
+		return nil, fmt.Errorf("it offers providers %v, and %s %v", info.GetProviders(), cand.Address, cand.info.GetProviders())
+	}
+	conn, err := p.c.dial("copy a seed", from.address)
+	if err != nil {
+		return nil, err
+	}
+	for _, provider := range providers {
+		if digest, err = p.lendTo(ctx, control.NewExecutorClient(conn), cl, from, provider); err == nil || control.StatusOf(err) == int32(dataplane.StatusLeaseEnded) || ctx.Err() != nil {
+			return digest, err
+		}
+		err = fmt.Errorf("over %s: %w", provider, err)
+	}
+	return nil, err
+}
+
+// lendTo has one executor lend a seed, and another one fetch it. It returns the hash of the copy.
+func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient, from *seedPlace, provider string) (digest []byte, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil) // ends both streams
+	limit := time.AfterFunc(p.c.opts.Timeout+p.spec.Seed.Limit(), func() { cancel(errors.New("no answer in time")) })
+	defer limit.Stop()
+	cause := func(err error) error {
+		if why := context.Cause(ctx); why != nil && !errors.Is(why, context.Canceled) {
+			return why
+		}
+		return err
+	}
+	loan, err := lender.Lend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ask := &control.LendRequest{Seed: from.key, Provider: provider}
+	if from.key == nil {
+		ask.Name, ask.Version, ask.Tenant = p.spec.Seed.GetName(), p.spec.Seed.GetVersion(), p.c.opts.Tenant
+	}
+	if err := loan.Send(ask); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	offer, err := loan.Recv()
+	if err != nil {
+		return nil, cause(err)
+	}
+	var size uint64
+	for _, x := range offer.GetSeed().GetSegments() {
+		size += x.GetSize()
+	}
+	limit.Reset(p.c.opts.Timeout + time.Duration(float64(size)/tableRate*float64(time.Second)))
+	go func() {
+		_, err := loan.Recv()
+		cancel(cmp.Or(err, errors.New("it has sent a second offer"))) // the executor ends the loan
+	}()
+	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed()})
+	if err != nil {
+		return nil, cause(err)
+	}
+	for {
+		r, err := fetch.Recv()
+		switch {
+		case err != nil:
+			return nil, cause(err)
+		case r.GetDone():
+			return r.GetSeed(), nil
+		}
+		if err := loan.Send(&control.LendRequest{Blob: r.GetBlob()}); err != nil {
+			<-ctx.Done() // the reason is received
+			return nil, cause(err)
+		}
+	}
+}
