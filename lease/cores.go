@@ -16,9 +16,10 @@ type Core struct {
 type cores struct {
 	list   []Core
 	share  int
-	used   []int // shares of leases, by index into list
-	cached []int // shares of cached leases, which may be evicted
-	nodes  []int // NUMA nodes, the preferred ones first
+	used   []int  // shares of leases, by index into list
+	cached []int  // shares of cached leases, which may be evicted
+	away   []bool // cores that are withheld: no lease gets them
+	nodes  []int  // NUMA nodes, the preferred ones first
 }
 
 func newCores(list []Core, near []int, share int) (*cores, error) {
@@ -28,7 +29,7 @@ func newCores(list []Core, near []int, share int) (*cores, error) {
 	if share < 1 {
 		return nil, fmt.Errorf("lease table: %d leases for each core, want at least 1: %w", share, ErrInvalid)
 	}
-	c := &cores{share: share, used: make([]int, len(list)), cached: make([]int, len(list))}
+	c := &cores{share: share, used: make([]int, len(list)), cached: make([]int, len(list)), away: make([]bool, len(list))}
 	seen := map[int]bool{}
 	for i, core := range list {
 		if len(core.CPUs) == 0 {
@@ -63,14 +64,27 @@ func (c *cores) total() int { return len(c.list) * c.share }
 
 func (c *cores) free() int {
 	n := c.total()
-	for _, u := range c.used {
+	for i, u := range c.used {
 		n -= u
+		if c.away[i] {
+			n -= c.share - u
+		}
 	}
 	return n
 }
 
 // available is how often core i can be had without taking anything away.
-func (c *cores) available(i int) int { return c.share - c.used[i] - c.cached[i] }
+func (c *cores) available(i int) int {
+	if c.away[i] {
+		return 0
+	}
+	return c.share - c.used[i] - c.cached[i]
+}
+
+// has returns the index of the core that has a logical CPU, or -1.
+func (c *cores) has(cpu int) int {
+	return slices.IndexFunc(c.list, func(core Core) bool { return slices.Contains(core.CPUs, cpu) })
+}
 
 // place chooses `each` different cores for each of some workers, given how often each core can be had; nil if there are
 // not enough. It takes nothing.

@@ -92,3 +92,46 @@ func TestSharedCores(t *testing.T) {
 		}
 	}
 }
+
+// A withheld core is in no further lease, counts as not free, and is lent again later. Leases on it are named.
+func TestWithheldCores(t *testing.T) {
+	tab := newTable(t, Config{Cores: twoNodes(), Keep: time.Minute})
+	first := granted(t, tab, 1, Terms{Workers: 2, CoresPerWorker: 1, Duration: time.Minute, Kind: [32]byte{1}})
+	if _, err := tab.End(first.ID, Released, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := tab.Keep(first.ID); err != nil {
+		t.Fatal(err)
+	}
+	second := granted(t, tab, 2, Terms{Workers: 1, CoresPerWorker: 1, Duration: time.Minute})
+	free := func() int { return tab.Capacity().FreeCores }
+	if ids, err := tab.Withhold(9, true); err != nil || !slices.Equal(ids, []ID{first.ID}) || free() != 6 { // sibling of CPU 1
+		t.Errorf("leases %v on CPU 9, want %d; %v; %d cores are free, want 6", ids, first.ID, err, free())
+	}
+	if ids, err := tab.Withhold(2, true); err != nil || !slices.Equal(ids, []ID{second.ID}) || free() != 6 {
+		t.Errorf("leases %v on CPU 2, want %d; %v; %d cores are free, want 6", ids, second.ID, err, free())
+	}
+	if _, _, err := tab.Request(rid(3), Terms{Workers: 7, CoresPerWorker: 1, Duration: time.Minute}, 0); !errors.Is(err, ErrBusy) {
+		t.Errorf("seven workers on six cores: %v", err)
+	}
+	third := granted(t, tab, 4, Terms{Workers: 6, CoresPerWorker: 1, Duration: time.Minute}) // evicts the cached lease
+	for _, cpus := range third.CPUs {
+		if cpus[0] == 1 || cpus[0] == 2 {
+			t.Errorf("a lease got the withheld CPU %d", cpus[0])
+		}
+	}
+	if err := tab.Reaped(first.ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, cpu := range []int{1, 2} {
+		if _, err := tab.Withhold(cpu, false); err != nil {
+			t.Error(err)
+		}
+	}
+	if free() != 1 {
+		t.Errorf("%d cores are free, want 1", free())
+	}
+	if _, err := tab.Withhold(16, true); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a CPU that is not lent: %v", err)
+	}
+}

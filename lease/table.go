@@ -247,6 +247,11 @@ func (t *Table) fit(terms *Terms, n int, candidates []ID) (shares [][]int, evict
 		}
 		v := t.leases[candidates[victims]]
 		count(have, v.shares, 1)
+		for i, away := range t.cores.away {
+			if away {
+				have[i] = 0
+			}
+		}
 		memory += v.memory
 	}
 }
@@ -428,6 +433,26 @@ func (t *Table) List() []Lease {
 	}
 	slices.SortFunc(list, func(a, b Lease) int { return cmp.Or(a.Granted.Compare(b.Granted), cmp.Compare(a.ID, b.ID)) })
 	return list
+}
+
+// Withhold keeps the core that has a logical CPU from all further leases, or lends it again. Leases that have the core keep it until they
+// end. It returns the ids of these leases, those that are cached too. A CPU that is not lent is an error.
+func (t *Table) Withhold(cpu int, on bool) ([]ID, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := t.cores.has(cpu)
+	if i < 0 {
+		return nil, fmt.Errorf("lease table: CPU %d is not lent: %w", cpu, ErrInvalid)
+	}
+	t.cores.away[i] = on
+	var ids []ID
+	for id, r := range t.leases {
+		if !r.reaped && slices.ContainsFunc(r.shares, func(s []int) bool { return slices.Contains(s, i) }) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids, nil
 }
 
 // Capacity returns the table's resources, in total and free.

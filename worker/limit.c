@@ -32,11 +32,18 @@ int dp_worker_limit(int resource, uint64_t most) {
     return setrlimit((__rlimit_resource_t)resource, &now) ? errno : 0;
 }
 
-void dp_worker_yield_to_others(void) {
+void dp_worker_yield_to_others(bool idle) {
     /* A worker is a guest on the node: the kernel should kill it first when memory runs out. */
     write_file("/proc/self/oom_score_adj", "1000");
     /* A core dump of a large process takes seconds in which its client would wait, and fills the node's disk. */
     dp_worker_limit(RLIMIT_CORE, 0);
+    if (!idle)
+        return;
+    /* A waking thread of another program takes the CPU from a thread of SCHED_IDLE at once. The nice value makes the kernel count the
+     * time of workers as "nice", so that the executor can tell it from that of other programs (internal/executor/yield.go). */
+    struct sched_param none = {0};
+    sched_setscheduler(0, SCHED_IDLE, &none);
+    setpriority(PRIO_PROCESS, 0, 19);
 }
 
 int dp_worker_pin(const uint8_t *cpus, dp_error *err) {

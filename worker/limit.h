@@ -2,6 +2,7 @@
 #ifndef RFAAS_WORKER_LIMIT_H
 #define RFAAS_WORKER_LIMIT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "dp_status.h"
@@ -13,8 +14,9 @@ int dp_worker_pin(const uint8_t *cpus, dp_error *err);
  * `bytes` more; bytes 0: no limit. */
 int dp_worker_memory(uint64_t *bytes, dp_error *err);
 int dp_worker_limit_memory(uint64_t has, uint64_t bytes, dp_error *err);
-/* dp_worker_yield_to_others makes the kernel kill this process first when memory runs out, and disables core dumps. */
-void dp_worker_yield_to_others(void);
+/* dp_worker_yield_to_others makes the kernel kill this process first when memory runs out, and disables core dumps. With `idle`, all other
+ * programs of the node run before this process. */
+void dp_worker_yield_to_others(bool idle);
 /* dp_worker_limit sets the soft and the hard limit of a resource (RLIMIT_*) of the calling process to `most`, or to
  * the current hard limit if that is lower. Returns 0 or an errno. */
 int dp_worker_limit(int resource, uint64_t most);

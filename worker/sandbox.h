@@ -57,6 +57,7 @@ typedef struct dp_sandbox {
     const char *paths[DP_SANDBOX_PATHS_MAX]; /* visible besides the system's; owned by the caller */
     int n_paths;
     uint32_t without; /* parts to leave out, for tests */
+    bool idle;       /* workers have idle priority */
     bool fixed_cpus; /* no cpuset keeps workers on their CPUs, so the filter refuses sched_setaffinity */
     uint32_t files;   /* most open descriptors of a worker, 0: as many as the executor */
     const char *bundles; /* the executor's directory of unpacked bundles, or NULL; owned by the caller */

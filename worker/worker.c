@@ -539,7 +539,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     detach(&w, fds, parent);
     own_descriptors(&w, fds);
     map_page(&w);
-    dp_worker_yield_to_others();
+    dp_worker_yield_to_others(sandbox->idle);
     take_identity(&w);
     dp_bundle_use(sandbox, m->bundle); /* pooled workers get none */
     /* sandbox.h explains the order. */

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/benchmarks/control"
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
+	"github.com/rfaas-go/rfaas/benchmarks/neighbour"
 	"github.com/rfaas-go/rfaas/benchmarks/others"
 	"github.com/rfaas-go/rfaas/benchmarks/report"
 	"github.com/rfaas-go/rfaas/benchmarks/scaling"
@@ -189,6 +190,52 @@ func newBenchScaling(a *app) *cobra.Command {
 	f.IntVar(&cfg.Pairs, "pairs", 7, "pairs of floor and measurement for each result")
 	f.DurationVar(&cfg.Batch, "batch", 100*time.Millisecond, "length of a batch")
 	f.StringVar(&cfg.Library, "library", "", "library with the function spin (default: ../build/functions/echo.so beside this program)")
+	f.StringVar(&cfg.Executor, "executor-program", "", "path of the executor (default: beside this program)")
+	out.flags(c)
+	return c
+}
+
+func newBenchNeighbour(a *app) *cobra.Command {
+	var cfg neighbour.Config
+	var out output
+	c := &cobra.Command{
+		Use:   "neighbour",
+		Short: "What workers of an executor with yield-after do to another job of the node, and how soon they leave",
+		Long: `What the workers of an executor with yield-after do to another job of the node, and how soon they leave. Three kinds of jobs, with
+a thread on each CPU, are timed alone and with workers that compute without a pause: a loop in registers, a stream over memory, and threads that
+wait for each other. The ratio is the job's slowdown. Then the command measures the time from the start of a job to the end of a lease on its CPUs.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if err := out.check(); err != nil {
+				return a.BadUsage(err)
+			}
+			if cfg.Pairs < 1 || cfg.Batch < time.Millisecond || cfg.Yield < 200*time.Millisecond || cfg.Yield > time.Minute {
+				return a.BadUsage(fmt.Errorf("%d pairs, batches of %v, yield-after %v: want at least 1 pair, 1ms, and 200ms to 1m", cfg.Pairs, cfg.Batch, cfg.Yield))
+			}
+			if cfg.Executor == "" {
+				if cfg.Executor, err = command.Beside("executor"); err != nil {
+					return err
+				}
+			}
+			if cfg.Library, err = command.Beside("..", "build", "functions", "echo.so"); err != nil {
+				return err
+			}
+			dir, err := os.MkdirTemp("", "rfaas-bench")
+			if err != nil {
+				return err
+			}
+			defer os.RemoveAll(dir)
+			cfg.Secret, cfg.Progress = filepath.Join(dir, "secret"), a.progress()
+			return a.emitResults(&out, func(emit func(*latency.Result) error) error {
+				return neighbour.Run(c.Context(), cfg, emit)
+			})
+		},
+	}
+	f := c.Flags()
+	f.IntSliceVar(&cfg.CPUs, "cpus", nil, "CPUs of job and workers (default: all that this process may use)")
+	f.IntVar(&cfg.Pairs, "pairs", 21, "pairs of batches for each result")
+	f.DurationVar(&cfg.Batch, "batch", 100*time.Millisecond, "length of a batch")
+	f.DurationVar(&cfg.Yield, "yield-after", 500*time.Millisecond, "setting of the executor whose lease has to end")
 	f.StringVar(&cfg.Executor, "executor-program", "", "path of the executor (default: beside this program)")
 	out.flags(c)
 	return c

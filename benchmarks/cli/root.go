@@ -27,13 +27,13 @@ func newRoot(a *app) *cobra.Command {
 		Long: `Compare calls with their floor: a careful program that moves the same bytes and does nothing else. rfaas bench executes
 this program.
 
-The commands start the programs that they measure. Only cold, control, leases, others and scaling start executors or resource managers.
+The commands start the programs that they measure. Only cold, control, leases, neighbour, others and scaling start executors or resource managers.
 benchmarks/README.md describes the method.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a), newBenchBandwidth(a), newBenchOthers(a),
-		newBenchControl(a), newBenchLeases(a), newContact(a), newBenchScaling(a), newBenchServe(a), newBenchReport(a), newEchoServer(a), newMan(a))
+		newBenchControl(a), newBenchLeases(a), newContact(a), newBenchScaling(a), newBenchNeighbour(a), newBenchServe(a), newBenchReport(a), newEchoServer(a), newMan(a))
 	a.Finish(root)
 	return root
 }

@@ -44,10 +44,11 @@ type Executor struct {
 	ChargeInterval time.Duration `mapstructure:"charge-interval"`
 	LimitUnknown   string        `mapstructure:"limit-unknown"` // admit or refuse
 
-	Cores      Cores  `mapstructure:"cores"`
-	ShareCores int    `mapstructure:"share-cores"` // leases that may share a core
-	Memory     Bytes  `mapstructure:"memory"`      // 0: memory available at start
-	Providers  string `mapstructure:"providers"`
+	Cores      Cores         `mapstructure:"cores"`
+	ShareCores int           `mapstructure:"share-cores"` // leases that may share a core
+	YieldAfter time.Duration `mapstructure:"yield-after"` // 0: other programs do not use the lent cores
+	Memory     Bytes         `mapstructure:"memory"`      // 0: memory available at start
+	Providers  string        `mapstructure:"providers"`
 
 	DataListen    string `mapstructure:"data-listen"`    // for provider tcp: host:port or host:first-last
 	DataAdvertise string `mapstructure:"data-advertise"` // IP address or name; empty: the bound address
@@ -114,6 +115,12 @@ const maxKeep = 24 * time.Hour
 // maxAwake bounds how long released workers stay awake.
 const maxAwake = time.Second
 
+// minYield and maxYield bound yield-after. The kernel counts the time of a CPU in ticks of 10 ms.
+const (
+	minYield = 200 * time.Millisecond
+	maxYield = time.Minute
+)
+
 var executorOptions = slices.Concat([]option{
 	{"listen", control.DefaultExecutorAddress, "control address: host:port or unix:PATH"},
 	{"advertise", "", "address that clients dial (default: the bound address)"},
@@ -129,6 +136,7 @@ var executorOptions = slices.Concat([]option{
 	{"limit-unknown", "admit", "what to do with a lease if its tenant's limit cannot be read: admit (and flag it) or refuse"},
 	{"cores", "auto", "cores to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
 	{"share-cores", "1", "leases that may share a core; above 1 the node is oversubscribed and calls take turns"},
+	{"yield-after", "0s", "lend cores that other programs of the node may use: workers have idle priority, and when other programs use half of a lent core for this long, its leases end and it is not lent until they stop; 0s if the cores are the executor's alone"},
 	{"memory", "auto", "memory to lend, like 16GiB, or auto for the memory available at start"},
 	{"providers", "auto", "providers to offer: auto (shm, verbs if there is a device, and ofi if ofi-provider is set), or a list of shm, verbs, tcp and ofi"},
 	{"data-listen", "127.0.0.1:0", "address for the data of calls on provider tcp: host:port, or host:first-last for the first free port of a range"},
@@ -299,6 +307,9 @@ func (c *Executor) validate() error {
 	v.between("pool", c.Pool, 0, maxPool)
 	if c.CacheAwake < 0 || c.CacheAwake > maxAwake {
 		v.failf("cache-awake: %v is not in 0s..%v", c.CacheAwake, maxAwake)
+	}
+	if c.YieldAfter != 0 && (c.YieldAfter < minYield || c.YieldAfter > maxYield) {
+		v.failf("yield-after: %v is neither 0s nor in %v..%v", c.YieldAfter, minYield, maxYield)
 	}
 	if c.CacheTime < 0 || c.CacheTime > maxKeep {
 		v.failf("cache-time: %v is not in 0s..%v", c.CacheTime, maxKeep)

@@ -59,7 +59,7 @@ func SameForHandover(now, next *config.Executor) error {
 		name      string
 		now, next any
 	}{
-		{"share-cores", now.ShareCores, next.ShareCores}, {"identity-dir", now.IdentityDir, next.IdentityDir},
+		{"share-cores", now.ShareCores, next.ShareCores}, {"yield-after", now.YieldAfter, next.YieldAfter}, {"identity-dir", now.IdentityDir, next.IdentityDir},
 		{"audit-file", now.AuditFile, next.AuditFile}, {"state-dir", now.StateDir, next.StateDir}, {"manager", now.Manager, next.Manager},
 		{"data-encryption", now.DataEncryption, next.DataEncryption}, {"secret-file", now.SecretFile, next.SecretFile},
 		{"bundle-dir", now.BundleDir, next.BundleDir},

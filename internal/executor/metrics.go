@@ -27,6 +27,7 @@ type metrics struct {
 	ended   *prometheus.CounterVec // how
 	uploads *prometheus.CounterVec // known
 	claims  prometheus.Counter
+	yielded prometheus.Counter
 	seeds   *prometheus.CounterVec // result
 
 	mu    sync.Mutex
@@ -50,6 +51,8 @@ func newMetrics() *metrics {
 			Help: "Libraries that were uploaded, by whether the node knew them already."}, []string{"known"}),
 		claims: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_claims_total",
 			Help: "Leases that took cached or spare workers by a claim."}),
+		yielded: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_leases_yielded_total",
+			Help: "Leases that ended because other programs of the node used one of their cores (yield-after)."}),
 		seeds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_seeds_total",
 			Help: "Init calls that were made for a seed: made, refused because their state cannot be kept, or failed."}, []string{"result"}),
 	}
@@ -130,7 +133,7 @@ func (m *metrics) uploaded(known bool) {
 // show adds the executor's metrics to what is shown.
 func (e *Executor) show(r prometheus.Registerer) {
 	m := e.metrics
-	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.seeds)
+	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.yielded, m.seeds)
 	gauge := func(name, help string, f func() float64) {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_executor_" + name, Help: help}, f))
 	}

@@ -51,7 +51,7 @@ func Serve(ctx, now context.Context, s config.Executor, hand Handover, log *slog
 	files, appended := rootFiles(&s)
 	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Files: files, Append: appended, UID: own.user.UID, GID: own.user.GID,
 		Remove: socketFiles(&s), Runtimes: runtimesOf(&s), Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Bundles: unpacked.path, Environment: s.SandboxEnvList(),
-			UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
+			UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles), Idle: s.YieldAfter > 0}})
 	if err != nil {
 		return err
 	}
@@ -228,6 +228,9 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	e.begin()
 	wg.Go(func() { e.Run(background) })
 	wg.Go(func() { e.reportAbility(background) })
+	if s.YieldAfter > 0 {
+		wg.Go(func() { e.yield(background, s.YieldAfter, readUse) })
+	}
 	if err := port.Serve(); err != nil {
 		return err
 	}

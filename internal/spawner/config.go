@@ -27,6 +27,7 @@ type Config struct {
 	UIDs      sandbox.Range
 	UIDFile   string   // lock file shared by the executors of a node, so that no user id is used twice; "": not shared
 	Processes uint32   // most processes and threads of a worker, 0: no limit
+	Idle      bool     // workers have idle priority
 	OpenFiles uint32   // most open files of each process of a worker, 0: as many as the spawner
 	Files     []string // files that the executor may ask to read, directories of such files, sockets that it may connect to
 	Append    []string // files that the executor may ask to append to
@@ -52,6 +53,9 @@ func (c *Config) Arguments() []string {
 		fmt.Sprintf("--executor-uid=%d", c.UID), fmt.Sprintf("--executor-gid=%d", c.GID)}
 	if c.Bundles != "" {
 		args = append(args, "--bundles="+c.Bundles)
+	}
+	if c.Idle {
+		args = append(args, "--idle")
 	}
 	for _, p := range c.Paths {
 		args = append(args, "--path="+p)
@@ -100,6 +104,7 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	without := f.Uint("without", 0, "sandbox parts to leave out, for tests")
 	f.StringVar(&c.OwnGroups, "own-groups", "", "`path` of a file to read instead of /proc/self/cgroup, for tests")
 	f.StringVar(&c.Bundles, "bundles", "", "`directory` of the bundles of leases, of which each worker sees its own")
+	f.BoolVar(&c.Idle, "idle", false, "give workers idle priority, so that they never delay other programs")
 	f.Var((*list)(&c.Paths), "path", "`path` that workers see read-only (repeatable)")
 	f.Var((*list)(&c.Files), "file", "`path` of a file, a directory of files, or a socket, that the executor may ask to read or to connect to (repeatable)")
 	f.Var((*list)(&c.Append), "append", "`path` of a file that the executor may ask to append to (repeatable)")
@@ -147,6 +152,9 @@ func (s *Spawner) zygoteArguments(at int) []string {
 	}
 	if at > 0 {
 		args = append(args, c.Runtimes[at-1].arguments()...)
+	}
+	if c.Idle {
+		args = append(args, "--idle")
 	}
 	if c.Mode == sandbox.Off {
 		return args

@@ -25,6 +25,8 @@ type Sandbox struct {
 	// Files is the largest number of open files of each process of a worker; 0: as many as the executor.
 	Files uint32
 
+	Idle bool // workers have idle priority. Also without confinement
+
 	without   uint32 // parts that tests leave out
 	ownGroups string // file to read instead of /proc/self/cgroup, for tests
 }

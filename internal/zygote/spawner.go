@@ -49,7 +49,7 @@ func startSpawner(cfg *Config) (*connection, error) {
 	c := &connection{conn: ours, lines: &lineLogger{log: cfg.Log}, reaped: make(chan struct{})}
 	box := &cfg.Sandbox
 	args := spawner.Config{Worker: cfg.Path, Version: cfg.Version, Mode: box.Mode, Paths: box.paths(), Bundles: box.Bundles, UIDs: box.UIDs, UIDFile: box.UIDFile,
-		Processes: box.Processes, OpenFiles: box.Files, Files: cfg.Files, Append: cfg.Append, UID: cfg.UID, GID: cfg.GID, Remove: cfg.Remove,
+		Processes: box.Processes, OpenFiles: box.Files, Idle: box.Idle, Files: cfg.Files, Append: cfg.Append, UID: cfg.UID, GID: cfg.GID, Remove: cfg.Remove,
 		Without: box.without, OwnGroups: box.ownGroups, Runtimes: cfg.Runtimes}
 	var output *os.File
 	if c.output, output, err = os.Pipe(); err != nil {
