@@ -292,3 +292,13 @@ func FuzzRecords(f *testing.F) {
 		}
 	})
 }
+
+func TestCordonedLine(t *testing.T) {
+	l := goldenLine()
+	l.State, l.Cordoned = Draining, true
+	var b [LineSize]byte
+	l.Encode(b[:])
+	if got, err := ParseLine(b[:], l.Slot); err != nil || got != l {
+		t.Errorf("%+v %v, want %+v", got, err, l)
+	}
+}

@@ -94,6 +94,7 @@ type Line struct {
 	Leases      uint32
 	State       State
 	Providers   Providers
+	Cordoned    bool // Draining, but leases continue and the executor does not end
 }
 
 // ShortIncarnation is what of an executor's incarnation stands in its line.
@@ -105,6 +106,8 @@ func unixMilli(t time.Time) uint64 {
 	}
 	return uint64(max(t.UnixMilli(), 0))
 }
+
+const flagCordoned = 1
 
 // Encode writes the line into LineSize bytes.
 func (l *Line) Encode(b []byte) {
@@ -121,6 +124,9 @@ func (l *Line) Encode(b []byte) {
 	le.PutUint32(b[48:], l.FreeMiB)
 	le.PutUint32(b[52:], l.Leases)
 	b[56], b[57], b[58], b[59] = byte(l.State), byte(l.Providers), 0, 0
+	if l.Cordoned {
+		b[58] = flagCordoned
+	}
 	seal(b[:LineSize])
 }
 
@@ -137,7 +143,7 @@ func ParseLine(b []byte, slot uint32) (Line, error) {
 	le := binary.LittleEndian
 	l := Line{Beat: le.Uint64(b), Incarnation: le.Uint64(b[8:]), Slot: le.Uint32(b[32:]), Cores: le.Uint32(b[36:]),
 		FreeCores: le.Uint32(b[40:]), MemoryMiB: le.Uint32(b[44:]), FreeMiB: le.Uint32(b[48:]), Leases: le.Uint32(b[52:]),
-		State: State(b[56]), Providers: Providers(b[57])}
+		State: State(b[56]), Providers: Providers(b[57]), Cordoned: b[58]&flagCordoned != 0}
 	written, until := le.Uint64(b[16:]), le.Uint64(b[24:])
 	switch {
 	case l.Slot != slot:

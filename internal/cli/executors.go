@@ -49,10 +49,12 @@ func (r *executorRow) reachable() error {
 	return err
 }
 
-func stateText(alive, draining bool, free, cores uint32) string {
+func stateText(alive, draining, cordoned bool, free, cores uint32) string {
 	switch {
 	case !alive:
 		return "silent"
+	case cordoned:
+		return "cordoned"
 	case draining:
 		return "draining"
 	case free < cores:
@@ -63,7 +65,7 @@ func stateText(alive, draining bool, free, cores uint32) string {
 
 func rowOf(e *control.ExecutorEntry) executorRow {
 	i := e.GetInfo()
-	return executorRow{Address: e.GetAddress(), Node: i.GetNode(), State: stateText(e.GetAlive(), i.GetDraining(), i.GetFreeCores(), i.GetCores()),
+	return executorRow{Address: e.GetAddress(), Node: i.GetNode(), State: stateText(e.GetAlive(), i.GetDraining(), i.GetCordoned(), i.GetFreeCores(), i.GetCores()),
 		Cores: i.GetCores(), FreeCores: i.GetFreeCores(), MemoryBytes: i.GetMemoryBytes(), FreeMemoryBytes: i.GetFreeMemoryBytes(),
 		Leases: i.GetLeases(), Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Incarnation: fmt.Sprintf("%x", i.GetIncarnation()), By: "message", nodeID: i.GetNodeId()}
 }

@@ -68,6 +68,8 @@ func newRoot(a *app) *cobra.Command {
 		newLeases(a),
 		newRevoke(a),
 		newDrain(a),
+		newCordon(a, true),
+		newCordon(a, false),
 		newDoctor(a),
 		newAgent(a),
 		newBench(a),

@@ -188,7 +188,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48, 0}
 }
 
 type InfoRequest struct {
@@ -256,6 +256,7 @@ type InfoReply struct {
 	DataAddress     string                 `protobuf:"bytes,17,opt,name=data_address,json=dataAddress,proto3" json:"data_address,omitempty"`           // "IP:port" at which clients connect to workers on tcp; empty: tcp is not offered
 	NodeCores       uint32                 `protobuf:"varint,18,opt,name=node_cores,json=nodeCores,proto3" json:"node_cores,omitempty"`                // physical cores of the node, lent or not
 	Stats           []uint64               `protobuf:"varint,19,rep,packed,name=stats,proto3" json:"stats,omitempty"`                                  // in calls to the manager only: what the executor has counted, in the order of docs/BOARD.md
+	Cordoned        bool                   `protobuf:"varint,20,opt,name=cordoned,proto3" json:"cordoned,omitempty"`                                   // draining is set too, but leases continue and the executor does not end
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -421,6 +422,13 @@ func (x *InfoReply) GetStats() []uint64 {
 		return x.Stats
 	}
 	return nil
+}
+
+func (x *InfoReply) GetCordoned() bool {
+	if x != nil {
+		return x.Cordoned
+	}
+	return false
 }
 
 type FabricAddress struct {
@@ -3199,6 +3207,94 @@ func (*DrainReply) Descriptor() ([]byte, []int) {
 	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
+type CordonRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cordon        bool                   `protobuf:"varint,1,opt,name=cordon,proto3" json:"cordon,omitempty"` // false: accept leases again
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`  // told to clients that ask for a lease
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CordonRequest) Reset() {
+	*x = CordonRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CordonRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CordonRequest) ProtoMessage() {}
+
+func (x *CordonRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
+func (*CordonRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *CordonRequest) GetCordon() bool {
+	if x != nil {
+		return x.Cordon
+	}
+	return false
+}
+
+func (x *CordonRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CordonReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CordonReply) Reset() {
+	*x = CordonReply{}
+	mi := &file_internal_control_control_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CordonReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CordonReply) ProtoMessage() {}
+
+func (x *CordonReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CordonReply.ProtoReflect.Descriptor instead.
+func (*CordonReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+}
+
 type UntilRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Until         uint64                 `protobuf:"varint,1,opt,name=until,proto3" json:"until,omitempty"`
@@ -3208,7 +3304,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3220,7 +3316,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3233,7 +3329,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UntilRequest) GetUntil() uint64 {
@@ -3251,7 +3347,7 @@ type UntilReply struct {
 
 func (x *UntilReply) Reset() {
 	*x = UntilReply{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3359,7 @@ func (x *UntilReply) String() string {
 func (*UntilReply) ProtoMessage() {}
 
 func (x *UntilReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3372,7 @@ func (x *UntilReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
 func (*UntilReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 type InspectRequest struct {
@@ -3292,7 +3388,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3400,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3413,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -3361,7 +3457,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +3469,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +3482,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -3470,7 +3566,7 @@ type RoomRequest struct {
 
 func (x *RoomRequest) Reset() {
 	*x = RoomRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3482,7 +3578,7 @@ func (x *RoomRequest) String() string {
 func (*RoomRequest) ProtoMessage() {}
 
 func (x *RoomRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3495,7 +3591,7 @@ func (x *RoomRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomRequest.ProtoReflect.Descriptor instead.
 func (*RoomRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RoomRequest) GetCores() uint32 {
@@ -3528,7 +3624,7 @@ type RoomReply struct {
 
 func (x *RoomReply) Reset() {
 	*x = RoomReply{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3540,7 +3636,7 @@ func (x *RoomReply) String() string {
 func (*RoomReply) ProtoMessage() {}
 
 func (x *RoomReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3649,7 @@ func (x *RoomReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomReply.ProtoReflect.Descriptor instead.
 func (*RoomReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RoomReply) GetRoom() bool {
@@ -3572,7 +3668,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3680,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3693,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -3624,7 +3720,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3636,7 +3732,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3649,7 +3745,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -3726,7 +3822,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3834,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +3847,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -3786,7 +3882,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +3894,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +3907,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -3845,7 +3941,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3857,7 +3953,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3870,7 +3966,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -3896,7 +3992,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3908,7 +4004,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3921,7 +4017,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -3940,7 +4036,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3952,7 +4048,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3965,7 +4061,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -3983,7 +4079,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4091,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4104,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 type ListRequest struct {
@@ -4019,7 +4115,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4031,7 +4127,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4044,7 +4140,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 type ListReply struct {
@@ -4057,7 +4153,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4069,7 +4165,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4082,7 +4178,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -4112,7 +4208,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4220,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4233,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -4187,7 +4283,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4199,7 +4295,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4212,7 +4308,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -4245,7 +4341,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4257,7 +4353,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4270,7 +4366,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -4293,7 +4389,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4305,7 +4401,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4318,7 +4414,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -4368,7 +4464,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4380,7 +4476,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4393,7 +4489,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -4439,7 +4535,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4451,7 +4547,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4464,7 +4560,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -4525,7 +4621,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +4633,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +4646,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -4571,7 +4667,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4583,7 +4679,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4596,7 +4692,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -4632,7 +4728,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +4740,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +4753,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -4699,7 +4795,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +4807,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +4820,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -4757,7 +4853,7 @@ type RevocationsRequest struct {
 
 func (x *RevocationsRequest) Reset() {
 	*x = RevocationsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4769,7 +4865,7 @@ func (x *RevocationsRequest) String() string {
 func (*RevocationsRequest) ProtoMessage() {}
 
 func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4782,7 +4878,7 @@ func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationsRequest.ProtoReflect.Descriptor instead.
 func (*RevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RevocationsRequest) GetSerial() uint64 {
@@ -4801,7 +4897,7 @@ type RevocationsReply struct {
 
 func (x *RevocationsReply) Reset() {
 	*x = RevocationsReply{}
-	mi := &file_internal_control_control_proto_msgTypes[66]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4813,7 +4909,7 @@ func (x *RevocationsReply) String() string {
 func (*RevocationsReply) ProtoMessage() {}
 
 func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[66]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4826,7 +4922,7 @@ func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationsReply.ProtoReflect.Descriptor instead.
 func (*RevocationsReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RevocationsReply) GetList() []byte {
@@ -4847,7 +4943,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[67]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4859,7 +4955,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[67]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4872,7 +4968,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -4906,7 +5002,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[68]
+	mi := &file_internal_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4918,7 +5014,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[68]
+	mi := &file_internal_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4931,7 +5027,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -4966,7 +5062,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[69]
+	mi := &file_internal_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4978,7 +5074,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[69]
+	mi := &file_internal_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4991,7 +5087,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -5066,7 +5162,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[70]
+	mi := &file_internal_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5078,7 +5174,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[70]
+	mi := &file_internal_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5091,7 +5187,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{70}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -5109,7 +5205,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[71]
+	mi := &file_internal_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5121,7 +5217,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[71]
+	mi := &file_internal_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5134,7 +5230,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{71}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 type BillRequest struct {
@@ -5147,7 +5243,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[72]
+	mi := &file_internal_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5159,7 +5255,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[72]
+	mi := &file_internal_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5172,7 +5268,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{72}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -5200,7 +5296,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[73]
+	mi := &file_internal_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5212,7 +5308,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[73]
+	mi := &file_internal_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5225,7 +5321,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{73}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *HistoryRequest) GetTenant() string {
@@ -5259,7 +5355,7 @@ type HistoryReply struct {
 
 func (x *HistoryReply) Reset() {
 	*x = HistoryReply{}
-	mi := &file_internal_control_control_proto_msgTypes[74]
+	mi := &file_internal_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5271,7 +5367,7 @@ func (x *HistoryReply) String() string {
 func (*HistoryReply) ProtoMessage() {}
 
 func (x *HistoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[74]
+	mi := &file_internal_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5284,7 +5380,7 @@ func (x *HistoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryReply.ProtoReflect.Descriptor instead.
 func (*HistoryReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{74}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *HistoryReply) GetSteps() []*HistoryStep {
@@ -5316,7 +5412,7 @@ type HistoryStep struct {
 
 func (x *HistoryStep) Reset() {
 	*x = HistoryStep{}
-	mi := &file_internal_control_control_proto_msgTypes[75]
+	mi := &file_internal_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5328,7 +5424,7 @@ func (x *HistoryStep) String() string {
 func (*HistoryStep) ProtoMessage() {}
 
 func (x *HistoryStep) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[75]
+	mi := &file_internal_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5341,7 +5437,7 @@ func (x *HistoryStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryStep.ProtoReflect.Descriptor instead.
 func (*HistoryStep) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{75}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *HistoryStep) GetStart() int64 {
@@ -5403,7 +5499,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_internal_control_control_proto_msgTypes[76]
+	mi := &file_internal_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5415,7 +5511,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[76]
+	mi := &file_internal_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5428,7 +5524,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{76}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *TenantUse) GetTenant() string {
@@ -5456,7 +5552,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[77]
+	mi := &file_internal_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5468,7 +5564,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[77]
+	mi := &file_internal_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5481,7 +5577,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{77}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -5516,7 +5612,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[78]
+	mi := &file_internal_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5528,7 +5624,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[78]
+	mi := &file_internal_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5541,7 +5637,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{78}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -5578,7 +5674,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[79]
+	mi := &file_internal_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5590,7 +5686,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[79]
+	mi := &file_internal_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5603,7 +5699,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{79}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *BillLine) GetItem() string {
@@ -5647,7 +5743,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x1einternal/control/control.proto\x12\x10rfaas.control.v1\"8\n" +
 	"\vInfoRequest\x12)\n" +
-	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xea\x04\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\x86\x05\n" +
 	"\tInfoReply\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x17\n" +
@@ -5670,7 +5766,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\fdata_address\x18\x11 \x01(\tR\vdataAddress\x12\x1d\n" +
 	"\n" +
 	"node_cores\x18\x12 \x01(\rR\tnodeCores\x12\x14\n" +
-	"\x05stats\x18\x13 \x03(\x04R\x05stats\"S\n" +
+	"\x05stats\x18\x13 \x03(\x04R\x05stats\x12\x1a\n" +
+	"\bcordoned\x18\x14 \x01(\bR\bcordoned\"S\n" +
 	"\rFabricAddress\x12\x1e\n" +
 	"\n" +
 	"infiniband\x18\x01 \x01(\bR\n" +
@@ -5912,7 +6009,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bgrace_ms\x18\x01 \x01(\x04R\agraceMs\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\f\n" +
 	"\n" +
-	"DrainReply\"$\n" +
+	"DrainReply\"?\n" +
+	"\rCordonRequest\x12\x16\n" +
+	"\x06cordon\x18\x01 \x01(\bR\x06cordon\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\r\n" +
+	"\vCordonReply\"$\n" +
 	"\fUntilRequest\x12\x14\n" +
 	"\x05until\x18\x01 \x01(\x04R\x05until\"\f\n" +
 	"\n" +
@@ -6104,7 +6205,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
 	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
 	"\x11START_PATH_CACHED\x10\x03\x12\x15\n" +
-	"\x11START_PATH_SEEDED\x10\x042\xac\f\n" +
+	"\x11START_PATH_SEEDED\x10\x042\xf6\f\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
@@ -6118,7 +6219,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05Renew\x12\x1e.rfaas.control.v1.RenewRequest\x1a\x1c.rfaas.control.v1.RenewReply\x12H\n" +
 	"\x06Leases\x12\x1f.rfaas.control.v1.LeasesRequest\x1a\x1d.rfaas.control.v1.LeasesReply\x12H\n" +
 	"\x06Revoke\x12\x1f.rfaas.control.v1.RevokeRequest\x1a\x1d.rfaas.control.v1.RevokeReply\x12E\n" +
-	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12E\n" +
+	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12H\n" +
+	"\x06Cordon\x12\x1f.rfaas.control.v1.CordonRequest\x1a\x1d.rfaas.control.v1.CordonReply\x12E\n" +
 	"\x05Until\x12\x1e.rfaas.control.v1.UntilRequest\x1a\x1c.rfaas.control.v1.UntilReply\x12K\n" +
 	"\aInspect\x12 .rfaas.control.v1.InspectRequest\x1a\x1e.rfaas.control.v1.InspectReply\x12D\n" +
 	"\x04Room\x12\x1d.rfaas.control.v1.RoomRequest\x1a\x1b.rfaas.control.v1.RoomReply0\x01\x12N\n" +
@@ -6157,7 +6259,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -6201,47 +6303,49 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*RevokeReply)(nil),           // 39: rfaas.control.v1.RevokeReply
 	(*DrainRequest)(nil),          // 40: rfaas.control.v1.DrainRequest
 	(*DrainReply)(nil),            // 41: rfaas.control.v1.DrainReply
-	(*UntilRequest)(nil),          // 42: rfaas.control.v1.UntilRequest
-	(*UntilReply)(nil),            // 43: rfaas.control.v1.UntilReply
-	(*InspectRequest)(nil),        // 44: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 45: rfaas.control.v1.InspectReply
-	(*RoomRequest)(nil),           // 46: rfaas.control.v1.RoomRequest
-	(*RoomReply)(nil),             // 47: rfaas.control.v1.RoomReply
-	(*EventsRequest)(nil),         // 48: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 49: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 50: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 51: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 52: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 53: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 54: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 55: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 56: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 57: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 58: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 59: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 60: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 61: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 62: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 63: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 64: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 65: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 66: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 67: rfaas.control.v1.ReserveReply
-	(*RevocationsRequest)(nil),    // 68: rfaas.control.v1.RevocationsRequest
-	(*RevocationsReply)(nil),      // 69: rfaas.control.v1.RevocationsReply
-	(*AttachClientRequest)(nil),   // 70: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 71: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 72: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 73: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 74: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 75: rfaas.control.v1.BillRequest
-	(*HistoryRequest)(nil),        // 76: rfaas.control.v1.HistoryRequest
-	(*HistoryReply)(nil),          // 77: rfaas.control.v1.HistoryReply
-	(*HistoryStep)(nil),           // 78: rfaas.control.v1.HistoryStep
-	(*TenantUse)(nil),             // 79: rfaas.control.v1.TenantUse
-	(*BillReply)(nil),             // 80: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 81: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 82: rfaas.control.v1.BillLine
+	(*CordonRequest)(nil),         // 42: rfaas.control.v1.CordonRequest
+	(*CordonReply)(nil),           // 43: rfaas.control.v1.CordonReply
+	(*UntilRequest)(nil),          // 44: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 45: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 46: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 47: rfaas.control.v1.InspectReply
+	(*RoomRequest)(nil),           // 48: rfaas.control.v1.RoomRequest
+	(*RoomReply)(nil),             // 49: rfaas.control.v1.RoomReply
+	(*EventsRequest)(nil),         // 50: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 51: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 52: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 53: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 54: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 55: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 56: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 57: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 58: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 59: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 60: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 61: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 62: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 63: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 64: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 65: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 66: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 67: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 68: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 69: rfaas.control.v1.ReserveReply
+	(*RevocationsRequest)(nil),    // 70: rfaas.control.v1.RevocationsRequest
+	(*RevocationsReply)(nil),      // 71: rfaas.control.v1.RevocationsReply
+	(*AttachClientRequest)(nil),   // 72: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 73: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 74: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 75: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 76: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 77: rfaas.control.v1.BillRequest
+	(*HistoryRequest)(nil),        // 78: rfaas.control.v1.HistoryRequest
+	(*HistoryReply)(nil),          // 79: rfaas.control.v1.HistoryReply
+	(*HistoryStep)(nil),           // 80: rfaas.control.v1.HistoryStep
+	(*TenantUse)(nil),             // 81: rfaas.control.v1.TenantUse
+	(*BillReply)(nil),             // 82: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 83: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 84: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
@@ -6257,32 +6361,32 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	30, // 10: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
 	19, // 11: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
 	1,  // 12: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	59, // 13: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	61, // 13: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
 	8,  // 14: rfaas.control.v1.FetchRequest.seed:type_name -> rfaas.control.v1.SeedCopy
-	59, // 15: rfaas.control.v1.LendReply.memory:type_name -> rfaas.control.v1.MemoryRef
+	61, // 15: rfaas.control.v1.LendReply.memory:type_name -> rfaas.control.v1.MemoryRef
 	8,  // 16: rfaas.control.v1.LendReply.seed:type_name -> rfaas.control.v1.SeedCopy
 	18, // 17: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
 	30, // 18: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
-	59, // 19: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
+	61, // 19: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
 	37, // 20: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
 	2,  // 21: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
 	4,  // 22: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	61, // 23: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	63, // 23: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
 	4,  // 24: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	58, // 25: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	60, // 25: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
 	4,  // 26: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	59, // 27: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	59, // 28: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	59, // 29: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	59, // 30: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	59, // 31: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
-	59, // 32: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	59, // 33: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	72, // 34: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	78, // 35: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
-	79, // 36: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
-	81, // 37: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	82, // 38: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	61, // 27: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	61, // 28: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	61, // 29: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	61, // 30: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	61, // 31: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
+	61, // 32: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	61, // 33: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	74, // 34: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	80, // 35: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
+	81, // 36: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
+	83, // 37: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	84, // 38: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
 	3,  // 39: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
 	6,  // 40: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
 	6,  // 41: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
@@ -6296,63 +6400,65 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	35, // 49: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
 	38, // 50: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
 	40, // 51: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	42, // 52: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	44, // 53: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	46, // 54: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	9,  // 55: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
-	10, // 56: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
-	10, // 57: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
-	10, // 58: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
-	48, // 59: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	50, // 60: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	52, // 61: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	54, // 62: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	56, // 63: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	60, // 64: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	62, // 65: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	70, // 66: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	73, // 67: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	75, // 68: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	76, // 69: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
-	64, // 70: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	66, // 71: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	68, // 72: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
-	4,  // 73: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	16, // 74: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	16, // 75: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	21, // 76: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	23, // 77: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	25, // 78: rfaas.control.v1.Executor.Lend:output_type -> rfaas.control.v1.LendReply
-	27, // 79: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	29, // 80: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	32, // 81: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
-	34, // 82: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	36, // 83: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	39, // 84: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	41, // 85: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	43, // 86: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	45, // 87: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	47, // 88: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	11, // 89: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
-	11, // 90: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
-	11, // 91: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
-	12, // 92: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
-	49, // 93: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	51, // 94: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	53, // 95: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	55, // 96: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	57, // 97: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	61, // 98: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	63, // 99: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	71, // 100: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	74, // 101: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	80, // 102: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	77, // 103: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
-	65, // 104: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	67, // 105: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	69, // 106: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
-	73, // [73:107] is the sub-list for method output_type
-	39, // [39:73] is the sub-list for method input_type
+	42, // 52: rfaas.control.v1.Executor.Cordon:input_type -> rfaas.control.v1.CordonRequest
+	44, // 53: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	46, // 54: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	48, // 55: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	9,  // 56: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
+	10, // 57: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
+	10, // 58: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
+	10, // 59: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
+	50, // 60: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	52, // 61: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	54, // 62: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	56, // 63: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	58, // 64: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	62, // 65: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	64, // 66: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	72, // 67: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	75, // 68: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	77, // 69: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	78, // 70: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
+	66, // 71: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	68, // 72: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	70, // 73: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
+	4,  // 74: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	16, // 75: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	16, // 76: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	21, // 77: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	23, // 78: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	25, // 79: rfaas.control.v1.Executor.Lend:output_type -> rfaas.control.v1.LendReply
+	27, // 80: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	29, // 81: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	32, // 82: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	34, // 83: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	36, // 84: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	39, // 85: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	41, // 86: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	43, // 87: rfaas.control.v1.Executor.Cordon:output_type -> rfaas.control.v1.CordonReply
+	45, // 88: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	47, // 89: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	49, // 90: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	11, // 91: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 92: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 93: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
+	12, // 94: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
+	51, // 95: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	53, // 96: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	55, // 97: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	57, // 98: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	59, // 99: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	63, // 100: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	65, // 101: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	73, // 102: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	76, // 103: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	82, // 104: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	79, // 105: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
+	67, // 106: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	69, // 107: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	71, // 108: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
+	74, // [74:109] is the sub-list for method output_type
+	39, // [39:74] is the sub-list for method input_type
 	39, // [39:39] is the sub-list for extension type_name
 	39, // [39:39] is the sub-list for extension extendee
 	0,  // [0:39] is the sub-list for field type_name
@@ -6371,7 +6477,7 @@ func file_internal_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   80,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -35,6 +35,7 @@ const (
 	Executor_Leases_FullMethodName       = "/rfaas.control.v1.Executor/Leases"
 	Executor_Revoke_FullMethodName       = "/rfaas.control.v1.Executor/Revoke"
 	Executor_Drain_FullMethodName        = "/rfaas.control.v1.Executor/Drain"
+	Executor_Cordon_FullMethodName       = "/rfaas.control.v1.Executor/Cordon"
 	Executor_Until_FullMethodName        = "/rfaas.control.v1.Executor/Until"
 	Executor_Inspect_FullMethodName      = "/rfaas.control.v1.Executor/Inspect"
 	Executor_Room_FullMethodName         = "/rfaas.control.v1.Executor/Room"
@@ -82,6 +83,8 @@ type ExecutorClient interface {
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeReply, error)
 	// Drain ends the executor, as SIGTERM does. For operators.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
+	// Cordon makes the executor refuse new leases, or accept them again.
+	Cordon(ctx context.Context, in *CordonRequest, opts ...grpc.CallOption) (*CordonReply, error)
 	// Until says when the node is wanted back, in place of what was known. For operators.
 	Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
@@ -257,6 +260,16 @@ func (c *executorClient) Drain(ctx context.Context, in *DrainRequest, opts ...gr
 	return out, nil
 }
 
+func (c *executorClient) Cordon(ctx context.Context, in *CordonRequest, opts ...grpc.CallOption) (*CordonReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CordonReply)
+	err := c.cc.Invoke(ctx, Executor_Cordon_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *executorClient) Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UntilReply)
@@ -392,6 +405,8 @@ type ExecutorServer interface {
 	Revoke(context.Context, *RevokeRequest) (*RevokeReply, error)
 	// Drain ends the executor, as SIGTERM does. For operators.
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
+	// Cordon makes the executor refuse new leases, or accept them again.
+	Cordon(context.Context, *CordonRequest) (*CordonReply, error)
 	// Until says when the node is wanted back, in place of what was known. For operators.
 	Until(context.Context, *UntilRequest) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
@@ -457,6 +472,9 @@ func (UnimplementedExecutorServer) Revoke(context.Context, *RevokeRequest) (*Rev
 }
 func (UnimplementedExecutorServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedExecutorServer) Cordon(context.Context, *CordonRequest) (*CordonReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Cordon not implemented")
 }
 func (UnimplementedExecutorServer) Until(context.Context, *UntilRequest) (*UntilReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Until not implemented")
@@ -697,6 +715,24 @@ func _Executor_Drain_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Executor_Cordon_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CordonRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).Cordon(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_Cordon_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).Cordon(ctx, req.(*CordonRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Executor_Until_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UntilRequest)
 	if err := dec(in); err != nil {
@@ -869,6 +905,10 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _Executor_Drain_Handler,
+		},
+		{
+			MethodName: "Cordon",
+			Handler:    _Executor_Cordon_Handler,
 		},
 		{
 			MethodName: "Until",

@@ -274,6 +274,7 @@ var roles = map[string]identity.Role{
 	service + "Executor/ReleaseSeed":  identity.RoleTenant,
 	service + "Executor/Revoke":       identity.RoleTenant, // only its own leases
 	service + "Executor/Drain":        identity.RoleOperator,
+	service + "Executor/Cordon":       identity.RoleOperator,
 	service + "Executor/Until":        identity.RoleOperator,
 
 	service + "Manager/Hello":          identity.RoleTenant,

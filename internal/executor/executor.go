@@ -70,6 +70,7 @@ type Executor struct {
 	cached   map[lease.ID]*cached // cached workers
 	coming   coming               // resources of cached workers that are being reaped
 	draining bool
+	cordoned string          // reason for which no new leases are granted; "": they are
 	until    time.Time       // end of the grace, while draining
 	grace    context.Context // of the drain: it also ends when the drain is cut short
 }
@@ -123,6 +124,7 @@ func (e *Executor) info() *control.InfoReply {
 	if _, reason := e.cfg.Spawner.CannotStart(); reason != nil {
 		c.FreeCores, c.FreeMemory = 0, 0 // so that no client is sent here
 	}
+	cordoned := e.whyCordoned() != ""
 	data := ""
 	if e.cfg.Data != nil {
 		data = e.cfg.Data.Address
@@ -136,7 +138,7 @@ func (e *Executor) info() *control.InfoReply {
 		Cores: uint32(c.Cores), FreeCores: uint32(c.FreeCores),
 		MemoryBytes: c.Memory, FreeMemoryBytes: c.FreeMemory,
 		Providers: e.cfg.Providers, MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager,
-		MaxBulk: uint64(e.cfg.Settings.MaxBulk), Draining: e.isDraining(),
+		MaxBulk: uint64(e.cfg.Settings.MaxBulk), Draining: e.isDraining() || cordoned, Cordoned: cordoned,
 		AvailableUntil: e.back.unix(), NodeCores: uint32(e.cfg.NodeCores),
 	}
 }

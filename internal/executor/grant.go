@@ -125,6 +125,9 @@ func (e *Executor) lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		hashes = append(hashes, bundle...)
 	}
 	if err == nil {
+		err = e.notCordoned()
+	}
+	if err == nil {
 		err = e.admit(ctx, req)
 	}
 	if err != nil {

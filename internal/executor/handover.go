@@ -191,6 +191,7 @@ func (h *handing) save() (*handover.State, error) {
 	}
 	s.Signals = int32(h.StopSignals())
 	s.Ending = h.ctx.Err() != nil
+	s.Cordoned = e.whyCordoned()
 	return s, nil
 }
 

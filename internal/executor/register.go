@@ -205,7 +205,7 @@ func (r *registrar) write() error {
 		Cores: info.GetCores(), FreeCores: info.GetFreeCores(), MemoryMiB: mebibytes(info.GetMemoryBytes()),
 		FreeMiB: mebibytes(info.GetFreeMemoryBytes()), Leases: info.GetLeases(), State: board.Open, Providers: board.ProvidersOf(info.GetProviders())}
 	if info.GetDraining() {
-		l.State = board.Draining
+		l.State, l.Cordoned = board.Draining, info.GetCordoned()
 	}
 	if until := info.GetAvailableUntil(); until > 0 && until < 1<<40 {
 		l.Until = time.Unix(int64(until), 0)

@@ -29,6 +29,7 @@ func (e *Executor) restore(s *handover.State, z *zygote.Zygote) error {
 		return fmt.Errorf("take over: an incarnation of %d bytes", len(s.GetIncarnation()))
 	}
 	copy(e.incarnation[:], s.GetIncarnation())
+	e.cordoned = s.GetCordoned()
 	if at := s.GetWantedBack(); at > 0 && at <= latestUntil {
 		e.back.set(time.Unix(int64(at), 0))
 	}

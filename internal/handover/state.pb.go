@@ -45,9 +45,10 @@ type State struct {
 	Seeds         []*NamedSeed           `protobuf:"bytes,20,rep,name=seeds,proto3" json:"seeds,omitempty"`
 	Bundles       string                 `protobuf:"bytes,17,opt,name=bundles,proto3" json:"bundles,omitempty"` // directory of the bundles; "": none
 	BundlesLock   int32                  `protobuf:"varint,18,opt,name=bundles_lock,json=bundlesLock,proto3" json:"bundles_lock,omitempty"`
-	Ending        bool                   `protobuf:"varint,15,opt,name=ending,proto3" json:"ending,omitempty"`   // a request to drain has come meanwhile
-	Signals       int32                  `protobuf:"varint,19,opt,name=signals,proto3" json:"signals,omitempty"` // pipe with signals that came later, a byte each; 0: none
-	Dropped       bool                   `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"` // root was given up; the program must forbid tracing again
+	Ending        bool                   `protobuf:"varint,15,opt,name=ending,proto3" json:"ending,omitempty"`    // a request to drain has come meanwhile
+	Signals       int32                  `protobuf:"varint,19,opt,name=signals,proto3" json:"signals,omitempty"`  // pipe with signals that came later, a byte each; 0: none
+	Cordoned      string                 `protobuf:"bytes,21,opt,name=cordoned,proto3" json:"cordoned,omitempty"` // reason; "": not cordoned
+	Dropped       bool                   `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"`  // root was given up; the program must forbid tracing again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -213,6 +214,13 @@ func (x *State) GetSignals() int32 {
 		return x.Signals
 	}
 	return 0
+}
+
+func (x *State) GetCordoned() string {
+	if x != nil {
+		return x.Cordoned
+	}
+	return ""
 }
 
 func (x *State) GetDropped() bool {
@@ -1934,7 +1942,7 @@ var File_internal_handover_state_proto protoreflect.FileDescriptor
 
 const file_internal_handover_state_proto_rawDesc = "" +
 	"\n" +
-	"\x1dinternal/handover/state.proto\x12\x0erfaas.handover\"\xed\x05\n" +
+	"\x1dinternal/handover/state.proto\x12\x0erfaas.handover\"\x89\x06\n" +
 	"\x05State\x12\x18\n" +
 	"\aprogram\x18\x01 \x01(\tR\aprogram\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x16\n" +
@@ -1956,7 +1964,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\abundles\x18\x11 \x01(\tR\abundles\x12!\n" +
 	"\fbundles_lock\x18\x12 \x01(\x05R\vbundlesLock\x12\x16\n" +
 	"\x06ending\x18\x0f \x01(\bR\x06ending\x12\x18\n" +
-	"\asignals\x18\x13 \x01(\x05R\asignals\x12\x18\n" +
+	"\asignals\x18\x13 \x01(\x05R\asignals\x12\x1a\n" +
+	"\bcordoned\x18\x15 \x01(\tR\bcordoned\x12\x18\n" +
 	"\adropped\x18\x0e \x01(\bR\adropped\"h\n" +
 	"\x04Node\x12*\n" +
 	"\x05cores\x18\x01 \x03(\v2\x14.rfaas.handover.CoreR\x05cores\x12\x16\n" +

@@ -35,7 +35,7 @@ func busy(t *testing.T) (*Manager, *clock) {
 	const nodes, cores = 40, 32
 	for i := range nodes {
 		n := &control.InfoReply{Incarnation: append(make([]byte, 15), byte(i+1)), Node: fmt.Sprintf("node%02d", i+1), NodeId: fmt.Sprint(i), Cores: cores - 4, NodeCores: cores,
-			FreeCores: uint32(i * 7 % (cores - 3)), Providers: []string{"verbs", "tcp"}, MemoryBytes: 64 << 30, FreeMemoryBytes: 40 << 30, Leases: uint32(3 - i%3), Draining: i == 5}
+			FreeCores: uint32(i * 7 % (cores - 3)), Providers: []string{"verbs", "tcp"}, MemoryBytes: 64 << 30, FreeMemoryBytes: 40 << 30, Leases: uint32(3 - i%3), Draining: i == 5 || i == 6, Cordoned: i == 6}
 		if i >= 34 { // a batch job has it
 			n.FreeCores = n.Cores
 		}
@@ -213,6 +213,7 @@ func TestPageInBrowser(t *testing.T) {
 		want(img, v.name+": a tile's part that is not lent", tile.at(0.95, 0.05), "batch")
 		want(img, v.name+": a node without an executor", box("#map a:nth-child(38)").at(0.5, 0.3), "batch")
 		want(img, v.name+": a draining node", box("#map a:nth-child(6)").at(0.5, 0.02), "draining")
+		want(img, v.name+": a cordoned node", box("#map a:nth-child(7)").at(0.5, 0.02), "cordoned")
 		var columns int
 		b.eval("new Set([...document.querySelectorAll('.figure')].map(e => Math.round(e.getBoundingClientRect().x))).size", &columns)
 		if expected := map[bool]int{true: 2, false: 6}[v.width < 600]; columns != expected {

@@ -51,7 +51,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	states := map[string]int{"open": 0, "draining": 0, "silent": 0}
+	states := map[string]int{"open": 0, "cordoned": 0, "draining": 0, "silent": 0}
 	var cores, free, leases uint32
 	var memory, freeMemory, oldest uint64
 	for _, e := range c.m.executorStates() {

@@ -114,7 +114,7 @@ func lineOf(info *control.InfoReply, slot uint32, beat uint64, now time.Time) bo
 		Cores: info.GetCores(), FreeCores: info.GetFreeCores(), MemoryMiB: uint32(min(info.GetMemoryBytes()>>20, 1<<32-1)),
 		FreeMiB: uint32(min(info.GetFreeMemoryBytes()>>20, 1<<32-1)), Leases: info.GetLeases(), State: board.Open, Providers: board.ProvidersOf(info.GetProviders())}
 	if info.GetDraining() {
-		l.State = board.Draining
+		l.State, l.Cordoned = board.Draining, info.GetCordoned()
 	}
 	if until := info.GetAvailableUntil(); until > 0 && until < 1<<40 {
 		l.Until = time.Unix(int64(until), 0)
@@ -442,7 +442,7 @@ func (t *table) refresh(e *entry) {
 	e.beat, e.seen = l.Beat, t.now()
 	info := proto.CloneOf(e.info)
 	info.FreeCores, info.FreeMemoryBytes = min(l.FreeCores, info.Cores), uint64(l.FreeMiB)<<20
-	info.Draining, info.Leases = l.State == board.Draining, l.Leases
+	info.Draining, info.Cordoned, info.Leases = l.State == board.Draining, l.Cordoned, l.Leases
 	e.info = info
 	t.tell(e, t.stateOf(e))
 }

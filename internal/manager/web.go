@@ -48,7 +48,7 @@ type State struct {
 type ExecutorState struct {
 	Address         string   `json:"address"`
 	Node            string   `json:"node"`
-	State           string   `json:"state"` // open, draining, silent
+	State           string   `json:"state"` // open, cordoned, draining, silent
 	Cores           uint32   `json:"cores"`
 	FreeCores       uint32   `json:"free_cores"`
 	MemoryBytes     uint64   `json:"memory_bytes"`
@@ -106,6 +106,8 @@ func (m *Manager) executorStates() []ExecutorState {
 		switch {
 		case !e.GetAlive():
 			state = "silent"
+		case i.GetCordoned():
+			state = "cordoned"
 		case i.GetDraining():
 			state = "draining"
 		}

@@ -27,6 +27,7 @@ export function nodesOf(executors, known) {
     n.cores = Math.max(n.cores, n.lent);
     if (n.executors.some(e => e.state === "silent")) n.state = "silent";
     else if (n.executors.some(e => e.state === "draining")) n.state = "draining";
+    else if (n.executors.some(e => e.state === "cordoned")) n.state = "cordoned";
     else if (n.executors.length > 0) n.state = n.used > 0 ? "harvested" : "idle";
   }
   return [...all.values()].sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
@@ -41,7 +42,7 @@ export class NodeMap {
     this.grid = make("div", { id: "map", role: "list" });
     this.hint = make("p", { id: "hint" });
     this.element = make("div", {}, this.grid, legend(["harvested", "var(--harvested)"], ["idle", "var(--idle)"], ["batch or not lent", "var(--batch)"],
-      ["draining", "var(--draining)"], ["silent", "var(--silent)"]), this.hint);
+      ["draining", "var(--draining)"], ["cordoned", "var(--cordoned)"], ["silent", "var(--silent)"]), this.hint);
     const show = ev => { this.hint.textContent = ev.target.closest("a")?.title ?? ""; };
     this.grid.addEventListener("pointerover", show);
     this.grid.addEventListener("focusin", show);

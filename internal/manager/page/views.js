@@ -14,7 +14,7 @@ const place = s => 100 * Math.max(0, Math.min(1, (Math.log10(Math.max(s, 1e-6)) 
 
 const nodeLink = name => make("a", { href: "#/node/" + encodeURIComponent(name) }, name);
 const leaseLink = l => make("a", { href: `#/lease/${encodeURIComponent(l.node)}/${l.lease}` }, l.lease);
-const state = s => make("span", { className: "state" }, key(`var(--${{ open: "harvested", draining: "draining", silent: "silent", absent: "batch" }[s] ?? "idle"})`), s);
+const state = s => make("span", { className: "state" }, key(`var(--${{ open: "harvested", draining: "draining", cordoned: "cordoned", silent: "silent", absent: "batch" }[s] ?? "idle"})`), s);
 
 export class Overview {
   constructor() {
