@@ -372,6 +372,7 @@ static int load_seeded(worker *w, dp_function **table, char *text, size_t room) 
     dp_error err = {0};
     dp_seed_free_keys();
     if (w->seed >= 0 && go_on_unseeded(w, dp_seed_begin(&seed, w->seed, (uint64_t)w->m->seed_units * DP_HEAP_UNIT, &err), &err)) {
+        dp_seed_unseeded(&seed);
         close(w->seed);
         w->seed = -1;
     }
@@ -381,6 +382,8 @@ static int load_seeded(worker *w, dp_function **table, char *text, size_t room) 
     dp_seed_loaded(&seed);
     bool unseeded = go_on_unseeded(w, dp_seed_apply(&seed, &err), &err);
     close(w->seed);
+    if (unseeded)
+        dp_seed_unseeded(&seed);
     dp_resume_run(unseeded ? 0 : w->m->seed_child);
     return DP_OK;
 }

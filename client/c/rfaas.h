@@ -474,7 +474,7 @@ typedef struct rfaas_lease_options {
  *
  * The memory of the library and of the libraries that it needs is kept: static and thread-local
  * variables, what was allocated, and random numbers. Threads, open files, child processes, memory that
- * was mapped by mmap, signal handlers, timers, and changes of environment, directory, locale or
+ * was mapped by mmap, signal handlers, timers, and changes of environment, directory, locale, CPUs or
  * rounding are not. If the init call leaves such things behind or forks, or the seed cannot be made or
  * used for another reason, the workers make the init call themselves, and `unseeded` of
  * rfaas_worker_start says why. The init call must not keep the address of its payload, host names or

@@ -25,6 +25,15 @@ static inline uint64_t cross_random(uint64_t x) { /* splitmix64 */
     return x ^ (x >> 31);
 }
 
+/* Fills a table of n rows, which is the same everywhere. */
+static inline void cross_fill(cross_row *row, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        row[i].energy = (double)i + (double)(cross_random(~i) >> 11) * 0x1p-54;
+        for (uint64_t k = 0; k < CROSSSECTIONS_NUCLIDES; k++)
+            row[i].section[k] = (double)(cross_random(i * CROSSSECTIONS_NUCLIDES + k) >> 40);
+    }
+}
+
 /* The sum of the lookups first .. first + count - 1 in a table of n rows, at least 2. */
 static inline double cross_sum(const cross_row *row, uint64_t n, const cross_lookups *l) {
     double sum = 0;

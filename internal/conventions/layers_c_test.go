@@ -21,7 +21,7 @@ var cFolders = map[string][]string{
 	"benchmarks/raw":     {"internal/dataplane"},
 	"client/python/ext":  {},
 	"tests/c":            {"internal/dataplane", "client/c", "worker", "worker/startup"},
-	"tests/fuzz":         {"internal/dataplane", "client/c", "worker", "examples/mpi/blackscholes"},
+	"tests/fuzz":         {"internal/dataplane", "client/c", "worker", "worker/seed", "examples/mpi/blackscholes"},
 }
 
 var quotedInclude = regexp.MustCompile(`(?m)^#include "([^"]+)"`)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
 )
@@ -105,6 +106,9 @@ func newWish(req *control.LeaseRequest, t *lease.Terms, owner string) *wish {
 	_ = binary.Write(h, binary.LittleEndian, []uint64{uint64(t.UID), uint64(t.GID), uint64(t.CoresPerWorker), w.heap})
 	h.Sum(w.key[:0])
 	w.key[1] = ^w.key[1] // no client can make a table with this hash
+	if req.GetProvider() == dataplane.OFI {
+		w.refused = "seed: workers on libfabric cannot start from one: use another provider, or open the lease without a seed"
+	}
 	if len(req.GetTables()) > 0 {
 		w.refused = "seed: the lease has tables, and the init call could keep their addresses: open the lease without tables, or without the flag"
 	}

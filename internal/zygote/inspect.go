@@ -139,7 +139,7 @@ func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.F
 		return 0, nil, err
 	}
 	count, n, err := w.inspect(ctx, code, out, offsets)
-	err = w.abortWith(err) // the inspector is reaped, so the output does not change any more
+	err = w.finishTask(err, unreadable) // the inspector is reaped, so the output does not change any more
 	if err != nil {
 		return 0, nil, err
 	}
@@ -155,36 +155,13 @@ func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.F
 
 // inspector clones a worker with a complete sandbox and no lease. It does not use the pool, which is for leases.
 func (z *Zygote) inspector(ctx context.Context) (*Worker, error) {
-	spec := Spec{Provider: "shm", GIDIndex: -1, MemoryLimit: inspectMemory}
-	body, err := prepareBody(&spec)
-	if err != nil {
-		return nil, err
-	}
-	for try := 1; ; try++ {
-		w, err := z.spawn(ctx, &spec, body, nil)
-		if !errors.Is(err, errZygoteDied) || try == spawnTries {
-			return w, err
-		}
-	}
+	return z.prepared(ctx, &Spec{Provider: "shm", GIDIndex: -1, MemoryLimit: inspectMemory})
 }
 
-// abortWith ends an inspector and waits until its process and resources are gone. If it has ended without an answer, the returned
-// error says why.
-func (w *Worker) abortWith(err error) error {
-	if errors.Is(err, errNoAnswer) {
-		// The socket closes only when the process ends.
-		select {
-		case <-w.done:
-		case <-time.After(time.Second):
-		}
-	}
-	killed := w.killed.Load()
-	w.abort(nil)
-	if !errors.Is(err, errNoAnswer) || killed {
-		return err
-	}
-	reason := w.exit.Reason
-	if w.exit.Signal == int(unix.SIGKILL) && w.exit.Status != wire.StatusMemoryLimit {
+// unreadable is the error of an inspector that has ended without an answer.
+func unreadable(x *Exit) error {
+	reason := x.Reason
+	if x.Signal == int(unix.SIGKILL) && x.Status != wire.StatusMemoryLimit {
 		reason = fmt.Sprintf("it takes more than %d s of processor time, or the node has no memory left", inspectSeconds)
 	}
 	return &WorkerError{Status: wire.StatusBadLibrary, Text: "its ELF tables cannot be read: " + reason}

@@ -103,7 +103,7 @@ func (z *Zygote) MakeSeed(ctx context.Context, spec *SeedSpec) (*Seed, error) {
 		return nil, err
 	}
 	s, err := w.makeSeed(ctx, spec, uint32(units), []*os.File{spec.Worker.Code, names, f, payload})
-	err = w.abortMaker(err) // the process is reaped, so nobody writes to the file any more
+	err = w.finishTask(err, makerEnded) // the process is reaped, so nobody writes to the file any more
 	spec.CPU, _ = w.CPUTime()
 	if err != nil {
 		return nil, err
@@ -154,9 +154,11 @@ func (z *Zygote) prepared(ctx context.Context, spec *Spec) (*Worker, error) {
 	}
 }
 
-// abortMaker ends a maker and waits until nothing of it is left. If it has ended without an answer, the returned error says why.
-func (w *Worker) abortMaker(err error) error {
+// finishTask ends a prepared worker that has had a task instead of a lease, and waits until nothing of it is left. If it has ended without an answer, `ended` makes the
+// error from its end.
+func (w *Worker) finishTask(err error, ended func(*Exit) error) error {
 	if errors.Is(err, errNoAnswer) {
+		// The socket closes only when the process ends.
 		select {
 		case <-w.done:
 		case <-time.After(time.Second):
@@ -167,7 +169,12 @@ func (w *Worker) abortMaker(err error) error {
 	if !errors.Is(err, errNoAnswer) || killed {
 		return err
 	}
-	return &WorkerError{Status: wire.StatusWorkerDied, Text: "seed: the process of the init call ended: " + w.exit.Reason}
+	return ended(&w.exit)
+}
+
+// makerEnded is the error of a maker that has ended without an answer.
+func makerEnded(x *Exit) error {
+	return &WorkerError{Status: wire.StatusWorkerDied, Text: "seed: the process of the init call ended: " + x.Reason}
 }
 
 // makeSeed sends a prepared worker its task and reads the answer.

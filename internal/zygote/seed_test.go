@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -132,7 +133,7 @@ func TestSeedRefused(t *testing.T) {
 	code := seedLibrary(t, "refused.c")
 	for way, want := range map[string]string{"threads": "has left 1 threads", "files": "has left 1 files open", "handler": "a handler for signal 10", "mask": "the signal mask",
 		"mode mask": "the file mode mask", "environment": "the environment", "directory": "the working directory", "locale": "the locale",
-		"rounding": "the rounding", "child": "child processes", "timer": "a timer running", "library": "has loaded libresolv",
+		"thread's locale": "the locale", "handler's flags": "a handler for signal 15", "CPUs": "the CPUs", "kernel's timer": "has left a timer", "rounding": "the rounding", "child": "child processes", "timer": "a timer running", "library": "has loaded libresolv",
 		"payload": "points to the payload", "stack": "points to the stack",
 		"memory": "has left memory mapped", "fork": "has forked"} {
 		t.Run(way, func(t *testing.T) {
@@ -328,9 +329,12 @@ func TestSeedResume(t *testing.T) {
 	z := startZygote(t)
 	code := seedLibrary(t, "resume.c")
 	s := makeSeed(t, z, code)
+	if s.Bytes > 8<<20 {
+		t.Errorf("a seed with 128 MiB of static data that is zero takes %d bytes", s.Bytes)
+	}
 	c := startClient(t)
 	for i := range uint32(3) {
-		from, want := s, []uint32{0, i + 1, 32, 1, 32, 100}
+		from, want := s, []uint32{0, i + 1, 32, 1, 32, 100, 7, 0, 0}
 		if i == 2 {
 			from, want[1] = nil, 0
 		}
@@ -370,4 +374,58 @@ func TestSeedElsewhere(t *testing.T) {
 	}
 	l.mustCall(t, 1, nil)
 	l.mustCall(t, 0, nil)
+}
+
+// A setup function cannot allocate more than its memory limit and 64 MiB.
+func TestSeedMemoryLimit(t *testing.T) {
+	z := startZygote(t)
+	code := seedLibrary(t, "refused.c")
+	_, err := z.MakeSeed(t.Context(), seedSpec(code, "greedy", ""))
+	var e *WorkerError
+	if !errors.As(err, &e) {
+		t.Fatal(err)
+	}
+	var mib int
+	_, at, told := strings.Cut(e.Text, "allocated ")
+	if _, err := fmt.Sscanf(at, "%d MiB", &mib); told && (err != nil || mib < seedMemory>>21 || mib > seedMemory>>20+64) || !told && e.Status != wire.StatusMemoryLimit {
+		t.Errorf("%v, with a limit of %d MiB", e, seedMemory>>20)
+	}
+}
+
+// A header of any bytes is refused or described within its bounds.
+func FuzzSeedLayout(f *testing.F) {
+	header := make([]byte, seedModules+2*seedModuleSize)
+	le := binary.LittleEndian
+	le.PutUint64(header, seedMagic)
+	le.PutUint32(header[8:], seedVersion)
+	le.PutUint32(header[12:], 2)
+	le.PutUint64(header[16:], 2*SeedUnit)
+	copy(header[seedModules:], "libc.so.6")
+	f.Add(header)
+	le.PutUint32(header[12:], seedModulesMax+1)
+	f.Add(bytes.Clone(header))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		fd, err := fixedMemfd("rfaas-seed", 2*SeedUnit+seedData, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &Seed{File: os.NewFile(uintptr(fd), "seed"), Units: 2}
+		defer s.Close()
+		if _, err := s.File.WriteAt(b[:min(len(b), seedData)], 2*SeedUnit); err != nil {
+			t.Fatal(err)
+		}
+		l, err := s.Layout()
+		if err != nil {
+			return
+		}
+		if len(l.Modules) > seedModulesMax {
+			t.Errorf("%d modules", len(l.Modules))
+		}
+		for _, m := range l.Modules {
+			if len(m.Name) > 3*seedModuleName || !utf8.ValidString(m.Name) {
+				t.Errorf("name %q", m.Name)
+			}
+		}
+	})
 }

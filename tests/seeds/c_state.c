@@ -52,6 +52,7 @@ uint32_t setup(void *in, uint32_t size, void *out) {
     *(int *)rfaas_state(sizeof(int), NULL) = 50;
     srand(7), rand();
     srand48(9), drand48();
+    lcong48((unsigned short[7]){1, 2, 3, 0xe66d, 0xdeec, 6, 7}); /* another multiplier */
     return 0;
 }
 
@@ -70,7 +71,9 @@ uint32_t query(void *in, uint32_t size, void *out) {
     free(fresh);
     char text[16];
     choose(text, sizeof text);
-    int n = snprintf(out, 4096, "%d %s %.1f %ld %d %d %d %s %d %.6f %d", ++calls, name, table[999999], sum, in_data++, per_thread++, built, text, rand(), drand48(),
+    unsigned short own[3] = {4, 5, 6};
+    long of_own = nrand48(own) ^ seed48(own)[1];
+    int n = snprintf(out, 4096, "%d %s %.1f %ld %d %d %d %s %d %ld %.6f %d", ++calls, name, table[999999], sum, in_data++, per_thread++, built, text, rand(), of_own, drand48(),
                      (*(int *)rfaas_state(sizeof(int), NULL))++);
     free(more);
     list = realloc(list, sizeof *list + 64);

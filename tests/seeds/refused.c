@@ -1,8 +1,10 @@
+#define _GNU_SOURCE
 /* What cannot be kept: the payload names what setup leaves behind. */
 #include <fcntl.h>
 #include <fenv.h>
 #include <locale.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,6 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -47,7 +50,25 @@ uint32_t setup(void *in, uint32_t size, void *out) {
         return chdir("/") != 0;
     else if (!strcmp(way, "locale"))
         setlocale(LC_ALL, "C.UTF-8");
-    else if (!strcmp(way, "rounding"))
+    else if (!strcmp(way, "thread's locale"))
+        uselocale(newlocale(LC_ALL_MASK, "C.UTF-8", (locale_t)0));
+    else if (!strcmp(way, "handler's flags")) {
+        struct sigaction a;
+        sigaction(SIGTERM, NULL, &a);
+        a.sa_flags ^= SA_RESTART;
+        sigaction(SIGTERM, &a, NULL);
+    } else if (!strcmp(way, "CPUs")) {
+        cpu_set_t one;
+        sched_getaffinity(0, sizeof one, &one);
+        for (int i = 0, found = 0; i < CPU_SETSIZE; i++)
+            if (CPU_ISSET(i, &one) && found++)
+                CPU_CLR(i, &one);
+        sched_setaffinity(0, sizeof one, &one);
+    } else if (!strcmp(way, "kernel's timer")) {
+        timer_t t;
+        struct sigevent none = {.sigev_notify = SIGEV_NONE};
+        timer_create(CLOCK_MONOTONIC, &none, &t);
+    } else if (!strcmp(way, "rounding"))
         fesetround(FE_UPWARD);
     else if (!strcmp(way, "child")) {
         if (!syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL)) /* fork() is refused by itself */
@@ -76,4 +97,14 @@ uint32_t setup(void *in, uint32_t size, void *out) {
 extern uint32_t rfaas_fail(const char *text);
 uint32_t fails(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, rfaas_fail("on purpose"); }
 uint32_t crashes(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, (uint32_t)kill(getpid(), SIGKILL); }
+/* Allocates until there is no memory left. */
+uint32_t greedy(void *in, uint32_t size, void *out) {
+    unsigned mib = 0;
+    (void)in, (void)size, (void)out;
+    for (char *p; (p = malloc(1 << 20)); mib++)
+        memset(p, 1, 1 << 20);
+    char text[64];
+    snprintf(text, sizeof text, "allocated %u MiB", mib);
+    return rfaas_fail(text);
+}
 uint32_t query(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, 0u; }

@@ -7,6 +7,11 @@
 
 static uint32_t called[64], calls, at_setup;
 
+/* Static data that is mostly zero. A constructor writes into it, in each process. */
+enum { LARGE = 128 << 20 };
+static unsigned char large[LARGE];
+__attribute__((constructor)) static void construct(void) { large[LARGE / 2] = 1; }
+
 static void nested(void *arg) { called[(uintptr_t)arg] = 100; }
 
 static void resume(void *arg) {
@@ -18,6 +23,8 @@ static void resume(void *arg) {
 uint32_t setup(void *in, uint32_t size, void *out) {
     (void)in, (void)size, (void)out;
     at_setup = rfaas_child_number();
+    large[LARGE / 2] = 0;
+    large[LARGE / 4] = 7;
     for (uintptr_t i = 0; i < 32; i++)
         if (rfaas_on_resume(resume, (void *)i))
             return rfaas_fail("function %u was refused", (unsigned)i);
@@ -32,7 +39,7 @@ uint32_t fails(void *in, uint32_t size, void *out) {
 
 /* Returns what was called when, and the numbers of the worker. */
 uint32_t query(void *in, uint32_t size, void *out) {
-    uint32_t numbers[] = {at_setup, rfaas_child_number(), calls, called[0], called[31], called[40]};
+    uint32_t numbers[] = {at_setup, rfaas_child_number(), calls, called[0], called[31], called[40], large[LARGE / 4], large[LARGE / 2], large[LARGE / 3]};
     (void)in, (void)size;
     memcpy(out, numbers, sizeof numbers);
     return sizeof numbers;

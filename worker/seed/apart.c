@@ -87,14 +87,40 @@ static int load_one(const char *path, dp_error *err) {
     return dp_fail(err, DP_UNSUPPORTED, 0, "seed: load %.60s: %.80s", path, why ? why : "unknown error");
 }
 
+#define BLAS_THREADS "OPENBLAS_NUM_THREADS"
+static char *blas_threads; /* what the variable was; NULL: not set */
+
 int dp_apart_load(const dp_apart *list, dp_error *err) {
     int st = load_one("libgcc_s.so.1", err);
+    const char *was = getenv(BLAS_THREADS);
+    blas_threads = was ? strdup(was) : NULL;
     for (uint32_t i = 0; i < list->n && !st; i++) {
         if (strstr(list->path[i], "libopenblas")) /* its threads would take part in the seed's heap */
-            setenv("OPENBLAS_NUM_THREADS", "1", 1);
+            setenv(BLAS_THREADS, "1", 1);
         st = load_one(list->path[i], err);
     }
     return st;
+}
+
+void dp_apart_unseeded(const dp_apart *list) {
+    if (blas_threads)
+        setenv(BLAS_THREADS, blas_threads, 1);
+    else
+        unsetenv(BLAS_THREADS);
+    int n = blas_threads ? atoi(blas_threads) : 0;
+    for (uint32_t i = 0; i < list->n; i++) {
+        void *l = dlopen(list->path[i], RTLD_NOW | RTLD_NOLOAD);
+        int (*processors)(void) = NULL;
+        void (*set)(int) = NULL;
+        if (l) {
+            *(void **)&processors = dlsym(l, "openblas_get_num_procs");
+            *(void **)&set = dlsym(l, "openblas_set_num_threads");
+        }
+        if (processors && set)
+            set(n > 0 ? n : processors());
+        if (l)
+            dlclose(l);
+    }
 }
 
 void dp_apart_pause(const dp_apart *list) {

@@ -28,6 +28,9 @@ bool dp_apart_valid(const dp_apart *list);
 /* dp_apart_load loads libgcc_s and the libraries of a list. */
 int dp_apart_load(const dp_apart *list, dp_error *err);
 
+/* dp_apart_unseeded gives OpenBLAS the threads that it would have without a seed, in a worker that goes on without one. */
+void dp_apart_unseeded(const dp_apart *list);
+
 /* dp_apart_pause ends the threads that OpenMP's runtime keeps between parallel regions. */
 void dp_apart_pause(const dp_apart *list);
 

@@ -117,6 +117,11 @@ void *aligned_alloc(size_t align, size_t n) { return aligned(CALLER, align, n); 
 
 void *valloc(size_t n) { return aligned(CALLER, (size_t)sysconf(_SC_PAGESIZE), n); }
 
+void *pvalloc(size_t n) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), whole;
+    return aligned(CALLER, page, __builtin_add_overflow(n, page - 1, &whole) ? n : whole & ~(page - 1));
+}
+
 int posix_memalign(void **out, size_t align, size_t n) {
     if (align < sizeof(void *) || align & (align - 1))
         return EINVAL;

@@ -100,6 +100,44 @@ DRAND48(double, drand48, drand48_r)
 DRAND48(long, lrand48, lrand48_r)
 DRAND48(long, mrand48, mrand48_r)
 
+/* These use the caller's numbers, and the multiplier that lcong48 has set. */
+#define RAND48(type, name, call) \
+    type name(unsigned short numbers[3]) { \
+        LIBC(name); \
+        type v = 0; \
+        if (!dp_heap_inside()) \
+            return libc(numbers); \
+        pthread_mutex_lock(&lock); \
+        call(numbers, &dp_heap_kept_at()->drand48, &v); \
+        pthread_mutex_unlock(&lock); \
+        return v; \
+    }
+RAND48(double, erand48, erand48_r)
+RAND48(long, nrand48, nrand48_r)
+RAND48(long, jrand48, jrand48_r)
+
+unsigned short *seed48(unsigned short numbers[3]) {
+    LIBC(seed48);
+    if (!dp_heap_inside())
+        return libc(numbers);
+    pthread_mutex_lock(&lock);
+    struct drand48_data *d = &dp_heap_kept_at()->drand48;
+    seed48_r(numbers, d);
+    pthread_mutex_unlock(&lock);
+    return d->__old_x;
+}
+
+void lcong48(unsigned short numbers[7]) {
+    LIBC(lcong48);
+    if (!dp_heap_inside()) {
+        libc(numbers);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    lcong48_r(numbers, &dp_heap_kept_at()->drand48);
+    pthread_mutex_unlock(&lock);
+}
+
 /* Thread-specific keys that user code makes get the same numbers in workers that start from a seed, and their destructors. */
 int pthread_key_create(pthread_key_t *key, void (*destructor)(void *)) {
     LIBC(pthread_key_create);

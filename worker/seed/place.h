@@ -27,8 +27,8 @@ uintptr_t dp_place_base(void);
 bool dp_place_is_base(uintptr_t at);
 /* dp_place_reserve makes the hole. The zygote calls it once, before it clones workers. */
 int dp_place_reserve(dp_error *err);
-/* dp_place_begin opens the hole: from now on mappings without an address are made in it. dp_place_end frees the gaps again and keeps
- * the rest of the hole reserved. The process has one thread meanwhile. Only once. */
+/* dp_place_begin opens the hole: from now on mappings without an address are made in it. dp_place_end frees the gaps again. From then on the
+ * kernel maps where it likes, also into the rest of the hole. The process has one thread meanwhile. Only once. */
 int dp_place_begin(dp_error *err);
 void dp_place_end(void);
 

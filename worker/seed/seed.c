@@ -34,33 +34,40 @@ static int map_arena(const dp_seed *s, bool shared, bool of_file, dp_error *err)
 
 enum { EXTENTS_MOST = 1024 };
 
-/* Finds the next bytes of the arena at or after *from that the file has, with gaps of at most `gap` bytes. Returns their end, 0: there are none. */
-static uint64_t next_extent(const dp_seed *s, uint64_t *from, uint64_t gap) {
+/* Finds the next bytes of the file at or after *from and before `limit` that have memory, with gaps of at most `gap` bytes. Returns their end, 0: there are
+ * none. */
+static uint64_t next_extent(const dp_seed *s, uint64_t *from, uint64_t limit, uint64_t gap) {
     off_t data = lseek(s->fd, (off_t)*from, SEEK_DATA), hole;
-    if (data < 0 || (uint64_t)data >= s->heap_size)
+    if (data < 0 || (uint64_t)data >= limit)
         return 0;
     *from = (uint64_t)data;
     do
         hole = lseek(s->fd, data, SEEK_HOLE);
-    while (hole >= 0 && (uint64_t)hole < s->heap_size && (data = lseek(s->fd, hole, SEEK_DATA)) >= 0 && (uint64_t)data < s->heap_size &&
-           (uint64_t)(data - hole) <= gap);
-    return hole < 0 || (uint64_t)hole > s->heap_size ? s->heap_size : (uint64_t)hole;
+    while (hole >= 0 && (uint64_t)hole < limit && (data = lseek(s->fd, hole, SEEK_DATA)) >= 0 && (uint64_t)data < limit && (uint64_t)(data - hole) <= gap);
+    return hole < 0 || (uint64_t)hole > limit ? limit : (uint64_t)hole;
 }
 
-/* Maps the seed's heap privately. Holes of the file are anonymous memory: to read a hole of a memory file allocates a page in it, which would stay. */
-static int lay_arena(const dp_seed *s, dp_error *err) {
-    int st = map_arena(s, false, false, err);
-    uint64_t gap = 0, from = 0, end;
-    for (uint32_t n = EXTENTS_MOST + 1; n > EXTENTS_MOST && !st; gap = gap ? 4 * gap : 16 * PAGE) {
-        for (n = 0, from = 0; n <= EXTENTS_MOST && (end = next_extent(s, &from, gap)); from = end)
+/* Maps `size` bytes of the seed privately at an address that is anonymous memory of zeros. Holes of the file stay anonymous memory: to read a hole of a
+ * memory file allocates a page in it, which would stay. */
+static int lay(const dp_seed *s, uint64_t address, uint64_t size, uint64_t at, dp_error *err) {
+    uint64_t gap = 0, from, end, limit = at + size;
+    int st = DP_OK;
+    for (uint32_t n = EXTENTS_MOST + 1; n > EXTENTS_MOST; gap = gap ? 4 * gap : 16 * PAGE) {
+        for (n = 0, from = at; n <= EXTENTS_MOST && (end = next_extent(s, &from, limit, gap)); from = end)
             n++;
         if (n <= EXTENTS_MOST)
             break;
     }
-    for (from = 0; !st && (end = next_extent(s, &from, gap)); from = end)
-        if (mmap((void *)(DP_HEAP_AT + from), end - from, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE, s->fd, (off_t)from) == MAP_FAILED)
-            st = dp_fail(err, DP_FATAL, errno, "seed: map %llu KiB of the heap", (unsigned long long)((end - from) >> 10));
+    for (from = at; !st && (end = next_extent(s, &from, limit, gap)); from = end)
+        if (mmap((void *)(uintptr_t)(address + from - at), end - from, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE, s->fd, (off_t)from) == MAP_FAILED)
+            st = dp_fail(err, DP_FATAL, errno, "seed: map %llu KiB of the file", (unsigned long long)((end - from) >> 10));
     return st;
+}
+
+/* Maps the seed's heap. */
+static int lay_arena(const dp_seed *s, dp_error *err) {
+    int st = map_arena(s, false, false, err);
+    return st ? st : lay(s, DP_HEAP_AT, s->heap_size, 0, err);
 }
 
 static int get(int fd, void *to, uint64_t size, uint64_t at, dp_error *err) {
@@ -237,6 +244,27 @@ static int put(int fd, const void *from, uint64_t size, uint64_t at, dp_error *e
     return DP_OK;
 }
 
+static bool zero_page(const char *p) {
+    const uint64_t *word = (const void *)p;
+    for (uint32_t i = 0; i < PAGE / sizeof *word; i++)
+        if (word[i])
+            return false;
+    return true;
+}
+
+/* Writes whole pages of static data. Pages of zeros stay holes. */
+static int put_pages(int fd, uint64_t data, uint64_t size, uint64_t at, dp_error *err) {
+    const char *from = (const char *)(uintptr_t)data;
+    int st = DP_OK;
+    for (uint64_t done = 0, n; done < size && !st; done += n) {
+        bool zero = zero_page(from + done);
+        for (n = PAGE; done + n < size && zero_page(from + done + n) == zero; n += PAGE)
+            ;
+        st = zero ? DP_OK : put(fd, from + done, n, at + done, err);
+    }
+    return st;
+}
+
 static bool tls_apart(const dp_module *m) { return m->own == DP_MODULE_OWN && m->tls && !dp_heap_has((const void *)(uintptr_t)m->tls); }
 
 int dp_seed_capture(dp_seed *s, dp_error *err) {
@@ -267,7 +295,7 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
     for (uint32_t i = 0; i < s->modules.n && !st; i++) {
         const dp_module *m = &s->modules.list[i];
         if (m->data_size) {
-            st = put(s->fd, (const void *)(uintptr_t)m->data, m->data_size, at, err);
+            st = put_pages(s->fd, m->data, m->data_size, at, err);
             at += m->data_size;
         }
     }
@@ -291,8 +319,11 @@ static int lay_data(const dp_seed *s, const dp_module *m, uint64_t at, char *kep
     void *data = (void *)(uintptr_t)m->data;
     if (m->slots_size)
         memcpy(kept, (const void *)(uintptr_t)m->slots, m->slots_size);
-    if (mmap(data, m->data_size, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE, s->fd, (off_t)at) != data)
+    if (mmap(data, m->data_size, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != data)
         return dp_fail(err, DP_FATAL, errno, "seed: map the data of %.60s", m->name);
+    int st = lay(s, m->data, m->data_size, at, err);
+    if (st)
+        return st;
     if (m->slots_size)
         memcpy((void *)(uintptr_t)m->slots, kept, m->slots_size);
     return DP_OK;
@@ -349,4 +380,9 @@ int dp_seed_apply(dp_seed *s, dp_error *err) {
     free(kept);
     dp_heap_outside = 0; /* functions run on this thread from now on */
     return st;
+}
+
+void dp_seed_unseeded(dp_seed *s) {
+    if (dp_apart_valid(&s->apart))
+        dp_apart_unseeded(&s->apart);
 }

@@ -6,7 +6,7 @@
  *
  *   0 ............ size      arena: what user code allocated, and its thread-local blocks
  *   size ......... + header  dp_seed_header
- *   behind it                data of each own module, whole pages; then thread-local blocks that lie outside of the arena
+ *   behind it                data of each own module, whole pages, those of zeros as holes; then thread-local blocks that lie outside of the arena
  *
  * A worker that starts from a seed loads the same libraries in the same order, so that they lie at the same addresses. It checks that they
  * do, and maps the seed's bytes privately over its own. What user code has in libc or in other objects of the process cannot travel, so
@@ -14,6 +14,8 @@
 #ifndef RFAAS_SEED_H
 #define RFAAS_SEED_H
 
+#include <locale.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -58,6 +60,9 @@ typedef struct dp_seed_before {
     uint64_t environment; /* a sum */
     uint64_t directory;
     char locale[256];
+    locale_t own_locale; /* of the thread */
+    int timers;          /* of timer_create; -1: not known */
+    cpu_set_t cpus;
 } dp_seed_before;
 
 typedef struct dp_seed {
@@ -94,6 +99,10 @@ void dp_seed_loaded(dp_seed *s);
  * DP_UNSUPPORTED: the state cannot travel; the text names what is in the way and the remedy. From now on, changes to the state are this
  * process's own. */
 int dp_seed_capture(dp_seed *s, dp_error *err);
+
+/* dp_seed_unseeded says that the worker goes on without its seed. After dp_seed_begin or dp_seed_apply has returned DP_UNSUPPORTED, or before
+ * user code runs. */
+void dp_seed_unseeded(dp_seed *s);
 
 /* dp_seed_apply lays a seed over this process. DP_UNSUPPORTED: this process differs from the seed's, and nothing was changed. After
  * another error the process cannot go on. */

@@ -45,6 +45,18 @@ static uint64_t directory_sum(void) {
     return stat(".", &sb) ? 0 : (uint64_t)sb.st_ino ^ (uint64_t)sb.st_dev << 32;
 }
 
+/* Timers of timer_create, each of which has a line "ID: number". */
+static int timers(void) {
+    FILE *f = fopen("/proc/self/timers", "re");
+    char line[256];
+    int n = f ? 0 : -1;
+    while (f && fgets(line, sizeof line, f))
+        n += !strncmp(line, "ID:", 3);
+    if (f)
+        fclose(f);
+    return n;
+}
+
 static mode_t current_umask(void) {
     mode_t m = umask(077);
     umask(m);
@@ -73,6 +85,9 @@ void dp_state_note(dp_seed_before *was) {
     was->environment = environment_sum();
     was->directory = directory_sum();
     snprintf(was->locale, sizeof was->locale, "%s", setlocale(LC_ALL, NULL));
+    was->own_locale = uselocale((locale_t)0);
+    was->timers = timers();
+    sched_getaffinity(0, sizeof was->cpus, &was->cpus); /* fails, and leaves zeros, where the kernel knows more CPUs */
 }
 
 static bool forked;
@@ -107,6 +122,11 @@ static int refuse(dp_error *err, const char *what, const char *remedy) {
     return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the init call %s, which a seed cannot keep: %s", what, remedy);
 }
 
+/* The kernel knows _NSIG - 1 signals. libc fills the rest of a mask with anything. */
+static bool same_action(const struct sigaction *a, const struct sigaction *b) {
+    return a->sa_handler == b->sa_handler && a->sa_flags == b->sa_flags && !memcmp(&a->sa_mask, &b->sa_mask, (_NSIG - 1) / 8);
+}
+
 int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *err) {
     dp_seed_before is;
     char text[64];
@@ -126,7 +146,7 @@ int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *e
         return refuse(err, text, "close them in the init call, and open them in the call that needs them");
     }
     for (int s = 1; s < _NSIG; s++)
-        if (is.actions[s].sa_handler != was->actions[s].sa_handler) {
+        if (!same_action(&is.actions[s], &was->actions[s])) {
             snprintf(text, sizeof text, "has set a handler for signal %d", s);
             return refuse(err, text, "set it in the call that needs it");
         }
@@ -138,10 +158,14 @@ int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *e
         return refuse(err, "has changed the environment", "set variables in the call that needs them");
     if (is.directory != was->directory)
         return refuse(err, "has changed the working directory", "change back, or use absolute paths");
-    if (strcmp(is.locale, was->locale))
+    if (strcmp(is.locale, was->locale) || is.own_locale != was->own_locale)
         return refuse(err, "has changed the locale", "set it back, and set it in the calls that need it");
     if (is.floating != was->floating)
         return refuse(err, "has changed the rounding or the exceptions of floating point", "set it back, and set it in the calls that need it");
+    if (memcmp(&is.cpus, &was->cpus, sizeof is.cpus))
+        return refuse(err, "has changed the CPUs on which it may run", "set them back, and set them in the call that needs it");
+    if (is.timers != was->timers)
+        return refuse(err, "has left a timer", "delete it, and make it in the call that needs it");
     siginfo_t child;
     if (!waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) || errno != ECHILD)
         return refuse(err, "has left child processes", "wait for them in the init call");

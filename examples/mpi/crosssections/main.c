@@ -55,11 +55,7 @@ static cross_row *make_table(uint64_t rows) {
     cross_row *row = malloc(rows * sizeof *row);
     if (!row)
         die("malloc", "out of memory");
-    for (uint64_t i = 0; i < rows; i++) {
-        row[i].energy = (double)i + (double)(cross_random(~i) >> 11) * 0x1p-54;
-        for (uint64_t k = 0; k < CROSSSECTIONS_NUCLIDES; k++)
-            row[i].section[k] = (double)(cross_random(i * CROSSSECTIONS_NUCLIDES + k) >> 40);
-    }
+    cross_fill(row, rows);
     return row;
 }
 
