@@ -258,3 +258,45 @@ func TestNamedSeedEnds(t *testing.T) {
 		t.Errorf("a malformed name: %v", err)
 	}
 }
+
+// An executor that hands over to another program keeps its seeds: workers of an open lease are replaced from theirs, and a lease finds a named one.
+func TestHandoverKeepsSeeds(t *testing.T) {
+	w, o := newSeedWorld(t, "-", 1)
+	plain := o
+	plain.Seed, plain.InitFunction, plain.InitPayload = false, "", nil
+	ctx := context.Background()
+	maker := w.lease(t, plain)
+	s, err := maker.CreateSeed(ctx, "prepare_children", []byte("-"), client.SeedOptions{Name: "table"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release(t, maker)
+	l := w.lease(t, o)
+	token := useSeed(t, l, 0, 1)
+	named := plain
+	named.SeedName, named.SeedRequired = s.Name(), true
+	first := w.lease(t, named)
+	made := useSeed(t, first, 0, 1)
+	release(t, first)
+	w.handOver(t)
+	useSeed(t, l, 0, 2)
+	if _, err := l.Worker(0).Invoke(ctx, function(t, l, "end"), nil, nil); !errors.Is(err, client.ErrConnection) {
+		t.Errorf("end: %v", err)
+	}
+	if got := useSeed(t, l, 0, 1); got != token {
+		t.Error("a replacement did not start from the seed of the lease")
+	}
+	second := w.lease(t, named)
+	if got := useSeed(t, second, 0, 1); got != made {
+		t.Error("the named seed was made again")
+	}
+	if n := numbers(t, second, 0, "child")[0]; n != 2 {
+		t.Errorf("the second worker of the named seed has number %d", n)
+	}
+	if d, err := s.Info(ctx); err != nil || d.Children != 2 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if err := s.Release(); err != nil {
+		t.Error(err)
+	}
+}

@@ -90,3 +90,35 @@ uint32_t child(void *args, uint32_t size, void *res) {
     memcpy(res, out, sizeof out);
     return sizeof out;
 }
+
+/* Fills as many MB as the payload says. */
+uint32_t prepare_mb(void *args, uint32_t size, void *res) {
+    uint32_t mb;
+    (void)size, (void)res;
+    memcpy(&mb, args, sizeof mb);
+    unsigned char *bytes = malloc((size_t)mb * 1000000);
+    if (!bytes)
+        return rfaas_fail("no memory for %u MB", mb);
+    for (size_t i = 0; i < (size_t)mb * 1000000; i += 8)
+        memcpy(bytes + i, &(uint64_t){i * 0x9e3779b97f4a7c15u}, 8);
+    table = bytes;
+    return 0;
+}
+
+/* Returns this process's share of memory in KiB (PSS), and what of it is only its own. */
+uint32_t memory(void *args, uint32_t size, void *res) {
+    char line[512];
+    unsigned kib, out[2] = {0};
+    FILE *f = fopen("/proc/self/smaps_rollup", "r");
+    (void)args, (void)size;
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "Pss: %u", &kib) == 1)
+            out[0] = kib;
+        if (sscanf(line, "Private_Dirty: %u", &kib) == 1)
+            out[1] += kib;
+    }
+    if (f)
+        fclose(f);
+    memcpy(res, out, sizeof out);
+    return sizeof out;
+}

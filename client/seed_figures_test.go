@@ -1,0 +1,112 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// middle is the median.
+func middle(all []time.Duration) time.Duration {
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+// TestSeedFigures prints what seeds cost: making one of 1, 100 and 1000 MB beside copying as much, starting from one beside a pooled start, memory, and starts per second. It
+// judges nothing.
+func TestSeedFigures(t *testing.T) {
+	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
+		t.Skip("RFAAS_TEST_FIGURES is not set")
+	}
+	w, o := newSeedWorld(t, "", 1)
+	o.Seed, o.InitFunction, o.InitPayload = false, "", nil
+	ctx := context.Background()
+	open := func(o client.LeaseOptions) (*client.Lease, time.Duration) {
+		began := time.Now()
+		l := w.lease(t, o)
+		if _, err := l.Worker(0).Invoke(ctx, function(t, l, "memory"), nil, make([]byte, 8)); err != nil {
+			t.Fatal(err)
+		}
+		return l, time.Since(began)
+	}
+	for _, mb := range []uint32{1, 100, 1000} {
+		o.Memory = uint64(mb)*1_000_000 + 64<<20
+		var capture, copying, seeded, pooled, apply, load []time.Duration
+		var s *client.Seed
+		from := bytes.Repeat([]byte{1, 2, 3, 4}, int(mb)*250_000)
+		for range 5 {
+			maker := w.lease(t, o)
+			var err error
+			if s, err = maker.CreateSeed(ctx, "prepare_mb", binary.LittleEndian.AppendUint32(nil, mb), client.SeedOptions{Name: "figures"}); err != nil {
+				t.Fatal(err)
+			}
+			release(t, maker)
+			d, err := s.Info(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			capture = append(capture, d.Capture)
+			to := make([]byte, len(from))
+			copy(to, from) // so that its pages exist
+			began := time.Now()
+			copy(to, from)
+			copying = append(copying, time.Since(began))
+			if len(capture) < 5 {
+				if err := s.Release(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		named := o
+		named.SeedName, named.SeedRequired = s.Name(), true
+		for range 15 {
+			l, took := open(named)
+			seeded, apply = append(seeded, took), append(apply, l.Worker(0).StartSteps().Code)
+			release(t, l)
+			plain := o
+			plain.Memory++ // no cached worker has these terms
+			o.Memory++
+			l, took = open(plain)
+			if steps := l.Worker(0).StartSteps(); steps.Start == client.StartPooled {
+				pooled, load = append(pooled, took), append(load, steps.Code)
+			}
+			release(t, l)
+		}
+		fmt.Printf("%4d MB: capture %v (copying as much %v); lease to first result: seeded %v, pooled %v; library and seed %v, library only %v\n", mb, middle(capture), middle(copying),
+			middle(seeded), middle(append(pooled, 0)), middle(apply), middle(append(load, 0)))
+		named.Workers = 8
+		l := w.lease(t, named)
+		var pss, own []time.Duration
+		for i := range 8 {
+			got := numbers(t, l, i, "memory")
+			pss, own = append(pss, time.Duration(got[0])), append(own, time.Duration(got[1]))
+		}
+		release(t, l)
+		fmt.Printf("         8 workers that touch nothing: PSS of one %d KiB, of this %d KiB written\n", middle(pss), middle(own))
+		began, starts := time.Now(), 0
+		for time.Since(began) < 3*time.Second {
+			release(t, w.lease(t, named))
+			starts += 8
+		}
+		fmt.Printf("         leases of 8 workers one after the other: %.0f starts a second\n", float64(starts)/time.Since(began).Seconds())
+		if err := s.Release(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.Memory = 64 << 20
+	o.Workers = 8
+	began, starts := time.Now(), 0
+	for time.Since(began) < 3*time.Second {
+		o.Memory++
+		release(t, w.lease(t, o))
+		starts += 8
+	}
+	fmt.Printf("without a seed: %.0f starts a second\n", float64(starts)/time.Since(began).Seconds())
+}
