@@ -373,7 +373,7 @@ RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThre
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-python test-install test-packages test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
+.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-python test-install test-packages test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh lint-prose
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)tests/run
 
@@ -645,7 +645,7 @@ check: build test-programs lint build/ctest/dp_test ## before a commit: lint and
 	$(Q)build/ctest/dp_test --provider shm
 	$(Q)$(GO) test -short -vet=off ./...
 
-lint: lint-go lint-c lint-sh lint-readme ## gofmt, go vet, staticcheck, compiler warnings, shellcheck, README's table
+lint: lint-go lint-c lint-sh lint-prose lint-readme ## gofmt, go vet, staticcheck, compiler warnings, shellcheck, spelling, prose, README's table
 
 STATICCHECK := build/tools/staticcheck
 $(STATICCHECK): tools/go.mod tools/go.sum
@@ -680,6 +680,14 @@ lint-sh:
 	$(call say,LINT,sh)
 	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts packaging tests/run tests/softroce tests/fuzz/run .ci/run | xargs -r shellcheck -x -e SC2317
 	$(Q)grep -rlE '^#!/bin/sh' scripts packaging | xargs -r shellcheck -x -e SC2317 -s dash
+
+# Spelling of all text. The prose rules of tools/prose hold for documents.
+PROSE := README.md CONTRIBUTING.md RATIONALE.md CHANGELOG.md $(wildcard [A-Z]*.md docs/*.md) benchmarks/README.md
+lint-prose: $(STATICCHECK)
+	$(call say,LINT,prose)
+	$(Q)grep -rlI --exclude-dir=.git --exclude-dir=build --exclude-dir=testdata --exclude='*.sum' --exclude=apigen_test.go . | \
+		xargs build/tools/misspell -error -i rela
+	$(Q)build/tools/vale --config tools/prose/vale.ini --output line $(sort $(PROSE))
 
 # README's table must agree with benchmarks/headline.
 .PHONY: lint-readme

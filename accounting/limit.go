@@ -9,6 +9,8 @@ import (
 	"unsafe"
 )
 
+// LimitSize is the bytes of a limit.
+//
 // A limit is how many cores a tenant may have at a time, and how many it has: 64 bytes of the resource manager's memory that all
 // executors add to. docs/BOARD.md has every byte.
 //

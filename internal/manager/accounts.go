@@ -78,15 +78,15 @@ func (a *accounts) forget(now time.Time) {
 }
 
 // entries returns the entries of used cells that are not final.
-func (x *attachment) entries(now time.Time) (all []accounting.Entry) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.closed {
+func (a *attachment) entries(now time.Time) (all []accounting.Entry) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
 		return nil
 	}
-	b := x.cells.Bytes()
-	for i := range x.merged {
-		if e, used, err := accounting.ReadCell(b[i*accounting.CellSize:][:accounting.CellSize], x.node, now); err == nil && used && !e.Final {
+	b := a.cells.Bytes()
+	for i := range a.merged {
+		if e, used, err := accounting.ReadCell(b[i*accounting.CellSize:][:accounting.CellSize], a.node, now); err == nil && used && !e.Final {
 			all = append(all, e)
 		}
 	}
@@ -379,39 +379,39 @@ func (a *accounts) clearMessageFailure(now time.Time, after time.Duration) {
 }
 
 // read returns the cells whose charges are not yet in the ledger.
-func (x *attachment) read(now time.Time) []cell {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.closed {
+func (a *attachment) read(now time.Time) []cell {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
 		return nil
 	}
 	var cells []cell
-	b := x.cells.Bytes()
-	for i := range x.merged {
-		e, used, err := accounting.ReadCell(b[i*accounting.CellSize:][:accounting.CellSize], x.node, now)
+	b := a.cells.Bytes()
+	for i := range a.merged {
+		e, used, err := accounting.ReadCell(b[i*accounting.CellSize:][:accounting.CellSize], a.node, now)
 		if err != nil || !used {
 			continue // an incomplete write is complete at the next harvest
 		}
-		if m := &x.merged[i]; m.Key == e.Key && m.Use.Covers(e.Use) && m.Final == e.Final {
+		if m := &a.merged[i]; m.Key == e.Key && m.Use.Covers(e.Use) && m.Final == e.Final {
 			continue
 		}
-		cells = append(cells, cell{x, i, e})
+		cells = append(cells, cell{a, i, e})
 	}
 	return cells
 }
 
 // receipt tells the executor that an entry is on disk.
-func (x *attachment) receipt(i int, e *accounting.Entry) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.closed {
+func (a *attachment) receipt(i int, e *accounting.Entry) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
 		return
 	}
-	x.merged[i] = *e
+	a.merged[i] = *e
 	r := accounting.Receipt{Key: e.Key, Final: e.Final, Use: e.Use}
 	var b [accounting.ReceiptSize]byte
 	r.Encode(b[:])
-	copy(x.cells.Bytes()[i*accounting.CellSize+accounting.ReceiptOffset:], b[:])
+	copy(a.cells.Bytes()[i*accounting.CellSize+accounting.ReceiptOffset:], b[:])
 }
 
 // state returns why charges fail or may be lost, or "".
