@@ -1,4 +1,4 @@
-# Packages: make deb, make rpm, make dist, make oci. Part of the Makefile.
+# Packages and the site: make deb, make dist, make oci, make docs. Part of the Makefile.
 
 # The version of packages: that of the tag v1.2.3, or before the next one 1.2.3~dev, the number of commits and the commit. A release
 # archive has it in the file RELEASE.
@@ -15,3 +15,39 @@ deb: build ## Debian packages of this version: build/deb/*.deb (with debhelper)
 		' -- The rfaas authors <maintainers@rfaas.invalid>  $(PACKAGE_DATE)' >build/deb/tree/debian/changelog
 	$(Q)cd build/deb/tree && umask 022 && TREE=$(CURDIR) debian/rules binary >../log 2>&1 || { tail -n 30 ../log >&2; exit 1; }
 	$(Q)rm -r build/deb/tree
+
+.PHONY: docs
+docs: man ## the documents as a site: build/docs/site (with mkdocs and groff)
+	$(call say,DOCS,build/docs/site/)
+	$(Q)packaging/site $(DOCS)
+
+# The files of the commit with the modules of Go, so that it builds without a network.
+DIST = rfaas-$(PACKAGE_VERSION)
+.PHONY: dist rpm oci
+dist: ## an archive of the commit that builds without a network: build/dist/rfaas-VERSION.tar.gz
+	$(call say,DIST,build/dist/)
+	$(Q)rm -rf build/dist && mkdir -p build/dist
+	$(Q)git archive --prefix=$(DIST)/ HEAD | tar -x -C build/dist
+	$(Q)cd build/dist/$(DIST) && $(GO) mod vendor && printf '%s\n' '$(VERSION)' >VERSION && printf '%s\n' '$(PACKAGE_VERSION)' $(SOURCE_DATE_EPOCH) >RELEASE
+	$(Q)tar -c -C build/dist --sort=name --owner=0 --group=0 --numeric-owner --mode=go=rX,u+rw --mtime=@$(SOURCE_DATE_EPOCH) $(DIST) | \
+		gzip -n >build/dist/$(DIST).tar.gz
+	$(Q)rm -r build/dist/$(DIST)
+
+build/dist/rfaas.spec: packaging/rfaas.spec.in dist
+	$(Q)sed -e 's|@VERSION@|$(PACKAGE_VERSION)|g' -e "s|@DATE@|$$(LC_ALL=C date -u -d @$(SOURCE_DATE_EPOCH) '+%a %b %d %Y')|" $< >$@
+
+rpm: build/dist/rfaas.spec ## RPM packages: build/rpm/*.rpm (with rpmbuild)
+	$(call say,RPM,build/rpm/)
+	$(Q)rm -rf build/rpm
+	$(Q)rpmbuild --quiet -bb --define '_topdir $(CURDIR)/build/rpm' --define '_sourcedir $(CURDIR)/build/dist' --define '_rpmdir $(CURDIR)/build/rpm' $(RPMBUILD_ARGS) $<
+	$(Q)rm -rf build/rpm/BUILD build/rpm/BUILDROOT
+
+# The program, the libraries that it needs or loads later (OpenSSL encrypts data on tcp), and an empty directory for its state.
+oci: programs ## a container image of the resource manager: build/oci/rfaas-manager.tar
+	$(call say,OCI,build/oci/)
+	$(Q)rm -rf build/oci && mkdir -p build/oci/root/{usr/bin,var/lib,tmp,etc} && chmod 1777 build/oci/root/tmp && mkdir -m 777 build/oci/root/var/lib/rfaas
+	$(Q)install bin/resource-manager build/oci/root/usr/bin
+	$(Q){ ldd bin/resource-manager; /sbin/ldconfig -p | grep -E 'lib(ssl|crypto)\.so\.3 .*x86-64|lib(ssl|crypto)\.so\.3 .*AArch64'; } | \
+		grep -o '/[^ ]*' | xargs -I FILE cp --parents -L FILE build/oci/root
+	$(Q)packaging/oci build/oci/rfaas-manager.tar '$(PACKAGE_VERSION)' build/oci/root
+	$(Q)rm -r build/oci/root
