@@ -361,7 +361,7 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 # ---------------------------------------------------------------------------------------------- checking
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|invoke|tests/(capi|faults|hostile|leakcheck|remote|slurm)|internal/(agent/protocol|api|apigen|board|config|conventions|handover|link|systemd|topology))(/|$$)')
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|invoke|tests/(capi|docs|faults|hostile|leakcheck|remote|slurm)|internal/(agent/protocol|api|apigen|board|config|conventions|handover|link|systemd|topology))(/|$$)')
 # Tests of the client in which several goroutines use the same lease, session, buffer or queue of events. The other tests concern other
 # processes, which the detector does not see, or C code.
 RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThreads TestSubmit TestDeadlineAndCancel TestBufferPayloads \
@@ -590,10 +590,12 @@ test-python-wheel: tried-build
 test-install: # installs, uses the installed files, uninstalls
 	$(Q)tests/run --install-check
 
-test-packages: # the Debian packages in a new root: install, demonstration, upgrade, purge
+test-packages: # the Debian packages in a new root: install, demonstration, upgrade, purge; the site of the documents
 	$(Q)$(try_build)
 	$(Q)$(MAKE) --no-print-directory deb
 	$(Q)packaging/test-debs
+	$(Q)packaging/test-others
+	$(Q)$(MAKE) --no-print-directory docs
 
 # The demonstration of `make run` and the other examples, with each MPI.
 test-demo: $(if $(BUILT),,build)
@@ -712,7 +714,7 @@ API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 UNITS := $(patsubst scripts/systemd/%,%,$(wildcard scripts/systemd/*.service scripts/systemd/user/*.service))
 # Below share/doc/rfaas, documents have the directory structure of the source tree, so that their links work.
-DOCS := README.md RATIONALE.md CHANGELOG.md CONTRIBUTING.md LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
+DOCS := README.md RATIONALE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md CITATION.cff LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
 
 include packaging/packaging.mk
 

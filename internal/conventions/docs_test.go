@@ -120,15 +120,60 @@ func TestManualNamesVariables(t *testing.T) {
 	}
 }
 
-// Links from one document to another lead somewhere.
+// documents returns the paths of all documents, from the root of the repository.
+func documents(t *testing.T) (all []string) {
+	t.Helper()
+	out, err := exec.Command("git", "-C", "../..", "ls-files", "--cached", "--others", "--exclude-standard", "*.md").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.FieldsSeq(string(out)) {
+		if !strings.Contains(name, "/testdata/") && !strings.HasPrefix(name, "internal/cli/manual/") {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// anchors returns the anchors of a document's headings, as web pages of repositories and the site name them.
+func anchors(text string) map[string]bool {
+	all := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^#+ (.*)$").FindAllStringSubmatch(text, -1) {
+		heading := regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		all[strings.ReplaceAll(heading, " ", "-")] = true
+	}
+	return all
+}
+
+// Links from one document to another lead somewhere, and to a heading that exists.
 func TestDocumentLinks(t *testing.T) {
-	link := regexp.MustCompile(`\]\(([^)#:]+)\)`)
-	for _, doc := range []string{"README.md", "RATIONALE.md", "docs/PROTOCOL.md", "docs/BOARD.md", "docs/operations.md", "docs/slurm.md", "docs/THREAT_MODEL.md",
-		"docs/architecture.md", "docs/languages.md", "docs/programs.md", "docs/python.md", "CONTRIBUTING.md", "benchmarks/README.md", "worker/README.md", "tests/c/README.md", "tests/fuzz/README.md"} {
+	link := regexp.MustCompile(`\]\(([^)#:\s]*)(?:#([^)\s]+))?\)`)
+	n := 0
+	for _, doc := range documents(t) {
 		for _, m := range link.FindAllStringSubmatch(source(t, doc), -1) {
-			if _, err := os.Stat(filepath.Join("..", "..", filepath.Dir(doc), m[1])); err != nil {
-				t.Errorf("%s links to %s: %v", doc, m[1], err)
+			to := doc
+			if m[1] != "" {
+				to = filepath.Join(filepath.Dir(doc), m[1])
 			}
+			if _, err := os.Stat(filepath.Join("..", "..", to)); err != nil {
+				t.Errorf("%s links to %s: %v", doc, m[1], err)
+			} else if m[2] != "" && !anchors(source(t, to))[m[2]] {
+				t.Errorf("%s links to %s#%s: there is no such heading", doc, to, m[2])
+			}
+			n++
+		}
+	}
+	if n < 80 {
+		t.Errorf("the documents have %d links", n)
+	}
+}
+
+// The navigation of the site has every document that is installed.
+func TestSiteHasAllDocuments(t *testing.T) {
+	nav := source(t, "packaging/mkdocs.yml")
+	for _, doc := range documents(t) {
+		if (filepath.Dir(doc) == "." || filepath.Dir(doc) == "docs") && !strings.Contains(nav, ": "+doc+"\n") {
+			t.Errorf("packaging/mkdocs.yml does not have %s", doc)
 		}
 	}
 }

@@ -77,6 +77,7 @@ var layers = map[string][]string{
 	"internal/conventions": {"internal/apigen"},
 	"tests/channel":        {"internal/dataplane"},
 	"tests/ccalls":         {},
+	"tests/docs":           {},
 	"tests/leakcheck":      {},
 	"tests/agenttest":      {},
 	"tests/smalldisk":      {"tests/testkit"},

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -59,6 +60,20 @@ func TestSelectedTestsExist(t *testing.T) {
 			if !names[m[1]] {
 				t.Errorf("%s selects the test %s, which does not exist: write the whole name", file, m[1])
 			}
+		}
+	}
+}
+
+// The workflow of a public runner runs every lane, except those that make what the others need.
+func TestWorkflowHasAllLanes(t *testing.T) {
+	_, lanes, _ := strings.Cut(source(t, "tests/run"), "LANES='")
+	lanes, _, _ = strings.Cut(lanes, "'")
+	_, matrix, _ := strings.Cut(source(t, ".github/workflows/test.yml"), "lane: [")
+	matrix, _, _ = strings.Cut(matrix, "]")
+	have := strings.Fields(strings.ReplaceAll(matrix, ",", " "))
+	for line := range strings.SplitSeq(lanes, "\n") {
+		if lane := strings.Fields(line)[0]; lane != "deps" && lane != "build" && !slices.Contains(have, lane) {
+			t.Errorf(".github/workflows/test.yml does not run the lane %s", lane)
 		}
 	}
 }
