@@ -31,6 +31,7 @@ const (
 	lineSize     = int64(unsafe.Sizeof(C.dp_claim_line{}))
 	claimedState = C.DP_CLAIM_CLAIMED
 	armedState   = C.DP_CLAIM_ARMED
+	wishAt       = uint64(unsafe.Offsetof(C.dp_claim_line{}.wish))
 	bellAt       = unsafe.Offsetof(C.dp_claim_region{}.bell)
 )
 
@@ -41,6 +42,9 @@ func Bell(region []byte) *uint32 { return (*uint32)(unsafe.Pointer(&region[bellA
 func Word(line uint32, sequence uint64) (offset, armed, claimed uint64) {
 	return uint64(lineAt + int64(line)*lineSize), armedState | sequence<<8, claimedState | sequence<<8
 }
+
+// Wish returns where an agent on verbs writes the value of the word after a claim, and rings. offset is that of the word.
+func Wish(offset uint64) uint64 { return offset + wishAt }
 
 // ErrFull means that every line of a region is in use.
 var ErrFull = errors.New("no line of the claim region is free")

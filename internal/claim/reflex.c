@@ -59,10 +59,19 @@ static void resume(const reflex_worker *w) {
     dp_claim_ring(&w->knock->rung, 1); /* after the thaw: a wake-up before it may be lost */
 }
 
+/* Claims a line for an agent that wishes it. Under mu. */
+static void grant_wish(dp_claim_line *l, uint64_t sequence) {
+    uint64_t armed = dp_claim_word(DP_CLAIM_ARMED, sequence), claimed = dp_claim_word(DP_CLAIM_CLAIMED, sequence);
+    if (__atomic_load_n(&l->wish, __ATOMIC_ACQUIRE) == claimed)
+        __atomic_compare_exchange_n(&l->word, &armed, claimed, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
 /* Checks whether a client has claimed a line. If so, resumes the workers that are frozen, and returns true. Under mu. */
 static bool look(reflex *r, uint32_t line) {
     slot *s = &r->slots[line];
     bool frozen = s->state == DP_CLAIM_ARMED;
+    if (frozen)
+        grant_wish(&r->region->line[line], s->sequence);
     if ((!frozen && s->state != DP_CLAIM_AWAKE) ||
         __atomic_load_n(&r->region->line[line].word, __ATOMIC_ACQUIRE) != dp_claim_word(DP_CLAIM_CLAIMED, s->sequence))
         return false;
@@ -157,7 +166,7 @@ void reflex_free(reflex *r) {
 int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, uint32_t state, reflex_worker *workers, uint32_t n, uint64_t *sequence) {
     pthread_mutex_lock(&r->mu);
     int line = 0;
-    while (line < DP_CLAIM_LINES && r->slots[line].state != DP_CLAIM_NONE)
+    while (line < DP_CLAIM_LINES && (r->slots[line].state != DP_CLAIM_NONE || __atomic_load_n(&r->region->line[line].wish, __ATOMIC_ACQUIRE)))
         line++;
     if (line == DP_CLAIM_LINES || r->ending) {
         pthread_mutex_unlock(&r->mu);

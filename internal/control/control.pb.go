@@ -2526,7 +2526,7 @@ func (x *ReleaseReply) GetClaim() *Claim {
 }
 
 // Claim names the line of cached workers in the client's claim region (docs/PROTOCOL.md). On shm the client maps the region, which it gets from the
-// socket. On tcp it reaches the words of the lines by AttachClaims; lease_id and client_ms are what the line of a mapped region has.
+// socket. On tcp and verbs it reaches the lines by AttachClaims; lease_id and client_ms are what the line of a mapped region has.
 type Claim struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Line          uint32                 `protobuf:"varint,1,opt,name=line,proto3" json:"line,omitempty"`
@@ -2621,7 +2621,7 @@ func (x *Claim) GetClientMs() uint64 {
 
 type AttachClaimsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"` // tcp
+	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"` // tcp or verbs
 	Blob          []byte                 `protobuf:"bytes,2,opt,name=blob,proto3" json:"blob,omitempty"`         // of the caller's queue pair
 	Token         []byte                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`       // of the claim
 	unknownFields protoimpl.UnknownFields

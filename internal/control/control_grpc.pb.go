@@ -72,8 +72,8 @@ type ExecutorClient interface {
 	// client blob returns the worker made for it.
 	Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error)
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
-	// AttachClaims connects a client on another node to its claim region, which holds the words of the workers that it may claim. The client then
-	// connects to the executor's queue pair.
+	// AttachClaims connects a client to its claim region over tcp or verbs. The region holds the words of the workers that it may claim. The client
+	// then connects to the executor's queue pair.
 	AttachClaims(ctx context.Context, in *AttachClaimsRequest, opts ...grpc.CallOption) (*AttachClaimsReply, error)
 	// Renew makes a lease last longer. It never makes it shorter.
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
@@ -394,8 +394,8 @@ type ExecutorServer interface {
 	// client blob returns the worker made for it.
 	Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error)
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
-	// AttachClaims connects a client on another node to its claim region, which holds the words of the workers that it may claim. The client then
-	// connects to the executor's queue pair.
+	// AttachClaims connects a client to its claim region over tcp or verbs. The region holds the words of the workers that it may claim. The client
+	// then connects to the executor's queue pair.
 	AttachClaims(context.Context, *AttachClaimsRequest) (*AttachClaimsReply, error)
 	// Renew makes a lease last longer. It never makes it shorter.
 	Renew(context.Context, *RenewRequest) (*RenewReply, error)

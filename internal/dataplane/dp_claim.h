@@ -8,6 +8,11 @@
  *
  * A line begins AWAKE, COOLING or ARMED.
  *
+ * On verbs, an atomic of the adapter is not atomic with respect to the executor's processors. So an agent on another node writes the word that a claim
+ * would set into the line's `wish`, with an immediate that rings the bell. The executor then makes the claim. The agent reads the word until it
+ * is no longer ARMED, and then clears the wish. The executor does not use a free line whose wish is not cleared, so that the agent finds the
+ * word of its claim. An agent makes one claim at a time in a region.
+ *
  * AWAKE: the workers still wait for calls, and the released lease pays for that. Only the process that has released it may claim them.
  * COOLING: the workers are being frozen, or on tcp wait for their client's connection before that. Nobody can claim them. ARMED: the workers are frozen.
  *
@@ -33,7 +38,8 @@ typedef struct dp_claim_line {
     uint64_t word;      /* state, and the sequence number above its 8 bits */
     uint64_t lease_id;  /* of the lease that a claim gets */
     int64_t client_ns;  /* how long the client may use that lease, from the claim on */
-    uint8_t pad[40];
+    uint64_t wish;      /* verbs: the word that the agent wants to set */
+    uint8_t pad[32];
 } dp_claim_line;
 
 typedef struct dp_claim_region {

@@ -433,7 +433,8 @@ static inline int dp_qp_probe(dp_qp *qp) { return qp->ops->qp_probe(qp); }
  * probing tells (verbs, tcp). The queue pair owns it. */
 static inline int dp_qp_peer_fd(dp_qp *qp) { return qp->ops->qp_peer_fd ? qp->ops->qp_peer_fd(qp) : -1; }
 
-/* dp_qp_events sets *fd to the socket of a connected queue pair and returns the events of poll() after which dp_cq_poll has work for
+/* dp_qp_events sets *fd to the socket of a connected queue pair, on verbs to the channel of its completion queue, whose events follow a
+ * dp_cq_arm and are taken by dp_cq_wait. It returns the events of poll() after which dp_cq_poll has work for
  * it. 0: none will come, because the connection has ended (*fd is -1), no receive is posted, or the provider has no socket. The
  * queue pair owns the descriptor. */
 static inline int dp_qp_events(dp_qp *qp, int *fd) {

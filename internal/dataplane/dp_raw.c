@@ -93,7 +93,11 @@ int dp_raw_drain(dp_raw *r, uint32_t *done) {
         for (int i = 0; i < n; i++) {
             if (wc[i].status)
                 return dp_raw_over(r, wc[i].status);
-            if (wc[i].wr_id & 1)
+            if (wc[i].op == DP_OP_RECV || wc[i].op == DP_OP_RECV_IMM) {
+                int st = wc[i].op == DP_OP_RECV_IMM ? dp_post_recv(r->qp, 0) : DP_PROTOCOL;
+                if (st)
+                    return dp_raw_over(r, st);
+            } else if (wc[i].wr_id & 1)
                 r->reaped++;
             else
                 ++*done;
@@ -188,6 +192,19 @@ int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint3
         at += n;
     }
     return st;
+}
+
+int dp_raw_write_ring(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
+    if (len > DP_RAW_CHUNK)
+        return DP_INVALID;
+    int st = may_wait(r);
+    uint32_t done = 0;
+    dp_sge s = scratch_at(r, 0, len);
+    if (!st) {
+        memcpy(r->scratch->addr, src, len);
+        st = posted(r, dp_post_write_imm(r->qp, &s, 1, raddr, rkey, 0, even_id(r), DP_SIGNALED));
+    }
+    return st ? st : await(r, 1, &done, deadline);
 }
 
 int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey, const uint64_t *add, uint64_t *old,

@@ -40,6 +40,8 @@ int dp_raw_broken(dp_raw *r);
  * over. */
 int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
 int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
+/* Writes up to DP_RAW_CHUNK bytes, and then rings the bell of the peer's server (dp_raw_serve, verbs). */
+int dp_raw_write_ring(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
 /* Adds add[i] to the word at raddr[i], i < n <= DP_RAW_BATCH, in this order. *done is how many are known to have happened, and
  * old[i] is valid for those. */
 int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey, const uint64_t *add, uint64_t *old,
@@ -54,8 +56,8 @@ int dp_raw_reap(dp_raw *r);
 
 /* ---- serving ---- */
 
-/* A server is a thread that executes the operations of peers, for devices with DP_CAP_POLLED_TARGET. It serves many connections. It
- * sleeps in epoll_wait while nothing arrives. */
+/* A server is a thread that executes the operations of peers on devices with DP_CAP_POLLED_TARGET. On verbs the device executes them, and the
+ * server only sees dp_raw_write_ring. It serves many connections. It sleeps in epoll_wait while nothing arrives. */
 typedef struct dp_raw_server dp_raw_server;
 
 int dp_raw_server_start(dp_raw_server **out, dp_error *err);
@@ -66,7 +68,7 @@ uint64_t dp_raw_server_wakes(const dp_raw_server *s);
 /* dp_raw_serve lets the server serve a connected r until dp_raw_destroy. During that time one thread at a time may also use dp_raw_post,
  * dp_raw_reap and dp_raw_broken. Operations that wait return DP_UNSUPPORTED. A peer that breaks the protocol, or that asks for more than
  * DP_RAW_ANSWERS bytes without receiving them, loses its own connection. bell: futex that the server's thread raises and wakes each time it has executed
- * operations of this peer, or NULL. It stays until dp_raw_destroy. */
+ * operations of this peer, on verbs each time the peer has rung, or NULL. It stays until dp_raw_destroy. */
 int dp_raw_serve(dp_raw *r, dp_raw_server *s, uint32_t *bell, dp_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* The thread that serves control connections on devices whose target polls.
+/* The thread that serves control connections, on devices whose target polls and on verbs.
  *
  * Each connection has a completion queue and a lock of its own. epoll reports a socket once (EPOLLONESHOT). The thread then polls the
  * connection and watches its socket again. An event names a place in a table and how often the place was used. It has no
@@ -60,6 +60,18 @@ void dp_raw_watch(dp_raw *r) {
 
 /* ---- the thread ---- */
 
+/* Reports whether the device executes the peer's operations, and this side only sees rings. */
+static bool rings(const dp_raw *r) { return !(r->cq->dev->caps & DP_CAP_POLLED_TARGET); }
+
+/* Takes what has arrived. On verbs, events are taken and asked for again first, so that none is missed. */
+static void serve(dp_raw *r) {
+    uint32_t none = 0;
+    if (rings(r) && (dp_cq_wait(r->cq, 0) || dp_cq_arm(r->cq)))
+        end(r, DP_FATAL);
+    else
+        dp_raw_drain(r, &none);
+}
+
 /* Returns the connection of an event, locked. NULL: it is gone. */
 static dp_raw *find(dp_raw_server *s, uint64_t event) {
     uint32_t i = (uint32_t)event;
@@ -85,8 +97,7 @@ static void *run(void *arg) {
             dp_raw *r = find(s, ev[i].data.u64);
             if (!r)
                 continue;
-            uint32_t none = 0;
-            dp_raw_drain(r, &none);
+            serve(r);
             if (r->bell)
                 dp_claim_ring(r->bell, 1);
             rewatch(r, true);
@@ -169,9 +180,12 @@ int dp_raw_serve(dp_raw *r, dp_raw_server *s, uint32_t *bell, dp_error *err) {
     pthread_mutex_lock(&r->lock);
     r->server = s;
     r->bell = bell;
-    e = watch(r, EPOLL_CTL_ADD, fd, events) ? errno : 0; /* bytes that have arrived already are an event */
+    int st = rings(r) ? dp_cq_arm(r->cq) : DP_OK;
+    if (!st && rings(r))
+        st = dp_post_recv(r->qp, 0); /* a ring waits for it */
+    e = !st && watch(r, EPOLL_CTL_ADD, fd, events) ? errno : 0; /* bytes that have arrived already are an event */
     pthread_mutex_unlock(&r->lock);
-    if (!e)
+    if (!st && !e)
         return DP_OK;
     dp_raw_unserve(r);
     return dp_fail(err, DP_FATAL, e, "serve remote memory");

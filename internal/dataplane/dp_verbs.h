@@ -215,6 +215,7 @@ int dpv_qp_reset(dp_qp *qp, dp_error *err);
 void dpv_qp_destroy(dp_qp *qp);
 int dpv_qp_probe(dp_qp *qp);
 void dpv_qp_notify(dp_qp *qp);
+int dpv_qp_events(dp_qp *qp, int *fd);
 /* RESET to INIT, with a new packet sequence number: from here on receives can be posted. */
 int dpv_to_init(dpv_qp *q, dp_error *err);
 /* ibv_modify_qp, also for a queue pair that is connected late. Returns 0 or an errno. */

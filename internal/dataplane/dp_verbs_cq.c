@@ -344,6 +344,12 @@ static void take_wakes(dpv_cq *cq, short events, short wakes) {
     }
 }
 
+/* The completion queue's channel is readable after dp_cq_arm when a completion has arrived. */
+int dpv_qp_events(dp_qp *qp, int *fd) {
+    *fd = dpv_cq_of(qp->cq)->channel->fd;
+    return POLLIN;
+}
+
 static int wait_on(struct pollfd *fds, nfds_t n, int64_t timeout_ns) {
     struct timespec ts = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
     return ppoll(fds, n, timeout_ns < 0 ? NULL : &ts, NULL);

@@ -46,6 +46,7 @@ static const dp_ops dpv_ops = {
     .rkey_ptr = dpv_rkey_ptr,
     .qp_probe = dpv_qp_probe,
     .qp_notify = dpv_qp_notify,
+    .qp_events = dpv_qp_events,
 };
 
 int dpv_status_of(int sys_errno) {

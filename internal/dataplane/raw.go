@@ -295,6 +295,13 @@ func (c *Conn) Write(b []byte, addr uint64, key uint32, timeout time.Duration) e
 	})
 }
 
+// WriteRing copies b, which has at most 4 KiB, to the peer's memory, and then rings the bell of the peer's server (ServeAndRing, verbs).
+func (c *Conn) WriteRing(b []byte, addr uint64, key uint32, timeout time.Duration) error {
+	return c.do("remote write", func(r *C.dp_raw) C.int {
+		return C.dp_raw_write_ring(r, unsafe.Pointer(unsafe.SliceData(b)), C.uint32_t(len(b)), C.uint64_t(addr), C.uint32_t(key), deadline(timeout))
+	})
+}
+
 // CompareSwap sets a word of the peer's to desired if it is expected. swapped: it was.
 func (c *Conn) CompareSwap(addr uint64, key uint32, expected, desired uint64, timeout time.Duration) (swapped bool, err error) {
 	var old C.uint64_t

@@ -5,7 +5,7 @@ package dataplane
 */
 import "C"
 
-// Server is a thread that executes the operations of peers on provider tcp, where no device does. It serves many connections, and sleeps
+// Server is a thread that executes the operations of peers on provider tcp, where no device does, and on verbs sees that they ring. It serves many connections, and sleeps
 // while nothing arrives. Safe for concurrent use.
 type Server struct{ c *C.dp_raw_server }
 
@@ -19,6 +19,12 @@ func NewServer() (*Server, error) {
 	return &s, nil
 }
 
+// NewServer starts a server for connections of this device, also if the device has OneThread.
+func (d *Device) NewServer() (s *Server, err error) {
+	d.thread.do(func() { s, err = NewServer() }) // the new thread has the credentials of this one
+	return s, err
+}
+
 // Close ends the thread. The connections that it serves must be closed.
 func (s *Server) Close() {
 	C.dp_raw_server_stop(s.c)
@@ -28,11 +34,11 @@ func (s *Server) Close() {
 // Wakes counts how often the thread has woken up.
 func (s *Server) Wakes() uint64 { return uint64(C.dp_raw_server_wakes(s.c)) }
 
-// Serve lets a server execute the peer's operations on a connected Conn of provider tcp, until Close. Then Post, Posted and Err can be
+// Serve lets a server execute the peer's operations on a connected Conn of provider tcp or verbs, until Close. Then Post, Posted and Err can be
 // used, and operations that wait are ErrUnsupported. A peer that breaks the protocol ends its own connection only.
 func (c *Conn) Serve(s *Server) error { return c.serve(s, nil) }
 
-// ServeAndRing is Serve. Each time the peer has executed operations, the server also raises and wakes the futex at the start of bell, which stays until
+// ServeAndRing is Serve. Each time the peer has executed operations, on verbs each time it has called WriteRing, the server also raises and wakes the futex at the start of bell, which stays until
 // Close.
 func (c *Conn) ServeAndRing(s *Server, bell *uint32) error { return c.serve(s, bell) }
 
@@ -43,7 +49,9 @@ func (c *Conn) serve(s *Server, bell *uint32) error {
 		return closedConn("serve remote memory")
 	}
 	var e C.dp_error
-	if C.dp_raw_serve(c.c, s.c, (*C.uint32_t)(bell), &e) != 0 {
+	failed := false
+	c.thread.do(func() { failed = C.dp_raw_serve(c.c, s.c, (*C.uint32_t)(bell), &e) != 0 })
+	if failed {
 		return cError("serve remote memory", &e)
 	}
 	return nil

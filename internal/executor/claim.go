@@ -25,7 +25,7 @@ import (
 
 // claims lets clients claim cached workers without a message (internal/claim). Each connection of an agent has a region of its own. Only an agent on
 // this node and its user's processes can map it: the agent connects to a socket and gets the region's descriptor for the token that came with the reply
-// to a release. An agent on another node reaches the region over provider tcp (AttachClaims).
+// to a release. An agent reaches the region over provider tcp or verbs (AttachClaims) if its workers use that provider.
 type claims struct {
 	e *Executor
 
@@ -33,7 +33,7 @@ type claims struct {
 	ended   bool
 	socket  *net.UnixListener
 	regions map[context.Context]*region // by connection
-	far     reachable
+	far     map[string]*reachable       // by provider
 
 	armed sync.Map // lease.ID of cached workers -> armedLine
 
@@ -51,7 +51,7 @@ type armedLine struct {
 type region struct {
 	*claim.Region
 	token, proof [claimSecret]byte
-	reach        *reach // on tcp; nil: the client has not asked for it. Under claims.mu
+	reach        *reach // on tcp or verbs; nil: the client has not asked for it. Under claims.mu
 }
 
 // close ends the client's connection and closes the region. No other goroutine may set reach any more.
@@ -198,7 +198,8 @@ func (c *claims) greet(conn *net.UnixConn) error {
 // client of another tenant may be waiting for room, because a claim would always come before that client.
 func (c *claims) possible(k *cached, terms *lease.Terms) bool {
 	most := terms.Duration + c.e.cfg.Settings.CacheTime
-	by := k.spec.Provider == dataplane.SHM || k.spec.Provider == dataplane.TCP
+	spareVerbs := k.spec.Provider == dataplane.Verbs && k.start != nil // these connect only when a lease takes them, which needs a message
+	by := k.spec.Provider != dataplane.OFI && !spareVerbs
 	return by && c.e.whyCordoned() == "" && !c.e.room.othersWait(terms.Tenant) && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
 }
 
@@ -321,7 +322,9 @@ func (c *claims) close() {
 		r.close()
 	}
 	c.regions = nil
-	c.far.close()
+	for _, far := range c.far {
+		far.close()
+	}
 }
 
 // bookClaim makes sure that an earlier claim of this lease is booked, so that the lease is known and has its workers. The caller is inside the turnstile.

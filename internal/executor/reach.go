@@ -18,38 +18,43 @@ import (
 // reachWithin is how long a client may take to connect to its claim region.
 const reachWithin = 5 * time.Second
 
-// reachable has what all connections to claim regions on tcp share. It is opened for the first one. claims.mu protects it.
+// reachable has what all connections to claim regions on a provider share.
 type reachable struct {
 	device *dataplane.Device
-	server *dataplane.Server // executes the clients' operations
+	server *dataplane.Server // executes the clients' operations, or sees that they ring
 }
 
-func (r *reachable) open(e *Executor) (err error) {
-	if r.device != nil {
-		return nil
+// reachable opens the device of a provider for its first connection. The caller holds mu.
+func (c *claims) reachable(provider string) (*reachable, error) {
+	if r := c.far[provider]; r != nil {
+		return r, nil
 	}
-	if r.server, err = dataplane.NewServer(); err != nil {
-		return err
+	dev, err := c.e.fetchDevice(provider)
+	if err != nil {
+		return nil, err
 	}
-	if r.device, err = e.fetchDevice(dataplane.TCP); err != nil {
-		r.server.Close()
+	server, err := dev.NewServer()
+	if err != nil {
+		dev.Close()
+		return nil, err
 	}
-	return err
+	if c.far == nil {
+		c.far = map[string]*reachable{}
+	}
+	c.far[provider] = &reachable{dev, server}
+	return c.far[provider], nil
 }
 
 // close closes the device. All connections must be closed.
 func (r *reachable) close() {
-	if r.device != nil {
-		r.server.Close()
-		r.device.Close()
-		r.device = nil
-	}
+	r.server.Close()
+	r.device.Close()
 }
 
-// reach is a client's connection to its claim region on provider tcp. It is in a domain of its own, and exposes nothing but the region. It implements
-// datalisten.Receiver.
+// reach is a client's connection to its claim region on provider tcp or verbs. It is in a domain of its own, and exposes nothing but the region. On
+// tcp it implements datalisten.Receiver.
 type reach struct {
-	to     reachable
+	to     *reachable
 	theirs []byte // blob of the client's queue pair
 	timer  *time.Timer
 	done   chan struct{} // closed when the client has connected, or is too late
@@ -61,16 +66,17 @@ type reach struct {
 	conn   *dataplane.Conn // nil after close
 }
 
-// AttachClaims connects a client to its claim region on provider tcp.
+// AttachClaims connects a client to its claim region on provider tcp or verbs.
 func (e *Executor) AttachClaims(ctx context.Context, req *control.AttachClaimsRequest) (*control.AttachClaimsReply, error) {
 	defer e.turns.enter()()
-	if p := req.GetProvider(); p != dataplane.TCP {
-		return nil, control.Errorf(control.ClassUnsupported, "claim region over provider %q: want tcp", p)
+	p := req.GetProvider()
+	if p != dataplane.TCP && p != dataplane.Verbs {
+		return nil, control.Errorf(control.ClassUnsupported, "claim region over provider %q: want tcp or verbs", p)
 	}
-	if err := e.checkProvider(dataplane.TCP); err != nil {
+	if err := e.checkProvider(p); err != nil {
 		return nil, err
 	}
-	if _, ok := dataplane.BlobToken(req.GetBlob()); !ok {
+	if _, ok := dataplane.BlobToken(req.GetBlob()); !ok && p == dataplane.TCP {
 		return nil, control.StatusError(statusBadBlob, "claim region: the blob is not of a queue pair of provider tcp")
 	}
 	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
@@ -80,42 +86,69 @@ func (e *Executor) AttachClaims(ctx context.Context, req *control.AttachClaimsRe
 }
 
 func (c *claims) attach(conn context.Context, req *control.AttachClaimsRequest) (*control.AttachClaimsReply, error) {
+	x, reply, err := c.expose(conn, req)
+	if err != nil || req.GetProvider() != dataplane.Verbs {
+		return reply, err
+	}
+	x.mu.Lock() // without c.mu, because the kernel may look for the client's address for a second
+	defer x.mu.Unlock()
+	if x.conn == nil {
+		return nil, grpcError(lease.ErrDraining)
+	}
+	if err := x.connect(); err != nil {
+		x.free()
+		return nil, control.StatusError(statusBadBlob, "claim region: "+err.Error())
+	}
+	return reply, nil
+}
+
+// expose makes the region of a connection reachable.
+func (c *claims) expose(conn context.Context, req *control.AttachClaimsRequest) (*reach, *control.AttachClaimsReply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.regions[conn]
 	switch {
 	case c.ended:
-		return nil, grpcError(lease.ErrDraining)
+		return nil, nil, grpcError(lease.ErrDraining)
 	case r == nil || subtle.ConstantTimeCompare(req.GetToken(), r.token[:]) != 1:
-		return nil, invalidf("the token names no claim region of this connection")
+		return nil, nil, invalidf("the token names no claim region of this connection")
 	case r.reach != nil:
-		return nil, invalidf("this connection's claim region was attached before")
+		return nil, nil, invalidf("this connection's claim region was attached before")
 	}
-	x, mine, err := c.newReach(r.Region, req.GetBlob())
+	x, mine, err := c.newReach(r.Region, req.GetProvider(), req.GetBlob())
 	if err != nil {
-		return nil, control.Errorf(control.ClassBusy, "claim region: %v", err)
+		return nil, nil, control.Errorf(control.ClassBusy, "claim region: %v", err)
 	}
 	r.reach = x
 	at := x.memory.Ref()
-	return &control.AttachClaimsReply{Blob: mine, Region: &control.MemoryRef{Addr: at.Addr, Key: at.Key, Size: at.Size}}, nil
+	return x, &control.AttachClaimsReply{Blob: mine, Region: &control.MemoryRef{Addr: at.Addr, Key: at.Key, Size: at.Size}}, nil
 }
 
-// newReach makes a region reachable by a client, and waits in the background until it connects. It returns the blob of this side. The caller holds mu.
-func (c *claims) newReach(r *claim.Region, theirs []byte) (x *reach, mine []byte, err error) {
-	if err := c.far.open(c.e); err != nil {
+// accessOf says what a client does with its region: atomics on tcp; on verbs it writes wishes and reads words (dp_claim.h).
+var accessOf = map[string]dataplane.Access{dataplane.TCP: dataplane.RemoteAtomic, dataplane.Verbs: dataplane.RemoteRead | dataplane.RemoteWrite}
+
+// newReach makes a region reachable by a client. On tcp it waits in the background until the client connects. It returns the blob of this side. The
+// caller holds mu.
+func (c *claims) newReach(r *claim.Region, provider string, theirs []byte) (x *reach, mine []byte, err error) {
+	to, err := c.reachable(provider)
+	if err != nil {
 		return nil, nil, err
 	}
-	x = &reach{to: c.far, theirs: theirs, done: make(chan struct{})}
+	x = &reach{to: to, theirs: theirs, done: make(chan struct{})}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.domain, err = c.far.device.NewDomain(); err == nil {
-		x.memory, err = x.domain.Shared(r.File(), uint64(claim.Size), dataplane.RemoteAtomic)
+	if x.domain, err = to.device.NewDomain(); err == nil {
+		x.memory, err = x.domain.Shared(r.File(), uint64(claim.Size), accessOf[provider])
 	}
 	if err == nil {
 		x.conn, err = x.domain.NewConn(x.memory)
 	}
 	if err == nil {
 		mine, err = x.conn.Blob()
+	}
+	if err == nil && provider == dataplane.Verbs {
+		x.end() // this side connects without waiting
+		return x, mine, nil
 	}
 	if err == nil {
 		token, _ := dataplane.BlobToken(mine)
@@ -146,10 +179,15 @@ func (x *reach) Connect(c *net.TCPConn, hello []byte) error {
 		return errors.New("the client has connected too late")
 	}
 	x.end()
-	err := x.to.device.Hand(c, hello)
-	if err == nil {
-		err = x.conn.Connect(context.Background(), x.theirs)
+	if err := x.to.device.Hand(c, hello); err != nil {
+		return err
 	}
+	return x.connect()
+}
+
+// connect connects to the client, and serves it. The caller holds mu.
+func (x *reach) connect() error {
+	err := x.conn.Connect(context.Background(), x.theirs)
 	if err == nil {
 		err = x.conn.ServeAndRing(x.to.server, claim.Bell(x.memory.Bytes()))
 	}

@@ -55,7 +55,7 @@ type Cached struct {
 	expires time.Time
 	last    *Held     // the released lease
 	claim   *Claim    // nil: the workers are reused by message only
-	far     *farClaim // nil: the same, on tcp
+	far     *farClaim // nil: the same, on tcp and verbs
 	fresh   bool      // a spare lease: no lease has used the workers
 	failed  func()    // see Started.Keep; nil: not a spare lease
 

@@ -129,8 +129,8 @@ func (k *Cached) claimable(c *Control, m *control.Claim) {
 	if m == nil || m.GetLine() >= claim.Lines {
 		return
 	}
-	if k.cand.Provider == dataplane.TCP {
-		if r := c.farRegion(k.cand.Address, k.cl, m.GetToken()); r != nil {
+	if p := k.cand.Provider; p == dataplane.TCP || p == dataplane.Verbs {
+		if r := c.farRegion(k.cand.Address, p, k.cl, m.GetToken()); r != nil {
 			k.far = &farClaim{r, m.GetLine(), m.GetSequence(), m.GetLeaseId(), milliseconds(m.GetClientMs())}
 		}
 		return

@@ -3,6 +3,8 @@ package grant
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -13,22 +15,27 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// farClaimTime bounds a claim on tcp. A claim that takes longer may have succeeded.
+// farClaimTime bounds a claim on tcp or verbs. A claim that takes longer may have succeeded.
 const farClaimTime = 2 * time.Second
 
-// farRegion is the connection to the claim region that an executor on tcp has for this process. The process claims workers for its clients, because
+// farClaimSpin is how long a claim on verbs reads the word without a pause. Then it pauses for as long between two reads.
+const farClaimSpin = 100 * time.Microsecond
+
+// farRegion is the connection to the claim region that an executor on tcp or verbs has for this process. The process claims workers for its clients, because
 // the connection cannot be passed on to them. shared.mu protects it.
 type farRegion struct {
-	token  []byte
-	stop   context.CancelFunc // ends the attempt to connect
-	over   bool
-	domain *dataplane.Domain
-	conn   *dataplane.Conn // nil until it is connected, and after the end
-	region *control.MemoryRef
-	done   func() // gives up the device
+	provider string
+	token    []byte
+	stop     context.CancelFunc // ends the attempt to connect
+	over     bool
+	domain   *dataplane.Domain
+	conn     *dataplane.Conn // nil until it is connected, and after the end
+	region   *control.MemoryRef
+	wishes   sync.Mutex // verbs: held during a claim
+	done     func()     // gives up the device; nil until it is open
 }
 
-// farClaim says how the workers of a cached lease on tcp are claimed.
+// farClaim says how the workers of a cached lease on tcp or verbs are claimed.
 type farClaim struct {
 	*farRegion
 	line     uint32
@@ -39,44 +46,48 @@ type farClaim struct {
 
 // farRegion returns the connection to the claim region that an executor names, or nil. If there is none, it connects in the background. Until then, the
 // workers are reused by message.
-func (c *shared) farRegion(addr string, cl control.ExecutorClient, token []byte) *farRegion {
-	o := c.opts.verbs()
-	o.ActiveOnly = true
-	o.Encrypt, _ = dataplane.Encryption(c.opts.DataEncryption, c.opts.AllowPlaintext)
+func (c *shared) farRegion(addr, provider string, cl control.ExecutorClient, token []byte) *farRegion {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.farRegions[addr]
 	switch {
 	case c.closed:
 		return nil
-	case r != nil && bytes.Equal(r.token, token):
+	case r != nil && r.provider == provider && bytes.Equal(r.token, token):
 		return r
-	case r != nil: // of an earlier connection to the executor
+	case r != nil: // of an earlier connection to the executor, or of another provider
 		r.close()
 	}
-	dev, _, done, err := c.sources.Get(dataplane.TCP, o)
-	if err != nil {
-		return nil
-	}
 	ctx, stop := context.WithTimeout(context.Background(), c.opts.Timeout)
-	r = &farRegion{token: token, stop: stop, done: done}
+	r = &farRegion{provider: provider, token: token, stop: stop}
 	c.farRegions[addr] = r
-	go c.connectFar(ctx, r, addr, cl, dev)
+	go c.connectFar(ctx, r, addr, cl)
 	return r
 }
 
 // connectFar connects r. If that fails, the workers of the executor are reused by message.
-func (c *shared) connectFar(ctx context.Context, r *farRegion, addr string, cl control.ExecutorClient, dev *dataplane.Device) {
-	domain, conn, region, err := attachClaims(ctx, addr, cl, dev, r.token)
+func (c *shared) connectFar(ctx context.Context, r *farRegion, addr string, cl control.ExecutorClient) {
+	o := c.opts.verbs()
+	if r.provider == dataplane.TCP {
+		o.ActiveOnly = true
+		o.Encrypt, _ = dataplane.Encryption(c.opts.DataEncryption, c.opts.AllowPlaintext)
+	}
+	dev, _, done, err := c.sources.Get(r.provider, o)
+	var domain *dataplane.Domain
+	var conn *dataplane.Conn
+	var region *control.MemoryRef
+	if err == nil {
+		domain, conn, region, err = attachClaims(ctx, addr, cl, dev, r)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.domain, r.conn, r.region = domain, conn, region
+	r.domain, r.conn, r.region, r.done = domain, conn, region, done
 	if r.stop(); err != nil || r.over {
 		r.free()
 	}
 }
 
-func attachClaims(ctx context.Context, addr string, cl control.ExecutorClient, dev *dataplane.Device, token []byte) (*dataplane.Domain, *dataplane.Conn, *control.MemoryRef, error) {
+func attachClaims(ctx context.Context, addr string, cl control.ExecutorClient, dev *dataplane.Device, of *farRegion) (*dataplane.Domain, *dataplane.Conn, *control.MemoryRef, error) {
 	const op = "attach a claim region"
 	domain, err := dev.NewDomain()
 	if err != nil {
@@ -91,7 +102,7 @@ func attachClaims(ctx context.Context, addr string, cl control.ExecutorClient, d
 		return domain, conn, nil, err
 	}
 	var from peer.Peer
-	r, err := cl.AttachClaims(ctx, &control.AttachClaimsRequest{Provider: dataplane.TCP, Blob: blob, Token: token}, grpc.Peer(&from))
+	r, err := cl.AttachClaims(ctx, &control.AttachClaimsRequest{Provider: of.provider, Blob: blob, Token: of.token}, grpc.Peer(&from))
 	if err == nil {
 		err = checkDataAddress(op, addr, &from, r.GetBlob())
 	}
@@ -129,7 +140,9 @@ func (r *farRegion) free() {
 	domain, conn, done := r.domain, r.conn, r.done
 	r.domain, r.conn, r.over = nil, nil, true
 	go func() {
-		defer done()
+		if done != nil {
+			defer done()
+		}
 		if conn != nil {
 			conn.Close()
 		}
@@ -139,7 +152,36 @@ func (r *farRegion) free() {
 	}()
 }
 
-// ClaimFar claims the workers of a cached lease on tcp, which UseCached has made the only candidate. It returns nil if they must be asked for by
+// claim claims the workers. After an error, the claim may have succeeded.
+func (f *farClaim) claim(conn *dataplane.Conn, region *control.MemoryRef) (won bool, err error) {
+	at, armed, claimed := claim.Word(f.line, f.sequence)
+	if f.provider == dataplane.TCP {
+		return conn.CompareSwap(region.GetAddr()+at, region.GetKey(), armed, claimed, farClaimTime)
+	}
+	f.wishes.Lock()
+	defer f.wishes.Unlock()
+	began := time.Now()
+	word := binary.LittleEndian.AppendUint64(nil, claimed)
+	err = conn.WriteRing(word, region.GetAddr()+claim.Wish(at), region.GetKey(), farClaimTime)
+	for err == nil {
+		if err = conn.Read(word, region.GetAddr()+at, region.GetKey(), farClaimTime); err != nil {
+			break
+		}
+		if now := binary.LittleEndian.Uint64(word); now != armed {
+			_ = conn.Post(make([]byte, 8), region.GetAddr()+claim.Wish(at), region.GetKey()) // if it fails, the next claim does so, too
+			return now == claimed, nil
+		}
+		switch waited := time.Since(began); {
+		case waited > farClaimTime:
+			err = fail("claim workers", dataplane.StatusDeadline, "the executor has not answered for %v", farClaimTime)
+		case waited > farClaimSpin:
+			time.Sleep(farClaimSpin)
+		}
+	}
+	return false, err
+}
+
+// ClaimFar claims the workers of a cached lease on tcp or verbs, which UseCached has made the only candidate. It returns nil if they must be asked for by
 // message. The cached lease still belongs to the caller then.
 func (p *Pending) ClaimFar(ctx context.Context, k *Cached) *Held {
 	f := k.far
@@ -153,8 +195,7 @@ func (p *Pending) ClaimFar(ctx context.Context, k *Cached) *Held {
 		return nil
 	}
 	began := time.Now()
-	at, armed, claimed := claim.Word(f.line, f.sequence)
-	won, err := conn.CompareSwap(region.GetAddr()+at, region.GetKey(), armed, claimed, farClaimTime)
+	won, err := f.claim(conn, region)
 	if err != nil { // the claim may have succeeded
 		p.c.mu.Lock()
 		if f.conn == conn {

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"log/slog"
 	"net"
+	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -145,5 +147,129 @@ func TestClaimFar(t *testing.T) {
 	}
 	if try() != nil || len(x.released) != 1 {
 		t.Errorf("tried again by the broken connection, and released %v", x.released)
+	}
+}
+
+// verbsExecutor lets a client attach to a claim region on verbs, as an executor does.
+type verbsExecutor struct {
+	farExecutor
+	claims *claim.Region
+}
+
+func newVerbsExecutor(t *testing.T) *verbsExecutor {
+	dev, err := dataplane.Open(dataplane.Verbs, dataplane.Options{GIDIndex: -1, OneThread: true})
+	if err != nil {
+		if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	t.Cleanup(dev.Close)
+	x := &verbsExecutor{farExecutor: farExecutor{t: t, dev: dev}}
+	if x.claims, err = claim.New(func() {}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.claims.Close)
+	if x.server, err = dev.NewServer(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.server.Close)
+	if x.domain, err = dev.NewDomain(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.domain.Close)
+	if x.region, err = x.domain.Shared(x.claims.File(), uint64(claim.Size), dataplane.RemoteRead|dataplane.RemoteWrite); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.region.Free)
+	if x.conn, err = x.domain.NewConn(x.region); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.conn.Close)
+	return x
+}
+
+func (x *verbsExecutor) AttachClaims(ctx context.Context, r *control.AttachClaimsRequest, _ ...grpc.CallOption) (*control.AttachClaimsReply, error) {
+	blob, err := x.conn.Blob()
+	if err == nil {
+		err = x.conn.Connect(ctx, r.GetBlob())
+	}
+	if err == nil {
+		err = x.conn.ServeAndRing(x.server, claim.Bell(x.region.Bytes()))
+	}
+	ref := x.region.Ref()
+	return &control.AttachClaimsReply{Blob: blob, Region: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}}, err
+}
+
+// A claim on verbs gets the lease if the workers are frozen and the executor has not revoked the line. Claims and revocations race, and one side wins.
+func TestClaimFarOnVerbs(t *testing.T) {
+	x := newVerbsExecutor(t)
+	s, err := newShared(&Options{Timeout: time.Minute, Verbs: &dataplane.Options{GIDIndex: -1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	c := &Control{shared: s, opts: s.opts}
+	p := &Pending{c: c}
+	booked := 0 // the region calls one function at a time
+	arm := func() (*claim.Slot, *Cached) {
+		slot, err := x.claims.Arm(7, time.Minute, claim.Frozen, nil, func(time.Duration) { booked++ })
+		if err != nil {
+			panic(err)
+		}
+		k := &Cached{cand: Candidate{Address: "far:1", Provider: dataplane.Verbs}, cl: x, last: &Held{}}
+		k.claimable(c, &control.Claim{Line: slot.Line, Sequence: slot.Sequence, Token: make([]byte, claim.Secret), LeaseId: 7, ClientMs: 60_000})
+		return slot, k
+	}
+	slot, k := arm()
+	if k.far == nil || k.claim != nil {
+		t.Fatalf("%+v", k)
+	}
+	testkit.Eventually(t, "the region is connected", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return k.far.conn != nil
+	})
+	h := p.ClaimFar(t.Context(), k)
+	if slot.Collect(); h == nil || h.ID != 7 || booked != 1 || slot.Revoke() {
+		t.Fatalf("%+v, %d booked", h, booked)
+	}
+	slot, k = arm()
+	slot.Revoke()
+	if h := p.ClaimFar(t.Context(), k); h != nil || len(x.released) > 0 {
+		t.Errorf("claimed a revoked line: %+v, released %v", h, x.released)
+	}
+	for i := range 200 {
+		booked = 0
+		slot, k := arm()
+		revoked := make(chan bool)
+		go func() {
+			time.Sleep(time.Duration(i) * 2 * time.Microsecond) // so that sometimes the claim comes first
+			revoked <- slot.Revoke()
+		}()
+		won := p.ClaimFar(t.Context(), k) != nil
+		lost := <-revoked
+		if slot.Collect(); won == lost || won != (booked == 1) || len(x.released) > 0 {
+			t.Fatalf("claimed %v, revoked %v, %d booked, released %v", won, lost, booked, x.released)
+		}
+	}
+	// Lines are armed again as soon as their claims are booked, before or after the agent has seen the outcome.
+	var both sync.WaitGroup
+	for range 2 {
+		both.Go(func() {
+			for range 100 {
+				slot, k := arm()
+				won := p.ClaimFar(t.Context(), k) != nil
+				if slot.Collect(); !won {
+					t.Error("a claim was lost")
+				}
+			}
+		})
+	}
+	both.Wait()
+	_, k = arm()
+	x.conn.Close()
+	if h := p.ClaimFar(t.Context(), k); h != nil || len(x.released) != 1 || x.released[0] != 7 {
+		t.Errorf("%+v by a broken connection, and released %v, want 7", h, x.released)
 	}
 }

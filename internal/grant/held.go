@@ -172,7 +172,7 @@ func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, e
 	}
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep, Claims: keep && (h.Provider == dataplane.SHM || h.Provider == dataplane.TCP)}
+	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep, Claims: keep && h.Provider != dataplane.OFI}
 	r, err := h.cl.Release(ctx, req)
 	// If the executor has ended during the request, the second attempt finds that nobody listens, or an executor without this lease.
 	if broke(ctx, err) {
