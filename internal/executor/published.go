@@ -113,6 +113,18 @@ func (p *publications) acquire(tenant, name string, version uint32) (*table, *co
 	return s.table, s.about
 }
 
+// has reports whether a table is that of a seed.
+func (p *publications) has(t *table) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.all {
+		if s.table == t {
+			return true
+		}
+	}
+	return false
+}
+
 // expire ends a seed whose time has run out, unless it was renewed meanwhile.
 func (p *publications) expire(s *published) {
 	p.mu.Lock()

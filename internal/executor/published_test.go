@@ -271,3 +271,25 @@ func TestNamedSeedOfAnotherTenant(t *testing.T) {
 	_, err = n.e.DescribeSeed(ann, &control.SeedRequest{Name: "xs", Version: version})
 	refuses(t, "ann", err, control.ClassLease, "no seed xs")
 }
+
+// A worker that cannot start from a named seed does not take the seed out of the store: it still counts for its tenant, and is handed over.
+func TestNamedSeedThatDoesNotFit(t *testing.T) {
+	n := newNode(t)
+	n.seeds()
+	made, err := n.createSeed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := n.request(1)
+	r.Seed = &control.Seed{Function: "prepare", LimitMs: 1000, Name: "xs", Version: made.GetSeed().GetVersion()}
+	l, err := n.Lease(n.ctx(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, _ := n.e.find(lease.ID(l.GetLeaseId()))
+	n.e.unseeded(h, "another library")
+	n.release(l.GetLeaseId())
+	if all, _ := n.e.tables.bytes(); all != 8192 || len(n.e.tables.save()) != 1 {
+		t.Errorf("the store has %d bytes and hands over %d tables", all, len(n.e.tables.save()))
+	}
+}

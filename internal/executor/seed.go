@@ -218,7 +218,7 @@ func unsupported(err error) bool {
 // lease makes another one.
 func (e *Executor) unseeded(h *holding, why string) {
 	e.tell(h, slog.LevelInfo, "a worker starts without its seed", "lease", uint64(h.id), "reason", why)
-	if h.seed != nil {
+	if h.seed != nil && !e.published.has(h.seed) { // a named one stays until its time is over
 		e.tables.drop(h.seed)
 	}
 }
