@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -29,14 +30,14 @@ import (
 
 const seedNameMost = 63
 
-// published is a named seed. The store's lock guards what changes: until and timer.
+// published is a named seed. The lock of the publications guards what changes: until and timer.
 type published struct {
 	id    seedID
 	table *table // with a reference
 	about *control.SeedDescription
 	ttl   time.Duration
 	until time.Time
-	timer *time.Timer
+	timer *time.Timer // nil until begin, after a handover
 
 	hashing sync.Mutex // while the segments are hashed
 }
@@ -52,6 +53,7 @@ type publications struct {
 	tables   *tableStore
 	accounts func() *accounts // nil: nothing is charged
 	now      func() time.Time
+	log      *slog.Logger
 
 	mu     sync.Mutex
 	closed bool
@@ -59,8 +61,8 @@ type publications struct {
 	last   uint32 // version of the last publication. It begins with the Unix time, so that no earlier executor of this address has used the next one
 }
 
-func newPublications(tables *tableStore, accounts func() *accounts, now func() time.Time) *publications {
-	return &publications{tables: tables, accounts: accounts, now: now, all: map[seedID]*published{}, last: uint32(now().Unix())}
+func newPublications(tables *tableStore, accounts func() *accounts, now func() time.Time, log *slog.Logger) *publications {
+	return &publications{tables: tables, accounts: accounts, now: now, log: log, all: map[seedID]*published{}, last: uint32(now().Unix())}
 }
 
 // add publishes a seed. It takes the reference to the table. The seed's version is in its description afterwards.
@@ -72,16 +74,22 @@ func (p *publications) add(about *control.SeedDescription, t *table, ttl time.Du
 	}
 	p.last++
 	about.Version = p.last
-	return p.insert(about, t, ttl, ttl), nil
+	s := p.insert(about, t, ttl, ttl)
+	p.accounts().keep(about.GetTenant(), t)
+	p.watch(s)
+	return s, nil
 }
 
 // insert adds a seed that ends after `left`. The caller holds mu.
 func (p *publications) insert(about *control.SeedDescription, t *table, ttl, left time.Duration) *published {
 	s := &published{id: seedID{about.GetTenant(), about.GetName(), about.GetVersion()}, table: t, about: about, ttl: ttl, until: p.now().Add(left)}
-	s.timer = time.AfterFunc(left, func() { p.expire(s) })
 	p.all[s.id] = s
-	p.accounts().keep(about.GetTenant(), t)
 	return s
+}
+
+// watch ends a seed when its time is over. The caller holds mu.
+func (p *publications) watch(s *published) {
+	s.timer = time.AfterFunc(max(s.until.Sub(p.now()), 0), func() { p.expire(s) })
 }
 
 // find returns a seed of a tenant, or an error that names it. Version 0 is the latest. The caller holds mu.
@@ -142,7 +150,9 @@ func (p *publications) remove(s *published) {
 		return
 	}
 	delete(p.all, s.id)
-	s.timer.Stop()
+	if s.timer != nil {
+		s.timer.Stop()
+	}
 	p.accounts().unkeep(s.about.GetTenant(), s.table)
 	p.tables.drop(s.table)
 	p.tables.release([]*table{s.table})
@@ -389,34 +399,38 @@ func (p *publications) save(clock handover.Clock) (all []*handover.NamedSeed) {
 	return all
 }
 
-// restore takes over seeds.
-func (p *publications) restore(all []*handover.NamedSeed, clock handover.Clock) error {
+// restore takes over seeds. One that it cannot take over is missing afterwards. Leases that name it make it again.
+func (p *publications) restore(all []*handover.NamedSeed, clock handover.Clock) {
 	for _, m := range all {
 		about := &control.SeedDescription{}
-		if err := proto.Unmarshal(m.GetAbout(), about); err != nil {
-			return fmt.Errorf("take over a seed: %w", err)
+		err := proto.Unmarshal(m.GetAbout(), about)
+		if err == nil && len(m.GetTable()) != len(sum{}) {
+			err = fmt.Errorf("key of %d bytes", len(m.GetTable()))
 		}
-		if len(m.GetTable()) != len(sum{}) {
-			return fmt.Errorf("take over seed %q: key of %d bytes", about.GetName(), len(m.GetTable()))
+		var t *table
+		if err == nil {
+			if t = p.tables.take(sum(m.GetTable()), ""); t == nil {
+				err = errors.New("its memory is missing")
+			}
 		}
-		t := p.tables.take(sum(m.GetTable()), "")
-		if t == nil {
-			return fmt.Errorf("take over seed %q: its memory is missing", about.GetName())
-		}
-		t.seed.Continue(m.GetChildren())
 		p.mu.Lock()
 		p.last = max(p.last, about.GetVersion())
-		p.insert(about, t, time.Duration(m.GetTtl()), max(clock.Get(m.GetUntil()).Sub(p.now()), 0))
+		if err == nil {
+			t.seed.Continue(m.GetChildren())
+			p.insert(about, t, time.Duration(m.GetTtl()), clock.Get(m.GetUntil()).Sub(p.now()))
+		} else {
+			p.log.Error("a seed is not taken over", "seed", about.GetName(), "version", about.GetVersion(), "error", err)
+		}
 		p.mu.Unlock()
 	}
-	return nil
 }
 
-// charge begins to charge the seeds that were taken over.
-func (p *publications) charge() {
+// begin begins to charge the seeds that were taken over, and to end them when their time is over.
+func (p *publications) begin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.all {
 		p.accounts().keep(s.about.GetTenant(), s.table)
+		p.watch(s)
 	}
 }

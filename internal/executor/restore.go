@@ -40,9 +40,7 @@ func (e *Executor) restore(s *handover.State, z *zygote.Zygote) error {
 		return err
 	}
 	clock := handover.NewClock()
-	if err := e.published.restore(s.GetSeeds(), clock); err != nil {
-		return err
-	}
+	e.published.restore(s.GetSeeds(), clock)
 	saved := make([]lease.Saved, len(s.GetLeases()))
 	for i, l := range s.GetLeases() {
 		var err error
@@ -273,7 +271,6 @@ func (e *Executor) restoreAccounts(s *handover.State) error {
 			return fmt.Errorf("take over the account of lease %d: %w", l.GetId(), err)
 		}
 	}
-	e.published.charge()
 	return nil
 }
 
@@ -391,8 +388,9 @@ func openWeb(s *config.Executor, before *handover.State, log *slog.Logger) (*obs
 	return observe.Inherit(int(before.GetWeb().GetSocket()), log)
 }
 
-// begin continues restored leases: it watches their workers, counts their cores and waits for their clients.
+// begin continues restored leases and seeds: it watches the workers, counts their cores and waits for their clients.
 func (e *Executor) begin() {
+	e.published.begin()
 	for _, l := range e.table.List() {
 		h := e.holding(l.ID)
 		if e.limits != nil {
