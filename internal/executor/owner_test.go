@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"context"
 	"crypto/sha256"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -247,11 +249,45 @@ func TestOperatorRevokesCachedWorkers(t *testing.T) {
 		control.ExecutorClient
 		cached int
 	}{{"ann", ann, 2}, {"boss", op, 1}} {
-		if _, err := c.Revoke(n.ctx(), &control.RevokeRequest{LeaseId: lease(ann)}); err != nil {
+		id := lease(ann)
+		n.z.reap = func(*fakeWorker) {
+			if cached := len(n.e.table.Cached()); cached != c.cached {
+				t.Errorf("%d leases are cached when a worker is reaped for %s, want %d", cached, c.who, c.cached)
+			}
+		}
+		if _, err := c.Revoke(n.ctx(), &control.RevokeRequest{LeaseId: id}); err != nil {
 			t.Fatal(err)
 		}
+		n.z.reap = nil
 		if cached := len(n.e.table.Cached()); cached != c.cached {
 			t.Errorf("%d leases are cached after %s has revoked one of ann's, want %d", cached, c.who, c.cached)
 		}
+	}
+	// The same for a lease that is not granted yet.
+	if r, err := ann.Release(n.ctx(), &control.ReleaseRequest{LeaseId: lease(ann), Keep: true}); err != nil || !r.GetCached() {
+		t.Fatalf("%v, %v", r, err)
+	}
+	starting, ended := make(chan struct{}), make(chan error, 1)
+	n.z.before = func(ctx context.Context, _ zygote.Spec) error {
+		close(starting)
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	go func() {
+		req := n.keepable(1)
+		req.Tenant = ""
+		_, err := ann.Lease(n.ctx(), req)
+		ended <- err
+	}()
+	<-starting
+	id := n.e.table.List()[0].ID
+	if _, err := op.Revoke(n.ctx(), &control.RevokeRequest{LeaseId: uint64(id)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("a lease was granted that an operator has revoked")
+	}
+	if cached := len(n.e.table.Cached()); cached != 1 {
+		t.Errorf("%d leases are cached after a starting lease was revoked, want 1", cached)
 	}
 }

@@ -171,6 +171,14 @@ func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*con
 		return nil, err
 	}
 	id := lease.ID(req.GetLeaseId())
+	if operator {
+		e.claims.collect() // the lease may be claimed and not booked yet
+		if l, err := e.table.Get(id); err == nil {
+			// First, because the tenant can claim cached workers while this call waits; and last, because its requests may have cached more.
+			e.dropCachedOf(l.Terms.Tenant)
+			defer e.dropCachedOf(l.Terms.Tenant)
+		}
+	}
 	if over, err := e.mayEnd(ctx, "Revoke", id, reason); over || err != nil {
 		return &control.RevokeReply{}, err
 	}
@@ -179,9 +187,6 @@ func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*con
 		return nil, grpcError(err)
 	}
 	e.finishEnd(context.Background(), h, killed)
-	if operator {
-		e.dropCachedOf(h.tenant)
-	}
 	return &control.RevokeReply{}, nil
 }
 
