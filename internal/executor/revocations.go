@@ -53,9 +53,16 @@ func (r *revocations) restore() {
 func (r *revocations) run(ctx context.Context) {
 	wait, said := revocationsSoon, ""
 	for ctx.Err() == nil {
-		err := r.ask(ctx)
+		soonest := time.NewTimer(revocationsSoon)
+		adopted, err := r.ask(ctx)
 		if err == nil {
 			wait, said = revocationsSoon, ""
+			if !adopted { // a resource manager that ends answers at once
+				select {
+				case <-ctx.Done():
+				case <-soonest.C:
+				}
+			}
 			continue
 		}
 		if text := control.Text(err); text != said && ctx.Err() == nil {
@@ -70,22 +77,22 @@ func (r *revocations) run(ctx context.Context) {
 	}
 }
 
-// ask waits for a newer list and adopts it.
-func (r *revocations) ask(ctx context.Context) error {
+// ask waits for a newer list and adopts it. It returns false if the resource manager has none.
+func (r *revocations) ask(ctx context.Context) (adopted bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, revocationsCall)
 	defer cancel()
 	reply, err := r.client.Revocations(ctx, &control.RevocationsRequest{Serial: r.revoked.Serial(time.Now())})
 	if err != nil || len(reply.GetList()) == 0 {
-		return err
+		return false, err
 	}
-	adopted, err := r.revoked.Adopt(reply.GetList(), time.Now())
+	adopted, err = r.revoked.Adopt(reply.GetList(), time.Now())
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case !adopted:
-		return errors.New("the resource manager sent a list that is not newer than this executor's")
+		return false, errors.New("the resource manager sent a list that is not newer than this executor's")
 	case r.file == "":
-		return nil
+		return true, nil
 	}
 	if rerr := r.as(func() { err = identity.WriteFile(r.file, reply.GetList(), 0o600, false) }); rerr != nil {
 		err = rerr
@@ -94,7 +101,7 @@ func (r *revocations) ask(ctx context.Context) error {
 		r.log.Error("cannot keep the list of revoked credentials; a restart uses the one in identity-dir until the resource manager sends the list again",
 			"file", r.file, "error", err)
 	}
-	return nil
+	return true, nil
 }
 
 // newRevocations returns nil if this executor has no identity.

@@ -13,7 +13,7 @@ const (
 )
 
 // Revocations waits until the manager's list of revoked credentials is newer than the caller's, and returns it. The reply is empty if
-// there is no newer list for a while. The list is signed by the cluster, so the caller need not trust the manager for it.
+// there is no newer list for a while, or if the port begins to close. The list is signed by the cluster, so the caller need not trust the manager for it.
 func (m *Manager) Revocations(ctx context.Context, r *control.RevocationsRequest) (*control.RevocationsReply, error) {
 	if m.node == nil {
 		return nil, control.Errorf(control.ClassUnsupported, "this resource manager has no identity, and so no list of revoked credentials")
@@ -22,6 +22,7 @@ func (m *Manager) Revocations(ctx context.Context, r *control.RevocationsRequest
 	defer cancel()
 	tick := time.NewTicker(revocationsCheck)
 	defer tick.Stop()
+	closing := control.Closing(ctx).Done()
 	for {
 		text, serial, err := m.node.Revoked.Text(time.Now())
 		switch {
@@ -35,6 +36,8 @@ func (m *Manager) Revocations(ctx context.Context, r *control.RevocationsRequest
 		}
 		select {
 		case <-ctx.Done():
+			return &control.RevocationsReply{}, nil
+		case <-closing:
 			return &control.RevocationsReply{}, nil
 		case <-tick.C:
 		}
