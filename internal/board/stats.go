@@ -3,6 +3,7 @@ package board
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -60,11 +61,11 @@ func (c *StartCounts) Add(took time.Duration) {
 // Quantile returns an estimate of a quantile of the times: a value between the bounds of the bucket that has it. 0: there
 // were no starts.
 func (c *StartCounts) Quantile(q float64) time.Duration {
-	total := uint64(0)
+	total := 0.0
 	for _, n := range c.Buckets {
-		total += n
+		total += float64(n)
 	}
-	rank := q * float64(total)
+	rank := q * total
 	below := 0.0
 	for i, n := range c.Buckets {
 		if n == 0 || below+float64(n) < rank {
@@ -142,12 +143,20 @@ func (s *Stats) Since(before *Stats) Stats {
 	return StatsOf(now)
 }
 
-// Add adds o.
+// Sum returns a + b, or the largest number if that is larger.
+func Sum(a, b uint64) uint64 {
+	if b > math.MaxUint64-a {
+		return math.MaxUint64
+	}
+	return a + b
+}
+
+// Add adds o. Counters that would overflow stay at the largest number.
 func (s *Stats) Add(o *Stats) {
 	values := o.Values()
 	i := 0
 	s.Each(func(n *uint64) {
-		*n += values[i]
+		*n = Sum(*n, values[i])
 		i++
 	})
 }

@@ -91,13 +91,16 @@ func (h *History) open(path string, timeout time.Duration, now time.Time) error 
 	}
 	damaged := 0
 	err := sound(func() error {
+		if st, err := os.Stat(path); err == nil && st.Size() > 0 && st.Size() < int64(2*os.Getpagesize()) {
+			return fmt.Errorf("%w: the file has only %d bytes", errDamaged, st.Size())
+		}
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType})
 		switch {
 		case err == nil:
-		case errors.Is(err, bolterrors.ErrTimeout), errors.Is(err, os.ErrPermission):
-			return err
-		default:
+		case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
 			return fmt.Errorf("%w: %w", errDamaged, err)
+		default: // also too many open files, a full disk: the file may be whole
+			return err
 		}
 		h.file.db = db
 		return db.Update(func(tx *bbolt.Tx) error {
@@ -143,15 +146,15 @@ func (h *History) load(tx *bbolt.Tx, now time.Time) (damaged int, err error) {
 		return 0, err
 	}
 	if err := tx.Bucket(inNodes).ForEach(func(k, v []byte) error {
-		if b, ok := unsealed(k, v); ok && len(h.nodes) < maxNodes {
+		if b, ok := unsealed(k, v); ok {
 			cores, n := binary.Uvarint(b)
 			seen, m := binary.Uvarint(b[max(n, 0):])
-			if at := time.Unix(int64(seen), 0); n > 0 && m > 0 && now.Sub(at) < forgetNode {
+			if at := time.Unix(int64(seen), 0); n > 0 && m > 0 && now.Sub(at) < forgetNode && len(h.nodes) < maxNodes {
 				h.nodes[string(k)] = &node{cores: uint32(cores), seen: at, saved: at}
 			} else {
 				old = append(old, slices.Clone(k))
 			}
-		} else if !ok {
+		} else {
 			bad = append(bad, slices.Clone(k))
 		}
 		return nil
@@ -239,7 +242,14 @@ func (h *History) Save(now time.Time, last bool) {
 	h.file.mu.Lock()
 	defer h.file.mu.Unlock()
 	f := &h.file
-	if since := now.Sub(f.saved); f.path == "" || !last && since >= 0 && since < saveEvery {
+	if f.path == "" {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		clear(h.dirty)
+		clear(h.forgotten)
+		return
+	}
+	if since := now.Sub(f.saved); !last && since >= 0 && since < saveEvery {
 		return
 	}
 	f.saved = now
@@ -302,9 +312,13 @@ func create(tx *bbolt.Tx) error {
 
 // write writes what has changed; all nodes if last is set.
 func (h *History) write(last bool) error {
-	puts := map[stored][]byte{} // nil: remove
-	nodes := map[string][]byte{}
+	puts := map[stored][]byte{}  // nil: remove
+	nodes := map[string][]byte{} // nil: remove
 	h.mu.Lock()
+	for name := range h.forgotten {
+		nodes[name] = nil
+	}
+	clear(h.forgotten)
 	for s := range h.dirty {
 		puts[s] = nil
 	}
@@ -346,6 +360,8 @@ func (h *History) write(last bool) error {
 		for name := range nodes {
 			if n := h.nodes[name]; n != nil {
 				n.saved = time.Time{}
+			} else {
+				h.forgotten[name] = true
 			}
 		}
 		h.mu.Unlock()

@@ -3,6 +3,8 @@ package history
 import (
 	"log/slog"
 	"maps"
+	"math"
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -83,17 +85,25 @@ func (b *Bucket) Add(o *Bucket) {
 		}
 		b.Tenants[tenant] = plus(b.Tenants[tenant], u)
 	}
-	b.Watched += o.Watched
-	b.Harvested += o.Harvested
-	b.Idle += o.Idle
-	b.Batch += o.Batch
+	b.Watched = board.Sum(b.Watched, o.Watched)
+	b.Harvested = board.Sum(b.Harvested, o.Harvested)
+	b.Idle = board.Sum(b.Idle, o.Idle)
+	b.Batch = board.Sum(b.Batch, o.Batch)
 	b.Use = plus(b.Use, o.Use)
 	b.Stats.Add(&o.Stats)
 }
 
+// times returns a * b, or the largest number if that is larger. Executors report what they like.
+func times(a, b uint64) uint64 {
+	if high, low := bits.Mul64(a, b); high == 0 {
+		return low
+	}
+	return math.MaxUint64
+}
+
 func plus(u, v accounting.Use) accounting.Use {
 	for i := range u {
-		u[i] += v[i]
+		u[i] = board.Sum(u[i], v[i])
 	}
 	return u
 }
@@ -133,11 +143,12 @@ type series struct {
 type History struct {
 	log *slog.Logger
 
-	mu    sync.Mutex
-	tiers [len(Tiers)]series
-	nodes map[string]*node
-	dirty map[stored]bool // buckets that the file does not have as they are now, and dropped ones
-	total Counters        // since this process started
+	mu        sync.Mutex
+	tiers     [len(Tiers)]series
+	nodes     map[string]*node
+	dirty     map[stored]bool // buckets that the file does not have as they are now, and dropped ones
+	forgotten map[string]bool // nodes that the next Save removes from the file
+	total     Counters        // since this process started
 
 	file file
 }
@@ -149,7 +160,7 @@ type stored struct {
 }
 
 func empty(log *slog.Logger) *History {
-	h := &History{log: log, nodes: map[string]*node{}, dirty: map[stored]bool{}}
+	h := &History{log: log, nodes: map[string]*node{}, dirty: map[stored]bool{}, forgotten: map[string]bool{}}
 	for i, t := range Tiers {
 		h.tiers[i].Tier = t
 	}
@@ -253,21 +264,22 @@ func (h *History) Watch(now time.Time, elapsed time.Duration, all []Executor) {
 		}
 		m := n.minute(now)
 		m.Watched += us
-		m.Harvested += c.harvested * us
-		m.Idle += c.idle * us
+		m.Harvested = board.Sum(m.Harvested, times(c.harvested, us))
+		m.Idle = board.Sum(m.Idle, times(c.idle, us))
 	}
 	for name, n := range h.nodes {
 		if now.Sub(n.seen) > forgetNode {
 			delete(h.nodes, name)
+			h.forgotten[name] = true
 			continue
 		}
 		sum.total += uint64(n.cores)
 	}
 	h.add(now, func(b *Bucket) {
 		b.Watched += us
-		b.Harvested += sum.harvested * us
-		b.Idle += sum.idle * us
-		b.Batch += (sum.total - min(sum.total, sum.harvested+sum.idle)) * us
+		b.Harvested = board.Sum(b.Harvested, times(sum.harvested, us))
+		b.Idle = board.Sum(b.Idle, times(sum.idle, us))
+		b.Batch = board.Sum(b.Batch, times(sum.total-min(sum.total, sum.harvested+sum.idle), us))
 	})
 }
 
@@ -278,8 +290,8 @@ func (h *History) Use(now time.Time, nodeName, tenant string, u accounting.Use) 
 	h.add(now, func(b *Bucket) { b.use(tenant, u) })
 	if n := h.nodes[nodeName]; n != nil {
 		m := n.minute(now)
-		m.Calls += u[accounting.Calls]
-		m.Failures += u[accounting.Failures]
+		m.Calls = board.Sum(m.Calls, u[accounting.Calls])
+		m.Failures = board.Sum(m.Failures, u[accounting.Failures])
 	}
 }
 
@@ -291,10 +303,10 @@ func (h *History) Count(now time.Time, nodeName string, s *board.Stats) {
 	if n := h.nodes[nodeName]; n != nil {
 		m := n.minute(now)
 		for i := range s.Starts {
-			m.Starts += s.Starts[i].Count
+			m.Starts = board.Sum(m.Starts, s.Starts[i].Count)
 		}
 		for _, k := range s.Ended {
-			m.Ended += k
+			m.Ended = board.Sum(m.Ended, k)
 		}
 	}
 }

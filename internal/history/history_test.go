@@ -2,8 +2,10 @@ package history
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/board"
@@ -229,8 +232,85 @@ func TestDamagedFile(t *testing.T) {
 		damage(fmt.Sprintf("byte %d", at), b)
 	}
 	damage("half", whole[:len(whole)/2])
+	damage("a page", whole[:os.Getpagesize()])
 	damage("nothing", nil)
 	damage("text", []byte(strings.Repeat("not a history\n", 1000)))
+}
+
+// An error of the file system does not put the file aside: it may be whole.
+func TestFileThatCannotBeOpened(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "history")
+	h := open(t, path, begin)
+	h.Close(fill(h, begin, time.Minute, 10*time.Second))
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	none := before
+	none.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(path, time.Second, begin, quiet)
+	if rerr := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); rerr != nil {
+		t.Fatal(rerr)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("%v, want that too many files are open", err)
+	}
+	if h = open(t, path, begin.Add(time.Minute)); len(h.Since(0, begin)) != 6 {
+		t.Errorf("%d buckets, want 6", len(h.Since(0, begin)))
+	}
+	h.Close(begin.Add(time.Minute))
+}
+
+// A node that changes its name leaves no records in the file after they are forgotten.
+func TestForgottenNodesLeaveTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "history")
+	h := open(t, path, begin)
+	now := begin
+	for i := range 3 {
+		h.Watch(now, time.Second, []Executor{{Node: fmt.Sprint(i), Cores: 1}})
+		h.Save(now, false)
+		now = now.Add(forgetNode + time.Hour)
+	}
+	count := 0
+	if err := h.file.db.View(func(tx *bbolt.Tx) error {
+		count = tx.Bucket(inNodes).Stats().KeyN
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if count != 1 {
+		t.Errorf("the file has %d nodes, want 1", count)
+	}
+	h.Close(now)
+}
+
+// Whatever executors report, no counter gets smaller.
+func TestCountersDoNotOverflow(t *testing.T) {
+	h := open(t, "", begin)
+	var s board.Stats
+	s.Each(func(n *uint64) { *n = math.MaxUint64 - 1 })
+	var u accounting.Use
+	for i := range u {
+		u[i] = math.MaxUint64 - 1
+	}
+	for range 3 {
+		h.Watch(begin, math.MaxInt64, []Executor{{Node: "a", NodeCores: math.MaxUint32, Cores: math.MaxUint32, Open: true, Heard: true}})
+		h.Use(begin, "a", "ann", u)
+		h.Count(begin, "a", &s)
+	}
+	b := h.Since(0, begin)[0]
+	for i, n := range append(b.Stats.Values(), b.Harvested, b.Use[accounting.Calls], b.Tenants["ann"][accounting.CoreMicros]) {
+		if n != math.MaxUint64 {
+			t.Errorf("counter %d is %d", i, n)
+		}
+	}
+	if m := h.Node("a")[0]; m.Calls != math.MaxUint64 || m.Starts != math.MaxUint64 || m.Harvested != math.MaxUint64 {
+		t.Errorf("%+v", m)
+	}
+	b.Stats.Starts[0].Quantile(0.5) // does not panic
 }
 
 func TestQuantile(t *testing.T) {
