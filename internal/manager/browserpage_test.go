@@ -178,6 +178,13 @@ func TestPageInBrowser(t *testing.T) {
 		t.Errorf("without the token the page says\n%s", said)
 	}
 	fits("the page without the token")
+	b.eval("location.hash = '#/node/node01'", nil)
+	b.waitFor("document.getElementById('main').innerText.includes('192.0.2.1:7465')")
+	b.eval("document.getElementById('main').innerText", &said)
+	if strings.Contains(said, "Harvested") || strings.Contains(said, "Calls") {
+		t.Errorf("without the token the page of a node says\n%s", said)
+	}
+	fits("a node without the token")
 	b.eval(fmt.Sprintf("sessionStorage.setItem('token', %q)", strings.TrimSpace(string(text))), nil)
 
 	for _, v := range []struct {
@@ -241,6 +248,10 @@ func TestPageInBrowser(t *testing.T) {
 		fits(p.hash + " on a phone")
 		b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": false})
 	}
+
+	b.show(base+"?malformed#/node/%", 1440, 900, "light")
+	b.waitFor("document.querySelectorAll('canvas').length === 4")
+	fits("a malformed address")
 
 	// A name that would be markup is text.
 	c.now = c.now.Add(time.Second)

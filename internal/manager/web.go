@@ -197,8 +197,7 @@ func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 		s.Mux.HandleFunc("GET /api/v1/"+name, func(w http.ResponseWriter, r *http.Request) {
 			secured(w)
 			if name != "executors" && !mayAll(r) {
-				w.Header().Set("WWW-Authenticate", `Bearer realm="rfaas"`)
-				http.Error(w, "this names tenants: send the token of the resource manager's http-token-file (Authorization: Bearer TOKEN)", http.StatusUnauthorized)
+				unauthorized(w)
 				return
 			}
 			state, err := now()
@@ -218,6 +217,12 @@ func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 		secured(w)
 		http.ServeFileFS(w, r, page, "page/index.html")
 	})
+}
+
+// unauthorized answers a request for data of tenants that has no valid token.
+func unauthorized(w http.ResponseWriter) {
+	w.Header().Set("WWW-Authenticate", `Bearer realm="rfaas"`)
+	http.Error(w, "this is data of tenants: send the token of the resource manager's http-token-file (Authorization: Bearer TOKEN)", http.StatusUnauthorized)
 }
 
 // secured sets headers that forbid browsers what the page does not need: other origins, frames, inline code.

@@ -98,6 +98,9 @@ func TestHTTP(t *testing.T) {
 	if len(state.Bills) != 2 || state.Currency != "EUR" || state.Bills[1].Tenant != "ann" || !strings.HasPrefix(state.Bills[1].Amount, "1") || state.Trouble != "" {
 		t.Errorf("%+v", state)
 	}
+	if code, _, body := get("/api/v1/nodes/n"); code != 200 || !strings.Contains(body, `"node":"n"`) {
+		t.Errorf("nodes/n: %d %s", code, body)
+	}
 	for _, name := range []string{"executors", "leases", "tenants", "bills"} {
 		var list []map[string]any
 		if code, _, body := get("/api/v1/" + name); code != 200 || json.Unmarshal([]byte(body), &list) != nil || len(list) != 2 {
@@ -117,12 +120,12 @@ func TestHTTP(t *testing.T) {
 	// Without the token, or with a wrong one, nothing names a tenant: neither a lease nor a bill.
 	right := token
 	for _, token = range []string{"", "Bearer ", "Bearer " + strings.Repeat("0", 64), right + "0", strings.TrimPrefix(right, "Bearer "), "Basic " + right} {
-		for _, name := range []string{"state", "leases", "tenants", "bills"} {
+		for _, name := range []string{"state", "leases", "tenants", "bills", "nodes/n"} {
 			if code, head, body := get("/api/v1/" + name); code != http.StatusUnauthorized || strings.Contains(body, "bob") || head.Get("WWW-Authenticate") == "" {
 				t.Errorf("%s for %q: %d %s", name, token, code, body)
 			}
 		}
-		for _, path := range []string{"/", "/page/page.js", "/metrics", "/healthz", "/api/v1/executors"} {
+		for _, path := range []string{"/", "/page/page.js", "/metrics", "/healthz", "/api/v1/executors", "/api/v1/nodes"} {
 			if code, _, body := get(path); code != 200 || strings.Contains(body, "bob") || strings.Contains(body, `"ann"`) {
 				t.Errorf("%s for %q: %d %s", path, token, code, body)
 			}

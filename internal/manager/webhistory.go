@@ -173,7 +173,7 @@ func writeJSON(w http.ResponseWriter, value any) {
 	_ = json.NewEncoder(w).Encode(value)
 }
 
-// observeHistory adds the history to the API. Without the token it names no tenant.
+// observeHistory adds the history to the API. Without the token it names no tenant, and has no history of a node.
 func (m *Manager) observeHistory(s *observe.Server, mayAll func(*http.Request) bool) {
 	states := map[string]func() (*HistoryState, error){}
 	for span := range spans {
@@ -208,6 +208,10 @@ func (m *Manager) observeHistory(s *observe.Server, mayAll func(*http.Request) b
 	})
 	s.Mux.HandleFunc("GET /api/v1/nodes/{node}", func(w http.ResponseWriter, r *http.Request) {
 		secured(w)
+		if !mayAll(r) { // a node may serve one tenant, whose use its calls then are
+			unauthorized(w)
+			return
+		}
 		n := NodeState{Node: r.PathValue("node"), Minutes: []StepMinute{}}
 		for _, x := range m.history.Node(n.Node) {
 			n.Minutes = append(n.Minutes, StepMinute{StartMS: x.Start.UnixMilli(), Seconds: float64(x.Watched) / 1e6, Harvested: average(x.Harvested, x.Watched),

@@ -50,7 +50,11 @@ const data = {};
 
 function open() {
   view?.destroy();
-  const [, name = "", ...rest] = location.hash.split("/").map(decodeURIComponent);
+  let parts = [];
+  try {
+    parts = location.hash.split("/").map(decodeURIComponent);
+  } catch { /* not an address of this page: show the overview */ }
+  const [, name = "", ...rest] = parts;
   view = name === "nodes" ? new Nodes() : name === "node" ? new Node(rest[0]) : name === "leases" ? new Leases() : name === "lease" ? new Lease(...rest) :
     name === "tenants" ? new Tenants() : new Overview();
   data.node = undefined;
@@ -86,7 +90,7 @@ async function look() {
     // The history changes slowly.
     const fresh = data.history === undefined || performance.now() - historyAt > 5000 || data.asked !== token;
     const [history, known] = fresh ? await Promise.all([get("history?span=" + span), get("nodes")]) : [data.history, data.known];
-    const node = view instanceof Node ? await get("nodes/" + encodeURIComponent(view.name)) : undefined;
+    const node = view instanceof Node && state !== undefined ? await get("nodes/" + encodeURIComponent(view.name)) : undefined;
     if (mine !== round) return;
     if (fresh) historyAt = performance.now();
     Object.assign(data, { state, executors, history, known, node, asked: token, now: state?.now_ms ?? Math.max(history.now_ms, data.now ?? 0) });

@@ -100,8 +100,9 @@ export class Node {
     this.held = card("", "Leases", "", this.leases);
     this.figures = make("div");
     this.figures.style.display = "contents";
-    this.element = [card("", "Node " + name, "", this.executors), this.figures, card("third", "Cores", "last hour", this.cores.element),
-      card("third", "Calls", "last hour", this.calls.element), card("third", "Worker starts", "last hour", this.starts.element), this.held];
+    this.history = [card("third", "Cores", "last hour", this.cores.element), card("third", "Calls", "last hour", this.calls.element),
+      card("third", "Worker starts", "last hour", this.starts.element)];
+    this.element = [card("", "Node " + name, "", this.executors), this.figures, ...this.history, this.held];
   }
 
   update({ executors, known, state: s, node, now }) {
@@ -109,6 +110,7 @@ export class Node {
     this.executors.replaceChildren(n ? n.executors.length ? table(executorColumns, n.executors) :
       make("p", { className: "none" }, `No executor. The last one was here ${seconds((now - n.seen) / 1000)} ago. A batch job has the node's ${n.cores} cores, or it is down.`) :
       make("p", { className: "none" }, "The resource manager does not know this node."));
+    for (const c of this.history) c.hidden = !s; // without the token there is none
     if (node) {
       const steps = node.minutes, sum = f => steps.reduce((k, m) => k + f(m), 0);
       this.figures.replaceChildren(figure(n ? number(n.used) : "–", n ? `of ${n.lent}` : "", "Harvested cores now"),
