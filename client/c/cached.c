@@ -63,9 +63,10 @@ static bool replace(uint64_t key, rfaas_grant *g) {
         }
     }
     pthread_mutex_unlock(&cached_mu);
-    if (was)
-        rfaas_api_grant_destroy(was);
-    return was;
+    if (!was)
+        return false;
+    rfaas_api_grant_destroy(was);
+    return true;
 }
 
 /* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. by:
