@@ -187,12 +187,18 @@ func (k *Cached) Failed() {
 }
 
 // TakeSpare removes and returns a spare lease that a client can claim, with the terms and on the executor of a lease that is being released. It returns nil
-// if there is none. The caller passes it to PutAhead.
+// if there is none, or if the session has as many cached leases as it may. The caller passes it to PutAhead.
 func (p *Pending) TakeSpare(h *Held) *Cached {
 	s := &p.c.cache
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p.c.opts.Keep <= 0 {
+	own := 0
+	for _, k := range s.all {
+		if k.owner == p.c {
+			own++
+		}
+	}
+	if own >= p.c.opts.Keep { // PutAhead would make the session give up one of its own
 		return nil
 	}
 	i := slices.IndexFunc(s.all, func(k *Cached) bool {
