@@ -50,7 +50,7 @@ func (l *Lease) CreateSeed(ctx context.Context, function string, payload []byte,
 	}, func(s *Seed) { _ = s.Release() })
 }
 
-// OpenSeed opens a seed that this or another program has created, by its full name. ErrLease: there is none any more.
+// OpenSeed opens a seed that this or another program has created, by its full name. ErrLease: the seed has ended.
 func (s *Session) OpenSeed(ctx context.Context, name string) (*Seed, error) {
 	const op = "open a seed"
 	if strings.Contains(name, "\x00") {
@@ -81,7 +81,7 @@ func (s *Seed) Info(ctx context.Context) (SeedDetails, error) {
 	}, nil)
 }
 
-// Release withdraws a seed that this process has created: no later lease finds it. Of an opened seed it only frees the handle.
+// Release withdraws a seed that this process has created: no later lease finds it. For an opened seed it only frees the handle.
 func (s *Seed) Release() error {
 	end, err := s.session.begin("release a seed")
 	if err != nil {

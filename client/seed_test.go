@@ -135,8 +135,8 @@ func numbers(t testing.TB, l *client.Lease, worker int, name string) []uint32 {
 	return list
 }
 
-// A program creates a seed in one lease. Workers of later leases, also of another session that has only the name, start from it: its setup function was executed once, what it has
-// registered runs in each of them, and they have different numbers.
+// A program creates a seed in one lease. Workers of later leases start from it, even in another session that knows only the name. The setup function is executed once.
+// The functions that it registered run in each worker, and the workers have different numbers.
 func TestNamedSeed(t *testing.T) {
 	w, o := newSeedWorld(t, "", 1)
 	o.Seed, o.InitFunction, o.InitPayload = false, "", nil

@@ -1,7 +1,7 @@
 // Package cold measures what `rfaas bench cold` prints: the time from a lease's request to the first result, and the time of each step. The
 // worker is new, pooled, spare, or the cached worker of the last lease. A cached worker is frozen, or still awake and polling.
 //
-// A spare worker is asked for at the agent, or was given in advance when the lease before was released.
+// A spare worker comes from the agent on request, or in advance, with the release of the lease before.
 //
 // The executor is a process of its own. Before the first lease, the client is connected and the executor has the library. The time
 // of that, the first contact, is reported separately, with and without TLS. So is the time to start a process for a call, as
@@ -296,7 +296,7 @@ func rank(sorted []int64, permille int) int64 {
 	return sorted[max((len(sorted)*permille+999)/1000-1, 0)]
 }
 
-// lease takes a lease, makes one call, calls before unless it is nil, releases the lease and records the times. how is the way in which it started.
+// lease takes a lease, makes one call, calls before unless it is nil, releases the lease, and records the times. how says how the worker started.
 func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config, before func() error) (how string, err error) {
 	options := client.LeaseOptions{Library: cfg.Library, Workers: cfg.Workers, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached" || cfg.Mode == "awake"}
 	if cfg.Mode == "awake" {

@@ -51,7 +51,7 @@ type Row struct {
 	Beside string  `json:"beside"`
 }
 
-// Holds reports whether the value keeps the bound.
+// Holds reports whether the value is within the bound.
 func (r *Row) Holds() bool {
 	return r.Bound == 0 || r.Least && r.Value >= r.Bound || !r.Least && r.Value <= r.Bound
 }
@@ -69,7 +69,7 @@ func Run(ctx context.Context, cfg Config) (rows []Row, err error) {
 	return rows, err
 }
 
-// metadata measures looking up an executor that was never seen.
+// metadata measures the look-up of an executor that the client has not used before.
 func metadata(ctx context.Context, cfg *Config) ([]Row, error) {
 	results := map[string]*latency.Result{}
 	err := control.Run(ctx, cfg.Control, func(r *latency.Result) error {

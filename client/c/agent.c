@@ -171,7 +171,7 @@ static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_
     free(data);
 }
 
-/* Adds channels to the ticket of their request, an ACQUIRE or a RELEASE. */
+/* Adds channels to the ticket of the ACQUIRE or RELEASE to which they belong. */
 static void take_channels(const rfaas_agent_header *h, const uint8_t *body, uint32_t size) {
     pthread_mutex_lock(&mu);
     rfaas_ticket_entry *t = rfaas_ticket_find(h->id);

@@ -65,7 +65,7 @@ enum {
     RFAAS_AGENT_SEED_CREATE = 22,  /* rfaas_agent_seed_create, function, payload -> rfaas_agent_seed, function, payload. The agent renews the seed from
                                       now on, until SEED_RELEASE or the end of the session */
     RFAAS_AGENT_SEED_FIND = 23,    /* rfaas_agent_seed_name -> rfaas_agent_seed, function, payload */
-    RFAAS_AGENT_SEED_KEEP = 24,    /* rfaas_agent_seed_name -> -. The agent renews the seed, as an earlier agent did */
+    RFAAS_AGENT_SEED_KEEP = 24,    /* rfaas_agent_seed_name -> -. The agent takes over the renewal from an earlier agent */
     RFAAS_AGENT_SEED_RELEASE = 25, /* rfaas_agent_seed_name -> -. The executor withdraws the seed */
 };
 

@@ -49,7 +49,7 @@ static rfaas_grant *take(uint64_t key, const rfaas_lease *like, const char *at, 
     return h;
 }
 
-/* Puts g in the place of the grant with this key, and destroys that one. g may be NULL. Returns false if an event has removed it. */
+/* Replaces the grant with this key by g, which may be NULL, and destroys it. Returns false if an event has already removed the grant. */
 static bool replace(uint64_t key, rfaas_grant *g) {
     pthread_mutex_lock(&cached_mu);
     rfaas_grant **p = &cached, *was;

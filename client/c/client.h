@@ -635,9 +635,9 @@ const void *rfaas_api_table_here(const char *name, size_t *size);
 
 /* ---- seed.c ---- */
 
-/* Names the session's seeds to another agent, which renews them. */
+/* Asks a new agent to renew the session's seeds. */
 void rfaas_api_seeds_keep(rfaas_session *s);
-/* Parts the handles of seeds from a session that is closed. */
+/* Detaches the handles of seeds from a session that is being closed. */
 void rfaas_api_seeds_close(rfaas_session *s);
 /* Finds the seed that the options of a lease name. Its setup function becomes the lease's init call in the options, whose pointers refer to *found. The
  * caller frees that by rfaas_api_seed_used, also after an error. */

@@ -5,7 +5,7 @@
  *   rfaas_lease_open with `seed`: asks that executor first. The setup function takes the place of the init call, so that workers which cannot start from the
  *   seed make the call themselves (init.c)
  *
- * The agent renews created seeds. When an agent ends, the library names them to the next one. */
+ * The agent renews created seeds. When an agent ends, the library asks the next one to renew them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 
 struct rfaas_seed {
     uint32_t magic;
-    bool created; /* by this program, which withdraws it when it releases the handle */
+    bool created; /* by this program: releasing the handle withdraws the seed */
     rfaas_session *session; /* NULL: closed */
     rfaas_seed *next;       /* of the session. Under its mutex */
     rfaas_agent_seed about;
@@ -133,7 +133,7 @@ void rfaas_api_seeds_keep(rfaas_session *s) {
             memcpy(names[i++], d->about.name, sizeof *names);
     pthread_mutex_unlock(&s->mu);
     for (i = 0; i < n; i++)
-        ask(s, "keep a seed", RFAAS_AGENT_SEED_KEEP, names[i], NULL); /* after an error the seed ends when its time is over */
+        ask(s, "keep a seed", RFAAS_AGENT_SEED_KEEP, names[i], NULL); /* after an error nobody renews the seed, and it ends when its time is over */
     free(names);
 }
 

@@ -132,7 +132,7 @@ func StatsOf(values []uint64) (s Stats) {
 	return s
 }
 
-// Since returns how much s is ahead of before. A counter that is smaller than before has begun again at 0.
+// Since returns how much s is ahead of before. A counter that is smaller than before has restarted at 0.
 func (s *Stats) Since(before *Stats) Stats {
 	now, then := s.Values(), before.Values()
 	for i := range now {

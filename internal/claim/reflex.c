@@ -59,7 +59,7 @@ static void resume(const reflex_worker *w) {
     dp_claim_ring(&w->knock->rung, 1); /* after the thaw: a wake-up before it may be lost */
 }
 
-/* Claims a line for an agent that wishes it. Under mu. */
+/* Makes the claim that an agent has written into the line's wish. Under mu. */
 static void grant_wish(dp_claim_line *l, uint64_t sequence) {
     uint64_t armed = dp_claim_word(DP_CLAIM_ARMED, sequence), claimed = dp_claim_word(DP_CLAIM_CLAIMED, sequence);
     if (__atomic_load_n(&l->wish, __ATOMIC_ACQUIRE) == claimed)

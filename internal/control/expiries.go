@@ -7,7 +7,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// expiries keeps when the first of the tokens expires that were used lately.
+// expiries keeps the earliest expiry of the tokens that were used lately.
 type expiries struct {
 	mu    sync.Mutex
 	since time.Time    // beginning of the current half hour
@@ -51,8 +51,8 @@ func (e *expiries) soonest(now time.Time) time.Time {
 	return a
 }
 
-// TokenExpiry returns when the first of the tokens of a role expires that were used in the last half hour; some of up to an hour ago
-// count too. Zero: none was used. Tokens that are not used any more do not count.
+// TokenExpiry returns the earliest expiry of the tokens of a role that were used in the last half hour. Some that were used up to an hour ago
+// count too. Zero: no token was used.
 func (g *Gate) TokenExpiry(role identity.Role) time.Time {
 	if e := g.expiries[role]; e != nil {
 		return e.soonest(g.now())

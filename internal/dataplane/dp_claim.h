@@ -8,8 +8,8 @@
  *
  * A line begins AWAKE, COOLING or ARMED.
  *
- * On verbs, an atomic of the adapter is not atomic with respect to the executor's processors. So an agent on another node writes the word that a claim
- * would set into the line's `wish`, with an immediate that rings the bell. The executor then makes the claim. The agent reads the word until it
+ * On verbs, an atomic of the adapter is not atomic with respect to the executor's processors. So an agent on another node writes into the line's `wish` the word that a claim
+ * would set, with an immediate that rings the bell. The executor then makes the claim. The agent reads the word until it
  * is no longer ARMED, and then clears the wish. The executor does not use a free line whose wish is not cleared, so that the agent finds the
  * word of its claim. An agent makes one claim at a time in a region.
  *

@@ -60,7 +60,7 @@ void dp_raw_watch(dp_raw *r) {
 
 /* ---- the thread ---- */
 
-/* Reports whether the device executes the peer's operations, and this side only sees rings. */
+/* Reports whether the device executes the peer's operations, so that this side only receives rings. */
 static bool rings(const dp_raw *r) { return !(r->cq->dev->caps & DP_CAP_POLLED_TARGET); }
 
 /* Takes what has arrived. On verbs, events are taken and asked for again first, so that none is missed. */

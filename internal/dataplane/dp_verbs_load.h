@@ -56,7 +56,7 @@ extern dpv_ibv_functions dpv_ibv;
 /* Loads the library of the given name and fills out. Leaves out as it is when it fails. */
 int dpv_ibv_load_from(const char *library, dpv_ibv_functions *out, dp_error *err);
 /* Loads the providers of libibverbs that the devices in the directory `classes` (/sys/class/infiniband) may need. They are in the directory
- * libibverbs beside the library. Without effect if RDMAV_DRIVERS or IBV_DRIVERS is set. */
+ * libibverbs beside the library. Does nothing if RDMAV_DRIVERS or IBV_DRIVERS is set. */
 void dpv_load_providers(const char *library, const char *classes);
 /* Reports whether a device with this name and kernel driver ("": it has none) may need the provider. */
 bool dpv_provider_matches(const char *provider, const char *device, const char *driver);

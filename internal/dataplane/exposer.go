@@ -12,7 +12,7 @@ type Exposer struct {
 	closed bool
 }
 
-// Get returns the device of a provider, and the server. The caller calls done when it has closed what it has made. ErrInvalid: the Exposer is closed.
+// Get returns the device of a provider, and the server. The caller calls done after it has closed everything that it made with the device. ErrInvalid: the Exposer is closed.
 func (x *Exposer) Get(provider string, o Options) (dev *Device, server *Server, done func(), err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -5,7 +5,7 @@ package dataplane
 */
 import "C"
 
-// Server is a thread that executes the operations of peers on provider tcp, where no device does, and on verbs sees that they ring. It serves many connections, and sleeps
+// Server is a thread that executes the operations of peers on provider tcp, where no device does. On verbs it only receives their rings. It serves many connections, and sleeps
 // while nothing arrives. Safe for concurrent use.
 type Server struct{ c *C.dp_raw_server }
 

@@ -236,7 +236,7 @@ func (a *accounts) unkeep(tenant string, t *table) {
 	a.let(tableKey{tenantOf(tenant), t.sum})
 }
 
-// spent adds the processor time of a process that has made a seed to a lease.
+// spent charges a lease for the processor time of the process that made its seed.
 func (a *accounts) spent(id lease.ID, cpu time.Duration) {
 	if a == nil {
 		return

@@ -15,7 +15,7 @@ import (
 
 // A seed can be copied from another executor, so that the init call is made once in the whole cluster. The client's agent knows which executors have
 // the seed. It asks one of them to lend it (lend.go), and this one to fetch it, by one-sided reads. The copy waits in the store of tables, unused, until
-// the agent's lease request names it. Nothing here reads the seed's bytes but to hash them.
+// the agent's lease request names it. Nothing here reads the seed's bytes, except to hash them.
 
 // copyKey names the copy of a seed before a lease uses it. No client can make a table with this hash.
 func copyKey(owner string, content sum) (key sum) {
@@ -75,7 +75,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	return stream.Send(&control.FetchReply{Done: true, Seed: content[:]})
 }
 
-// takeCopy takes the copy of a seed out of the store. Nil: it does not have it, or another request uses it.
+// takeCopy takes the copy of a seed out of the store. Nil: the store does not have the copy, or another request uses it.
 func (s *tableStore) takeCopy(key sum, owner string) *zygote.Seed {
 	s.mu.Lock()
 	t := s.tables[key]
@@ -89,7 +89,7 @@ func (s *tableStore) takeCopy(key sum, owner string) *zygote.Seed {
 	return t.seed
 }
 
-// knowsSeed reports whether the store has the seed of a wish, or the result of an attempt to make it, or gets it, or has the copy that the wish names.
+// knowsSeed reports whether the store needs no offer for the seed of a wish: it has the seed or the copy that the wish names, is making the seed, or has failed to.
 func (s *tableStore) knowsSeed(w *wish) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,7 +30,7 @@ func (e *Executor) Cordon(_ context.Context, req *control.CordonRequest) (*contr
 		return &control.CordonReply{}, nil
 	}
 	if reason != "" {
-		e.claims.revokeAll() // those that came earlier are leases
+		e.claims.revokeAll() // earlier claims have become leases
 		e.log.Info("cordoned: no new leases", "reason", reason)
 	} else {
 		e.log.Info("no longer cordoned")

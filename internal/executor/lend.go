@@ -54,7 +54,7 @@ func (l *lender) close() {
 	l.devices.Close()
 }
 
-// checkAddresses returns an error if this executor must not connect to the addresses in a blob of provider tcp, which a client has sent.
+// checkAddresses checks the addresses in a blob of provider tcp that a client has sent. It returns an error if this executor must not connect to them.
 func (l *lender) checkAddresses(ctx context.Context, blob []byte) error {
 	if l.peers == nil {
 		return control.Errorf(control.ClassUnsupported, "a seed cannot be read over tcp: this executor has no resource manager that names the other executors")
@@ -94,7 +94,7 @@ func peersOf(m control.ManagerClient) func(context.Context) (map[netip.AddrPort]
 	}
 }
 
-// contents returns what the file of a seed has. It is found once.
+// contents returns the contents of a seed's file. The first call finds them, and later calls return the same.
 func (t *table) contents() (*zygote.SeedCopy, error) {
 	t.described.Do(func() { t.copy, t.noCopy = t.seed.Contents(context.Background()) })
 	return t.copy, t.noCopy

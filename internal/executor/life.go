@@ -185,7 +185,7 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	e.work.Wait()
 	e.codes.close()
 	e.published.close()
-	e.lender.close() // first: it ends the transfers
+	e.lender.close() // first, to end the transfers
 	e.fabric.close()
 	e.tables.close()
 }

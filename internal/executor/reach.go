@@ -18,7 +18,7 @@ import (
 // reachWithin is how long a client may take to connect to its claim region.
 const reachWithin = 5 * time.Second
 
-// reachable has what all connections to claim regions on a provider share.
+// reachable holds the state that all connections to claim regions on a provider share.
 type reachable struct {
 	device *dataplane.Device
 	server *dataplane.Server // executes the clients' operations, or sees that they ring
@@ -90,7 +90,7 @@ func (c *claims) attach(conn context.Context, req *control.AttachClaimsRequest) 
 	if err != nil || req.GetProvider() != dataplane.Verbs {
 		return reply, err
 	}
-	x.mu.Lock() // without c.mu, because the kernel may look for the client's address for a second
+	x.mu.Lock() // without c.mu, because the kernel may take a second to resolve the client's address
 	defer x.mu.Unlock()
 	if x.conn == nil {
 		return nil, grpcError(lease.ErrDraining)
@@ -124,7 +124,7 @@ func (c *claims) expose(conn context.Context, req *control.AttachClaimsRequest) 
 	return x, &control.AttachClaimsReply{Blob: mine, Region: &control.MemoryRef{Addr: at.Addr, Key: at.Key, Size: at.Size}}, nil
 }
 
-// accessOf says what a client does with its region: atomics on tcp; on verbs it writes wishes and reads words (dp_claim.h).
+// accessOf returns the access that a client needs to its region: atomics on tcp; on verbs it writes wishes and reads words (dp_claim.h).
 var accessOf = map[string]dataplane.Access{dataplane.TCP: dataplane.RemoteAtomic, dataplane.Verbs: dataplane.RemoteRead | dataplane.RemoteWrite}
 
 // newReach makes a region reachable by a client. On tcp it waits in the background until the client connects. It returns the blob of this side. The

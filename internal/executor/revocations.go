@@ -24,7 +24,7 @@ type revocations struct {
 	client  control.ManagerClient
 	revoked *identity.Revocations
 	file    string             // "": the list is not kept
-	as      func(func()) error // calls with the rights of the executor's user
+	as      func(func()) error // calls a function with the rights of the executor's user
 	log     *slog.Logger
 }
 

@@ -403,7 +403,7 @@ func (e *Executor) shutdown(port *control.Port) {
 	}
 	e.claims.close()
 	e.codes.close()
-	e.lender.close() // first: it ends the transfers
+	e.lender.close() // first, to end the transfers
 	e.fabric.close()
 	e.tables.close()
 }

@@ -38,7 +38,7 @@ func readUse() (map[int]use, error) {
 }
 
 // parseUse reads lines like "cpu3 user nice system idle iowait irq softirq steal guest guest_nice". Workers count as "nice", because their
-// nice value is 19. "user" is the time of other programs. System time may be either, so it does not count as use by others.
+// nice value is 19. "user" is the time of other programs. System time may belong to either, so it is not counted.
 func parseUse(r io.Reader) (map[int]use, error) {
 	all := map[int]use{}
 	for lines := bufio.NewScanner(r); lines.Scan(); {

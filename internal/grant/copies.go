@@ -18,8 +18,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// copies knows which executors have the seeds of a session's leases, so that the init call of a seed is made once, and other executors copy the seed from
-// one that has it. Each that has copied it lends it, too, so the copies spread like a tree. Safe for concurrent use.
+// copies knows which executors have the seeds of a session's leases. So the init call of a seed is made once, and other executors copy the seed from
+// one that has it. Each executor that has a copy lends it, too, so the copies spread like a tree. Safe for concurrent use.
 type copies struct {
 	mu    sync.Mutex
 	seeds map[seedID]*seedPlaces
@@ -40,7 +40,7 @@ type seedPlaces struct {
 	at     []*seedPlace
 	making string        // executor that makes it; "": none
 	made   chan struct{} // closed when making is over
-	// refused means that an executor has granted the lease without a seed. So each makes its own attempt.
+	// refused means that an executor has granted the lease without a seed. Then each executor makes its own attempt.
 	refused bool
 	known   bool // the executor that has made a seed with a name is, or was, in at
 	used    uint64
@@ -140,7 +140,7 @@ func (c *copies) forgetOldest() {
 	delete(c.seeds, oldest)
 }
 
-// end notes the executor's answer; nil: there was none. A nil turn is that of a lease without a seed.
+// end records the executor's answer. nil: the executor has not answered. The turn of a lease without a seed is nil.
 func (t *seedTurn) end(r *control.LeaseReply, info *control.InfoReply) {
 	if t == nil {
 		return
@@ -173,7 +173,7 @@ func (t *seedTurn) request(seed *control.Seed) *control.Seed {
 	return seed
 }
 
-// take returns the executor from which the fewest are copying, and counts one more until done is called. Nil: there are no others.
+// take returns the executor from which the fewest executors are copying, and counts one more until done is called. Nil: no executor is left to ask.
 func (t *seedTurn) take() (from *seedPlace, done func(lost bool)) {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
@@ -216,7 +216,7 @@ func (p *Pending) copySeed(ctx context.Context, cl control.ExecutorClient, cand 
 	t.giveUp(t.why)
 }
 
-// giveUp makes the next request one for an init call. why is told to the executor.
+// giveUp makes the next request ask for an init call. The request tells the executor why.
 func (t *seedTurn) giveUp(why error) { t.copy, t.from, t.why = nil, nil, why }
 
 // sharedProviders returns the providers over which one executor can read the memory of another, the best first.

@@ -91,7 +91,7 @@ static int providers(int *loaded) {
     return installed;
 }
 
-/* Otherwise a process loads all of them, which takes most of the time in which it opens its first device. */
+/* A process that loads all providers spends most of the time of its first device on them. */
 T_CASE(needed_provider, "load/needed-providers-only", .providers = T_VERBS) {
     dp_dev *dev;
     dp_error err = {0};

@@ -97,7 +97,7 @@ uint32_t setup(void *in, uint32_t size, void *out) {
 extern uint32_t rfaas_fail(const char *text);
 uint32_t fails(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, rfaas_fail("on purpose"); }
 uint32_t crashes(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, (uint32_t)kill(getpid(), SIGKILL); }
-/* Allocates until there is no memory left. */
+/* Allocates memory until malloc fails. */
 uint32_t greedy(void *in, uint32_t size, void *out) {
     unsigned mib = 0;
     (void)in, (void)size, (void)out;
