@@ -39,7 +39,7 @@ func (l *Lease) CreateSeed(ctx context.Context, function string, payload []byte,
 	case l.released.Load():
 		return nil, fail(op, StatusLeaseEnded, "the lease was released")
 	case strings.Contains(function+o.Name, "\x00"):
-		return nil, fail(op, dataplane.StatusInvalid, "%q, %q: a NUL", function, o.Name)
+		return nil, fail(op, dataplane.StatusInvalid, "function %q, name %q: want no NUL character", function, o.Name)
 	}
 	return during(ctx, l.session, op, func() (*Seed, error) {
 		s, err := l.c.SeedCreate(function, payload, o.Name, o.TTL)
@@ -54,7 +54,7 @@ func (l *Lease) CreateSeed(ctx context.Context, function string, payload []byte,
 func (s *Session) OpenSeed(ctx context.Context, name string) (*Seed, error) {
 	const op = "open a seed"
 	if strings.Contains(name, "\x00") {
-		return nil, fail(op, dataplane.StatusInvalid, "%q has a NUL", name)
+		return nil, fail(op, dataplane.StatusInvalid, "name %q: want no NUL character", name)
 	}
 	return during(ctx, s, op, func() (*Seed, error) {
 		d, err := s.c.SeedOpen(name)

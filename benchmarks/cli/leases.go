@@ -18,7 +18,7 @@ func newBenchLeases(a *app) *cobra.Command {
 	var cfg leases.Config
 	c := &cobra.Command{
 		Use:   "leases",
-		Short: "The figures of leases beside those of KRCORE and Swift",
+		Short: "Measure leases, beside the figures of KRCORE and Swift",
 		Long: `The figures of leases beside those of KRCORE and Swift, each with its floor or its counterpart from the same run, on shm: looking an executor up,
 claims, all kinds of start, a group of workers, the first contact of a process. benchmarks/README.md has the whole table.`,
 		Args: cobra.NoArgs,

@@ -200,7 +200,7 @@ func newBenchNeighbour(a *app) *cobra.Command {
 	var out output
 	c := &cobra.Command{
 		Use:   "neighbour",
-		Short: "What workers of an executor with yield-after do to another job of the node, and how soon they leave",
+		Short: "Measure how workers of an executor with yield-after slow down another job of the node, and how soon their leases end",
 		Long: `What the workers of an executor with yield-after do to another job of the node, and how soon they leave. Three kinds of jobs, with
 a thread on each CPU, are timed alone and with workers that compute without a pause: a loop in registers, a stream over memory, and threads that
 wait for each other. The ratio is the job's slowdown. Then the command measures the time from the start of a job to the end of a lease on its CPUs.`,

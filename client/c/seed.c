@@ -44,7 +44,7 @@ static rfaas_seed *take_reply(rfaas_session *s, const char *op, const rfaas_repl
     a->name[sizeof a->name - 1] = a->executor[sizeof a->executor - 1] = a->node[sizeof a->node - 1] = 0;
     const uint8_t *behind = r->data + sizeof *a;
     if (a->payload > RFAAS_AGENT_SEED_MAX || (uint64_t)r->size != sizeof *a + (uint64_t)a->function + a->payload) {
-        rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: the agent's reply has %u bytes, and names a function of %u and a payload of %u bytes", op, r->size, a->function, a->payload);
+        rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: malformed reply of the agent: %u bytes, but the function's name has %u bytes and the payload %u", op, r->size, a->function, a->payload);
         destroy(d);
         return NULL;
     }

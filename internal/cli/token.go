@@ -354,7 +354,7 @@ func newTokenRevoke(a *app) *cobra.Command {
 	var dir, note, tenant string
 	c := &cobra.Command{
 		Use:   "revoke ID|FILE | revoke --tenant TENANT",
-		Short: "Add tokens to the cluster's signed list of revoked credentials, for the resource manager's node",
+		Short: "Add tokens to the cluster's signed list of revoked credentials; copy the list to the resource manager's node",
 		Long: "Add a token, or all valid tokens of a tenant, to the cluster's signed list of revoked credentials (`revoked` in its directory), and\n" +
 			"increment the serial number of the list.\n" +
 			"To put the list into force, copy it over the file of that name in the resource manager's identity directory, by rename (as rsync does).\n" +

@@ -65,18 +65,18 @@ func (v *validator) runtimes(all Runtimes) {
 			fail("python %q is not the absolute path of an interpreter", r.Python)
 		}
 		if len(r.Preload) > maxRuntimePreload || len(r.Paths) > maxRuntimePaths {
-			fail("%d modules and %d paths, at most %d and %d", len(r.Preload), len(r.Paths), maxRuntimePreload, maxRuntimePaths)
+			fail("%d modules and %d paths, want at most %d and %d", len(r.Preload), len(r.Paths), maxRuntimePreload, maxRuntimePaths)
 		}
 		for _, m := range r.Preload {
 			if top, _, _ := strings.Cut(m, "."); !moduleName.MatchString(m) {
 				fail("preload: %q is not the name of a module", m)
 			} else if top == "mpi4py" {
-				fail("preload: %s: workers are not part of an MPI program", m)
+				fail("preload: %s: a worker cannot use MPI, because it is not part of an MPI program", m)
 			}
 		}
 		for _, p := range r.Paths {
 			if !filepath.IsAbs(p) || filepath.Clean(p) != p || p == "/" || p == "/tmp" || strings.HasPrefix(p, "/tmp/") {
-				fail("paths: %q is not an absolute path in its shortest form, or is in /tmp, which every worker has for itself", p)
+				fail("paths: %q is not an absolute path in its shortest form, or is in /tmp, which is private to each worker", p)
 			}
 		}
 	}

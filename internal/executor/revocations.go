@@ -45,7 +45,7 @@ func (r *revocations) restore() {
 		_, err = r.revoked.Adopt(text, time.Now())
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.log.Warn("the kept revocation list is not used; the one in identity-dir is", "file", r.file, "error", err)
+		r.log.Warn("cannot use the revocation list in the state directory; using the one in identity-dir", "file", r.file, "error", err)
 	}
 }
 

@@ -129,7 +129,7 @@ func (e *Executor) yield(ctx context.Context, after time.Duration, measure func(
 		if err != nil {
 			if err.Error() != said {
 				said = err.Error()
-				e.log.Error("cannot measure what other programs use; no lease yields to them", "error", err)
+				e.log.Error("cannot measure the use of CPUs by other programs; no lease ends because of them", "error", err)
 			}
 		} else {
 			changed := y.add(now)

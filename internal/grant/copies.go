@@ -239,7 +239,7 @@ func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand 
 	}
 	providers := sharedProviders(cand.info, info)
 	if len(providers) == 0 {
-		return nil, fmt.Errorf("it offers providers %v, and %s %v", info.GetProviders(), cand.Address, cand.info.GetProviders())
+		return nil, fmt.Errorf("it offers providers %v, and %s offers %v", info.GetProviders(), cand.Address, cand.info.GetProviders())
 	}
 	conn, err := p.c.dial("copy a seed", from.address)
 	if err != nil {
@@ -288,7 +288,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 	limit.Reset(p.c.opts.Timeout + time.Duration(float64(size)/tableRate*float64(time.Second)))
 	go func() {
 		_, err := loan.Recv()
-		cancel(cmp.Or(err, errors.New("it has sent a second offer"))) // the executor ends the loan
+		cancel(cmp.Or(err, errors.New("it sent a second offer"))) // the executor ends the loan
 	}()
 	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed()})
 	if err != nil {

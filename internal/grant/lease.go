@@ -345,7 +345,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 			err = fail(op, dataplane.StatusProtocol, "%s asks for a seed that it was not offered", cand.Address)
 			continue
 		case tries == copyTries:
-			p.turn.giveUp(fmt.Errorf("%s has evicted the copy right after its transfer, %d times", cand.Address, tries))
+			p.turn.giveUp(fmt.Errorf("%s evicted the copy right after its transfer, %d times", cand.Address, tries))
 		default:
 			p.copySeed(whole, cl, &cand)
 		}

@@ -79,7 +79,7 @@ func (l *RevocationList) Sign(key ed25519.PrivateKey) ([]byte, error) {
 	}
 	b = fmt.Appendf(b, "signature %s\n", base64.StdEncoding.EncodeToString(ed25519.Sign(key, b)))
 	if len(b) > maxRevoked {
-		return nil, fmt.Errorf("revocation list: %d bytes, at most %d", len(b), maxRevoked)
+		return nil, fmt.Errorf("revocation list: %d bytes, want at most %d", len(b), maxRevoked)
 	}
 	return b, nil
 }
@@ -251,7 +251,7 @@ func (r *Revocations) current(now time.Time) (*indexed, error) {
 // stay refused.
 func (r *Revocations) Adopt(text []byte, now time.Time) (bool, error) {
 	if len(text) > maxRevoked {
-		return false, fmt.Errorf("revocation list: %d bytes, at most %d", len(text), maxRevoked)
+		return false, fmt.Errorf("revocation list: %d bytes, want at most %d", len(text), maxRevoked)
 	}
 	l, err := ParseRevocations(text, r.keys(now))
 	if err != nil {

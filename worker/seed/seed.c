@@ -213,7 +213,7 @@ static int differs(const dp_seed_header *own, const dp_seed_header *seed, dp_err
         return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the thread pointer is %#llx, here %#llx", (unsigned long long)seed->thread_pointer,
                        (unsigned long long)own->thread_pointer);
     if (seed->n_modules > DP_MODULES_MAX)
-        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: it names %u libraries, and a seed has at most %u", seed->n_modules, DP_MODULES_MAX);
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: it names %u libraries, want at most %u", seed->n_modules, DP_MODULES_MAX);
     for (uint32_t i = 0, k = 0;; i++, k++) {
         const dp_module *a = next_module(own, &i), *b = next_module(seed, &k);
         if (!a && !b)
