@@ -15,9 +15,12 @@ import (
 // seeds are those that a session keeps: the agent renews them until they are released or the session ends. Safe for concurrent use. The zero value has none.
 type seeds struct {
 	mu     sync.Mutex
-	kept   map[string]context.CancelFunc // by full name
+	kept   map[string]*keptSeed // by full name
 	closed bool
 }
+
+// keptSeed is one of them.
+type keptSeed struct{ stop context.CancelFunc }
 
 // mostSeeds bounds the seeds that a session keeps.
 const mostSeeds = 1024
@@ -34,20 +37,23 @@ func (s *seeds) keep(ctx context.Context, control *grant.Control, name string, l
 	case len(s.kept) == mostSeeds:
 		return failed("seed", dataplane.StatusBusy, "the session keeps %d seeds, the most: release some", mostSeeds)
 	case s.kept == nil:
-		s.kept = map[string]context.CancelFunc{}
+		s.kept = map[string]*keptSeed{}
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	s.kept[name] = cancel
-	go s.renew(ctx, control, name, time.Now().Add(left))
+	ctx, stop := context.WithCancel(ctx)
+	k := &keptSeed{stop}
+	s.kept[name] = k
+	go func() {
+		renewSeed(ctx, control, name, time.Now().Add(left))
+		s.ended(name, k)
+	}()
 	return nil
 }
 
 // renewals is how often a seed is renewed in its time.
 const renewals = 3
 
-// renew renews a seed until ctx ends, the executor does not have it any more, or its time is over because the executor could not be reached.
-func (s *seeds) renew(ctx context.Context, control *grant.Control, name string, until time.Time) {
-	defer s.forget(name)
+// renewSeed renews a seed until ctx ends, the executor does not have it any more, or its time is over because the executor could not be reached.
+func renewSeed(ctx context.Context, control *grant.Control, name string, until time.Time) {
 	for {
 		left := time.Until(until)
 		if left <= 0 {
@@ -68,12 +74,22 @@ func (s *seeds) renew(ctx context.Context, control *grant.Control, name string, 
 	}
 }
 
-func (s *seeds) forget(name string) {
+// ended removes a seed that is not renewed any more, unless the session keeps it again by now.
+func (s *seeds) ended(name string, k *keptSeed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if cancel := s.kept[name]; cancel != nil {
-		cancel()
+	k.stop()
+	if s.kept[name] == k {
 		delete(s.kept, name)
+	}
+}
+
+func (s *seeds) forget(name string) {
+	s.mu.Lock()
+	k := s.kept[name]
+	s.mu.Unlock()
+	if k != nil {
+		s.ended(name, k)
 	}
 }
 
@@ -81,8 +97,8 @@ func (s *seeds) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	for _, cancel := range s.kept {
-		cancel()
+	for _, k := range s.kept {
+		k.stop()
 	}
 }
 
