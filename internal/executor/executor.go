@@ -93,6 +93,7 @@ func New(cfg Config) (*Executor, error) {
 	e.codes = newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)
 	e.tables = newTableStore(tableLimit(s, cfg.Memory), cfg.Bundles, e.setAside, table.GiveBack, e.dropCachedWithTables)
 	e.published = newPublications(e.tables, func() *accounts { return e.accounts }, e.now, e.log)
+	e.tables.withdraw = e.published.withdraw
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends
 	}

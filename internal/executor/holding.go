@@ -38,7 +38,7 @@ type holding struct {
 	started chan struct{}  // closed when all first workers have started, or none is left
 	gone    chan struct{}  // closed when the workers are reaped or cached, and the cores are free
 	cached  chan struct{}  // closed when the workers are cached and no longer belong to this lease
-	spawns  sync.WaitGroup // replacements being started; Add under mu while not ending
+	spawns  sync.WaitGroup // replacements being started, and the process that makes a named seed; Add under mu while not ending
 
 	mu       sync.Mutex
 	seats    []seat
@@ -48,6 +48,7 @@ type holding struct {
 	flag     string                 // of the grant, see LeaseEntry
 	reserved func()                 // returns the tenant's reservation for this lease; may be nil
 	unwatch  func() bool            // stops watching the connection (askedOn); may be nil
+	making   bool                   // a named seed is being made
 	ending   bool
 	notice   *control.Event // the lease expires soon; nil after a renewal
 	leaving  *control.Event // the node drains
@@ -222,6 +223,42 @@ func (h *holding) settle(i uint32) {
 	close(h.seats[i].replacing)
 	h.seats[i].replacing = nil
 	h.spawns.Done()
+}
+
+// beginMaking admits the process that makes a named seed. The lease's cores are not free before endMaking.
+func (h *holding) beginMaking() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.ending:
+		return h.endingError()
+	case h.leaving != nil:
+		return grpcError(lease.ErrDraining)
+	case h.making:
+		return control.Errorf(control.ClassBusy, "lease %d makes another seed: each lease makes one at a time", h.id)
+	}
+	select {
+	case <-h.started:
+	default:
+		return control.Errorf(control.ClassBusy, "the workers of lease %d are being started", h.id)
+	}
+	h.making = true
+	h.spawns.Add(1)
+	return nil
+}
+
+func (h *holding) endMaking() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.making = false
+	h.spawns.Done()
+}
+
+// leaves reports whether the node drains and the lease has not ended yet.
+func (h *holding) leaves() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.leaving != nil && !h.ending
 }
 
 func (h *holding) endingError() error {

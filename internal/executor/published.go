@@ -20,6 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/handover"
+	"github.com/rfaas-go/rfaas/internal/quota"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
 )
@@ -144,6 +145,19 @@ func (p *publications) expire(s *published) {
 	p.remove(s)
 }
 
+// withdraw withdraws the seed of a table whose file has grown: nobody pays for that memory. The memory is free when no lease uses it any more.
+func (p *publications) withdraw(t *table) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.all {
+		if s.table == t {
+			p.log.Warn("a seed is withdrawn, because workers have made its file grow", "tenant", s.id.tenant, "seed", s.id.name, "version", s.id.version, "bytes", t.size)
+			p.remove(s)
+			return
+		}
+	}
+}
+
 // remove withdraws a seed. The caller holds mu.
 func (p *publications) remove(s *published) {
 	if p.all[s.id] != s {
@@ -196,6 +210,9 @@ func checkSeedName(name string) error {
 func (e *Executor) CreateSeed(ctx context.Context, req *control.CreateSeedRequest) (reply *control.SeedReply, err error) {
 	defer e.turns.enter()()
 	deepen()
+	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil { // it starts a process, as a lease does
+		return nil, err
+	}
 	e.bookClaim(lease.ID(req.GetLeaseId()))
 	h, err := e.findFor(ctx, "CreateSeed", lease.ID(req.GetLeaseId()))
 	if err != nil {
@@ -218,9 +235,14 @@ func (e *Executor) CreateSeed(ctx context.Context, req *control.CreateSeedReques
 	if len(h.spec.Tables) > 0 {
 		return nil, control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition, "seed %s: the lease has tables, and the setup function could keep their addresses: use a lease of a session without tables", req.GetName())
 	}
+	if err = h.beginMaking(); err != nil {
+		return nil, err
+	}
+	defer h.endMaking()
 	e.work.Add(1)
 	defer e.work.Done()
-	w := &wish{Seed: &control.Seed{Function: req.GetFunction(), Payload: req.GetPayload(), LimitMs: req.GetLimitMs()}, owner: codeOwner(ctx), heap: zygote.SeedHeap(h.spec.MemoryLimit)}
+	w := &wish{Seed: &control.Seed{Function: req.GetFunction(), Payload: req.GetPayload(), LimitMs: req.GetLimitMs()}, owner: codeOwner(ctx), tenant: l.Terms.Tenant,
+		heap: zygote.SeedHeap(h.spec.MemoryLimit)}
 	w.key = newSeedKey()
 	t, err := e.makeNamed(ctx, h, w)
 	e.accounts.spent(h.id, w.cpu)
@@ -249,7 +271,8 @@ func newSeedKey() sum {
 	return sha256.Sum256(binary.LittleEndian.AppendUint64([]byte("named seed"), uint64(randomID())))
 }
 
-// makeNamed makes the seed of a wish beside the workers of a lease. Its process takes as much memory as a worker.
+// makeNamed makes the seed of a wish beside the workers of a lease. Its process takes as much memory as a worker, which the tenant pays for
+// like that of a table.
 func (e *Executor) makeNamed(caller context.Context, h *holding, w *wish) (*table, error) {
 	ctx, cancel := context.WithCancelCause(h.ctx)
 	defer cancel(nil)
@@ -262,9 +285,14 @@ func (e *Executor) makeNamed(caller context.Context, h *holding, w *wish) (*tabl
 	if err := e.tables.makeRoom(memory); err != nil {
 		return nil, control.Errorf(control.ClassBusy, "no memory for the process of the setup function, which may take %d bytes: %v", memory, err)
 	}
+	process := &table{sum: w.key, size: memory}
+	e.accounts.keep(w.tenant, process)
 	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.makeSeed(ctx, h, w) })
+	e.accounts.unkeep(w.tenant, process)
 	e.tables.giveBack(memory)
 	switch {
+	case err != nil && h.leaves():
+		return nil, grpcError(lease.ErrDraining)
 	case err != nil && h.ctx.Err() != nil:
 		return nil, e.ended(h.id)
 	case err != nil && context.Cause(ctx) == errHandsOver:

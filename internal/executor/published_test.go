@@ -7,9 +7,11 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/handover"
 	"github.com/rfaas-go/rfaas/internal/identity"
@@ -301,5 +303,120 @@ func TestNamedSeedThatDoesNotFit(t *testing.T) {
 	n.release(l.GetLeaseId())
 	if all, _ := n.e.tables.bytes(); all != 8192 || len(n.e.tables.save()) != 1 {
 		t.Errorf("the store has %d bytes and hands over %d tables", all, len(n.e.tables.save()))
+	}
+}
+
+// blockSeeds lets the processes that make seeds run until their context ends. When one has begun, its context comes over the channel. It ends when `ended` is closed.
+func (n *node) blockSeeds(ended chan struct{}) (begun chan context.Context) {
+	begun = make(chan context.Context, 8)
+	n.z.seeds = func(ctx context.Context) (*zygote.Seed, error) {
+		begun <- ctx
+		<-ctx.Done()
+		<-ended
+		return nil, context.Cause(ctx)
+	}
+	return begun
+}
+
+// A lease makes one seed at a time. Its tenant pays for the memory and the processor time of the process, also if the lease ends meanwhile, and the
+// cores are not free before the process has ended.
+func TestNamedSeedIsCharged(t *testing.T) {
+	n := newNode(t)
+	n.e.accounts = newAccounts("node", n.e.incarnation, time.Now, nil, n.e.log)
+	ended, over := make(chan struct{}), make(chan error, 1)
+	begun := n.blockSeeds(ended)
+	l := n.lease(1)
+	r := &control.CreateSeedRequest{LeaseId: l.GetLeaseId(), Name: "xs", Function: "prepare", LimitMs: 1 << 30, TtlMs: 60_000}
+	go func() {
+		_, err := n.CreateSeed(n.ctx(), r)
+		over <- err
+	}()
+	making := <-begun
+	h, err := n.e.find(lease.ID(l.GetLeaseId()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.CreateSeed(n.ctx(), r); control.ClassOf(err) != control.ClassBusy || !strings.Contains(err.Error(), "one at a time") {
+		t.Errorf("a second seed at the same time: %v", err)
+	}
+	m := newLedgerStub()
+	n.e.accounts.step(t.Context(), m)
+	if len(m.last) != 2 {
+		t.Errorf("%d accounts, want one of the lease and one of the memory", len(m.last))
+	}
+	released := make(chan error, 1)
+	go func() {
+		_, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId()})
+		released <- err
+	}()
+	<-making.Done()
+	select {
+	case <-h.gone:
+		t.Error("the cores are free, but the process has not ended")
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(ended)
+	refuses(t, "released", <-over, control.ClassLease, "released")
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	n.e.accounts.step(t.Context(), m)
+	var exec uint64
+	for k, e := range m.last {
+		if k.Lease == l.GetLeaseId() {
+			exec = e.GetUse()[accounting.ExecMicros]
+		}
+	}
+	if exec < uint64(seedCPU/time.Microsecond) {
+		t.Errorf("the lease pays for %d us of the processor, want %v", exec, seedCPU)
+	}
+}
+
+// A drain ends the process that makes a seed, and the client learns why.
+func TestNamedSeedDrain(t *testing.T) {
+	n := newNode(t)
+	ended, over := make(chan struct{}), make(chan error, 1)
+	close(ended)
+	begun := n.blockSeeds(ended)
+	l := n.lease(1)
+	r := &control.CreateSeedRequest{LeaseId: l.GetLeaseId(), Name: "xs", Function: "prepare", LimitMs: 1 << 30, TtlMs: 60_000}
+	go func() {
+		_, err := n.CreateSeed(n.ctx(), r)
+		over <- err
+	}()
+	<-begun
+	h, err := n.e.find(lease.ID(l.GetLeaseId()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.drain(time.Now().Add(time.Hour), drainReason)
+	refuses(t, "drain", <-over, control.ClassOf(grpcError(lease.ErrDraining)), "drain")
+	_, err = n.CreateSeed(n.ctx(), r)
+	refuses(t, "after it", err, control.ClassOf(grpcError(lease.ErrDraining)), "drain")
+}
+
+// A seed whose file has grown is withdrawn with its name: nobody pays for that memory.
+func TestNamedSeedGrown(t *testing.T) {
+	n := newNode(t)
+	n.seeds()
+	made, err := n.createSeed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := n.request(1)
+	r.Seed = &control.Seed{Function: "prepare", LimitMs: 1000, Name: "xs", Version: made.GetSeed().GetVersion()}
+	l, err := n.Lease(n.ctx(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, _ := n.e.find(lease.ID(l.GetLeaseId()))
+	if _, err := h.seed.seed.File.WriteAt(make([]byte, 2<<20), 8<<20); err != nil {
+		t.Fatal(err)
+	}
+	n.release(l.GetLeaseId())
+	_, err = n.DescribeSeed(n.ctx(), &control.SeedRequest{Tenant: "alice", Name: "xs"})
+	refuses(t, "grown", err, control.ClassLease, "no seed xs")
+	if aside := n.e.table.Capacity().SetAside; aside != 0 {
+		t.Errorf("%d bytes stay set aside", aside)
 	}
 }

@@ -32,6 +32,7 @@ func TestQuotas(t *testing.T) {
 	n := newTenants(t, func(c *Config) {
 		c.Settings.TenantLeases, c.Settings.TenantReplaces, c.Settings.TenantUpload = 2, 1, 10
 	})
+	n.seeds()
 	ann, ben, op := n.as("ann", "tenant", 0), n.as("ben", "tenant", 0), n.as("boss", "operator", 0)
 	for _, c := range []control.ExecutorClient{ann, ben} {
 		if got := untilBusy(t, "tenant-upload", func() error { _, err := n.upload(c, n.lib); return err }); got < 4 {
@@ -57,6 +58,10 @@ func TestQuotas(t *testing.T) {
 	}); got < 19 {
 		t.Errorf("%d more leases, want 20 at once", got)
 	}
+	untilBusy(t, "tenant-leases", func() error { // a seed counts, too
+		_, err := ann.CreateSeed(n.ctx(), &control.CreateSeedRequest{LeaseId: l.GetLeaseId(), Name: "xs", Function: "prepare", LimitMs: 1000})
+		return err
+	})
 	n.leaseOf(ben, "")
 	for range 50 {
 		if _, err := op.Release(n.ctx(), &control.ReleaseRequest{LeaseId: n.leaseOf(op, "ann").GetLeaseId()}); err != nil {

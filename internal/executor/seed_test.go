@@ -20,8 +20,12 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
+// seedCPU is the processor time of each process that makes a seed.
+const seedCPU = time.Hour
+
 // MakeSeed makes a seed that is an empty file, or what seeds returns.
-func (z *fakeSpawner) MakeSeed(ctx context.Context, _ *zygote.SeedSpec) (*zygote.Seed, error) {
+func (z *fakeSpawner) MakeSeed(ctx context.Context, spec *zygote.SeedSpec) (*zygote.Seed, error) {
+	spec.CPU = seedCPU
 	if z.seeds != nil {
 		return z.seeds(ctx)
 	}

@@ -69,6 +69,8 @@ type tableStore struct {
 	giveBack func(bytes uint64)
 	// dropCached ends the cached workers of a lease with tables, the oldest first. It returns false if there are none.
 	dropCached func() bool
+	// withdraw is called for a seed that is not in the store any more, because its file has grown, but has references.
+	withdraw func(*table)
 
 	mu       sync.Mutex
 	tick     uint64
@@ -86,8 +88,8 @@ type arrivingTable struct {
 }
 
 func newTableStore(limit uint64, bundles *bundles, reserve func(uint64) error, giveBack func(uint64), dropCached func() bool) *tableStore {
-	s := &tableStore{limit: limit, bundles: bundles, most: mostLibraries(), reserve: reserve, giveBack: giveBack, dropCached: dropCached, tables: map[sum]*table{},
-		arriving: map[sending]*arrivingTable{}}
+	s := &tableStore{limit: limit, bundles: bundles, most: mostLibraries(), reserve: reserve, giveBack: giveBack, dropCached: dropCached,
+		withdraw: func(*table) {}, tables: map[sum]*table{}, arriving: map[sending]*arrivingTable{}}
 	s.freed.L = &s.mu
 	return s
 }
@@ -119,15 +121,18 @@ func (s *tableStore) acquire(hashes []sum, n int, owner string) (got []*table, u
 
 // release drops references.
 func (s *tableStore) release(tables []*table) {
-	var over []*table
+	var over, grown []*table
 	s.mu.Lock()
 	for _, t := range tables {
 		t.refs--
 		s.tick++
 		t.used = s.tick
-		if t.refs == 0 && t.seed != nil && s.tables[t.sum] == t && t.seed.Grown() {
+		if t.seed != nil && s.tables[t.sum] == t && t.seed.Grown() {
 			delete(s.tables, t.sum)
 			t.gone = true
+			if t.refs > 0 {
+				grown = append(grown, t)
+			}
 		}
 		if t.gone && t.refs == 0 {
 			s.freeing++
@@ -136,6 +141,9 @@ func (s *tableStore) release(tables []*table) {
 	}
 	s.mu.Unlock()
 	s.free(over...)
+	for _, t := range grown {
+		s.withdraw(t)
+	}
 }
 
 // add stores a table of an owner, whose bytes fetch copies. If an owner adds the same hash several times at once, one call fetches it and the
