@@ -300,7 +300,7 @@ func (t *Table) busy(terms *Terms, n int) error {
 		return fmt.Errorf("%d cores wanted, %d of %d are free: %w", need, free, t.cores.total(), ErrBusy)
 	}
 	if need := uint64(n) * terms.MemoryPerWorker; need > memory {
-		return fmt.Errorf("%d bytes wanted, %d of %d are free: %w", need, memory, t.cfg.Memory, ErrBusy)
+		return fmt.Errorf("%d bytes wanted (option memory), %d of %d are free: %w", need, memory, t.cfg.Memory, ErrBusy)
 	}
 	return fmt.Errorf("%d different cores are wanted for each of %d workers, but too few different cores are free: %w",
 		terms.CoresPerWorker, n, ErrBusy)
