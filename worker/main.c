@@ -52,7 +52,7 @@ static const char *zygote_arguments(char **argv, dp_sandbox *s, dp_runtime *r) {
     return NULL;
 }
 
-static int run_zygote(dp_sandbox *sandbox, const dp_runtime *runtime) {
+static int run_zygote(dp_sandbox *sandbox, dp_runtime *runtime) {
     int type = 0;
     socklen_t len = sizeof type;
     if (getsockopt(ZYGOTE_FD, SOL_SOCKET, SO_TYPE, &type, &len) || type != SOCK_SEQPACKET) {

@@ -6,6 +6,7 @@
 
 #define DP_RUNTIME_PRELOAD_MAX 64
 #define DP_RUNTIME_PATHS_MAX 32
+#define DP_RUNTIME_PATH_MAX (4096 + 64)
 
 typedef struct dp_runtime {
     const char *name;   /* NULL: no runtime */
@@ -14,14 +15,22 @@ typedef struct dp_runtime {
     int n_preload;
     const char *paths[DP_RUNTIME_PATHS_MAX]; /* directories in which Python finds modules, before its own */
     int n_paths;
+    bool root;                         /* set by dp_runtime_check: only files that nobody but root can change */
+    char library[DP_RUNTIME_PATH_MAX]; /* likewise: libpython */
 } dp_runtime;
 
 /* Reads one argument of the program. Returns false if it is not one of a runtime, or is one too many. */
 bool dp_runtime_argument(dp_runtime *r, const char *argument);
 
+/* Checks the setting and finds the interpreter's library. In a process of root, it refuses files and directories that others than root can
+ * change: the interpreter, its library, what it reads before it can check files itself, and the paths. To be called before the root of the
+ * file system changes, because the new one does not have the parents of these paths. Returns DP_OK, or DP_INVALID with the reason. */
+int dp_runtime_check(dp_runtime *r, dp_error *err);
+
 /* dp_runtime_start starts the interpreter and imports the modules, in the calling process, which must have one thread and still has one
- * afterwards. While modules run, the process has no capabilities, and as root it is user nobody. A process of root refuses files and
- * directories that other users may change. Returns DP_OK, or DP_INVALID with the reason. After an error the process must end. */
+ * afterwards. A process of root refuses modules that others than root can change, because their code can take all rights of the process.
+ * While modules run, the process has no effective capabilities, and as root it is user nobody, so that they do no damage by mistake.
+ * Returns DP_OK, or DP_INVALID with the reason. After an error the process must end. */
 int dp_runtime_start(const dp_runtime *r, dp_error *err);
 
 #endif

@@ -23,7 +23,7 @@ typedef struct zygote {
     int sock;
     pid_t parent; /* executor */
     dp_sandbox *sandbox;
-    const dp_runtime *runtime; /* without a name: none */
+    dp_runtime *runtime; /* without a name: none */
     dp_cloner cloner;
     const char *version;
     dp_spare spare;
@@ -124,6 +124,10 @@ static int zygote_start(zygote *z) {
     dp_error no_seeds;
     if (dp_place_reserve(&no_seeds))
         fprintf(stderr, "rfaas-worker: %s\n", no_seeds.msg);
+    if (z->runtime->name && dp_runtime_check(z->runtime, &err)) {
+        dp_msg_send_failure(z->sock, DP_MSG_FAILED, 0, err.status, err.msg);
+        return DP_EXIT_ZYGOTE;
+    }
     dp_sandbox_prepare(z->sandbox, hello.numbers[1] > 0);
     hello.numbers[2] = z->sandbox->parts;
     if (dp_cloner_share(&z->cloner))
@@ -144,7 +148,7 @@ static int zygote_start(zygote *z) {
     return 0;
 }
 
-int dp_zygote_run(int sock, dp_sandbox *sandbox, const dp_runtime *runtime, const char *version) {
+int dp_zygote_run(int sock, dp_sandbox *sandbox, dp_runtime *runtime, const char *version) {
     zygote z = {.sock = sock, .sandbox = sandbox, .runtime = runtime, .version = version};
     int st = zygote_start(&z);
     if (st)

@@ -10,6 +10,6 @@
 /* dp_zygote_run runs the zygote on the given socket until the socket closes, and returns the exit status. The process must
  * have one thread. HELLO carries the version: the executor accepts only a zygote of its own version. If the runtime cannot start, FAILED is
  * sent in place of HELLO. */
-int dp_zygote_run(int sock, dp_sandbox *sandbox, const dp_runtime *runtime, const char *version);
+int dp_zygote_run(int sock, dp_sandbox *sandbox, dp_runtime *runtime, const char *version);
 
 #endif

@@ -192,13 +192,17 @@ func (r *Runtime) arguments() []string {
 }
 
 // visible returns the paths that workers must see besides the system's: those of modules, and the installation of an interpreter that is not
-// the system's.
+// the system's. The worker program refuses an interpreter that is not in DIRECTORY/bin, so this adds nothing for one.
 func (r *Runtime) visible() []string {
 	real, err := filepath.EvalSymlinks(r.Python)
 	if err != nil || strings.HasPrefix(real, "/usr/") {
 		return r.Paths
 	}
-	return append(slices.Clip(r.Paths), filepath.Dir(filepath.Dir(real)))
+	bin := filepath.Dir(real)
+	if prefix := filepath.Dir(bin); filepath.Base(bin) == "bin" && prefix != "/" {
+		return append(slices.Clip(r.Paths), prefix)
+	}
+	return r.Paths
 }
 
 // lacks names the missing parts of a complete sandbox, given those that the zygote supports and its text about the

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -29,6 +31,22 @@ func TestArguments(t *testing.T) {
 	}
 	if _, err := Parse([]string{"--help"}, io.Discard); !errors.Is(err, flag.ErrHelp) {
 		t.Errorf("--help: %v", err)
+	}
+}
+
+// Workers see the installation of an interpreter, but never the whole root file system.
+func TestVisible(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{"bin/python3.11", "python3.11"} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755), os.WriteFile(filepath.Join(dir, path), nil, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for python, want := range map[string][]string{dir + "/bin/python3.11": {"/site", dir}, dir + "/python3.11": {"/site"}, dir + "/missing": {"/site"}} {
+		r := Runtime{Python: python, Paths: []string{"/site"}}
+		if got := r.visible(); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %q, want %q", python, got, want)
+		}
 	}
 }
 

@@ -2,10 +2,12 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 import cloudpickle
@@ -139,7 +141,7 @@ class TestRuntimes(unittest.TestCase):
         self.assertEqual((answer, os.path.basename(prefix)), (42, "venv"))
 
 
-class TestBadRuntimes(unittest.TestCase):
+class BadRuntimes(unittest.TestCase):
     """An executor that cannot start a runtime does not start, and says why."""
 
     def executor(self, runtime):
@@ -154,6 +156,8 @@ class TestBadRuntimes(unittest.TestCase):
         os.chmod(temporary.name, 0o755)
         return temporary.name
 
+
+class TestBadRuntimes(BadRuntimes):
     def test_missing_module(self):
         self.assertIn("runtime bad: import no_such_module: ModuleNotFoundError", self.executor({"python": "/usr/bin/python3", "preload": ["no_such_module"]}))
 
@@ -169,12 +173,98 @@ class TestBadRuntimes(unittest.TestCase):
             self.skipTest("another user than root can change the clone")
         self.assertIn("have started 1 threads", said)
 
-    def test_files_of_others(self):
-        if os.getuid():
-            self.skipTest("only an executor that root starts refuses them")
+    def test_interpreter_outside_of_bin(self):
         directory = self.directory()
-        os.chmod(directory, 0o777)
-        self.assertIn("can be changed by others than root", self.executor({"python": "/usr/bin/python3", "paths": [directory]}))
+        shutil.copy(os.path.realpath("/usr/bin/python3"), directory)
+        self.assertIn("want DIRECTORY/bin/python3", self.executor({"python": f"{directory}/python3.{sys.version_info[1]}"}))
+
+
+@unittest.skipIf(os.getuid(), "only an executor that root starts refuses files of others")
+class TestFilesOfOthers(BadRuntimes):
+    """An executor of root refuses what others can change, before code from there runs. The code would end the
+    process, and the executor would report that instead."""
+
+    def directory(self):
+        temporary = tempfile.TemporaryDirectory(dir="/opt")
+        self.addCleanup(temporary.cleanup)
+        os.chmod(temporary.name, 0o755)
+        return Path(temporary.name)
+
+    def setUp(self):
+        self.site, self.code = self.directory(), "import os; os._exit(77)\n"
+
+    def refused(self, path, runtime):
+        self.assertRegex(self.executor({"python": "/usr/bin/python3", **runtime}), f"runtime bad: (import .*)?{path} can be changed by others than root")
+
+    def test_module_runs_if_only_root_changes_it(self):
+        (self.site / "module.py").write_text(self.code)
+        self.assertIn("exit status 77", self.executor({"python": "/usr/bin/python3", "preload": ["module"], "paths": [str(self.site)]}))
+
+    def test_directory(self):
+        link = self.directory() / "link"
+        link.symlink_to(self.site / "missing")
+        for mode in 0o777, 0o775:
+            os.chmod(self.site, mode)
+            for path in self.site, self.site / "missing/too", link:
+                self.refused(self.site, {"paths": [str(path)]})
+
+    def test_file(self):
+        for name, top in ("module.py", "module"), ("package/inner.py", "package.inner"):
+            file = self.site / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(self.code)
+            os.chmod(file, 0o664)
+            self.refused(file, {"preload": [top], "paths": [str(self.site)]})
+            os.chmod(file, 0o644)
+            os.chown(file, 65534, 0)
+            self.refused(file, {"preload": [top], "paths": [str(self.site)]})
+            os.chown(file, 0, 0)
+
+    def test_refusal_that_a_module_catches(self):
+        (self.site / "module.py").write_text("try:\n    import inner\nexcept Exception:\n    pass\n")
+        (self.site / "inner.py").write_text(self.code)
+        os.chmod(self.site / "inner.py", 0o666)
+        self.refused(self.site / "inner.py", {"preload": ["module"], "paths": [str(self.site)]})
+
+    def installation(self):
+        """Returns an installation of the system's interpreter with a site-packages of its own."""
+        prefix, version = self.directory(), f"python3.{sys.version_info[1]}"
+        (prefix / "bin").mkdir()
+        (prefix / "lib").mkdir()
+        shutil.copy(os.path.realpath("/usr/bin/python3"), prefix / "bin" / version)
+        shutil.copy(next(Path("/usr/lib").glob(f"*/lib{version}.so.1.0")), prefix / "lib")
+        shutil.copytree(f"/usr/lib/{version}", prefix / "lib" / version, symlinks=True, ignore=shutil.ignore_patterns("test", "config-*"))
+        return prefix, {"python": str(prefix / "bin" / version)}
+
+    def test_parts_of_an_installation(self):
+        prefix, runtime = self.installation()
+        library = prefix / "lib" / f"python3.{sys.version_info[1]}"
+        for part in next((prefix / "bin").iterdir()), next((prefix / "lib").glob("*.so.1.0")), library / "encodings/utf_8.py", library / "os.py", library:
+            mode = part.stat().st_mode
+            os.chmod(part, mode | 0o020)
+            self.refused(part, runtime)
+            os.chmod(part, mode)
+        (prefix / "pyvenv.cfg").write_text("")
+        os.chmod(prefix / "pyvenv.cfg", 0o666)
+        self.refused(f"{prefix}/bin/../pyvenv.cfg", runtime)
+
+    def test_environment(self):
+        """Python's variables do not choose modules."""
+        inner = self.site / "inner"
+        inner.mkdir()
+        (inner / "sitecustomize.py").write_text(self.code)
+        with unittest.mock.patch.dict(os.environ, PYTHONPATH=str(inner), PYTHONHOME=str(inner)):
+            self.assertIn("import no_such_module", self.executor({"python": "/usr/bin/python3", "preload": ["no_such_module"], "paths": [str(self.site)]}))
+
+    def test_start_of_site(self):
+        prefix, runtime = self.installation()
+        packages = prefix / "local/lib" / f"python3.{sys.version_info[1]}" / "dist-packages"
+        packages.mkdir(parents=True)
+        for name, code in ("a.pth", self.code), ("sitecustomize.py", self.code):
+            (packages / name).write_text(code)
+            os.chmod(packages / name, 0o666)
+            self.refused(packages / name, runtime)
+            (packages / name).unlink()
 
 
 if __name__ == "__main__":
