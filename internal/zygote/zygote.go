@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -193,8 +192,8 @@ func (z *Zygote) VerbsDevices() int {
 
 // Runtimes returns the names of the runtimes.
 func (z *Zygote) Runtimes() (names []string) {
-	for _, p := range z.zygotes[1:] {
-		names = append(names, p.runtime)
+	for i := range z.zygotes[1:] {
+		names = append(names, z.zygotes[1+i].runtime)
 	}
 	return names
 }
@@ -370,10 +369,20 @@ func (z *Zygote) newWorker(id uint32, memory uint64) *Worker {
 		done: make(chan struct{}), gone: make(chan struct{})}
 }
 
+// zygoteOf returns the position of a runtime's zygote, or -1. It reads only the names, which do not change, so it needs no lock.
+func (z *Zygote) zygoteOf(runtime string) int {
+	for i := range z.zygotes {
+		if z.zygotes[i].runtime == runtime {
+			return i
+		}
+	}
+	return -1
+}
+
 // spawn requests a worker from the spawner and completes its start. Without names the worker waits for its lease.
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
 	asked := time.Now()
-	at := slices.IndexFunc(z.zygotes, func(p zygoteProcess) bool { return p.runtime == spec.Runtime })
+	at := z.zygoteOf(spec.Runtime)
 	if at < 0 {
 		return nil, &WorkerError{Status: wire.StatusUnsupported, Text: fmt.Sprintf("no runtime %q", spec.Runtime)}
 	}
