@@ -261,11 +261,11 @@ func (cfg *Config) leaving(ctx context.Context, emit func(*latency.Result) error
 	const rounds = 5
 	for round := range rounds {
 		err := cfg.withExecutor(ctx, cfg.CPUs, cfg.Yield, func(h *harvest) error {
-			units := unitsFor(compute(0), cfg.CPUs, time.Millisecond)
+			units := unitsFor(compute(0), cfg.CPUs, cfg.Yield/5) // long batches, because no thread computes between two of them
 			var took time.Duration
 			var why error
 			_ = h.during(ctx, func(failed <-chan error) {
-				for began := time.Now(); why == nil && took < 20*cfg.Yield; took = time.Since(began) {
+				for began := time.Now(); why == nil && took < 100*cfg.Yield; took = time.Since(began) {
 					together(compute(0), cfg.CPUs, units)
 					select {
 					case why = <-failed:
