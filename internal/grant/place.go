@@ -1,8 +1,10 @@
 package grant
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -240,13 +242,40 @@ func (c *shared) pickFor(s *Spec, workers int, refused map[uint32]bool) (Candida
 	return Candidate{}, board.ErrNone
 }
 
+// only returns the address of the only executor that may grant the lease, "" if there may be several. The executor that has made the lease's
+// seed is asked first, but others can copy the seed.
+func (s *Spec) only() string {
+	if s.Executor == "" && s.At != "" && s.At == s.Seed.GetOrigin() {
+		return ""
+	}
+	return cmp.Or(s.Executor, s.At)
+}
+
+// firstAt finds the executor of at as the first candidate, and all others behind it. An executor that cannot be asked is no error if there are others.
+func (c *shared) firstAt(ctx context.Context, at, s *Spec) (found []Candidate, unusable []error, byBoard bool, err error) {
+	found, unusable, err = c.candidates(ctx, at)
+	others, alsoUnusable, oerr := c.candidates(ctx, s)
+	if oerr != nil {
+		return found, unusable, false, err
+	}
+	others = slices.DeleteFunc(others, func(o Candidate) bool { return o.Address == s.At })
+	if found = append(found, others...); len(found) > 0 {
+		err = nil
+	}
+	return found, append(unusable, alsoUnusable...), false, err
+}
+
 // first finds the first candidates: one executor from the board (byBoard), or the manager's whole list. unusable has the reasons why other
 // executors of that list cannot be asked.
 func (c *shared) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, unusable []error, byBoard bool, err error) {
 	if s.At != "" {
 		at := *s
 		at.Executor = s.At
-		s = &at
+		if s.only() != "" {
+			s = &at
+		} else {
+			return c.firstAt(ctx, &at, s)
+		}
 	}
 	if s.Executor == "" && c.opts.Executor == "" {
 		if cand, err := c.pick(ctx, s, refused); err == nil {

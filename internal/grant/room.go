@@ -72,7 +72,7 @@ func (p *Pending) Impossible(err error) bool {
 
 // Follow makes r follow the executors that could grant the lease. It returns false if r cannot follow all of them.
 func (p *Pending) Follow(_ context.Context, r *Rooms) bool {
-	if at := cmp.Or(p.spec.Executor, p.spec.At, p.c.opts.Executor); at != "" {
+	if at := cmp.Or(p.spec.only(), p.c.opts.Executor); at != "" {
 		return r.follow(at)
 	}
 	return r.followAll(p.candidates)
