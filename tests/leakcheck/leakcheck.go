@@ -15,6 +15,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -240,6 +241,25 @@ func segments() (map[string]int, error) {
 	return found, nil
 }
 
+// environment reads the environment of a process. A child that this process has just started may still be in execve, where the kernel shows
+// neither arguments nor environment: the call then waits until it shows them, or the child has ended.
+func environment(pid int, child bool) ([]byte, error) {
+	dir := filepath.Join(proc, strconv.Itoa(pid))
+	for {
+		env, err := os.ReadFile(filepath.Join(dir, "environ"))
+		if err != nil || len(env) > 0 || !child {
+			return env, err
+		}
+		if args, err := os.ReadFile(filepath.Join(dir, "cmdline")); err != nil || len(args) > 0 {
+			return env, err
+		}
+		if _, state, _, err := status(pid); err != nil || state == 'Z' {
+			return nil, err
+		}
+		runtime.Gosched()
+	}
+}
+
 // processes returns live processes with this process's mark, and children of this process that were not waited for.
 func processes() (map[string]int, error) {
 	entries, err := os.ReadDir(proc)
@@ -268,7 +288,7 @@ func processes() (map[string]int, error) {
 			}
 			continue
 		}
-		env, err := os.ReadFile(filepath.Join(proc, e.Name(), "environ"))
+		env, err := environment(pid, parent == self)
 		if err == nil && slices.ContainsFunc(bytes.Split(env, []byte{0}), func(kv []byte) bool { return bytes.Equal(kv, want) }) {
 			found[fmt.Sprintf("%s (pid %d)", name, pid)]++
 		}
