@@ -388,7 +388,7 @@ try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'ma
 # The longest ones first, so that none of them runs alone at the end.
 test-go: ## Go tests
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -vet=off -timeout 400s ./tests/capi ./client $$($(GO) list ./... | grep -v -E '/(client|tests/(capi|faults|hostile|remote|slurm))$$')
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $$($(GO) list ./... | grep -v -E '/(client|tests/(capi|faults|hostile|remote|slurm))$$')
 
 # The tests of a lane that wait most of the time run in parts, two at the same time (make --jobs=2).
 .PHONY: tried-build

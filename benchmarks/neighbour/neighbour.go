@@ -265,7 +265,7 @@ func (cfg *Config) leaving(ctx context.Context, emit func(*latency.Result) error
 			var took time.Duration
 			var why error
 			_ = h.during(ctx, func(failed <-chan error) {
-				for began := time.Now(); why == nil && took < 100*cfg.Yield; took = time.Since(began) {
+				for began := time.Now(); why == nil && took < 20*cfg.Yield; took = time.Since(began) {
 					together(compute(0), cfg.CPUs, units)
 					select {
 					case why = <-failed:
