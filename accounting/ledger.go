@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -75,8 +76,7 @@ func OpenTemporaryLedger() (*Ledger, error) {
 func openAt(path string, timeout time.Duration) (*Ledger, error) {
 	l := &Ledger{}
 	err := sound(func() (err error) {
-		l.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType})
-		if err != nil {
+		if l.db, err = openCurrent(path, timeout); err != nil {
 			return err
 		}
 		if err := whole(l.db, path); err != nil {
@@ -98,6 +98,33 @@ func openAt(path string, timeout time.Duration) (*Ledger, error) {
 		l.db.Close()
 	}
 	return l, err
+}
+
+// openCurrent opens the file that is at path. While it waits for another process, that process may replace the file, as
+// CompactLedger and RestoreLedger do.
+func openCurrent(path string, timeout time.Duration) (*bbolt.DB, error) {
+	for {
+		var file *os.File
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType,
+			OpenFile: func(name string, flags int, mode os.FileMode) (_ *os.File, err error) {
+				file, err = os.OpenFile(name, flags, mode)
+				return file, err
+			}})
+		if err != nil {
+			return nil, err
+		}
+		opened, err := file.Stat()
+		if err == nil {
+			var current os.FileInfo
+			if current, err = os.Stat(path); err == nil && os.SameFile(opened, current) {
+				return db, nil
+			}
+		}
+		db.Close()
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+	}
 }
 
 // prepare creates the buckets and converts those of an older version.

@@ -77,6 +77,7 @@ func totalSum(key, value []byte) uint32 {
 type LedgerReport struct {
 	Leases, Totals int      // valid records
 	Bytes          int64    // of the file
+	Unused         int64    // bytes of it without data
 	Damage         []string // at most maxDamage errors; empty: the ledger is valid
 }
 
@@ -94,7 +95,7 @@ func openToRead(path string, timeout time.Duration) (db *bbolt.DB, err error) {
 		return nil, err
 	}
 	err = sound(func() error {
-		db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, ReadOnly: true})
+		db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, ReadOnly: true, PreLoadFreelist: true})
 		return err
 	})
 	if errors.Is(err, berrors.ErrTimeout) {
@@ -122,7 +123,7 @@ func check(db *bbolt.DB, path string, r *LedgerReport) {
 			return err
 		}
 		return db.View(func(tx *bbolt.Tx) error {
-			r.Bytes = tx.Size()
+			r.Bytes, r.Unused = tx.Size(), unused(db)
 			for _, name := range [][]byte{bucketMeta, bucketLeases, bucketHours} {
 				if tx.Bucket(name) == nil {
 					return fmt.Errorf("%w: it has no bucket %q", ErrLedger, name)

@@ -16,9 +16,9 @@ const ledgerWait = time.Second
 func newLedger(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ledger",
-		Short: "Check, back up and restore the resource manager's ledger",
-		Long: "Check, back up and restore the ledger in a resource manager's state directory (its setting state-dir). Stop the\n" +
-			"resource manager first.",
+		Short: "Check, back up, restore and compact the resource manager's ledger",
+		Long: "Check, back up, restore and compact the ledger in a resource manager's state directory (its setting state-dir).\n" +
+			"Stop the resource manager first.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -32,7 +32,7 @@ func newLedger(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(a.Stdout, "%s: %d leases, %d hourly totals, %d bytes\n", file(args[0]), r.Leases, r.Totals, r.Bytes)
+			fmt.Fprintf(a.Stdout, "%s: %d leases, %d hourly totals, %d bytes, of which %d are unused\n", file(args[0]), r.Leases, r.Totals, r.Bytes, r.Unused)
 			for _, text := range r.Damage {
 				fmt.Fprintf(a.Stdout, "  %s\n", text)
 			}
@@ -56,6 +56,19 @@ func newLedger(a *app) *cobra.Command {
 			kept, err := accounting.RestoreLedger(file(args[0]), args[1], ledgerWait)
 			if kept != "" {
 				fmt.Fprintf(a.Stdout, "the old ledger is %s\n", kept)
+			}
+			return err
+		},
+	}, &cobra.Command{
+		Use:   "compact STATE-DIR",
+		Short: "Replace the ledger by a copy without unused space, if it is valid",
+		Long: "Replace the ledger by a copy without unused space, if it is valid. The file system needs space for the copy.\n" +
+			"The resource manager does this itself when it starts and more than half of a ledger of at least 16 MiB is unused.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			before, after, err := accounting.CompactLedger(file(args[0]), ledgerWait)
+			if err == nil {
+				fmt.Fprintf(a.Stdout, "%s: %d bytes, before %d\n", file(args[0]), after, before)
 			}
 			return err
 		},

@@ -38,7 +38,7 @@ func TestLedgerCommands(t *testing.T) {
 			t.Errorf("%v: code %d, want %d with %q\n%s", args, code, want, text, out.String())
 		}
 	}
-	for _, args := range [][]string{{"check", state}, {"backup", state, backup}} {
+	for _, args := range [][]string{{"check", state}, {"backup", state, backup}, {"compact", state}} {
 		run(1, "stop the resource manager first", args...)
 	}
 	if err := l.Close(); err != nil {
@@ -54,5 +54,8 @@ func TestLedgerCommands(t *testing.T) {
 	run(1, "", "restore", state, filepath.Join(dir, "none"))
 	run(0, "the old ledger is "+path+".replaced-", "restore", state, backup)
 	run(0, "10 leases, 1 hourly totals", "check", state)
+	run(0, " bytes, before ", "compact", state)
+	run(0, "10 leases, 1 hourly totals", "check", state)
+	run(1, "", "compact", filepath.Join(dir, "none"))
 	run(2, "accepts 1 arg", "check")
 }

@@ -137,7 +137,17 @@ func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now fu
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("ledger: %w", err)
 	}
-	a.ledger, err = accounting.OpenLedger(filepath.Join(dir, "ledger"), ledgerWait)
+	path := filepath.Join(dir, "ledger")
+	if a.ledger, err = accounting.OpenLedger(path, ledgerWait); err != nil || !a.ledger.Wasteful() {
+		return a, err
+	}
+	a.ledger.Close()
+	if before, after, err := accounting.CompactLedger(path, ledgerWait); err != nil {
+		log.Warn("cannot compact the ledger, more than half of which is unused; continuing with it as it is", "error", err)
+	} else {
+		log.Info("compacted the ledger", "bytes", after, "before", before)
+	}
+	a.ledger, err = accounting.OpenLedger(path, ledgerWait)
 	return a, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -190,5 +191,42 @@ func TestMessageFailureIsClearedByCells(t *testing.T) {
 	w.harvest()
 	if err := w.accounts.failing(); err != nil {
 		t.Errorf("the ledger accepts charges: %v", err)
+	}
+}
+
+// A resource manager that starts with a ledger of which more than half is unused compacts it.
+func TestManagerCompactsLedger(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "ledger")
+	l, err := accounting.OpenLedger(path, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const leases = 25_000
+	name := strings.Repeat("n", accounting.MaxName)
+	began := time.Unix(7200, 0)
+	entries := make([]accounting.Entry, leases)
+	for i := range entries {
+		entries[i] = accounting.Entry{Key: accounting.Key{Incarnation: [16]byte{1}, Lease: uint64(i) + 1}, Tenant: name, Node: name, Began: began, AsOf: began, Use: accounting.Use{1}}
+	}
+	if err := l.Merge(began, entries...); err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; n > 0; {
+		if n, err = l.Prune(began.Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := l.Size()
+	l.Close()
+	a, err := openAccounts(dir, accounting.Tariff{}, slog.New(slog.DiscardHandler), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	totals, err := a.ledger.Totals("", time.Time{})
+	sum := totals[name]
+	if size := a.ledger.Size(); err != nil || size > before/10 || sum.Of(0).Int64() != leases {
+		t.Errorf("%d bytes, before %d; %v core microseconds, want %d; %v", size, before, sum.Of(0), leases, err)
 	}
 }
