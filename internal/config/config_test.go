@@ -81,6 +81,7 @@ func TestWrongSettings(t *testing.T) {
 		"no unit":           {[]string{"--grace", "10"}, nil, "10 (from --grace)"},
 		"env":               {nil, []string{"RFAAS_EXECUTOR_GRACE=soon"}, "RFAAS_EXECUTOR_GRACE"},
 		"unknown env":       {nil, []string{"RFAAS_EXECUTOR_GRAZE=1s"}, `RFAAS_EXECUTOR_GRAZE="1s" is not a setting`},
+		"env of no program": {nil, []string{"RFAAS_CORES=2"}, `RFAAS_CORES="2": no program reads this name. The setting cores of executor is RFAAS_EXECUTOR_CORES`},
 		"no grace":          {[]string{"--grace", "0s"}, nil, "grace: 0s"},
 		"environment: all":  {[]string{"--sandbox-environment", "A,*"}, nil, `sandbox-environment: "" is neither the name`},
 		"environment: ours": {[]string{"--sandbox-environment", "RFAAS_EXECUTOR_*"}, nil, `"RFAAS_EXECUTOR_": workers cannot have settings of rfaas`},

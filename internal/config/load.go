@@ -150,6 +150,11 @@ func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (val
 	}
 	for _, kv := range environ {
 		name, value, _ := strings.Cut(kv, "=")
+		if o := p.withoutProgram(name); o >= 0 {
+			wrong = multierror.Append(wrong, fmt.Errorf("environment: %s=%.80q: no program reads this name. The setting %s of %s is %s",
+				name, value, p.options[o].key, p.name, p.envName(p.options[o].key)))
+			continue
+		}
 		if !strings.HasPrefix(name, p.prefix) {
 			continue
 		}
@@ -166,6 +171,21 @@ func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (val
 		}
 	})
 	return values, source, wrong.ErrorOrNil()
+}
+
+// clients are variables that programs of the client read, and whose names are like those of a daemon's settings.
+var clients = []string{"RFAAS_ALLOW_PLAINTEXT", "RFAAS_DATA_ENCRYPTION", "RFAAS_MANAGER", "RFAAS_OFI_DEVICE", "RFAAS_OFI_PROVIDER",
+	"RFAAS_POOL", "RFAAS_SECRET_FILE"}
+
+// withoutProgram returns the option that a variable's name means if the name of the program is missing in it, such as RFAAS_CORES,
+// else -1.
+func (p program) withoutProgram(name string) int {
+	if !strings.HasPrefix(name, "RFAAS_") || slices.Contains(clients, name) {
+		return -1
+	}
+	return slices.IndexFunc(p.options, func(o option) bool {
+		return name == "RFAAS_"+strings.TrimPrefix(p.envName(o.key), p.prefix)
+	})
 }
 
 // readFile puts what a settings file says into values, which has every key.

@@ -35,6 +35,8 @@ func (c *shared) usable(e *control.ExecutorEntry, need uint32) (Candidate, error
 		return Candidate{}, fail(op, dataplane.StatusInvalid, "%s lends %d cores", where, e.Info.Cores)
 	case !e.Alive:
 		return Candidate{}, fail(op, dataplane.StatusBusy, "%s has not been heard from for %v", where, milliseconds(e.AgeMs).Round(time.Second))
+	case e.Info.Cordoned:
+		return Candidate{}, fail(op, dataplane.StatusBusy, "%s is cordoned: an operator has taken it out of use", where)
 	case e.Info.Draining:
 		return Candidate{}, fail(op, dataplane.StatusBusy, "%s is draining", where)
 	}

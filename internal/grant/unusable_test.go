@@ -21,6 +21,11 @@ func refusing(t *testing.T) string {
 	return l.Addr().String()
 }
 
+func cordoned(e *control.ExecutorEntry) *control.ExecutorEntry {
+	e.Info.Cordoned = true
+	return e
+}
+
 // If no executor can be asked, the error names the executors and why each of them is unusable. The error has the class of
 // the executor that is most likely to come back, even if this node could never use another one.
 func TestErrorNamesUnusableExecutors(t *testing.T) {
@@ -48,6 +53,8 @@ func TestErrorNamesUnusableExecutors(t *testing.T) {
 			append([]string{near + " on this node has not been heard from for 12s; "}, noDevice...)},
 		{"near drains", []*control.ExecutorEntry{entry(near, self, 4, true, true, "shm"), remote}, false, dataplane.StatusBusy,
 			append([]string{near + " on this node is draining; "}, noDevice...)},
+		{"near is cordoned", []*control.ExecutorEntry{cordoned(entry(near, self, 4, true, true, "shm")), remote}, false, dataplane.StatusBusy,
+			append([]string{near + " on this node is cordoned"}, noDevice...)},
 		{"near is too small", []*control.ExecutorEntry{entry(near, self, 1, true, false, "shm"), remote}, false, dataplane.StatusUnsupported,
 			append([]string{near + " on this node lends 1 cores", "2 workers of 1 cores"}, noDevice...)},
 		{"all are too small", []*control.ExecutorEntry{entry(near, self, 1, true, false, "shm")}, false, dataplane.StatusInvalid, []string{near, "lends 1 cores"}},
