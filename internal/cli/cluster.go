@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/issuer"
 )
 
 // clusterDirEnv names the environment variable that says where a cluster's keys are.
@@ -19,11 +20,16 @@ const clusterDirEnv = "RFAAS_CLUSTER_DIR"
 
 // clusterFlag adds the flag for the directory of a cluster's keys.
 func (a *app) clusterFlag(c *cobra.Command, into *string) {
-	def := a.Getenv(clusterDirEnv)
-	if home := a.Getenv("HOME"); def == "" && home != "" {
-		def = filepath.Join(home, ".rfaas", "cluster")
+	c.Flags().StringVar(into, "dir", a.clusterDir(), "directory of the cluster's keys ($"+clusterDirEnv+")")
+}
+
+// clusterDir returns the default directory of a cluster's keys.
+func (a *app) clusterDir() string {
+	dir := a.Getenv(clusterDirEnv)
+	if home := a.Getenv("HOME"); dir == "" && home != "" {
+		dir = filepath.Join(home, ".rfaas", "cluster")
 	}
-	c.Flags().StringVar(into, "dir", def, "directory of the cluster's keys ($"+clusterDirEnv+")")
+	return dir
 }
 
 const (
@@ -39,9 +45,10 @@ func newCluster(a *app) *cobra.Command {
 		Short: "Make a cluster's keys, and certificates for its nodes, and revoke them",
 		Long: "The keys of a cluster are in one directory, which only the cluster's operator should have: every node trusts what they sign.\n" +
 			"A node gets a directory out of it (rfaas cluster node) for --identity-dir of its executor or resource manager,\n" +
-			"a user gets a file (rfaas token issue). Revoked credentials are in a signed list that every node has (rfaas cluster revoked).",
+			"a user gets a file (rfaas token issue). A service can do both: rfaas cluster serve. Revoked credentials are in a signed list that every node has (rfaas cluster revoked).",
 	}
-	c.AddCommand(newClusterInit(a), newClusterNode(a), newClusterRenew(a), newClusterRevoke(a), newClusterRevoked(a))
+	c.AddCommand(newClusterInit(a), newClusterNode(a), newClusterServe(a), newClusterEnrolCode(a), newClusterJoin(a), newClusterRenew(a), newClusterNodes(a),
+		newClusterRevoke(a), newClusterRevoked(a))
 	return c
 }
 
@@ -109,22 +116,29 @@ func newClusterRenew(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "renew DIR...",
 		Short: "Renew identity directories whose certificates expire soon",
-		Long: "Issue a new certificate for each of these identity directories, with the same names and addresses, if the present one expires\n" +
-			"within --within or has expired. Other directories are not changed. Run the command from a timer on the machine that has the\n" +
-			"cluster's keys, and copy the directories to their nodes afterwards. Running daemons load them. A revoked certificate, and one\n" +
-			"of another cluster, is an error.",
+		Long: "Get a new certificate for each of these identity directories, with the same names and addresses, if the present one expires\n" +
+			"within --within. Other directories keep theirs. Running daemons load the new files. A revoked certificate, and one of another\n" +
+			"cluster, is an error. Run the command from a timer: on each node, for a directory of rfaas cluster join; on the machine that has the\n" +
+			"cluster's keys for a directory of rfaas cluster node, and copy the directory to its node afterwards.\n" +
+			"A directory of rfaas cluster join is renewed by the issuer, before its certificate expires and when at most two thirds of its life\n" +
+			"are left. The command also replaces the list of revoked credentials there if the issuer has a newer one.",
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(_ *cobra.Command, nodes []string) error {
+		RunE: func(c *cobra.Command, nodes []string) error {
 			if life <= within || within < 0 {
 				return a.BadUsage(fmt.Errorf("--for %v is not above --within %v, which must not be negative", life, within))
 			}
-			cl, err := identity.OpenCluster(dir)
-			if err != nil {
-				return err
-			}
+			var cl *identity.Cluster
 			var failed []error
 			for _, node := range nodes {
-				ends, renewed, err := cl.RenewNode(node, within, life, time.Now())
+				ends, renewed, err := issuer.Renew(c.Context(), node, within)
+				if errors.Is(err, fs.ErrNotExist) { // it did not come from an issuer
+					if cl == nil {
+						if cl, err = identity.OpenCluster(dir); err != nil {
+							return errors.Join(append(failed, err)...)
+						}
+					}
+					ends, renewed, err = cl.RenewNode(node, within, life, time.Now())
+				}
 				if err != nil {
 					failed = append(failed, err)
 					continue
@@ -140,7 +154,7 @@ func newClusterRenew(a *app) *cobra.Command {
 	}
 	a.clusterFlag(c, &dir)
 	c.Flags().DurationVar(&within, "within", 60*day, "renew certificates that end within this time")
-	c.Flags().DurationVar(&life, "for", nodeLife, "how long a new certificate is valid")
+	c.Flags().DurationVar(&life, "for", nodeLife, "how long a new certificate is valid, if it does not come from an issuer")
 	return c
 }
 
@@ -163,15 +177,30 @@ func (a *app) sayList(l *identity.RevocationList, path string) error {
 }
 
 func newClusterRevoke(a *app) *cobra.Command {
-	var dir, note string
+	var dir, note, node string
 	c := &cobra.Command{
-		Use:   "revoke SERIAL|FILE|DIR",
+		Use:   "revoke SERIAL|FILE|DIR | revoke --node NAME",
 		Short: "Add the certificate of a node to the cluster's signed list of revoked credentials",
 		Long: "Add the certificate of a node, by its serial number, its file or its identity directory, to the cluster's signed list of revoked credentials.\n" +
+			"--node adds all listed certificates of a node that are valid (rfaas cluster nodes).\n" +
 			"The resource manager refuses the certificate, also on open connections, once the list has replaced `revoked` in its identity directory.\n" +
 			"Executors fetch the list from the resource manager.",
-		Args: cobra.ExactArgs(1),
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
+			if (len(args) == 0) == (node == "") {
+				return a.BadUsage(errors.New("want the certificate of a node, or --node"))
+			}
+			if node != "" {
+				cl, err := identity.OpenCluster(dir)
+				if err != nil {
+					return err
+				}
+				entries, err := certificatesOf(cl, node, note)
+				if len(entries) == 0 {
+					return err
+				}
+				return errors.Join(a.revoke(cl, entries...), err)
+			}
 			id := args[0]
 			if cert, err := identity.ReadCertificate(id); err == nil {
 				id = identity.NodeSerial(cert)
@@ -187,6 +216,7 @@ func newClusterRevoke(a *app) *cobra.Command {
 	}
 	a.clusterFlag(c, &dir)
 	c.Flags().StringVar(&note, "note", "", "reason, for readers of the list")
+	c.Flags().StringVar(&node, "node", "", "revoke all valid certificates of the node with this name")
 	return c
 }
 

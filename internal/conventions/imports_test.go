@@ -27,7 +27,7 @@ var layers = map[string][]string{
 
 	// The packages behind the programs.
 	"internal/cli": {"client", "internal/agent", "internal/grant", "lease", "accounting", "invoke", "internal/cli/command", "internal/daemon", "internal/executor", "internal/manager", "internal/board",
-		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
+		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/issuer", "internal/slurm", "internal/systemd", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/cli/command": {"internal/control"},
 	"internal/daemon":      {},
 	"internal/agent":       {"internal/api", "internal/claim", "internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
@@ -64,6 +64,7 @@ var layers = map[string][]string{
 	"internal/history":           {"accounting", "internal/board"},
 	"internal/identity":          {},
 	"internal/control":           {"internal/api", "internal/identity", "internal/quota"},
+	"internal/issuer":            {"internal/control", "internal/identity"},
 	"internal/observe":           {"internal/control", "internal/identity", "internal/quota"},
 	"internal/quota":             {},
 	"internal/systemd":           {},

@@ -26,6 +26,10 @@ const (
 	AuditOperator = "operator" // an operator makes a call
 	AuditJoin     = "join"     // an executor registers at the resource manager
 	AuditLeave    = "leave"    // an executor deregisters there
+	AuditEnrol    = "enrol"    // a node gets its certificate by an enrolment code
+	AuditRenew    = "renew"    // a node renews its certificate
+	AuditToken    = "token"    // a user gets a token
+	AuditRevoke   = "revoke"   // a user revokes tokens
 	AuditDropped  = "dropped"  // lines were dropped because the queue was full
 )
 

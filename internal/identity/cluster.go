@@ -28,6 +28,9 @@ const (
 	fileTokenPub  = "token.pub"
 	fileRevoked   = "revoked"
 	fileIssued    = "issued"
+	fileNodes     = "nodes"
+	fileCodes     = "codes"
+	fileIssuer    = "issuer" // its address
 	fileNode      = "node.crt"
 	fileNodeKey   = "node.key"
 	filePageCA    = "page-ca.crt" // browsers do not accept Ed25519
@@ -146,11 +149,7 @@ func OpenCluster(dir string) (*Cluster, error) {
 		}
 		return nil, err
 	}
-	block, _ := pem.Decode(c.caPEM)
-	if block == nil {
-		return nil, fmt.Errorf("%s contains no certificate", filepath.Join(dir, fileCA))
-	}
-	if c.ca, err = x509.ParseCertificate(block.Bytes); err != nil {
+	if c.ca, err = ParseCertificate(c.caPEM); err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, fileCA), err)
 	}
 	key, err := readKey(filepath.Join(dir, fileCAKey))
@@ -191,57 +190,91 @@ func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now
 
 // issueNode is IssueNode. check runs under the lock of the directory, with the cluster's list. If it returns an error, nothing is written.
 func (c *Cluster) issueNode(out string, hosts []string, valid time.Duration, now time.Time, check func(*RevocationList) error) error {
-	if len(hosts) == 0 {
-		return errors.New("a node's certificate needs a name or an address")
-	}
-	pub, key, err := ed25519.GenerateKey(nil)
+	keys, err := newNodeKeys()
 	if err != nil {
 		return err
 	}
-	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: hosts[0], Organization: []string{"rfaas node"}},
-		NotBefore: now.Add(-Leeway), NotAfter: now.Add(valid), KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
-	if t.NotAfter.After(c.ca.NotAfter) {
-		t.NotAfter = c.ca.NotAfter
-	}
-	for _, h := range hosts {
-		if ip := net.ParseIP(h); ip != nil {
-			t.IPAddresses = append(t.IPAddresses, ip)
-		} else if h == "" || len(h) > 253 || strings.ContainsAny(h, " /:*") {
-			return fmt.Errorf("host %q is neither a name nor an address", h)
-		} else {
-			t.DNSNames = append(t.DNSNames, h)
-		}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, t, c.ca, pub, c.caKey)
+	cert, page, err := c.signNode(keys.node.Public(), keys.page.Public(), hosts, valid, now)
 	if err != nil {
 		return err
 	}
-	keyPEM, err := encodeKey(key)
-	if err != nil {
-		return err
-	}
-	pageCert, pageKey, err := c.issuePage(t, now)
-	if err != nil {
-		return err
-	}
-	return c.replace(out, func() ([]staged, error) {
+	return replace(out, c.patience, c.rename, func() ([]staged, error) {
 		list, err := c.Revocations()
 		if err == nil {
 			err = check(list)
 		}
-		files := []staged{{name: fileCA, b: c.caPEM, mode: 0o644}}
-		for _, name := range []string{fileTokenPub, fileRevoked} {
-			var b []byte
-			if err == nil {
-				b, err = os.ReadFile(filepath.Join(c.dir, name))
-			}
-			files = append(files, staged{name: name, b: b, mode: 0o644})
+		if err != nil {
+			return nil, err
 		}
-		return append(files, staged{name: filePageKey, b: pageKey, mode: 0o600}, staged{name: filePage, b: pageCert, mode: 0o644},
-			staged{name: fileNodeKey, b: keyPEM, mode: 0o600},
-			staged{name: fileNode, b: pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), mode: 0o644}), err
+		made, err := c.nodeFiles(cert, page)
+		if err != nil {
+			return nil, err
+		}
+		return keys.files(made)
 	})
+}
+
+// signNode returns the certificates of a node's key and of its page's key in PEM, and adds the former to the list of nodes first.
+func (c *Cluster) signNode(key, pageKey crypto.PublicKey, hosts []string, valid time.Duration, now time.Time) (cert, page []byte, err error) {
+	t, err := template(hosts, "rfaas node", valid, now)
+	if err != nil {
+		return nil, nil, err
+	}
+	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	if t.NotAfter.After(c.ca.NotAfter) {
+		t.NotAfter = c.ca.NotAfter
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, c.ca, key, c.caKey)
+	if err != nil {
+		return nil, nil, err
+	}
+	if page, err = c.issuePage(t, pageKey, now); err != nil {
+		return nil, nil, err
+	}
+	if err := c.record(fileNodes, NodeRecord{Serial: NodeSerial(t), Hosts: hosts, Ends: t.NotAfter.Unix()}); err != nil {
+		return nil, nil, fmt.Errorf("list of nodes: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), page, nil
+}
+
+// template returns a certificate to sign for hosts (names or addresses). The first one is its subject.
+func template(hosts []string, kind string, valid time.Duration, now time.Time) (*x509.Certificate, error) {
+	if len(hosts) == 0 || len(hosts) > maxHosts {
+		return nil, fmt.Errorf("%d names and addresses, want 1 to %d", len(hosts), maxHosts)
+	}
+	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: hosts[0], Organization: []string{kind}},
+		NotBefore: now.Add(-Leeway), NotAfter: now.Add(valid), KeyUsage: x509.KeyUsageDigitalSignature}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			t.IPAddresses = append(t.IPAddresses, ip)
+		} else if !isName(h) {
+			return nil, fmt.Errorf("host %.260q is neither a name nor an address", h)
+		} else {
+			t.DNSNames = append(t.DNSNames, h)
+		}
+	}
+	return t, nil
+}
+
+// maxHosts bounds the names and addresses of a certificate.
+const maxHosts = 64
+
+// isName reports whether a text can be the name of a host.
+func isName(h string) bool {
+	return h != "" && len(h) <= 253 && !strings.ContainsFunc(h, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("/:*#,\\\"'", r) })
+}
+
+// nodeFiles returns what a node's directory has besides keys.
+func (c *Cluster) nodeFiles(cert, page []byte) (*NodeReply, error) {
+	r := &NodeReply{Certificate: string(cert), Page: string(page), CA: string(c.caPEM)}
+	for name, into := range map[string]*string{fileTokenPub: &r.TokenKeys, fileRevoked: &r.Revoked} {
+		b, err := os.ReadFile(filepath.Join(c.dir, name))
+		if err != nil {
+			return nil, err
+		}
+		*into = string(b)
+	}
+	return r, nil
 }
 
 // RenewNode issues a new certificate and key for a node's directory, with the same names and addresses, if the present
@@ -257,7 +290,7 @@ func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Ti
 		return ends, false, fmt.Errorf("the certificate in %s is not of this cluster: %w", dir, err)
 	}
 	notRevoked := func(list *RevocationList) error {
-		if id := NodeSerial(old); slices.ContainsFunc(list.Entries, func(e Revocation) bool { return e.Kind == RevokedNode && e.ID == id }) {
+		if list.Has(RevokedNode, NodeSerial(old)) {
 			return fmt.Errorf("the certificate in %s is revoked: if the node is trusted again, issue another one with rfaas cluster node", dir)
 		}
 		return nil
@@ -269,12 +302,7 @@ func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Ti
 	if err != nil {
 		return ends, false, err
 	}
-	first := old.Subject.CommonName
-	hosts := slices.Clone(old.DNSNames)
-	for _, ip := range old.IPAddresses {
-		hosts = append(hosts, ip.String())
-	}
-	hosts = append([]string{first}, slices.DeleteFunc(hosts, func(h string) bool { return h == first })...)
+	hosts := hostsOf(old)
 	if old.NotAfter.After(now.Add(within)) {
 		if err := c.checkLocked(dir); err != nil {
 			return ends, false, fmt.Errorf("%w: issue both again with rfaas cluster node --out %s %s", err, dir, strings.Join(hosts, " "))
@@ -294,6 +322,16 @@ func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Ti
 	return made.NotAfter, true, nil
 }
 
+// hostsOf returns the names and addresses of a node's certificate, its subject first.
+func hostsOf(c *x509.Certificate) []string {
+	first := c.Subject.CommonName
+	hosts := slices.Clone(c.DNSNames)
+	for _, ip := range c.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	return append([]string{first}, slices.DeleteFunc(hosts, func(h string) bool { return h == first })...)
+}
+
 // IssueToken returns a user's credentials, and adds the token to the list of issued tokens first. key is the user's; nil makes a new one.
 func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Time) (*Credentials, error) {
 	if key == nil {
@@ -307,14 +345,23 @@ func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Tim
 		return nil, errors.New("the user's key is not an Ed25519 key")
 	}
 	claims.Key = pub
-	token, claims, err := Issue(c.token, claims, now)
+	token, claims, err := c.SignToken(claims, now)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.recordIssued(claims); err != nil {
-		return nil, fmt.Errorf("list of issued tokens: %w", err)
-	}
 	return &Credentials{Token: token, Claims: claims, Key: key, CA: c.caPEM}, nil
+}
+
+// SignToken signs claims, which name the owner's public key, and adds them to the list of issued tokens first.
+func (c *Cluster) SignToken(claims Claims, now time.Time) (string, Claims, error) {
+	token, claims, err := Issue(c.token, claims, now)
+	if err != nil {
+		return "", claims, err
+	}
+	if err := c.record(fileIssued, claims); err != nil {
+		return "", claims, fmt.Errorf("list of issued tokens: %w", err)
+	}
+	return token, claims, nil
 }
 
 // Revocations reads the cluster's list.
@@ -345,7 +392,7 @@ func (c *Cluster) Revoke(now time.Time, entries ...Revocation) (*RevocationList,
 		}
 		l.Serial, l.Made = l.Serial+1, now
 		for _, e := range entries {
-			if !slices.ContainsFunc(l.Entries, func(x Revocation) bool { return x.Kind == e.Kind && x.ID == e.ID }) {
+			if !l.Has(e.Kind, e.ID) {
 				l.Entries = append(l.Entries, e)
 			}
 		}

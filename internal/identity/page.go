@@ -71,26 +71,15 @@ func (c *Cluster) makePageCA(path, keyPath string, now time.Time) error {
 	return WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), 0o644, true)
 }
 
-// issuePage returns a new certificate and key of a node's HTTPS page in PEM, with the hosts and the validity of the
-// node's own certificate.
-func (c *Cluster) issuePage(node *x509.Certificate, now time.Time) (cert, keyPEM []byte, err error) {
+// issuePage returns the certificate of a node's HTTPS page in PEM for a key, with the hosts and the validity of the node's own certificate.
+func (c *Cluster) issuePage(node *x509.Certificate, key crypto.PublicKey, now time.Time) ([]byte, error) {
 	ca, caKey, err := c.pageCA(now)
 	if err != nil {
-		return nil, nil, err
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: node.Subject.CommonName, Organization: []string{"rfaas page"}},
 		NotBefore: node.NotBefore, NotAfter: node.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: node.DNSNames, IPAddresses: node.IPAddresses}
-	der, err := x509.CreateCertificate(rand.Reader, t, ca, key.Public(), caKey)
-	if err != nil {
-		return nil, nil, err
-	}
-	if keyPEM, err = encodeKey(key); err != nil {
-		return nil, nil, err
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), keyPEM, nil
+	der, err := x509.CreateCertificate(rand.Reader, t, ca, key, caKey)
+	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), err
 }

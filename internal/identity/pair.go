@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // staged is a file of an identity directory that is about to be replaced.
@@ -20,12 +21,12 @@ type staged struct {
 // replace creates a node's directory if necessary and writes the files of content to it, in their order. content runs under the lock of the
 // directory, so that the files of a later call are not older than those of an earlier one. All new files are synced before the first one
 // replaces an older file, whose owner and mode it gets. Afterwards replace checks that certificates and keys belong together. Concurrent
-// calls for one directory wait for each other, at most as long as c.patience. Temporary files that an earlier call has left are removed.
-func (c *Cluster) replace(dir string, content func() ([]staged, error)) error {
+// calls for one directory wait for each other, at most as long as patience. Temporary files that an earlier call has left are removed.
+func replace(dir string, patience time.Duration, rename func(from, to string) error, content func() ([]staged, error)) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := lockDir(dir, c.patience)
+	lock, err := lockDir(dir, patience)
 	if err != nil {
 		return err
 	}
@@ -52,7 +53,7 @@ func (c *Cluster) replace(dir string, content func() ([]staged, error)) error {
 	}
 	for i := range files {
 		f := &files[i]
-		if err := c.rename(f.tmp, filepath.Join(dir, f.name)); err != nil {
+		if err := rename(f.tmp, filepath.Join(dir, f.name)); err != nil {
 			return err
 		}
 		f.tmp = ""

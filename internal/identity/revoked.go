@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -63,6 +64,11 @@ func (e *Revocation) check() error {
 		return fmt.Errorf("%s %s: the note %.250q is not at most %d bytes of UTF-8 without control characters", e.Kind, e.ID, e.Note, maxNote)
 	}
 	return nil
+}
+
+// Has reports whether a credential is in the list.
+func (l *RevocationList) Has(kind, id string) bool {
+	return slices.ContainsFunc(l.Entries, func(e Revocation) bool { return e.Kind == kind && e.ID == id })
 }
 
 // Sign returns the text of a list, signed with key.

@@ -1,0 +1,321 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/issuer"
+	"github.com/rfaas-go/rfaas/internal/systemd"
+)
+
+// addressFile is the file in a cluster's directory with the address of its issuer.
+const addressFile = "address"
+
+func newClusterServe(a *app) *cobra.Command {
+	usage := config.IssuerUsage()
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Give certificates to nodes that have a code, renew them, and give tokens to users",
+		Long: "Serve a cluster's keys to nodes and users, over TLS, until SIGTERM: a node with an enrolment code gets its certificate\n" +
+			"(rfaas cluster enrol-code, rfaas cluster join), and a node with a certificate renews it (rfaas cluster renew).\n" +
+			"Run it as a user of its own who owns the directory of the keys, on a machine where no functions run. " + usage.Sources,
+		DisableFlagParsing: true, // internal/config reads the flags, as for the daemons
+		RunE: func(c *cobra.Command, args []string) error {
+			host, err := os.Hostname()
+			if err != nil {
+				return err
+			}
+			settings, err := config.LoadIssuer(args, a.Getenv, a.Stdout, a.Version, a.clusterDir(), host)
+			switch {
+			case errors.Is(err, config.ErrDone):
+				return nil
+			case errors.Is(err, config.ErrUsage):
+				return a.BadUsage(err)
+			case err != nil:
+				return err
+			}
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			return a.serveCluster(ctx, &settings)
+		},
+	}
+	c.Flags().AddFlagSet(usage.Flags)
+	return c
+}
+
+// serveCluster runs the issuer until ctx ends.
+func (a *app) serveCluster(ctx context.Context, s *config.Issuer) error {
+	log := s.Logger(a.Stderr)
+	cl, err := identity.OpenCluster(s.Dir)
+	if err != nil {
+		return err
+	}
+	audit, err := identity.OpenAudit(identity.AuditConfig{Path: s.AuditFile, Log: log, Daemon: "issuer"})
+	if err != nil {
+		return fmt.Errorf("audit file: %w", err)
+	}
+	defer audit.Close()
+	server, err := issuer.NewServer(issuer.Config{Cluster: cl, Hosts: s.HostList(), NodeLife: s.NodeLife, Audit: audit, Log: log})
+	if err != nil {
+		return err
+	}
+	l, err := control.Listen(s.Listen, true)
+	if err != nil {
+		return err
+	}
+	_, port, err := net.SplitHostPort(control.ListenerAddress(l))
+	if err != nil {
+		l.Close()
+		return err
+	}
+	at := issuer.AddressOf(net.JoinHostPort(s.HostList()[0], port), cl.CA())
+	if err := identity.WriteFile(filepath.Join(s.Dir, addressFile), []byte(at.String()+"\n"), 0o644, false); err != nil {
+		l.Close()
+		return err
+	}
+	log.Info("ready", "address", control.ListenerAddress(l), "issuer", at.String())
+	if err := systemd.Notify("READY=1"); err != nil {
+		log.Warn("cannot report to systemd", "error", err)
+	}
+	return server.Serve(ctx, l)
+}
+
+// codeJSON is an enrolment code as --json prints it.
+type codeJSON struct {
+	Code  string   `json:"code"`
+	Hosts []string `json:"hosts"` // empty: any that no other node has
+	Ends  string   `json:"ends"`
+}
+
+func newClusterEnrolCode(a *app) *cobra.Command {
+	var dir, address string
+	var hosts []string
+	var life time.Duration
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "enrol-code",
+		Short: "Print a code with which one node gets its certificate",
+		Long: "Print a code with which one node gets its certificate from the issuer (rfaas cluster serve), once and until the code expires:\n" +
+			"rfaas cluster join there. The code contains the address of the issuer and the hash of the cluster's certificate, so the node recognizes\n" +
+			"the right issuer. Keep it secret until it is used. The cluster's directory has only its hash.\n" +
+			"With --node, the certificate is for these names and addresses only, of which the first one is its name. Without, the node chooses\n" +
+			"names that no other node has that the issuer knows (rfaas cluster nodes).",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if life < time.Second || life > 30*day {
+				return a.BadUsage(fmt.Errorf("--ttl %v is not in 1s..720h", life))
+			}
+			cl, err := identity.OpenCluster(dir)
+			if err != nil {
+				return err
+			}
+			if address == "" {
+				b, err := os.ReadFile(filepath.Join(dir, addressFile))
+				if err != nil {
+					return fmt.Errorf("the issuer has not run yet, so its address is unknown (%w): start rfaas cluster serve, or use --issuer", err)
+				}
+				address = strings.TrimSpace(string(b))
+			} else if !strings.Contains(address, "#") {
+				address = issuer.AddressOf(address, cl.CA()).String()
+			}
+			at, err := issuer.ParseAddress(address)
+			if err != nil {
+				return err
+			}
+			now := time.Now()
+			secret, err := cl.NewEnrolCode(hosts, life, now)
+			if err != nil {
+				return err
+			}
+			code := issuer.Code{Address: at, Secret: secret}
+			ends := now.Add(life).UTC().Format(time.RFC3339)
+			if asJSON {
+				return a.printJSON(codeJSON{code.Text(), append([]string{}, hosts...), ends})
+			}
+			fmt.Fprintf(a.Stderr, "valid once, until %s: run `rfaas cluster join` with it on the node\n", ends)
+			_, err = fmt.Fprintln(a.Stdout, code.Text())
+			return err
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().StringSliceVar(&hosts, "node", nil, "names and addresses of the node, the name first (default: the node chooses)")
+	c.Flags().DurationVar(&life, "ttl", time.Hour, "how long the code is valid")
+	c.Flags().StringVar(&address, "issuer", "", "HOST:PORT of the issuer, if nodes reach it at another address than its setting hosts says")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	return c
+}
+
+// joinedJSON is a new certificate as --json prints it.
+type joinedJSON struct {
+	Dir   string   `json:"dir"`
+	Hosts []string `json:"hosts"`
+	Ends  string   `json:"ends"`
+}
+
+func newClusterJoin(a *app) *cobra.Command {
+	var dir, file string
+	var hosts []string
+	var again, asJSON bool
+	c := &cobra.Command{
+		Use:   "join CODE | join --code-file FILE",
+		Short: "Get this node's certificate from the cluster's issuer, with a code",
+		Long: "Make this node's keys and its identity directory, and get its certificate from the cluster's issuer, with a code of\n" +
+			"rfaas cluster enrol-code. The keys do not leave the node. The code is sent only after the issuer has shown the certificate that the\n" +
+			"code names. Other users of this node can read the code on the command line: with --code-file (/dev/stdin is possible) they cannot.\n" +
+			"Then name the directory with identity-dir in the settings of executor or resource manager, and renew the certificate from a timer\n" +
+			"(rfaas cluster renew; packages have rfaas-renew.timer). An expired certificate needs a new code and --again.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if (len(args) == 0) == (file == "") {
+				return a.BadUsage(errors.New("want a code, or --code-file"))
+			}
+			text := strings.Join(args, "")
+			if file != "" {
+				var err error
+				if text, err = readCode(file); err != nil {
+					return err
+				}
+			}
+			code, err := issuer.ParseCode(text)
+			if err != nil {
+				return err
+			}
+			if len(hosts) == 0 {
+				host, err := os.Hostname()
+				if err != nil {
+					return err
+				}
+				hosts = []string{host}
+			}
+			ends, err := issuer.Join(c.Context(), code, dir, hosts, again)
+			if err != nil {
+				return err
+			}
+			until := ends.UTC().Format(time.RFC3339)
+			if asJSON {
+				return a.printJSON(joinedJSON{dir, hosts, until})
+			}
+			_, err = fmt.Fprintf(a.Stdout, "%s is for --identity-dir on %s, and valid until %s\n", dir, hosts[0], until)
+			return err
+		},
+	}
+	c.Flags().StringVar(&dir, "identity-dir", "/etc/rfaas/identity", "directory to make")
+	c.Flags().StringSliceVar(&hosts, "host", nil, "names and addresses at which others reach this node, the name first (default: this host's name)")
+	c.Flags().StringVar(&file, "code-file", "", "file with the code")
+	c.Flags().BoolVar(&again, "again", false, "replace the certificate of the directory")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	return c
+}
+
+func readCode(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, 4096))
+	return strings.TrimSpace(string(b)), err
+}
+
+// nodeRow is a node's certificate as `rfaas cluster nodes --json` prints it.
+type nodeRow struct {
+	Serial string   `json:"serial"`
+	Hosts  []string `json:"hosts"`
+	Ends   string   `json:"ends"`
+	State  string   `json:"state"` // valid, expired or revoked
+}
+
+// nodeRows returns the listed certificates of a node; "" means of all. With an error, it returns those that could be read.
+func nodeRows(cl *identity.Cluster, name string) ([]nodeRow, error) {
+	revoked, err := cl.Revocations()
+	if err != nil {
+		return nil, err
+	}
+	all, err := cl.Nodes()
+	rows := []nodeRow{}
+	for _, n := range all {
+		if name != "" && !strings.EqualFold(n.Hosts[0], name) {
+			continue
+		}
+		r := nodeRow{n.Serial, n.Hosts, time.Unix(n.Ends, 0).UTC().Format(time.RFC3339), "valid"}
+		switch {
+		case revoked.Has(identity.RevokedNode, n.Serial):
+			r.State = "revoked"
+		case time.Now().Unix() >= n.Ends:
+			r.State = "expired"
+		}
+		rows = append(rows, r)
+	}
+	return rows, err
+}
+
+func newClusterNodes(a *app) *cobra.Command {
+	var dir, node string
+	var all, asJSON bool
+	c := &cobra.Command{
+		Use:   "nodes",
+		Short: "List the valid certificates of nodes that were issued with the cluster's keys",
+		Long: "List the valid certificates of nodes that were issued with the cluster's keys. The list is the file `nodes` in the directory of the keys.\n" +
+			"Certificates that earlier versions of rfaas issued are missing from it.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			cl, err := identity.OpenCluster(dir)
+			if err != nil {
+				return err
+			}
+			rows, err := nodeRows(cl, node)
+			rows = slices.DeleteFunc(rows, func(r nodeRow) bool { return !all && r.State != "valid" })
+			if asJSON {
+				return errors.Join(a.printJSON(rows), err)
+			}
+			if len(rows) == 0 {
+				fmt.Fprintln(a.Stdout, "no certificates")
+				return err
+			}
+			w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
+			fmt.Fprintln(w, "SERIAL\tENDS\tSTATE\tNAMES")
+			for _, r := range rows {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.Serial, r.Ends, r.State, plain(strings.Join(r.Hosts, ",")))
+			}
+			return errors.Join(w.Flush(), err)
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().StringVar(&node, "node", "", "only certificates of the node with this name")
+	c.Flags().BoolVar(&all, "all", false, "include expired and revoked certificates")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	return c
+}
+
+// certificatesOf returns a revocation for each valid certificate of a node.
+func certificatesOf(cl *identity.Cluster, node, note string) ([]identity.Revocation, error) {
+	rows, err := nodeRows(cl, node)
+	var entries []identity.Revocation
+	for _, r := range rows {
+		if r.State == "valid" {
+			entries = append(entries, identity.Revocation{Kind: identity.RevokedNode, ID: r.Serial, Note: note})
+		}
+	}
+	if len(entries) == 0 {
+		err = cmp.Or(err, fmt.Errorf("no valid certificate of node %q is listed (rfaas cluster nodes --all lists all; revoke one that an earlier version issued by its "+
+			"serial number or file)", node))
+	}
+	return entries, err
+}

@@ -1,0 +1,110 @@
+package config
+
+import (
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// Issuer has the settings of `rfaas cluster serve`.
+type Issuer struct {
+	Dir       string        `mapstructure:"dir"`
+	Listen    string        `mapstructure:"listen"`
+	Hosts     string        `mapstructure:"hosts"`
+	NodeLife  time.Duration `mapstructure:"node-life"`
+	AuditFile string        `mapstructure:"audit-file"` // empty: the log
+	LogLevel  slog.Level    `mapstructure:"log-level"`
+	LogFormat string        `mapstructure:"log-format"`
+
+	hostsParsed []string
+}
+
+var issuerOptions = []option{
+	{"dir", "", "directory of the cluster's keys (default: $RFAAS_CLUSTER_DIR or ~/.rfaas/cluster)"},
+	{"listen", "127.0.0.1:7466", "address: host:port"},
+	{"hosts", "", "names and addresses at which nodes and users reach the service, like service,10.0.0.1; the first one stands in codes (default: this host's name)"},
+	{"node-life", "2160h", "how long certificates of nodes are valid; nodes renew them when two thirds are left"},
+	{"audit-file", "", "file of JSON lines about certificates, tokens and refusals (default: the log only)"},
+	{"log-level", "info", "debug, info, warn or error"},
+	{"log-format", "text", "text or json"},
+}
+
+func issuerProgram(version string) program {
+	return program{name: "rfaas cluster serve", about: "gives certificates to nodes and tokens to users; it has the cluster's keys", prefix: "RFAAS_ISSUER_",
+		version: version, options: issuerOptions}
+}
+
+// LoadIssuer reads the issuer's settings from flags, their environment variables and a file; see LoadExecutor. dir is the default of the
+// setting dir, and host that of hosts.
+func LoadIssuer(args []string, getenv func(string) string, out io.Writer, version, dir, host string) (Issuer, error) {
+	p := issuerProgram(version)
+	p.options = slices.Clone(p.options)
+	var environ []string
+	for i, o := range p.options {
+		switch o.key {
+		case "dir":
+			p.options[i].value = dir
+		case "hosts":
+			p.options[i].value = host
+		}
+		if value := getenv(p.envName(o.key)); value != "" {
+			environ = append(environ, p.envName(o.key)+"="+value)
+		}
+	}
+	var c Issuer
+	err := p.load(args, environ, out, &c)
+	return c, err
+}
+
+// IssuerUsage describes the settings of the issuer.
+func IssuerUsage() Usage {
+	p := issuerProgram("")
+	return Usage{p.name, p.about, p.otherSources(), p.flags()}
+}
+
+// HostList returns the names and addresses at which the issuer is reached.
+func (c *Issuer) HostList() []string { return c.hostsParsed }
+
+// Logger makes the logger that the settings describe.
+func (c *Issuer) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
+
+// opensCluster returns an error if a directory does not have a cluster's keys.
+func opensCluster(dir string) error {
+	_, err := identity.OpenCluster(dir)
+	return err
+}
+
+func (c *Issuer) here() error {
+	return here(nil, "", place{"dir", c.Dir, opensCluster}, place{"audit-file", c.AuditFile, canAppend})
+}
+
+func (c *Issuer) validate() error {
+	var v validator
+	v.address("listen", c.Listen, true)
+	if a, err := control.ParseAddress(c.Listen); err == nil && a.Network == "unix" {
+		v.failf("listen: %q is a unix socket, want host:port", c.Listen)
+	}
+	c.hostsParsed = nil
+	for h := range strings.SplitSeq(c.Hosts, ",") {
+		if h = strings.TrimSpace(h); h != "" {
+			c.hostsParsed = append(c.hostsParsed, h)
+			if _, _, err := net.SplitHostPort(h); err == nil {
+				v.failf("hosts: %q has a port; give the port with listen", h)
+			}
+		}
+	}
+	if len(c.hostsParsed) == 0 {
+		v.failf("hosts: %q is empty", c.Hosts)
+	}
+	if c.NodeLife < time.Minute || c.NodeLife > 10*366*24*time.Hour {
+		v.failf("node-life: %v is not in 1m..10 years", c.NodeLife)
+	}
+	v.logFormat(c.LogFormat)
+	return v.err()
+}

@@ -1,0 +1,313 @@
+package issuer
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// Config describes a Server.
+type Config struct {
+	Cluster  *identity.Cluster
+	Hosts    []string        // names and addresses at which nodes and users reach the service
+	NodeLife time.Duration   // of certificates
+	Audit    *identity.Audit // nil: no audit
+	Log      *slog.Logger
+	Now      func() time.Time // nil: time.Now
+}
+
+const (
+	certificateLife = 24 * time.Hour // of the service's own certificate, which is made anew after half of it
+	connectionLife  = 20 * time.Second
+	headerLife      = 5 * time.Second
+	requestLife     = 15 * time.Second // also of the work for a request
+	atOnce          = 64               // requests that are worked on at a time
+	pruneEvery      = 24 * time.Hour
+	keptFor         = 90 * 24 * time.Hour // expired entries of the lists of nodes and tokens
+)
+
+// Server is the service. NewServer makes it.
+type Server struct {
+	cfg     Config
+	http    http.Server
+	limits  limits
+	working chan struct{}
+
+	mu     sync.Mutex
+	own    *tls.Certificate
+	renews time.Time
+}
+
+// NewServer returns a server. Serve starts it.
+func NewServer(cfg Config) (*Server, error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{cfg: cfg, working: make(chan struct{}, atOnce)}
+	if _, err := s.certificate(); err != nil {
+		return nil, fmt.Errorf("issuer: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+pathEnrol, s.answer(s.enrol))
+	mux.HandleFunc("POST "+pathRenew, s.answer(s.renew))
+	mux.HandleFunc("GET "+pathRevoked, s.answer(s.revoked))
+	pool := x509.NewCertPool()
+	pool.AddCert(cfg.Cluster.CA())
+	s.http = http.Server{Handler: mux, ReadHeaderTimeout: headerLife, ReadTimeout: requestLife, WriteTimeout: connectionLife, MaxHeaderBytes: 8 << 10,
+		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug), TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool, SessionTicketsDisabled: true,
+			NextProtos:     []string{"http/1.1"},
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.certificate() }}}
+	s.http.SetKeepAlivesEnabled(false) // one request a connection
+	return s, nil
+}
+
+// certificate returns the service's certificate, and makes another one in time.
+func (s *Server) certificate() (*tls.Certificate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.cfg.Now()
+	if s.own == nil || now.After(s.renews) || now.Before(s.renews.Add(-certificateLife)) {
+		made, err := s.cfg.Cluster.IssuerCertificate(s.cfg.Hosts, certificateLife, now)
+		if err != nil {
+			return nil, err
+		}
+		s.own, s.renews = made, now.Add(certificateLife/2)
+	}
+	return s.own, nil
+}
+
+// Serve answers requests on l until ctx ends. It closes l.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), control.CloseTimeout)
+		defer cancel()
+		if s.http.Shutdown(ctx) != nil {
+			s.http.Close()
+		}
+	})
+	go s.prune(ctx)
+	err := s.http.ServeTLS(control.Bound(l, connectionLife), "", "")
+	if !stop() {
+		<-done
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// prune forgets tokens and certificates that expired long ago.
+func (s *Server) prune(ctx context.Context) {
+	tick := time.NewTicker(pruneEvery)
+	defer tick.Stop()
+	for {
+		if err := s.cfg.Cluster.Prune(s.cfg.Now().Add(-keptFor)); err != nil {
+			s.cfg.Log.Error("cannot remove expired entries from the lists of nodes and tokens", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// errBusy means that too many requests are worked on.
+var errBusy = errors.New("the issuer is busy: try again later")
+
+// answer returns the handler of a request: f returns the reply, and for the audit log the caller's name as far as it is known.
+func (s *Server) answer(f func(*http.Request) (reply any, who string, err error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), requestLife)
+		defer cancel()
+		r = r.WithContext(ctx)
+		r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
+		var reply any
+		var who string
+		err := errBusy
+		if e := s.limits.mayAsk(r.RemoteAddr, s.cfg.Now()); e != nil {
+			err = e
+		} else {
+			select {
+			case s.working <- struct{}{}:
+				reply, who, err = f(r)
+				<-s.working
+			case <-ctx.Done():
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err != nil {
+			reply = s.refused(w, r, who, err)
+		}
+		if err := json.NewEncoder(w).Encode(reply); err != nil {
+			s.cfg.Log.Debug("reply", "error", err)
+		}
+	}
+}
+
+// refused logs a refused request and sets the status. It returns the reply.
+func (s *Server) refused(w http.ResponseWriter, r *http.Request, who string, err error) failure {
+	var e *identity.Error
+	if !errors.As(err, &e) {
+		s.cfg.Log.Error("cannot answer a request", "request", r.URL.Path, "remote", r.RemoteAddr, "who", who, "error", err)
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return failure{Error: err.Error()}
+	}
+	s.limits.failed(r.RemoteAddr, e.Reason, s.cfg.Now())
+	s.cfg.Audit.Refused(e, r.URL.Path, r.RemoteAddr, who, s.cfg.Now())
+	status := map[identity.Reason]int{identity.Malformed: http.StatusBadRequest, identity.Forbidden: http.StatusForbidden, identity.Overload: http.StatusTooManyRequests}
+	w.WriteHeader(cmp.Or(status[e.Reason], http.StatusUnauthorized))
+	return failure{e.Reason, e.Text}
+}
+
+func malformed(err error) error {
+	return &identity.Error{Reason: identity.Malformed, Text: "the request: " + err.Error()}
+}
+
+// enrol gives a certificate to a node that has a code.
+func (s *Server) enrol(r *http.Request) (any, string, error) {
+	var q enrolRequest
+	if err := parse(r.Body, maxRequest, &q); err != nil {
+		return nil, "", malformed(err)
+	}
+	reply, err := s.cfg.Cluster.Enrol(q.Secret, &q.NodeRequest, s.cfg.Hosts, s.cfg.NodeLife, s.cfg.Now())
+	if err != nil {
+		return nil, "", err
+	}
+	return reply, "", s.gave(r, identity.AuditEnrol, reply)
+}
+
+// renew gives a new certificate to a node that has one.
+func (s *Server) renew(r *http.Request) (any, string, error) {
+	cert, who, err := s.node(r)
+	if err != nil {
+		return nil, who, err
+	}
+	var q identity.NodeRequest
+	if err := parse(r.Body, maxRequest, &q); err != nil {
+		return nil, who, malformed(err)
+	}
+	reply, err := s.cfg.Cluster.Renew(cert, &q, s.cfg.NodeLife, s.cfg.Now())
+	if err != nil {
+		return nil, who, err
+	}
+	return reply, who, s.gave(r, identity.AuditRenew, reply)
+}
+
+// gave writes the audit line of a new certificate.
+func (s *Server) gave(r *http.Request, event string, reply *identity.NodeReply) error {
+	cert, err := identity.ParseCertificate([]byte(reply.Certificate))
+	if err != nil {
+		return err
+	}
+	id := identity.NodeIdentity(cert)
+	s.cfg.Audit.Write(identity.AuditEntry{Event: event, Who: id.Name, Remote: r.RemoteAddr,
+		Detail: fmt.Sprintf("certificate %s for %q until %s", identity.NodeSerial(cert), id.Hosts, cert.NotAfter.UTC().Format(time.RFC3339))})
+	return nil
+}
+
+// node returns the certificate of the node that asks.
+func (s *Server) node(r *http.Request) (*x509.Certificate, string, error) {
+	if len(r.TLS.VerifiedChains) == 0 {
+		return nil, "", &identity.Error{Reason: identity.Missing, Text: "the request needs the certificate of a node"}
+	}
+	cert := r.TLS.PeerCertificates[0]
+	return cert, identity.NodeIdentity(cert).Name, s.cfg.Cluster.CheckNode(cert, s.cfg.Now())
+}
+
+// revokedReply has the signed list of revoked credentials.
+type revokedReply struct {
+	List string `json:"list"`
+}
+
+// revoked gives the list to a node.
+func (s *Server) revoked(r *http.Request) (any, string, error) {
+	_, who, err := s.node(r)
+	if err != nil {
+		return nil, who, err
+	}
+	text, err := s.cfg.Cluster.RevokedText()
+	return revokedReply{string(text)}, who, err
+}
+
+const (
+	mayFail   = 10 // refused requests at once of one host, and then one every failEvery
+	failEvery = 6 * time.Second
+	maxHosts  = 4096
+)
+
+// limits bounds how many requests of one host are refused. It is safe for concurrent use.
+type limits struct {
+	mu    sync.Mutex
+	hosts map[string]*rate.Limiter
+	swept time.Time
+}
+
+// mayAsk returns an *Error if too many requests of a host were refused.
+func (l *limits) mayAsk(remote string, now time.Time) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h := l.hosts[hostOf(remote)]; h != nil && h.TokensAt(now) < 1 {
+		return &identity.Error{Reason: identity.Overload, Text: "too many refused requests from this host: try again in a minute"}
+	}
+	return nil
+}
+
+// failed counts a refused request.
+func (l *limits) failed(remote string, reason identity.Reason, now time.Time) {
+	if reason == identity.Overload {
+		return
+	}
+	l.take(hostOf(remote), rate.Every(failEvery), mayFail, now)
+}
+
+// take uses one unit of a rate, and returns false if there is none.
+func (l *limits) take(key string, every rate.Limit, burst int, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.hosts) >= maxHosts && l.hosts[key] == nil {
+		for k, h := range l.hosts {
+			if h.TokensAt(now) >= float64(h.Burst()) || now.Sub(l.swept) < time.Minute { // one that is idle; if there is a flood of new hosts, any
+				delete(l.hosts, k)
+			}
+		}
+		l.swept = now
+	}
+	if l.hosts == nil {
+		l.hosts = map[string]*rate.Limiter{}
+	}
+	h := l.hosts[key]
+	if h == nil {
+		h = rate.NewLimiter(every, burst)
+		l.hosts[key] = h
+	}
+	return h.AllowN(now, 1)
+}
+
+func hostOf(remote string) string {
+	host, _, err := net.SplitHostPort(remote)
+	if err != nil {
+		return remote
+	}
+	return host
+}
