@@ -1,0 +1,430 @@
+package upgrade
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
+)
+
+// Directories that make test-upgrade fills: this revision, and an earlier one.
+const (
+	current = "../.."
+	earlier = "../../build/earlier/tree"
+)
+
+const leases = 50 // of each client
+
+// installed are the files of a node.
+var installed = []string{"bin/resource-manager", "bin/executor", "libexec/rfaas-agent", "libexec/rfaas-spawner", "libexec/rfaas-worker"}
+
+// TestRollingUpgrade upgrades a cluster while two clients call 100 leases: first the resource manager, then the executors, then the
+// agents. One client is of the earlier revision, so it is also served by newer daemons, and the other is of this one, so it is also
+// served by older ones. No call fails, and each call is billed once.
+func TestRollingUpgrade(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a build of an earlier revision: make test-upgrade")
+	}
+	c := newCluster(t)
+	c.install(earlier)
+	manager := c.start("bin/resource-manager", "--state-dir", filepath.Join(c.dir, "manager"))
+	c.env = append(c.env, "RFAAS_MANAGER="+manager.address)
+	var executors []*process
+	for i := range 2 {
+		executors = append(executors, c.start("bin/executor", "--manager", manager.address, "--cores", "2", "--share-cores", strconv.Itoa(leases), "--memory", "4GiB",
+			"--providers", "shm", "--pool", "0", "--cache-time", "0s", "--charge-interval", "200ms", "--state-dir", filepath.Join(c.dir, fmt.Sprintf("executor-%d", i))))
+	}
+	c.listed(2)
+	old := c.client("old", earlier, filepath.Join(c.root, "libexec/rfaas-agent"))
+	young := c.client("young", current, filepath.Join(current, "libexec/rfaas-agent"))
+	clients := []*client{old, young}
+	for _, k := range clients {
+		k.await(t, "ready")
+	}
+	progress := func(after string) {
+		t.Helper()
+		for _, k := range clients {
+			k.rounds(t, after, 2)
+		}
+	}
+	progress("the start")
+
+	c.install(current)
+	address := manager.address
+	manager.end(t)
+	progress("the end of the old resource manager")
+	manager = c.startAt(address, "bin/resource-manager", "--state-dir", filepath.Join(c.dir, "manager"))
+	c.listed(2)
+	progress("the start of the new resource manager")
+
+	for i, x := range executors {
+		if x.runs(t, filepath.Join(c.root, "bin/executor")) {
+			t.Fatalf("executor %d runs the new program before the handover", i)
+		}
+		x.signal(syscall.SIGUSR2)
+		x.await(t, "msg=ready ", "not handed over")
+		testkit.Eventually(t, "the executor runs the new program", func() bool { return x.runs(t, filepath.Join(c.root, "bin/executor")) })
+		progress(fmt.Sprintf("the handover of executor %d", i))
+	}
+	c.listed(2)
+
+	for _, k := range clients {
+		pid := k.agent(c)
+		if pid == 0 {
+			t.Fatalf("client %s has no agent", k.name)
+		}
+		if out, err := c.command([]string{"RFAAS_AGENT_SOCKET=" + k.socket}, "agent", "stop"); err != nil {
+			t.Fatalf("rfaas agent stop: %v\n%s", err, out)
+		}
+		testkit.Eventually(t, "another agent serves client "+k.name, func() bool { next := k.agent(c); return next != 0 && next != pid })
+		if k == old && !sameProgram(t, k.agent(c), filepath.Join(c.root, "libexec/rfaas-agent")) {
+			t.Error("the old client's agent is not the new program")
+		}
+		progress("the change of the agent of client " + k.name)
+	}
+
+	made := map[string]uint64{}
+	for _, k := range clients {
+		made[k.name] = k.finish(t)
+	}
+	for _, x := range executors {
+		x.end(t) // charges what is left
+	}
+	billed := c.bill()
+	for name, n := range made {
+		t.Logf("client %s: %d calls, 0 failed, %d billed", name, n, billed[name])
+		if billed[name] != n {
+			t.Errorf("client %s made %d calls, and %d are billed", name, n, billed[name])
+		}
+	}
+	manager.end(t)
+}
+
+type cluster struct {
+	*testing.T
+	dir, root string   // root has the installed files
+	env       []string // of all processes
+}
+
+func newCluster(t *testing.T) *cluster {
+	dir := t.TempDir()
+	root, err := os.MkdirTemp("", "rfaas-installed")
+	if err == nil {
+		t.Cleanup(func() { os.RemoveAll(root) })
+		err = os.Chmod(root, 0o755) // for the user of the executors
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{T: t, dir: dir, root: root}
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "RFAAS_") {
+			c.env = append(c.env, kv)
+		}
+	}
+	c.env = append(c.env, "RFAAS_SECRET_FILE="+filepath.Join(dir, "secret"), "RFAAS_PROVIDER=shm")
+	return c
+}
+
+// install replaces the installed files by those of a tree, each by a rename, as a package manager does.
+func (c *cluster) install(tree string) {
+	c.Helper()
+	for _, name := range installed {
+		to := filepath.Join(c.root, name)
+		b, err := os.ReadFile(filepath.Join(tree, name))
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(to), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(to+".new", b, 0o755)
+		}
+		if err == nil {
+			err = os.Rename(to+".new", to)
+		}
+		if err != nil {
+			c.Fatalf("%v (make test-upgrade builds the earlier revision)", err)
+		}
+	}
+}
+
+// process is a daemon or a client. Its lines are those of standard error, for a client those of standard output.
+type process struct {
+	cmd     *exec.Cmd
+	address string
+	done    chan struct{}
+
+	mu    sync.Mutex
+	lines []string
+	read  int // lines that await has looked at
+}
+
+func (c *cluster) start(program string, args ...string) *process {
+	c.Helper()
+	return c.startAt("127.0.0.1:0", program, args...)
+}
+
+func (c *cluster) startAt(address, program string, args ...string) *process {
+	c.Helper()
+	cmd := exec.Command(filepath.Join(c.root, program), append([]string{"--listen", address}, args...)...)
+	cmd.Env = c.env
+	p := c.run(cmd, cmd.StderrPipe)
+	_, rest, _ := strings.Cut(p.await(c.T, "msg=ready "), "address=")
+	p.address, _, _ = strings.Cut(rest, " ")
+	return p
+}
+
+func (c *cluster) run(cmd *exec.Cmd, pipe func() (io.ReadCloser, error)) *process {
+	c.Helper()
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := pipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		c.Fatal(err)
+	}
+	go func() {
+		defer close(p.done)
+		var rest []byte
+		buffer := make([]byte, 1<<16)
+		for {
+			n, err := out.Read(buffer)
+			rest = append(rest, buffer[:n]...)
+			for i := bytes.IndexByte(rest, '\n'); i >= 0; i = bytes.IndexByte(rest, '\n') {
+				p.mu.Lock()
+				p.lines = append(p.lines, string(rest[:i]))
+				p.mu.Unlock()
+				rest = rest[i+1:]
+			}
+			if err != nil {
+				break
+			}
+		}
+		_ = cmd.Wait()
+	}()
+	c.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-p.done
+		if c.Failed() {
+			p.mu.Lock()
+			c.Logf("%s:\n%s", filepath.Base(cmd.Path), strings.Join(p.lines[max(0, len(p.lines)-15):], "\n"))
+			p.mu.Unlock()
+		}
+	})
+	return p
+}
+
+// await returns the next line with one of the texts. Further texts are of lines with which the test fails.
+func (p *process) await(t *testing.T, text string, fatal ...string) (found string) {
+	t.Helper()
+	testkit.Eventually(t, fmt.Sprintf("%s says %q", filepath.Base(p.cmd.Path), text), func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for ; p.read < len(p.lines); p.read++ {
+			for _, f := range fatal {
+				if strings.Contains(p.lines[p.read], f) {
+					t.Fatal(p.lines[p.read])
+				}
+			}
+			if strings.Contains(p.lines[p.read], text) {
+				found = p.lines[p.read]
+				p.read++
+				return true
+			}
+		}
+		select {
+		case <-p.done:
+			t.Fatalf("%s ended: %v", filepath.Base(p.cmd.Path), p.cmd.ProcessState)
+		default:
+		}
+		return false
+	})
+	return found
+}
+
+func (p *process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+
+// end ends a daemon as an administrator does.
+func (p *process) end(t *testing.T) {
+	t.Helper()
+	p.signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(testkit.Bound):
+		t.Fatalf("%s has not ended", filepath.Base(p.cmd.Path))
+	}
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("%s ended with %v", filepath.Base(p.cmd.Path), p.cmd.ProcessState)
+	}
+}
+
+// runs reports whether the process executes the program that is now at path.
+func (p *process) runs(t *testing.T, path string) bool {
+	t.Helper()
+	return sameProgram(t, p.cmd.Process.Pid, path)
+}
+
+func sameProgram(t *testing.T, pid int, path string) bool {
+	t.Helper()
+	a, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return false
+	}
+	b, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.SameFile(a, b)
+}
+
+// client is a process that holds leases.
+type client struct {
+	*process
+	name, socket string
+	stdin        io.Closer
+}
+
+// client starts a client of a tree. Its tenant, which pays for its leases, is its name.
+func (c *cluster) client(name, tree, agent string) *client {
+	c.Helper()
+	program := filepath.Join(current, "build/upgrade/holder")
+	if tree == earlier {
+		program += "-earlier"
+	}
+	agent, err := filepath.Abs(agent)
+	if err != nil {
+		c.Fatal(err)
+	}
+	library, err := filepath.Abs(filepath.Join(current, "build/functions/echo.so"))
+	if err != nil {
+		c.Fatal(err)
+	}
+	k := &client{name: name, socket: filepath.Join(c.dir, name+".sock")}
+	cmd := exec.Command(program, library, strconv.Itoa(leases), name)
+	cmd.Env = append(append([]string{}, c.env...), "RFAAS_AGENT="+agent, "RFAAS_AGENT_SOCKET="+k.socket)
+	cmd.Stderr = os.Stderr
+	if k.stdin, err = cmd.StdinPipe(); err != nil {
+		c.Fatal(err)
+	}
+	k.process = c.run(cmd, cmd.StdoutPipe)
+	c.Cleanup(func() {
+		if pid := k.agent(c); pid != 0 {
+			_ = syscall.Kill(pid, syscall.SIGTERM)
+		}
+		if log, err := os.ReadFile(k.socket + ".log"); err == nil && c.Failed() {
+			c.Logf("agent of client %s:\n%s", name, log)
+		}
+	})
+	return k
+}
+
+// rounds waits for n complete rounds over all leases that begin now, and checks that nothing has failed.
+func (k *client) rounds(t *testing.T, after string, n int) {
+	t.Helper()
+	k.mu.Lock()
+	k.read = len(k.lines)
+	k.mu.Unlock()
+	for range n + 1 { // the first has begun before
+		k.await(t, "round ")
+	}
+	k.unfailed(t, after)
+}
+
+func (k *client) unfailed(t *testing.T, after string) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, line := range k.lines {
+		if strings.HasPrefix(line, "failed") {
+			t.Fatalf("client %s, after %s: %s", k.name, after, line)
+		}
+	}
+}
+
+// agent returns the process id of the client's agent; 0: none answers. The socket's own credentials are of no use, because the client
+// made it.
+func (k *client) agent(c *cluster) int {
+	c.Helper()
+	out, err := c.command([]string{"RFAAS_AGENT_SOCKET=" + k.socket}, "agent", "status", "--json")
+	var status struct{ PID int }
+	if err != nil || json.Unmarshal(out, &status) != nil {
+		return 0
+	}
+	return status.PID
+}
+
+// finish makes the client release its leases, and returns the number of its calls.
+func (k *client) finish(t *testing.T) uint64 {
+	t.Helper()
+	k.stdin.Close()
+	n, err := strconv.ParseUint(strings.TrimPrefix(k.await(t, "end "), "end "), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.unfailed(t, "the release")
+	return n
+}
+
+// command runs the command rfaas of this revision.
+func (c *cluster) command(env []string, args ...string) ([]byte, error) {
+	cmd := exec.Command(filepath.Join(current, "bin/rfaas"), args...)
+	cmd.Env = append(append([]string{}, c.env...), env...)
+	return cmd.CombinedOutput()
+}
+
+// listed waits until the resource manager lists n open executors.
+func (c *cluster) listed(n int) {
+	c.Helper()
+	testkit.Eventually(c, fmt.Sprintf("%d executors are listed", n), func() bool {
+		out, err := c.command(nil, "executors", "--json")
+		var list []struct{ State string }
+		if err != nil || json.Unmarshal(out, &list) != nil || len(list) != n {
+			return false
+		}
+		for _, x := range list {
+			if x.State != "idle" && x.State != "busy" {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// bill returns the billed calls of each tenant.
+func (c *cluster) bill() map[string]uint64 {
+	c.Helper()
+	out, err := c.command(nil, "bill", "--json")
+	if err != nil {
+		c.Fatalf("rfaas bill: %v\n%s", err, out)
+	}
+	var bills []struct {
+		Tenant string
+		Lines  []struct{ Item, Units string }
+	}
+	if err := json.Unmarshal(out, &bills); err != nil {
+		c.Fatalf("%v\n%s", err, out)
+	}
+	calls := map[string]uint64{}
+	for _, b := range bills {
+		for _, l := range b.Lines {
+			if l.Item == "million-calls" {
+				if calls[b.Tenant], err = strconv.ParseUint(l.Units, 10, 64); err != nil {
+					c.Fatal(err)
+				}
+			}
+		}
+	}
+	return calls
+}
