@@ -600,8 +600,8 @@ test-upgrade: programs build/upgrade/holder build/upgrade/holder-earlier build/f
 
 build/earlier/$(EARLIER):
 	$(call say,EARLIER,$(EARLIER))
-	@git cat-file -e $(EARLIER) 2>/dev/null || { \
-		echo 'test-upgrade builds revision $(EARLIER), which this clone does not have: run git fetch --unshallow' >&2; exit 1; }
+	@git cat-file -e $(EARLIER) 2>/dev/null || git fetch -q --depth 1 origin $(EARLIER) || { \
+		echo 'test-upgrade builds revision $(EARLIER), which neither this clone nor its origin has: run git fetch --unshallow' >&2; exit 1; }
 	$(Q)rm -rf $(@D) && mkdir -p $(EARLIER_TREE) && git archive $(EARLIER) | tar -x -C $(EARLIER_TREE)
 	+$(Q)$(MAKE) --no-print-directory -s -C $(EARLIER_TREE) programs library PROGRAMS='executor resource-manager' VERSION=$(EARLIER)
 	$(Q)touch $@
