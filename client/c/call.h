@@ -128,6 +128,13 @@ static inline const dp_mem *buffer_of(const rfaas_lease *l, const void *in, size
     return NULL;
 }
 
+/* The worker of this thread's last call that ended, plus 1; 0: none. */
+extern _Thread_local int32_t rfaas_api_worker_of_call;
+
+static inline void note_worker(uint32_t worker) { rfaas_api_worker_of_call = (int32_t)worker + 1; }
+/* The call has run in this process. */
+static inline void note_no_worker(void) { rfaas_api_worker_of_call = 0; }
+
 /* The checked options of a call. */
 typedef struct call_plan {
     int64_t deadline; /* 0: none */
@@ -323,6 +330,8 @@ void rfaas_api_keep_error(rfaas_request_slot *r);
 /* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);
+/* Sets whether the descriptor of the lease has become readable for the end of the request. */
+static inline void set_told(rfaas_request_slot *r, bool told) { __atomic_store_n(&r->told, told, __ATOMIC_RELAXED); }
 /* Reports whether a shared lease has as many requests as it may have. */
 bool rfaas_api_requests_full(rfaas_lease *l);
 /* Sets the error that says why a request cannot be waited for. */

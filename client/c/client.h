@@ -4,6 +4,7 @@
  *                          request_start.c, request.c,  calls that the program does not wait for at once; waiting for several
  *                          request_many.c
  *                          shared.c, threads.c          calls of several threads in one lease
+ *                          descriptor.c                 a descriptor that becomes readable when a call has ended
  *                          pieces.c                     payloads and results in several pieces
  *                          buffer.c                     registered memory
  *                          session.c, lease.c           handles: opening, closing, information
@@ -102,6 +103,8 @@ typedef struct rfaas_request_slot {
     uint8_t state;      /* rfaas_request_state */
     uint8_t started;
     int32_t code; /* rfaas_function_code, with text */
+    bool here; /* it has run in this process */
+    bool told; /* the descriptor of the lease has become readable for its end (descriptor.c); relaxed atomic */
     bool kill; /* RFAAS_CALL_KILL */
     bool in_place; /* with repeats: as in the plan */
     bool result_in_place; /* as in the plan */
@@ -218,6 +221,8 @@ typedef struct rfaas_acquisition {
     char text[512]; /* of its error */
 } rfaas_acquisition;
 
+typedef struct rfaas_descriptor rfaas_descriptor; /* descriptor.c */
+
 /* A thread that uses a lease alone (threads.c). Successive owners have different structures, because an earlier owner may still
  * write to its own. */
 typedef struct rfaas_owner {
@@ -271,6 +276,7 @@ struct rfaas_lease {
     uint32_t index; /* in the table of leases */
     uint32_t replaced;
     int64_t open_ns; /* time that rfaas_lease_open took */
+    rfaas_descriptor *descriptor; /* descriptor.c; NULL: the program has not asked for it. Under mu */
 
     dp_turns *turns;          /* made when the handle's lease is first shared, and never freed; a unit for each lane */
     dp_event freed;           /* of a shared lease: a request was freed */
@@ -401,6 +407,17 @@ void rfaas_api_interrupt(rfaas_lease *l);
  * and holds no unit. Errors: RFAAS_DEADLINE, and RFAAS_LEASE_ENDED if the lease is released meanwhile. */
 int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline);
 void rfaas_api_put_all(rfaas_lease *l);
+/* For a thread that waits for replies of all workers. rfaas_api_take_long is rfaas_api_take_all without a deadline, with DP_TURN_LONG. Then
+ * rfaas_api_wanted reports whether another thread wants a unit for moments, or the lease is released, and rfaas_api_others whether another
+ * thread wants one in order to wait, too. */
+int rfaas_api_take_long(rfaas_lease *l, const char *op);
+bool rfaas_api_wanted(const rfaas_lease *l);
+bool rfaas_api_others(const rfaas_lease *l);
+
+/* ---- descriptor.c ---- */
+
+/* Ends the thread of the lease's descriptor, if it has one. No thread can enter the lease. */
+void rfaas_api_descriptor_free(rfaas_lease *l);
 
 /* ---- names.c ---- */
 

@@ -114,6 +114,10 @@ void rfaas_api_note_started(int started) { last.started = started; }
 
 int32_t rfaas_function_code(void) { return last.code; }
 
+_Thread_local int32_t rfaas_api_worker_of_call;
+
+int rfaas_call_worker(void) { return rfaas_api_worker_of_call - 1; }
+
 void rfaas_api_note_init_failed(void) { last.init_failed = true; }
 
 bool rfaas_api_init_failed(void) { return last.init_failed; }
@@ -291,6 +295,7 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
         int64_t deadline = attempt_deadline(p);
         uint32_t slot;
         status = call_any(l, w, a, got, deadline, &started, &slot);
+        note_worker(w);
         if (status == DP_YIELD)
             status = go_on(l, a, w, slot, deadline, got, &started);
         if (shared(l))
@@ -307,8 +312,12 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
 /* Makes one attempt, in an owned or a shared lease. Sets the error's text, except for DP_RESULT_TOO_LARGE. *at: the worker to try
  * first; on return, the worker that was used. */
 static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_args *a, uint32_t *at, uint32_t *got) {
-    if (shared(l))
-        return rfaas_api_invoke_shared(l, a, got, at);
+    if (shared(l)) {
+        int status = rfaas_api_invoke_shared(l, a, got, at);
+        note_worker(*at);
+        return status;
+    }
+    note_worker(*at);
     dp_started started = DP_NOT_STARTED;
     int64_t deadline = attempt_deadline(a->p);
     uint32_t slot;
@@ -441,6 +450,7 @@ static __attribute__((noinline)) int invoke_shared(rfaas_lease *l, const call_ar
     uint32_t w = 0;
     uint64_t key = rfaas_api_fails_over(l) ? rfaas_api_grant_key(l) : 0;
     int status = rfaas_api_invoke_shared(l, a, got, &w);
+    note_worker(w);
     return LIKELY(status == DP_OK) ? status : invoke_again(l, a, w, key, status, got);
 }
 
@@ -515,6 +525,7 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         dp_started started = DP_NOT_STARTED;
         int64_t deadline = attempt_deadline(&p);
         status = call(l, w, fn, in, (uint32_t)in_size, buffer_of(l, in, in_size), out, room, &got, deadline, &started, &slot);
+        note_worker(w);
         if (LIKELY(status == DP_OK))
             l->sync_worker = w;
         else

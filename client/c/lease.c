@@ -105,6 +105,7 @@ static void destroy_lease(rfaas_lease *l) {
     l->entered = 0;
     l->grow_at = 0;
     rfaas_api_threads_reset(l);
+    rfaas_api_descriptor_free(l); /* only now, because its thread may wait for this one to leave */
     memset(&l->past, 0, sizeof l->past);
     l->news_first = l->news_count = l->news_lost = 0;
     pthread_mutex_lock(&rfaas_api_mu);

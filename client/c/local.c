@@ -101,6 +101,7 @@ int rfaas_api_local_open(rfaas_lease *l, const char *why) {
 int rfaas_api_here(rfaas_lease *l, const char *op, const call_args *a, uint32_t *got) {
     rfaas_function fn = a->fn;
     uint32_t room = cut_capacity(l, a->room);
+    note_no_worker();
     rfaas_call_pieces whole = {.in = {&(dp_piece){(void *)a->in, a->in_size, 1, 0}, 1}, .out = {&(dp_piece){a->out, room, 1, 0}, 1}};
     const rfaas_call_pieces *pieces = a->pieces ? a->pieces : &whole;
     const char *first = l->functions[dp_chain_first(fn)], *second = dp_is_chain(fn) ? l->functions[dp_chain_second(fn)] : NULL;

@@ -150,6 +150,10 @@ static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_req
 
 /* Reports an ended request and frees its slot. */
 int rfaas_api_report(rfaas_lease *l, rfaas_request_slot *r, const char *op, size_t *out_size) {
+    if (LIKELY(!r->here))
+        note_worker(r->worker);
+    else
+        note_no_worker();
     int status = LIKELY(r->status == DP_OK) ? DP_OK : ended_badly(l, r, op);
     if (out_size && (LIKELY(status == DP_OK) || status == DP_RESULT_TOO_LARGE))
         *out_size = r->size;

@@ -41,6 +41,8 @@ static ALWAYS_INLINE void note_flying(rfaas_lease *l, rfaas_request_slot *r, con
     set_worker(r, w);
     r->function = a->fn;
     r->repeats = a->p->repeats;
+    r->here = false;
+    set_told(r, false);
     r->kill = a->p->kill;
     r->result_in_place = a->p->result_in_place;
     if (UNLIKELY(a->p->repeats)) {
@@ -190,6 +192,8 @@ static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_reques
     if (status)
         rfaas_api_keep_error(r);
     set_worker(r, 0);
+    r->here = true;
+    set_told(r, false);
     r->function = a->fn;
     r->pieces = a->pieces;
     r->repeats = 0;

@@ -30,9 +30,10 @@
  * inside, their calls end with RFAAS_LEASE_ENDED. A program with one calling thread uses no lock for
  * that. Any number of threads may use one session. A process may hold any number of leases up to
  * RFAAS_LEASES_MAX. The library can be used before MPI_Init, after MPI_Finalize and at every MPI
- * thread level; it makes no MPI call. It installs no signal handler. It has no thread. Only on verbs,
- * whose drivers may take most of a minute to destroy a queue pair, a thread without signals destroys
- * the channels of a released lease. After 0.1 s the release returns, and the thread continues.
+ * thread level; it makes no MPI call. It installs no signal handler. It has no thread, with two
+ * exceptions. rfaas_lease_descriptor makes one that waits for calls. On verbs, whose drivers may take
+ * most of a minute to destroy a queue pair, a thread destroys the channels of a released lease. After
+ * 0.1 s the release returns, and the thread continues. These threads handle no signals.
  *
  * Agent. The program rfaas-agent finds executors, renews leases and follows their events, for all
  * processes of a user on a node. The library starts it when it is first needed, and talks to it on a
@@ -156,6 +157,14 @@ RFAAS_API int rfaas_started(void);
  * The code is the one that the function passed to rfaas_fail_code (rfaas_function.h). Returns 0 if the
  * last error of this thread is not RFAAS_FUNCTION_FAILED, and if the function called rfaas_fail. */
 RFAAS_API int32_t rfaas_function_code(void);
+
+/* rfaas_call_worker returns the worker of this thread's last call.
+ *
+ * The index of the worker on which the thread's last call ended that it made by rfaas_invoke or
+ * rfaas_invokev, or that it waited for. With `repeats`, the worker of the last attempt.
+ * RFAAS_ANY_WORKER (-1): the thread has made no call, or the call has run in this process
+ * (RFAAS_LEASE_LOCAL). */
+RFAAS_API int rfaas_call_worker(void);
 
 /* ---- library ---- */
 
@@ -1088,6 +1097,48 @@ RFAAS_API int rfaas_waitany(size_t count, rfaas_request requests[], size_t *inde
  * Everything else is as in rfaas_waitany. */
 RFAAS_API int rfaas_waitany_for(size_t count, rfaas_request requests[], int64_t timeout_ns, size_t *index,
                                 size_t *out_size);
+
+/* ---- calls in an event loop ---- */
+
+/* rfaas_lease_descriptor returns a descriptor for poll() that becomes readable when a request of a
+ * lease has ended.
+ *
+ *   fd: the descriptor.
+ *
+ * For programs that wait in poll, epoll or the like. The first call makes the descriptor, and a thread
+ * in this process that waits for requests after rfaas_lease_arm. The lease then counts as one that
+ * several threads use. The thread sleeps in every wait mode.
+ *
+ * The lease owns the descriptor, makes it readable when it is released, and closes it then. The
+ * program must neither read nor close it, but may poll a copy of it (dup). A child of fork() must not
+ * use it.
+ *
+ * Errors:
+ *   RFAAS_FATAL: there is no descriptor or thread left for it. */
+RFAAS_API int rfaas_lease_descriptor(rfaas_lease *lease, int *fd);
+
+/* rfaas_lease_arm makes a lease's descriptor readable at the next end of a request.
+ *
+ * Makes the descriptor of rfaas_lease_descriptor unreadable. It becomes readable when a request of the
+ * lease has ended, or if no request is in flight. A request that has ended before counts too, unless
+ * the descriptor has become readable for it already. Does not block. A loop arms, tests its requests,
+ * and polls:
+ *
+ *     rfaas_lease_descriptor(lease, &p.fd);
+ *     for (;;) {
+ *         rfaas_lease_arm(lease);
+ *         for (...) rfaas_test(&requests[i], &done, &size);
+ *         poll(&p, 1, -1);
+ *     }
+ *
+ * The descriptor becomes readable once for each time that it is armed. Requests for which other
+ * threads wait count too, so it may be readable although no request of the loop has ended. While the
+ * lease is armed and the descriptor is not readable, starting a call takes some ten microseconds
+ * longer, because it interrupts the thread.
+ *
+ * Errors:
+ *   RFAAS_INVALID: the lease has no descriptor. */
+RFAAS_API int rfaas_lease_arm(rfaas_lease *lease);
 
 /* ---- tables ---- */
 

@@ -128,8 +128,10 @@ int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, cons
     *due = r->deadline;
     /* A thread that holds the unit for longer is replacing the worker. */
     int st = dp_turns_take(l->turns, DP_TURN_BRIEF, unit, false, dp_now_ns() + SLICE_MAX_NS, &same);
-    if (st == DP_DEADLINE)
+    if (st == DP_DEADLINE) {
+        set_told(r, false); /* it may have ended */
         return RFAAS_OK;
+    }
     if (st)
         return fail_released(op, RFAAS_MAYBE_EXECUTED);
     int status = RFAAS_OK;

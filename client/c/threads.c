@@ -265,11 +265,11 @@ int rfaas_api_enter_last(rfaas_lease *l, const char *op, const rfaas_session *of
     return RFAAS_OK;
 }
 
-int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline) {
+static int take_all(rfaas_lease *l, const char *op, dp_turn_kind kind, int64_t deadline) {
     if (!shared(l))
         return RFAAS_OK;
     for (uint32_t i = 0, unit; i < units(l); i++) { /* every thread takes them in this order and holds none before */
-        int status = dp_turns_take(l->turns, DP_TURN_BRIEF, i, false, deadline, &unit);
+        int status = dp_turns_take(l->turns, kind, i, false, deadline, &unit);
         if (!status)
             continue;
         while (i-- > 0)
@@ -279,6 +279,24 @@ int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline) {
                                                              : "%s: the lease was released by another thread", op);
     }
     return RFAAS_OK;
+}
+
+int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline) { return take_all(l, op, DP_TURN_BRIEF, deadline); }
+
+int rfaas_api_take_long(rfaas_lease *l, const char *op) { return take_all(l, op, DP_TURN_LONG, 0); }
+
+bool rfaas_api_wanted(const rfaas_lease *l) {
+    bool wanted = dp_turns_closed(l->turns);
+    for (uint32_t i = 0; !wanted && i < units(l); i++)
+        wanted = dp_turns_brief(l->turns, i);
+    return wanted;
+}
+
+bool rfaas_api_others(const rfaas_lease *l) {
+    bool others = false;
+    for (uint32_t i = 0; shared(l) && !others && i < units(l); i++)
+        others = dp_turns_others(l->turns, i);
+    return others;
 }
 
 void rfaas_api_put_all(rfaas_lease *l) {

@@ -450,6 +450,9 @@ inline std::size_t wait_any_for(span<request> requests, std::chrono::nanoseconds
     return index;
 }
 
+/* The index of the worker of this thread's last call. any_worker: there was none, or it has run in this process. */
+inline int call_worker() noexcept { return rfaas_call_worker(); }
+
 /* Finds an executor for each of `count` leases with these options, and leases nothing. */
 inline std::vector<rfaas_place> places(const session &s, const lease_options &options, std::size_t count) {
     std::vector<rfaas_place> found(count);
@@ -526,6 +529,13 @@ class lease {
     const char *function_name(rfaas::function f) const { return rfaas_lease_function_name(handle_, f); }
     /* Renews the lease for at least t from now. 0: the duration that it was opened with. */
     void renew(std::chrono::nanoseconds t = {}) { check(rfaas_lease_renew(handle_, t.count())); }
+    /* For poll(): becomes readable once after arm() when a request of the lease has ended that was not waited for, or none is in flight. The lease owns it. */
+    int descriptor() {
+        int fd = -1;
+        check(rfaas_lease_descriptor(handle_, &fd));
+        return fd;
+    }
+    void arm() { check(rfaas_lease_arm(handle_)); }
     /* Takes the oldest event. Its kind is event_kind::none if there is no event. */
     rfaas_event event() {
         rfaas_event e{};

@@ -303,12 +303,12 @@ module rfaas
    public :: rfaas_change_function, rfaas_combine_function
 
    public :: rfaas_init, rfaas_finalize, rfaas_version, rfaas_class, rfaas_strerror, rfaas_last_error, rfaas_started, &
-      rfaas_function_code, rfaas_init_call
+      rfaas_function_code, rfaas_call_worker, rfaas_init_call
    public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
       rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
       rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
    public :: rfaas_session_cached, rfaas_lease_status, rfaas_worker_origin, rfaas_worker_replace, rfaas_lease_function_name, &
-      rfaas_lease_chain
+      rfaas_lease_chain, rfaas_lease_descriptor, rfaas_lease_arm
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
    public :: rfaas_pieces, rfaas_add_piece, rfaas_invokev, rfaas_iinvokev
    public :: rfaas_table_put, rfaas_table_put_at, rfaas_table_drop
@@ -354,6 +354,11 @@ contains
 
    integer function rfaas_function_code()
       rfaas_function_code = int(rfaas_function_code_c())
+   end function
+
+   !> The worker of the last call, counted from 0. RFAAS_ANY_WORKER: there was none, or it has run in this process.
+   integer function rfaas_call_worker()
+      rfaas_call_worker = int(rfaas_call_worker_c())
    end function
 
    subroutine finish(status, ierror)
@@ -604,6 +609,25 @@ contains
       ns = 0
       if (present(duration)) ns = nanoseconds(duration)
       call finish(rfaas_lease_renew_c(lease%handle, ns), ierror)
+   end subroutine
+
+   !> A descriptor for poll(), which becomes readable once after rfaas_lease_arm when a request of the lease has ended that was not waited for, or none
+   !> is in flight. The lease owns it.
+   subroutine rfaas_lease_descriptor(lease, fd, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      integer, intent(out) :: fd
+      integer, intent(out), optional :: ierror
+      integer(c_int) :: number, status
+      number = -1
+      status = rfaas_lease_descriptor_c(lease%handle, number)
+      fd = int(number)
+      call finish(status, ierror)
+   end subroutine
+
+   subroutine rfaas_lease_arm(lease, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_lease_arm_c(lease%handle), ierror)
    end subroutine
 
    !> Takes the oldest event of the lease. Its kind is RFAAS_EVENT_NONE if there is no event.

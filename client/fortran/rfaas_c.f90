@@ -317,6 +317,11 @@ module rfaas_c
          import
       end function
 
+      !> rfaas_call_worker returns the worker of this thread's last call.
+      integer(c_int) function rfaas_call_worker_c() bind(c, name='rfaas_call_worker')
+         import
+      end function
+
       !> rfaas_init starts the library.
       integer(c_int) function rfaas_init_c(options) bind(c, name='rfaas_init')
          import
@@ -627,6 +632,19 @@ module rfaas_c
          integer(c_int64_t), value :: timeout_ns
          integer(c_size_t), intent(inout) :: index
          integer(c_size_t), intent(inout), optional :: out_size
+      end function
+
+      !> rfaas_lease_descriptor returns a descriptor for poll() that becomes readable when a request of a lease has ended.
+      integer(c_int) function rfaas_lease_descriptor_c(lease, fd) bind(c, name='rfaas_lease_descriptor')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int), intent(inout) :: fd
+      end function
+
+      !> rfaas_lease_arm makes a lease's descriptor readable at the next end of a request.
+      integer(c_int) function rfaas_lease_arm_c(lease) bind(c, name='rfaas_lease_arm')
+         import
+         type(c_ptr), value :: lease
       end function
 
       !> rfaas_table_put publishes a table, which functions find by its name.

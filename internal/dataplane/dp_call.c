@@ -553,6 +553,30 @@ static int wait_any(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
     return ep->n_lanes > 1 ? wait_all_lanes(ep, deadline_ns, yields) : wait_lane(ep->lanes[0], deadline_ns, yields);
 }
 
+int dp_endpoint_sleep_turn(dp_endpoint *ep, int64_t deadline_ns) {
+    dp_waiter *w = &ep->lanes[0]->waiter;
+    w->now = dp_now_ns();
+    progress_all(ep);
+    bool any = any_ended(ep);
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        ep->lanes[i]->seen = ep->lanes[i]->ended;
+    if (any || reap_all(ep))
+        return DP_OK;
+    if (ep->idle_fn)
+        ep->idle_fn(ep->idle_arg, w->now, false);
+    if (deadline_ns && w->now >= deadline_ns)
+        return DP_DEADLINE;
+    if (yield_all(ep))
+        return DP_YIELD;
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        dp_lane_probe(ep->lanes[i], w->now);
+    if (ep->n_lanes > 1)
+        block_all(ep, deadline_ns, true);
+    else
+        block(ep->lanes[0], deadline_ns, true);
+    return DP_OK;
+}
+
 int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns) { return wait_any(ep, deadline_ns, false); }
 
 int dp_endpoint_wait_turn(dp_endpoint *ep, int64_t deadline_ns) { return wait_any(ep, deadline_ns, true); }

@@ -152,6 +152,9 @@ int dp_channel_wait(dp_channel *ch, uint32_t slot, int64_t deadline_ns);
 #define DP_YIELD 1
 int dp_channel_wait_turn(dp_channel *ch, uint32_t slot, int64_t deadline_ns, bool others);
 int dp_endpoint_wait_turn(dp_endpoint *ep, int64_t deadline_ns);
+/* dp_endpoint_sleep_turn does one step of dp_endpoint_wait_turn. It sleeps at once whatever the wait mode is, and may return DP_OK although no call
+ * has ended. */
+int dp_endpoint_sleep_turn(dp_endpoint *ep, int64_t deadline_ns);
 /* dp_channel_wait_some is dp_endpoint_wait_turn on the channel's lane alone. */
 int dp_channel_wait_some(dp_channel *ch, int64_t deadline_ns);
 /* Asks the thread that waits on the channel's lane, or on any lane, to yield. Any thread; the endpoint must not be destroyed

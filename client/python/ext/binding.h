@@ -19,7 +19,7 @@
     _(init) _(finalize) _(version) _(last_error) _(started) _(function_code) _(session_open) _(session_close) _(session_cached)               \
     _(session_changes) _(table_put_at) _(table_drop) _(lease_open) _(lease_open_across) _(lease_release) _(lease_renew) _(lease_event) _(lease_workers)             \
     _(seed_create) _(seed_open) _(seed_name) _(seed_info) _(seed_release) _(lease_info) _(lease_status) _(lease_statistics) _(worker_origin) _(worker_info) _(worker_replace) _(lease_function)                      \
-    _(lease_function_name) _(lease_chain) _(invoke) _(invokev) _(iinvoke) _(iinvokev) _(test) _(waitany_for) _(cancel) _(map) _(reduce)
+    _(lease_function_name) _(lease_chain) _(invoke) _(invokev) _(iinvoke) _(iinvokev) _(test) _(waitany_for) _(cancel) _(call_worker) _(lease_descriptor) _(lease_arm) _(map) _(reduce)
 #define BINDING_DECLARE(name) __typeof__(rfaas_##name) *name;
 typedef struct binding_library {
     BINDING_FUNCTIONS(BINDING_DECLARE)
@@ -45,7 +45,7 @@ PyObject *binding_dtype(PyObject *array);
  * of numpy needs the buffer protocol. */
 bool binding_view(PyObject *array, Py_ssize_t itemsize, bool writable, Py_buffer *b);
 /* A function of the package rfaas, set by binding_hooks. Borrowed. */
-typedef enum binding_hook { HOOK_ERROR, HOOK_LOAD, HOOK_RESULT, HOOK_PART, HOOK_DTYPE, HOOK_COUNT } binding_hook;
+typedef enum binding_hook { HOOK_ERROR, HOOK_LOAD, HOOK_RESULT, HOOK_PART, HOOK_DTYPE, HOOK_AWAIT, HOOK_COUNT } binding_hook;
 PyObject *binding_hook_of(binding_hook which);
 
 /* Threads that are inside librfaas without the GIL. All functions that may wait for another thread of a lease are called without it, also
@@ -215,6 +215,7 @@ typedef struct Request {
     unsigned forks; /* binding_forks when it was started */
     int status, started;
     int32_t code;
+    int worker; /* of a call that has ended; -1: none */
     size_t size;
     char *text;
     PyObject *result; /* after the first result() */

@@ -445,6 +445,28 @@ static PyObject *Lease_check(Lease *l, PyObject *none) {
     return PyErr_Occurred() ? NULL : status ? binding_raise(status) : Py_NewRef(Py_None);
 }
 
+static PyObject *Lease_descriptor(Lease *l, PyObject *none) {
+    (void)none;
+    int fd = -1, status;
+    if (!Lease_open(l))
+        return NULL;
+    BEGIN_CALL
+    status = RFAAS.lease_descriptor(l->handle, &fd);
+    END_CALL
+    return status ? binding_raise(status) : PyLong_FromLong(fd);
+}
+
+static PyObject *Lease_arm(Lease *l, PyObject *none) {
+    (void)none;
+    int status;
+    if (!Lease_open(l))
+        return NULL;
+    BEGIN_CALL
+    status = RFAAS.lease_arm(l->handle);
+    END_CALL
+    return status ? binding_raise(status) : Py_NewRef(Py_None);
+}
+
 /* ---- seeds ---- */
 
 static PyObject *Seed_adopt(PyTypeObject *type, PyObject *session, rfaas_seed *handle) {
@@ -567,6 +589,8 @@ static PyMethodDef lease_methods[] = {
     { "_info", (PyCFunction)Lease_info, METH_NOARGS, NULL },
     { "_statistics", (PyCFunction)Lease_statistics, METH_NOARGS, NULL },
     { "_event", (PyCFunction)Lease_event, METH_NOARGS, NULL },
+    { "_descriptor", (PyCFunction)Lease_descriptor, METH_NOARGS, NULL },
+    { "_arm", (PyCFunction)Lease_arm, METH_NOARGS, NULL },
     { "_worker_origin", (PyCFunction)Lease_worker_origin, METH_VARARGS, NULL },
     { "_worker_info", (PyCFunction)Lease_worker_info, METH_VARARGS, NULL },
     { "replace_worker", (PyCFunction)Lease_worker_replace, METH_VARARGS, "Kills a worker and starts a new one in its place." },

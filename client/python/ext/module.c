@@ -84,7 +84,7 @@ static PyObject *set_hooks(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *given[HOOK_COUNT];
     unsigned long long main_ident;
-    if (!PyArg_ParseTuple(args, "KOOOOO", &main_ident, &given[0], &given[1], &given[2], &given[3], &given[4]))
+    if (!PyArg_ParseTuple(args, "KOOOOOO", &main_ident, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5]))
         return NULL;
     main_thread = (pthread_t)main_ident; /* threading.get_ident() is pthread_self() */
     for (int i = 0; i < HOOK_COUNT; i++) {

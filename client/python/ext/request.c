@@ -45,14 +45,15 @@ static void unlink_request(Request *r) {
 
 /* What the library says about a call that ended, kept until its result is asked for. */
 typedef struct ending {
-    int status, started;
+    int status, started, worker;
     int32_t code;
     size_t size;
     char *text;
 } ending;
 
-/* In the thread of the failed call, before its next one. */
+/* In the thread that waited for the call, before it makes another one. */
 static void note(ending *e) {
+    e->worker = RFAAS.call_worker();
     if (!e->status)
         return;
     e->started = RFAAS.started();
@@ -72,6 +73,7 @@ static void finish(Request *r, const ending *e) {
     r->status = r->cancelled ? RFAAS_CANCELLED : e->status;
     r->started = r->cancelled ? RFAAS_MAYBE_EXECUTED : e->started;
     r->code = e->code;
+    r->worker = e->worker;
     r->size = e->size;
     r->text = e->text;
     Plan_free_inputs(&r->plan);
@@ -259,7 +261,7 @@ static PyObject *Request_cancel(Request *r, PyObject *none) {
         r->cancelled = false;
         return binding_raise(status);
     }
-    finish(r, &(ending){ 0 });
+    finish(r, &(ending){ .worker = RFAAS_ANY_WORKER });
     Py_RETURN_TRUE;
 }
 
@@ -334,6 +336,14 @@ static PyObject *Request_function(Request *r, void *unused) {
     return Py_NewRef((PyObject *)r->function);
 }
 
+/* The index of the worker that executed the call; None: it has not ended, it was cancelled, or it ran in this process. */
+static PyObject *Request_worker(Request *r, void *unused) {
+    (void)unused;
+    return r->id || r->worker < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(r->worker);
+}
+
+static PyObject *Request_await(PyObject *r) { return PyObject_CallFunctionObjArgs(binding_hook_of(HOOK_AWAIT), r, NULL); }
+
 static PyMethodDef methods[] = {
     { "result", (PyCFunction)(void *)Request_result, METH_VARARGS | METH_KEYWORDS, "Waits for the call and returns its result." },
     { "wait", (PyCFunction)(void *)Request_wait, METH_VARARGS | METH_KEYWORDS, "Waits for the call. Returns whether it has ended." },
@@ -343,7 +353,10 @@ static PyMethodDef methods[] = {
 };
 static PyGetSetDef properties[] = {
     { "function", (getter)Request_function, NULL, "The function that was called.", NULL },
+    { "worker", (getter)Request_worker, NULL, "The index of the worker that executed the call, or None.", NULL },
     { 0 },
 };
-static PyType_Slot slots[] = { { Py_tp_dealloc, Request_dealloc }, { Py_tp_methods, methods }, { Py_tp_getset, properties }, { 0 } };
+static PyType_Slot slots[] = {
+    { Py_tp_dealloc, Request_dealloc }, { Py_tp_methods, methods }, { Py_tp_getset, properties }, { Py_am_await, Request_await }, { 0 },
+};
 PyType_Spec Request_spec = { "_rfaas.Request", sizeof(Request), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots };

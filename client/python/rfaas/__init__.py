@@ -25,7 +25,7 @@ import time as _time
 from collections.abc import Iterable as _Iterable, Iterator as _Iterator
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
-from . import _library, _numba, _rfaas
+from . import _library, _loop, _numba, _rfaas
 from ._compile import compile
 from ._executor import Executor, finish_all as _finish_all
 from ._futures import BrokenExecutor, Future, PythonVersionError, RemoteTraceback
@@ -48,7 +48,7 @@ def _error_or_own(status: int, text: str, started: bool = True, code: int = 0) -
     return (code == _numba.CODE and _numba.exception_of(text)) or _error(status, text, started, code)
 
 
-_rfaas.hooks(_threading.main_thread().ident, _error_or_own, _library.load, _new_result, _part_of, _dtype_of)
+_rfaas.hooks(_threading.main_thread().ident, _error_or_own, _library.load, _new_result, _part_of, _dtype_of, _loop.await_request)
 _atexit.register(_rfaas.finish)
 _atexit.register(_finish_all)  # before finish
 _os.register_at_fork(after_in_child=_rfaas.after_fork)
@@ -104,6 +104,8 @@ class Lease(_rfaas.Lease):
     lease["name"] is a function of the library. Any number of threads may use one lease. Their calls run in parallel on its workers.
     Leaving a `with` block releases the lease.
     """
+
+    _watch: _loop.Watch | None = None
 
     def __new__(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> Lease:
         return super().__new__(cls, session or default_session(), _lease_options(library, options))

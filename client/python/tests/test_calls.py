@@ -1,5 +1,6 @@
 """Calls, requests, maps and errors of the package rfaas against an executor. RFAAS_TEST_PROVIDER: shm or tcp."""
 import array
+import asyncio
 import os
 import pickle
 import signal
@@ -318,6 +319,92 @@ class Requests(LeaseCase):
         calls(100)  # the main thread waits in its own way
         for t in threads:
             t.join()
+        self.assertEqual(wrong, [])
+
+    def test_worker_of_a_call(self):
+        requests = [self.echo.submit(b"x", worker=i) for i in (1, 0, 1)]
+        self.assertEqual([(r.result(), r.worker) for r in requests], [(b"x", 1), (b"x", 0), (b"x", 1)])
+        slow = self.lease["sleep_ns"].submit(self.ns(60))
+        self.assertIsNone(slow.worker)
+        slow.cancel()
+        self.assertIsNone(slow.worker)
+
+
+class Awaits(LeaseCase):
+    """Calls that tasks of asyncio wait for."""
+
+    def setUp(self):
+        super().setUp()
+        self.sleep = self.lease["sleep_ns"]
+
+    def test_many_tasks(self):
+        async def task(i):
+            return int((await self.sleep.submit(np.array([i % 4 * 10**6], np.uint64)))[0])
+
+        async def several():
+            self.assertTrue(hasattr(self.echo.submit(b"y"), "__await__"))
+            self.assertEqual(await self.echo.submit(b"x"), b"x")
+            return await asyncio.gather(*map(task, range(12)))
+
+        for _ in range(2):  # two loops, one after the other
+            self.assertEqual(asyncio.run(several()), [i % 4 * 10**6 for i in range(12)])
+
+    def test_other_tasks_run(self):
+        """While a task waits for a call, others run, and wait for calls of the same lease."""
+        async def several():
+            slow = asyncio.ensure_future(self.result(self.sleep.submit(self.ns(60), worker=0)))
+            forgotten = self.echo.submit(b"not awaited", worker=1)
+            for i in range(20):
+                self.assertEqual(await self.sleep.submit(np.array([i * 10**4], np.uint64), worker=1), i * 10**4)
+            self.assertFalse(slow.done())
+            slow.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await slow
+            return await forgotten
+
+        self.assertEqual(asyncio.run(several()), b"not awaited")
+
+    async def result(self, request):
+        return await request
+
+    def test_failures(self):
+        async def failures():
+            both = self.sleep.submit(self.ns(60), worker=0, timeout=0.05), self.lease["crash"].submit(b"", worker=1)
+            late, died = await asyncio.gather(*map(self.result, both), return_exceptions=True)
+            self.assertIsInstance(late, rfaas.DeadlineError)
+            self.assertIsInstance(died, rfaas.WorkerDiedError)
+            self.lease.replace_worker(0)
+            waits = asyncio.ensure_future(self.result(self.sleep.submit(self.ns(60), worker=0)))
+            await asyncio.sleep(0.01)
+            self.lease.release()
+            with self.assertRaises(rfaas.InvalidError):
+                await waits
+
+        asyncio.run(failures())
+
+    def test_several_loops(self):
+        """Two threads with a loop each wait for calls of one lease, and another thread makes calls."""
+        wrong, stop = [], threading.Event()
+
+        async def several(worker):
+            for i in range(50):
+                results = await asyncio.gather(*(self.result(self.sleep.submit(np.array([j * 10**5], np.uint64), worker=worker)) for j in range(3)))
+                if [int(r[0]) for r in results] != [0, 10**5, 2 * 10**5]:
+                    wrong.append(results)
+
+        def call():
+            while not stop.is_set():
+                if self.echo(b"x") != b"x":
+                    wrong.append("x")
+
+        threads = [threading.Thread(target=asyncio.run, args=(several(worker),)) for worker in range(2)]
+        caller = threading.Thread(target=call)
+        for t in caller, *threads:
+            t.start()
+        for t in threads:
+            t.join()
+        stop.set()
+        caller.join()
         self.assertEqual(wrong, [])
 
 

@@ -1,4 +1,5 @@
 // Test of rfaas.hpp. Needs what batch_test.c needs. Exit status 0: all good.
+#include <poll.h>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -278,6 +279,12 @@ int main(int, char **argv) {
             CHECK(r == in);
         CHECK(rfaas::wait_any(requests) == RFAAS_UNDEFINED);
         CHECK(rfaas::wait_any_for(requests, std::chrono::seconds(30)) == RFAAS_UNDEFINED);
+        CHECK(rfaas::call_worker() >= 0);
+        pollfd descriptor{};
+        descriptor.fd = lease.descriptor();
+        descriptor.events = POLLIN;
+        lease.arm(); // no request is in flight
+        CHECK(poll(&descriptor, 1, 30000) == 1);
         CHECK(std::string(lease.function_name(echo)) == "echo" && lease.status() == RFAAS_OK);
         rfaas::request r = lease.iinvoke(echo, in, results[0]);
         std::size_t n = 0;

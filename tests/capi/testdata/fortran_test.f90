@@ -130,6 +130,12 @@ program fortran_test
    call check(at == RFAAS_UNDEFINED, 'waitany_for that looks')
    call rfaas_waitany_for(requests, 30.0_c_double, at, n)
    call check(at == 2 .and. n == 8, 'waitany_for')
+   call check(rfaas_call_worker() >= 0, 'worker of a call')
+   call rfaas_lease_arm(lease, ierror)
+   call fails(RFAAS_INVALID, 'rfaas_lease_descriptor', 'arm without a descriptor')
+   call rfaas_lease_descriptor(lease, at)
+   call check(at >= 0, 'descriptor')
+   call rfaas_lease_arm(lease)
 
    call rfaas_lease_info(lease, details)
    call check(details%workers == 2 .and. details%depth == 4 .and. len_trim(details%executor) > 3 .and. &
