@@ -104,6 +104,9 @@ func newWish(req *control.LeaseRequest, t *lease.Terms, owner string) *wish {
 		h.Write(part)
 	}
 	_ = binary.Write(h, binary.LittleEndian, []uint64{uint64(t.UID), uint64(t.GID), uint64(t.CoresPerWorker), w.heap})
+	if w.GetName() != "" { // another seed of the same function can have another content
+		fmt.Fprintf(h, "%s:%d@%s", w.GetName(), w.GetVersion(), w.GetOrigin())
+	}
 	h.Sum(w.key[:0])
 	w.key[1] = ^w.key[1] // no client can make a table with this hash
 	if req.GetProvider() == dataplane.OFI {

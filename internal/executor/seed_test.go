@@ -296,12 +296,22 @@ func TestSeedOfAnotherTenant(t *testing.T) {
 		"bundle":   func(r *control.LeaseRequest, _ *lease.Terms) { r.Bundle = &control.Table{Sha256: []byte("bundle")} },
 		"function": func(r *control.LeaseRequest, _ *lease.Terms) { r.Seed.Function = "prepar" },
 		"payload":  func(r *control.LeaseRequest, _ *lease.Terms) { r.Seed.Payload = []byte("epayload") },
+		"name":     func(r *control.LeaseRequest, _ *lease.Terms) { r.Seed.Name, r.Seed.Version = "xs", 1 },
 	} {
 		r, other := request(), terms
 		change(r, &other)
 		if newWish(r, &other, "tenant "+other.Tenant).key == same {
 			t.Errorf("another %s has the same seed", what)
 		}
+	}
+	named := func(name string, version uint32, origin string) sum {
+		r := request()
+		r.Seed.Name, r.Seed.Version, r.Seed.Origin = name, version, origin
+		return newWish(r, &terms, "tenant ann").key
+	}
+	first := named("xs", 1, "a:1")
+	if first == named("xs", 2, "a:1") || first == named("xs", 1, "b:1") || first == named("sx", 1, "a:1") || first != named("xs", 1, "a:1") {
+		t.Error("named seeds of the same function are one")
 	}
 	if newWish(request(), &terms, "tenant bob").key == same {
 		t.Error("another owner has the same seed")
