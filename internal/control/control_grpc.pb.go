@@ -93,7 +93,8 @@ type ExecutorClient interface {
 	// time that resources have become free and there is room. Nothing is reserved.
 	Room(ctx context.Context, in *RoomRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RoomReply], error)
 	// CreateSeed executes a function of a lease's library in a process of its own, on the cores of the lease's first worker, and keeps the memory of that
-	// process under a name. Later leases name it in their Seed. It is kept until ttl_ms have passed without RenewSeed.
+	// process under a name. Later leases name it in their Seed. It is kept until ttl_ms have passed without RenewSeed. The caller makes the first RenewSeed
+	// when it has the reply, within 30 s: a seed whose reply was lost ends then.
 	CreateSeed(ctx context.Context, in *CreateSeedRequest, opts ...grpc.CallOption) (*SeedReply, error)
 	// DescribeSeed describes a seed of the caller's tenant.
 	DescribeSeed(ctx context.Context, in *SeedRequest, opts ...grpc.CallOption) (*SeedReply, error)
@@ -415,7 +416,8 @@ type ExecutorServer interface {
 	// time that resources have become free and there is room. Nothing is reserved.
 	Room(*RoomRequest, grpc.ServerStreamingServer[RoomReply]) error
 	// CreateSeed executes a function of a lease's library in a process of its own, on the cores of the lease's first worker, and keeps the memory of that
-	// process under a name. Later leases name it in their Seed. It is kept until ttl_ms have passed without RenewSeed.
+	// process under a name. Later leases name it in their Seed. It is kept until ttl_ms have passed without RenewSeed. The caller makes the first RenewSeed
+	// when it has the reply, within 30 s: a seed whose reply was lost ends then.
 	CreateSeed(context.Context, *CreateSeedRequest) (*SeedReply, error)
 	// DescribeSeed describes a seed of the caller's tenant.
 	DescribeSeed(context.Context, *SeedRequest) (*SeedReply, error)

@@ -31,6 +31,10 @@ import (
 
 const seedNameMost = 63
 
+// seedUnconfirmed is how long a new seed lasts without a renewal. The agent renews it when it has received the reply, so the tenant pays no longer for a seed whose
+// reply was lost.
+const seedUnconfirmed = 30 * time.Second
+
 // published is a named seed. The lock of the publications guards what changes: until and timer.
 type published struct {
 	id    seedID
@@ -66,7 +70,7 @@ func newPublications(tables *tableStore, accounts func() *accounts, now func() t
 	return &publications{tables: tables, accounts: accounts, now: now, log: log, all: map[seedID]*published{}, last: uint32(now().Unix())}
 }
 
-// add publishes a seed. It takes the reference to the table. The seed's version is in its description afterwards.
+// add publishes a seed, until its first renewal for seedUnconfirmed. It takes the reference to the table. The seed's version is in its description afterwards.
 func (p *publications) add(about *control.SeedDescription, t *table, ttl time.Duration) (*published, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,7 +79,7 @@ func (p *publications) add(about *control.SeedDescription, t *table, ttl time.Du
 	}
 	p.last++
 	about.Version = p.last
-	s := p.insert(about, t, ttl, ttl)
+	s := p.insert(about, t, ttl, min(ttl, seedUnconfirmed))
 	p.accounts().keep(about.GetTenant(), t)
 	p.watch(s)
 	return s, nil

@@ -168,7 +168,14 @@ func TestNamedSeedExpires(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := n.RenewSeed(n.ctx(), &control.SeedRequest{Tenant: "alice", Name: "xs", TtlMs: 1})
+	if left := time.Duration(long.GetLeftMs()) * time.Millisecond; left > seedUnconfirmed {
+		t.Errorf("a seed whose reply may be lost lasts for %v", left)
+	}
+	r, err := n.RenewSeed(n.ctx(), &control.SeedRequest{Tenant: "alice", Name: "xs"})
+	if left := time.Duration(r.GetLeftMs()) * time.Millisecond; err != nil || left <= seedUnconfirmed || left > time.Minute {
+		t.Errorf("the first renewal: %v, %v", left, err)
+	}
+	r, err = n.RenewSeed(n.ctx(), &control.SeedRequest{Tenant: "alice", Name: "xs", TtlMs: 1})
 	if err != nil || r.GetLeftMs() < 10_000 {
 		t.Errorf("a renewal has made it shorter: %v, %v", r, err)
 	}

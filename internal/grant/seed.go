@@ -55,7 +55,12 @@ func (h *Held) CreateSeed(ctx context.Context, req *control.CreateSeedRequest) (
 	if err != nil {
 		return nil, fromControl(op, h.Address, err)
 	}
-	return seedOf(h.Address, r)
+	s, err := seedOf(h.Address, r)
+	if err != nil {
+		return nil, err
+	}
+	s.Left, err = h.c.RenewSeed(ctx, s.FullName()) // until then it lasts for a short time
+	return s, err
 }
 
 // seed makes a request about a seed to the executor that has made it.
