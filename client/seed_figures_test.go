@@ -110,3 +110,55 @@ func TestSeedFigures(t *testing.T) {
 	}
 	fmt.Printf("without a seed: %.0f starts a second\n", float64(starts)/time.Since(began).Seconds())
 }
+
+// TestSeedCopyFigures prints how long a lease takes from its request to the first result where the executor copies its named seed from another executor, beside a lease
+// there when it has the seed. It judges nothing.
+func TestSeedCopyFigures(t *testing.T) {
+	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
+		t.Skip("RFAAS_TEST_FIGURES is not set")
+	}
+	nodes, s, o := seedCluster(t, 2)
+	ctx := context.Background()
+	o.InitFunction, o.InitPayload, o.SeedRequired = "", nil, false
+	for _, mb := range []uint32{1, 5, 20, 100} {
+		o.Memory = uint64(mb)*1_000_000 + 64<<20
+		open := func(name string, at int) time.Duration {
+			to := o
+			to.Executor, to.SeedName, to.SeedRequired = nodes[at].Address, name, name != ""
+			began := time.Now()
+			l, err := s.Lease(ctx, to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.Worker(0).Invoke(ctx, function(t, l, "memory"), nil, make([]byte, 8)); err != nil {
+				t.Fatal(err)
+			}
+			took := time.Since(began)
+			release(t, l)
+			return took
+		}
+		var copied, warm []time.Duration
+		for range 9 {
+			maker := o
+			maker.Executor = nodes[0].Address
+			l, err := s.Lease(ctx, maker)
+			if err != nil {
+				t.Fatal(err)
+			}
+			seed, err := l.CreateSeed(ctx, "prepare_mb", binary.LittleEndian.AppendUint32(nil, mb), client.SeedOptions{Name: "figures"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			release(t, l)
+			open("", 1) // so that it has the library
+			copied = append(copied, open(seed.Name(), 1))
+			for range 3 {
+				warm = append(warm, open(seed.Name(), 1))
+			}
+			if err := seed.Release(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		fmt.Printf("%4d MB: lease to first result: copied %v, warm %v: %.1f times\n", mb, middle(copied), middle(warm), float64(middle(copied))/float64(middle(warm)))
+	}
+}

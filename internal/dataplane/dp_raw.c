@@ -27,8 +27,9 @@ static int create(dp_domain *d, dp_mem *const *expose, uint32_t n, bool bulk, dp
     if (!r)
         return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
     pthread_mutex_init(&r->lock, NULL);
-    r->piece = bulk ? DP_RAW_PIECE : DP_RAW_CHUNK;
-    r->pieces = bulk ? DP_RAW_PIECES : 1;
+    bool reads = bulk && !n;
+    r->piece = reads ? DP_RAW_PIECE : DP_RAW_CHUNK;
+    r->pieces = reads ? DP_RAW_PIECES : 1;
     dp_qp_attr attr = {.max_send = 2 * DP_RAW_BATCH, .max_recv = 1, .n_expose = n, .max_answers = bulk ? BULK_ANSWERS : DP_RAW_ANSWERS};
     for (uint32_t i = 0; i < n; i++)
         attr.expose[i] = expose[i];

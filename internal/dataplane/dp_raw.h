@@ -24,7 +24,8 @@ typedef struct dp_raw dp_raw;
 /* The peer may reach the n regions of `expose`, all of domain d, and on verbs all of d. */
 int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err);
 /* dp_raw_create for connections by which a peer reads much: both sides use it. dp_raw_read then has DP_RAW_PIECES reads of DP_RAW_PIECE bytes
- * under way at a time, so that it does not wait for a round trip after each. The connection uses about 4 MiB. */
+ * under way at a time, so that it does not wait for a round trip after each. This side uses about 2 MiB for that, unless it exposes memory: then it does not
+ * read in this way. */
 int dp_raw_create_bulk(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err);
 void dp_raw_destroy(dp_raw *r);
 int dp_raw_export(dp_raw *r, void *blob, uint32_t *len, dp_error *err);

@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -40,7 +39,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 			return invalidf("seed: segment %d of %d bytes does not lie in the %d bytes of memory", i, x.GetSize(), most)
 		}
 		c.Segments = append(c.Segments, zygote.SeedSegment{Offset: x.GetOffset(), Size: x.GetSize(), Sum: h})
-		parts = append(parts, memoryPart{req.GetMemory().GetAddr() + at[i], x.GetSize()})
+		parts = addPart(parts, memoryPart{req.GetMemory().GetAddr() + at[i], x.GetSize()})
 	}
 	if err := c.Check(); err != nil {
 		return invalidf("seed: %v", err)
@@ -49,19 +48,15 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	ctx, cancel := fetchContext(ctx, size)
 	defer cancel()
 	var source *fetchSource
-	t, err := e.tables.seed(ctx, copyKey(owner, content), owner, func() (*zygote.Seed, error) {
-		if err := e.tables.permit(owner, size); err != nil {
+	t, err := e.tables.seed(ctx, copyKey(owner, content), owner, func(room *seedRoom) (*zygote.Seed, error) {
+		if err := room.take(size); err != nil {
 			return nil, err
 		}
-		if err := e.tables.makeRoom(size); err != nil {
-			return nil, err
-		}
-		defer e.tables.giveBack(size) // storeSeed takes what the file has
 		var err error
 		if source, err = e.connectSource(ctx, req, parts, stream.Send); err != nil {
 			return nil, err
 		}
-		return zygote.CopySeed(c, bufio.NewReaderSize(source, fetchChunk))
+		return zygote.CopySeed(c, source)
 	})
 	source.close()
 	e.changed()
@@ -75,17 +70,25 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	return stream.Send(&control.FetchReply{Done: true, Seed: content[:]})
 }
 
-// takeCopy takes the copy of a seed out of the store. Nil: the store does not have the copy, or another request uses it.
-func (s *tableStore) takeCopy(key sum, owner string) *zygote.Seed {
+// addPart adds a part to those that are read one after the other.
+func addPart(parts []memoryPart, p memoryPart) []memoryPart {
+	if last := len(parts) - 1; last >= 0 && parts[last].addr+parts[last].size == p.addr {
+		parts[last].size += p.size
+		return parts
+	}
+	return append(parts, p)
+}
+
+// takeCopy takes the copy of a seed out of the store. Its memory moves to a seed under way. Nil: the store does not have the copy, or another request uses it.
+func (s *tableStore) takeCopy(key sum, owner string, room *seedRoom) *zygote.Seed {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	t := s.tables[key]
 	if t == nil || t.seed == nil || t.refs > 0 || !t.usable(owner) {
-		s.mu.Unlock()
 		return nil
 	}
 	delete(s.tables, key)
-	s.mu.Unlock()
-	s.giveBack(t.size)
+	room.add(t.size)
 	return t.seed
 }
 
@@ -107,8 +110,8 @@ func (w *wish) copied() (h sum) {
 }
 
 // findSeed returns the seed of a lease: the copy that the request names, or a new one.
-func (e *Executor) findSeed(ctx context.Context, h *holding, w *wish) (*zygote.Seed, error) {
-	s := e.tables.takeCopy(copyKey(w.owner, w.copied()), w.owner)
+func (e *Executor) findSeed(ctx context.Context, h *holding, w *wish, room *seedRoom) (*zygote.Seed, error) {
+	s := e.tables.takeCopy(copyKey(w.owner, w.copied()), w.owner, room)
 	switch {
 	case s == nil:
 		if w.GetNoCopy() != "" {

@@ -35,7 +35,7 @@ func seedOf(t testing.TB, b []byte) *zygote.Seed {
 // hasSeed gives a node a seed of the caller's.
 func (n *node) hasSeed(key sum, b []byte) {
 	n.t.Helper()
-	got, err := n.e.tables.seed(n.ctx(), key, "", func() (*zygote.Seed, error) { return seedOf(n.t, b), nil })
+	got, err := n.e.tables.seed(n.ctx(), key, "", func(*seedRoom) (*zygote.Seed, error) { return seedOf(n.t, b), nil })
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -134,15 +134,28 @@ func TestCopySeed(t *testing.T) {
 			if again, err := copySeed(a, b, key, provider, nil); err != nil || again != digest {
 				t.Errorf("again: %x, want %x, %v", again, digest, err)
 			}
-			if b.e.tables.takeCopy(copyKey("tenant bob", digest), "tenant bob") != nil {
-				t.Error("another tenant has the copy")
+			var s *zygote.Seed
+			size := uint64(len(data))
+			next, err := b.e.tables.seed(b.ctx(), key, "", func(room *seedRoom) (*zygote.Seed, error) {
+				if b.e.tables.takeCopy(copyKey("tenant bob", digest), "tenant bob", room) != nil {
+					t.Error("another tenant has the copy")
+				}
+				if s = b.e.tables.takeCopy(copyKey("", digest), "", room); s == nil {
+					t.Fatal("there is no copy")
+				}
+				if b.e.tables.takeCopy(copyKey("", digest), "", room) != nil {
+					t.Error("the copy is still in the store")
+				}
+				if aside := b.e.table.Capacity().SetAside; aside != size || b.e.tables.bytesOf("") != size {
+					t.Errorf("%d bytes are set aside, %d are the owner's, want %d", aside, b.e.tables.bytesOf(""), size)
+				}
+				return s, nil
+			})
+			if err != nil {
+				t.Fatal(err)
 			}
-			s := b.e.tables.takeCopy(copyKey("", digest), "")
-			if s == nil {
-				t.Fatal("there is no copy")
-			}
-			if b.e.tables.takeCopy(copyKey("", digest), "") != nil || b.e.table.Capacity().SetAside != 0 {
-				t.Error("the copy is still in the store")
+			if aside := b.e.table.Capacity().SetAside; aside != size || b.e.tables.bytesOf("") != size {
+				t.Errorf("then %d bytes are set aside, %d are the owner's, want %d", aside, b.e.tables.bytesOf(""), size)
 			}
 			const all = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
 			if seals, err := unix.FcntlInt(s.File.Fd(), unix.F_GET_SEALS, 0); err != nil || seals&all != all {
@@ -161,10 +174,6 @@ func TestCopySeed(t *testing.T) {
 			}
 			if !bytes.Equal(got, data) {
 				t.Error("the copy differs")
-			}
-			next, err := b.e.tables.seed(b.ctx(), key, "", func() (*zygote.Seed, error) { return s, nil })
-			if err != nil {
-				t.Fatal(err)
 			}
 			b.e.tables.release([]*table{next})
 			if third, err := copySeed(b, c, key, provider, nil); err != nil || third != digest {
@@ -213,11 +222,59 @@ func TestCopySeedRefused(t *testing.T) {
 	refuses(t, "a provider that it does not offer", err, control.ClassUnsupported, "not available")
 }
 
+// A seed is hashed when it has been made, and no request waits for that. Requests hash one seed at a time. One that is given up leaves nothing behind.
+func TestSeedIsHashedAhead(t *testing.T) {
+	n := newNodes(t, 1)[0]
+	data, _ := library(3 * (256 << 10))
+	made := make(chan *zygote.Seed, 1)
+	n.z.seeds = func(context.Context) (*zygote.Seed, error) {
+		s := layoutSeed(t)
+		made <- s
+		return s, nil
+	}
+	seed := func() *zygote.Seed {
+		t.Helper()
+		if _, err := n.createSeed(); err != nil {
+			t.Fatal(err)
+		}
+		return <-made
+	}
+	alone := seed()
+	lendTo(n)
+	ahead := seed()
+	eventually(t, "the seed is hashed", ahead.Hashed)
+	if alone.Hashed() {
+		t.Error("a seed that no executor can copy is hashed")
+	}
+	other := layoutSeed(t)
+	defer other.Close()
+	if _, err := other.File.WriteAt(data, 0); err != nil {
+		t.Fatal(err)
+	}
+	n.e.lender.hashing <- struct{}{} // another seed is being hashed
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := n.e.lender.contents(ctx, other); control.ClassOf(err) != control.ClassConnection {
+		t.Errorf("given up: %v", err)
+	}
+	if _, err := n.e.lender.contents(ctx, ahead); err != nil {
+		t.Errorf("a seed that is hashed: %v", err)
+	}
+	<-n.e.lender.hashing
+	if _, err := n.e.lender.contents(ctx, other); err == nil || other.Hashed() {
+		t.Errorf("given up while it is hashed: %v", err)
+	}
+	c, err := n.e.lender.contents(t.Context(), other)
+	if err != nil || len(c.Segments) < 4 || c.Segments[0].Size != 256<<10 || c.Segments[0].Sum != sha256.Sum256(data[:256<<10]) {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
 // A tenant's seed is lent to no other tenant.
 func TestLendOfAnotherTenant(t *testing.T) {
 	n := newTenants(t)
 	key := sum{7}
-	got, err := n.e.tables.seed(n.ctx(), key, "tenant ann", func() (*zygote.Seed, error) { data, _ := library(3 * 4096); return seedOf(t, data), nil })
+	got, err := n.e.tables.seed(n.ctx(), key, "tenant ann", func(*seedRoom) (*zygote.Seed, error) { data, _ := library(3 * 4096); return seedOf(t, data), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,13 +310,17 @@ func TestLendToExecutorsOnly(t *testing.T) {
 	refuses(t, "without a manager", err, control.ClassUnsupported, "no resource manager")
 	lendTo(a)
 	_, blob := newTCPConn(t, dataplane.Options{GIDIndex: -1, Handed: true, Advertise: b.e.cfg.Data.Address})
-	refuses(t, "an unknown address", a.e.lender.checkAddresses(t.Context(), blob), control.ClassInvalid, b.e.cfg.Data.Address)
-	refuses(t, "no blob", a.e.lender.checkAddresses(t.Context(), nil), control.ClassInvalid, "names no address")
+	check := func(blob []byte) error {
+		list := <-a.e.lender.askPeers(t.Context(), dataplane.TCP)
+		return list.check(blob)
+	}
+	refuses(t, "an unknown address", check(blob), control.ClassInvalid, b.e.cfg.Data.Address)
+	refuses(t, "no blob", check(nil), control.ClassInvalid, "names no address")
 	down := errors.New("it is down")
 	a.e.lender.peers = func(context.Context) (map[netip.AddrPort]bool, error) { return nil, down }
-	refuses(t, "the manager is down", a.e.lender.checkAddresses(t.Context(), blob), control.ClassConnection, "it is down")
+	refuses(t, "the manager is down", check(blob), control.ClassConnection, "it is down")
 	lendTo(a, b)
-	if err := a.e.lender.checkAddresses(t.Context(), blob); err != nil {
+	if err := check(blob); err != nil {
 		t.Error(err)
 	}
 }

@@ -78,7 +78,7 @@ type Executor struct {
 // New returns an executor without leases. It needs Run and a gRPC server.
 func New(cfg Config) (*Executor, error) {
 	s := &cfg.Settings
-	e := &Executor{cfg: cfg, log: cfg.Log}
+	e := &Executor{cfg: cfg, log: cfg.Log, lender: lender{hashing: make(chan struct{}, 1)}}
 	table, err := lease.New(lease.Config{Cores: cfg.Cores, Near: cfg.Near, Share: s.ShareCores, Memory: cfg.Memory,
 		FirstUse: s.ClientFirstUse, Return: s.ClientReturn, Connected: s.AgentGrace, Margin: s.LeaseMargin, Notice: s.LeaseNotice,
 		Keep: s.CacheTime, NewID: randomID, Revoke: e.claims.revoke})

@@ -24,11 +24,13 @@ type lender struct {
 	end     context.CancelCauseFunc // of all loans; nil: there was none yet
 	ctx     context.Context
 	closed  bool
+	hashing chan struct{}  // capacity 1: full while a seed is hashed
+	loans   sync.WaitGroup // and what hashAhead has begun
 	// peers returns the data addresses of executors: on tcp this executor connects to no others. Nil: it does not know any.
 	peers func(context.Context) (map[netip.AddrPort]bool, error)
 }
 
-// context returns a context that also ends when the lender is closed.
+// context returns a context that also ends when the lender is closed. close waits for the returned function.
 func (l *lender) context(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,7 +42,8 @@ func (l *lender) context(ctx context.Context) (context.Context, context.CancelFu
 	}
 	own, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
-	return own, func() { stop(); cancel(nil) }, nil
+	l.loans.Add(1)
+	return own, func() { stop(); cancel(nil); l.loans.Done() }, nil
 }
 
 // close ends all loans. There can be none from now on.
@@ -51,21 +54,44 @@ func (l *lender) close() {
 		l.end(errors.New("the node is draining"))
 	}
 	l.mu.Unlock()
+	l.loans.Wait()
 	l.devices.Close()
 }
 
-// checkAddresses checks the addresses in a blob of provider tcp that a client has sent. It returns an error if this executor must not connect to them.
-func (l *lender) checkAddresses(ctx context.Context, blob []byte) error {
-	if l.peers == nil {
-		return control.Errorf(control.ClassUnsupported, "a seed cannot be read over tcp: this executor has no resource manager that names the other executors")
+// peerList has the data addresses of executors, or says why they are not known.
+type peerList struct {
+	known map[netip.AddrPort]bool
+	err   error
+}
+
+// askPeers asks the resource manager for the other executors, to whose data addresses this executor may connect on tcp. The answer comes while the seed is
+// prepared.
+func (l *lender) askPeers(ctx context.Context, provider string) <-chan peerList {
+	answer := make(chan peerList, 1)
+	switch {
+	case provider != dataplane.TCP:
+	case l.peers == nil:
+		answer <- peerList{err: control.Errorf(control.ClassUnsupported, "a seed cannot be read over tcp: this executor has no resource manager that names the other executors")}
+	default:
+		go func() {
+			known, err := l.peers(ctx)
+			if err != nil {
+				err = control.Errorf(control.ClassConnection, "a seed cannot be read over tcp: ask the resource manager for the other executors: %v", err)
+			}
+			answer <- peerList{known, err}
+		}()
 	}
-	known, err := l.peers(ctx)
-	if err != nil {
-		return control.Errorf(control.ClassConnection, "a seed cannot be read over tcp: ask the resource manager for the other executors: %v", err)
+	return answer
+}
+
+// check checks the addresses in a blob of provider tcp that a client has sent. It returns an error if this executor must not connect to them.
+func (p *peerList) check(blob []byte) error {
+	if p.err != nil {
+		return p.err
 	}
 	all := dataplane.BlobAddresses(blob)
 	for _, a := range all {
-		if !known[a] {
+		if !p.known[a] {
 			return invalidf("%v is not the data address of an executor that the resource manager knows", a)
 		}
 	}
@@ -94,10 +120,40 @@ func peersOf(m control.ManagerClient) func(context.Context) (map[netip.AddrPort]
 	}
 }
 
-// contents returns the contents of a seed's file. The first call finds them, and later calls return the same.
-func (t *table) contents() (*zygote.SeedCopy, error) {
-	t.described.Do(func() { t.copy, t.noCopy = t.seed.Contents(context.Background()) })
-	return t.copy, t.noCopy
+// contents returns what a seed's file has. One seed is hashed at a time.
+func (l *lender) contents(ctx context.Context, s *zygote.Seed) (*zygote.SeedCopy, error) {
+	if !s.Hashed() {
+		select {
+		case l.hashing <- struct{}{}:
+			defer func() { <-l.hashing }()
+		case <-ctx.Done():
+			return nil, interrupted(ctx, "lend a seed")
+		}
+	}
+	return s.Contents(ctx)
+}
+
+// hashAhead hashes a seed that other executors may copy, so that the first of them does not wait for that. It keeps nothing from evicting the seed.
+func (l *lender) hashAhead(s *zygote.Seed) {
+	if l.peers == nil || s.Hashed() {
+		return
+	}
+	ctx, end, err := l.context(context.Background())
+	if err != nil {
+		return
+	}
+	go func() {
+		defer end()
+		_, _ = l.contents(ctx, s) // a request to lend it tries again, and returns the error
+	}()
+}
+
+// segmentsOf returns the segments of a message.
+func segmentsOf(c *zygote.SeedCopy) (all []*control.SeedSegment) {
+	for _, x := range c.Segments {
+		all = append(all, &control.SeedSegment{Offset: x.Offset, Size: x.Size, Sha256: x.Sum[:]})
+	}
+	return all
 }
 
 // Lend makes a seed readable for another executor.
@@ -155,18 +211,19 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 	if err := e.checkProvider(provider); err != nil {
 		return err
 	}
+	addresses := e.lender.askPeers(ctx, provider)
 	t, err := e.lendable(ctx, req)
 	if err != nil {
 		return err
 	}
 	defer e.tables.release([]*table{t})
-	c, err := t.contents()
+	c, err := e.lender.contents(ctx, t.seed)
 	if err != nil {
-		return control.Errorf(control.ClassFatal, "%v", err)
+		return lendError(err)
 	}
 	ctx, cancel := fetchContext(ctx, c.Bytes())
 	defer cancel()
-	return e.lendTo(ctx, stream, next, t.seed, c, provider)
+	return e.lendTo(ctx, stream, next, t.seed, c, provider, addresses)
 }
 
 // lendable returns the seed of a request with a new reference.
@@ -196,7 +253,8 @@ func (e *Executor) lendable(ctx context.Context, req *control.LendRequest) (*tab
 }
 
 // lendTo offers a seed, connects to the other executor and waits until the caller ends the stream.
-func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply], next func(context.Context) (*control.LendRequest, error), s *zygote.Seed, c *zygote.SeedCopy, provider string) error {
+func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply], next func(context.Context) (*control.LendRequest, error), s *zygote.Seed, c *zygote.SeedCopy, provider string,
+	addresses <-chan peerList) error {
 	o := dataplane.Options{GIDIndex: -1, ActiveOnly: provider == dataplane.TCP, Encrypt: encryption(&e.cfg.Settings)}
 	if provider == dataplane.Verbs {
 		o = rdmaOptions(&e.cfg.Settings)
@@ -226,10 +284,7 @@ func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[c
 		return lendError(err)
 	}
 	ref := m.Ref()
-	offer := &control.LendReply{Blob: blob, Memory: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}, Seed: &control.SeedCopy{Units: c.Units, At: at}}
-	for _, x := range c.Segments {
-		offer.Seed.Segments = append(offer.Seed.Segments, &control.SeedSegment{Offset: x.Offset, Size: x.Size, Sha256: x.Sum[:]})
-	}
+	offer := &control.LendReply{Blob: blob, Memory: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}, Seed: &control.SeedCopy{Units: c.Units, At: at, Segments: segmentsOf(c)}}
 	if err := stream.Send(offer); err != nil {
 		return err
 	}
@@ -238,7 +293,8 @@ func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[c
 		return unlessOver(err)
 	}
 	if provider == dataplane.TCP {
-		if err := e.lender.checkAddresses(ctx, req.GetBlob()); err != nil {
+		known := <-addresses
+		if err := known.check(req.GetBlob()); err != nil {
 			return err
 		}
 	}

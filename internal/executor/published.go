@@ -43,8 +43,6 @@ type published struct {
 	ttl   time.Duration
 	until time.Time
 	timer *time.Timer // nil until begin, after a handover
-
-	hashing sync.Mutex // while the segments are hashed
 }
 
 // seedID names a published seed. Each tenant has its own names.
@@ -291,7 +289,7 @@ func (e *Executor) makeNamed(caller context.Context, h *holding, w *wish) (*tabl
 	}
 	process := &table{sum: w.key, size: memory}
 	e.accounts.keep(w.tenant, process)
-	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.makeSeed(ctx, h, w) })
+	t, err := e.tables.seed(ctx, w.key, w.owner, func(*seedRoom) (*zygote.Seed, error) { return e.makeSeed(ctx, h, w) })
 	e.accounts.unkeep(w.tenant, process)
 	e.tables.giveBack(memory)
 	switch {
@@ -355,30 +353,14 @@ func (e *Executor) DescribeSeed(ctx context.Context, req *control.SeedRequest) (
 	}
 	defer e.tables.release([]*table{s.table})
 	if req.GetSegments() {
-		if r.Seed, err = s.withSegments(ctx); err != nil {
+		c, err := e.lender.contents(ctx, s.table.seed)
+		if err != nil {
 			return nil, grpcError(err)
 		}
+		r.Seed = proto.CloneOf(s.about)
+		r.Seed.Segments = segmentsOf(c)
 	}
 	return r, nil
-}
-
-// withSegments returns the description with the file's segments, whose hashes are computed once.
-func (s *published) withSegments(ctx context.Context) (*control.SeedDescription, error) {
-	s.hashing.Lock()
-	defer s.hashing.Unlock()
-	t := s.table
-	if t.segments == nil {
-		all, err := t.seed.Segments(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for _, x := range all {
-			t.segments = append(t.segments, &control.SeedSegment{Offset: x.Offset, Size: x.Size, Sha256: x.Sum[:]})
-		}
-	}
-	d := proto.CloneOf(s.about)
-	d.Segments = t.segments
-	return d, nil
 }
 
 // RenewSeed makes a named seed last longer. It never makes it shorter.

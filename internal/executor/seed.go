@@ -135,7 +135,7 @@ func (e *Executor) takeSeed(caller context.Context, h *holding) error {
 	limit := e.seedLimit(caller, w)
 	ctx, stop := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the init call has not returned within %v", limit.Round(time.Millisecond)))
 	defer stop()
-	t, err := e.tables.seed(ctx, w.key, w.owner, func() (*zygote.Seed, error) { return e.findSeed(ctx, h, w) })
+	t, err := e.tables.seed(ctx, w.key, w.owner, func(room *seedRoom) (*zygote.Seed, error) { return e.findSeed(ctx, h, w, room) })
 	switch {
 	case err != nil && h.ctx.Err() != nil:
 		return control.CodeErrorf(control.ClassBusy, codes.Unavailable, "not started, because the lease ends or the node drains")
@@ -206,6 +206,7 @@ func (e *Executor) makeSeed(ctx context.Context, h *holding, w *wish) (*zygote.S
 	default:
 		e.tell(h, slog.LevelInfo, "seed made", "lease", uint64(h.id), "function", w.GetFunction(), "bytes", s.Bytes, "load", s.Load, "init_call", s.Setup,
 			"capture", s.Capture)
+		e.lender.hashAhead(s)
 	}
 	e.metrics.seeds.WithLabelValues(result).Inc()
 	return s, err
@@ -238,7 +239,7 @@ func cutText(s string) string {
 
 // seed returns a seed with a new reference, or the record that it cannot be made. It makes a seed that is missing. Others that want it meanwhile
 // wait.
-func (s *tableStore) seed(ctx context.Context, key sum, owner string, make func() (*zygote.Seed, error)) (*table, error) {
+func (s *tableStore) seed(ctx context.Context, key sum, owner string, make func(*seedRoom) (*zygote.Seed, error)) (*table, error) {
 	u := sending{key, owner}
 	for {
 		has, over, err := s.claim(u, 0)
@@ -289,24 +290,73 @@ func (s *tableStore) take(key sum, owner string) *table {
 	return t
 }
 
-// storeSeed makes a seed and finds room for it. A state that cannot be kept is recorded, so that the init call is not made in vain for each lease.
-func (s *tableStore) storeSeed(u sending, make func() (*zygote.Seed, error)) (*table, error) {
-	t := &table{sum: u.sum, kind: isSeed, refs: 1, owners: map[string]bool{u.owner: true}}
-	made, err := make()
-	if unsupported(err) {
-		t.refused = err.Error()
-		return t, nil
+// seedRoom is the memory that a seed under way has already. It counts as its owner's.
+type seedRoom struct {
+	store *tableStore
+	a     *arrivingTable // whose size says how much; guarded by the store's lock
+	owner string
+}
+
+// add adds memory that is already taken. The caller holds the store's lock.
+func (r *seedRoom) add(bytes uint64) { r.a.size += bytes }
+
+// take takes so many bytes more.
+func (r *seedRoom) take(bytes uint64) error {
+	if err := r.store.permit(r.owner, bytes); err != nil {
+		return err
 	}
+	if err := r.store.makeRoom(bytes); err != nil {
+		return err
+	}
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	r.add(bytes)
+	return nil
+}
+
+// has returns what is taken.
+func (r *seedRoom) has() uint64 {
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	return r.a.size
+}
+
+// leave gives back all but so many bytes.
+func (r *seedRoom) leave(bytes uint64) {
+	r.store.mu.Lock()
+	over := r.a.size - bytes
+	r.a.size = bytes
+	r.store.mu.Unlock()
+	if over > 0 {
+		r.store.giveBack(over)
+	}
+}
+
+// storeSeed makes a seed and finds room for it. `make` may take memory before. A state that cannot be kept is recorded, so that the init call is not made in vain
+// for each lease.
+func (s *tableStore) storeSeed(u sending, make func(*seedRoom) (*zygote.Seed, error)) (*table, error) {
+	t := &table{sum: u.sum, kind: isSeed, refs: 1, owners: map[string]bool{u.owner: true}}
+	s.mu.Lock()
+	room := &seedRoom{s, s.arriving[u], u.owner}
+	s.mu.Unlock()
+	made, err := make(room)
 	if err != nil {
+		room.leave(0)
+		if unsupported(err) {
+			t.refused = err.Error()
+			return t, nil
+		}
 		return nil, err
 	}
-	if err = s.permit(u.owner, made.Bytes); err == nil {
-		err = s.makeRoom(made.Bytes)
+	if has := room.has(); made.Bytes > has {
+		err = room.take(made.Bytes - has)
 	}
 	if err != nil {
 		made.Close()
+		room.leave(0)
 		return nil, fmt.Errorf("no memory for its %d bytes: %w", made.Bytes, err)
 	}
+	room.leave(made.Bytes)
 	t.seed, t.size = made, made.Bytes
 	return t, nil
 }

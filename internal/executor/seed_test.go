@@ -48,7 +48,7 @@ func TestSeedStore(t *testing.T) {
 	s := n.e.tables
 	var calls atomic.Int32
 	get := func(key byte, make func() (*zygote.Seed, error)) (*table, error) {
-		return s.seed(t.Context(), sum{key}, "tenant ann", func() (*zygote.Seed, error) {
+		return s.seed(t.Context(), sum{key}, "tenant ann", func(*seedRoom) (*zygote.Seed, error) {
 			calls.Add(1)
 			return make()
 		})
@@ -127,7 +127,7 @@ func TestSeedWaits(t *testing.T) {
 	making, finish := make(chan struct{}), make(chan struct{})
 	first := make(chan error, 1)
 	go func() {
-		got, err := s.seed(t.Context(), sum{1}, "tenant ann", func() (*zygote.Seed, error) {
+		got, err := s.seed(t.Context(), sum{1}, "tenant ann", func(*seedRoom) (*zygote.Seed, error) {
 			close(making)
 			<-finish
 			return fakeSeed(1)
@@ -139,7 +139,7 @@ func TestSeedWaits(t *testing.T) {
 	late := errors.New("late")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, late)
 	defer cancel()
-	if _, err := s.seed(ctx, sum{1}, "tenant ann", refusedSeed); !errors.Is(err, late) {
+	if _, err := s.seed(ctx, sum{1}, "tenant ann", func(*seedRoom) (*zygote.Seed, error) { return refusedSeed() }); !errors.Is(err, late) {
 		t.Errorf("%v, want %v", err, late)
 	}
 	close(finish)
@@ -157,7 +157,7 @@ func TestSeedGrown(t *testing.T) {
 		t.Fatal(err)
 	}
 	grows := &zygote.Seed{File: os.NewFile(uintptr(fd), "seed"), Units: 2, Bytes: 4096}
-	got, err := s.seed(t.Context(), sum{1}, "tenant ann", func() (*zygote.Seed, error) { return grows, nil })
+	got, err := s.seed(t.Context(), sum{1}, "tenant ann", func(*seedRoom) (*zygote.Seed, error) { return grows, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestSeedGrown(t *testing.T) {
 	late := errors.New("late")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(late)
-	if _, err := s.seed(ctx, sum{2}, "tenant ann", refusedSeed); !errors.Is(err, late) {
+	if _, err := s.seed(ctx, sum{2}, "tenant ann", func(*seedRoom) (*zygote.Seed, error) { return refusedSeed() }); !errors.Is(err, late) {
 		t.Errorf("%v, want %v", err, late)
 	}
 	s.mu.Lock()

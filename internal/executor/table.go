@@ -33,12 +33,6 @@ type table struct {
 	// seed is nil if the state of the init call cannot be kept, for the reason refused.
 	seed    *zygote.Seed
 	refused string
-	// segments of a published seed; nil: not hashed yet. Guarded by published.hashing.
-	segments []*control.SeedSegment
-	// What contents has found.
-	described sync.Once
-	copy      *zygote.SeedCopy
-	noCopy    error
 
 	refs   int
 	gone   bool            // not in the store any more: freed at the last release

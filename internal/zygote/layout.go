@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
@@ -78,38 +77,49 @@ type SeedSegment struct {
 	Sum          [sha256.Size]byte
 }
 
-// segmentsMost bounds the number of segments.
-const segmentsMost = 1024
+// segmentsMost bounds the number of segments, and extentsMost those that are not adjacent. Segments have at most segmentSize bytes, or as many as it takes.
+const (
+	segmentsMost = 4096
+	extentsMost  = 1024
+	segmentSize  = 256 << 10
+)
 
-// Segments hashes what the seed's file has. All else in the file is zero.
-func (s *Seed) Segments(ctx context.Context) ([]SeedSegment, error) {
+// segments hashes what the seed's file has. All else in the file is zero.
+func (s *Seed) segments(ctx context.Context) ([]SeedSegment, error) {
 	var all []SeedSegment
 	for gap := int64(64 << 10); ; gap *= 4 {
 		var err error
 		if all, err = extents(s.File, gap); err != nil {
 			return nil, fmt.Errorf("seed: find its segments: %w", err)
 		}
-		if len(all) <= segmentsMost {
+		if len(all) <= extentsMost {
 			break
 		}
 	}
-	buffer := make([]byte, 1<<20)
+	all = split(all)
+	buffer := make([]byte, hashChunk)
 	for i := range all {
-		hash := sha256.New()
-		for done := uint64(0); done < all[i].Size; {
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
-			}
-			n, err := s.File.ReadAt(buffer[:min(uint64(len(buffer)), all[i].Size-done)], int64(all[i].Offset+done))
-			if err != nil && !(errors.Is(err, io.EOF) && n > 0) {
-				return nil, fmt.Errorf("seed: read its segments: %w", err)
-			}
-			hash.Write(buffer[:n])
-			done += uint64(n)
+		var err error
+		if all[i].Sum, err = hashSegment(ctx, s.File, all[i], buffer); err != nil {
+			return nil, err
 		}
-		hash.Sum(all[i].Sum[:0])
 	}
 	return all, nil
+}
+
+// split makes segments of ranges.
+func split(ranges []SeedSegment) []SeedSegment {
+	for most := uint64(segmentSize); ; most *= 2 {
+		var all []SeedSegment
+		for _, x := range ranges {
+			for at := uint64(0); at < x.Size; at += most {
+				all = append(all, SeedSegment{Offset: x.Offset + at, Size: min(most, x.Size-at)})
+			}
+		}
+		if len(all) <= segmentsMost {
+			return all
+		}
+	}
 }
 
 // extents returns the ranges of a file that have memory. Those with gaps of at most `gap` bytes between them are one.
@@ -132,7 +142,7 @@ func extents(f *os.File, gap int64) (all []SeedSegment, err error) {
 		} else {
 			all = append(all, SeedSegment{Offset: uint64(from), Size: uint64(to - from)})
 		}
-		if at = to; len(all) > 64*segmentsMost {
+		if at = to; len(all) > 64*extentsMost {
 			return all, nil // too many with this gap
 		}
 	}

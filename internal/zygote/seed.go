@@ -50,6 +50,7 @@ type Seed struct {
 	// Load, Setup and Capture are the durations of making it, as the process that made it has measured them.
 	Load, Setup, Capture time.Duration
 	children             atomic.Uint32
+	contents             atomic.Pointer[SeedCopy] // nil: not known yet
 }
 
 // child returns the number of the next worker that starts from the seed.

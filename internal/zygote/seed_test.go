@@ -292,7 +292,7 @@ func TestSeedLayout(t *testing.T) {
 	if !found || libc.Base == 0 || libc.DataSize != 0 || libc.Build == [20]byte{} || l.ThreadPointer == 0 || l.Size == 0 {
 		t.Errorf("%+v", l)
 	}
-	parts, err := s.Segments(t.Context())
+	parts, err := s.segments(t.Context())
 	if err != nil || len(parts) == 0 || len(parts) > segmentsMost {
 		t.Fatalf("%d segments, %v", len(parts), err)
 	}

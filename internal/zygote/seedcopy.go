@@ -4,9 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"runtime"
+	"sync"
 )
 
 const seedPage = 4096
@@ -14,7 +17,7 @@ const seedPage = 4096
 // SeedCopy describes what a seed's file has. The rest of the file is zero.
 type SeedCopy struct {
 	Units    uint32        // of its heap
-	Segments []SeedSegment // whole pages, in order
+	Segments []SeedSegment // whole pages, in order. The bytes that each has are hashed by themselves, so that several CPUs can do it
 }
 
 // FileSize is the size of the file of a seed with such a heap.
@@ -58,13 +61,25 @@ func (c *SeedCopy) Check() error {
 	return nil
 }
 
-// Contents finds the segments of a seed's file, and hashes them.
+// Contents returns what the seed's file has. Until a call has succeeded, each call finds and hashes it again.
 func (s *Seed) Contents(ctx context.Context) (*SeedCopy, error) {
-	all, err := s.Segments(ctx)
-	return &SeedCopy{s.Units, all}, err
+	if c := s.contents.Load(); c != nil {
+		return c, nil
+	}
+	all, err := s.segments(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &SeedCopy{s.Units, all}
+	s.contents.Store(c)
+	return c, nil
 }
 
-// CopySeed makes a seed of the bytes of a copy's segments. It checks that they have the hashes of the copy.
+// Hashed reports whether Contents has succeeded.
+func (s *Seed) Hashed() bool { return s.contents.Load() != nil }
+
+// CopySeed makes a seed of the bytes of a copy's segments, which it reads in their order. It checks that they have the hashes of the copy. It returns when nothing reads
+// any more. While bytes are read, those before are written and hashed.
 func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -75,18 +90,154 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	}
 	f := os.NewFile(uintptr(fd), "memfd:rfaas-seed")
 	defer f.Close()
-	for i, x := range c.Segments {
-		h := sha256.New()
-		if _, err := io.CopyN(io.MultiWriter(io.NewOffsetWriter(f, int64(x.Offset)), h), from, int64(x.Size)); err != nil {
-			return nil, err
-		}
-		if got := [sha256.Size]byte(h.Sum(nil)); got != x.Sum {
-			return nil, fmt.Errorf("seed: segment %d was announced as SHA-256 %x, but the bytes have %x", i, x.Sum[:], got[:])
-		}
+	check := startHashing(f, c.Segments)
+	err = fillSegments(f, c, readAhead(from, c.Bytes()), check.add)
+	if herr := check.wait(); err == nil {
+		err = herr
+	}
+	if err != nil {
+		return nil, err
 	}
 	s := &Seed{Units: c.Units}
 	if err := s.seal(f); err != nil {
 		return nil, fmt.Errorf("seed: %w", err)
 	}
+	s.contents.Store(c)
 	return s, nil
+}
+
+// readChunk is how much is read at a time.
+const readChunk = 1 << 20
+
+// ahead reads from a reader while the caller uses the bytes before.
+type ahead struct {
+	full, free chan []byte
+	err        error // set before full is closed
+}
+
+func readAhead(from io.Reader, size uint64) *ahead {
+	a := &ahead{full: make(chan []byte), free: make(chan []byte, 2)}
+	for range cap(a.free) {
+		a.free <- make([]byte, min(size, readChunk))
+	}
+	go func() {
+		defer close(a.full)
+		for b := range a.free {
+			b = b[:min(size, readChunk)]
+			if len(b) == 0 {
+				return
+			}
+			if _, a.err = io.ReadFull(from, b); a.err != nil {
+				return
+			}
+			size -= uint64(len(b))
+			a.full <- b
+		}
+	}()
+	return a
+}
+
+// close returns when nothing is read any more.
+func (a *ahead) close() {
+	close(a.free)
+	for range a.full {
+	}
+}
+
+// fillSegments writes the segments to a file, and calls `filled` for each that the file has.
+func fillSegments(f *os.File, c *SeedCopy, from *ahead, filled func(int) error) error {
+	defer from.close()
+	var b, rest []byte
+	for i, x := range c.Segments {
+		for at, end := x.Offset, x.Offset+x.Size; at < end; {
+			if len(rest) == 0 {
+				if b != nil {
+					from.free <- b[:cap(b)]
+				}
+				var more bool
+				if b, more = <-from.full; !more {
+					return from.err
+				}
+				rest = b
+			}
+			n := min(uint64(len(rest)), end-at)
+			if _, err := f.WriteAt(rest[:n], int64(at)); err != nil {
+				return err
+			}
+			at, rest = at+n, rest[n:]
+		}
+		if err := filled(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hashing checks the hashes of a file's segments on several CPUs.
+type hashing struct {
+	todo chan int
+	done sync.WaitGroup
+	once sync.Once
+	bad  chan struct{} // closed when err is set
+	err  error
+}
+
+func startHashing(f *os.File, all []SeedSegment) *hashing {
+	h := &hashing{todo: make(chan int, len(all)), bad: make(chan struct{})}
+	for range max(1, min(runtime.GOMAXPROCS(0)-1, len(all), hashersMost)) { // reading needs a CPU, too
+		h.done.Go(func() {
+			buffer := make([]byte, hashChunk)
+			for i := range h.todo {
+				got, err := hashSegment(context.Background(), f, all[i], buffer)
+				if err == nil && got != all[i].Sum {
+					err = fmt.Errorf("seed: segment %d was announced as SHA-256 %x, but the bytes have %x", i, all[i].Sum[:], got[:])
+				}
+				if err != nil {
+					h.once.Do(func() { h.err = err; close(h.bad) })
+				}
+			}
+		})
+	}
+	return h
+}
+
+// add lets a segment be checked. It returns an error if an earlier one has another hash.
+func (h *hashing) add(i int) error {
+	select {
+	case <-h.bad:
+		return h.err
+	default:
+		h.todo <- i
+		return nil
+	}
+}
+
+// wait returns when all segments that were added are checked.
+func (h *hashing) wait() error {
+	close(h.todo)
+	h.done.Wait()
+	return h.err
+}
+
+const (
+	hashersMost = 4
+	hashChunk   = 256 << 10
+)
+
+// hashSegment hashes the bytes of a segment.
+func hashSegment(ctx context.Context, f *os.File, x SeedSegment, buffer []byte) (got [sha256.Size]byte, err error) {
+	hash := sha256.New()
+	for done := uint64(0); done < x.Size; {
+		if ctx.Err() != nil {
+			return got, context.Cause(ctx)
+		}
+		n, err := f.ReadAt(buffer[:min(uint64(len(buffer)), x.Size-done)], int64(x.Offset+done))
+		if err != nil && !(errors.Is(err, io.EOF) && n > 0) {
+			return got, fmt.Errorf("seed: read its segments: %w", err)
+		}
+		hash.Write(buffer[:n])
+		done += uint64(n)
+	}
+	hash.Sum(got[:0])
+	return got, nil
 }
