@@ -41,6 +41,7 @@ type Agent struct {
 	barriers barriers
 	held     atomic.Int64 // descriptors of channels that were handed over, and of spare leases' channels
 	spares   *spares
+	renewals *tokenRenewals
 	learning chan struct{} // capacity 1: full while the library of an adopted lease is read
 
 	spare *os.File // closed to make room for a client that is refused when all descriptors are in use; nil: none could be opened
@@ -61,7 +62,7 @@ func Serve(ctx context.Context, cfg Config) error {
 }
 
 func newAgent(ctx context.Context, cfg Config) *Agent {
-	a := &Agent{cfg: cfg, log: cfg.Log, pool: grant.NewPool(idleConnections), began: time.Now(), learning: make(chan struct{}, 1), clients: make(map[*client]struct{})}
+	a := &Agent{cfg: cfg, log: cfg.Log, pool: grant.NewPool(idleConnections), began: time.Now(), learning: make(chan struct{}, 1), clients: make(map[*client]struct{}), renewals: newTokenRenewals()}
 	a.ctx, a.cancel = context.WithCancel(ctx)
 	a.spares = newSpares(a)
 	a.spare, _ = os.Open(os.DevNull)

@@ -25,7 +25,7 @@ type TokenStatus struct {
 func (a *Agent) tokens(now time.Time) []TokenStatus {
 	list := []TokenStatus{}
 	for _, t := range a.pool.Tokens() {
-		_, text := warning(&t, now)
+		_, text := a.renewals.warning(&t, now)
 		list = append(list, TokenStatus{File: t.Path, Tenant: t.Tenant, ID: t.ID, Expires: t.Expires.UTC(),
 			LeftMS: t.Expires.Sub(now).Milliseconds(), Warning: text})
 	}
@@ -37,9 +37,8 @@ const soonPart = 10
 
 // warning returns a warning about a token for the user, and its kind, which does not depend on the time left. Both are "" if there is
 // nothing to warn of.
-func warning(t *grant.Token, now time.Time) (kind, text string) {
-	left := t.Expires.Sub(now)
-	const remedy = "ask the administrator to renew it by `rfaas token renew`; until then no lease can be opened or renewed"
+func (r *tokenRenewals) warning(t *grant.Token, now time.Time) (kind, text string) {
+	left, remedy := t.Expires.Sub(now), r.remedy(t)
 	switch {
 	case t.Problem != nil:
 		return t.Problem.Error(), t.Problem.Error()
@@ -53,7 +52,7 @@ func warning(t *grant.Token, now time.Time) (kind, text string) {
 	return "", ""
 }
 
-// watchTokens logs warnings about tokens, each once, until ctx ends.
+// watchTokens renews tokens, and logs warnings about them, each once, until ctx ends.
 func (a *Agent) watchTokens(ctx context.Context) {
 	said := map[string]string{} // kind of the last warning about each token
 	tick := time.NewTicker(tokensEvery)
@@ -63,6 +62,7 @@ func (a *Agent) watchTokens(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
+			a.renewTokens(ctx, now)
 			said = a.warn(said, now)
 		}
 	}
@@ -72,7 +72,7 @@ func (a *Agent) watchTokens(ctx context.Context) {
 func (a *Agent) warn(before map[string]string, now time.Time) map[string]string {
 	said := map[string]string{}
 	for _, t := range a.pool.Tokens() {
-		kind, text := warning(&t, now)
+		kind, text := a.renewals.warning(&t, now)
 		if kind == "" {
 			continue
 		}

@@ -72,7 +72,8 @@ func (a *app) serveCluster(ctx context.Context, s *config.Issuer) error {
 		return fmt.Errorf("audit file: %w", err)
 	}
 	defer audit.Close()
-	server, err := issuer.NewServer(issuer.Config{Cluster: cl, Hosts: s.HostList(), NodeLife: s.NodeLife, Audit: audit, Log: log})
+	server, err := issuer.NewServer(issuer.Config{Cluster: cl, Hosts: s.HostList(), NodeLife: s.NodeLife, Tenants: s.TenantRules(),
+		TokenLife: s.TokenLife, Munge: issuer.Munge{Socket: s.MungeSocket}, Audit: audit, Log: log})
 	if err != nil {
 		return err
 	}
@@ -318,4 +319,82 @@ func certificatesOf(cl *identity.Cluster, node, note string) ([]identity.Revocat
 			"serial number or file)", node))
 	}
 	return entries, err
+}
+
+// issuerFlag adds the flag for the issuer's address.
+func (a *app) issuerFlag(c *cobra.Command, into *string) {
+	c.Flags().StringVar(into, "issuer", a.Getenv(issuer.AddressEnv), "HOST:PORT#HASH of the cluster's issuer, as it logs it ($"+issuer.AddressEnv+")")
+}
+
+func newTokenGet(a *app) *cobra.Command {
+	var at, out, socket string
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "get",
+		Short: "Get a token for this user from the cluster's issuer, by MUNGE",
+		Long: "Get a token for this user from the cluster's issuer (rfaas cluster serve), which recognizes the user by MUNGE, the authentication of\n" +
+			"Slurm. The user's key is made here and never sent. The token is valid for a day, unless the issuer says otherwise. The user's agent\n" +
+			"renews it while programs use it. A token of another origin is not replaced.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			path, err := a.tokenPath(nil)
+			if out == "" && err != nil {
+				return err
+			}
+			path = cmp.Or(out, path)
+			if at == "" {
+				return a.BadUsage(fmt.Errorf("no issuer: set --issuer or %s", issuer.AddressEnv))
+			}
+			address, err := issuer.ParseAddress(at)
+			if err != nil {
+				return err
+			}
+			old, err := identity.LoadCredentials(path)
+			switch {
+			case err == nil && old.Issuer == "" && time.Now().Unix() < old.Claims.Ends:
+				return fmt.Errorf("%s has a token of the administrator: %w: choose another file with --out, or move it away", path, os.ErrExist)
+			case err != nil && !errors.Is(err, os.ErrNotExist):
+				return err
+			}
+			cred, err := address.GetToken(c.Context(), issuer.Munge{Socket: socket}, nil)
+			if err != nil {
+				return err
+			}
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				return err
+			}
+			if err := writeToken(path, cred, false); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.Stderr, "wrote %s\n", path)
+			return a.printToken(cred.Claims, asJSON)
+		},
+	}
+	a.issuerFlag(c, &at)
+	c.Flags().StringVar(&out, "out", "", "file to write (default: $"+identity.TokenFileEnv+" or ~/.rfaas/token)")
+	c.Flags().StringVar(&socket, "munge-socket", "", "socket of munged (default: that of munge)")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	return c
+}
+
+// revokeMine revokes tokens of this user at the issuer: one, or all with an empty id.
+func (a *app) revokeMine(ctx context.Context, at, id string) error {
+	if at == "" {
+		return a.BadUsage(fmt.Errorf("no issuer: set --issuer or %s", issuer.AddressEnv))
+	}
+	address, err := issuer.ParseAddress(at)
+	if err != nil {
+		return err
+	}
+	ids, err := address.RevokeTokens(ctx, issuer.Munge{}, id)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		fmt.Fprintf(a.Stdout, "token %s is revoked\n", id)
+	}
+	if len(ids) == 0 {
+		fmt.Fprintln(a.Stdout, "all of them were revoked before")
+	}
+	return nil
 }

@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // issuerSite is a cluster whose issuer runs as a command.
@@ -143,4 +145,79 @@ func TestClusterJoin(t *testing.T) {
 	if l, err := identity.OpenRevocations(s.in("id8")); err != nil || l.Serial != 2 {
 		t.Errorf("%v, %v", l, err)
 	}
+}
+
+// fakeMunge puts programs munge and unmunge on the path that take everybody for the user with id 1. internal/issuer tests the real ones.
+func fakeMunge(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, script := range map[string]string{
+		"munge":   `printf 'MUNGE:%s:' "$(base64 -w0)"`,
+		"unmunge": `printf 'UID: 1\n\n%s' "$(sed 's/^MUNGE://; s/:$//' | base64 -d)"`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// A user's way: get a token, have a daemon check it, renew it and revoke it, without any key of the cluster.
+func TestTokenGet(t *testing.T) {
+	fakeMunge(t)
+	s := newIssuerSite(t, "--tenants", "*=physics")
+	address, err := os.ReadFile(s.in("cluster/address"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.good("cluster", "join", strings.TrimSpace(s.good("cluster", "enrol-code")), "--host", "node7", "--identity-dir", s.in("id"))
+	p, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: s.in("secret"), IdentityDir: s.in("id")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	control.RegisterManagerServer(p.Server, &stub{})
+	if err := p.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close(context.Background()) })
+	cluster := s.env["RFAAS_CLUSTER_DIR"]
+	s.env = map[string]string{"HOME": s.dir} // a user
+	s.bad(2, "no issuer", "token", "get")
+	s.bad(1, "HOST:PORT#HASH", "token", "get", "--issuer", "service:7466")
+	s.env["RFAAS_ISSUER"] = strings.TrimSpace(string(address))
+	if out := s.good("token", "get"); !strings.Contains(out, "tenant  physics") || !strings.Contains(out, "uid     1\n") {
+		t.Error(out)
+	}
+	s.good("token", "get") // replaces one of the same origin
+	s.bad(2, "nobody to check the token", "token", "verify")
+	s.env["RFAAS_MANAGER"] = "unix:" + s.in("socket")
+	s.bad(2, "is a unix socket", "token", "verify")
+	s.env["RFAAS_MANAGER"] = p.Address
+	verified := func() tokenRow {
+		t.Helper()
+		var row tokenRow
+		if err := json.Unmarshal([]byte(s.good("token", "verify", "--json")), &row); err != nil || row.Tenant != "physics" {
+			t.Fatalf("%+v, %v", row, err)
+		}
+		return row
+	}
+	first := verified()
+	s.good("token", "renew", s.in(".rfaas/token"))
+	if second := verified(); second.ID == first.ID {
+		t.Error("the token was not renewed")
+	}
+	if out := s.good("token", "revoke", "--mine", s.in(".rfaas/token")); !strings.Contains(out, "is revoked") {
+		t.Error(out)
+	}
+	s.good("token", "revoke", "--mine")
+	s.bad(1, "this user", "token", "revoke", "--mine", strings.Repeat("ab", 16))
+	s.bad(2, "--mine", "token", "revoke")
+	s.good("cluster", "renew", s.in("id")) // brings the list to the daemon
+	testkit.Eventually(t, "the daemon refuses the token", func() bool {
+		code, _, errs := s.run("token", "verify")
+		return code == 1 && strings.Contains(errs, "revoked")
+	})
+	// A token of the administrator is not replaced.
+	s.good("token", "issue", "--dir", cluster, "--tenant", "ann", "--out", s.in("ann"))
+	s.bad(1, "a token of the administrator", "token", "get", "--out", s.in("ann"))
 }

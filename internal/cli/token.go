@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"crypto/ed25519"
 	"errors"
 	"fmt"
@@ -16,15 +17,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/issuer"
 )
 
 func newToken(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token",
-		Short: "Issue, list, show, verify, renew and revoke the tokens that authenticate users",
+		Short: "Get, issue, list, show, verify, renew and revoke the tokens that authenticate users",
 	}
-	c.AddCommand(newTokenIssue(a), newTokenList(a), newTokenShow(a), newTokenVerify(a), newTokenRenew(a), newTokenRevoke(a))
+	c.AddCommand(newTokenGet(a), newTokenIssue(a), newTokenList(a), newTokenShow(a), newTokenVerify(a), newTokenRenew(a), newTokenRevoke(a))
 	return c
 }
 
@@ -182,32 +185,76 @@ func (a *app) loadToken(args []string) (*identity.Credentials, error) {
 }
 
 func newTokenVerify(a *app) *cobra.Command {
-	var dir string
+	var dir, manager string
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "verify [FILE]",
 		Short: "Check whether a token is accepted now: signed by this cluster, valid at this time, and not revoked",
-		Args:  cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			cred, err := a.loadToken(args)
+		Long: "Check whether a token is accepted now: signed by this cluster, valid at this time, and not revoked.\n" +
+			"--dir, or $" + clusterDirEnv + ", names a directory with the keys that check it. Without, the resource manager checks it, or the executor of\n" +
+			"$RFAAS_EXECUTOR if --manager and $RFAAS_MANAGER are not set.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			path, err := a.tokenPath(args)
 			if err != nil {
 				return err
 			}
-			v, err := identity.OpenVerifier(dir)
+			cred, err := identity.LoadCredentials(path)
 			if err != nil {
-				return fmt.Errorf("cluster: %w", err)
-			}
-			if _, err := v.Check(cred.Token, time.Now()); err != nil {
 				return err
 			}
-			fmt.Fprintln(a.Stderr, "the token is accepted now")
+			by := "the keys in " + dir
+			_, err = os.Stat(dir)
+			if c.Flags().Changed("dir") || a.Getenv(clusterDirEnv) != "" || err == nil && manager == "" && a.Getenv("RFAAS_EXECUTOR") == "" {
+				v, err := identity.OpenVerifier(dir)
+				if err != nil {
+					return fmt.Errorf("cluster: %w", err)
+				}
+				if _, err := v.Check(cred.Token, time.Now()); err != nil {
+					return err
+				}
+			} else if by, err = a.askAboutToken(c.Context(), path, manager); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.Stderr, "the token is accepted now, by %s\n", by)
 			return a.printToken(cred.Claims, asJSON)
 		},
 	}
 	a.clusterFlag(c, &dir)
 	c.Flags().Lookup("dir").Usage = "directory of the cluster's keys, or of a node's identity ($" + clusterDirEnv + ")"
+	c.Flags().StringVar(&manager, "manager", a.Getenv("RFAAS_MANAGER"), "address of the resource manager that checks the token ($RFAAS_MANAGER)")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
 	return c
+}
+
+// askAboutToken makes a call with a token and no other credential, at the resource manager or else the executor of the environment. It returns
+// the name of the daemon.
+func (a *app) askAboutToken(ctx context.Context, path, manager string) (by string, err error) {
+	address := cmp.Or(manager, a.Getenv("RFAAS_EXECUTOR"))
+	if address == "" {
+		return "", a.BadUsage(errors.New("nobody to check the token: set --manager, RFAAS_MANAGER, RFAAS_EXECUTOR or --dir"))
+	}
+	if at, err := control.ParseAddress(address); err == nil && at.Network == "unix" {
+		return "", a.BadUsage(fmt.Errorf("%s is a unix socket, where the daemon needs no token: name its address with a port", address))
+	}
+	conn, err := control.Dial(address, control.DialConfig{TokenFile: path, AllowPlaintext: a.allowPlaintext, Getenv: a.Getenv})
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	if manager != "" {
+		by = "the resource manager " + manager
+		_, err = control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
+	} else {
+		by = "the executor " + address
+		_, err = control.NewExecutorClient(conn).Info(ctx, &control.InfoRequest{})
+	}
+	if err != nil {
+		return "", daemonError{by, err}
+	}
+	return by, nil
 }
 
 func newTokenRenew(a *app) *cobra.Command {
@@ -216,14 +263,22 @@ func newTokenRenew(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "renew FILE",
 		Short: "Extend the validity of a token file; running programs load the new file",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		Long: "Extend the validity of a token file. Running programs load the new file. A token of rfaas token get is renewed by its issuer, by\n" +
+			"MUNGE. The agent does the same in time. Other tokens are renewed with the cluster's keys.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
 			if err := checkLife(a, life); err != nil {
 				return err
 			}
 			cred, err := identity.LoadCredentials(args[0])
 			if err != nil {
 				return err
+			}
+			if cred.Issuer != "" {
+				if cred, err = issuer.RenewToken(c.Context(), issuer.Munge{}, args[0], cred); err != nil {
+					return err
+				}
+				return a.printToken(cred.Claims, false)
 			}
 			cl, err := identity.OpenCluster(dir)
 			if err != nil {
@@ -250,7 +305,7 @@ func newTokenRenew(a *app) *cobra.Command {
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().DurationVar(&life, "for", tokenLife, "how long it is valid from now on")
+	c.Flags().DurationVar(&life, "for", tokenLife, "how long it is valid from now on, if it does not come from an issuer")
 	return c
 }
 
@@ -351,29 +406,37 @@ func tokensOf(cl *identity.Cluster, tenant, note string) ([]identity.Revocation,
 }
 
 func newTokenRevoke(a *app) *cobra.Command {
-	var dir, note, tenant string
+	var dir, note, tenant, at string
+	var mine bool
 	c := &cobra.Command{
-		Use:   "revoke ID|FILE | revoke --tenant TENANT",
+		Use:   "revoke ID|FILE | revoke --tenant TENANT | revoke --mine [ID|FILE]",
 		Short: "Add tokens to the cluster's signed list of revoked credentials; copy the list to the resource manager's node",
 		Long: "Add a token, or all valid tokens of a tenant, to the cluster's signed list of revoked credentials (`revoked` in its directory), and\n" +
 			"increment the serial number of the list.\n" +
 			"To put the list into force, copy it over the file of that name in the resource manager's identity directory, by rename (as rsync does).\n" +
 			"Executors fetch it from the resource manager. An executor without a resource manager needs a copy in its own identity directory.\n" +
 			"Leases that were already granted continue: rfaas revoke --tenant TENANT --all ends them.\n" +
-			"rfaas cluster revoked shows the list, rfaas cluster revoke adds certificates of nodes.",
+			"rfaas cluster revoked shows the list, rfaas cluster revoke adds certificates of nodes.\n" +
+			"With --mine, users revoke their own tokens, one or all, at the issuer (--issuer), which recognizes the user by MUNGE.",
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if (len(args) == 0) == (tenant == "") {
-				return a.BadUsage(errors.New("want the id or the file of a token, or --tenant"))
+		RunE: func(c *cobra.Command, args []string) error {
+			if mine && tenant != "" || !mine && (len(args) == 0) == (tenant == "") {
+				return a.BadUsage(errors.New("want the id or the file of a token, or --tenant, or --mine"))
 			}
 			var entries []identity.Revocation
-			if tenant == "" {
-				id := args[0]
+			id := ""
+			if len(args) > 0 {
+				id = args[0]
 				if cred, err := identity.LoadCredentials(id); err == nil {
-					id = cred.Claims.ID
+					id, at = cred.Claims.ID, cmp.Or(at, cred.Issuer)
 				} else if !identity.IsTokenID(id) || !errors.Is(err, os.ErrNotExist) {
 					return fmt.Errorf("%q is neither a token's id nor a token file: %w", id, err)
 				}
+			}
+			if mine {
+				return a.revokeMine(c.Context(), at, id)
+			}
+			if tenant == "" {
 				entries = []identity.Revocation{{Kind: identity.RevokedToken, ID: id, Note: note}}
 			}
 			cl, err := identity.OpenCluster(dir)
@@ -391,5 +454,7 @@ func newTokenRevoke(a *app) *cobra.Command {
 	a.clusterFlag(c, &dir)
 	c.Flags().StringVar(&note, "note", "", "reason, for readers of the list")
 	c.Flags().StringVar(&tenant, "tenant", "", "revoke all valid tokens of this tenant")
+	c.Flags().BoolVar(&mine, "mine", false, "revoke all valid tokens of this user, or the named one, at the issuer")
+	a.issuerFlag(c, &at)
 	return c
 }

@@ -14,15 +14,19 @@ import (
 
 // Issuer has the settings of `rfaas cluster serve`.
 type Issuer struct {
-	Dir       string        `mapstructure:"dir"`
-	Listen    string        `mapstructure:"listen"`
-	Hosts     string        `mapstructure:"hosts"`
-	NodeLife  time.Duration `mapstructure:"node-life"`
-	AuditFile string        `mapstructure:"audit-file"` // empty: the log
-	LogLevel  slog.Level    `mapstructure:"log-level"`
-	LogFormat string        `mapstructure:"log-format"`
+	Dir         string        `mapstructure:"dir"`
+	Listen      string        `mapstructure:"listen"`
+	Hosts       string        `mapstructure:"hosts"`
+	NodeLife    time.Duration `mapstructure:"node-life"`
+	Tenants     string        `mapstructure:"tenants"` // empty: no tokens by MUNGE
+	TokenLife   time.Duration `mapstructure:"token-life"`
+	MungeSocket string        `mapstructure:"munge-socket"`
+	AuditFile   string        `mapstructure:"audit-file"` // empty: the log
+	LogLevel    slog.Level    `mapstructure:"log-level"`
+	LogFormat   string        `mapstructure:"log-format"`
 
-	hostsParsed []string
+	hostsParsed   []string
+	tenantsParsed identity.Tenants
 }
 
 var issuerOptions = []option{
@@ -30,6 +34,10 @@ var issuerOptions = []option{
 	{"listen", "127.0.0.1:7466", "address: host:port"},
 	{"hosts", "", "names and addresses at which nodes and users reach the service, like service,10.0.0.1; the first one stands in codes (default: this host's name)"},
 	{"node-life", "2160h", "how long certificates of nodes are valid; nodes renew them when two thirds are left"},
+	{"tenants", "", "tenants of users who ask for tokens by MUNGE, like ann=physics,1005=chem,@climate=climate,*=%u; the first match counts; @ stands before " +
+		"a group, %u is the user's name and %g that of the user's primary group (default: no tokens by MUNGE)"},
+	{"token-life", "24h", "how long tokens by MUNGE are valid; agents renew them when a third is left"},
+	{"munge-socket", "", "socket of munged (default: that of unmunge)"},
 	{"audit-file", "", "file of JSON lines about certificates, tokens and refusals (default: the log only)"},
 	{"log-level", "info", "debug, info, warn or error"},
 	{"log-format", "text", "text or json"},
@@ -71,6 +79,9 @@ func IssuerUsage() Usage {
 // HostList returns the names and addresses at which the issuer is reached.
 func (c *Issuer) HostList() []string { return c.hostsParsed }
 
+// TenantRules returns the tenants of users.
+func (c *Issuer) TenantRules() identity.Tenants { return c.tenantsParsed }
+
 // Logger makes the logger that the settings describe.
 func (c *Issuer) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
 
@@ -105,6 +116,12 @@ func (c *Issuer) validate() error {
 	if c.NodeLife < time.Minute || c.NodeLife > 10*366*24*time.Hour {
 		v.failf("node-life: %v is not in 1m..10 years", c.NodeLife)
 	}
+	if c.TokenLife < time.Minute || c.TokenLife > 366*24*time.Hour {
+		v.failf("token-life: %v is not in 1m..8784h", c.TokenLife)
+	}
+	var err error
+	c.tenantsParsed, err = identity.ParseTenants(c.Tenants)
+	v.check("tenants", err)
 	v.logFormat(c.LogFormat)
 	return v.err()
 }

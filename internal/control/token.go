@@ -30,7 +30,8 @@ type TokenState struct {
 	ID      string // revocation lists name it
 	Begins  time.Time
 	Expires time.Time
-	Problem error // why a changed file is not used; nil: the file has this token
+	Issuer  string // that gave the token by MUNGE, and gives the next one; empty: none
+	Problem error  // why a changed file is not used; nil: the file has this token
 }
 
 // OpenToken loads a token file. Errors: fs.ErrNotExist; class ErrInvalid for a file with other content.
@@ -52,7 +53,7 @@ func (t *Token) State() TokenState {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return TokenState{Path: t.path, Tenant: c.Claims.Tenant, ID: c.Claims.ID, Begins: time.Unix(c.Claims.Begins, 0),
-		Expires: time.Unix(c.Claims.Ends, 0), Problem: t.problem}
+		Expires: time.Unix(c.Claims.Ends, 0), Issuer: c.Issuer, Problem: t.problem}
 }
 
 // lookAgain is how often a token file is checked for changes.

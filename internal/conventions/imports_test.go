@@ -30,7 +30,7 @@ var layers = map[string][]string{
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/issuer", "internal/slurm", "internal/systemd", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/cli/command": {"internal/control"},
 	"internal/daemon":      {},
-	"internal/agent":       {"internal/api", "internal/claim", "internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
+	"internal/agent":       {"internal/api", "internal/claim", "internal/grant", "internal/control", "internal/dataplane", "internal/identity", "internal/issuer"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/bundle", "internal/link", "internal/config", "internal/control",
 		"internal/claim", "internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/observe", "internal/privilege", "internal/quota",

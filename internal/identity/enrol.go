@@ -200,6 +200,41 @@ func sameHost(a, b string) bool {
 // CA returns the cluster's certificate.
 func (c *Cluster) CA() *x509.Certificate { return c.ca }
 
+// CAPEM returns the cluster's certificate in PEM.
+func (c *Cluster) CAPEM() []byte { return slices.Clone(c.caPEM) }
+
+// RevokeOf revokes a listed token of a user, or with an empty id all that are valid. It returns the ids of those that were not revoked before.
+func (c *Cluster) RevokeOf(uid uint32, id string, now time.Time) ([]string, error) {
+	tokens, err := c.Issued()
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.Revocations()
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	var entries []Revocation
+	known := false
+	for _, t := range tokens {
+		if t.UID == nil || *t.UID != uid || id != "" && t.ID != id || now.Unix() >= t.Ends {
+			continue
+		}
+		known = true
+		if !list.Has(RevokedToken, t.ID) {
+			ids = append(ids, t.ID)
+			entries = append(entries, Revocation{Kind: RevokedToken, ID: t.ID, Note: "by its owner"})
+		}
+	}
+	if !known {
+		return nil, refuse(Forbidden, "no such valid token of this user is listed")
+	}
+	if len(entries) > 0 {
+		_, _, err = c.Revoke(now, entries...)
+	}
+	return ids, err
+}
+
 // RevokedText returns the signed list of revoked credentials.
 func (c *Cluster) RevokedText() ([]byte, error) {
 	return ReadRevocations(filepath.Join(c.dir, fileRevoked))

@@ -39,6 +39,7 @@ type Credentials struct {
 	Claims Claims
 	Key    ed25519.PrivateKey // of the token's owner
 	CA     []byte             // certificates to check servers with, PEM; may be nil
+	Issuer string             // address of the issuer that gave the token by MUNGE, and gives the next one; empty: none
 }
 
 const (
@@ -48,14 +49,20 @@ const (
 	pemPub   = "PUBLIC KEY"
 )
 
+// issuerHeader names the header of a token file that has Credentials.Issuer.
+const issuerHeader = "Issuer"
+
 // Encode returns the content of a token file.
 func (c *Credentials) Encode() ([]byte, error) {
 	key, err := x509.MarshalPKCS8PrivateKey(c.Key)
 	if err != nil {
 		return nil, err
 	}
-	b := pem.EncodeToMemory(&pem.Block{Type: pemToken, Headers: map[string]string{"Tenant": c.Claims.Tenant, "Expires": stamp(time.Unix(c.Claims.Ends, 0))},
-		Bytes: []byte(c.Token)})
+	headers := map[string]string{"Tenant": c.Claims.Tenant, "Expires": stamp(time.Unix(c.Claims.Ends, 0))}
+	if c.Issuer != "" {
+		headers[issuerHeader] = c.Issuer
+	}
+	b := pem.EncodeToMemory(&pem.Block{Type: pemToken, Headers: headers, Bytes: []byte(c.Token)})
 	b = append(b, pem.EncodeToMemory(&pem.Block{Type: pemKey, Bytes: key})...)
 	return append(b, c.CA...), nil
 }
@@ -88,7 +95,7 @@ func ParseCredentials(b []byte) (*Credentials, error) {
 		}
 		switch block.Type {
 		case pemToken:
-			c.Token = string(block.Bytes)
+			c.Token, c.Issuer = string(block.Bytes), block.Headers[issuerHeader]
 		case pemKey:
 			key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 			k, ok := key.(ed25519.PrivateKey)

@@ -15,6 +15,8 @@ const (
 	pathEnrol   = "/v1/enrol"
 	pathRenew   = "/v1/renew"
 	pathRevoked = "/v1/revoked"
+	pathToken   = "/v1/token"
+	pathRevoke  = "/v1/revoke"
 )
 
 // maxRequest bounds a request's body, in bytes.

@@ -22,12 +22,15 @@ import (
 
 // Config describes a Server.
 type Config struct {
-	Cluster  *identity.Cluster
-	Hosts    []string        // names and addresses at which nodes and users reach the service
-	NodeLife time.Duration   // of certificates
-	Audit    *identity.Audit // nil: no audit
-	Log      *slog.Logger
-	Now      func() time.Time // nil: time.Now
+	Cluster   *identity.Cluster
+	Hosts     []string         // names and addresses at which nodes and users reach the service
+	NodeLife  time.Duration    // of certificates
+	Tenants   identity.Tenants // of users who ask by MUNGE; nil: the service answers no users
+	TokenLife time.Duration    // of their tokens
+	Munge     Munge
+	Audit     *identity.Audit // nil: no audit
+	Log       *slog.Logger
+	Now       func() time.Time // nil: time.Now
 }
 
 const (
@@ -68,6 +71,8 @@ func NewServer(cfg Config) (*Server, error) {
 	mux.HandleFunc("POST "+pathEnrol, s.answer(s.enrol))
 	mux.HandleFunc("POST "+pathRenew, s.answer(s.renew))
 	mux.HandleFunc("GET "+pathRevoked, s.answer(s.revoked))
+	mux.HandleFunc("POST "+pathToken, s.answer(s.token))
+	mux.HandleFunc("POST "+pathRevoke, s.answer(s.revoke))
 	pool := x509.NewCertPool()
 	pool.AddCert(cfg.Cluster.CA())
 	s.http = http.Server{Handler: mux, ReadHeaderTimeout: headerLife, ReadTimeout: requestLife, WriteTimeout: connectionLife, MaxHeaderBytes: 8 << 10,
