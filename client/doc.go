@@ -34,6 +34,10 @@
 // whether it was. A call that is answered within 200 us is still one crossing into C. Other operations return when their context ends,
 // and go on in the background.
 //
+// # Many short calls
+//
+// A crossing into C costs about as much as a short call. A [Batch] makes many calls in one crossing.
+//
 // # Threads
 //
 // A goroutine inside C occupies a thread of the operating system. As many goroutines as there are workers invoke at a time; others wait

@@ -139,6 +139,44 @@ func ExampleInvoke() {
 	// Output: [1 2.5 4] <nil>
 }
 
+// Many short calls cross into C together.
+func ExampleBatch() {
+	defer cores()()
+	ctx := context.Background()
+	session, err := client.Connect(ctx, client.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close()
+	lease, err := session.Lease(ctx, client.LeaseOptions{Library: montecarlo, Workers: 2, Depth: 64})
+	if err != nil {
+		log.Fatal(err)
+	}
+	circle, err := lease.Function("circle")
+	if err != nil {
+		log.Fatal(err)
+	}
+	batch := lease.NewBatch()
+	defer batch.Free()
+	for seed := range uint64(1000) {
+		if err := batch.Add(circle, client.Bytes([]uint64{seed, 100}), 8); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := batch.Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+	hits, all := make([]uint64, 1), uint64(0)
+	for i := range batch.Len() {
+		if _, err := batch.Result(i, client.Bytes(hits)); err != nil {
+			log.Fatal(err)
+		}
+		all += hits[0]
+	}
+	fmt.Printf("pi is about %.1f\n", 4*float64(all)/100000)
+	// Output: pi is about 3.1
+}
+
 // A call that may run more than once survives the death of its worker and, with Failover, of its executor: the lease
 // moves to another executor. Here the call itself kills the worker each time.
 func ExampleIdempotent() {

@@ -204,6 +204,7 @@ func Promises() []Promise {
 	ms := func(r *latency.Result) float64 { return float64(r.P99NS) / 1e6 }
 	return append(all, []Promise{
 		{Section: "Calls", Line: "shm, hot, 8 B: time that Go adds to a call from C", Bound: 40, Unit: "ns", figure: "go.over_c_ns"},
+		{Section: "Calls", Line: "shm, hot, 8 B, 64 in flight: share of C's rate that a batch of Go has", Bound: 0.6, Least: true, figure: "go.batch_share"},
 		{Section: "Calls", Line: "allocations of a call from Go", Bound: 0, figure: "go.call.allocations"},
 		{Section: "Starts", Line: "shm, lease to first result, cold, p50", Bound: 8, Unit: "ms", of: start("shm", "cold")},
 		{Section: "Starts", Line: "shm, lease to first result, pooled, p50", Bound: 1, Unit: "ms", of: start("shm", "pooled")},

@@ -143,6 +143,40 @@ static inline rfaas_shim_ended rfaas_shim_waitany(size_t count, rfaas_request *r
     return e;
 }
 
+/* ---- batches: batch.c ---- */
+
+/* A call of a batch. Neither structure contains pointers, because cgo would check their targets. */
+typedef struct rfaas_batch_call {
+    rfaas_request request; /* in flight; RFAAS_REQUEST_NULL: not submitted, or ended */
+    uint64_t in, out;      /* offsets in the batch's memory */
+    uint64_t size;         /* of the result */
+    uint64_t error;        /* address of the rfaas_shim_error; 0: none */
+    uint32_t in_size, capacity, function, unused;
+} rfaas_batch_call;
+
+typedef struct rfaas_batch {
+    uint64_t memory;   /* address: payloads and results */
+    int64_t deadline;  /* of the calls, CLOCK_MONOTONIC ns; 0: none */
+    int64_t busy_since; /* when a call found no slot and none was in flight; 0: the last one found a slot */
+    uint32_t count;    /* calls */
+    uint32_t next;     /* first call that is not submitted */
+    uint32_t flying;   /* place of the first call in flight */
+    uint32_t n_flying; /* calls in flight */
+    uint32_t failed;   /* calls that ended with an error */
+    uint32_t begun;    /* the deadline is set */
+} rfaas_batch;
+
+/* Submits the calls of a batch as slots become free, and waits until all have ended, at most patience_ns (below 0: without a limit). Then
+ * next == count and n_flying == 0. The options are the same each time; their time-out begins with the first time. `flying` has room for
+ * the indices of all calls. The caller keeps all memory until the calls have ended or are cancelled. */
+void rfaas_api_batch(rfaas_lease *l, rfaas_batch *b, rfaas_batch_call *calls, uint32_t *flying, const rfaas_call_options *o, int64_t patience_ns);
+
+static inline void rfaas_shim_batch(uintptr_t l, rfaas_batch *b, rfaas_batch_call *calls, uint32_t *flying, uint32_t repeats, int64_t timeout_ns,
+                                    int64_t attempt_ns, uint32_t flags, int64_t patience_ns) {
+    rfaas_call_options o = rfaas_shim_options(RFAAS_ANY_WORKER, repeats, timeout_ns, attempt_ns, flags);
+    rfaas_api_batch((rfaas_lease *)l, b, calls, flying, &o, patience_ns);
+}
+
 static inline rfaas_shim_error *rfaas_shim_cancel(rfaas_request *r) { return rfaas_shim_check(rfaas_cancel(r)); }
 
 static inline rfaas_shim_error *rfaas_shim_reduce(rfaas_lease *l, rfaas_function f, const uint8_t *in, size_t in_item, uint8_t *accumulator,
