@@ -146,6 +146,8 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
 	gauge("table_bytes", "Lent memory that tables, bundles and seeds use.", func() float64 { return float64(e.table.Capacity().SetAside) })
+	r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_executor_table_received_bytes_total",
+		Help: "Bytes of tables and bundles that clients have sent. They send each one to a node once."}, func() float64 { return float64(e.tables.received.Load()) }))
 	for name, c := range map[string]accounting.Counter{"calls": accounting.Calls, "call_failures": accounting.Failures, "call_seconds": accounting.ExecMicros} {
 		help := map[accounting.Counter]string{accounting.Calls: "Calls of the leases that the resource manager is told of, as workers count them.",
 			accounting.Failures: "Of these, calls that failed.", accounting.ExecMicros: "Processor time of their functions. Divided by the calls it is the mean time of a call."}[c]

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,8 @@ type tableStore struct {
 	arriving map[sending]*arrivingTable
 	freeing  int       // tables that are not in the store any more, whose memory is not free yet
 	freed    sync.Cond // one of them is freed
+
+	received atomic.Uint64 // bytes that clients have sent
 }
 
 // arrivingTable is a table that an owner is sending.
@@ -388,6 +391,7 @@ func (s *tableStore) copy(to io.Writer, announced sum, size uint64, fetch func()
 	}
 	hash := sha256.New()
 	n, err := io.CopyN(io.MultiWriter(to, hash), from, int64(size))
+	s.received.Add(uint64(n))
 	if got := sum(hash.Sum(nil)); err == nil && got != announced {
 		err = invalidf("table: announced as SHA-256 %x, but the bytes have %x: they must not change while the table is published", announced[:], got[:])
 	}

@@ -34,7 +34,7 @@ func TestAcross(t *testing.T) {
 	}
 	for i := range 3 {
 		testkit.Eventually(t, "the claim of two workers is booked", func() bool {
-			return gauge(t, fmt.Sprintf("%s/%d", dir, i), "rfaas_executor_claims_total") != "0"
+			return testkit.Metric(t, fmt.Sprintf("%s/%d", dir, i), "rfaas_executor_claims_total") != "0"
 		})
 	}
 }

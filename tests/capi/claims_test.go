@@ -125,7 +125,7 @@ func TestClaimsRace(t *testing.T) {
 	took := time.Since(began)
 	stop.Close()
 	taker.parse(t, taken())
-	claims, _ := strconv.Atoi(gauge(t, metrics, "rfaas_executor_claims_total"))
+	claims, _ := strconv.Atoi(testkit.Metric(t, metrics, "rfaas_executor_claims_total"))
 	t.Logf("%d leases of %d clients in %v beside %d of another tenant: %d on cached workers, %d of them by claims", racer.leases, *claimClients, took,
 		taker.leases, racer.cached, claims)
 	t.Logf("figure: claims.clients = %d", *claimClients)
@@ -134,7 +134,7 @@ func TestClaimsRace(t *testing.T) {
 		t.Errorf("%+v and %+v, %d claims", *racer, *taker, claims)
 	}
 	eventually(t, "all cores are free", func() bool {
-		return gauge(t, metrics, "rfaas_executor_free_cores") == strconv.Itoa(cores) && gauge(t, metrics, "rfaas_executor_leases") == "0"
+		return testkit.Metric(t, metrics, "rfaas_executor_free_cores") == strconv.Itoa(cores) && testkit.Metric(t, metrics, "rfaas_executor_leases") == "0"
 	})
 	tenants := map[string]*racers{"racer": racer, "taker": taker}
 	var bills map[string]map[string]int64
@@ -206,7 +206,7 @@ func TestClaimClientKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the claimed lease has ended", func() bool {
-		text := metricsOf(t, listen)
+		text := testkit.Metrics(t, listen)
 		return strings.Contains(text, "\nrfaas_executor_claims_total 1\n") && strings.Contains(text, "\nrfaas_executor_leases 0\n") &&
 			strings.Contains(text, "\nrfaas_executor_free_cores 2\n")
 	})
@@ -270,7 +270,7 @@ func claimKilled(t *testing.T, provider string) {
 			c.do("init", "session")
 			eventually(t, "leases are claimed", func() bool {
 				c.do("open", "calls 1", "release")
-				return gauge(t, listen, "rfaas_executor_claims_total") != "0"
+				return testkit.Metric(t, listen, "rfaas_executor_claims_total") != "0"
 			})
 			pid := agentStatus(t, socket).PID
 			if err := executor.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -292,7 +292,7 @@ func claimKilled(t *testing.T, provider string) {
 				}
 				c.do("calls 1", "release")
 				eventually(t, "all cores are free", func() bool {
-					return gauge(t, listen, "rfaas_executor_free_cores") == "2" && gauge(t, listen, "rfaas_executor_leases") == "0"
+					return testkit.Metric(t, listen, "rfaas_executor_free_cores") == "2" && testkit.Metric(t, listen, "rfaas_executor_leases") == "0"
 				})
 			} else {
 				if err := executor.Process.Kill(); err != nil {

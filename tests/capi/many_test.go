@@ -1,18 +1,16 @@
 package capi
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // tlsCluster starts a resource manager and an executor with TLS identities, and returns the environment of a user's clients, the
@@ -38,34 +36,6 @@ func tlsCluster(t *testing.T, args ...string) (env []string, socket, address, me
 	t.Cleanup(func() { stopAgent(t, socket) })
 	return []string{"RFAAS_EXECUTOR=", "RFAAS_MANAGER=" + manager, "RFAAS_TOKEN_FILE=" + in("token"), "RFAAS_AGENT_SOCKET=" + socket},
 		socket, address, metrics
-}
-
-// metricsOf returns the metrics that a daemon serves on a unix socket.
-func metricsOf(t *testing.T, socket string) string {
-	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
-	r, err := c.Get("http://daemon/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-// gauge returns the value of a metric that is served on a unix socket, "" if there is none.
-func gauge(t *testing.T, socket, name string) string {
-	t.Helper()
-	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (.*)$`).FindStringSubmatch(metricsOf(t, socket))
-	if m == nil { // a state that no executor has
-		return ""
-	}
-	return m[1]
 }
 
 // connections returns the number of TCP connections that processes of this machine have made to an IPv4 address.
@@ -98,7 +68,7 @@ func TestManyClientsOneAgent(t *testing.T) {
 	const clients = 128
 	const goRuntime = 17 // MB: resident memory of a client whose library was a Go runtime, measured before the agent existed
 	env, socket, address, metrics := tlsCluster(t, "--share-cores", "64")
-	eventually(t, "the executor is on the board", func() bool { return gauge(t, metrics, `rfaas_manager_executors{state="open"}`) == "1" })
+	eventually(t, "the executor is on the board", func() bool { return testkit.Metric(t, metrics, `rfaas_manager_executors{state="open"}`) == "1" })
 	all := make([]*led, clients)
 	for i := range all {
 		all[i] = lead(t, 1, 0, env...)
@@ -138,8 +108,8 @@ func TestManyClientsOneAgent(t *testing.T) {
 		t.Errorf("the agent has connections to %d executors, and there are %d to %s, want 1 and 1", r.Executors, n, address)
 	}
 	const subscribers = "rfaas_manager_subscribers"
-	eventually(t, "the metrics show the agent", func() bool { n := gauge(t, metrics, subscribers); return n != "" && n != "0" })
-	if n := gauge(t, metrics, subscribers); n != "1" {
+	eventually(t, "the metrics show the agent", func() bool { n := testkit.Metric(t, metrics, subscribers); return n != "" && n != "0" })
+	if n := testkit.Metric(t, metrics, subscribers); n != "1" {
 		t.Errorf("%s clients are attached to the board, want 1", n)
 	}
 }

@@ -37,7 +37,7 @@ func aheadOfDemand(t *testing.T, provider string, cluster clusterFunc) {
 	listen := filepath.Join(t.TempDir(), "http")
 	env, socket, _ := cluster("--pool", "0", "--share-cores", "3", "--http-listen", "unix:"+listen)
 	has := func(line string) bool {
-		return strings.Contains(metricsOf(t, listen), "\nrfaas_executor_"+line+"\n")
+		return strings.Contains(testkit.Metrics(t, listen), "\nrfaas_executor_"+line+"\n")
 	}
 	begin := func(env ...string) (*led, origin) {
 		t.Helper()
@@ -119,13 +119,13 @@ func givenAhead(t *testing.T, _ string, cluster clusterFunc) {
 	claims := func(n int) {
 		t.Helper()
 		testkit.Eventually(t, "the claim is booked", func() bool {
-			return strings.Contains(metricsOf(t, listen), fmt.Sprintf("\nrfaas_executor_claims_total %d\n", n))
+			return strings.Contains(testkit.Metrics(t, listen), fmt.Sprintf("\nrfaas_executor_claims_total %d\n", n))
 		})
 	}
 	// After a claim, the executor has the next spare lease only when the agent knows that the last one is taken.
 	ready := func() bool {
 		r := agentStatus(t, socket)
-		return gauge(t, listen, "rfaas_executor_cached_leases") == "1" && r.spare() == 1
+		return testkit.Metric(t, listen, "rfaas_executor_cached_leases") == "1" && r.spare() == 1
 	}
 	c := lead(t, 1, 0, env...)
 	c.do("init", "session", "open", "calls 5", "release", "open", "calls 5")
@@ -157,5 +157,5 @@ func givenAhead(t *testing.T, _ string, cluster clusterFunc) {
 	}
 	c.do("open", "calls 5", "release")
 	other.do("release", "close", "finalize")
-	testkit.Eventually(t, "no lease is left", func() bool { return gauge(t, listen, "rfaas_executor_leases") == "0" })
+	testkit.Eventually(t, "no lease is left", func() bool { return testkit.Metric(t, listen, "rfaas_executor_leases") == "0" })
 }
