@@ -300,16 +300,38 @@ type seedRoom struct {
 // add adds memory that is already taken. The caller holds the store's lock.
 func (r *seedRoom) add(bytes uint64) { r.a.size += bytes }
 
-// take takes so many bytes more.
+// take takes so many bytes more. They count as the owner's before there is room for them, so that seeds that arrive at the same time
+// do not exceed the limit together.
 func (r *seedRoom) take(bytes uint64) error {
-	if err := r.store.permit(r.owner, bytes); err != nil {
+	if err := r.count(bytes); err != nil {
 		return err
 	}
 	if err := r.store.makeRoom(bytes); err != nil {
+		r.store.mu.Lock()
+		defer r.store.mu.Unlock()
+		r.a.size -= bytes
 		return err
 	}
-	r.store.mu.Lock()
-	defer r.store.mu.Unlock()
+	return nil
+}
+
+// count counts so many bytes more as the owner's. It evicts the owner's unused tables if necessary.
+func (r *seedRoom) count(bytes uint64) error {
+	s := r.store
+	var evicted []*table
+	defer func() { s.free(evicted...) }()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if bytes > s.limit {
+		return fmt.Errorf("a tenant may have %d bytes of tables and seeds (table-limit)", s.limit)
+	}
+	for used := s.bytesOf(r.owner); used > s.limit-bytes; used = s.bytesOf(r.owner) {
+		t := s.evict(func(t *table) bool { return t.owners[r.owner] })
+		if t == nil {
+			return fmt.Errorf("leases of this tenant use %d bytes of tables and seeds, and it may have %d (table-limit)", used, s.limit)
+		}
+		evicted = append(evicted, t)
+	}
 	r.add(bytes)
 	return nil
 }
@@ -359,25 +381,6 @@ func (s *tableStore) storeSeed(u sending, make func(*seedRoom) (*zygote.Seed, er
 	room.leave(made.Bytes)
 	t.seed, t.size = made, made.Bytes
 	return t, nil
-}
-
-// permit evicts an owner's unused tables until it may have so many bytes more.
-func (s *tableStore) permit(owner string, size uint64) error {
-	var evicted []*table
-	defer func() { s.free(evicted...) }()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if size > s.limit {
-		return fmt.Errorf("a tenant may have %d bytes of tables and seeds (table-limit)", s.limit)
-	}
-	for used := s.bytesOf(owner); used > s.limit-size; used = s.bytesOf(owner) {
-		t := s.evict(func(t *table) bool { return t.owners[owner] })
-		if t == nil {
-			return fmt.Errorf("leases of this tenant use %d bytes of tables and seeds, and it may have %d (table-limit)", used, s.limit)
-		}
-		evicted = append(evicted, t)
-	}
-	return nil
 }
 
 // refer adds a reference to a table that has one.

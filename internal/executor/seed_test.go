@@ -339,3 +339,38 @@ func TestSeedRequests(t *testing.T) {
 		t.Error("the workers of a lease with a seed can be cached")
 	}
 }
+
+// Seeds of a tenant that arrive at the same time have no more memory together than the tenant may have.
+func TestSeedsArriveTogether(t *testing.T) {
+	const limit = 100
+	var taken atomic.Int64
+	var asked sync.WaitGroup // each is refused, or waits in reserve
+	const seeds = 4
+	asked.Add(seeds)
+	s := newTableStore(limit, nil, func(n uint64) error {
+		taken.Add(int64(n))
+		asked.Done()
+		asked.Wait()
+		return nil
+	}, func(n uint64) { taken.Add(-int64(n)) }, func() bool { return false })
+	var wg sync.WaitGroup
+	var refused atomic.Int32
+	for i := range seeds {
+		wg.Go(func() {
+			_, err := s.seed(t.Context(), sum{byte(i)}, "tenant ann", func(r *seedRoom) (*zygote.Seed, error) {
+				if err := r.take(limit); err != nil {
+					refused.Add(1)
+					asked.Done()
+				}
+				return nil, errors.New("the transfer failed")
+			})
+			if err == nil {
+				t.Error("a failed transfer made a seed")
+			}
+		})
+	}
+	wg.Wait()
+	if refused.Load() != seeds-1 || taken.Load() != 0 {
+		t.Errorf("%d of %d seeds were refused, want all but one; %d bytes are left", refused.Load(), seeds, taken.Load())
+	}
+}
