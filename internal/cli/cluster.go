@@ -171,6 +171,11 @@ func (a *app) revoke(cl *identity.Cluster, entries ...identity.Revocation) error
 }
 
 func (a *app) sayList(l *identity.RevocationList, path string) error {
+	if _, err := os.Stat(filepath.Join(filepath.Dir(path), addressFile)); err == nil {
+		_, err = fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: a resource manager that joined by the issuer has it within 5 s, and executors get it from there; copy it over the file `revoked` in other identity directories\n",
+			path, l.Serial, len(l.Entries))
+		return err
+	}
 	_, err := fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: copy it over the file `revoked` in the resource manager's identity directory; executors get it from there. Copy it to executors without a manager too\n",
 		path, l.Serial, len(l.Entries))
 	return err

@@ -36,7 +36,7 @@ var layers = map[string][]string{
 		"internal/claim", "internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/observe", "internal/privilege", "internal/quota",
 		"internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/link",
-		"internal/history", "internal/identity", "internal/observe", "internal/quota", "internal/systemd"},
+		"internal/history", "internal/identity", "internal/issuer", "internal/observe", "internal/quota", "internal/systemd"},
 
 	// Public packages.
 	"client":     {"internal/api", "client/c", "internal/dataplane", "internal/control", "internal/topology"}, // the last two: its tests

@@ -235,8 +235,12 @@ func (c *Cluster) RevokeOf(uid uint32, id string, now time.Time) ([]string, erro
 	return ids, err
 }
 
-// RevokedText returns the signed list of revoked credentials.
-func (c *Cluster) RevokedText() ([]byte, error) {
+// NewerRevocations returns the text of the list of revoked credentials, or nothing if its serial number is not above serial.
+func (c *Cluster) NewerRevocations(serial uint64) ([]byte, error) {
+	list, err := c.Revocations()
+	if err != nil || list.Serial <= serial {
+		return nil, err
+	}
 	return ReadRevocations(filepath.Join(c.dir, fileRevoked))
 }
 

@@ -100,6 +100,13 @@ func (a Address) ask(ctx context.Context, cert *tls.Certificate, path string, bo
 	return c.ask(ctx, path, body, reply)
 }
 
+// revoked returns the signed list of revoked credentials, or nothing if its serial number is not above serial. cert is that of a node.
+func (a Address) revoked(ctx context.Context, cert *tls.Certificate, serial uint64) ([]byte, error) {
+	var reply revokedReply
+	err := a.ask(ctx, cert, fmt.Sprintf("%s?%s=%d", pathRevoked, serialQuery, serial), nil, &reply)
+	return []byte(reply.List), err
+}
+
 // Join makes the directory of a node that has a code. again replaces a certificate that the directory has. It returns when the certificate
 // expires.
 func Join(ctx context.Context, code Code, dir string, hosts []string, again bool) (time.Time, error) {
@@ -133,11 +140,15 @@ func renewAt(ctx context.Context, dir string, within time.Duration, now time.Tim
 	ends = pair.Leaf.NotAfter
 	within = min(within, ends.Sub(pair.Leaf.NotBefore)*2/3)
 	if now.Add(within).Before(ends) {
-		var list revokedReply
-		if err := at.ask(ctx, &pair, pathRevoked, nil, &list); err != nil {
-			return ends, false, err
+		serial := uint64(0) // without a valid list, any is newer
+		if l, err := identity.OpenRevocations(dir); err == nil {
+			serial = l.Serial
 		}
-		return ends, false, identity.UpdateRevocations(dir, []byte(list.List), now)
+		list, err := at.revoked(ctx, &pair, serial)
+		if err == nil && len(list) > 0 {
+			err = identity.UpdateRevocations(dir, list, now)
+		}
+		return ends, false, err
 	}
 	if now.After(ends) {
 		return ends, false, fmt.Errorf("the certificate in %s expired at %s, so the issuer does not renew it: run rfaas cluster join --again with a new code",

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 func TestMain(m *testing.M) { os.Exit(leakcheck.Run(m, nil)) }
@@ -380,7 +382,8 @@ func TestRenew(t *testing.T) {
 	}
 	// Neither a node's token nor no certificate renews anything.
 	refusedFor(t, s.at.ask(t.Context(), nil, pathRenew, &identity.NodeRequest{}, &identity.NodeReply{}), identity.Missing)
-	refusedFor(t, s.at.ask(t.Context(), nil, pathRevoked, nil, &revokedReply{}), identity.Missing)
+	_, err = s.at.revoked(t.Context(), nil, 0)
+	refusedFor(t, err, identity.Missing)
 	if _, _, err := s.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedNode, ID: identity.NodeSerial(second)}); err != nil {
 		t.Fatal(err)
 	}
@@ -411,6 +414,7 @@ func TestHostileRequests(t *testing.T) {
 		{"GET", "/", "", 404},
 		{"GET", "/../../etc/passwd", "", 404},
 		{"POST", pathRenew, "{}", 401},
+		{"GET", pathRevoked + "?serial=-1", "", 401},
 	} {
 		r, err := http.NewRequestWithContext(t.Context(), q.method, "https://"+s.at.Target+q.path, strings.NewReader(q.body))
 		if err != nil {
@@ -443,4 +447,70 @@ func TestHostileRequests(t *testing.T) {
 	if err := s.join(good, "node7"); err != nil {
 		t.Errorf("beside %d silent connections: %v", len(silent), err)
 	}
+}
+
+// A daemon has the issuer's revocation list soon after a change, also if the issuer was away before.
+func TestFollow(t *testing.T) {
+	s := start(t, nil)
+	if err := s.join(s.code(), "node7"); err != nil {
+		t.Fatal(err)
+	}
+	dir := s.node("node7")
+	n, err := identity.OpenNode(dir, nil, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said lines
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		follow(ctx, dir, n, 10*time.Millisecond, slog.New(slog.NewTextHandler(&said, nil)))
+	}()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	id := strings.Repeat("ab", 16)
+	if _, _, err := s.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedToken, ID: id}); err != nil {
+		t.Fatal(err)
+	}
+	has := func(id string) func() bool {
+		return func() bool {
+			revoked, err := n.Revoked.Has(identity.RevokedToken, id, time.Now())
+			return revoked && err == nil
+		}
+	}
+	testkit.Eventually(t, "the daemon has the list", has(id))
+	// The address of another issuer, which cannot be reached.
+	if err := os.WriteFile(filepath.Join(dir, "issuer"), []byte(Address{"127.0.0.1:1", s.at.CA}.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the daemon says why it has no newer list", func() bool { return strings.Contains(said.String(), "connection refused") })
+	if err := os.WriteFile(filepath.Join(dir, "issuer"), []byte(s.at.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	other := strings.Repeat("cd", 16)
+	if _, _, err := s.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedToken, ID: other}); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the daemon has the next list", has(other))
+}
+
+// lines collects a log.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }

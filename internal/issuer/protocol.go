@@ -19,6 +19,9 @@ const (
 	pathRevoke  = "/v1/revoke"
 )
 
+// serialQuery names the part of a request for the list of revoked credentials that has the serial number of the caller's list.
+const serialQuery = "serial"
+
 // maxRequest bounds a request's body, in bytes.
 const maxRequest = 32 << 10
 

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -212,6 +213,9 @@ func (s *Server) renew(r *http.Request) (any, string, error) {
 	if err := parse(r.Body, maxRequest, &q); err != nil {
 		return nil, who, malformed(err)
 	}
+	if !s.limits.take(who, rate.Every(renewEvery), renewBurst, s.cfg.Now()) {
+		return nil, who, &identity.Error{Reason: identity.Overload, Text: fmt.Sprintf("more than %d renewals of this node: try again in %v", renewBurst, renewEvery)}
+	}
 	reply, err := s.cfg.Cluster.Renew(cert, &q, s.cfg.NodeLife, s.cfg.Now())
 	if err != nil {
 		return nil, who, err
@@ -240,7 +244,7 @@ func (s *Server) node(r *http.Request) (*x509.Certificate, string, error) {
 	return cert, identity.NodeIdentity(cert).Name, s.cfg.Cluster.CheckNode(cert, s.cfg.Now())
 }
 
-// revokedReply has the signed list of revoked credentials.
+// revokedReply has the signed list of revoked credentials; empty: the caller's is as new.
 type revokedReply struct {
 	List string `json:"list"`
 }
@@ -251,7 +255,11 @@ func (s *Server) revoked(r *http.Request) (any, string, error) {
 	if err != nil {
 		return nil, who, err
 	}
-	text, err := s.cfg.Cluster.RevokedText()
+	serial, err := strconv.ParseUint(r.URL.Query().Get(serialQuery), 10, 64)
+	if err != nil {
+		return nil, who, malformed(fmt.Errorf("%s: %w", serialQuery, err))
+	}
+	text, err := s.cfg.Cluster.NewerRevocations(serial)
 	return revokedReply{string(text)}, who, err
 }
 
@@ -259,6 +267,9 @@ const (
 	mayFail   = 10 // refused requests at once of one host, and then one every failEvery
 	failEvery = 6 * time.Second
 	maxHosts  = 4096
+
+	renewBurst = 10 // renewals of a node at once, and then one every renewEvery
+	renewEvery = 10 * time.Minute
 )
 
 // limits bounds how many requests of one host are refused. It is safe for concurrent use.

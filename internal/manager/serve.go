@@ -7,6 +7,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/issuer"
 	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/internal/systemd"
 )
@@ -68,10 +69,14 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan struct{})
+	done, followed := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		m.Run(ctx)
+	}()
+	go func() {
+		defer close(followed)
+		issuer.Follow(ctx, s.IdentityDir, port.Node, log)
 	}()
 	select {
 	case <-ctx.Done():
@@ -81,6 +86,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	tellSystemd(log, "STOPPING=1")
 	cancel()
 	<-done
+	<-followed
 	return err
 }
 
