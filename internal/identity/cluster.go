@@ -194,7 +194,7 @@ func (c *Cluster) issueNode(out string, hosts []string, valid time.Duration, now
 	if err != nil {
 		return err
 	}
-	cert, page, err := c.signNode(keys.node.Public(), keys.page.Public(), hosts, valid, now)
+	cert, page, err := c.signNode(keys.node.Public(), keys.page.Public(), hosts, valid, now, c.record)
 	if err != nil {
 		return err
 	}
@@ -214,8 +214,9 @@ func (c *Cluster) issueNode(out string, hosts []string, valid time.Duration, now
 	})
 }
 
-// signNode returns the certificates of a node's key and of its page's key in PEM, and adds the former to the list of nodes first.
-func (c *Cluster) signNode(key, pageKey crypto.PublicKey, hosts []string, valid time.Duration, now time.Time) (cert, page []byte, err error) {
+// signNode returns the certificates of a node's key and of its page's key in PEM, and adds the former to the list of nodes first, by record.
+func (c *Cluster) signNode(key, pageKey crypto.PublicKey, hosts []string, valid time.Duration, now time.Time,
+	record func(file string, value any) error) (cert, page []byte, err error) {
 	t, err := template(hosts, "rfaas node", valid, now)
 	if err != nil {
 		return nil, nil, err
@@ -231,7 +232,7 @@ func (c *Cluster) signNode(key, pageKey crypto.PublicKey, hosts []string, valid 
 	if page, err = c.issuePage(t, pageKey, now); err != nil {
 		return nil, nil, err
 	}
-	if err := c.record(fileNodes, NodeRecord{Serial: NodeSerial(t), Hosts: hosts, Ends: t.NotAfter.Unix()}); err != nil {
+	if err := record(fileNodes, NodeRecord{Serial: NodeSerial(t), Hosts: hosts, Ends: t.NotAfter.Unix()}); err != nil {
 		return nil, nil, fmt.Errorf("list of nodes: %w", err)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), page, nil
@@ -261,7 +262,7 @@ const maxHosts = 64
 
 // isName reports whether a text can be the name of a host.
 func isName(h string) bool {
-	return h != "" && len(h) <= 253 && !strings.ContainsFunc(h, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("/:*#,\\\"'", r) })
+	return h != "" && len(h) <= 253 && !strings.ContainsFunc(h, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("/:*#,[]\\\"'", r) })
 }
 
 // nodeFiles returns what a node's directory has besides keys.

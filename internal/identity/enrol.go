@@ -95,6 +95,7 @@ func (c *Cluster) Enrol(secret []byte, r *NodeRequest, own []string, valid time.
 		return nil, err
 	}
 	hash := sha256.Sum256(secret)
+	var reply *NodeReply // is sent only if the code is marked as used
 	err = c.changeCodes(now, func(codes []enrolCode) ([]enrolCode, error) {
 		found := -1
 		for i := range codes {
@@ -116,13 +117,16 @@ func (c *Cluster) Enrol(secret []byte, r *NodeRequest, own []string, valid time.
 		if err := c.mayHave(hosts, code, own, revoked, now); err != nil {
 			return nil, err
 		}
+		if reply, err = c.sign(hosts, keys, valid, now, c.recordLocked); err != nil { // under the lock, so that no other node gets the same name
+			return nil, err
+		}
 		code.Used = now.Unix()
 		return codes, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return c.sign(hosts, keys, valid, now)
+	return reply, nil
 }
 
 // mayHave returns an *Error if a code does not allow a certificate for hosts.
@@ -166,7 +170,7 @@ func (c *Cluster) Renew(old *x509.Certificate, r *NodeRequest, valid time.Durati
 	if err := c.CheckNode(old, now); err != nil {
 		return nil, err
 	}
-	return c.sign(hostsOf(old), keys, valid, now)
+	return c.sign(hostsOf(old), keys, valid, now, c.record)
 }
 
 // CheckNode returns an *Error if a certificate is not a valid one of a node of this cluster.
@@ -184,8 +188,8 @@ func (c *Cluster) CheckNode(cert *x509.Certificate, now time.Time) error {
 	return err
 }
 
-func (c *Cluster) sign(hosts []string, keys [2]crypto.PublicKey, valid time.Duration, now time.Time) (*NodeReply, error) {
-	cert, page, err := c.signNode(keys[0], keys[1], hosts, valid, now)
+func (c *Cluster) sign(hosts []string, keys [2]crypto.PublicKey, valid time.Duration, now time.Time, record func(string, any) error) (*NodeReply, error) {
+	cert, page, err := c.signNode(keys[0], keys[1], hosts, valid, now, record)
 	if err != nil {
 		return nil, err
 	}
@@ -250,6 +254,9 @@ const issuerKind = "rfaas issuer"
 
 // IssuerCertificate returns a certificate and a new key for the cluster's issuer, which is reached at hosts. The cluster's certificate follows it.
 func (c *Cluster) IssuerCertificate(hosts []string, valid time.Duration, now time.Time) (*tls.Certificate, error) {
+	if _, _, err := c.pageCA(now); err != nil { // makes it now, and not in simultaneous requests
+		return nil, err
+	}
 	t, err := template(hosts, issuerKind, valid, now)
 	if err != nil {
 		return nil, err

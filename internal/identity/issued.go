@@ -17,15 +17,20 @@ const maxIssued = 256 << 20
 
 // record appends a value to one of the cluster's lists, as a line of JSON. It returns after the line is on disk.
 func (c *Cluster) record(file string, value any) error {
-	line, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
 	lock, err := lockDir(c.dir, c.patience)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	return c.recordLocked(file, value)
+}
+
+// recordLocked is record for a caller that holds the lock of the directory.
+func (c *Cluster) recordLocked(file string, value any) error {
+	line, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
 	f, err := os.OpenFile(filepath.Join(c.dir, file), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return err

@@ -246,6 +246,30 @@ func TestEnrolAtOnce(t *testing.T) {
 	}
 }
 
+// Of many nodes that choose the same name at the same time, one gets it.
+func TestEnrolSameName(t *testing.T) {
+	s := start(t, nil)
+	errs := make(chan error, 8)
+	for i := range cap(errs) {
+		code := s.code()
+		go func() {
+			_, err := Join(t.Context(), code, s.node(fmt.Sprint(i)), []string{"node7"}, false)
+			errs <- err
+		}()
+	}
+	good := 0
+	for range cap(errs) {
+		if err := <-errs; err == nil {
+			good++
+		} else {
+			refusedFor(t, err, identity.Forbidden)
+		}
+	}
+	if good != 1 {
+		t.Errorf("%d nodes have the name", good)
+	}
+}
+
 func TestEnrolExpired(t *testing.T) {
 	s := start(t, nil)
 	code := s.code()
@@ -430,6 +454,26 @@ func TestHostileRequests(t *testing.T) {
 		if reply.StatusCode != q.want || q.want == 400 && !bytes.Contains(text, []byte(`"reason":"malformed"`)) {
 			t.Errorf("%s %s %.60q: %d %s", q.method, q.path, q.body, reply.StatusCode, text)
 		}
+	}
+	// Requests whose bodies do not arrive do not occupy the service.
+	var slow *tls.Conn
+	for range 2 * atOnce {
+		c, err := tls.Dial("tcp", s.at.Target, &tls.Config{InsecureSkipVerify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "POST "+pathEnrol+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"); err != nil {
+			t.Fatal(err)
+		}
+		if slow == nil {
+			slow = c
+		}
+	}
+	err := s.join(s.code(), "node6")
+	slow.SetReadDeadline(time.Now().Add(time.Millisecond))
+	if _, rerr := slow.Read(make([]byte, 1)); err != nil || !errors.Is(rerr, os.ErrDeadlineExceeded) {
+		t.Errorf("beside slow requests: %v, and the first of them ended before: %v", err, rerr)
 	}
 	// Connections that say nothing, or a byte of a handshake, neither hang the service nor keep others away.
 	var silent []net.Conn

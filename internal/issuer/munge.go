@@ -96,7 +96,7 @@ func (m Munge) decode(ctx context.Context, credential string) (uid uint32, paylo
 	}
 	switch {
 	case code == mungeSocket, code == mungeTimeout:
-		return 0, "", fmt.Errorf("munged does not answer on the issuer's machine: %w", err)
+		return 0, "", unavailable{fmt.Errorf("munged does not answer on the issuer's machine: %w", err)}
 	case code == mungeExpired:
 		return refused(identity.Expired, "has expired: the request took too long, or the clocks of the two nodes differ")
 	case code == mungeRewound:
@@ -108,7 +108,7 @@ func (m Munge) decode(ctx context.Context, credential string) (uid uint32, paylo
 	case code != 0:
 		return refused(identity.Wrong, "cannot be decoded (%v): the issuer's machine has another MUNGE key than this node", err)
 	case err != nil:
-		return 0, "", err
+		return 0, "", unavailable{fmt.Errorf("the issuer's machine: %w", err)}
 	}
 	parts := mungeDecoded.FindStringSubmatch(text)
 	if parts == nil {

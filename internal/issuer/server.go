@@ -1,6 +1,7 @@
 package issuer
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -8,9 +9,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"sync"
 	"time"
@@ -48,7 +51,8 @@ const (
 type Server struct {
 	cfg     Config
 	http    http.Server
-	limits  limits
+	hosts   limits // by refused requests
+	callers limits // nodes and users
 	working chan struct{}
 
 	mu     sync.Mutex
@@ -138,29 +142,18 @@ func (s *Server) prune(ctx context.Context) {
 	}
 }
 
-// errBusy means that too many requests are worked on.
-var errBusy = errors.New("the issuer is busy: try again later")
+// unavailable is an error that the caller may read, although the request is not to blame. The texts of other errors stay in the log.
+type unavailable struct{ error }
 
-// answer returns the handler of a request: f returns the reply, and for the audit log the caller's name as far as it is known.
-func (s *Server) answer(f func(*http.Request) (reply any, who string, err error)) http.HandlerFunc {
+// errCut means that a request did not arrive completely: it took too long, or its connection ended.
+var errCut = errors.New("the request is incomplete")
+
+// answer returns the handler of a request: f gets the body and returns the reply, and for the audit log the caller's name as far as it is known.
+func (s *Server) answer(f func(r *http.Request, body []byte) (reply any, who string, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), requestLife)
 		defer cancel()
-		r = r.WithContext(ctx)
-		r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
-		var reply any
-		var who string
-		err := errBusy
-		if e := s.limits.mayAsk(r.RemoteAddr, s.cfg.Now()); e != nil {
-			err = e
-		} else {
-			select {
-			case s.working <- struct{}{}:
-				reply, who, err = f(r)
-				<-s.working
-			case <-ctx.Done():
-			}
-		}
+		reply, who, err := s.work(r.WithContext(ctx), f)
 		w.Header().Set("Content-Type", "application/json")
 		if err != nil {
 			reply = s.refused(w, r, who, err)
@@ -171,15 +164,42 @@ func (s *Server) answer(f func(*http.Request) (reply any, who string, err error)
 	}
 }
 
+// work answers a request when fewer than atOnce others are worked on. A caller that sends slowly does not count.
+func (s *Server) work(r *http.Request, f func(*http.Request, []byte) (any, string, error)) (reply any, who string, err error) {
+	if err := s.hosts.mayAsk(hostOf(r.RemoteAddr), s.cfg.Now()); err != nil {
+		return nil, "", err
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxRequest+1))
+	if err != nil {
+		return nil, "", errCut
+	}
+	select {
+	case s.working <- struct{}{}:
+		defer func() { <-s.working }()
+		return f(r, body)
+	case <-r.Context().Done():
+		return nil, "", unavailable{errors.New("the issuer is busy: try again later")}
+	}
+}
+
 // refused logs a refused request and sets the status. It returns the reply.
 func (s *Server) refused(w http.ResponseWriter, r *http.Request, who string, err error) failure {
 	var e *identity.Error
+	if errors.Is(err, errCut) {
+		w.WriteHeader(http.StatusRequestTimeout)
+		return failure{Error: err.Error()}
+	}
 	if !errors.As(err, &e) {
 		s.cfg.Log.Error("cannot answer a request", "request", r.URL.Path, "remote", r.RemoteAddr, "who", who, "error", err)
 		w.WriteHeader(http.StatusServiceUnavailable)
-		return failure{Error: err.Error()}
+		if public := (unavailable{}); errors.As(err, &public) {
+			return failure{Error: public.Error()}
+		}
+		return failure{Error: "the request failed: the issuer's log says why"}
 	}
-	s.limits.failed(r.RemoteAddr, e.Reason, s.cfg.Now())
+	if e.Reason != identity.Overload {
+		s.hosts.take(hostOf(r.RemoteAddr), rate.Every(failEvery), mayFail, s.cfg.Now())
+	}
 	s.cfg.Audit.Refused(e, r.URL.Path, r.RemoteAddr, who, s.cfg.Now())
 	status := map[identity.Reason]int{identity.Malformed: http.StatusBadRequest, identity.Forbidden: http.StatusForbidden, identity.Overload: http.StatusTooManyRequests}
 	w.WriteHeader(cmp.Or(status[e.Reason], http.StatusUnauthorized))
@@ -191,9 +211,9 @@ func malformed(err error) error {
 }
 
 // enrol gives a certificate to a node that has a code.
-func (s *Server) enrol(r *http.Request) (any, string, error) {
+func (s *Server) enrol(r *http.Request, body []byte) (any, string, error) {
 	var q enrolRequest
-	if err := parse(r.Body, maxRequest, &q); err != nil {
+	if err := parse(bytes.NewReader(body), maxRequest, &q); err != nil {
 		return nil, "", malformed(err)
 	}
 	reply, err := s.cfg.Cluster.Enrol(q.Secret, &q.NodeRequest, s.cfg.Hosts, s.cfg.NodeLife, s.cfg.Now())
@@ -204,16 +224,16 @@ func (s *Server) enrol(r *http.Request) (any, string, error) {
 }
 
 // renew gives a new certificate to a node that has one.
-func (s *Server) renew(r *http.Request) (any, string, error) {
+func (s *Server) renew(r *http.Request, body []byte) (any, string, error) {
 	cert, who, err := s.node(r)
 	if err != nil {
 		return nil, who, err
 	}
 	var q identity.NodeRequest
-	if err := parse(r.Body, maxRequest, &q); err != nil {
+	if err := parse(bytes.NewReader(body), maxRequest, &q); err != nil {
 		return nil, who, malformed(err)
 	}
-	if !s.limits.take(who, rate.Every(renewEvery), renewBurst, s.cfg.Now()) {
+	if !s.callers.take(who, rate.Every(renewEvery), renewBurst, s.cfg.Now()) {
 		return nil, who, &identity.Error{Reason: identity.Overload, Text: fmt.Sprintf("more than %d renewals of this node: try again in %v", renewBurst, renewEvery)}
 	}
 	reply, err := s.cfg.Cluster.Renew(cert, &q, s.cfg.NodeLife, s.cfg.Now())
@@ -250,7 +270,7 @@ type revokedReply struct {
 }
 
 // revoked gives the list to a node.
-func (s *Server) revoked(r *http.Request) (any, string, error) {
+func (s *Server) revoked(r *http.Request, _ []byte) (any, string, error) {
 	_, who, err := s.node(r)
 	if err != nil {
 		return nil, who, err
@@ -266,64 +286,66 @@ func (s *Server) revoked(r *http.Request) (any, string, error) {
 const (
 	mayFail   = 10 // refused requests at once of one host, and then one every failEvery
 	failEvery = 6 * time.Second
-	maxHosts  = 4096
 
 	renewBurst = 10 // renewals of a node at once, and then one every renewEvery
 	renewEvery = 10 * time.Minute
+
+	maxLimits = 4096
 )
 
-// limits bounds how many requests of one host are refused. It is safe for concurrent use.
+// limits are rates of many parties. It is safe for concurrent use. The zero value is empty.
 type limits struct {
 	mu    sync.Mutex
-	hosts map[string]*rate.Limiter
+	of    map[string]*rate.Limiter
 	swept time.Time
 }
 
-// mayAsk returns an *Error if too many requests of a host were refused.
-func (l *limits) mayAsk(remote string, now time.Time) error {
+// mayAsk returns an *Error if a party has used its rate up.
+func (l *limits) mayAsk(party string, now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if h := l.hosts[hostOf(remote)]; h != nil && h.TokensAt(now) < 1 {
+	if h := l.of[party]; h != nil && h.TokensAt(now) < 1 {
 		return &identity.Error{Reason: identity.Overload, Text: "too many refused requests from this host: try again in a minute"}
 	}
 	return nil
 }
 
-// failed counts a refused request.
-func (l *limits) failed(remote string, reason identity.Reason, now time.Time) {
-	if reason == identity.Overload {
-		return
-	}
-	l.take(hostOf(remote), rate.Every(failEvery), mayFail, now)
-}
-
-// take uses one unit of a rate, and returns false if there is none.
-func (l *limits) take(key string, every rate.Limit, burst int, now time.Time) bool {
+// take uses one unit of a party's rate, and returns false if there is none.
+func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.hosts) >= maxHosts && l.hosts[key] == nil {
-		for k, h := range l.hosts {
-			if h.TokensAt(now) >= float64(h.Burst()) || now.Sub(l.swept) < time.Minute { // one that is idle; if there is a flood of new hosts, any
-				delete(l.hosts, k)
+	if l.of == nil {
+		l.of = map[string]*rate.Limiter{}
+	}
+	if len(l.of) >= maxLimits && l.of[party] == nil {
+		for k, h := range l.of {
+			if h.TokensAt(now) >= float64(h.Burst()) || now.Sub(l.swept) < time.Minute { // an idle party, or in a flood of new parties, any
+				delete(l.of, k)
 			}
 		}
 		l.swept = now
 	}
-	if l.hosts == nil {
-		l.hosts = map[string]*rate.Limiter{}
-	}
-	h := l.hosts[key]
+	h := l.of[party]
 	if h == nil {
 		h = rate.NewLimiter(every, burst)
-		l.hosts[key] = h
+		l.of[party] = h
 	}
 	return h.AllowN(now, 1)
 }
 
+// hostOf returns the host of a remote address, in IPv6 its network of 64 bits, of which one host can use all addresses.
 func hostOf(remote string) string {
-	host, _, err := net.SplitHostPort(remote)
+	a, err := netip.ParseAddrPort(remote)
 	if err != nil {
 		return remote
 	}
-	return host
+	ip := a.Addr().Unmap()
+	if ip.Is4() {
+		return ip.String()
+	}
+	p, err := ip.WithZone("").Prefix(64)
+	if err != nil {
+		return remote
+	}
+	return p.String()
 }

@@ -1,6 +1,7 @@
 package issuer
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"crypto/subtle"
 	"crypto/tls"
@@ -35,16 +36,16 @@ func (s *Server) user(r *http.Request, credential, purpose string, key []byte) (
 	if subtle.ConstantTimeCompare([]byte(payload), []byte(mungePayload(purpose, bound, key))) != 1 {
 		return 0, who, &identity.Error{Reason: identity.Replayed, Text: "the MUNGE credential was made for another connection, key or purpose"}
 	}
-	if !s.limits.take("uid "+who, rate.Every(userEvery), userBurst, s.cfg.Now()) {
+	if !s.callers.take(who, rate.Every(userEvery), userBurst, s.cfg.Now()) {
 		return 0, who, &identity.Error{Reason: identity.Overload, Text: fmt.Sprintf("more than %d requests of this user: try again in %v", userBurst, userEvery)}
 	}
 	return uid, who, nil
 }
 
 // token gives a user a token.
-func (s *Server) token(r *http.Request) (any, string, error) {
+func (s *Server) token(r *http.Request, body []byte) (any, string, error) {
 	var q tokenRequest
-	if err := parse(r.Body, maxRequest, &q); err != nil {
+	if err := parse(bytes.NewReader(body), maxRequest, &q); err != nil {
 		return nil, "", malformed(err)
 	}
 	if len(q.Key) != ed25519.PublicKeySize {
@@ -70,9 +71,9 @@ func (s *Server) token(r *http.Request) (any, string, error) {
 }
 
 // revoke revokes tokens of a user.
-func (s *Server) revoke(r *http.Request) (any, string, error) {
+func (s *Server) revoke(r *http.Request, body []byte) (any, string, error) {
 	var q revokeRequest
-	if err := parse(r.Body, maxRequest, &q); err != nil {
+	if err := parse(bytes.NewReader(body), maxRequest, &q); err != nil {
 		return nil, "", malformed(err)
 	}
 	uid, who, err := s.user(r, q.Munge, purposeRevoke, []byte(q.ID))
