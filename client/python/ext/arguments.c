@@ -30,14 +30,17 @@ static PyObject *dtype_of(Function *f, PyObject *array, const char *what, Py_ssi
     return dtype;
 }
 
-static int check_dtype(Function *f, Py_ssize_t number, PyObject *dtype) {
+static int check_dtype(Function *f, Py_ssize_t number, PyObject *x, PyObject *dtype) {
     Py_ssize_t n = PyTuple_Size(f->takes);
     PyObject *want = n ? PyTuple_GetItem(f->takes, number < n ? number : n - 1) : Py_None;
     int same = want == Py_None || want == dtype ? 1 : dtype ? PyObject_RichCompareBool(dtype, want, Py_EQ) : 0;
     if (same)
         return same < 0 ? -1 : 0;
-    PyErr_Format(PyExc_TypeError, "argument %zd of %U has dtype %S, want %S: convert it by astype", number + 1, f->name,
-                 dtype ? dtype : Py_None, want);
+    if (dtype)
+        PyErr_Format(PyExc_TypeError, "argument %zd of %U has dtype %S, want %S: convert it by astype", number + 1, f->name, dtype, want);
+    else
+        PyErr_Format(PyExc_TypeError, "argument %zd of %U is of %R, which has no dtype, want %S: convert it by numpy.asarray", number + 1, f->name,
+                     (PyObject *)Py_TYPE(x), want);
     return -1;
 }
 
@@ -83,7 +86,7 @@ int Plan_argument(Plan *p, Function *f, Py_ssize_t number, PyObject *x, Py_buffe
     Py_ssize_t size;
     if (array && !(dtype = dtype_of(f, x, "argument", number + 1, &size)))
         return -1;
-    int bad = f->takes ? check_dtype(f, number, dtype) : 0;
+    int bad = f->takes ? check_dtype(f, number, x, dtype) : 0;
     Py_XDECREF(dtype);
     if (bad)
         return -1;

@@ -1,4 +1,6 @@
 /* Sessions and leases. */
+#include <stdio.h>
+
 #include "rfaas_fields.h"
 
 PyTypeObject *Session_type, *Lease_type, *Seed_type;
@@ -142,9 +144,40 @@ static PyObject *Session_drop_table(Session *s, PyObject *arg) {
     return PyErr_Occurred() ? NULL : status ? binding_raise(status) : Py_NewRef(Py_None);
 }
 
+/* session._places(count, options: dict) returns the addresses of executors. */
+static PyObject *Session_places(Session *s, PyObject *args) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    Py_ssize_t count;
+    PyObject *dict, *keep, *list = NULL;
+    if (!PyArg_ParseTuple(args, "nO!", &count, &PyDict_Type, &dict) || !is_open(s))
+        return NULL;
+    if (count < 0)
+        return PyErr_Format(PyExc_ValueError, "places: the count is %zd", count);
+    rfaas_place *places = PyMem_Calloc((size_t)count + 1, sizeof *places);
+    if (!places)
+        return PyErr_NoMemory();
+    if ((keep = PyList_New(0)) && !binding_set_all("places", &o, rfaas_lease_options_fields, rfaas_lease_options_flags, &o.flags, dict, keep)) {
+        int status;
+        BEGIN_CALL
+        status = RFAAS.places(s->handle, &o, (size_t)count, places);
+        END_CALL
+        list = status ? binding_raise(status) : PyList_New(0);
+    }
+    for (Py_ssize_t i = 0; list && i < count; i++) {
+        PyObject *address = PyUnicode_FromString(places[i].executor);
+        if (!address || PyList_Append(list, address))
+            Py_CLEAR(list);
+        Py_XDECREF(address);
+    }
+    PyMem_Free(places);
+    Py_XDECREF(keep);
+    return list;
+}
+
 static PyMethodDef session_methods[] = {
     { "close", (PyCFunction)Session_close, METH_NOARGS, "Releases the leases of the session and closes it." },
     { "_changes", (PyCFunction)Session_changes, METH_NOARGS, NULL },
+    { "_places", (PyCFunction)Session_places, METH_VARARGS, NULL },
     { "_put_table", (PyCFunction)Session_put_table, METH_VARARGS, NULL },
     { "drop_table", (PyCFunction)Session_drop_table, METH_O, "Withdraws a table." },
     { 0 },
@@ -164,9 +197,9 @@ PyType_Spec Session_spec = { "_rfaas.Session", sizeof(Session), 0, Py_TPFLAGS_DE
 /* The longest that an open waits for room before it looks for Ctrl-C. */
 #define WAIT_SLICE_NS 200000000
 
-/* rfaas_lease_open, or rfaas_lease_open_across if there is room for several leases, with a `wait` that Ctrl-C ends. Sets *count to the number
- * of leases. Returns -1 with an exception. */
-static int open_leases(rfaas_session *session, rfaas_lease_options *o, rfaas_lease *handles[], size_t room, size_t *count) {
+/* rfaas_lease_open, rfaas_lease_open_at if `at` is not NULL, or rfaas_lease_open_across if there is room for several leases, with a `wait` that Ctrl-C
+ * ends. Sets *count to the number of leases. Returns -1 with an exception. */
+static int open_leases(rfaas_session *session, rfaas_lease_options *o, const rfaas_place *at, rfaas_lease *handles[], size_t room, size_t *count) {
     *count = 1;
     int64_t end = now() + o->wait_ns;
     bool waits = o->wait_ns > 0;
@@ -176,7 +209,9 @@ static int open_leases(rfaas_session *session, rfaas_lease_options *o, rfaas_lea
         if (waits)
             o->wait_ns = left > WAIT_SLICE_NS ? WAIT_SLICE_NS : left > 1 ? left : 1;
         BEGIN_CALL
-        status = room > 1 ? RFAAS.lease_open_across(session, o, room, handles, count) : RFAAS.lease_open(session, o, handles);
+        status = at         ? RFAAS.lease_open_at(session, o, at, handles)
+                 : room > 1 ? RFAAS.lease_open_across(session, o, room, handles, count)
+                            : RFAAS.lease_open(session, o, handles);
         END_CALL
         bool again = waits && left > WAIT_SLICE_NS && (status == RFAAS_BUSY || status == RFAAS_PEER_GONE);
         if (status && !again)
@@ -210,16 +245,24 @@ static PyObject *adopt(PyTypeObject *type, Session *session, rfaas_lease *handle
     return (PyObject *)l;
 }
 
-/* Opens leases with the arguments (session, options: dict). Returns their number, or -1 with an exception. */
+/* Opens leases with the arguments (session, options: dict, at: str, which may be missing). Returns their number, or -1 with an exception. */
 static Py_ssize_t open_all(PyObject *args, Session **session, rfaas_lease *handles[], size_t room) {
     PyObject *dict, *keep;
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
     size_t count = 0;
-    if (!PyArg_ParseTuple(args, "O!O!", Session_type, session, &PyDict_Type, &dict) || !is_open(*session) || !(keep = PyList_New(0)))
+    const char *at = NULL;
+    rfaas_place place;
+    if (!PyArg_ParseTuple(args, "O!O!|s", Session_type, session, &PyDict_Type, &dict, &at) || !is_open(*session))
+        return -1;
+    if (at && (size_t)snprintf(place.executor, sizeof place.executor, "%s", at) >= sizeof place.executor) {
+        PyErr_Format(PyExc_ValueError, "the address of the executor has more than %zu bytes: %s", sizeof place.executor - 1, at);
+        return -1;
+    }
+    if (!(keep = PyList_New(0)))
         return -1;
     int status = binding_set_all("Lease", &o, rfaas_lease_options_fields, rfaas_lease_options_flags, &o.flags, dict, keep);
     if (!status)
-        status = open_leases((*session)->handle, &o, handles, room, &count);
+        status = open_leases((*session)->handle, &o, at ? &place : NULL, handles, room, &count);
     Py_DECREF(keep);
     return status ? -1 : (Py_ssize_t)count;
 }

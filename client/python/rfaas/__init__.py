@@ -25,7 +25,7 @@ import time as _time
 from collections.abc import Iterable as _Iterable, Iterator as _Iterator
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
-from . import _library, _loop, _numba, _rfaas
+from . import _communicator, _library, _loop, _numba, _rfaas
 from ._compile import compile
 from ._executor import Executor, finish_all as _finish_all
 from ._futures import BrokenExecutor, Future, PythonVersionError, RemoteTraceback
@@ -77,6 +77,10 @@ class Session(_rfaas.Session):
         """Leases workers. See Lease."""
         return Lease(library, session=self, **options)
 
+    def places(self, count: int, library: str | _os.PathLike[str] | bytes, **options: Unpack[LeaseOptions]) -> list[str]:
+        """Returns an executor with room for each of `count` leases, on as few executors as possible. Nothing is reserved."""
+        return self._places(count, _lease_options(library, options))
+
     def put_table(self, name: str, *parts: Buffer, address: int = 0) -> None:
         """Publishes a table: read-only data that the functions of leases opened from now on find by rfaas_table(name).
 
@@ -99,6 +103,7 @@ class Lease(_rfaas.Lease):
 
     library: the path of a shared library on this machine, or its contents as bytes.
     session: the default is one session of this process, whose options come from the environment.
+    comm: a communicator of mpi4py. All of its ranks open a lease, or none. Rank 0 chooses the executors.
     options: fields of LeaseOptions, such as workers=4, wait=60, failover=True. Times are in seconds. bundle may be a list of paths.
 
     lease["name"] is a function of the library. Any number of threads may use one lease. Their calls run in parallel on its workers.
@@ -107,8 +112,15 @@ class Lease(_rfaas.Lease):
 
     _watch: _loop.Watch | None = None
 
-    def __new__(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> Lease:
-        return super().__new__(cls, session or default_session(), _lease_options(library, options))
+    def __new__(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, comm: _Any = None, **options: Unpack[LeaseOptions]) -> Lease:
+        given, open_lease = _lease_options(library, options), super().__new__
+        if comm is None:
+            return open_lease(cls, session or default_session(), given)
+
+        def open_at(*place: str) -> Lease:
+            return open_lease(cls, session or default_session(), given, *place)
+
+        return _communicator.open_together(comm, lambda count: (session or default_session())._places(count, given), open_at)
 
     @classmethod
     def across(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> list[Lease]:

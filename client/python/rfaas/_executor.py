@@ -43,13 +43,14 @@ class Executor(cf.Executor):
         with it in a fraction of the time.
     session: the default is one session of this process, whose options come from the environment.
     across: leases workers on several executors, if no executor has enough.
+    comm: a communicator of mpi4py. All of its ranks open an executor, or none. Rank 0 chooses where.
     options: fields of LeaseOptions, such as memory=4 << 30, call_limit=60 or wait=10. Times are in seconds.
 
     Raises PythonVersionError if a node does not have the Python version of this interpreter, and BrokenExecutor if the initializer fails.
     """
 
     def __init__(self, max_workers: int = 1, initializer: Callable[..., Any] | None = None, initargs: tuple[Any, ...] = (), *, modules: Any = (), runtime: str = "",
-                 session: Any = None, across: bool = False, **options: Any) -> None:
+                 session: Any = None, across: bool = False, comm: Any = None, **options: Any) -> None:
         from . import Lease
 
         if not isinstance(max_workers, int) or max_workers < 1:
@@ -59,6 +60,10 @@ class Executor(cf.Executor):
         for name in "depth", "workers", "workers_min", "library", "init_function", "init_payload", "bundle", "local", "reuse":
             if name in options:
                 raise TypeError(f"Executor sets the option {name} itself, or cannot use it")
+        if comm is not None:
+            if across:
+                raise TypeError("across and comm exclude each other")
+            options["comm"] = comm
         bundled = _pickles.bundle(modules)
         options = {"eager": ROOM, **options, "depth": 1, "workers": max_workers, "init_function": "start",
                    "init_payload": _pickles.start_payload(initializer, tuple(initargs), bundled)}

@@ -93,7 +93,7 @@ class Arguments(LeaseCase):
             (TypeError, "argument 1 of echo is an array of Python objects", lambda: self.echo(objects)),
             (TypeError, "argument 1 of echo contains Python objects", lambda: self.echo(memoryview(objects))),
             (TypeError, "argument 1 of echo has dtype int32, want float64", lambda: typed(x.astype(np.int32))),
-            (TypeError, "argument 1 of echo has dtype None, want float64", lambda: typed(b"12345678")),
+            (TypeError, "argument 1 of echo is of <class 'bytes'>, which has no dtype, want float64", lambda: typed(b"12345678")),
             (TypeError, "out of echo has dtype float32, want float64", lambda: typed(x, out=np.zeros(4, np.float32))),
             (TypeError, "result 1 of echo is an array of Python objects", lambda: self.echo(x, out=np.array([None] * 4))),
             (TypeError, "result 1 of echo is an array of Python objects", lambda: self.echo(x, dtype=object)),

@@ -41,6 +41,80 @@ class Executors(unittest.TestCase):
                 rfaas.Lease.across(ECHO, session=session, workers=1 << 17)
 
 
+class Ranks(unittest.TestCase):
+    """Leases for all ranks of a communicator."""
+
+    def run_ranks(self, launcher, program, *arguments, ranks=2):
+        environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+        return subprocess.run([launcher, "-n", str(ranks), sys.executable, "-c", textwrap.dedent(program), ECHO, *arguments], env=environment, capture_output=True,
+                              text=True, timeout=90)
+
+    def test_places(self):
+        with rfaas.Session() as session:
+            places = session.places(2, ECHO, workers=2)
+            self.assertEqual(places, [os.environ["RFAAS_EXECUTOR"]] * 2)
+            for wrong in -1, "two":
+                with self.assertRaises((ValueError, TypeError)):
+                    session.places(wrong, ECHO)
+
+    @unittest.skipUnless(importlib.util.find_spec("mpi4py") and shutil.which("mpiexec.openmpi"), "needs mpi4py and OpenMPI")
+    def test_ranks(self):
+        """Two executors have room for the ranks together. If one rank has no room or a wrong option, all get an error."""
+        cluster = Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm"), cores=2, executors=2)
+        self.addCleanup(cluster.stop)
+        done = self.run_ranks("mpiexec.openmpi", """
+            import sys
+            import rfaas
+            from mpi4py import MPI
+            comm = MPI.COMM_WORLD
+            with rfaas.lease(sys.argv[1], comm=comm, workers=3) as lease:
+                places = comm.gather((lease["echo"](b"rank %d" % comm.rank), lease.info().executor_address))
+            errors = []
+            for options in {"workers": 3 + 2 * comm.rank}, {"eager": -comm.rank}, {"depht": 1}:
+                try:
+                    rfaas.lease(sys.argv[1], comm=comm, **options)
+                except (rfaas.Error, TypeError, ValueError, OverflowError) as e:
+                    errors.append(type(e).__name__)
+            with rfaas.Executor(2, comm=comm) as executor:
+                total = comm.reduce(sum(executor.map(abs, range(-comm.rank, 10))))
+            errors = comm.gather(errors)
+            if comm.rank == 0:
+                print([answer for answer, _ in places], len({place for _, place in places}), errors[0] == errors[1], len(errors[0]), total)
+        """)
+        self.assertEqual((done.stdout, done.returncode), ("[b'rank 0', b'rank 1'] 2 True 3 91\n", 0), done.stderr)
+
+    @unittest.skipUnless(shutil.which("mpiexec.mpich"), "needs MPICH")
+    def test_mpich_with_threads(self):
+        """Debian's mpi4py is for OpenMPI. So ctypes calls MPICH, at MPI_THREAD_MULTIPLE, from the threads that also call functions."""
+        done = self.run_ranks("mpiexec.mpich", """
+            import ctypes, sys, threading
+            import numpy as np
+            import rfaas
+            mpi, integer, world = ctypes.CDLL("libmpich.so.12"), ctypes.c_int, ctypes.c_int(0x44000000)
+            BYTE, ANY_STATUS = ctypes.c_int(0x4c00010d), ctypes.c_void_p(1)
+            provided, rank = integer(), integer()
+            assert mpi.MPI_Init_thread(None, None, 3, ctypes.byref(provided)) == 0 and provided.value == 3
+            assert mpi.MPI_Comm_rank(world, ctypes.byref(rank)) == 0
+            other, right = 1 - rank.value, []
+            with rfaas.lease(sys.argv[1], workers=2) as lease:
+                def calls(number):
+                    for i in range(20):
+                        mine = lease["echo"](np.arange(100) + 1000 * number + i + rank.value)
+                        theirs = np.empty_like(mine)
+                        assert mpi.MPI_Sendrecv(mine.ctypes, integer(mine.nbytes), BYTE, other, number, theirs.ctypes, integer(mine.nbytes), BYTE, other, number,
+                                                world, ANY_STATUS) == 0
+                        right.append(np.array_equal(theirs - other, mine - rank.value))
+                threads = [threading.Thread(target=calls, args=(n,)) for n in range(3)]
+                for t in threads:
+                    t.start()
+                for t in threads:
+                    t.join()
+            assert mpi.MPI_Finalize() == 0
+            print(len(right), all(right))
+        """)
+        self.assertEqual((done.stdout, done.returncode), ("60 True\n60 True\n", 0), done.stderr)
+
+
 class Processes(unittest.TestCase):
     def test_multiprocessing(self):
         self.assertEqual(calls(-1), 50)  # so that forked processes inherit a library that was used

@@ -44,7 +44,7 @@ def main():
     comm = MPI.COMM_WORLD
     seeds = range(comm.rank, arguments.blocks, comm.size)
     alone, alone_time = timed(comm, lambda: sum(map(hits, seeds)))
-    with rfaas.Executor(arguments.workers, wait=10) as executor:
+    with rfaas.Executor(arguments.workers, wait=10, comm=comm) as executor:
         with_workers(executor, range(2 * arguments.workers))  # the workers import numpy before the time is taken
         helped, helped_time = timed(comm, lambda: with_workers(executor, seeds))
     if comm.rank == 0:

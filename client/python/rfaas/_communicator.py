@@ -1,0 +1,59 @@
+"""Leases for all ranks of a communicator of mpi4py, as rfaas_mpi.h opens them. Rank 0 chooses the executors, so that ranks with neighbouring numbers share
+one, and a thousand ranks do not compete for the same cores."""
+from __future__ import annotations
+
+import pickle
+from typing import Any, Callable
+
+from ._generated import BusyError, ConnectionError, Error
+
+
+def open_together(comm: Any, places: Callable[[int], list[str]], open_at: Callable[..., Any]) -> Any:
+    """Opens a lease on every rank, or on none. Collective.
+
+    places: returns an executor for each of n ranks. Only rank 0 calls it.
+    open_at: opens this rank's lease at an executor, or wherever there is room if it gets no argument.
+    """
+    rank, error, chosen, lease = comm.Get_rank(), None, None, None
+    if rank == 0:
+        try:
+            chosen = places(comm.Get_size())
+        except Exception as e:
+            error = e
+    agree(comm, rank, error)
+    place = comm.scatter(chosen)
+    try:
+        try:
+            lease = open_at(place)
+        except (BusyError, ConnectionError):  # another client has taken its cores meanwhile
+            lease = open_at()
+    except Exception as e:
+        error = e
+    try:
+        agree(comm, rank, error)
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
+    return lease
+
+
+def agree(comm: Any, rank: int, error: Exception | None) -> None:
+    """Raises an error on every rank if a rank has one."""
+    errors = comm.allgather(None if error is None else portable(error))
+    if error is not None:
+        raise error
+    for number, e in enumerate(errors):
+        if isinstance(e, Error):
+            raise type(e)(f"{e.text} (rank {number})", e.status, e.started, e.code)
+        if e is not None:
+            raise e
+
+
+def portable(error: Exception) -> Exception:
+    """Returns the error, or one with its text if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
