@@ -189,12 +189,15 @@ def chunk(f, results_of, room, borrowed):
     """Replies with all results of an iterator, or with those before its exception."""
     results = []
     try:
-        results.extend(results_of)
-    except BaseException as e:
-        raised = describe(e)
-        del e
-        return put(room, PART, dumps((results, *raised)))
-    return finish(f, results, room, borrowed)
+        try:
+            results.extend(results_of)
+        except BaseException as e:
+            raised = describe(e)
+            del e
+            return put(room, PART, dumps((results, *raised)))
+        return finish(f, results, room, borrowed)
+    finally:
+        results_of = room = None  # as in call
 
 
 def finish(f, value, room, borrowed):
@@ -210,6 +213,7 @@ def finish(f, value, room, borrowed):
 def call(request, room):
     """Executes a request. Returns the size of the reply."""
     request, room = memoryview(request), memoryview(room)
+    code = arguments = buffers = positional = named = None
     digest, operation, count, code_size, size = REQUEST.unpack_from(request)
     if operation == FETCH:
         pieces = kept[:]
@@ -241,6 +245,8 @@ def call(request, room):
         raised = describe(e)
         del e
         return put(room, RAISED, dumps(raised))
+    finally:  # if the function keeps an exception, that keeps this frame
+        request = room = code = arguments = buffers = positional = named = None
 
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes}

@@ -367,6 +367,18 @@ class Failures(ExecutorCase):
             self.run_here(lambda: bytearray(1 << 60))
         self.assertEqual(self.run_here(square, 6), 36)
 
+    def test_kept_exception(self):
+        """The frames of an exception that a function keeps do not keep the request and the reply."""
+        def keeps(x):
+            try:
+                raise KeyError(x)
+            except KeyError as e:
+                sys.modules["kept exception"] = e
+            return x
+
+        self.assertEqual([self.run_here(keeps, i) for i in range(3)], [0, 1, 2])
+        self.assertEqual(list(self.executor.map(keeps, range(30))), list(range(30)))
+
     def test_bad_input(self):
         def imports(name):
             __import__(name)
