@@ -6,6 +6,7 @@ same processors, so the table shows medians of the fastest twentieth: of the tim
 Usage, after make build: python3 benchmarks/python/calls.py
 """
 import argparse
+import asyncio
 import ctypes
 import itertools
 import statistics
@@ -31,11 +32,26 @@ def rows(echo):
             yield statement, x, names["run"]
 
 
-def measure(loop, echo, x, from_python, seconds, calls):
+def awaits(lease):
+    """The same for tasks of asyncio. A function that sleeps for 100 us ends after the poll for the reply, so the descriptor of the lease announces it."""
+    events = asyncio.new_event_loop()
+    for function, x in ("echo", np.zeros(1)), ("sleep_ns", np.array([100_000], np.uint64)):
+        f = lease[function]
+
+        async def calls(n, f=f, x=x):
+            begin = time.perf_counter_ns()
+            for _ in range(n):
+                await f.submit(x)
+            return (time.perf_counter_ns() - begin) / n
+
+        yield f"await {function}.submit(x)", f, x, lambda n, calls=calls: events.run_until_complete(calls(n))
+
+
+def measure(loop, f, x, from_python, seconds, calls):
     out, times, end = np.empty_like(x), [], time.monotonic() + seconds
 
     def from_c():
-        t = loop.loop_run(ctypes.c_void_p(echo.lease.handle), ctypes.c_uint32(echo.index), ctypes.c_void_p(x.ctypes.data),
+        t = loop.loop_run(ctypes.c_void_p(f.lease.handle), ctypes.c_uint32(f.index), ctypes.c_void_p(x.ctypes.data),
                           ctypes.c_void_p(out.ctypes.data), ctypes.c_size_t(x.nbytes), calls)
         if t < 0:
             raise SystemExit(f"a call from C failed with status {t:.0f}")
@@ -53,6 +69,17 @@ def measure(loop, echo, x, from_python, seconds, calls):
     return median(c for c, _ in times), median(p for _, p in times), median(p - c for c, p in times), median(p / c for c, p in times), len(times)
 
 
+def mapped(lease, items=20000, runs=20):
+    """Returns the shortest time of an item of a map over calls of a C function that computes for 1 us, with one worker, in us."""
+    x, best = np.full(items, 1000, np.uint64), float("inf")
+    spin = lease["spin"]
+    for _ in range(runs):
+        begin = time.perf_counter()
+        spin.map(x, chunk=1)
+        best = min(best, (time.perf_counter() - begin) / items)
+    return best * 1e6
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3, help="for each row")
@@ -66,9 +93,11 @@ def main():
         with rfaas.lease(ECHO, wait_mode=rfaas.WaitMode.HOT) as lease:
             echo = lease["echo"]
             print(f"{'call':30} {'bytes':>6} {'C, us':>8} {'Python, us':>11} {'more, us':>9} {'ratio':>6} {'pairs':>6}")
-            for what, x, run in rows(echo):
-                c, p, more, ratio, pairs = measure(loop, echo, x, run, arguments.seconds, arguments.calls)
+            for what, f, x, run in itertools.chain(((what, echo, x, run) for what, x, run in rows(echo)), awaits(lease)):
+                c, p, more, ratio, pairs = measure(loop, f, x, run, arguments.seconds, arguments.calls // (1 if f is echo else 10))
                 print(f"{what:30} {x.nbytes:6} {c / 1e3:8.2f} {p / 1e3:11.2f} {more / 1e3:9.2f} {ratio:6.2f} {pairs:6}", flush=True)
+        with rfaas.lease(ECHO, wait_mode=rfaas.WaitMode.HOT) as lease:
+            print(f"an item of spin.map(x), 1 us each: {mapped(lease):.2f} us")
     finally:
         rfaas.default_session().close()
         cluster.stop()
