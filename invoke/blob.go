@@ -55,6 +55,7 @@ type Role uint8
 const (
 	RoleClient Role = 1
 	RoleWorker Role = 2
+	RoleBroker Role = 3 // a client whose connection passes through its agent at first, and moves to a queue pair of its own
 )
 
 // ChannelBlob is what one side of a channel tells the other to connect.
@@ -130,7 +131,7 @@ func UnmarshalChannelBlob(data []byte) (*ChannelBlob, error) {
 		QueuePair: append([]byte(nil), data[HeaderSize:]...),
 	}
 	switch {
-	case b.Role != RoleClient && b.Role != RoleWorker:
+	case b.Role < RoleClient || b.Role > RoleBroker:
 		return bad("role %d", b.Role)
 	case b.Provider < ProviderSHM || b.Provider > ProviderOFI:
 		return bad("provider %d", b.Provider)

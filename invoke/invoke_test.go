@@ -65,7 +65,7 @@ func TestDamagedChannelBlobs(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*ChannelBlob){
-		"role 3":       func(b *ChannelBlob) { b.Role = 3 },
+		"role 4":       func(b *ChannelBlob) { b.Role = 4 },
 		"provider 9":   func(b *ChannelBlob) { b.Provider = 9 },
 		"generation 0": func(b *ChannelBlob) { b.Generation = 0 },
 		"depth 0":      func(b *ChannelBlob) { b.Depth = 0 },

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "dp_channel_impl.h"
+#include "dp_vqp.h"
 
 /* ---- endpoints ---- */
 
@@ -89,6 +90,7 @@ void dp_endpoint_destroy(dp_endpoint *ep) {
         free(ep->lanes[i]);
     }
     dp_domain_destroy(ep->domain);
+    dp_domain_destroy(ep->brokered);
     free(ep->lanes);
     free(ep);
 }
@@ -209,6 +211,8 @@ void dp_channel_destroy(dp_channel *ch) {
     dp_qp_destroy(ch->qp);
     dp_mem_free(ch->results);
     dp_mem_free(ch->staging);
+    dp_mem_free(ch->mapped[0]);
+    dp_mem_free(ch->mapped[1]);
     for (uint32_t i = 0; ch->slots && i < ch->cfg.depth; i++)
         if (ch->slots[i].parts)
             dp_parts_free(ch, &ch->slots[i]);
@@ -255,6 +259,8 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
         side.layout.bulk != ch->layout.bulk)
         return dp_fail(err, DP_BAD_BLOB, 0, "connect channel: the worker has depth %u, eager %u, bulk %llu",
                        side.layout.depth, side.layout.eager, (unsigned long long)side.layout.bulk);
+    if (dp_vqp_is(ch->ep->dev))
+        dp_vqp_expect(ch->qp, side.addr, side.rkey, side.layout.size);
     st = dp_qp_connect(ch->qp, side.qp_blob, side.qp_len, err);
     if (st)
         return st;
@@ -307,7 +313,7 @@ int dp_channel_pack(dp_channel *ch, dp_packed_channel *out, int *fds, dp_error *
 /* Takes over the worker's side and the state of calls from a packed channel. */
 static int unpack_sides(dp_channel *ch, const dp_packed_channel *p, uint32_t exposed, dp_error *err) {
     const dp_mem *m = ch->results;
-    if (exposed != 1 || m->size < ch->layout.size || m->access != DP_REMOTE_WRITE || ch->qp->max_recv != ch->cfg.depth ||
+    if (exposed != (dp_vqp_is(ch->ep->dev) ? 2u : 1u) || m->size < ch->layout.size || m->access != DP_REMOTE_WRITE || ch->qp->max_recv != ch->cfg.depth ||
         ch->qp->max_send != 2 * ch->cfg.depth + 8)
         return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: its queue pair is not that of a channel of depth %u", ch->cfg.depth);
     slots_reset(ch);
@@ -334,11 +340,13 @@ int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_
     st = dp_qp_unpack(ep->domain, ch->lane->cq, &p->qp, fds, exposed, &n, &ch->qp, err);
     if (n)
         ch->results = exposed[0];
+    if (n == 2 && dp_vqp_is(ep->dev))
+        ch->staging = exposed[1];
     if (!st)
         st = unpack_sides(ch, p, n, err);
     if (st) {
         dp_channel_destroy(ch);
-        for (uint32_t i = 1; i < n; i++)
+        for (uint32_t i = 1; i < n && !dp_vqp_is(ep->dev); i++)
             dp_mem_free(exposed[i]);
         return st;
     }

@@ -97,6 +97,27 @@ int dp_endpoint_unpack(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, d
                        dp_error *err);
 int dp_channel_pack(dp_channel *ch, dp_packed_channel *out, int *fds, dp_error *err);
 int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_channel **out, dp_error *err);
+/* Moving the channels of an endpoint from virtual queue pairs (dp_vqp.h) to queue pairs of this process. The workers stay the same, and so do
+ * the slots, the memory and the numbers of calls.
+ *
+ *   prepare:  device `dev` ── completion queues, regions, queue pairs       any thread, while calls go on
+ *   ask:      no call in flight; the workers connect                        the endpoint's thread; at most until the deadline
+ *   switch:   the channels use the new queue pairs; the old ones are closed
+ *   free:     what is not used any more
+ *
+ * dp_promotion_prepare may run in another thread. The endpoint is not destroyed and gets no channels before dp_promotion_free.
+ * dp_promotion_possible reports whether no call is in flight. dp_promotion_ask returns DP_BUSY if one is, DP_UNSUPPORTED if no worker can move: the
+ * channels stay as they are. A channel that has failed is not asked. It stays failed, and its reset then makes the new queue pair ready.
+ * After DP_OK, the caller calls dp_promotion_switch before it posts anything; a channel whose worker did not answer fails. It calls it under the
+ * lock that keeps other threads from the endpoint. */
+typedef struct dp_promotion dp_promotion;
+int dp_promotion_prepare(dp_endpoint *ep, dp_dev *dev, dp_promotion **out, dp_error *err);
+bool dp_promotion_possible(const dp_endpoint *ep);
+int dp_promotion_ask(dp_promotion *p, int64_t deadline_ns, dp_error *err);
+void dp_promotion_switch(dp_promotion *p);
+void dp_promotion_free(dp_promotion *p);
+/* Reports whether the channels use virtual queue pairs. */
+bool dp_endpoint_brokered(const dp_endpoint *ep);
 /* dp_channel_carry permits payloads and results that are larger than `bulk`, up to `most` bytes each. They pass through the bulk area in parts,
  * so the thread that waits for such a call, or tests it, also moves its parts. 0, as at first: `bulk` is the limit. */
 void dp_channel_carry(dp_channel *ch, uint64_t most);

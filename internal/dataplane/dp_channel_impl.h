@@ -65,6 +65,7 @@ struct dp_endpoint {
     void *idle_arg;
     void *silence_arg;
     int64_t overdue_ns; /* dp_endpoint_set_overdue */
+    dp_domain *brokered; /* domain of the virtual queue pairs that dp_promotion_switch has replaced */
 };
 
 /* What probes have seen of a worker that does not answer: dp_silence.c. */
@@ -93,6 +94,7 @@ struct dp_channel {
     slot *slots;
     dp_mem *results; /* slots and bulk area that the worker writes */
     dp_mem *staging; /* requests on their way, same layout; NULL when posts consume their source */
+    dp_mem *mapped[2]; /* after dp_promotion_switch: keep the memory of results and staging mapped */
     uint8_t *gather; /* where tcp gathers payloads in pieces: gather_size bytes, or NULL */
     uint32_t gather_size;
     dp_bulk bulk_in, bulk_out;
@@ -121,6 +123,9 @@ static inline bool dp_channel_serves(const dp_channel *ch) { return !ch->failed 
 /* Ends every call of the channel with this status; the first one stays. Abandoned slots are fenced until the reset,
  * since the old worker may still write to them. The endpoint's thread. */
 void dp_channel_end_calls(dp_channel *ch, int status);
+
+/* Submits DP_REQ_MOVE with a blob. The result is a blob, too. Otherwise as dp_channel_submit. */
+int dp_channel_submit_move(dp_channel *ch, const void *blob, uint32_t size, uint32_t *out);
 
 /* ---- dp_parts.c ---- */
 

@@ -1,4 +1,4 @@
-#include "dp_fabric.h"
+#include "dp_vqp.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -135,6 +135,8 @@ int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, 
         return made(dp_ofi_open(opts, out, err), &live.devices);
     return dp_fail(err, DP_INVALID, 0, "unknown provider \"%s\" (shm, verbs, tcp, ofi)", provider ? provider : "");
 }
+
+int dp_vqp_open(dp_provider_id of, dp_dev **out, dp_error *err) { return made(dp_vqp_make(of, out, err), &live.devices); }
 
 int dp_dev_event_fd(dp_dev *dev) { return dev->ops->dev_event_fd ? dev->ops->dev_event_fd(dev) : -1; }
 

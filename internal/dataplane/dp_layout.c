@@ -82,7 +82,8 @@ int dp_side_decode(const void *blob, uint32_t len, uint8_t role, dp_provider_id 
     if (b.provider != provider)
         return dp_fail(err, DP_BAD_BLOB, 0, "channel blob is of provider %u (%s), this side uses %s", b.provider,
                        provider_name(b.provider), provider_name((uint8_t)provider));
-    if (b.role != role)
+    bool brokered = b.role == DP_ROLE_BROKER && role == DP_ROLE_CLIENT;
+    if (b.role != role && !brokered)
         return dp_fail(err, DP_BAD_BLOB, 0, "channel blob has role %u, expected %u", b.role, role);
     if (b.qp_len > DP_BLOB_MAX || sizeof b + b.qp_len != len)
         return dp_fail(err, DP_BAD_BLOB, 0, "channel blob of %u bytes holds a queue-pair blob of %u", len, b.qp_len);
@@ -101,6 +102,7 @@ int dp_side_decode(const void *blob, uint32_t len, uint8_t role, dp_provider_id 
         b.bulk_addr != b.slots_addr + out->layout.bulk_at || b.bulk_rkey != b.slots_rkey)
         return dp_fail(err, DP_BAD_BLOB, 0, "channel blob has slots at %#llx and bulk at %#llx",
                        (unsigned long long)b.slots_addr, (unsigned long long)b.bulk_addr);
+    out->brokered = brokered;
     out->generation = b.generation;
     out->addr = b.slots_addr;
     out->rkey = b.slots_rkey;

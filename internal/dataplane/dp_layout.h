@@ -25,6 +25,7 @@ typedef struct dp_side {
     uint32_t rkey;
     uint8_t qp_blob[DP_BLOB_MAX];
     uint32_t qp_len;
+    bool brokered; /* DP_ROLE_BROKER */
 } dp_side;
 
 static inline void dp_layout_set(dp_layout *l, uint32_t depth, uint32_t eager, uint64_t bulk) {

@@ -498,10 +498,23 @@ static __attribute__((noinline, cold)) int handle_part(dp_server *s, uint32_t sl
     return post_reply(s, slot, &r, NULL, 0);
 }
 
+static __attribute__((noinline, cold)) int move(dp_server *s, uint32_t slot, const dp_request *h, uint32_t arrived) {
+    uint32_t size;
+    dp_reply r = {h->generation, h->call_id, dp_server_move(s, slot, h, arrived, &size), 0};
+    if (r.status) {
+        s->stats->refused++;
+        return post_reply(s, slot, &r, NULL, 0);
+    }
+    int st = post_bare(s, slot, h->call_id, dp_slot_payload(&s->layout, slot), s->scratch, size);
+    if (!st)
+        dp_server_moved(s);
+    return st;
+}
+
 /* others: more requests have arrived. */
 static int handle(dp_server *s, const dp_wc *wc, bool others) {
     if (wc->status)
-        return wc->status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION;
+        return wc->qp != s->qp ? DP_OK : wc->status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION;
     if (wc->op != DP_OP_RECV_IMM)
         return DP_OK;
     uint32_t slot = dp_imm_slot(wc->imm);
@@ -524,6 +537,8 @@ static int handle(dp_server *s, const dp_wc *wc, bool others) {
     if (__builtin_expect(!refuse && h.flags & DP_REQ_PLACED, 0))
         refuse = find_places(s, slot, &h, &args, &place);
     if (__builtin_expect(refuse, 0)) {
+        if (h.flags == DP_REQ_MOVE && refuse == DP_BAD_REQUEST)
+            return move(s, slot, &h, wc->byte_len);
         s->stats->refused++;
         dp_reply r = {h.generation, h.call_id, refuse, 0};
         return post_reply(s, slot, &r, NULL, 0);

@@ -38,9 +38,11 @@ struct dp_server {
     dp_domain *domain;
     dp_cq *cq;
     dp_qp *qp;
+    dp_qp *other; /* of a brokered client: before DP_REQ_MOVE the second queue pair, afterwards the first one */
+    bool moved;
     dp_layout layout;
     bool ahead; /* made before its client was known */
-    dp_side client;
+    dp_side client, next_client; /* next_client: with the address of the second queue pair */
     bool unconnected; /* dp_server_run connects, since the client needs the server's blob first */
     dp_mem *requests; /* slots and bulk area that the client writes */
     dp_parts *parts;     /* by slot */
@@ -93,6 +95,10 @@ static inline bool guard_damaged(const uint8_t *res, uint32_t capacity) {
 
 /* ---- between dp_server.c and dp_serve.c ---- */
 
+/* Handles DP_REQ_MOVE. Sets *size to the bytes of the answer, which is in s->scratch. Returns the status of the request. */
+int dp_server_move(dp_server *s, uint32_t slot, const dp_request *h, uint32_t arrived, uint32_t *size);
+/* The answer has been posted. */
+void dp_server_moved(dp_server *s);
 /* Carries out the request of another thread, when the server has nothing to do. Returns true if the server is to end. */
 bool dp_server_obey(dp_server *s, int32_t what);
 /* Maps `size` bytes (a multiple of the page size) with an inaccessible page behind them. NULL: errno says why not. */

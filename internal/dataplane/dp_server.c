@@ -56,19 +56,25 @@ static int check_limits(const dp_server_config *cfg, const dp_layout *l, dp_erro
     return DP_OK;
 }
 
-static int post_receives(dp_server *s, dp_error *err) {
+static int post_receives(dp_server *s, dp_qp *qp, dp_error *err) {
     for (uint32_t i = 0; i < s->layout.depth; i++) {
-        int st = dp_post_recv(s->qp, 0);
+        int st = dp_post_recv(qp, 0);
         if (st)
             return dp_fail(err, st, 0, "post receive %u of %u", i, s->layout.depth);
     }
     return DP_OK;
 }
 
+static int make_queue_pair(dp_server *s, dp_qp **out, dp_error *err) {
+    dp_qp_attr attr = {.max_send = 2 * s->layout.depth + 8, .max_recv = s->layout.depth, .max_inline = 256,
+                       .expose = {s->requests}, .n_expose = 1, .takes_shared = true};
+    return dp_qp_create(s->domain, s->cq, &attr, out, err);
+}
+
 static int make_parts(dp_server *s, bool hot, dp_error *err) {
     int st = dp_domain_create(s->dev, &s->domain, err);
     if (!st)
-        st = dp_cq_create(s->dev, 3 * s->layout.depth + 8, &s->cq, err);
+        st = dp_cq_create(s->dev, 2 * (3 * s->layout.depth + 8), &s->cq, err); /* for a second queue pair */
     if (!st && hot)
         dp_cq_promise_hot(s->cq, true);
     if (!st)
@@ -79,10 +85,8 @@ static int make_parts(dp_server *s, bool hot, dp_error *err) {
         st = scratch_create(s, err);
     if (st)
         return st;
-    dp_qp_attr attr = {.max_send = 2 * s->layout.depth + 8, .max_recv = s->layout.depth, .max_inline = 256,
-                       .expose = {s->requests}, .n_expose = 1, .takes_shared = true};
-    st = dp_qp_create(s->domain, s->cq, &attr, &s->qp, err);
-    return st ? st : post_receives(s, err);
+    st = make_queue_pair(s, &s->qp, err);
+    return st ? st : post_receives(s, s->qp, err);
 }
 
 static int make_server(dp_dev *dev, const dp_layout *l, bool hot, dp_server **out, dp_error *err) {
@@ -107,6 +111,14 @@ static int make_server(dp_dev *dev, const dp_layout *l, bool hot, dp_server **ou
     return DP_OK;
 }
 
+/* Makes the queue pair to which a brokered client moves. By then the process may be sealed. */
+static int make_other(dp_server *s, dp_error *err) {
+    int st = make_queue_pair(s, &s->other, err);
+    if (!st && s->other->ops->qp_connect_late)
+        st = dp_qp_connect_late(s->other, err);
+    return st ? st : post_receives(s, s->other, err);
+}
+
 static int server_connect(dp_server *s, const dp_server_config *cfg, const dp_side *client, dp_error *err) {
     s->cfg = *cfg;
     s->client = *client;
@@ -115,7 +127,12 @@ static int server_connect(dp_server *s, const dp_server_config *cfg, const dp_si
     if (s->late) {
         int st = dp_qp_connect_late(s->qp, err);
         s->out = s->staging ? s->staging->addr : NULL;
-        return st ? st : post_receives(s, err);
+        return st ? st : post_receives(s, s->qp, err);
+    }
+    if (client->brokered) {
+        int st = make_other(s, err);
+        if (st)
+            return st;
     }
     s->unconnected = s->dev->waits;
     if (s->unconnected) {
@@ -254,6 +271,7 @@ void dp_server_destroy(dp_server *s) {
     if (!s)
         return;
     dp_qp_destroy(s->qp);
+    dp_qp_destroy(s->other);
     dp_mem_free(s->requests);
     dp_mem_free(s->staging);
     dp_cq_destroy(s->cq);
@@ -265,6 +283,42 @@ void dp_server_destroy(dp_server *s) {
     drop_parts(s);
     free(s->parts);
     free(s);
+}
+
+/* ---- moving to another queue pair ---- */
+
+int dp_server_move(dp_server *s, uint32_t slot, const dp_request *h, uint32_t arrived, uint32_t *size) {
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    dp_side side;
+    dp_error err = {0};
+    const dp_layout *l = &s->layout;
+    *size = 0;
+    if (!s->other || s->moved || h->generation != s->client.generation || h->size > sizeof blob || h->size > l->eager ||
+        arrived != DP_REQ_SHORT + h->size || h->capacity < sizeof blob || h->capacity > l->eager)
+        return DP_BAD_REQUEST;
+    memcpy(blob, (const uint8_t *)s->requests->addr + dp_slot_payload(l, slot), h->size);
+    int st = dp_side_decode(blob, h->size, DP_ROLE_CLIENT, s->dev->provider, &side, &err);
+    if (!st && (side.generation != s->client.generation || side.layout.size != l->size || side.layout.depth != l->depth))
+        st = DP_BAD_BLOB;
+    if (!st)
+        st = dp_qp_connect(s->other, side.qp_blob, side.qp_len, &err);
+    uint32_t len = DP_CHANNEL_BLOB_MAX;
+    if (!st)
+        st = dp_side_encode(s->other, l, DP_ROLE_WORKER, side.generation, s->requests, s->scratch, &len, &err);
+    if (st)
+        return st;
+    s->next_client = side;
+    *size = len;
+    return DP_OK;
+}
+
+/* The first queue pair stays as it is, because a sealed process cannot destroy it. Its later errors are ignored. */
+void dp_server_moved(dp_server *s) {
+    dp_qp *first = s->qp;
+    s->qp = s->other;
+    s->other = first;
+    s->client = s->next_client;
+    s->moved = true;
 }
 
 /* ---- requests of other threads ---- */

@@ -352,6 +352,32 @@ static ALWAYS_INLINE int submit(dp_channel *ch, uint32_t function, const void *i
     return DP_OK;
 }
 
+int dp_channel_submit_move(dp_channel *ch, const void *blob, uint32_t size, uint32_t *out) {
+    if (ch->failed)
+        return ch->failed;
+    if (!ch->n_free || ch->cfg.eager < DP_CHANNEL_BLOB_MAX)
+        return DP_BUSY;
+    uint32_t i = ch->free[--ch->n_free];
+    slot *s = &ch->slots[i];
+    room r = {0};
+    dp_request h = {.generation = ch->generation, .call_id = ch->next_call, .size = size, .capacity = DP_CHANNEL_BLOB_MAX, .flags = DP_REQ_MOVE};
+    int st = post_request(ch, i, &h, blob, size, NULL, NULL, &r);
+    if (st) {
+        dp_slot_free(ch, i);
+        return st;
+    }
+    ch->n_busy++;
+    ch->next_call++;
+    s->state = SLOT_BUSY;
+    s->call_id = h.call_id;
+    s->function = 0;
+    s->capacity = DP_CHANNEL_BLOB_MAX;
+    s->told = DP_UNTOLD;
+    s->told_id = h.call_id;
+    *out = i;
+    return DP_OK;
+}
+
 void dp_channel_batch(dp_channel *ch, bool batch) { ch->batch = batch; }
 
 int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,

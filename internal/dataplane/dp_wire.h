@@ -54,6 +54,9 @@ enum {
     DP_REQ_PLACED_OUT = 32, /* the result goes to memory that the client shares, at out_offset (shm) */
     DP_REQ_PART_IN = 64,    /* a part of a payload that is larger than the bulk area allows, at in_offset of the worker's bulk area */
     DP_REQ_PART_OUT = 128,  /* asks for a part of the result of the call in the slot, at out_offset of the client's bulk area */
+    /* The payload is the channel blob of the client's other queue pair, and the result is the worker's. When the client has the result, the
+     * worker has connected its second queue pair, which all further requests and replies take. No other request is in flight. */
+    DP_REQ_MOVE = 256,
 };
 #define DP_REQ_PARTS (DP_REQ_PART_IN | DP_REQ_PART_OUT)
 #define DP_REQ_BULK (DP_REQ_BULK_IN | DP_REQ_BULK_OUT)
@@ -222,7 +225,8 @@ static inline dp_reply dp_reply_load(const void *at) {
 /* Channel blob: what one side tells the other, carried opaquely by the control plane. */
 #define DP_CHANNEL_MAGIC 0x48434652u /* "RFCH" */
 #define DP_CHANNEL_BLOB_MAX 256
-enum { DP_ROLE_CLIENT = 1, DP_ROLE_WORKER = 2 };
+/* BROKER: a client whose connection passes through its agent at first. The worker prepares a second queue pair, for DP_REQ_MOVE. */
+enum { DP_ROLE_CLIENT = 1, DP_ROLE_WORKER = 2, DP_ROLE_BROKER = 3 };
 
 typedef struct dp_channel_blob {
     uint32_t magic;
