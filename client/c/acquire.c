@@ -30,6 +30,7 @@ rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l) {
 
 static void drop_channels(rfaas_grant *h) {
     dp_channel *channels[RFAAS_WORKERS_MAX];
+    rfaas_api_promote_end(h);
     for (uint32_t i = 0; i < h->n_workers; i++) {
         channels[i] = h->workers[i].ch;
         h->workers[i].ch = NULL;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "call.h"
+#include "dp_vqp.h"
 
 #define SIZE_MAX_BYTES (1ull << 40)
 
@@ -56,8 +57,9 @@ static void *map_pages(uint64_t size, uint64_t *mapped, int *fd) {
 static int give_to(rfaas_buffer *b, const rfaas_grant *g, dp_error *err) {
     dp_domain *d = dp_endpoint_domain(g->ep);
     dp_error none;
-    /* A device that copies its source gains nothing from a registration. Small calls would even miss the mailbox. */
-    int st = d->dev->caps & DP_CAP_SYNC_SOURCE ? DP_OK : dp_mem_register(d, b->addr, b->size, 0, &b->mem, err);
+    /* A device that copies its source gains nothing from a registration. Small calls would even miss the mailbox. Queue pairs of the agent do not
+     * reach the buffer: payloads are copied until the lease has its own. */
+    int st = d->dev->caps & DP_CAP_SYNC_SOURCE || dp_vqp_is(d->dev) ? DP_OK : dp_mem_register(d, b->addr, b->size, 0, &b->mem, err);
     if (st)
         b->mem = NULL;
     else if (b->fd >= 0 && dp_mem_lend(d, b->fd, b->addr, b->size, &b->lent, &none))

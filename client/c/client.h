@@ -18,6 +18,7 @@
  *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
  *                          claim.c                      claiming the workers of such channels without a message
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
+ *                          promote.c                    from the agent's queue pairs to own ones, on verbs
  *                          table.c                      read-only data for workers
  *                          seed.c                       named seeds, from which workers start
  *                          local.c                      running functions in this process
@@ -152,6 +153,8 @@ typedef struct rfaas_library_id {
     int64_t modified_ns, changed_ns;
 } rfaas_library_id;
 
+typedef struct rfaas_promoting rfaas_promoting;
+
 /* The workers that one executor has granted, and the channels to them. */
 typedef struct rfaas_grant {
     uint64_t key; /* names the grant to the agent; its low bits are the lease's index. 0: takes no more events */
@@ -178,6 +181,7 @@ typedef struct rfaas_grant {
     uint32_t present;      /* the first `present` workers have been granted or added */
     uint32_t room;         /* 1: the executor may have room for another worker; atomic */
     rfaas_ticket growing;  /* request for another worker; 0: none */
+    rfaas_promoting *promoting; /* NULL: no own queue pairs are being made. The owner's, or that of a thread that holds all units */
     dp_channel_config cfg;
     uint64_t lease_id;
     char node[256], executor[256], provider[16];
@@ -245,7 +249,7 @@ struct rfaas_lease {
     uint32_t entered; /* counts calls, to look at the agent at every LOOK_EVERY-th */
     rfaas_owner *owner; /* atomic; changes only while the owner is outside */
     uint32_t shared;    /* several threads use the lease; atomic, stays set until the release */
-    uint32_t grows;     /* grow.c has something to do; atomic */
+    uint32_t grows;     /* RFAAS_DUE_*: grow.c or promote.c has something to do; atomic */
     rfaas_agent_lease_line *line; /* in the page that the agent shares: threads inside, and whether the node drains */
     uint32_t n_workers; /* number of workers that the lease has; grows up to `wanted` */
     uint32_t wanted;
@@ -318,7 +322,7 @@ struct rfaas_session {
     char device[64];
     pthread_mutex_t mu;
     bool shm; /* uses the shm device, of which the process has one */
-    dp_dev *verbs, *tcp, *ofi; /* NULL: not opened */
+    dp_dev *verbs, *tcp, *ofi, *brokered; /* NULL: not opened. brokered: of the agent's queue pairs on verbs */
     uint32_t nowhere; /* the session has no address (RFAAS_SESSION_LOCAL); relaxed atomic */
     struct {
         int64_t until; /* leases with RFAAS_LEASE_LOCAL do not look for executors before this time (CLOCK_MONOTONIC ns) */
@@ -347,7 +351,7 @@ extern pthread_mutex_t rfaas_api_mu;
 int rfaas_api_down(const char *op);
 int rfaas_api_bad_session(const rfaas_session *s, const char *op);
 int rfaas_api_fail_dp(const char *op, const dp_error *err);
-/* Returns the session's device for a provider, which it opens once. */
+/* Returns the session's device for a provider, which it opens once. "brokered": that of the agent's queue pairs on verbs. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out);
 /* Reports whether an operation of a session with RFAAS_SESSION_LOCAL succeeds although no agent was reached. Status and reply are those of
  * the attempt. rfaas_api_reopen repeats the operation with the next agent. */
@@ -418,6 +422,19 @@ bool rfaas_api_others(const rfaas_lease *l);
 
 /* Ends the thread of the lease's descriptor, if it has one. No thread can enter the lease. */
 void rfaas_api_descriptor_free(rfaas_lease *l);
+
+/* ---- promote.c ---- */
+
+#define RFAAS_DUE_WORKERS 1u   /* in rfaas_lease.grows */
+#define RFAAS_DUE_PROMOTION 2u
+/* Prepares a lease whose grant is new: if its calls pass through the agent, it gets queue pairs of its own after the second call. */
+void rfaas_api_promote_soon(rfaas_lease *l);
+/* Continues that on a thread that is inside, holds no unit, and leaves with a status. */
+__attribute__((cold)) void rfaas_api_promote(rfaas_lease *l, int status);
+/* Makes the queue pairs at once, because the agent has ended. Fails in a shared lease. The caller owns the lease. */
+__attribute__((cold)) bool rfaas_api_promote_now(rfaas_lease *l);
+/* Waits for the thread that makes queue pairs, and frees them if they are not used. */
+void rfaas_api_promote_end(rfaas_grant *h);
 
 /* ---- names.c ---- */
 
@@ -596,7 +613,7 @@ void rfaas_api_note_room(rfaas_lease *l, rfaas_grant *h);
 /* Requests missing workers of a growing lease, and connects the workers that the executor has granted. Does not wait. The caller is inside the lease and holds no unit. */
 __attribute__((cold)) void rfaas_api_grow(rfaas_lease *l);
 /* Returns whether rfaas_api_grow has something to do. */
-static inline bool rfaas_api_grows(const rfaas_lease *l) { return __builtin_expect(__atomic_load_n(&l->grows, __ATOMIC_RELAXED) != 0, 0); }
+static inline bool rfaas_api_grows(const rfaas_lease *l) { return __builtin_expect(__atomic_load_n(&l->grows, __ATOMIC_RELAXED) & RFAAS_DUE_WORKERS, 0); }
 /* Calls rfaas_agent_look and rfaas_api_grow on a thread that leaves the lease with a status. */
 __attribute__((cold)) void rfaas_api_look_leaving(rfaas_lease *l, int status);
 /* The same for a thread that is not inside, if the lease lacks workers. Does nothing if another thread owns the lease. */

@@ -208,6 +208,7 @@ static void take_next(rfaas_lease *l) {
     __atomic_store_n(&l->line->draining, RFAAS_AGENT_DRAIN_NOT, __ATOMIC_RELAXED); /* before the key, after which the agent sets it for this grant */
     __atomic_store_n(&l->line->key, h->key, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&l->mu);
+    rfaas_api_promote_soon(l);
     l->next_ready = false;
     l->seek_pause = l->seek_waited = 0;
     l->past.moved++;

@@ -21,7 +21,12 @@ static const char op[] = "add worker";
 
 /* The agent's events set `room` and then `grows`. A step that finds no room clears `grows` and then reads `room` again. These accesses are
  * sequentially consistent, so one of the two sees the other. */
-static void set_grows(rfaas_lease *l, bool more) { __atomic_store_n(&l->grows, more, __ATOMIC_SEQ_CST); }
+static void set_grows(rfaas_lease *l, bool more) {
+    if (more)
+        __atomic_or_fetch(&l->grows, RFAAS_DUE_WORKERS, __ATOMIC_SEQ_CST);
+    else
+        __atomic_and_fetch(&l->grows, ~RFAAS_DUE_WORKERS, __ATOMIC_SEQ_CST);
+}
 
 static bool has_room(const rfaas_grant *h) { return __atomic_load_n(&h->room, __ATOMIC_SEQ_CST); }
 
@@ -187,6 +192,8 @@ void rfaas_api_grow(rfaas_lease *l) {
 void rfaas_api_look_leaving(rfaas_lease *l, int status) {
     rfaas_api_tell_claims();
     rfaas_agent_look();
+    if (UNLIKELY(__atomic_load_n(&l->grows, __ATOMIC_RELAXED) & RFAAS_DUE_PROMOTION))
+        rfaas_api_promote(l, status);
     if (!rfaas_api_grows(l))
         return;
     if (!status) /* else it would change the error of the call */

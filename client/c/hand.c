@@ -58,7 +58,8 @@ int rfaas_api_unpack_channels(rfaas_lease *l, rfaas_grant *h, const char *provid
     uint32_t at = 1;
     if (r->n_channels != h->n_workers || r->n_fds < 1)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent %u of %u channels", r->n_channels, h->n_workers);
-    int status = rfaas_api_session_device(l->session, provider, &dev);
+    /* No process can take over a connection on verbs: the agent keeps it, and posts for this process. */
+    int status = rfaas_api_session_device(l->session, strcmp(provider, "verbs") ? provider : "brokered", &dev);
     if (status)
         return status;
     if (dp_endpoint_unpack(dev, o->workers, o->depth, (dp_wait_mode)o->wait_mode, &r->fds[0], &h->ep, &err))

@@ -348,6 +348,7 @@ int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a, bool may_b
     if (l->grant->ep)
         rfaas_api_set_workers(l, l->grant->present);
     l->open_ns = dp_now_ns() - l->open_ns;
+    rfaas_api_promote_soon(l);
     __atomic_store_n(&l->magic, RFAAS_LEASE_MAGIC, __ATOMIC_RELEASE);
     return RFAAS_OK;
 }

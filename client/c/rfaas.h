@@ -30,16 +30,19 @@
  * inside, their calls end with RFAAS_LEASE_ENDED. A program with one calling thread uses no lock for
  * that. Any number of threads may use one session. A process may hold any number of leases up to
  * RFAAS_LEASES_MAX. The library can be used before MPI_Init, after MPI_Finalize and at every MPI
- * thread level; it makes no MPI call. It installs no signal handler. It has no thread, with two
- * exceptions. rfaas_lease_descriptor makes one that waits for calls. On verbs, whose drivers may take
- * most of a minute to destroy a queue pair, a thread destroys the channels of a released lease. After
- * 0.1 s the release returns, and the thread continues. These threads handle no signals.
+ * thread level; it makes no MPI call. It installs no signal handler. It has no thread, with three
+ * exceptions. rfaas_lease_descriptor makes one that waits for calls. On verbs, a thread makes the
+ * queue pairs of a lease whose first calls pass through the agent (RFAAS_BROKER). On verbs, whose
+ * drivers may take most of a minute to destroy a queue pair, a thread destroys the channels of a
+ * released lease. After 0.1 s the release returns, and the thread continues. These threads handle no
+ * signals.
  *
  * Agent. The program rfaas-agent finds executors, renews leases and follows their events, for all
  * processes of a user on a node. The library starts it when it is first needed, and talks to it on a
- * unix socket. Calls do not pass through the agent. They continue when it ends, and the library then
- * starts another agent, which takes over the leases. The library learns of events inside its
- * functions: while a thread waits, and about every 4096 calls.
+ * unix socket. Calls do not pass through the agent, except the first ones of a lease with spare
+ * workers on verbs. They continue when it ends, and the library then starts another agent, which takes
+ * over the leases. The library learns of events inside its functions: while a thread waits, and about
+ * every 4096 calls.
  *
  * Fork. A child of fork() inherits no session, lease or request: every function returns RFAAS_INVALID
  * for the parent's handles. The child may call rfaas_init and open sessions and leases of its own. The
@@ -547,10 +550,10 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * lease gets new ones.
  *
  * On shm, verbs and tcp, the agent also prepares spare leases for any process of the user. Their
- * workers start and load the library ahead of demand, and on shm and tcp they are also connected. The
- * agent prepares a spare lease when a lease gets new workers within 10 s after another lease with the
- * same terms. The environment variable RFAAS_POOL is the largest number of spare leases with the same
- * terms (default 2; 0: none). */
+ * workers start and load the library ahead of demand, and they are also connected, on verbs to queue
+ * pairs of the agent. The agent prepares a spare lease when a lease gets new workers within 10 s after
+ * another lease with the same terms. The environment variable RFAAS_POOL is the largest number of
+ * spare leases with the same terms (default 2; 0: none). */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.

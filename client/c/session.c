@@ -7,6 +7,7 @@
 
 #include "client.h"
 #include "dp_load.h"
+#include "dp_vqp.h"
 
 int rfaas_api_state = RFAAS_STATE_DOWN;
 
@@ -349,8 +350,9 @@ static void close_devices(rfaas_session *s) {
     rfaas_api_reap_device(s->verbs);
     rfaas_api_reap_device(s->tcp);
     rfaas_api_reap_device(s->ofi);
+    rfaas_api_reap_device(s->brokered);
     s->shm = false;
-    s->verbs = s->tcp = s->ofi = NULL;
+    s->verbs = s->tcp = s->ofi = s->brokered = NULL;
 }
 
 static void forget_devices(void) {
@@ -394,6 +396,8 @@ static int open_own(const rfaas_session *s, const char *provider, dp_dev **own, 
     const dp_dev_options connects = {.active_side_only = 1, .encrypt = (int)s->encrypt};
     dp_dev_options ofi = {.encrypt = (int)s->encrypt};
     dp_ofi_choose(&ofi, of_libfabric && *of_libfabric ? of_libfabric : "tcp", getenv("RFAAS_OFI_DEVICE"));
+    if (own == &s->brokered)
+        return dp_vqp_open(DP_PROVIDER_VERBS, own, err);
     return dp_dev_open(provider, own == &s->tcp ? &connects : own == &s->ofi ? &ofi : &s->dev, own, err);
 }
 
@@ -402,7 +406,8 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
     dp_error err = {0};
     int status = RFAAS_OK;
     bool is_shm = !strcmp(provider, "shm");
-    dp_dev **own = !strcmp(provider, "tcp") ? &s->tcp : !strcmp(provider, "ofi") ? &s->ofi : !strcmp(provider, "verbs") ? &s->verbs : NULL;
+    dp_dev **own = !strcmp(provider, "tcp") ? &s->tcp : !strcmp(provider, "ofi") ? &s->ofi : !strcmp(provider, "verbs") ? &s->verbs
+                   : !strcmp(provider, "brokered") ? &s->brokered : NULL;
     if (!is_shm && !own)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent chose the unknown provider \"%s\"", provider);
     pthread_mutex_lock(&s->mu);

@@ -236,7 +236,7 @@ bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind) {
 
 int rfaas_api_leave_shared(rfaas_lease *l, int status) {
     static _Thread_local uint32_t left;
-    if (UNLIKELY(++left % LOOK_EVERY == 0 || rfaas_api_grows(l) || __atomic_load_n(&rfaas_api_unreported, __ATOMIC_RELAXED)))
+    if (UNLIKELY(++left % LOOK_EVERY == 0 || __atomic_load_n(&l->grows, __ATOMIC_RELAXED) || __atomic_load_n(&rfaas_api_unreported, __ATOMIC_RELAXED)))
         rfaas_api_look_leaving(l, status);
     rfaas_agent_lease_line *line = l->line;
     bool last = !__atomic_sub_fetch(&line->busy, 1, __ATOMIC_SEQ_CST);

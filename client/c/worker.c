@@ -179,6 +179,14 @@ int rfaas_api_fail_ended(rfaas_lease *l, const char *op) {
     return status;
 }
 
+/* The agent that carried the calls has ended, and the lease cannot change to queue pairs of its own. */
+static void end_brokered(rfaas_lease *l) {
+    pthread_mutex_lock(&l->mu);
+    if (!l->grant->ended)
+        note_end(l->grant, &(rfaas_agent_event){.status = DP_LEASE_ENDED, .text = "the agent through which the first calls passed has ended"});
+    pthread_mutex_unlock(&l->mu);
+}
+
 /* Ends the calls on the old worker's channel and resets the channel, so that it can be offered. */
 static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     dp_error err = {0};
@@ -192,9 +200,10 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     int status = rfaas_api_fail_ended(l, op);
     if (status)
         return status;
-    if (dp_channel_reset(w->ch, &err))
-        return rfaas_api_fail_dp(op, &err);
-    return RFAAS_OK;
+    bool reset = !dp_channel_reset(w->ch, &err) || (rfaas_api_promote_now(l) && !dp_channel_reset(w->ch, &err));
+    if (!reset && dp_endpoint_brokered(l->grant->ep))
+        end_brokered(l);
+    return reset ? RFAAS_OK : rfaas_api_fail_dp(op, &err);
 }
 
 /* Continues the init call of a new worker, and waits for it at most for `patience`. RFAAS_BUSY: it has not returned yet. */

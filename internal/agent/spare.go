@@ -74,7 +74,7 @@ type device struct {
 }
 
 // spares keeps spare leases ahead of demand, for the next client process of the user that leases with the same terms. Their workers have loaded
-// the library and, except on verbs, are connected. Executors freeze the workers, charge nobody for them, and end them when another lease needs
+// the library and are connected. Executors freeze the workers, charge nobody for them, and end them when another lease needs
 // their cores.
 type spares struct {
 	a      *Agent
@@ -82,14 +82,24 @@ type spares struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	mu     sync.Mutex
-	terms  map[grant.Terms]*demand
-	devs   map[device]*dataplane.Device // of the spare channels; each is opened for the first ones
-	closed bool
+	mu    sync.Mutex
+	terms map[grant.Terms]*demand
+	devs  map[device]*dataplane.Device // of the spare channels; each is opened for the first ones
+	// Brokers of the devices on verbs, which post for clients until these have queue pairs of their own.
+	brokers map[*dataplane.Device]*dataplane.Broker
+	closed  bool
+}
+
+// spareChannels are channels that the agent connects for a client.
+type spareChannels interface {
+	Offers() ([][]byte, error)
+	Connect(i int, blob []byte) error
+	Pack() (endpoint int, channels []dataplane.Packed, err error)
+	Close()
 }
 
 func newSpares(a *Agent) *spares {
-	s := &spares{a: a, terms: make(map[grant.Terms]*demand), devs: make(map[device]*dataplane.Device)}
+	s := &spares{a: a, terms: make(map[grant.Terms]*demand), devs: make(map[device]*dataplane.Device), brokers: make(map[*dataplane.Device]*dataplane.Broker)}
 	s.ctx, s.cancel = context.WithCancel(a.ctx)
 	return s
 }
@@ -191,21 +201,60 @@ func (s *spares) device(like *grant.Spare) (*dataplane.Device, error) {
 	return dev, nil
 }
 
-// start starts one spare lease. It makes the channels, lets the executor start workers that connect to them, and keeps the descriptors for the
-// process that takes the lease. Late workers (grant.Spare.Late) get no channels here: the client offers channels when it takes the lease.
+// start starts one spare lease. On verbs, the channels pass through a broker. If that is not possible, for example because the executor has an
+// earlier version, the workers are late (grant.Spare.Bound): the client offers channels when it takes the lease.
 func (s *spares) start(d *demand, like *grant.Spare) error {
-	if like.Late() {
-		started, err := like.Start(s.ctx, like.Sizes())
-		if err == nil {
-			s.keep(d, started, nil)
-		}
-		return err
+	if !like.Bound() {
+		return s.startConnected(d, like, s.channels)
 	}
+	if like.Brokered() {
+		err := s.startConnected(d, like, s.brokered)
+		if err == nil || errors.Is(err, dataplane.ErrBusy) || errors.Is(err, dataplane.ErrConnection) {
+			return err
+		}
+		s.a.log.Debug("spare workers without a broker", "library", like.Library(), "executor", like.Executor(), "error", err)
+	}
+	started, err := like.StartLate(s.ctx)
+	if err == nil {
+		s.keep(d, started, nil)
+	}
+	return err
+}
+
+// channels makes channels that another process can take over.
+func (s *spares) channels(like *grant.Spare) (spareChannels, error) {
 	dev, err := s.device(like)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	channels, err := dev.NewChannels(like.Channels())
+	return dev.NewChannels(like.Channels())
+}
+
+// brokered makes channels through a broker.
+func (s *spares) brokered(like *grant.Spare) (spareChannels, error) {
+	dev, err := s.device(like)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	b := s.brokers[dev]
+	if b == nil {
+		if b, err = dev.NewBroker(); err == nil {
+			s.brokers[dev] = b
+		}
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	n, _, cfg := like.Channels()
+	return b.NewChannels(n, cfg)
+}
+
+// startConnected makes the channels, lets the executor start workers that connect to them, and keeps the descriptors for the process that takes the
+// lease.
+func (s *spares) startConnected(d *demand, like *grant.Spare, open func(*grant.Spare) (spareChannels, error)) error {
+	channels, err := open(like)
 	if err != nil {
 		return err
 	}
@@ -254,7 +303,7 @@ func (s *spares) keep(d *demand, started *grant.Started, channels io.Closer) {
 }
 
 // pack returns connected channels in the form in which a client hands them over (client/c/hand.c): the endpoint's descriptor comes first.
-func (a *Agent) pack(channels *dataplane.Channels) (*handed, error) {
+func (a *Agent) pack(channels spareChannels) (*handed, error) {
 	const op = "keep the channels of spare workers"
 	endpoint, all, err := channels.Pack()
 	if err != nil {
@@ -305,6 +354,9 @@ func (s *spares) close() {
 	s.mu.Unlock()
 	s.cancel()
 	s.work.Wait()
+	for _, b := range s.brokers {
+		b.Close()
+	}
 	for _, dev := range s.devs {
 		dev.Close()
 	}

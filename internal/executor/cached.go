@@ -31,6 +31,7 @@ type cached struct {
 	taken      chan struct{} // closed when a lease takes the workers, or they are ended
 	unwatch    func() bool   // stops watching the connection
 	start      *start        // of spare workers; nil: the workers have served a lease
+	late       bool          // spare workers that connect only when a lease takes them
 
 	mu    sync.Mutex // held during the freezing of the workers, and while they are resumed by message
 	awake bool       // the workers are not frozen yet (cool). The released lease is still charged

@@ -198,8 +198,7 @@ func (c *claims) greet(conn *net.UnixConn) error {
 // client of another tenant may be waiting for room, because a claim would always come before that client.
 func (c *claims) possible(k *cached, terms *lease.Terms) bool {
 	most := terms.Duration + c.e.cfg.Settings.CacheTime
-	spareVerbs := k.spec.Provider == dataplane.Verbs && k.start != nil // these connect only when a lease takes them, which needs a message
-	by := k.spec.Provider != dataplane.OFI && !spareVerbs
+	by := k.spec.Provider != dataplane.OFI && !k.late
 	return by && c.e.whyCordoned() == "" && !c.e.room.othersWait(terms.Tenant) && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/quota"
+	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -180,6 +181,12 @@ func tooManyCached(most int) error {
 	return control.Errorf(control.ClassBusy, "spare workers: %d leases are cached, the most (settings cache-most and cache-time)", most)
 }
 
+// late reports whether the workers connect only when a lease takes them, which needs a message.
+func late(req *control.LeaseRequest) bool {
+	b, err := invoke.UnmarshalChannelBlob(req.GetClientBlobs()[0]) // checked
+	return err == nil && len(b.QueuePair) == 0
+}
+
 // reserveSpare lists spare workers as cached before they are started.
 func (e *Executor) reserveSpare(ctx context.Context, rid lease.RequestID, terms lease.Terms, code *code, tables []*table, req *control.LeaseRequest) (*holding, *cached, error) {
 	if s := &e.cfg.Settings; s.CacheTime == 0 || len(e.table.Cached()) >= s.CacheMost {
@@ -200,7 +207,7 @@ func (e *Executor) reserveSpare(ctx context.Context, rid lease.RequestID, terms 
 		h.met = make(chan struct{}, terms.Workers)
 	}
 	h.spec.Tables, h.spec.Bundle = specTables(req.GetTables(), tables)
-	k := &cached{id: l.ID, spec: h.spec, code: code, tables: tables, taken: make(chan struct{}), start: &start{stop: h.cancel, over: make(chan struct{})}}
+	k := &cached{id: l.ID, spec: h.spec, code: code, tables: tables, taken: make(chan struct{}), late: late(req), start: &start{stop: h.cancel, over: make(chan struct{})}}
 	e.watchConnection(k, control.Connection(ctx))
 	e.cached[l.ID] = k
 	return h, k, nil

@@ -109,6 +109,28 @@ func TestSpareWorkersOnVerbs(t *testing.T) {
 	}
 }
 
+// Spare workers whose client's agent posts for it are connected before they are suspended. The lease that takes them names the agent's queue pair again.
+func TestBrokeredSpareWorkers(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Providers = []string{"verbs"} })
+	blob := clientBlob(invoke.ProviderVerbs, func(b *invoke.ChannelBlob) { b.Role = invoke.RoleBroker })
+	verbs := func(r *control.LeaseRequest) { r.Provider, r.ClientBlobs = "verbs", [][]byte{blob} }
+	if r, err := n.Lease(n.ctx(), n.keepable(1, verbs)); control.ClassOf(err) != control.ClassInvalid {
+		t.Errorf("an agent's queue pair without spare workers: %v, %v", r, err)
+	}
+	s := n.mustLease(n.keepable(1, spare, verbs))
+	w := n.z.workers[0]
+	if !w.suspended || w.spec.Late || !bytes.Equal(w.spec.ClientBlob, blob) {
+		t.Fatalf("a spare worker that is late=%v, suspended=%v", w.spec.Late, w.suspended)
+	}
+	client := func(r *control.LeaseRequest) {
+		r.Provider, r.ClientBlobs = "verbs", [][]byte{clientBlob(invoke.ProviderVerbs)}
+	}
+	l := n.mustLease(n.keepable(1, client, reuse(s.GetLeaseId())))
+	if len(l.GetWorkers()) != 1 || l.GetWorkers()[0].GetStart() != control.StartPath_START_PATH_POOLED {
+		t.Errorf("the lease on a spare worker: %v", l)
+	}
+}
+
 func TestSpareRequestsThatAreRefused(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.CacheMost = 1; c.Settings.CacheTime = time.Hour })
 	for what, change := range map[string]func(*control.LeaseRequest){
@@ -118,7 +140,10 @@ func TestSpareRequestsThatAreRefused(t *testing.T) {
 			r.Provider, r.ClientBlobs = "verbs", [][]byte{clientBlob(invoke.ProviderVerbs)}
 		},
 		"no queue pair on shm": func(r *control.LeaseRequest) { r.ClientBlobs = [][]byte{sizesBlob(invoke.ProviderSHM)} },
-		"reuse":                func(r *control.LeaseRequest) { r.Reuse = 1 },
+		"queue pair of an agent on shm": func(r *control.LeaseRequest) {
+			r.ClientBlobs = [][]byte{clientBlob(invoke.ProviderSHM, func(b *invoke.ChannelBlob) { b.Role = invoke.RoleBroker })}
+		},
+		"reuse": func(r *control.LeaseRequest) { r.Reuse = 1 },
 	} {
 		if r, err := n.Lease(n.ctx(), n.keepable(1, spare, change)); err == nil || !slices.Contains([]control.Class{control.ClassInvalid, control.ClassUnsupported}, control.ClassOf(err)) {
 			t.Errorf("%s: %v, %v", what, r, err)

@@ -16,7 +16,6 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
-	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -91,7 +90,7 @@ func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid le
 		return fail(invalidf("%d client_blobs for %d workers, want one for each", n, t.Workers))
 	}
 	for i, b := range req.GetClientBlobs() {
-		if err := e.checkBlob(b, req.GetProvider(), req.GetSpare() && req.GetProvider() == dataplane.Verbs); err != nil {
+		if err := e.checkBlob(b, req.GetProvider(), req.GetSpare()); err != nil {
 			return fail(control.StatusError(statusBadBlob, fmt.Sprintf("client_blobs[%d]: %v", i, err)))
 		}
 	}

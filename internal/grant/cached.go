@@ -57,6 +57,7 @@ type Cached struct {
 	claim   *Claim    // nil: the workers are reused by message only
 	far     *farClaim // nil: the same, on tcp and verbs
 	fresh   bool      // a spare lease: no lease has used the workers
+	late    bool      // see Late
 	failed  func()    // see Started.Keep; nil: not a spare lease
 
 	// Protected by the cache, until it is taken.
@@ -381,7 +382,7 @@ func (k *Cached) Close() {
 }
 
 // Late reports whether the workers are late: spare workers that connect only when a lease takes them. The client then offers new channels.
-func (k *Cached) Late() bool { return k.fresh && late(&k.cand) }
+func (k *Cached) Late() bool { return k.late }
 
 // anyones reports whether a lease of any session can take the workers.
 func (k *Cached) anyones() bool { return k.handed != nil || k.Late() }

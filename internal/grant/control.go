@@ -50,6 +50,8 @@ type Options struct {
 	Keep int
 	// Pool is the most spare leases with the same terms that this session's leases cause. WithEnvironment sets it.
 	Pool int
+	// Broker permits that the first calls of leases with spare workers on verbs pass through this process. WithEnvironment sets it.
+	Broker bool
 	// Later makes Open succeed even if no address is configured, or the manager or executor cannot be reached. Each lease then tries again.
 	Later bool
 	// Known makes Open ask neither the manager nor the executor, because another process of the user has opened the session before.
@@ -94,6 +96,7 @@ func (o Options) WithEnvironment(getenv func(string) string) Options {
 		o.Keep = -1
 	}
 	o.Pool = poolOf(getenv(EnvPool))
+	o.Broker = brokerOf(getenv(EnvBroker))
 	return o
 }
 

@@ -72,14 +72,24 @@ func (s *Spare) Library() string { return s.p.name }
 // Executor returns the address of the executor.
 func (s *Spare) Executor() string { return s.p.candidates[0].Address }
 
-// Late reports whether the workers connect only when a lease takes them. Start then takes the result of Sizes as offers.
-func (s *Spare) Late() bool { return late(&s.p.candidates[0]) }
+// Bound reports whether channels of the provider belong to the process that makes them. The spare workers are then late: they connect only when a
+// lease takes them, and StartLate starts them. Or their connections pass through the agent at first (Brokered).
+func (s *Spare) Bound() bool { return s.p.candidates[0].Provider == dataplane.Verbs }
 
-// late reports whether spare workers connect only when a lease takes them, because no other process can take over a connection on verbs.
-func late(c *Candidate) bool { return c.Provider == dataplane.Verbs }
+// EnvBroker is the environment variable that decides whether the first calls of leases with spare workers on verbs pass through the agent; default 1.
+const EnvBroker = "RFAAS_BROKER"
 
-// Sizes returns offers that have only the sizes of the channels, for the start of late workers.
-func (s *Spare) Sizes() (offers [][]byte) {
+// brokerOf returns whether they do.
+func brokerOf(environment string) bool {
+	on, err := strconv.ParseBool(environment)
+	return on || err != nil
+}
+
+// Brokered reports whether the agent is to connect channels on verbs, and to post for clients until they have queue pairs of their own.
+func (s *Spare) Brokered() bool { return s.Bound() && s.p.c.opts.Broker }
+
+// sizes returns offers that have only the sizes of the channels, for StartLate.
+func (s *Spare) sizes() (offers [][]byte) {
 	n, _, cfg := s.Channels()
 	return slices.Repeat([][]byte{dataplane.SizesOffer(cfg)}, n)
 }
@@ -89,6 +99,9 @@ func (s *Spare) Device() (provider string, o dataplane.Options) {
 	opts := &s.p.c.opts
 	provider = s.p.candidates[0].Provider
 	o = dataplane.Options{Packable: true, GIDIndex: -1, ActiveOnly: provider == dataplane.TCP}
+	if provider == dataplane.Verbs {
+		o = opts.verbs()
+	}
 	if o.ActiveOnly {
 		o.Encrypt, _ = dataplane.Encryption(opts.DataEncryption, opts.AllowPlaintext)
 	}
@@ -112,6 +125,15 @@ type Started struct {
 // Start starts the workers, and has the executor cache them. The caller then calls Keep or Drop. Errors: ErrBusy (too few cores or too
 // little memory is free at the executor), ErrUnsupported (the executor has an earlier version).
 func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
+	return s.start(ctx, offers, false)
+}
+
+// StartLate starts late workers.
+func (s *Spare) StartLate(ctx context.Context) (*Started, error) {
+	return s.start(ctx, s.sizes(), true)
+}
+
+func (s *Spare) start(ctx context.Context, offers [][]byte, late bool) (*Started, error) {
 	const op = "start spare workers"
 	p, cand := &s.p, s.p.candidates[0]
 	ctx, cancel := p.c.bound(ctx)
@@ -132,7 +154,7 @@ func (s *Spare) Start(ctx context.Context, offers [][]byte) (*Started, error) {
 	for _, w := range r.Workers {
 		last.Workers = append(last.Workers, workerOf(w))
 	}
-	st := &Started{Workers: last.Workers, k: &Cached{cand: cand, id: r.LeaseId, key: p.key(), library: p.name, cl: cl, last: last, fresh: true},
+	st := &Started{Workers: last.Workers, k: &Cached{cand: cand, id: r.LeaseId, key: p.key(), library: p.name, cl: cl, last: last, fresh: true, late: late},
 		cache: milliseconds(r.CacheMs), p: p}
 	st.k.claimable(p.c, r.Claim)
 	switch {

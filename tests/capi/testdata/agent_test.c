@@ -4,6 +4,7 @@
  *   calls N       N calls, each checked: "STATUS MILLISECONDS LONGEST_MICROSECONDS TEXT"
  *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
  *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
+ *   own           queue pairs that the lease has made in this process, and whether libibverbs is loaded: "STATUS MILLISECONDS QUEUE_PAIRS:0|1"
  *   fork          a child of this process opens and uses a lease of its own
  *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", STATUS 1 if fork() waits
  *   strand        threads fill the socket of a stopped agent for longer than a release may take, and this process releases its lease
@@ -96,6 +97,20 @@ static int who(char *text, size_t room) {
         status = rfaas_worker_origin(lease, i, &s);
         snprintf(text + strlen(text), room - strlen(text), "%s%u:%d", i ? " " : "", s.start, s.pid);
     }
+    return status;
+}
+
+static int own(char *text, size_t room) {
+    char line[512];
+    int loaded = 0;
+    FILE *f = fopen("/proc/self/maps", "r");
+    while (f && fgets(line, sizeof line, f))
+        loaded |= strstr(line, "libibverbs") != NULL;
+    if (f)
+        fclose(f);
+    rfaas_statistics s = {.struct_size = sizeof s};
+    int status = rfaas_lease_statistics(lease, &s);
+    snprintf(text, room, "%llu:%d", (unsigned long long)s.queue_pairs, loaded);
     return status;
 }
 
@@ -247,6 +262,8 @@ int main(int argc, char **argv) {
             status = join();
         else if (!strcmp(line, "who"))
             status = who(workers, sizeof workers);
+        else if (!strcmp(line, "own"))
+            status = own(workers, sizeof workers);
         else if (!strcmp(line, "self")) {
             printf("%ld %lx %ld\n", field("/proc/self/status", "Threads:", 10), field("/proc/self/status", "SigCgt:", 16),
                    field("/proc/self/status", "VmRSS:", 10));
@@ -267,7 +284,7 @@ int main(int argc, char **argv) {
         printf("%d %.3f ", status, (now() - start) * 1e3);
         if (called)
             printf("%.1f ", longest * 1e6);
-        char *text = strdup(!status && !strcmp(line, "who") ? workers : status < 0 ? rfaas_last_error() : status ? "wrong result" : "");
+        char *text = strdup(!status && (!strcmp(line, "who") || !strcmp(line, "own")) ? workers : status < 0 ? rfaas_last_error() : status ? "wrong result" : "");
         for (char *p = text; (p = strchr(p, '\n')); *p = ' ')
             ;
         printf("%s\n", text);
