@@ -31,7 +31,7 @@ func TestSeedFigures(t *testing.T) {
 	open := func(o client.LeaseOptions) (*client.Lease, time.Duration) {
 		began := time.Now()
 		l := w.lease(t, o)
-		if _, err := l.Worker(0).Invoke(ctx, function(t, l, "memory"), nil, make([]byte, 8)); err != nil {
+		if _, err := l.Worker(0).Invoke(ctx, function(t, l, "memory"), nil, make([]byte, 12)); err != nil {
 			t.Fatal(err)
 		}
 		return l, time.Since(began)
@@ -83,13 +83,13 @@ func TestSeedFigures(t *testing.T) {
 			middle(seeded), middle(append(pooled, 0)), middle(apply), middle(append(load, 0)))
 		named.Workers = 8
 		l := w.lease(t, named)
-		var pss, own []time.Duration
+		var shared, own, channel []time.Duration
 		for i := range 8 {
 			got := numbers(t, l, i, "memory")
-			pss, own = append(pss, time.Duration(got[0])), append(own, time.Duration(got[1]))
+			shared, own, channel = append(shared, time.Duration(got[0]-got[1]-got[2])), append(own, time.Duration(got[1])), append(channel, time.Duration(got[2]))
 		}
 		release(t, l)
-		fmt.Printf("         8 workers that touch nothing: PSS of one %d KiB, of this %d KiB written\n", middle(pss), middle(own))
+		fmt.Printf("         8 workers that touch nothing: PSS of one %d KiB, beside %d KiB written and %d KiB of its channel\n", middle(shared), middle(own), middle(channel))
 		began, starts := time.Now(), 0
 		for time.Since(began) < 3*time.Second {
 			release(t, w.lease(t, named))
@@ -130,7 +130,7 @@ func TestSeedCopyFigures(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := l.Worker(0).Invoke(ctx, function(t, l, "memory"), nil, make([]byte, 8)); err != nil {
+			if _, err := l.Worker(0).Invoke(ctx, function(t, l, "memory"), nil, make([]byte, 12)); err != nil {
 				t.Fatal(err)
 			}
 			took := time.Since(began)

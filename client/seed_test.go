@@ -84,6 +84,21 @@ func TestSeed(t *testing.T) {
 	made(useSeed(t, w.lease(t, o), 0, 1))
 }
 
+// A worker that has done nothing has little memory of its own.
+func TestSeedMemory(t *testing.T) {
+	if provider() != "shm" {
+		t.Skip("with other providers, a worker has its channel alone")
+	}
+	w, o := newSeedWorld(t, "-", 8)
+	l := w.lease(t, o)
+	for i := range 8 {
+		got := numbers(t, l, i, "memory")
+		if shared, own := got[0]-got[1]-got[2], got[1]; shared > 160 || own > 800 {
+			t.Errorf("worker %d: %d KiB of PSS, beside %d KiB written and %d KiB of its channel", i, shared, own, got[2])
+		}
+	}
+}
+
 // Workers make the init call themselves if its state cannot be kept, or its process is killed. With SeedRequired that is an error. The reason is reported.
 func TestSeedUnavailable(t *testing.T) {
 	for way, why := range map[string]string{"t": "has left 1 threads", "k": "killed"} {

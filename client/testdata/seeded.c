@@ -105,16 +105,19 @@ uint32_t prepare_mb(void *args, uint32_t size, void *res) {
     return 0;
 }
 
-/* Returns this process's share of memory in KiB (PSS), and what of it is only its own. */
+/* Returns this process's share of memory in KiB (PSS), what of it only this process has written, and its share of what it writes together with others: its channel. */
 uint32_t memory(void *args, uint32_t size, void *res) {
-    char line[512];
-    unsigned kib, out[2] = {0};
-    FILE *f = fopen("/proc/self/smaps_rollup", "r");
+    char line[512], rights[5];
+    unsigned kib, out[3] = {0};
+    FILE *f = fopen("/proc/self/smaps", "r");
     (void)args, (void)size;
     while (f && fgets(line, sizeof line, f)) {
-        if (sscanf(line, "Pss: %u", &kib) == 1)
-            out[0] = kib;
-        if (sscanf(line, "Private_Dirty: %u", &kib) == 1)
+        sscanf(line, "%*x-%*x %4s ", rights);
+        if (sscanf(line, "Pss: %u", &kib) == 1) {
+            out[0] += kib;
+            out[2] += rights[3] == 's' ? kib : 0;
+        }
+        if (sscanf(line, "Private_Dirty: %u", &kib) == 1 && rights[3] == 'p')
             out[1] += kib;
     }
     if (f)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <link.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,6 +12,21 @@
 static void touch_written(uintptr_t from, uintptr_t to, uintptr_t page) {
     for (; from < to; from += page)
         madvise((void *)from, page, MADV_POPULATE_WRITE);
+}
+
+/* Makes static data present. Pages that neither the zygote nor this process has used yet are mostly buffers for what only a zygote or the process of a seed does. They
+ * are left out, except where a page next to them has been used: variables can lie across the border. */
+static void touch_static(uintptr_t from, uintptr_t to, uintptr_t page) {
+    enum { PART = 1024 };
+    unsigned char used[PART];
+    for (uintptr_t n; from < to; from += n * page) {
+        n = (to - from) / page < PART ? (to - from) / page : PART;
+        if (mincore((void *)from, n * page, used))
+            memset(used, 1, n);
+        for (uintptr_t i = 0; i < n; i++)
+            if (used[i] & 1 || (i && used[i - 1] & 1) || (i + 1 < n && used[i + 1] & 1))
+                touch_written(from + i * page, from + (i + 1) * page, page);
+    }
 }
 
 static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
@@ -21,7 +37,7 @@ static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
         uintptr_t from = (object->dlpi_addr + h->p_vaddr) & ~(page - 1);
         uintptr_t to = (object->dlpi_addr + h->p_vaddr + h->p_memsz + page - 1) & ~(page - 1);
         if (h->p_type == PT_LOAD && h->p_flags & PF_W)
-            touch_written(from, to, page);
+            touch_static(from, to, page);
         else if (h->p_type == PT_LOAD)
             madvise((void *)from, to - from, MADV_POPULATE_READ);
     }
