@@ -26,6 +26,8 @@ type Bound struct {
 var Bounds = []Bound{
 	{dataplane.SHM, dataplane.Hot, 8, 1, 1.25, 0},
 	{dataplane.SHM, dataplane.Hot, 64, 1, 1.25, 0},
+	{dataplane.SHM, dataplane.Hot, 512, 1, 1.9, 0}, // by the queue pair: 1.1 to 1.9, most between near cores
+	{dataplane.SHM, dataplane.Hot, 1 << 10, 1, 1.9, 0},
 	{dataplane.SHM, dataplane.Hot, 64 << 10, 1, 1.2, 0},
 	{dataplane.SHM, dataplane.Hot, 1 << 20, 1, 1.2, 0},
 	{dataplane.SHM, dataplane.Hot, 8, 64, 10, 0}, // a tenth of the bare rings' rate
