@@ -361,7 +361,7 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 # ---------------------------------------------------------------------------------------------- checking
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|invoke|tests/(capi|docs|faults|hostile|leakcheck|remote|slurm|upgrade)|internal/(agent/protocol|api|apigen|board|config|conventions|handover|link|systemd|topology))(/|$$)')
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|invoke|tests/(capi|docs|faults|hostile|leakcheck|remote|slurm|cluster|etcdtest)|internal/(agent/protocol|api|apigen|board|config|conventions|handover|link|systemd|topology))(/|$$)')
 # Tests of the client in which several goroutines use the same lease, session, buffer or queue of events. The other tests concern other
 # processes, which the detector does not see, or C code.
 RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThreads TestSubmit TestDeadlineAndCancel TestBufferPayloads \
@@ -373,7 +373,7 @@ RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThre
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-python test-install test-upgrade test-packages test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh lint-prose
+.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-python test-install test-upgrade test-standby test-packages test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh lint-prose
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)tests/run
 
@@ -388,7 +388,7 @@ try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'ma
 # The longest ones first, so that none of them runs alone at the end.
 test-go: ## Go tests
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $$($(GO) list ./... | grep -v -E '/(client|tests/(capi|faults|hostile|remote|slurm|upgrade))$$')
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $$($(GO) list ./... | grep -v -E '/(client|tests/(capi|faults|hostile|remote|slurm|cluster))$$')
 
 # The tests of a lane that wait most of the time run in parts, two at the same time (make --jobs=2).
 .PHONY: tried-build
@@ -550,6 +550,10 @@ build/faults/%.so: tests/faults/testdata/%.c tests/faults/testdata/work.h | head
 test-faults: ## single kills and stops of every process; cancels and deadlines race with 400,000 replies (make bench: a million)
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip 'TestRandomKills|TestChaos|TestBetweenNodes.*' ./tests/faults -calls 400000
+	$(Q)$(MAKE) --no-print-directory test-standby
+
+test-standby: programs build/cluster/holder build/functions/echo.so ## kill and stop the resource manager that serves, with a standby; end etcd
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 200s -skip TestRollingUpgrade ./tests/cluster
 
 test-kills: ## 100 random kills under load (make bench: 300, make soak: 1000), and a short form of make chaos
 	$(Q)$(try_build)
@@ -595,8 +599,8 @@ test-install: # installs, uses the installed files, uninstalls; upgrades a runni
 # version rises, this must become a later revision. Only what a node of a cluster needs is built, without its tests and examples.
 EARLIER := fa4b562996ffafa04d6c0ab783c6bd841424eb6d
 EARLIER_TREE := build/earlier/tree
-test-upgrade: programs build/upgrade/holder build/upgrade/holder-earlier build/functions/echo.so ## upgrade a cluster from an earlier revision under 100 leases
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 200s ./tests/upgrade
+test-upgrade: programs build/cluster/holder build/cluster/holder-earlier build/functions/echo.so ## upgrade a cluster from an earlier revision under 100 leases
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 200s -run TestRollingUpgrade ./tests/cluster
 
 build/earlier/$(EARLIER):
 	$(call say,EARLIER,$(EARLIER))
@@ -606,11 +610,11 @@ build/earlier/$(EARLIER):
 	+$(Q)$(MAKE) --no-print-directory -s -C $(EARLIER_TREE) programs library PROGRAMS='executor resource-manager' VERSION=$(EARLIER)
 	$(Q)touch $@
 
-build/upgrade/holder: tests/upgrade/testdata/holder.c | headers library
+build/cluster/holder: tests/cluster/testdata/holder.c | headers library
 	$(call say,CC,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) -std=gnu11 -Wall -Wextra $(CFLAGS) -Iinclude -o $@ $< -Llib -lrfaas '-Wl,-rpath,$$ORIGIN/../../lib'
-build/upgrade/holder-earlier: tests/upgrade/testdata/holder.c build/earlier/$(EARLIER)
+build/cluster/holder-earlier: tests/cluster/testdata/holder.c build/earlier/$(EARLIER)
 	$(call say,CC,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) -std=gnu11 -Wall -Wextra $(CFLAGS) -I$(EARLIER_TREE)/client/c -o $@ $< -L$(EARLIER_TREE)/lib -lrfaas '-Wl,-rpath,$$ORIGIN/../earlier/tree/lib'

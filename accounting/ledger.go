@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"sync"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -39,7 +41,9 @@ var (
 // Ledger has the resource manager's accounts, in a file that survives a crash at any moment. Merging is idempotent and
 // independent of the order. It is safe for concurrent use. Only one process at a time can open it.
 type Ledger struct {
-	db *bbolt.DB
+	db       *bbolt.DB
+	replica  Replica // nil: the file has everything
+	updating sync.Mutex
 	// Booked is called by Merge for each difference that it has written to disk. Set it before the first Merge. nil: nothing is called.
 	Booked func(tenant, node string, u Use)
 }
@@ -82,7 +86,7 @@ func openAt(path string, timeout time.Duration) (*Ledger, error) {
 		if err := whole(l.db, path); err != nil {
 			return err
 		}
-		if err := l.update(prepare); err != nil {
+		if err := l.db.Update(prepare); err != nil {
 			return err
 		}
 		return l.view(func(tx *bbolt.Tx) error { // read every page, to detect damage now
@@ -167,11 +171,7 @@ func oldVersion(tx *bbolt.Tx) (bool, error) {
 	return bytes.Equal(v, []byte{1}), nil
 }
 
-// update and view run transactions. A damaged page causes ErrLedger instead of a crash.
-func (l *Ledger) update(f func(*bbolt.Tx) error) error {
-	return sound(func() error { return l.db.Update(f) })
-}
-
+// view runs a transaction that reads. A damaged page causes ErrLedger instead of a crash, here and in update.
 func (l *Ledger) view(f func(*bbolt.Tx) error) error {
 	return sound(func() error { return l.db.View(f) })
 }
@@ -190,11 +190,24 @@ func (l *Ledger) Size() (n int64) {
 
 // Merge merges entries of leases. If the error is nil, all of them are on disk. Entries that are ErrInvalid or
 // ErrConflict, or that meet a damaged record (ErrLedger), are left out and all others are merged. With any other error
-// nothing is merged. now is the latest hour to which use is booked, since the clocks of nodes differ.
+// nothing is merged; with a replica, the first of many entries may be. now is the latest hour to which use is booked, since the clocks of
+// nodes differ.
 func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 	var bad []error
+	for some := range slices.Chunk(entries, l.most(2, max(len(entries), 1))) { // the lease and the hour
+		more, err := l.mergeSome(now, some)
+		if err != nil {
+			return err
+		}
+		bad = append(bad, more...)
+	}
+	return errors.Join(bad...)
+}
+
+// mergeSome merges entries in one transaction. bad are the errors of those that it has left out.
+func (l *Ledger) mergeSome(now time.Time, entries []Entry) (bad []error, _ error) {
 	booked := make([]Use, len(entries))
-	err := l.update(func(tx *bbolt.Tx) error {
+	err := l.update(func(tx *writing) error {
 		bad = nil
 		for i := range entries {
 			u, err := merge(tx, now, &entries[i])
@@ -208,18 +221,18 @@ func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("ledger: %w", err)
+		return nil, fmt.Errorf("ledger: %w", err)
 	}
 	for i, u := range booked {
 		if l.Booked != nil && u != (Use{}) {
 			l.Booked(entries[i].Tenant, entries[i].Node, u)
 		}
 	}
-	return errors.Join(bad...)
+	return bad, nil
 }
 
 // merge merges an entry and returns the difference that it booked.
-func merge(tx *bbolt.Tx, now time.Time, e *Entry) (Use, error) {
+func merge(tx *writing, now time.Time, e *Entry) (Use, error) {
 	if err := e.Check(); err != nil {
 		return Use{}, err
 	}
@@ -227,7 +240,7 @@ func merge(tx *bbolt.Tx, now time.Time, e *Entry) (Use, error) {
 	key := ledgerKey(e.Key)
 	merged := *e
 	var before Use
-	if leases.Get(key) == nil && e.AsOf.Unix() < pruned(tx) {
+	if leases.Get(key) == nil && e.AsOf.Unix() < pruned(tx.Tx) {
 		return Use{}, fmt.Errorf("%w: lease %v as of %v is older than the leases that the ledger keeps, and may have been counted already", ErrInvalid, e.Key, e.AsOf.UTC().Format(time.RFC3339))
 	}
 	if b := leases.Get(key); b != nil {
@@ -245,7 +258,7 @@ func merge(tx *bbolt.Tx, now time.Time, e *Entry) (Use, error) {
 		old.merge(e)
 		merged = old
 	}
-	if err := leases.Put(key, appendEntry(nil, &merged)); err != nil {
+	if err := tx.put(bucketLeases, key, appendEntry(nil, &merged)); err != nil {
 		return Use{}, err
 	}
 	u := merged.Use.Since(before)
@@ -276,7 +289,20 @@ const pruneMost = 10_000
 // Their space in the file is reused. Prune also removes the owners of incarnations that were claimed before that time
 // and have no lease left.
 func (l *Ledger) Prune(before time.Time) (n int, err error) {
-	err = l.update(func(tx *bbolt.Tx) error {
+	for limit := pruneMost; limit > 0; {
+		some := l.most(1, limit)
+		pruned, err := l.pruneSome(before, max(1, some-1)) // and the time
+		if n += pruned; err != nil || pruned < max(1, some-1) {
+			return n, err
+		}
+		limit -= pruned
+	}
+	return n, nil
+}
+
+// pruneSome removes leases, or if there are none, owners, in one transaction, and returns the number of leases.
+func (l *Ledger) pruneSome(before time.Time, most int) (n int, err error) {
+	err = l.update(func(tx *writing) error {
 		n = 0
 		horizon := before.Unix()
 		if horizon <= 0 {
@@ -284,24 +310,24 @@ func (l *Ledger) Prune(before time.Time) (n int, err error) {
 		}
 		var old [][]byte
 		c := tx.Bucket(bucketLeases).Cursor()
-		for k, v := c.First(); k != nil && len(old) < pruneMost; k, v = c.Next() {
+		for k, v := c.First(); k != nil && len(old) < most; k, v = c.Next() {
 			if e, err := parseEntry(v); err == nil && e.AsOf.Unix() < horizon {
 				old = append(old, bytes.Clone(k))
 			}
 		}
 		for _, k := range old {
-			if err := tx.Bucket(bucketLeases).Delete(k); err != nil {
+			if err := tx.remove(bucketLeases, k); err != nil {
 				return err
 			}
 		}
-		if err := disown(tx, horizon); err != nil {
+		if err := disown(tx, horizon, most-len(old)); err != nil {
 			return err
 		}
 		refused := horizon + int64(clockSkew/time.Second)
-		if n = len(old); n == 0 || refused <= pruned(tx) {
+		if n = len(old); n == 0 || refused <= pruned(tx.Tx) {
 			return nil
 		}
-		return tx.Bucket(bucketMeta).Put(keyPruned, binary.BigEndian.AppendUint64(nil, uint64(refused)))
+		return tx.put(bucketMeta, keyPruned, binary.BigEndian.AppendUint64(nil, uint64(refused)))
 	})
 	if err != nil {
 		return 0, fmt.Errorf("ledger: %w", err)
@@ -310,7 +336,7 @@ func (l *Ledger) Prune(before time.Time) (n int, err error) {
 }
 
 // book adds to a tenant's total for an hour.
-func book(tx *bbolt.Tx, hour uint32, tenant string, u Use) error {
+func book(tx *writing, hour uint32, tenant string, u Use) error {
 	hours := tx.Bucket(bucketHours)
 	key := append(binary.BigEndian.AppendUint32(nil, hour), tenant...)
 	total, err := parseTotal(key, hours.Get(key))
@@ -323,7 +349,7 @@ func book(tx *bbolt.Tx, hour uint32, tenant string, u Use) error {
 		b = binary.LittleEndian.AppendUint64(b, n.Lo)
 		b = binary.LittleEndian.AppendUint64(b, n.Hi)
 	}
-	return hours.Put(key, sealTotal(key, b))
+	return tx.put(bucketHours, key, sealTotal(key, b))
 }
 
 const totalSize = NumCounters * 16

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -26,6 +27,19 @@ const maxOwner = 512
 // Claim assigns each unclaimed incarnation to its claim's owner. If the error is nil, the assignments are on disk. The
 // slice has one error for each claim, in order: nil or ErrOwner.
 func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
+	var refused []error
+	for some := range slices.Chunk(claims, l.most(1, max(len(claims), 1))) {
+		more, err := l.claimSome(now, some)
+		if err != nil {
+			return nil, err
+		}
+		refused = append(refused, more...)
+	}
+	return refused, nil
+}
+
+// claimSome is Claim in one transaction.
+func (l *Ledger) claimSome(now time.Time, claims []Claim) ([]error, error) {
 	refused := make([]error, len(claims))
 	fresh := false
 	judge := func(owners *bbolt.Bucket) {
@@ -43,7 +57,7 @@ func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
 		return nil
 	})
 	if err == nil && fresh { // most claims are repeated, and cost no write
-		err = l.update(func(tx *bbolt.Tx) error {
+		err = l.update(func(tx *writing) error {
 			owners := tx.Bucket(bucketOwners)
 			for _, c := range claims {
 				if owners.Get(c.Incarnation[:]) != nil {
@@ -53,7 +67,7 @@ func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
 					return fmt.Errorf("%w: the owner's name has %d bytes, want at most %d", ErrInvalid, len(c.Owner), maxOwner)
 				}
 				v := append(binary.BigEndian.AppendUint64(nil, uint64(now.Unix())), c.Owner...)
-				if err := owners.Put(c.Incarnation[:], v); err != nil {
+				if err := tx.put(bucketOwners, c.Incarnation[:], v); err != nil {
 					return err
 				}
 			}
@@ -89,12 +103,12 @@ func (l *Ledger) Owner(incarnation [16]byte) (owner string, known bool, err erro
 }
 
 // disown removes the owners of incarnations that were claimed before the horizon and have no lease left, up to
-// pruneMost of them.
-func disown(tx *bbolt.Tx, horizon int64) error {
+// most of them.
+func disown(tx *writing, horizon int64, most int) error {
 	owners, leases := tx.Bucket(bucketOwners), tx.Bucket(bucketLeases).Cursor()
 	var old [][]byte
 	c := owners.Cursor()
-	for k, v := c.First(); k != nil && len(old) < pruneMost; k, v = c.Next() {
+	for k, v := c.First(); k != nil && len(old) < most; k, v = c.Next() {
 		if len(v) >= 8 && int64(binary.BigEndian.Uint64(v)) >= horizon {
 			continue
 		}
@@ -103,7 +117,7 @@ func disown(tx *bbolt.Tx, horizon int64) error {
 		}
 	}
 	for _, k := range old {
-		if err := owners.Delete(k); err != nil {
+		if err := tx.remove(bucketOwners, k); err != nil {
 			return err
 		}
 	}

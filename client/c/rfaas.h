@@ -207,8 +207,8 @@ typedef struct rfaas_session rfaas_session;
 typedef struct rfaas_session_options {
     uint32_t struct_size;  /* sizeof(rfaas_session_options) */
     int32_t port;          /* verbs: port of the device, from 1; 0: the first active port */
-    /* host:port of a resource manager. NULL or "": environment variable RFAAS_MANAGER, unless
-     * `executor` is given. */
+    /* host:port of a resource manager, or of several that share a ledger (host:port,host:port). NULL
+     * or "": environment variable RFAAS_MANAGER, unless `executor` is given. */
     const char *manager;
     /* host:port of one executor, for use without a resource manager. NULL or "": environment variable
      * RFAAS_EXECUTOR, if it is set and no manager is given. */

@@ -341,3 +341,29 @@ func TestAdvertisedAddress(t *testing.T) {
 		}
 	}
 }
+
+// Settings of etcd that contradict each other, or that would send the ledger in plain text, are refused.
+func TestEtcdSettings(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"--etcd-endpoints 127.0.0.1:2379", ""},
+		{"--etcd-endpoints 127.0.0.1:2379,localhost:2380 --etcd-prefix /a/b", ""},
+		{"--etcd-endpoints e1:2379", "etcd-ca"},
+		{"--etcd-endpoints e1:2379 --allow-plaintext", ""},
+		{"--etcd-endpoints e1:2379 --etcd-ca /ca", ""},
+		{"--etcd-endpoints e1:2379 --etcd-ca /ca --etcd-cert /c", "etcd-key"},
+		{"--etcd-endpoints 127.0.0.1:2379 --etcd-cert /c --etcd-key /k", "etcd-ca"},
+		{"--etcd-endpoints http://e1:2379", "host:port"},
+		{"--etcd-endpoints 127.0.0.1:2379,", "host:port"},
+		{"--etcd-endpoints 127.0.0.1:2379 --etcd-prefix rfaas", "etcd-prefix"},
+	} {
+		_, err := LoadManager(strings.Split(c.args, " "), []string{"HOME=/nonexistent"}, io.Discard, "test")
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.args, err, c.want)
+		}
+	}
+	for address, good := range map[string]bool{"127.0.0.1:1,127.0.0.1:2": true, "a:1,b:2": false, "127.0.0.1:1,unix:/run/x": false} {
+		if _, err := LoadExecutor([]string{"--manager", address}, []string{"HOME=/nonexistent"}, io.Discard, "test"); (err == nil) != good {
+			t.Errorf("--manager %s: %v", address, err)
+		}
+	}
+}

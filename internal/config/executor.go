@@ -130,7 +130,7 @@ var executorOptions = slices.Concat([]option{
 	{"identity-dir", "", "directory from rfaas cluster node: this node's certificate and the keys that it trusts (default: no TLS, no tokens)"},
 	{"audit-file", "", "file of JSON lines about grants, releases, kills, drains, refusals and operators' calls (default: the log only)"},
 	{"http-listen", "", "address of /healthz, /readyz and /metrics: host:port or unix:PATH (default: none)"},
-	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
+	{"manager", "", "resource manager to register with: host:port, several with the same ledger as host:port,host:port, or unix:PATH (default: none)"},
 	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is unreachable (default: in memory)"},
 	{"charge-interval", "1s", "how often leases are charged; a killed executor leaves at most this time of each lease uncharged"},
 	{"limit-unknown", "admit", "what to do with a lease if its tenant's limit cannot be read: admit (and flag it) or refuse"},
@@ -282,7 +282,7 @@ func (c *Executor) validate() error {
 		v.check("advertise", err)
 	}
 	if c.Manager != "" {
-		v.address("manager", c.Manager, c.AllowPlaintext || c.IdentityDir != "")
+		v.addresses("manager", c.Manager, c.AllowPlaintext || c.IdentityDir != "")
 	}
 	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp", "ofi")
 	v.ofi(c)
@@ -497,6 +497,14 @@ func (v *validator) address(key, addr string, plaintext bool) {
 	a, err := control.ParseAddress(addr)
 	if err == nil {
 		err = a.CheckPlaintext(plaintext)
+	}
+	v.check(key, err)
+}
+
+func (v *validator) addresses(key, addr string, plaintext bool) {
+	list, err := control.ParseAddresses(addr)
+	if err == nil {
+		err = list[0].CheckPlaintext(plaintext)
 	}
 	v.check(key, err)
 }

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
@@ -28,7 +29,12 @@ type Manager struct {
 	Executors      int           `mapstructure:"executors"`
 	NodeExecutors  int           `mapstructure:"node-executors"`
 	NodeMemory     Bytes         `mapstructure:"node-memory"`
-	StateDir       string        `mapstructure:"state-dir"` // empty: accounts in memory only
+	StateDir       string        `mapstructure:"state-dir"`      // empty: accounts in memory only
+	EtcdEndpoints  string        `mapstructure:"etcd-endpoints"` // empty: the ledger is in state-dir
+	EtcdPrefix     string        `mapstructure:"etcd-prefix"`
+	EtcdCA         string        `mapstructure:"etcd-ca"`
+	EtcdCert       string        `mapstructure:"etcd-cert"`
+	EtcdKey        string        `mapstructure:"etcd-key"`
 	LedgerKeep     time.Duration `mapstructure:"ledger-keep"`
 	Tariff         string        `mapstructure:"tariff"`
 	Currency       string        `mapstructure:"currency"`
@@ -69,6 +75,11 @@ var managerOptions = slices.Concat([]option{
 	{"node-executors", "64", "most executors that one node certificate may have registered at a time"},
 	{"node-memory", "64MiB", "most memory of the resource manager that the executors of one node certificate may use together"},
 	{"state-dir", "", "directory of the ledger (default: accounts in memory, lost when the program ends)"},
+	{"etcd-endpoints", "", "etcd for the ledger, host:port,host:port; resource managers with the same etcd-prefix serve one at a time (default: the ledger is in state-dir)"},
+	{"etcd-prefix", "/rfaas", "beginning of all keys in etcd"},
+	{"etcd-ca", "", "certificates to check etcd with, PEM (default: plain text, for loopback or with allow-plaintext)"},
+	{"etcd-cert", "", "certificate of this resource manager for etcd, PEM"},
+	{"etcd-key", "", "its private key, PEM"},
 	{"ledger-keep", "9600h", "how long records of single ended leases are kept in the ledger, 0s for ever; bills keep their usage"},
 	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); items without a price are free"},
 	{"currency", "", "currency on bills"},
@@ -100,7 +111,7 @@ func LoadManager(args, environ []string, out io.Writer, version string) (Manager
 	err := managerProgram(version).load(args, environ, out, &c)
 	c.Version = version
 	if err == nil {
-		err = absolute(&c.IdentityDir, &c.AuditFile, &c.StateDir)
+		err = absolute(&c.IdentityDir, &c.AuditFile, &c.StateDir, &c.EtcdCA, &c.EtcdCert, &c.EtcdKey)
 	}
 	if err == nil {
 		c.SecretFile, err = secretFile(c.SecretFile, environ)
@@ -116,6 +127,37 @@ const maxExecutors = 1 << 20
 
 // ProviderList returns the providers that were asked for by name; nil means auto.
 func (c *Manager) ProviderList() []string { return c.providersParsed }
+
+// EtcdList returns the addresses of etcd.
+func (c *Manager) EtcdList() []string {
+	var list []string
+	for part := range strings.SplitSeq(c.EtcdEndpoints, ",") {
+		list = append(list, strings.TrimSpace(part))
+	}
+	return list
+}
+
+// checkEtcd checks the settings of etcd.
+func (c *Manager) checkEtcd(v *validator) {
+	if (c.EtcdCert == "") != (c.EtcdKey == "") || c.EtcdCert != "" && c.EtcdCA == "" {
+		v.failf("etcd-cert: %q, etcd-key: %q, etcd-ca: %q: a certificate needs the other two", c.EtcdCert, c.EtcdKey, c.EtcdCA)
+	}
+	if c.EtcdEndpoints == "" {
+		return
+	}
+	if !strings.HasPrefix(c.EtcdPrefix, "/") || len(c.EtcdPrefix) < 2 || len(c.EtcdPrefix) > 256 {
+		v.failf("etcd-prefix: %q does not begin with / and a name, or has more than 256 bytes", c.EtcdPrefix)
+	}
+	for _, endpoint := range c.EtcdList() {
+		a, err := control.ParseAddress(endpoint)
+		switch {
+		case err != nil || a.Network != "tcp":
+			v.failf("etcd-endpoints: %q is not host:port", endpoint)
+		case c.EtcdCA == "" && !a.Local() && !c.AllowPlaintext:
+			v.failf("etcd-endpoints: %s is not loopback: set etcd-ca, or on a trusted network allow-plaintext", endpoint)
+		}
+	}
+}
 
 // Prices returns the tariff.
 func (c *Manager) Prices() accounting.Tariff { return c.tariffParsed }
@@ -153,6 +195,7 @@ func (c *Manager) validate() error {
 	if c.NodeMemory < 1<<20 {
 		v.failf("node-memory: %v is less than 1MiB", c.NodeMemory)
 	}
+	c.checkEtcd(&v)
 	if c.LedgerKeep != 0 && c.LedgerKeep < 24*time.Hour {
 		v.failf("ledger-keep: %v is neither 0s nor at least 24h", c.LedgerKeep)
 	}

@@ -4383,6 +4383,7 @@ type ManagerHelloReply struct {
 	Providers       []string               `protobuf:"bytes,3,rep,name=providers,proto3" json:"providers,omitempty"`         // over which its memory can be reached; none: by messages only
 	HeartbeatMs     uint64                 `protobuf:"varint,4,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
 	Limits          bool                   `protobuf:"varint,5,opt,name=limits,proto3" json:"limits,omitempty"` // tenants may have limits
+	Epoch           uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`   // of its board: another manager, or one that has restarted, has another epoch
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -4450,6 +4451,13 @@ func (x *ManagerHelloReply) GetLimits() bool {
 		return x.Limits
 	}
 	return false
+}
+
+func (x *ManagerHelloReply) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
 }
 
 type AttachExecutorRequest struct {
@@ -6098,13 +6106,14 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x03key\x18\x02 \x01(\rR\x03key\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x04R\x04size\"@\n" +
 	"\x13ManagerHelloRequest\x12)\n" +
-	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xb0\x01\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xc6\x01\n" +
 	"\x11ManagerHelloReply\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1c\n" +
 	"\tproviders\x18\x03 \x03(\tR\tproviders\x12!\n" +
 	"\fheartbeat_ms\x18\x04 \x01(\x04R\vheartbeatMs\x12\x16\n" +
-	"\x06limits\x18\x05 \x01(\bR\x06limits\"\x8a\x01\n" +
+	"\x06limits\x18\x05 \x01(\bR\x06limits\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\"\x8a\x01\n" +
 	"\x15AttachExecutorRequest\x12\x1f\n" +
 	"\vexecutor_id\x18\x01 \x01(\x04R\n" +
 	"executorId\x12 \n" +

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -43,15 +42,17 @@ type DialConfig struct {
 	Connect func(path string) (net.Conn, error)
 }
 
-// Dial prepares a connection to an executor or a resource manager at "host:port" or "unix:PATH". It checks the address
+// Dial prepares a connection to an executor or a resource manager at "host:port" or "unix:PATH", or to the one of several resource
+// managers at "host:port,host:port" that serves (see ParseAddresses). It checks the address
 // and loads the credentials but does not wait for the connection. The first call connects. It fails with
 // codes.Unavailable if nothing answers at the address, and later calls try again. Closing the connection ends every
 // call on it. It is safe for concurrent use. A process keeps one per address.
 func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
-	a, err := ParseAddress(addr)
+	list, err := ParseAddresses(addr)
 	if err != nil {
 		return nil, Errorf(ClassInvalid, "%v", err)
 	}
+	a := list[0] // the others need the same credentials
 	who, err := cfg.credentials(a)
 	if err != nil {
 		if far := a.CheckPlaintext(cfg.AllowPlaintext); far != nil && errors.Is(err, errNobody) {
@@ -59,32 +60,39 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 		}
 		return nil, err
 	}
-	tlsConfig, err := cfg.tls(a, who)
-	if err != nil {
-		return nil, err
+	transport := &clientTransport{}
+	for _, a := range list {
+		config, err := cfg.tls(a, who)
+		if err != nil {
+			return nil, err
+		}
+		transport.tls = append(transport.tls, config)
 	}
-	transport := &clientTransport{tls: tlsConfig}
-	if cfg.Node != nil && tlsConfig != nil {
+	if cfg.Node != nil && transport.secure() || len(list) > 1 {
 		transport.live = &live{conns: map[net.Conn]struct{}{}}
+	}
+	if cfg.Node != nil && transport.secure() {
 		cfg.Node.OnReload(transport.live.end)
+	}
+	d := &dialer{list: list, connect: cfg.Connect}
+	times := grpc.ConnectParams{MinConnectTimeout: 5 * time.Second,
+		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second}}
+	target := "passthrough:///" + a.String()
+	var more []grpc.DialOption
+	if len(list) > 1 {
+		var resolve grpc.DialOption
+		target, resolve = d.target()
+		times.MinConnectTimeout, times.Backoff.MaxDelay = severalConnect, 300*time.Millisecond
+		more = append(more, resolve, grpc.WithUnaryInterceptor(transport.live.leaveSilent))
 	}
 	// passthrough with our own dialer avoids DNS service-config look-ups and HTTP proxies from the environment, and treats
 	// unix sockets in the same way.
-	conn, err := grpc.NewClient("passthrough:///"+a.String(),
+	conn, err := grpc.NewClient(target, append(more,
 		grpc.WithTransportCredentials(transport),
 		grpc.WithPerRPCCredentials(who),
 		grpc.WithAuthority("rfaas"),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			if a.Network == "unix" && cfg.Connect != nil {
-				return cfg.Connect(a.Target)
-			}
-			var d net.Dialer
-			return d.DialContext(ctx, a.Network, a.Target)
-		}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
-			MinConnectTimeout: 5 * time.Second,
-		}),
+		grpc.WithContextDialer(d.dial),
+		grpc.WithConnectParams(times),
 		// Detects a silent node while an event stream is open. 10 s is the smallest value that grpc-go accepts.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		// The connection stays open while released leases are cached.
@@ -92,9 +100,9 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 		grpc.WithInitialWindowSize(flowWindow), grpc.WithInitialConnWindowSize(flowWindow),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxRequest)),
 		grpc.WithDisableServiceConfig(),
-	)
+	)...)
 	if err != nil {
-		return nil, fmt.Errorf("dial %s: %w", a, err)
+		return nil, fmt.Errorf("dial %s: %w", addr, err)
 	}
 	return conn, nil
 }

@@ -44,12 +44,16 @@ func (*link) AuthType() string { return "rfaas" }
 
 // clientTransport connects with TLS, or without if it has no TLS configuration.
 type clientTransport struct {
-	tls  func() (*tls.Config, error) // called at each handshake; nil: no TLS
-	live *live                       // nil: connections stay open when the files change
+	tls  []func() (*tls.Config, error) // of each address, called at each handshake; nil: no TLS
+	live *live                         // nil: connections stay open when the files change
 }
 
-// live are the connections that have used this node's certificate. They are closed when it is replaced, so that the
-// next call uses the new one. Otherwise the server would refuse calls on them when the old certificate expires.
+// secure reports whether connections use TLS.
+func (t *clientTransport) secure() bool { return t.tls[0] != nil }
+
+// live are the connections that have used this node's certificate, or that one of several managers has accepted. They are closed when the
+// certificate is replaced, so that the next call uses the new one. Otherwise the server would refuse calls on them when the old certificate
+// expires.
 type live struct {
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
@@ -92,19 +96,26 @@ func (l *live) end() {
 
 func (t *clientTransport) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	l := &link{channel: &identity.Channel{}}
-	if t.tls == nil {
+	which := 0
+	if r, ok := raw.(*routed); ok {
+		which = r.which
+		raw = t.live.track(raw)
+	}
+	if t.tls[which] == nil {
 		l.SecurityLevel = credentials.NoSecurity
 		l.channel.Nonce = make([]byte, identity.NonceSize)
 		rand.Read(l.channel.Nonce)
 		l.channel.Address = addressOf(raw.RemoteAddr())
 		return raw, l, nil
 	}
-	config, err := t.tls()
+	config, err := t.tls[which]()
 	if err != nil {
 		raw.Close()
 		return nil, nil, err
 	}
-	raw = t.live.track(raw)
+	if _, done := raw.(*tracked); !done {
+		raw = t.live.track(raw)
+	}
 	conn := tls.Client(raw, config)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		raw.Close()
@@ -145,7 +156,7 @@ func (t *clientTransport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthI
 	return nil, nil, errors.New("a client's transport does not serve")
 }
 
-func (t *clientTransport) Info() credentials.ProtocolInfo { return info(t.tls != nil) }
+func (t *clientTransport) Info() credentials.ProtocolInfo { return info(t.secure()) }
 func (t *clientTransport) Clone() credentials.TransportCredentials {
 	c := *t
 	return &c

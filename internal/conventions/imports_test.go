@@ -35,7 +35,7 @@ var layers = map[string][]string{
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/bundle", "internal/link", "internal/config", "internal/control",
 		"internal/claim", "internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/observe", "internal/privilege", "internal/quota",
 		"internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
-	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/link",
+	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/etcd", "internal/link",
 		"internal/history", "internal/identity", "internal/issuer", "internal/observe", "internal/quota", "internal/systemd"},
 
 	// Public packages.
@@ -61,6 +61,7 @@ var layers = map[string][]string{
 	"internal/sandbox/isolation": {},
 	"internal/board":             {"internal/api"},
 	"internal/link":              {"accounting", "internal/board", "internal/control", "internal/dataplane"},
+	"internal/etcd":              {"accounting"},
 	"internal/history":           {"accounting", "internal/board"},
 	"internal/identity":          {},
 	"internal/control":           {"internal/api", "internal/identity", "internal/quota"},
@@ -82,6 +83,7 @@ var layers = map[string][]string{
 	"tests/leakcheck":      {},
 	"tests/agenttest":      {},
 	"tests/smalldisk":      {"tests/testkit"},
+	"tests/etcdtest":       {"tests/testkit"},
 	"tests/testkit":        {},
 
 	// Users of the public packages.
@@ -95,7 +97,7 @@ var layers = map[string][]string{
 	"tests/hostile": {"client", "internal/control", "internal/identity"},
 	"tests/remote":  {},
 	"tests/slurm":   {"client", "internal/control"},
-	"tests/upgrade": {},
+	"tests/cluster": {},
 	// `rfaas bench` starts the programs that it measures.
 	"benchmarks": {"internal/cli/command", "internal/agent", "internal/daemon", "client", "invoke", "accounting", "internal/board", "internal/claim", "internal/link", "internal/config", "internal/control", "internal/dataplane",
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},
@@ -106,7 +108,7 @@ var layers = map[string][]string{
 var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
 
 // testHelpers may be imported by the tests of any package. internal/datalisten is one for tests that stand in for an executor on tcp.
-var testHelpers = []string{"internal/datalisten", "tests/agenttest", "tests/ccalls", "tests/channel", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}
+var testHelpers = []string{"internal/datalisten", "tests/agenttest", "tests/ccalls", "tests/channel", "tests/etcdtest", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}
 
 // noCgo layers reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -19,7 +20,9 @@ const (
 	managerCall     = 3 * time.Second // bound of one call to the manager
 	registerBackoff = 100 * time.Millisecond
 	registerLongest = 2 * time.Second
-	attachEvery     = 30 * time.Second // an executor that reports by messages tries the manager's memory again
+	attachEvery     = 30 * time.Second       // an executor that reports by messages tries the manager's memory again
+	otherLongest    = 300 * time.Millisecond // registerLongest for an executor that has several managers
+	otherManager    = time.Second            // how often, and how long, an executor that has several managers asks the one that it reports to by memory
 )
 
 // registrar reports this executor's state to the manager: by writes to the manager's memory if that can be reached, else by messages. It decides
@@ -45,12 +48,14 @@ type registrar struct {
 	provider string         // of way
 	tried    time.Time      // of the last attempt to make a way
 	again    time.Duration  // attachEvery
+	several  bool           // manager has the addresses of several
+	asked    time.Time      // when the manager was last asked for its epoch
 	beat     uint64
 }
 
 func newRegistrar(conn grpc.ClientConnInterface, manager, address string, info func() *control.InfoReply, log *slog.Logger) *registrar {
 	return &registrar{client: control.NewManagerClient(conn), manager: manager, address: address, info: info, log: log,
-		poke: make(chan struct{}, 1), again: attachEvery}
+		poke: make(chan struct{}, 1), again: attachEvery, several: control.Several(manager)}
 }
 
 // report makes run report at once.
@@ -65,7 +70,10 @@ func (r *registrar) report() {
 func (r *registrar) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	backoff := registerBackoff
+	backoff, longest := registerBackoff, registerLongest
+	if r.several {
+		longest = otherLongest
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -88,7 +96,7 @@ func (r *registrar) run(ctx context.Context) {
 			timer.Reset(r.interval)
 		} else {
 			timer.Reset(backoff)
-			backoff = min(2*backoff, registerLongest)
+			backoff = min(2*backoff, longest)
 		}
 	}
 }
@@ -98,7 +106,11 @@ func (r *registrar) step(run context.Context) bool {
 	ctx, cancel := context.WithTimeout(run, managerCall)
 	defer cancel()
 	if r.way != nil {
-		if err := r.write(); err == nil {
+		err := r.write()
+		if err == nil {
+			err = r.replaced(ctx)
+		}
+		if err == nil {
 			r.limits.beat()
 			return true
 		} else if run.Err() == nil {
@@ -142,6 +154,25 @@ func (r *registrar) step(run context.Context) bool {
 		r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", "memory", "provider", r.provider)
 	}
 	return true
+}
+
+// replaced returns an error if another manager has taken over, or if the manager does not answer. The memory of a manager whose process is
+// stopped can still be reached.
+func (r *registrar) replaced(ctx context.Context) error {
+	if !r.several || time.Since(r.asked) < otherManager {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, otherManager)
+	defer cancel()
+	hello, err := r.client.Hello(ctx, &control.ManagerHelloRequest{ProtocolVersion: control.ProtocolVersion})
+	r.asked = time.Now()
+	if err != nil {
+		return err
+	}
+	if hello.GetEpoch() != r.hello.GetEpoch() {
+		return errors.New("another resource manager has taken over")
+	}
+	return nil
 }
 
 // register asks for an id. If run ends meanwhile, it waits a little longer for the answer, because an executor with an id must deregister.

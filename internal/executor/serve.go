@@ -337,8 +337,8 @@ func checkIdentity(s *config.Executor, node *identity.Node, advertised string) e
 		return fmt.Errorf("advertise: %w", err)
 	}
 	byCertificate := false
-	if m, err := control.ParseAddress(s.Manager); err == nil {
-		byCertificate = !m.Local() && !s.AllowPlaintext
+	if m, err := control.ParseAddresses(s.Manager); err == nil {
+		byCertificate = !m[0].Local() && !s.AllowPlaintext
 	}
 	if a.Local() && !byCertificate {
 		return nil

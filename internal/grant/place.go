@@ -39,6 +39,7 @@ type places struct {
 	closed  bool
 	failed  error     // why no provider could connect; nil: one did
 	tried   time.Time // when failed was set
+	asked   time.Time // when one of several managers was last asked for its epoch
 
 	attached atomic.Pointer[string] // the provider while reader is set, else nil
 }
@@ -84,13 +85,20 @@ func (c *shared) attach(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.closing, cancel)()
+	if p.reader != nil && c.replaced(ctx) {
+		p.drop()
+	}
 	if p.reader != nil {
 		return nil
 	}
 	if p.closed {
 		return fail("read the board", dataplane.StatusInvalid, "the session is closed")
 	}
-	if p.failed != nil && time.Since(p.tried) < attachEvery {
+	every := attachEvery
+	if control.Several(c.opts.Manager) {
+		every = otherManager // the one that failed may be gone
+	}
+	if p.failed != nil && time.Since(p.tried) < every {
 		return p.failed
 	}
 	hello, err := c.hello(ctx)
@@ -125,6 +133,23 @@ func (c *shared) attach(ctx context.Context) error {
 	p.fresh = time.Now()
 	p.attached.Store(&provider)
 	return nil
+}
+
+// otherManager is how often, and how long, one of several managers is asked whether it still serves the board.
+const otherManager = time.Second
+
+// replaced reports whether another manager has taken over, or the manager does not answer. The board of a manager whose process is stopped
+// can still be read on shm and verbs. Under the lock of places.
+func (c *shared) replaced(ctx context.Context) bool {
+	p := &c.places
+	if !control.Several(c.opts.Manager) || time.Since(p.asked) < otherManager {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, otherManager)
+	defer cancel()
+	hello, err := c.hello(ctx)
+	p.asked = time.Now()
+	return err != nil || hello.GetEpoch() != p.reader.Header().Epoch
 }
 
 var errNoBoard = errors.New("this node cannot reach the board by any provider")

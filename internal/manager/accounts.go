@@ -125,6 +125,20 @@ func (a *accounts) failing() error {
 // failingLocked is failing for a caller that holds the lock.
 func (a *accounts) failingLocked() error { return cmp.Or(a.failures[:]...) }
 
+// openLedger opens the ledger that a configuration names.
+func openLedger(cfg *Config) (*accounts, error) {
+	if cfg.Replica == nil {
+		return openAccounts(cfg.StateDir, cfg.Tariff, cfg.Log, cfg.Now)
+	}
+	began := time.Now()
+	l, err := accounting.OpenReplicatedLedger(cfg.Replica, cfg.Load)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Log.Info("read the ledger", "bytes", l.Size(), "took", time.Since(began))
+	return &accounts{ledger: l, tariff: cfg.Tariff, log: cfg.Log, now: cfg.Now, byMessage: map[accounting.Key]accounting.Entry{}}, nil
+}
+
 // openAccounts opens the ledger in a directory. Without a directory the ledger is temporary and ends with the manager.
 func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
 	a := &accounts{tariff: tariff, log: log, now: now, byMessage: map[accounting.Key]accounting.Entry{}}

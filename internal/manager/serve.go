@@ -4,16 +4,36 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/etcd"
 	"github.com/rfaas-go/rfaas/internal/issuer"
 	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/internal/systemd"
 )
 
-// Serve runs a resource manager until ctx ends. It returns nil after a regular end.
-func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) {
+// Serve runs a resource manager until ctx ends. It returns nil after a regular end. With etcd it waits as a standby until it is the leader,
+// and returns an error when it is not the leader any more.
+func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
+	if s.EtcdEndpoints == "" {
+		return serve(ctx, s, log, nil)
+	}
+	group, err := join(&s, log)
+	if err != nil {
+		return err
+	}
+	defer group.Close()
+	if group.leader, err = group.standBy(ctx, &s, log); group.leader == nil {
+		return err
+	}
+	defer group.leader.Resign() // after the last write
+	return serve(ctx, s, log, group)
+}
+
+// serve runs a resource manager that has no group, or is its leader.
+func serve(ctx context.Context, s config.Manager, log *slog.Logger, group *group) (err error) {
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
 		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Daemon: "resource-manager", Log: log,
 		Bounds: s.Bounds()})
@@ -28,6 +48,11 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	cfg.Encrypt, _ = dataplane.Encryption(s.DataEncryption, s.AllowPlaintext)
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}
+	}
+	var lost <-chan struct{} // nil: for ever the only one
+	if group != nil {
+		cfg.Replica, lost = group.leader, group.leader.Lost()
+		cfg.Load = func(add func(accounting.Change) error) error { return group.leader.Load(ctx, add) }
 	}
 	closePort := func() {
 		ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
@@ -58,6 +83,9 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	observe.CountRefusals(web.Metrics, port.Gate)
 	observe.WatchIdentity(web, port.Node)
 	observe.ShowBuild(web.Metrics, s.Version)
+	if group != nil {
+		group.show(web, true)
+	}
 	web.SetReady(nil)
 	log.Info("ready", "address", port.Address, "memory", m.memory.providers())
 	if m.memory.tcp != nil {
@@ -80,6 +108,8 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	}()
 	select {
 	case <-ctx.Done():
+	case <-lost:
+		err = etcd.ErrLost
 	case err = <-port.Failed():
 	case err = <-web.Failed():
 	}

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,9 +34,11 @@ type Config struct {
 	Encrypt                   int               // dataplane.Encrypt value of provider tcp
 	StateDir                  string            // of the ledger; empty: in memory
 	Tariff                    accounting.Tariff
-	Limits                    accounting.Limits // of tenants' cores
-	Keep                      time.Duration     // how long the ledger keeps records of single ended leases; 0: for ever
-	Gate                      *control.Gate     // of the port, with the quotas of tenants; nil: no quotas
+	Limits                    accounting.Limits                             // of tenants' cores
+	Replica                   accounting.Replica                            // of the ledger; nil: the ledger is in StateDir
+	Load                      func(add func(accounting.Change) error) error // reads the replica's records
+	Keep                      time.Duration                                 // how long the ledger keeps records of single ended leases; 0: for ever
+	Gate                      *control.Gate                                 // of the port, with the quotas of tenants; nil: no quotas
 	Quota                     NodeQuota
 	Attempts                  int // most connections to its memory that are made at a time; 0: DefaultAttempts
 	Attached                  int // most connections of one tenant to the board; 0: DefaultTenantAttached
@@ -63,9 +67,13 @@ type Manager struct {
 	watched  time.Time // last call of history.Watch
 	attach   *attaching
 	nodeID   string
+	epoch    uint64
 	gate     *control.Gate  // counts refusals; may be nil
 	node     *identity.Node // checks the certificates of registered nodes; nil: no checks
 	refusals refusals
+
+	harvesting atomic.Bool
+	aside      sync.WaitGroup // of harvestAside
 }
 
 // New returns a manager that is not served yet. The caller closes it.
@@ -78,7 +86,7 @@ func New(cfg Config) (*Manager, error) {
 	if m.nodeID, err = control.NodeID(); err != nil {
 		return nil, err
 	}
-	if m.accounts, err = openAccounts(cfg.StateDir, cfg.Tariff, cfg.Log, cfg.Now); err != nil {
+	if m.accounts, err = openLedger(&cfg); err != nil {
 		return nil, err
 	}
 	m.accounts.keep = cfg.Keep
@@ -86,12 +94,12 @@ func New(cfg Config) (*Manager, error) {
 		m.accounts.close()
 		return nil, err
 	}
-	epoch := rand.Uint64() | 1
-	if m.memory, err = openMemory(&cfg, epoch); err != nil {
+	m.epoch = rand.Uint64() | 1
+	if m.memory, err = openMemory(&cfg, m.epoch); err != nil {
 		m.closeLedger()
 		return nil, err
 	}
-	m.notifier = newNotifier(epoch)
+	m.notifier = newNotifier(m.epoch)
 	// Ids start at a random number, so that an id from before a restart does not name another executor.
 	m.table = newTable(cfg.Heartbeat, rand.Uint64()>>16<<8|1, cfg.Now, m.memory.table)
 	m.table.quotas = newQuotas(cmp.Or(cfg.Quota.Executors, 1<<30), cmp.Or(cfg.Quota.Memory, 1<<62), cfg.Now)
@@ -155,11 +163,28 @@ func (m *Manager) Run(ctx context.Context) {
 			}
 			m.notifier.sweep()
 			m.expel()
-			m.harvest()
+			if m.cfg.Replica == nil {
+				m.harvest()
+			} else {
+				m.harvestAside()
+			}
 			m.watch()
 		}
 	}
 	<-done
+	m.aside.Wait()
+}
+
+// harvestAside harvests on another goroutine, unless the last such harvest still runs: the replica may not answer, and executors must not
+// look silent because of that.
+func (m *Manager) harvestAside() {
+	if !m.harvesting.CompareAndSwap(false, true) {
+		return
+	}
+	m.aside.Go(func() {
+		defer m.harvesting.Store(false)
+		m.harvest()
+	})
 }
 
 // retryMailbox is how soon a skipped subscriber is tried again.
@@ -267,7 +292,7 @@ func checkVersion(v uint32) error {
 
 func (m *Manager) hello() *control.ManagerHelloReply {
 	return &control.ManagerHelloReply{ProtocolVersion: control.ProtocolVersion, NodeId: m.nodeID, Providers: m.memory.providers(),
-		HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Limits: m.cfg.Limits.Any()}
+		HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Limits: m.cfg.Limits.Any(), Epoch: m.epoch}
 }
 
 // Hello returns how the manager's memory can be reached.

@@ -1,0 +1,230 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"google.golang.org/grpc/codes"
+
+	"github.com/rfaas-go/rfaas/accounting"
+)
+
+// ErrLost means that another process is the leader, or may be.
+var ErrLost = errors.New("this resource manager is not the leader any more")
+
+// Leader is the leadership of this process. It is the accounting.Replica of its ledger.
+type Leader struct {
+	cluster  *Cluster
+	lease    clientv3.LeaseID
+	key      string // of this candidate
+	revision int64  // at which key was created
+	end      context.CancelFunc
+	kept     chan struct{} // closed when keep has returned
+
+	once sync.Once
+	lost chan struct{}
+
+	// Of the goroutine that writes.
+	seq     int64     // revision of the record seq after the last write of this process
+	pending []pending // writes with an unknown outcome
+}
+
+type pending struct {
+	id      []byte
+	changes []accounting.Change
+}
+
+// mostChanges is the largest number of changes of one write: etcd allows 128 operations by default, and each write has one of its own.
+const mostChanges = 120
+
+// loadPage is how many records are read at a time.
+const loadPage = 10_000
+
+// Lost is closed when this process has lost the leadership.
+func (l *Leader) Lost() <-chan struct{} { return l.lost }
+
+func (l *Leader) lose() { l.once.Do(func() { close(l.lost) }) }
+
+// begin makes all writes of the earlier leader fail, also those that are under way, by a change of the record seq.
+func (l *Leader) begin(ctx context.Context) error {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	r, err := l.cluster.client.Txn(ctx).If(l.leads()).Then(clientv3.OpPut(l.cluster.key("seq"), string(newID()))).Commit()
+	if err != nil {
+		return err
+	}
+	if !r.Succeeded {
+		return ErrLost
+	}
+	l.seq = r.Header.Revision
+	return nil
+}
+
+func newID() []byte {
+	id := make([]byte, 16)
+	rand.Read(id)
+	return id
+}
+
+// leads is the condition that this process is the leader.
+func (l *Leader) leads() clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.revision)
+}
+
+// keep keeps the lease until ctx ends or the leadership is lost. While etcd cannot be reached, it tries again: no other process can become
+// the leader meanwhile, unless only this one is cut off, and then its writes are refused.
+func (l *Leader) keep(ctx context.Context, session *concurrency.Session) {
+	defer close(l.kept)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-session.Done():
+		}
+		for session = nil; session == nil; {
+			leads, err := l.check(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			if l.cluster.note(err); err == nil && !leads {
+				l.lose()
+				return
+			}
+			if err == nil {
+				session, err = concurrency.NewSession(l.cluster.client, concurrency.WithLease(l.lease), concurrency.WithContext(ctx))
+				l.cluster.note(err)
+			}
+			if !sleep(ctx) {
+				return
+			}
+		}
+	}
+}
+
+// check asks etcd whether this process is the leader.
+func (l *Leader) check(ctx context.Context) (bool, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	r, err := l.cluster.client.Txn(ctx).If(l.leads()).Commit()
+	if err != nil {
+		return false, err
+	}
+	return r.Succeeded, nil
+}
+
+// Resign gives up the leadership, so that a standby need not wait for the end of the lease. No write may be under way.
+func (l *Leader) Resign() {
+	l.lose()
+	l.end()
+	<-l.kept
+	ctx, cancel := bounded(context.Background())
+	defer cancel()
+	_, _ = l.cluster.client.Revoke(ctx, l.lease) // else it ends by itself
+}
+
+// Load calls add with every record of the ledger.
+func (l *Leader) Load(ctx context.Context, add func(accounting.Change) error) error {
+	prefix := l.cluster.key("ledger/")
+	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
+	for {
+		r, err := l.cluster.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(loadPage), clientv3.WithRev(l.seq))
+		if err != nil {
+			return fmt.Errorf("etcd: read the ledger: %w", err)
+		}
+		for _, kv := range r.Kvs {
+			bucket, key, ok := strings.Cut(string(kv.Key[len(prefix):]), "/")
+			if !ok {
+				return fmt.Errorf("etcd: %q is not a record of the ledger", kv.Key)
+			}
+			if err := add(accounting.Change{Bucket: bucket, Key: key, Value: kv.Value}); err != nil {
+				return err
+			}
+			from = string(kv.Key) + "\x00"
+		}
+		if !r.More {
+			return nil
+		}
+	}
+}
+
+// Most is the largest number of changes of one Commit.
+func (*Leader) Most() int { return mostChanges }
+
+// Commit writes changes. An error says that they are not written, or that this is unknown.
+func (l *Leader) Commit(changes []accounting.Change) error {
+	id, seq := newID(), l.cluster.key("seq")
+	ops := []clientv3.Op{clientv3.OpPut(seq, string(id))}
+	for _, c := range changes {
+		key := l.cluster.key("ledger/" + c.Bucket + "/" + c.Key)
+		if c.Value == nil {
+			ops = append(ops, clientv3.OpDelete(key))
+		} else {
+			ops = append(ops, clientv3.OpPut(key, string(c.Value)))
+		}
+	}
+	ctx, cancel := bounded(context.Background())
+	defer cancel()
+	r, err := l.cluster.client.Txn(ctx).If(l.leads(), clientv3.Compare(clientv3.ModRevision(seq), "=", l.seq)).Then(ops...).
+		Else(clientv3.OpGet(l.key)).Commit()
+	l.cluster.note(err)
+	if err != nil {
+		if !refused(err) {
+			l.pending = append(l.pending, pending{id, changes})
+		}
+		return fmt.Errorf("etcd: %w", err)
+	}
+	if r.Succeeded {
+		l.seq, l.pending = r.Header.Revision, nil
+		return nil
+	}
+	if kvs := r.Responses[0].GetResponseRange().GetKvs(); len(kvs) != 1 || kvs[0].CreateRevision != l.revision || len(l.pending) == 0 {
+		l.lose()
+		return ErrLost
+	}
+	return errors.New("etcd: an earlier write has only now succeeded")
+}
+
+// refused reports whether etcd has refused a write, for example because its disk is full.
+func refused(err error) bool {
+	var e rpctypes.EtcdError
+	return errors.As(err, &e) && slices.Contains([]codes.Code{codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.FailedPrecondition}, e.Code())
+}
+
+// Settle returns the changes of a failed Commit that etcd has.
+func (l *Leader) Settle() ([]accounting.Change, error) {
+	select {
+	case <-l.lost:
+		return nil, ErrLost
+	default:
+	}
+	if len(l.pending) == 0 {
+		return nil, nil
+	}
+	ctx, cancel := bounded(context.Background())
+	defer cancel()
+	r, err := l.cluster.client.Get(ctx, l.cluster.key("seq"))
+	l.cluster.note(err)
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	if len(r.Kvs) == 1 && r.Kvs[0].ModRevision == l.seq {
+		return nil, nil // none of them so far; one may still come
+	}
+	for _, p := range l.pending {
+		if len(r.Kvs) == 1 && bytes.Equal(r.Kvs[0].Value, p.id) {
+			l.seq, l.pending = r.Kvs[0].ModRevision, nil
+			return p.changes, nil
+		}
+	}
+	l.lose()
+	return nil, ErrLost
+}
