@@ -32,8 +32,6 @@ static int map_arena(const dp_seed *s, bool shared, bool of_file, dp_error *err)
     return dp_fail(err, DP_FATAL, errno, "seed: map %llu MiB for the heap", (unsigned long long)(s->heap_size >> 20));
 }
 
-enum { EXTENTS_MOST = 1024 };
-
 /* Finds the next bytes of the file at or after *from and before `limit` that have memory, with gaps of at most `gap` bytes. Returns their end, 0: there are
  * none. */
 static uint64_t next_extent(const dp_seed *s, uint64_t *from, uint64_t limit, uint64_t gap) {
@@ -47,27 +45,35 @@ static uint64_t next_extent(const dp_seed *s, uint64_t *from, uint64_t limit, ui
     return hole < 0 || (uint64_t)hole > limit ? limit : (uint64_t)hole;
 }
 
-/* Maps `size` bytes of the seed privately at an address that is anonymous memory of zeros. Holes of the file stay anonymous memory: to read a hole of a
- * memory file allocates a page in it, which would stay. */
-static int lay(const dp_seed *s, uint64_t address, uint64_t size, uint64_t at, dp_error *err) {
-    uint64_t gap = 0, from, end, limit = at + size;
-    int st = DP_OK;
-    for (uint32_t n = EXTENTS_MOST + 1; n > EXTENTS_MOST; gap = gap ? 4 * gap : 16 * PAGE) {
-        for (n = 0, from = at; n <= EXTENTS_MOST && (end = next_extent(s, &from, limit, gap)); from = end)
-            n++;
-        if (n <= EXTENTS_MOST)
-            break;
+/* Lists what has memory between two offsets of the file, with gaps that make the list short enough. Returns the number of extents. */
+static uint32_t find_extents(const dp_seed *s, uint64_t at, uint64_t limit, dp_seed_extent *list) {
+    uint64_t gap = 0, from, end;
+    uint32_t n = DP_SEED_EXTENTS + 1;
+    for (; n > DP_SEED_EXTENTS; gap = gap ? 4 * gap : 16 * PAGE)
+        for (n = 0, from = at; n <= DP_SEED_EXTENTS && (end = next_extent(s, &from, limit, gap)); from = end, n++)
+            if (n < DP_SEED_EXTENTS)
+                list[n] = (dp_seed_extent){from, end};
+    return n;
+}
+
+/* Maps `size` bytes of the seed privately at an address that is anonymous memory of zeros. What the list does not have stays anonymous memory: to read a
+ * hole of a memory file allocates a page in it, which would stay. */
+static int lay(const dp_seed *s, uint64_t address, uint64_t size, uint64_t at, const dp_seed_extent *list, uint32_t n, dp_error *err) {
+    for (uint32_t i = 0; i < n && i < DP_SEED_EXTENTS; i++) {
+        uint64_t from = list[i].from & ~(PAGE - 1), end = list[i].to & ~(PAGE - 1);
+        from = from < at ? at : from;
+        end = end > at + size ? at + size : end;
+        void *to = (void *)(uintptr_t)(address + from - at);
+        if (from < end && mmap(to, end - from, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE, s->fd, (off_t)from) == MAP_FAILED)
+            return dp_fail(err, DP_FATAL, errno, "seed: map %llu KiB of the file", (unsigned long long)((end - from) >> 10));
     }
-    for (from = at; !st && (end = next_extent(s, &from, limit, gap)); from = end)
-        if (mmap((void *)(uintptr_t)(address + from - at), end - from, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_NORESERVE, s->fd, (off_t)from) == MAP_FAILED)
-            st = dp_fail(err, DP_FATAL, errno, "seed: map %llu KiB of the file", (unsigned long long)((end - from) >> 10));
-    return st;
+    return DP_OK;
 }
 
 /* Maps the seed's heap. */
-static int lay_arena(const dp_seed *s, dp_error *err) {
+static int lay_arena(const dp_seed *s, const dp_seed_header *h, dp_error *err) {
     int st = map_arena(s, false, false, err);
-    return st ? st : lay(s, DP_HEAP_AT, s->heap_size, 0, err);
+    return st ? st : lay(s, DP_HEAP_AT, s->heap_size, 0, h->extents, h->n_extents, err);
 }
 
 static int get(int fd, void *to, uint64_t size, uint64_t at, dp_error *err) {
@@ -306,10 +312,11 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
             at += m->tls_size;
         }
     }
+    h.n_extents = find_extents(s, 0, s->heap_size, h.extents);
     if (!st)
         st = put(s->fd, &h, sizeof h, s->heap_size, err);
     dp_heap_watch_maps(false);
-    return st ? st : lay_arena(s, err);
+    return st ? st : lay_arena(s, &h, err);
 }
 
 /* ---- apply ---- */
@@ -321,7 +328,9 @@ static int lay_data(const dp_seed *s, const dp_module *m, uint64_t at, char *kep
         memcpy(kept, (const void *)(uintptr_t)m->slots, m->slots_size);
     if (mmap(data, m->data_size, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != data)
         return dp_fail(err, DP_FATAL, errno, "seed: map the data of %.60s", m->name);
-    int st = lay(s, m->data, m->data_size, at, err);
+    static dp_seed_extent list[DP_SEED_EXTENTS];
+    uint32_t n = find_extents(s, at, at + m->data_size, list);
+    int st = lay(s, m->data, m->data_size, at, list, n, err);
     if (st)
         return st;
     if (m->slots_size)
@@ -367,7 +376,7 @@ int dp_seed_apply(dp_seed *s, dp_error *err) {
             at += s->modules.list[i].data_size;
         }
     if (!st)
-        st = lay_arena(s, err);
+        st = lay_arena(s, &seed, err);
     dp_heap_watch_maps(false);
     for (uint32_t i = 0; i < s->modules.n && !st; i++)
         if (tls_apart(&s->modules.list[i])) {
