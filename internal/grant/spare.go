@@ -76,13 +76,13 @@ func (s *Spare) Executor() string { return s.p.candidates[0].Address }
 // lease takes them, and StartLate starts them. Or their connections pass through the agent at first (Brokered).
 func (s *Spare) Bound() bool { return s.p.candidates[0].Provider == dataplane.Verbs }
 
-// EnvBroker is the environment variable that decides whether the first calls of leases with spare workers on verbs pass through the agent; default 1.
+// EnvBroker is the environment variable that decides whether the first calls of leases with spare workers on verbs pass through the agent; default 0.
 const EnvBroker = "RFAAS_BROKER"
 
 // brokerOf returns whether they do.
 func brokerOf(environment string) bool {
 	on, err := strconv.ParseBool(environment)
-	return on || err != nil
+	return on && err == nil
 }
 
 // Brokered reports whether the agent is to connect channels on verbs, and to post for clients until they have queue pairs of their own.

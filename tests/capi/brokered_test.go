@@ -23,7 +23,12 @@ type brokeredCluster struct {
 	socket, listen string
 }
 
-func startBrokered(t *testing.T, pool string, env ...string) *brokeredCluster {
+func startBrokered(t *testing.T, pool string) *brokeredCluster {
+	t.Helper()
+	return startSpare(t, pool, "RFAAS_BROKER=1")
+}
+
+func startSpare(t *testing.T, pool string, env ...string) *brokeredCluster {
 	t.Helper()
 	if os.Getenv("RFAAS_REQUIRE_VERBS") == "" {
 		t.Skip("RFAAS_REQUIRE_VERBS is not set: this test runs in the lane softroce")
@@ -161,7 +166,7 @@ func TestBrokeredKilled(t *testing.T) {
 
 // TestBrokeredOff opens a lease with a spare worker that connects to the client's own queue pair.
 func TestBrokeredOff(t *testing.T) {
-	c := startBrokered(t, "0", "RFAAS_BROKER=0")
+	c := startSpare(t, "0")
 	l := c.begin()
 	l.do("calls 1")
 	if own := l.own(); own != "1:1" {
@@ -177,7 +182,7 @@ func TestBrokeredFigures(t *testing.T) {
 	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
 		t.Skip("RFAAS_TEST_FIGURES is not set")
 	}
-	clusters := map[string]*brokeredCluster{"brokered": startBrokered(t, "0"), "own": startBrokered(t, "0", "RFAAS_BROKER=0")}
+	clusters := map[string]*brokeredCluster{"brokered": startBrokered(t, "0"), "own": startSpare(t, "0")}
 	times := map[string][]float64{}
 	note := func(name string, d time.Duration) { times[name] = append(times[name], float64(d.Microseconds())/1000) }
 	for range 8 {
