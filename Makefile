@@ -595,8 +595,8 @@ test-install: # installs, uses the installed files, uninstalls; upgrades a runni
 	$(Q)tests/run --install-check
 	$(Q)$(MAKE) --no-print-directory test-upgrade
 
-# The revision from which test-upgrade upgrades: the first one whose versions (docs/compatibility.md) all equal those of this tree. When a
-# version rises, this must become a later revision. Only what a node of a cluster needs is built, without its tests and examples.
+# The revision from which test-upgrade upgrades: the first one whose versions (docs/compatibility.md) are all equal to those of this tree. When one
+# of these versions changes, choose a later revision here. Only what a node of a cluster needs is built, without its tests and examples.
 EARLIER := fa4b562996ffafa04d6c0ab783c6bd841424eb6d
 EARLIER_TREE := build/earlier/tree
 test-upgrade: programs build/cluster/holder build/cluster/holder-earlier build/functions/echo.so ## upgrade a cluster from an earlier revision under 100 leases

@@ -190,7 +190,7 @@ func (l *Ledger) Size() (n int64) {
 
 // Merge merges entries of leases. If the error is nil, all of them are on disk. Entries that are ErrInvalid or
 // ErrConflict, or that meet a damaged record (ErrLedger), are left out and all others are merged. With any other error
-// nothing is merged; with a replica, the first of many entries may be. now is the latest hour to which use is booked, since the clocks of
+// nothing is merged, except that with a replica the first of many entries may be. now is the latest hour to which use is booked, since the clocks of
 // nodes differ.
 func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 	var bad []error

@@ -15,24 +15,24 @@ type Change struct {
 	Value       []byte // nil: the record is removed
 }
 
-// Replica stores the changes of a ledger outside this process, so that another process can go on with the ledger. Its methods are called
+// Replica stores the changes of a ledger outside this process, so that another process can take over the ledger. Its methods are called
 // by one goroutine at a time.
 type Replica interface {
 	// Most is the largest number of changes of one Commit.
 	Most() int
-	// Commit stores changes, either all or none, each of another record. After an error it is unknown whether they are stored, now or
-	// soon. Settle finds that out.
+	// Commit stores all changes or none. No two of them change the same record. After an error it is unknown whether they are stored,
+	// or will be soon. Settle finds out.
 	Commit([]Change) error
-	// Settle returns the changes of a failed Commit if they have been stored; none: no failed Commit is stored. The ledger calls it
-	// before each transaction.
+	// Settle returns the changes of a failed Commit that were stored nevertheless, or nothing if none were. The ledger calls
+	// it before each transaction.
 	Settle() ([]Change, error)
 }
 
 // loadStep is how many records OpenReplicatedLedger adds in one transaction.
 const loadStep = 10_000
 
-// OpenReplicatedLedger makes a ledger in memory. load adds the records of the replica to it. Afterwards each transaction is in the replica
-// before its caller is told that it has succeeded.
+// OpenReplicatedLedger makes a ledger in memory. load adds the records of the replica to it. Later transactions return success
+// only after the replica has stored their changes.
 func OpenReplicatedLedger(r Replica, load func(add func(Change) error) error) (*Ledger, error) {
 	l, err := OpenTemporaryLedger()
 	if err != nil {

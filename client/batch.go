@@ -12,7 +12,7 @@ import (
 
 // Batch is a list of calls that cross into C together, for programs that make many short calls: a crossing costs as much as a short call
 // itself. The calls run on all workers of the lease, as many at a time as its depth permits (LeaseOptions.Depth), and each has an outcome of
-// its own. A program that computes while calls are in flight, or wants no gap between batches, uses two batches and Submit. While a
+// its own. To compute while calls are in flight, or to leave no gap between batches, use two batches and Submit. While a
 // batch fills all slots, other calls of the lease may fail with ErrBusy. A batch is for one goroutine at a time.
 type Batch struct {
 	lease   *Lease
@@ -43,15 +43,15 @@ func (b *Batch) usable(op string) error {
 	return nil
 }
 
-// Add adds a call with a copy of the payload; capacity is the most bytes that the result may have. Errors: ErrInvalid (the function is of
-// another lease, the batch was submitted and not Reset, or a size is negative or above 4 GiB), ErrLease.
+// Add adds a call with a copy of the payload; capacity is the most bytes that the result may have. Errors: ErrInvalid (the function belongs
+// to another lease, the batch was submitted and not Reset, or a size is negative or above 4 GiB), ErrLease.
 func (b *Batch) Add(f *Function, in []byte, capacity int) error {
 	const op = "add to batch"
 	if f == nil || f.lease != b.lease {
 		return fail(op, dataplane.StatusInvalid, "the function is nil or of another lease")
 	}
 	if capacity < 0 || capacity > math.MaxUint32 || len(in) > math.MaxUint32 || b.c.Len() >= math.MaxInt32 {
-		return fail(op, dataplane.StatusInvalid, "%s: a payload of %d bytes, room for %d, %d calls", f.name, len(in), capacity, b.c.Len())
+		return fail(op, dataplane.StatusInvalid, "%s: payload of %d bytes, capacity of %d bytes, %d calls already in the batch: at least one exceeds its limit", f.name, len(in), capacity, b.c.Len())
 	}
 	if b.c.Begun() {
 		return fail(op, dataplane.StatusInvalid, "the batch was submitted: call Reset first")
@@ -83,7 +83,7 @@ func (b *Batch) begin(ctx context.Context, op string) error {
 	}
 	s := settingsOf(ctx)
 	if s.inPlace {
-		return fail(op, dataplane.StatusInvalid, "a context of InPlace: use Invoke or Submit for calls whose payload or result is in a Buffer")
+		return fail(op, dataplane.StatusInvalid, "the context is of InPlace, which batches do not support: use Invoke or Submit for calls whose payload or result is in a Buffer")
 	}
 	b.options = s.options(c.AnyWorker)
 	if b.options.Timeout = timeout(ctx); b.options.Timeout < 0 {
@@ -98,7 +98,7 @@ func (b *Batch) run(patience time.Duration) {
 	runtime.KeepAlive(b)
 }
 
-// Wait submits the calls that are not submitted yet, as slots become free, and returns nil when all have ended; Result says how each did.
+// Wait submits the remaining calls as slots become free, and returns nil when all calls have ended. Result returns the outcome of each.
 // With a context that cannot be cancelled (context.Background()) it is one crossing into C, otherwise one every 5 ms. When the context ends
 // first, calls in flight go on, and Wait may be called again. Without Submit, the context is also that of the calls. Wait makes no
 // allocation. Errors: those of the context, ErrInvalid (as for Submit), ErrLease.
@@ -127,7 +127,7 @@ func (b *Batch) Wait(ctx context.Context) error {
 func (b *Batch) Result(i int, out []byte) (n int, err error) {
 	const op = "result of batch"
 	if i < 0 || i >= b.c.Len() {
-		return 0, fail(op, dataplane.StatusInvalid, "call %d of %d", i, b.c.Len())
+		return 0, fail(op, dataplane.StatusInvalid, "there is no call %d: the batch has %d calls", i, b.c.Len())
 	}
 	if !b.c.Has(i) {
 		return 0, fail(op, dataplane.StatusBusy, "call %d has not ended", i)
@@ -163,14 +163,14 @@ func (b *Batch) Cancel() {
 	})
 }
 
-// Reset cancels what has not ended, and removes all calls. The batch keeps its memory for the next ones.
+// Reset cancels the calls that have not ended, and removes all calls. The batch keeps its memory for the next ones.
 func (b *Batch) Reset() {
 	b.Cancel()
 	b.c.Reset()
 	clear(b.errs)
 }
 
-// Free cancels what has not ended, removes all calls and frees the batch's memory.
+// Free cancels the calls that have not ended, removes all calls and frees the batch's memory.
 func (b *Batch) Free() {
 	b.Reset()
 	b.c.Free()

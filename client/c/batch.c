@@ -49,7 +49,7 @@ static void remove_ended(batch *t, uint32_t n, uint32_t kept) {
     t->b->n_flying -= n - kept;
 }
 
-/* Ends the calls in flight of which this lease knows nothing: it was released, and its memory serves another lease. */
+/* Ends the calls in flight that this lease does not know: their lease was released, and its memory serves another lease now. */
 static void end_unknown(batch *t) {
     uint32_t kept = 0, n = t->b->n_flying, *first = t->flying + t->b->flying;
     for (uint32_t i = 0; i < n; i++) {
@@ -63,7 +63,7 @@ static void end_unknown(batch *t) {
     remove_ended(t, n, kept);
 }
 
-/* Takes the outcomes of calls that have ended. Stops after `most` calls that have not. Returns how many it has taken. */
+/* Takes the outcomes of calls that have ended. Stops when it has met `most` calls that have not ended. Returns how many it has taken. */
 static uint32_t take_some(batch *t, uint32_t most) {
     uint32_t kept = 0, i = 0, n = t->b->n_flying, *first = t->flying + t->b->flying;
     int64_t now = t->due ? dp_now_ns() : 0;
@@ -105,7 +105,7 @@ static int start_call(batch *t, const rfaas_batch_call *c, rfaas_request_slot **
 }
 
 /* Reports whether to try again to submit a call for which there was no slot (RFAAS_BUSY) or no worker within the patience (RFAAS_DEADLINE).
- * Without a call of the batch in flight, calls of others must end, or workers be replaced, within the session's time-out. */
+ * If no call of the batch is in flight, other calls must end or workers must be replaced within the session's time-out. */
 static bool try_again(batch *t, int status) {
     rfaas_lease *l = t->l;
     if (LIKELY(t->b->n_flying))

@@ -51,8 +51,8 @@ func (b *Batch) reserve(size int) (offset int) {
 	return offset
 }
 
-// Run submits the calls as slots become free and waits until all have ended, at most for patience (below 0: without a limit). o is the
-// same each time. Its time-out begins with the first Run.
+// Run submits the calls as slots become free and waits until all have ended, at most for patience (below 0: without a limit). Each Run
+// passes the same o; its time-out begins with the first Run.
 func (b *Batch) Run(l *Lease, o *CallOptions, patience time.Duration) {
 	if len(b.flying) < len(b.calls) {
 		b.flying = make([]uint32, cap(b.calls))

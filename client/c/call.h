@@ -330,7 +330,7 @@ void rfaas_api_keep_error(rfaas_request_slot *r);
 /* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);
-/* Sets whether the descriptor of the lease has become readable for the end of the request. */
+/* Records whether the descriptor of the lease has become readable because this request ended. */
 static inline void set_told(rfaas_request_slot *r, bool told) { __atomic_store_n(&r->told, told, __ATOMIC_RELAXED); }
 /* Reports whether a shared lease has as many requests as it may have. */
 bool rfaas_api_requests_full(rfaas_lease *l);

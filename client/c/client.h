@@ -429,7 +429,7 @@ void rfaas_api_descriptor_free(rfaas_lease *l);
 #define RFAAS_DUE_PROMOTION 2u
 /* Prepares a lease whose grant is new: if its calls pass through the agent, it gets queue pairs of its own after the second call. */
 void rfaas_api_promote_soon(rfaas_lease *l);
-/* Continues that on a thread that is inside, holds no unit, and leaves with a status. */
+/* Takes the next step towards own queue pairs. The thread is inside, holds no unit, and leaves with the status. */
 __attribute__((cold)) void rfaas_api_promote(rfaas_lease *l, int status);
 /* Makes the queue pairs at once, because the agent has ended. Fails in a shared lease. The caller owns the lease. */
 __attribute__((cold)) bool rfaas_api_promote_now(rfaas_lease *l);

@@ -1,5 +1,5 @@
-/* The descriptor of a lease, which becomes readable when a request has ended, for programs with an event loop. Only such a lease has a thread: it
- * waits in the place of the program, as any other thread in the lease would, and writes to the descriptor.
+/* The descriptor of a lease, which becomes readable when a request has ended, for programs with an event loop. Only a lease with a descriptor has a
+ * thread. The thread waits on behalf of the program, like any other thread that uses the lease, and writes to the descriptor.
  *
  *   idle ──rfaas_lease_arm──▶ armed: waits on all lanes ──a request has ended, or none is in flight──▶ writes, idle
  *                               └──the lease is released──▶ ends
@@ -35,7 +35,7 @@ static void set(int fd) {
     (void)n;
 }
 
-/* Reports whether a request has ended of which the program has not been told, or whether none is in flight. *due: the earliest deadline, 0: none. The
+/* Reports whether the program has not yet been told of a request that has ended, or no request is in flight. *due: the earliest deadline, 0: none. The
  * thread owns the lease or holds all units. */
 static bool has_ended(rfaas_lease *l, int64_t *due) {
     int64_t now = 0;
@@ -62,7 +62,7 @@ static bool has_ended(rfaas_lease *l, int64_t *due) {
     return news || !flying;
 }
 
-/* Waits until a request has ended. Returns false when another thread is to have the workers. The thread is inside and may hold all units; it holds
+/* Waits until a request has ended. Returns false when another thread needs the workers. The caller is inside and may hold all units. It holds
  * none afterwards if the lease was not shared before. */
 static bool wait_inside(rfaas_lease *l) {
     int64_t due, give_at = 0; /* give_at: when other threads that wait for replies get the units */

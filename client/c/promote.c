@@ -16,7 +16,7 @@
 #define ASK_NS 2000000000ll   /* how long the workers may take to answer */
 #define UNITS_NS 2000000      /* how long a thread waits for the units of a shared lease */
 #define STACK_BYTES (256 << 10)
-#define BUSY_MOST 64          /* calls after which a thread waits for the calls in flight, because some always are */
+#define BUSY_MOST 64          /* attempts that found calls in flight, after which a thread waits for these calls to end */
 #define DRAIN_NS 10000000     /* how long it waits */
 
 struct rfaas_promoting {
@@ -92,7 +92,7 @@ void rfaas_api_promote_soon(rfaas_lease *l) {
     __atomic_store_n(&l->entered, LOOK_EVERY - 2, __ATOMIC_RELAXED); /* the second call looks when it leaves the lease */
 }
 
-/* Moves the lease, if the queue pairs are ready and no call is in flight. Returns false if it may succeed later. */
+/* Moves the lease, if the queue pairs are ready and no call is in flight. Returns false if a later attempt may succeed. */
 static bool move(rfaas_lease *l, rfaas_promoting *g) {
     rfaas_grant *h = l->grant;
     dp_error err = {0};
@@ -108,7 +108,7 @@ static bool move(rfaas_lease *l, rfaas_promoting *g) {
         rfaas_api_move_buffers(l, h);
     }
     rfaas_api_promote_end(h);
-    return true; /* after an error too: no worker can move, and all go on as they are */
+    return true; /* also after an error: no worker can move, and all continue as before */
 }
 
 /* Reports whether the lease has made two calls. */

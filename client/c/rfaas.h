@@ -31,11 +31,11 @@
  * that. Any number of threads may use one session. A process may hold any number of leases up to
  * RFAAS_LEASES_MAX. The library can be used before MPI_Init, after MPI_Finalize and at every MPI
  * thread level; it makes no MPI call. It installs no signal handler. It has no thread, with three
- * exceptions. rfaas_lease_descriptor makes one that waits for calls. On verbs, a thread makes the
+ * exceptions. rfaas_lease_descriptor starts one that waits for calls. On verbs, a thread makes the
  * queue pairs of a lease whose first calls pass through the agent (RFAAS_BROKER=1). On verbs, whose
  * drivers may take most of a minute to destroy a queue pair, a thread destroys the channels of a
- * released lease. After 0.1 s the release returns, and the thread continues. These threads handle no
- * signals.
+ * released lease. After 0.1 s the release returns, and the thread continues. None of these threads
+ * handles signals.
  *
  * Agent. The program rfaas-agent finds executors, renews leases and follows their events, for all
  * processes of a user on a node. The library starts it when it is first needed, and talks to it on a
@@ -163,8 +163,8 @@ RFAAS_API int32_t rfaas_function_code(void);
 
 /* rfaas_call_worker returns the worker of this thread's last call.
  *
- * The index of the worker on which the thread's last call ended that it made by rfaas_invoke or
- * rfaas_invokev, or that it waited for. With `repeats`, the worker of the last attempt.
+ * The index of the worker of the thread's last finished call: one that it made by rfaas_invoke or
+ * rfaas_invokev, or one that it waited for. With `repeats`, the worker of the last attempt.
  * RFAAS_ANY_WORKER (-1): the thread has made no call, or the call has run in this process
  * (RFAAS_LEASE_LOCAL). */
 RFAAS_API int rfaas_call_worker(void);
@@ -1108,24 +1108,24 @@ RFAAS_API int rfaas_waitany_for(size_t count, rfaas_request requests[], int64_t 
  *
  *   fd: the descriptor.
  *
- * For programs that wait in poll, epoll or the like. The first call makes the descriptor, and a thread
- * in this process that waits for requests after rfaas_lease_arm. The lease then counts as one that
- * several threads use. The thread sleeps in every wait mode.
+ * For programs that wait in poll, epoll or a similar function. The first call makes the descriptor and
+ * starts a thread in this process. After rfaas_lease_arm, this thread waits for requests. The lease
+ * then counts as one that several threads use. The thread sleeps in every wait mode.
  *
- * The lease owns the descriptor, makes it readable when it is released, and closes it then. The
- * program must neither read nor close it, but may poll a copy of it (dup). A child of fork() must not
- * use it.
+ * The lease owns the descriptor. When the lease is released, it makes the descriptor readable and
+ * closes it. The program must neither read nor close it, but may poll a copy of it (dup). A child of
+ * fork() must not use it.
  *
  * Errors:
- *   RFAAS_FATAL: there is no descriptor or thread left for it. */
+ *   RFAAS_FATAL: no descriptor or thread can be made. */
 RFAAS_API int rfaas_lease_descriptor(rfaas_lease *lease, int *fd);
 
 /* rfaas_lease_arm makes a lease's descriptor readable at the next end of a request.
  *
  * Makes the descriptor of rfaas_lease_descriptor unreadable. It becomes readable when a request of the
- * lease has ended, or if no request is in flight. A request that has ended before counts too, unless
- * the descriptor has become readable for it already. Does not block. A loop arms, tests its requests,
- * and polls:
+ * lease has ended, or if no request is in flight. A request that ended before this call counts too,
+ * unless the descriptor has already become readable for it. Does not block. A loop arms, tests its
+ * requests, and polls:
  *
  *     rfaas_lease_descriptor(lease, &p.fd);
  *     for (;;) {
@@ -1134,10 +1134,10 @@ RFAAS_API int rfaas_lease_descriptor(rfaas_lease *lease, int *fd);
  *         poll(&p, 1, -1);
  *     }
  *
- * The descriptor becomes readable once for each time that it is armed. Requests for which other
- * threads wait count too, so it may be readable although no request of the loop has ended. While the
- * lease is armed and the descriptor is not readable, starting a call takes some ten microseconds
- * longer, because it interrupts the thread.
+ * The descriptor becomes readable once each time the lease is armed. Requests for which other threads
+ * wait count too, so it may be readable although no request of the loop has ended. While the lease is
+ * armed and the descriptor is not readable, starting a call takes some ten microseconds longer,
+ * because it interrupts the thread.
  *
  * Errors:
  *   RFAAS_INVALID: the lease has no descriptor. */

@@ -167,7 +167,7 @@ typedef struct rfaas_batch {
 } rfaas_batch;
 
 /* Submits the calls of a batch as slots become free, and waits until all have ended, at most patience_ns (below 0: without a limit). Then
- * next == count and n_flying == 0. The options are the same each time; their time-out begins with the first time. `flying` has room for
+ * next == count and n_flying == 0. Each run of the same batch passes the same options; their time-out begins with the first run. `flying` has room for
  * the indices of all calls. The caller keeps all memory until the calls have ended or are cancelled. */
 void rfaas_api_batch(rfaas_lease *l, rfaas_batch *b, rfaas_batch_call *calls, uint32_t *flying, const rfaas_call_options *o, int64_t patience_ns);
 

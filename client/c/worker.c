@@ -179,7 +179,7 @@ int rfaas_api_fail_ended(rfaas_lease *l, const char *op) {
     return status;
 }
 
-/* The agent that carried the calls has ended, and the lease cannot change to queue pairs of its own. */
+/* Ends the grant: the agent that carried the calls has ended, and the lease cannot change to queue pairs of its own. */
 static void end_brokered(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     if (!l->grant->ended)

@@ -19,8 +19,8 @@ const (
 
 // tokenRenewals gets new tokens for token files that came from an issuer, when about a third of a token's life is left.
 type tokenRenewals struct {
-	// part is the part of a token's life at which this agent renews it, between a quarter and a third. It is random, so that of a user's agents
-	// that share a file usually one renews it, and the others load it.
+	// part is the part of a token's life at which this agent renews it, between a quarter and a third. It is random, so that if several agents of a
+	// user share a file, usually one of them renews the token and the others load it.
 	part float64
 
 	mu     sync.Mutex

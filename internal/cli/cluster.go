@@ -45,7 +45,7 @@ func newCluster(a *app) *cobra.Command {
 		Short: "Make a cluster's keys, and certificates for its nodes, and revoke them",
 		Long: "The keys of a cluster are in one directory, which only the cluster's operator should have: every node trusts what they sign.\n" +
 			"A node gets a directory out of it (rfaas cluster node) for --identity-dir of its executor or resource manager,\n" +
-			"a user gets a file (rfaas token issue). A service can do both: rfaas cluster serve. Revoked credentials are in a signed list that every node has (rfaas cluster revoked).",
+			"a user gets a file (rfaas token issue). The service rfaas cluster serve can do both. Revoked credentials are in a signed list that every node has (rfaas cluster revoked).",
 	}
 	c.AddCommand(newClusterInit(a), newClusterNode(a), newClusterServe(a), newClusterEnrolCode(a), newClusterJoin(a), newClusterRenew(a), newClusterNodes(a),
 		newClusterRevoke(a), newClusterRevoked(a))
@@ -117,7 +117,7 @@ func newClusterRenew(a *app) *cobra.Command {
 		Use:   "renew DIR...",
 		Short: "Renew identity directories whose certificates expire soon",
 		Long: "Get a new certificate for each of these identity directories, with the same names and addresses, if the present one expires\n" +
-			"within --within. Other directories keep theirs. Running daemons load the new files. A revoked certificate, and one of another\n" +
+			"within --within. Other directories keep theirs. Running daemons load the new files. A certificate that is revoked, or of another\n" +
 			"cluster, is an error. Run the command from a timer: on each node, for a directory of rfaas cluster join; on the machine that has the\n" +
 			"cluster's keys for a directory of rfaas cluster node, and copy the directory to its node afterwards.\n" +
 			"A directory of rfaas cluster join is renewed by the issuer, before its certificate expires and when at most two thirds of its life\n" +
@@ -172,7 +172,7 @@ func (a *app) revoke(cl *identity.Cluster, entries ...identity.Revocation) error
 
 func (a *app) sayList(l *identity.RevocationList, path string) error {
 	if _, err := os.Stat(filepath.Join(filepath.Dir(path), addressFile)); err == nil {
-		_, err = fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: a resource manager that joined by the issuer has it within 5 s, and executors get it from there; copy it over the file `revoked` in other identity directories\n",
+		_, err = fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: a resource manager that joined through an issuer has it within 5 s, and executors get it from the manager; copy it over the file `revoked` in other identity directories\n",
 			path, l.Serial, len(l.Entries))
 		return err
 	}
@@ -193,7 +193,7 @@ func newClusterRevoke(a *app) *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if (len(args) == 0) == (node == "") {
-				return a.BadUsage(errors.New("want the certificate of a node, or --node"))
+				return a.BadUsage(errors.New("want either the certificate of a node or --node"))
 			}
 			if node != "" {
 				cl, err := identity.OpenCluster(dir)

@@ -25,7 +25,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/systemd"
 )
 
-// addressFile is the file in a cluster's directory with the address of its issuer.
+// addressFile names the file in a cluster's directory that contains the address of its issuer.
 const addressFile = "address"
 
 func newClusterServe(a *app) *cobra.Command {
@@ -33,9 +33,9 @@ func newClusterServe(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Give certificates to nodes that have a code, renew them, and give tokens to users",
-		Long: "Serve a cluster's keys to nodes and users, over TLS, until SIGTERM: a node with an enrolment code gets its certificate\n" +
+		Long: "Issue certificates and tokens with a cluster's keys, over TLS, until SIGTERM. A node with an enrolment code gets its certificate\n" +
 			"(rfaas cluster enrol-code, rfaas cluster join), and a node with a certificate renews it (rfaas cluster renew).\n" +
-			"Run it as a user of its own who owns the directory of the keys, on a machine where no functions run. " + usage.Sources,
+			"Run it under a separate user that owns the directory of the keys, on a machine where no functions run. " + usage.Sources,
 		DisableFlagParsing: true, // internal/config reads the flags, as for the daemons
 		RunE: func(c *cobra.Command, args []string) error {
 			host, err := os.Hostname()
@@ -113,11 +113,11 @@ func newClusterEnrolCode(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "enrol-code",
 		Short: "Print a code with which one node gets its certificate",
-		Long: "Print a code with which one node gets its certificate from the issuer (rfaas cluster serve), once and until the code expires:\n" +
-			"rfaas cluster join there. The code contains the address of the issuer and the hash of the cluster's certificate, so the node recognizes\n" +
-			"the right issuer. Keep it secret until it is used. The cluster's directory has only its hash.\n" +
-			"With --node, the certificate is for these names and addresses only, of which the first one is its name. Without, the node chooses\n" +
-			"names that no other node has that the issuer knows (rfaas cluster nodes).",
+		Long: "Print a code with which one node gets its certificate from the issuer (rfaas cluster serve). The code works once, until it expires:\n" +
+			"run rfaas cluster join with it on the node. It contains the address of the issuer and the hash of the cluster's certificate, so the\n" +
+			"node recognizes the right issuer. Keep the code secret until it is used. The cluster's directory has only the code's hash.\n" +
+			"With --node, the certificate is only for these names and addresses. The first one is the node's name. Without --node, the node\n" +
+			"chooses names that no other node known to the issuer has (rfaas cluster nodes).",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if life < time.Second || life > 30*day {
@@ -177,15 +177,15 @@ func newClusterJoin(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "join CODE | join --code-file FILE",
 		Short: "Get this node's certificate from the cluster's issuer, with a code",
-		Long: "Make this node's keys and its identity directory, and get its certificate from the cluster's issuer, with a code of\n" +
+		Long: "Make this node's keys and its identity directory, and get its certificate from the cluster's issuer, with a code from\n" +
 			"rfaas cluster enrol-code. The keys do not leave the node. The code is sent only after the issuer has shown the certificate that the\n" +
-			"code names. Other users of this node can read the code on the command line: with --code-file (/dev/stdin is possible) they cannot.\n" +
+			"code names. Other users of this node can read a code on the command line. To prevent that, use --code-file, for example with /dev/stdin.\n" +
 			"Then name the directory with identity-dir in the settings of executor or resource manager, and renew the certificate from a timer\n" +
-			"(rfaas cluster renew; packages have rfaas-renew.timer). An expired certificate needs a new code and --again.",
+			"(rfaas cluster renew; the packages install rfaas-renew.timer). An expired certificate needs a new code and --again.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if (len(args) == 0) == (file == "") {
-				return a.BadUsage(errors.New("want a code, or --code-file"))
+				return a.BadUsage(errors.New("want either a code or --code-file"))
 			}
 			text := strings.Join(args, "")
 			if file != "" {
@@ -217,10 +217,10 @@ func newClusterJoin(a *app) *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVar(&dir, "identity-dir", "/etc/rfaas/identity", "directory to make")
+	c.Flags().StringVar(&dir, "identity-dir", "/etc/rfaas/identity", "directory to create")
 	c.Flags().StringSliceVar(&hosts, "host", nil, "names and addresses at which others reach this node, the name first (default: this host's name)")
 	c.Flags().StringVar(&file, "code-file", "", "file with the code")
-	c.Flags().BoolVar(&again, "again", false, "replace the certificate of the directory")
+	c.Flags().BoolVar(&again, "again", false, "replace a certificate that the directory has")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
 	return c
 }
@@ -243,7 +243,7 @@ type nodeRow struct {
 	State  string   `json:"state"` // valid, expired or revoked
 }
 
-// nodeRows returns the listed certificates of a node; "" means of all. With an error, it returns those that could be read.
+// nodeRows returns the listed certificates of a node, or of all nodes if name is "". With an error, it returns those that could be read.
 func nodeRows(cl *identity.Cluster, name string) ([]nodeRow, error) {
 	revoked, err := cl.Revocations()
 	if err != nil {
@@ -315,15 +315,15 @@ func certificatesOf(cl *identity.Cluster, node, note string) ([]identity.Revocat
 		}
 	}
 	if len(entries) == 0 {
-		err = cmp.Or(err, fmt.Errorf("no valid certificate of node %q is listed (rfaas cluster nodes --all lists all; revoke one that an earlier version issued by its "+
-			"serial number or file)", node))
+		err = cmp.Or(err, fmt.Errorf("no valid certificate of node %q is listed: rfaas cluster nodes --all lists all; to revoke a certificate that an earlier version issued, name its "+
+			"serial number or file", node))
 	}
 	return entries, err
 }
 
 // issuerFlag adds the flag for the issuer's address.
 func (a *app) issuerFlag(c *cobra.Command, into *string) {
-	c.Flags().StringVar(into, "issuer", a.Getenv(issuer.AddressEnv), "HOST:PORT#HASH of the cluster's issuer, as it logs it ($"+issuer.AddressEnv+")")
+	c.Flags().StringVar(into, "issuer", a.Getenv(issuer.AddressEnv), "HOST:PORT#HASH of the cluster's issuer, as the issuer logs it ($"+issuer.AddressEnv+")")
 }
 
 func newTokenGet(a *app) *cobra.Command {
@@ -332,9 +332,9 @@ func newTokenGet(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "get",
 		Short: "Get a token for this user from the cluster's issuer, by MUNGE",
-		Long: "Get a token for this user from the cluster's issuer (rfaas cluster serve), which recognizes the user by MUNGE, the authentication of\n" +
+		Long: "Get a token for this user from the cluster's issuer (rfaas cluster serve), which identifies the user with MUNGE, the authentication service of\n" +
 			"Slurm. The user's key is made here and never sent. The token is valid for a day, unless the issuer says otherwise. The user's agent\n" +
-			"renews it while programs use it. A token of another origin is not replaced.",
+			"renews it while programs use it. A valid token that an administrator issued is not replaced.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			path, err := a.tokenPath(nil)
@@ -352,7 +352,7 @@ func newTokenGet(a *app) *cobra.Command {
 			old, err := identity.LoadCredentials(path)
 			switch {
 			case err == nil && old.Issuer == "" && time.Now().Unix() < old.Claims.Ends:
-				return fmt.Errorf("%s has a token of the administrator: %w: choose another file with --out, or move it away", path, os.ErrExist)
+				return fmt.Errorf("%s contains a token that an administrator issued: %w: choose another file with --out, or move this one away", path, os.ErrExist)
 			case err != nil && !errors.Is(err, os.ErrNotExist):
 				return err
 			}
@@ -377,7 +377,7 @@ func newTokenGet(a *app) *cobra.Command {
 	return c
 }
 
-// revokeMine revokes tokens of this user at the issuer: one, or all with an empty id.
+// revokeMine revokes a token of this user at the issuer, or all of them if id is empty.
 func (a *app) revokeMine(ctx context.Context, at, id string) error {
 	if at == "" {
 		return a.BadUsage(fmt.Errorf("no issuer: set --issuer or %s", issuer.AddressEnv))
@@ -394,7 +394,7 @@ func (a *app) revokeMine(ctx context.Context, at, id string) error {
 		fmt.Fprintf(a.Stdout, "token %s is revoked\n", id)
 	}
 	if len(ids) == 0 {
-		fmt.Fprintln(a.Stdout, "all of them were revoked before")
+		fmt.Fprintln(a.Stdout, "all of them had already been revoked")
 	}
 	return nil
 }

@@ -94,7 +94,7 @@ func TestClusterJoin(t *testing.T) {
 	s.bad(1, "already used", "cluster", "join", code, "--host", "node7", "--identity-dir", s.in("other"))
 	s.bad(1, "--again", "cluster", "join", code, "--host", "node7", "--identity-dir", s.in("id"))
 	s.bad(1, "malformed or incomplete", "cluster", "join", code[:len(code)-1], "--host", "node7", "--identity-dir", s.in("other"))
-	s.bad(2, "want a code", "cluster", "join")
+	s.bad(2, "want either a code", "cluster", "join")
 	s.bad(2, "--ttl", "cluster", "enrol-code", "--ttl", "0s")
 	s.bad(2, "node-life", "cluster", "serve", "--node-life", "1s")
 	s.bad(2, "unknown flag", "cluster", "serve", "--nonsense")
@@ -189,7 +189,7 @@ func TestTokenGet(t *testing.T) {
 		t.Error(out)
 	}
 	s.good("token", "get") // replaces one of the same origin
-	s.bad(2, "nobody to check the token", "token", "verify")
+	s.bad(2, "no daemon to check the token", "token", "verify")
 	s.env["RFAAS_MANAGER"] = "unix:" + s.in("socket")
 	s.bad(2, "is a unix socket", "token", "verify")
 	s.env["RFAAS_MANAGER"] = p.Address
@@ -219,5 +219,5 @@ func TestTokenGet(t *testing.T) {
 	})
 	// A token of the administrator is not replaced.
 	s.good("token", "issue", "--dir", cluster, "--tenant", "ann", "--out", s.in("ann"))
-	s.bad(1, "a token of the administrator", "token", "get", "--out", s.in("ann"))
+	s.bad(1, "a token that an administrator issued", "token", "get", "--out", s.in("ann"))
 }

@@ -191,7 +191,7 @@ func newTokenVerify(a *app) *cobra.Command {
 		Use:   "verify [FILE]",
 		Short: "Check whether a token is accepted now: signed by this cluster, valid at this time, and not revoked",
 		Long: "Check whether a token is accepted now: signed by this cluster, valid at this time, and not revoked.\n" +
-			"--dir, or $" + clusterDirEnv + ", names a directory with the keys that check it. Without, the resource manager checks it, or the executor of\n" +
+			"--dir, or $" + clusterDirEnv + ", names a directory with the keys that check it. Without a directory, the resource manager checks it, or the executor of\n" +
 			"$RFAAS_EXECUTOR if --manager and $RFAAS_MANAGER are not set.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -232,7 +232,7 @@ func newTokenVerify(a *app) *cobra.Command {
 func (a *app) askAboutToken(ctx context.Context, path, manager string) (by string, err error) {
 	address := cmp.Or(manager, a.Getenv("RFAAS_EXECUTOR"))
 	if address == "" {
-		return "", a.BadUsage(errors.New("nobody to check the token: set --manager, RFAAS_MANAGER, RFAAS_EXECUTOR or --dir"))
+		return "", a.BadUsage(errors.New("no daemon to check the token: set --manager, RFAAS_MANAGER, RFAAS_EXECUTOR or --dir"))
 	}
 	if at, err := control.ParseAddress(address); err == nil && at.Network == "unix" {
 		return "", a.BadUsage(fmt.Errorf("%s is a unix socket, where the daemon needs no token: name its address with a port", address))
@@ -263,8 +263,8 @@ func newTokenRenew(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "renew FILE",
 		Short: "Extend the validity of a token file; running programs load the new file",
-		Long: "Extend the validity of a token file. Running programs load the new file. A token of rfaas token get is renewed by its issuer, by\n" +
-			"MUNGE. The agent does the same in time. Other tokens are renewed with the cluster's keys.",
+		Long: "Extend the validity of a token file. Running programs load the new file. The issuer renews a token of rfaas token get,\n" +
+			"by MUNGE. The agent asks for that in time. Other tokens are renewed with the cluster's keys.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := checkLife(a, life); err != nil {
@@ -417,11 +417,11 @@ func newTokenRevoke(a *app) *cobra.Command {
 			"Executors fetch it from the resource manager. An executor without a resource manager needs a copy in its own identity directory.\n" +
 			"Leases that were already granted continue: rfaas revoke --tenant TENANT --all ends them.\n" +
 			"rfaas cluster revoked shows the list, rfaas cluster revoke adds certificates of nodes.\n" +
-			"With --mine, users revoke their own tokens, one or all, at the issuer (--issuer), which recognizes the user by MUNGE.",
+			"With --mine, users revoke their own tokens, one or all, at the issuer (--issuer), which identifies the user by MUNGE.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if mine && tenant != "" || !mine && (len(args) == 0) == (tenant == "") {
-				return a.BadUsage(errors.New("want the id or the file of a token, or --tenant, or --mine"))
+				return a.BadUsage(errors.New("want the id or the file of a token, or --tenant or --mine"))
 			}
 			var entries []identity.Revocation
 			id := ""

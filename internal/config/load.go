@@ -173,12 +173,12 @@ func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (val
 	return values, source, wrong.ErrorOrNil()
 }
 
-// clients are variables that programs of the client read, and whose names are like those of a daemon's settings.
+// clients lists the variables that client programs read and whose names look like those of a daemon's settings.
 var clients = []string{"RFAAS_ALLOW_PLAINTEXT", "RFAAS_DATA_ENCRYPTION", "RFAAS_MANAGER", "RFAAS_OFI_DEVICE", "RFAAS_OFI_PROVIDER",
 	"RFAAS_POOL", "RFAAS_SECRET_FILE"}
 
-// withoutProgram returns the option that a variable's name means if the name of the program is missing in it, such as RFAAS_CORES,
-// else -1.
+// withoutProgram returns the option that a variable such as RFAAS_CORES would set if its name contained that of the
+// program, or -1.
 func (p program) withoutProgram(name string) int {
 	if !strings.HasPrefix(name, "RFAAS_") || slices.Contains(clients, name) {
 		return -1

@@ -140,7 +140,7 @@ func (c *Manager) EtcdList() []string {
 // checkEtcd checks the settings of etcd.
 func (c *Manager) checkEtcd(v *validator) {
 	if (c.EtcdCert == "") != (c.EtcdKey == "") || c.EtcdCert != "" && c.EtcdCA == "" {
-		v.failf("etcd-cert: %q, etcd-key: %q, etcd-ca: %q: a certificate needs the other two", c.EtcdCert, c.EtcdKey, c.EtcdCA)
+		v.failf("etcd-cert: %q, etcd-key: %q, etcd-ca: %q: set etcd-cert and etcd-key together, and only with etcd-ca", c.EtcdCert, c.EtcdKey, c.EtcdCA)
 	}
 	if c.EtcdEndpoints == "" {
 		return

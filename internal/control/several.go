@@ -22,7 +22,7 @@ const severalConnect = 2 * time.Second
 const mostAddresses = 8
 
 // ParseAddresses checks the form of one control address, or of several of resource managers, separated by commas. At most one of these
-// managers serves, and the others are its standbys, which refuse connections. Several addresses are all of this node, or all of other nodes,
+// managers serves, and the others are its standbys, which refuse connections. If there are several, either all or none are of this node,
 // and none is a unix socket.
 func ParseAddresses(s string) ([]Address, error) {
 	parts := strings.Split(s, ",")

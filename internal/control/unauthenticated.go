@@ -171,7 +171,7 @@ func (g *boundedConn) Close() error {
 	return g.Conn.Close()
 }
 
-// Bound returns a listener for a server that answers one request on each connection: a connection lasts at most as long as within and may send
+// Bound returns a listener for a server that answers one request on each connection: a connection lasts at most for `within`, and may send
 // 64 KiB. If there are too many connections, the oldest is closed.
 func Bound(l net.Listener, within time.Duration) net.Listener {
 	return &guarded{Listener: l, unauth: &unauthConns{most: min(mostUnauth(), 1024), memory: 64 << 20, within: within}}

@@ -399,7 +399,7 @@ static bool serve(dp_brokered *c) {
     return any;
 }
 
-/* Bytes that have woken this side are dropped. The end of the stream means that no process has the client's side. */
+/* Drops the bytes that have woken this side. The end of the stream means that no process has the client's end open. */
 static void drain(dp_brokered *c) {
     char bytes[64];
     ssize_t n = recv(c->sock, bytes, sizeof bytes, MSG_DONTWAIT);

@@ -105,11 +105,11 @@ int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_
  *   switch:   the channels use the new queue pairs; the old ones are closed
  *   free:     what is not used any more
  *
- * dp_promotion_prepare may run in another thread. The endpoint is not destroyed and gets no channels before dp_promotion_free.
+ * dp_promotion_prepare may run in another thread. Until dp_promotion_free, the caller neither destroys the endpoint nor adds channels to it.
  * dp_promotion_possible reports whether no call is in flight. dp_promotion_ask returns DP_BUSY if one is, DP_UNSUPPORTED if no worker can move: the
  * channels stay as they are. A channel that has failed is not asked. It stays failed, and its reset then makes the new queue pair ready.
- * After DP_OK, the caller calls dp_promotion_switch before it posts anything; a channel whose worker did not answer fails. It calls it under the
- * lock that keeps other threads from the endpoint. */
+ * After DP_OK, the caller calls dp_promotion_switch before it posts anything; a channel whose worker did not answer fails. During dp_promotion_switch,
+ * the caller holds the lock that keeps other threads from the endpoint. */
 typedef struct dp_promotion dp_promotion;
 int dp_promotion_prepare(dp_endpoint *ep, dp_dev *dev, dp_promotion **out, dp_error *err);
 bool dp_promotion_possible(const dp_endpoint *ep);

@@ -125,7 +125,7 @@ static int meet(part *t, int64_t deadline_ns, dp_error *err) {
     uint32_t len = sizeof blob;
     dp_started started;
     int st = dp_channel_wait(t->ch, t->slot, deadline_ns);
-    if (st) { /* nobody knows which queue pair it will use */
+    if (st) { /* it is unknown which queue pair the worker will use */
         dp_channel_abandon(t->ch, t->slot);
         dp_channel_end_calls(t->ch, DP_CONNECTION);
         return dp_fail(err, st, 0, "promote: the worker does not answer");
@@ -139,7 +139,7 @@ static int meet(part *t, int64_t deadline_ns, dp_error *err) {
         st = check_worker(t, &side, err);
     if (!st)
         st = dp_qp_connect(t->qp, side.qp_blob, side.qp_len, err);
-    if (st) /* the worker has moved: the old connection is of no use */
+    if (st) /* the worker has moved: the old connection cannot be used any more */
         dp_channel_end_calls(t->ch, DP_CONNECTION);
     else
         t->peer = side;

@@ -142,7 +142,7 @@ static void cq_destroy(dp_cq *c) {
 
 static int cq_pack(const dp_cq *c) { return ((const vqp_cq *)c)->wake_fd; }
 
-/* The new process makes a queue of its own. The descriptor only says that it can. */
+/* The process makes a new queue. The descriptor only shows that the channel can be taken over, so it is closed. */
 static int cq_unpack(dp_dev *d, uint32_t capacity, int *fd, dp_cq **out, dp_error *err) {
     int st = cq_create(d, capacity, out, err);
     if (st)
@@ -525,7 +525,7 @@ static int qp_export(dp_qp *base, void *blob, uint32_t *len, dp_error *err) {
     const vqp_qp *q = qp_of(base);
     uint32_t n = *(volatile uint32_t *)&q->page->blob_len;
     if (!n || n > DP_BLOB_MAX)
-        return dp_fail(err, DP_PROTOCOL, 0, "export blob: the agent gives one of %u bytes", n);
+        return dp_fail(err, DP_PROTOCOL, 0, "export blob: the agent's blob has %u bytes", n);
     memcpy(blob, q->page->blob, n);
     *len = n;
     return DP_OK;

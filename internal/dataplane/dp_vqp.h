@@ -3,7 +3,7 @@
  *   client process                     memory file                       broker (a thread of the agent)
  *   dp_vqp.c: a fabric device   ── requests, receives ──▶ checks each request, posts it on the real queue pair
  *                               ◀── completions ─────────  copies the completions of that queue pair
- *                               ◀── one byte on a socket pair wakes the side that sleeps; its end tells that a side has ended ──▶
+ *                               ◀── one byte on a socket pair wakes the side that sleeps; end of file: the other side has ended ──▶
  *
  * The memory file has the page below, the rings, and the client's two regions: the results, which the worker writes, and the staging area,
  * which posts read. The broker has registered both. Each side treats what the other writes there as hostile: it copies an entry once and

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// leaseSeconds is how long a leader that etcd does not hear from stays the leader. etcd makes it no shorter with its default settings.
+	// leaseSeconds is how long a leader stays the leader when etcd does not hear from it. etcd's default settings allow no shorter time.
 	leaseSeconds = 2
 	// callBound bounds one call of etcd.
 	callBound = time.Second
@@ -151,7 +151,7 @@ func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
 	go func() {
 		select {
 		case <-session.Done():
-			err := errors.New("it has not renewed the lease of this candidate")
+			err := errors.New("etcd has not renewed the lease of this candidate")
 			c.note(err)
 			stop(err)
 		case <-waiting.Done():

@@ -180,7 +180,7 @@ func newProxy(t *testing.T, to string) *proxy {
 	return p
 }
 
-// mute keeps replies back; or ends the connections, which have gaps, and keeps nothing back any more.
+// mute(true) keeps replies back. mute(false) ends the connections, which have gaps, and lets later replies pass.
 func (p *proxy) mute(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -193,7 +193,7 @@ func (p *proxy) mute(on bool) {
 	}
 }
 
-// A write whose reply is lost counts once, also if the next one books the same lease to another hour.
+// A write whose reply is lost counts once, even if the next write books the same lease to another hour.
 func TestLostReply(t *testing.T) {
 	server := etcdtest.Start(t)
 	p := newProxy(t, server.Endpoint)

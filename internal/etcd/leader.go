@@ -54,7 +54,7 @@ func (l *Leader) Lost() <-chan struct{} { return l.lost }
 
 func (l *Leader) lose() { l.once.Do(func() { close(l.lost) }) }
 
-// begin makes all writes of the earlier leader fail, also those that are under way, by a change of the record seq.
+// begin changes the record seq, so that all writes of the earlier leader fail, including those under way.
 func (l *Leader) begin(ctx context.Context) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -159,7 +159,7 @@ func (l *Leader) Load(ctx context.Context, add func(accounting.Change) error) er
 // Most is the largest number of changes of one Commit.
 func (*Leader) Most() int { return mostChanges }
 
-// Commit writes changes. An error says that they are not written, or that this is unknown.
+// Commit writes changes. After an error they are not written, or it is unknown whether they are.
 func (l *Leader) Commit(changes []accounting.Change) error {
 	id, seq := newID(), l.cluster.key("seq")
 	ops := []clientv3.Op{clientv3.OpPut(seq, string(id))}
@@ -217,7 +217,7 @@ func (l *Leader) Settle() ([]accounting.Change, error) {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
 	if len(r.Kvs) == 1 && r.Kvs[0].ModRevision == l.seq {
-		return nil, nil // none of them so far; one may still come
+		return nil, nil // none of them was stored so far; one may still be
 	}
 	for _, p := range l.pending {
 		if len(r.Kvs) == 1 && bytes.Equal(r.Kvs[0].Value, p.id) {

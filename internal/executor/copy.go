@@ -79,7 +79,7 @@ func addPart(parts []memoryPart, p memoryPart) []memoryPart {
 	return append(parts, p)
 }
 
-// takeCopy takes the copy of a seed out of the store. Its memory moves to a seed under way. Nil: the store does not have the copy, or another request uses it.
+// takeCopy takes the copy of a seed out of the store. Its memory is then charged to the seed that is being made of it. Nil: the store does not have the copy, or another request uses it.
 func (s *tableStore) takeCopy(key sum, owner string, room *seedRoom) *zygote.Seed {
 	s.mu.Lock()
 	defer s.mu.Unlock()

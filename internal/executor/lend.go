@@ -76,7 +76,7 @@ func (l *lender) askPeers(ctx context.Context, provider string) <-chan peerList 
 		go func() {
 			known, err := l.peers(ctx)
 			if err != nil {
-				err = control.Errorf(control.ClassConnection, "a seed cannot be read over tcp: ask the resource manager for the other executors: %v", err)
+				err = control.Errorf(control.ClassConnection, "a seed cannot be read over tcp: the resource manager did not name the other executors: %v", err)
 			}
 			answer <- peerList{known, err}
 		}()
@@ -120,7 +120,7 @@ func peersOf(m control.ManagerClient) func(context.Context) (map[netip.AddrPort]
 	}
 }
 
-// contents returns what a seed's file has. One seed is hashed at a time.
+// contents returns the hashed segments of a seed's file. One seed is hashed at a time.
 func (l *lender) contents(ctx context.Context, s *zygote.Seed) (*zygote.SeedCopy, error) {
 	if !s.Hashed() {
 		select {

@@ -31,8 +31,8 @@ import (
 
 const seedNameMost = 63
 
-// seedUnconfirmed is how long a new seed lasts without a renewal. The agent renews it when it has received the reply, so the tenant pays no longer for a seed whose
-// reply was lost.
+// seedUnconfirmed is how long a new seed lasts without a renewal. The agent renews the seed when it has received the reply, so the tenant pays at most this long for a seed
+// whose reply was lost.
 const seedUnconfirmed = 30 * time.Second
 
 // published is a named seed. The lock of the publications guards what changes: until and timer.
@@ -68,7 +68,7 @@ func newPublications(tables *tableStore, accounts func() *accounts, now func() t
 	return &publications{tables: tables, accounts: accounts, now: now, log: log, all: map[seedID]*published{}, last: uint32(now().Unix())}
 }
 
-// add publishes a seed, until its first renewal for seedUnconfirmed. It takes the reference to the table. The seed's version is in its description afterwards.
+// add publishes a seed. The seed lasts for seedUnconfirmed unless it is renewed. add takes the reference to the table, and stores the seed's version in its description.
 func (p *publications) add(about *control.SeedDescription, t *table, ttl time.Duration) (*published, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -22,7 +22,7 @@ const (
 	registerLongest = 2 * time.Second
 	attachEvery     = 30 * time.Second       // an executor that reports by messages tries the manager's memory again
 	otherLongest    = 300 * time.Millisecond // registerLongest for an executor that has several managers
-	otherManager    = time.Second            // how often, and how long, an executor that has several managers asks the one that it reports to by memory
+	otherManager    = time.Second            // interval and time limit of asking the manager, for an executor that has several managers and reports by memory
 )
 
 // registrar reports this executor's state to the manager: by writes to the manager's memory if that can be reached, else by messages. It decides
@@ -48,7 +48,7 @@ type registrar struct {
 	provider string         // of way
 	tried    time.Time      // of the last attempt to make a way
 	again    time.Duration  // attachEvery
-	several  bool           // manager has the addresses of several
+	several  bool           // manager contains several addresses
 	asked    time.Time      // when the manager was last asked for its epoch
 	beat     uint64
 }

@@ -290,18 +290,18 @@ func (s *tableStore) take(key sum, owner string) *table {
 	return t
 }
 
-// seedRoom is the memory that a seed under way has already. It counts as its owner's.
+// seedRoom is the memory reserved so far for a seed that is being made or copied. It is charged to the seed's owner.
 type seedRoom struct {
 	store *tableStore
-	a     *arrivingTable // whose size says how much; guarded by the store's lock
+	a     *arrivingTable // its size is the reserved memory; guarded by the store's lock
 	owner string
 }
 
-// add adds memory that is already taken. The caller holds the store's lock.
+// add counts memory that is already reserved. The caller holds the store's lock.
 func (r *seedRoom) add(bytes uint64) { r.a.size += bytes }
 
-// take takes so many bytes more. They count as the owner's before there is room for them, so that seeds that arrive at the same time
-// do not exceed the limit together.
+// take reserves more bytes. It charges them to the owner before there is room for them, so that seeds that arrive at the same time
+// cannot exceed the limit together.
 func (r *seedRoom) take(bytes uint64) error {
 	if err := r.count(bytes); err != nil {
 		return err
@@ -315,7 +315,7 @@ func (r *seedRoom) take(bytes uint64) error {
 	return nil
 }
 
-// count counts so many bytes more as the owner's. It evicts the owner's unused tables if necessary.
+// count charges more bytes to the owner. It evicts the owner's unused tables if necessary.
 func (r *seedRoom) count(bytes uint64) error {
 	s := r.store
 	var evicted []*table
@@ -336,14 +336,14 @@ func (r *seedRoom) count(bytes uint64) error {
 	return nil
 }
 
-// has returns what is taken.
+// has returns the number of reserved bytes.
 func (r *seedRoom) has() uint64 {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
 	return r.a.size
 }
 
-// leave gives back all but so many bytes.
+// leave gives back all reserved bytes except the given number.
 func (r *seedRoom) leave(bytes uint64) {
 	r.store.mu.Lock()
 	over := r.a.size - bytes
@@ -354,8 +354,8 @@ func (r *seedRoom) leave(bytes uint64) {
 	}
 }
 
-// storeSeed makes a seed and finds room for it. `make` may take memory before. A state that cannot be kept is recorded, so that the init call is not made in vain
-// for each lease.
+// storeSeed makes a seed and finds room for it. `make` may reserve memory first. A state that cannot be kept is recorded, so that later leases do not repeat the
+// init call in vain.
 func (s *tableStore) storeSeed(u sending, make func(*seedRoom) (*zygote.Seed, error)) (*table, error) {
 	t := &table{sum: u.sum, kind: isSeed, refs: 1, owners: map[string]bool{u.owner: true}}
 	s.mu.Lock()

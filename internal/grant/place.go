@@ -135,7 +135,7 @@ func (c *shared) attach(ctx context.Context) error {
 	return nil
 }
 
-// otherManager is how often, and how long, one of several managers is asked whether it still serves the board.
+// otherManager is the interval at which one of several managers is asked whether it still serves the board, and the time limit of the question.
 const otherManager = time.Second
 
 // replaced reports whether another manager has taken over, or the manager does not answer. The board of a manager whose process is stopped

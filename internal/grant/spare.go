@@ -72,14 +72,14 @@ func (s *Spare) Library() string { return s.p.name }
 // Executor returns the address of the executor.
 func (s *Spare) Executor() string { return s.p.candidates[0].Address }
 
-// Bound reports whether channels of the provider belong to the process that makes them. The spare workers are then late: they connect only when a
-// lease takes them, and StartLate starts them. Or their connections pass through the agent at first (Brokered).
+// Bound reports whether channels of the provider belong to the process that makes them. If so, either the connections of spare workers pass through the
+// agent at first (Brokered), or the workers are late: StartLate starts them, and they connect only when a lease takes them.
 func (s *Spare) Bound() bool { return s.p.candidates[0].Provider == dataplane.Verbs }
 
 // EnvBroker is the environment variable that decides whether the first calls of leases with spare workers on verbs pass through the agent; default 0.
 const EnvBroker = "RFAAS_BROKER"
 
-// brokerOf returns whether they do.
+// brokerOf reports whether a value of EnvBroker lets these calls pass through the agent.
 func brokerOf(environment string) bool {
 	on, err := strconv.ParseBool(environment)
 	return on && err == nil
@@ -88,7 +88,7 @@ func brokerOf(environment string) bool {
 // Brokered reports whether the agent is to connect channels on verbs, and to post for clients until they have queue pairs of their own.
 func (s *Spare) Brokered() bool { return s.Bound() && s.p.c.opts.Broker }
 
-// sizes returns offers that have only the sizes of the channels, for StartLate.
+// sizes returns offers that contain only the sizes of the channels, for StartLate.
 func (s *Spare) sizes() (offers [][]byte) {
 	n, _, cfg := s.Channels()
 	return slices.Repeat([][]byte{dataplane.SizesOffer(cfg)}, n)

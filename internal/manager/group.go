@@ -16,7 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/observe"
 )
 
-// group is what a resource manager knows of the resource managers with the same ledger in etcd, of which one serves.
+// group describes the resource managers that share a ledger in etcd. One of them, the leader, serves.
 type group struct {
 	*etcd.Cluster
 	leader *etcd.Leader // nil: this process is a standby
@@ -57,7 +57,7 @@ func join(s *config.Manager, log *slog.Logger) (*group, error) {
 	return &group{Cluster: c}, nil
 }
 
-// standBy waits until this process is the leader. Meanwhile only its HTTP port answers, and tells nothing of tenants. It returns nil when
+// standBy waits until this process is the leader. Meanwhile only its HTTP port answers, without data of tenants. It returns nil when
 // ctx ends.
 func (g *group) standBy(ctx context.Context, s *config.Manager, log *slog.Logger) (*etcd.Leader, error) {
 	web, err := observe.Open(s.HTTPListen, nil, log)

@@ -14,8 +14,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/systemd"
 )
 
-// Serve runs a resource manager until ctx ends. It returns nil after a regular end. With etcd it waits as a standby until it is the leader,
-// and returns an error when it is not the leader any more.
+// Serve runs a resource manager until ctx ends. It then returns nil. With etcd, it waits as a standby until it is the leader,
+// and returns an error when it has lost the leadership.
 func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
 	if s.EtcdEndpoints == "" {
 		return serve(ctx, s, log, nil)
@@ -49,7 +49,7 @@ func serve(ctx context.Context, s config.Manager, log *slog.Logger, group *group
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}
 	}
-	var lost <-chan struct{} // nil: for ever the only one
+	var lost <-chan struct{} // nil: the leadership cannot be lost
 	if group != nil {
 		cfg.Replica, lost = group.leader, group.leader.Lost()
 		cfg.Load = func(add func(accounting.Change) error) error { return group.leader.Load(ctx, add) }

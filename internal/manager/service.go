@@ -175,8 +175,8 @@ func (m *Manager) Run(ctx context.Context) {
 	m.aside.Wait()
 }
 
-// harvestAside harvests on another goroutine, unless the last such harvest still runs: the replica may not answer, and executors must not
-// look silent because of that.
+// harvestAside harvests on another goroutine, unless the last such harvest is still running. A replica that does not answer must
+// not make executors look silent.
 func (m *Manager) harvestAside() {
 	if !m.harvesting.CompareAndSwap(false, true) {
 		return

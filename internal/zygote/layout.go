@@ -77,14 +77,14 @@ type SeedSegment struct {
 	Sum          [sha256.Size]byte
 }
 
-// segmentsMost bounds the number of segments, and extentsMost those that are not adjacent. Segments have at most segmentSize bytes, or as many as it takes.
+// segmentsMost bounds the number of segments, and extentsMost those that are not adjacent. Segments have at most segmentSize bytes, or more if there would be too many of them.
 const (
 	segmentsMost = 4096
 	extentsMost  = 1024
 	segmentSize  = 256 << 10
 )
 
-// segments hashes what the seed's file has. All else in the file is zero.
+// segments finds and hashes the data in the seed's file. Everything else in the file is zero.
 func (s *Seed) segments(ctx context.Context) ([]SeedSegment, error) {
 	var all []SeedSegment
 	for gap := int64(64 << 10); ; gap *= 4 {

@@ -61,7 +61,7 @@ func (c *SeedCopy) Check() error {
 	return nil
 }
 
-// Contents returns what the seed's file has. Until a call has succeeded, each call finds and hashes it again.
+// Contents returns the hashed segments of the seed's file. Until a call has succeeded, each call finds and hashes them again.
 func (s *Seed) Contents(ctx context.Context) (*SeedCopy, error) {
 	if c := s.contents.Load(); c != nil {
 		return c, nil
@@ -109,7 +109,7 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 // readChunk is how much is read at a time.
 const readChunk = 1 << 20
 
-// ahead reads from a reader while the caller uses the bytes before.
+// ahead reads from a reader while the caller uses earlier bytes.
 type ahead struct {
 	full, free chan []byte
 	err        error // set before full is closed
@@ -201,7 +201,7 @@ func startHashing(f *os.File, all []SeedSegment) *hashing {
 	return h
 }
 
-// add lets a segment be checked. It returns an error if an earlier one has another hash.
+// add hands over a segment to be checked. It returns an error if an earlier one has another hash.
 func (h *hashing) add(i int) error {
 	select {
 	case <-h.bad:

@@ -86,7 +86,7 @@ static void house_close(house *h) {
     dp_dev_close(h->own);
     dp_dev_close(h->dev);
     for (int i = 0; i < h->n; i++) {
-        if (t_is_verbs()) { /* its server may run for ever, because it has not heard of its client */
+        if (t_is_verbs()) { /* its server may run for ever, because it has had no message of its client */
             t_peer_kill(&h->workers[i]);
             continue;
         }
@@ -257,7 +257,7 @@ T_CASE(broker_promotions, "broker/promotions", .providers = ON, .seconds = 60, .
     house_close(&h);
 }
 
-/* ---- hostile and unlucky clients ---- */
+/* ---- hostile and failing clients ---- */
 
 /* A client that writes the ring by hand. */
 typedef struct raw {
@@ -325,7 +325,7 @@ static void raw_expect(raw *r, const dp_vqp_request *q, int status, dp_vqp_reaso
         n++;                                                                                                                                 \
     } while (0)
 
-/* Every field, and another client that calls all the time. */
+/* Every field is malformed in turn, while another client makes calls all the time. */
 T_CASE(broker_malformed, "broker/malformed", .providers = ON, .seconds = 30) {
     house h;
     packed p;
@@ -392,7 +392,7 @@ T_CASE(broker_malformed, "broker/malformed", .providers = ON, .seconds = 30) {
     house_close(&h);
 }
 
-/* 5,000 signalled posts of a client that takes no completion until the end. Another client is not slowed down to a stop. */
+/* 5,000 signalled posts of a client that takes no completion until the end. Another client continues to make calls. */
 T_CASE(broker_unpolled, "broker/posts-without-polling", .providers = ON, .seconds = 30) {
     enum { POSTS = 5000 };
     house h;

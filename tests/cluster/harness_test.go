@@ -47,7 +47,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// install replaces the installed files by those of a tree, each by a rename, as a package manager does.
+// install replaces the installed files with those of a tree. It renames each new file over the old one, as a package manager does.
 func (c *cluster) install(tree string) {
 	c.Helper()
 	for _, name := range installed {
@@ -68,7 +68,7 @@ func (c *cluster) install(tree string) {
 	}
 }
 
-// process is a daemon or a client. Its lines are those of standard error, for a client those of standard output.
+// process is a daemon or a client. Its lines are those of standard error or, for a client, of standard output.
 type process struct {
 	cmd     *exec.Cmd
 	address string
@@ -142,7 +142,7 @@ func (c *cluster) run(cmd *exec.Cmd, pipe func() (io.ReadCloser, error)) *proces
 	return p
 }
 
-// await returns the next line with one of the texts. Further texts are of lines with which the test fails.
+// await returns the next line that contains text. The test fails if a line contains one of the further texts.
 func (p *process) await(t *testing.T, text string, fatal ...string) (found string) {
 	t.Helper()
 	testkit.Eventually(t, fmt.Sprintf("%s says %q", filepath.Base(p.cmd.Path), text), func() bool {
@@ -212,7 +212,7 @@ type client struct {
 	stdin        io.Closer
 }
 
-// client starts a client of a tree with a number of leases. Its tenant, which pays for its leases, is its name.
+// client starts a client of a tree with a number of leases. The client's name is that of the tenant that pays for them.
 func (c *cluster) client(name, tree, agent string, leases int) *client {
 	c.Helper()
 	program := filepath.Join(current, "build/cluster/holder")
@@ -246,7 +246,7 @@ func (c *cluster) client(name, tree, agent string, leases int) *client {
 	return k
 }
 
-// rounds waits for n complete rounds over all leases that begin now, and checks that nothing has failed.
+// rounds waits until n rounds over all leases, all begun from now on, have ended, and checks that nothing has failed.
 func (k *client) rounds(t *testing.T, after string, n int) {
 	t.Helper()
 	k.mu.Lock()
@@ -269,8 +269,8 @@ func (k *client) unfailed(t *testing.T, after string) {
 	}
 }
 
-// agent returns the process id of the client's agent; 0: none answers. The socket's own credentials are of no use, because the client
-// made it.
+// agent returns the process id of the client's agent; 0: none answers. The credentials of the socket do not help, because the client made
+// the socket.
 func (k *client) agent(c *cluster) int {
 	c.Helper()
 	out, err := c.command([]string{"RFAAS_AGENT_SOCKET=" + k.socket}, "agent", "status", "--json")

@@ -69,7 +69,7 @@ func (p *pair) manager(i int) {
 
 func (p *pair) web(i int) string { return filepath.Join(p.dir, "http-"+strconv.Itoa(i)) }
 
-// leases opens a lease by the agent of the client, which reads the board, and calls it.
+// leases opens a lease through the agent of the client, which reads the board, and makes a call on it.
 func (p *pair) leases() bool {
 	cmd := exec.Command(filepath.Join(current, "build/cluster/holder"), filepath.Join(current, "build/functions/echo.so"), "1", "bob")
 	cmd.Env = append(append([]string{}, p.env...), "RFAAS_AGENT_SOCKET="+p.holder.socket, "RFAAS_AGENT_START=never")
@@ -77,7 +77,7 @@ func (p *pair) leases() bool {
 	return err == nil && !strings.Contains(string(out), "failed")
 }
 
-// read reports whether a client reads the board of a resource manager by memory.
+// read reports whether a client reads the board of a resource manager directly from memory.
 func (p *pair) read(i int) bool {
 	_, metrics := p.get(p.web(i), "/metrics")
 	_, n, _ := strings.Cut(metrics, "\nrfaas_manager_subscribers ")

@@ -34,11 +34,11 @@ class Watch:
         if not self.armed:
             self.armed = True
             self.lease._arm()
-        self.end(loop, waiter, request)  # the descriptor may have become readable for its end before it was in the dictionary
+        self.end(loop, waiter, request)  # the descriptor may have become readable for this call before the call was in the dictionary
         return waiter
 
     def end(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None], request: Request) -> None:
-        """Ends the future if its call has ended. The thread is that of the loop."""
+        """Ends the future if its call has ended. Runs on the thread of the loop."""
         other = waiter.get_loop()
         if waiter.cancelled() or other.is_closed():
             self.waiting.pop(waiter, None)
