@@ -164,6 +164,10 @@ func (a *app) revoke(cl *identity.Cluster, entries ...identity.Revocation) error
 	if err != nil {
 		return err
 	}
+	return a.sayRevoked(l, path, entries)
+}
+
+func (a *app) sayRevoked(l *identity.RevocationList, path string, entries []identity.Revocation) error {
 	for _, e := range entries {
 		fmt.Fprintf(a.Stdout, "%s %s is revoked\n", e.Kind, e.ID)
 	}
@@ -187,7 +191,7 @@ func newClusterRevoke(a *app) *cobra.Command {
 		Use:   "revoke SERIAL|FILE|DIR | revoke --node NAME",
 		Short: "Add the certificate of a node to the cluster's signed list of revoked credentials",
 		Long: "Add the certificate of a node, by its serial number, its file or its identity directory, to the cluster's signed list of revoked credentials.\n" +
-			"--node adds all listed certificates of a node that are valid (rfaas cluster nodes).\n" +
+			"--node adds all listed certificates for a name or an address that are valid (rfaas cluster nodes).\n" +
 			"The resource manager refuses the certificate, also on open connections, once the list has replaced `revoked` in its identity directory.\n" +
 			"Executors fetch the list from the resource manager.",
 		Args: cobra.MaximumNArgs(1),
@@ -200,11 +204,11 @@ func newClusterRevoke(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				entries, err := certificatesOf(cl, node, note)
-				if len(entries) == 0 {
+				entries, l, path, err := cl.RevokeNode(node, note, time.Now())
+				if l == nil {
 					return err
 				}
-				return errors.Join(a.revoke(cl, entries...), err)
+				return errors.Join(a.sayRevoked(l, path, entries), err)
 			}
 			id := args[0]
 			if cert, err := identity.ReadCertificate(id); err == nil {
@@ -221,7 +225,7 @@ func newClusterRevoke(a *app) *cobra.Command {
 	}
 	a.clusterFlag(c, &dir)
 	c.Flags().StringVar(&note, "note", "", "reason, for readers of the list")
-	c.Flags().StringVar(&node, "node", "", "revoke all valid certificates of the node with this name")
+	c.Flags().StringVar(&node, "node", "", "revoke all valid certificates for this name or address of a node")
 	return c
 }
 

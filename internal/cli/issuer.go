@@ -60,8 +60,13 @@ func newClusterServe(a *app) *cobra.Command {
 	return c
 }
 
+var geteuid = os.Geteuid // tests replace it
+
 // serveCluster runs the issuer until ctx ends.
 func (a *app) serveCluster(ctx context.Context, s *config.Issuer) error {
+	if geteuid() == 0 {
+		return errors.New("the issuer does not run as root: run it as a user of its own who owns the directory of the keys, like rfaas-issuer of the package")
+	}
 	log := s.Logger(a.Stderr)
 	cl, err := identity.OpenCluster(s.Dir)
 	if err != nil {
@@ -72,7 +77,7 @@ func (a *app) serveCluster(ctx context.Context, s *config.Issuer) error {
 		return fmt.Errorf("audit file: %w", err)
 	}
 	defer audit.Close()
-	server, err := issuer.NewServer(issuer.Config{Cluster: cl, Hosts: s.HostList(), NodeLife: s.NodeLife, Tenants: s.TenantRules(),
+	server, err := issuer.NewServer(issuer.Config{Cluster: cl, Hosts: s.HostList(), Reserved: s.ReservedList(), NodeLife: s.NodeLife, Tenants: s.TenantRules(),
 		TokenLife: s.TokenLife, Munge: issuer.Munge{Socket: s.MungeSocket}, Audit: audit, Log: log})
 	if err != nil {
 		return err
@@ -243,7 +248,7 @@ type nodeRow struct {
 	State  string   `json:"state"` // valid, expired or revoked
 }
 
-// nodeRows returns the listed certificates of a node, or of all nodes if name is "". With an error, it returns those that could be read.
+// nodeRows returns the listed certificates for a name or an address; "" means all. With an error, it returns those that could be read.
 func nodeRows(cl *identity.Cluster, name string) ([]nodeRow, error) {
 	revoked, err := cl.Revocations()
 	if err != nil {
@@ -252,7 +257,7 @@ func nodeRows(cl *identity.Cluster, name string) ([]nodeRow, error) {
 	all, err := cl.Nodes()
 	rows := []nodeRow{}
 	for _, n := range all {
-		if name != "" && !strings.EqualFold(n.Hosts[0], name) {
+		if name != "" && !n.Has(name) {
 			continue
 		}
 		r := nodeRow{n.Serial, n.Hosts, time.Unix(n.Ends, 0).UTC().Format(time.RFC3339), "valid"}
@@ -299,26 +304,10 @@ func newClusterNodes(a *app) *cobra.Command {
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().StringVar(&node, "node", "", "only certificates of the node with this name")
+	c.Flags().StringVar(&node, "node", "", "only certificates for this name or address")
 	c.Flags().BoolVar(&all, "all", false, "include expired and revoked certificates")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
 	return c
-}
-
-// certificatesOf returns a revocation for each valid certificate of a node.
-func certificatesOf(cl *identity.Cluster, node, note string) ([]identity.Revocation, error) {
-	rows, err := nodeRows(cl, node)
-	var entries []identity.Revocation
-	for _, r := range rows {
-		if r.State == "valid" {
-			entries = append(entries, identity.Revocation{Kind: identity.RevokedNode, ID: r.Serial, Note: note})
-		}
-	}
-	if len(entries) == 0 {
-		err = cmp.Or(err, fmt.Errorf("no valid certificate of node %q is listed: rfaas cluster nodes --all lists all; to revoke a certificate that an earlier version issued, name its "+
-			"serial number or file", node))
-	}
-	return entries, err
 }
 
 // issuerFlag adds the flag for the issuer's address.
@@ -391,7 +380,10 @@ func (a *app) revokeMine(ctx context.Context, at, id string) error {
 		return err
 	}
 	for _, id := range ids {
-		fmt.Fprintf(a.Stdout, "token %s is revoked\n", id)
+		fmt.Fprintf(a.Stdout, "token %s is revoked at the issuer\n", id)
+	}
+	if len(ids) > 0 {
+		fmt.Fprintln(a.Stdout, "a resource manager that joined by the issuer refuses them within 5 s, others when the administrator has copied the list")
 	}
 	if len(ids) == 0 {
 		fmt.Fprintln(a.Stdout, "all of them had already been revoked")

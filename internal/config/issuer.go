@@ -17,6 +17,7 @@ type Issuer struct {
 	Dir         string        `mapstructure:"dir"`
 	Listen      string        `mapstructure:"listen"`
 	Hosts       string        `mapstructure:"hosts"`
+	Reserved    string        `mapstructure:"reserved"`
 	NodeLife    time.Duration `mapstructure:"node-life"`
 	Tenants     string        `mapstructure:"tenants"` // empty: no tokens by MUNGE
 	TokenLife   time.Duration `mapstructure:"token-life"`
@@ -26,6 +27,7 @@ type Issuer struct {
 	LogFormat   string        `mapstructure:"log-format"`
 
 	hostsParsed   []string
+	reserved      []string
 	tenantsParsed identity.Tenants
 }
 
@@ -33,9 +35,10 @@ var issuerOptions = []option{
 	{"dir", "", "directory of the cluster's keys (default: $RFAAS_CLUSTER_DIR or ~/.rfaas/cluster)"},
 	{"listen", "127.0.0.1:7466", "address: host:port"},
 	{"hosts", "", "names and addresses at which nodes and users reach the service, like service,10.0.0.1; the first one stands in codes (default: this host's name)"},
+	{"reserved", "", "further names and addresses that no node may choose itself, like the resource manager's; codes that name a node can have them"},
 	{"node-life", "2160h", "how long certificates of nodes are valid; nodes renew them when two thirds are left"},
-	{"tenants", "", "tenants of users who ask for tokens by MUNGE, like ann=physics,1005=chem,@climate=climate,*=%u; the first match counts; @ stands before " +
-		"a group, %u is the user's name and %g that of the user's primary group (default: no tokens by MUNGE)"},
+	{"tenants", "", "tenants of users who ask for tokens by MUNGE, like ann=physics,1005=chem,@climate=climate,*=u-%u; the first match counts; @ stands " +
+		"before a group, * for all users with ids from 1000, %u is the user's name and %g that of the user's primary group (default: no tokens by MUNGE)"},
 	{"token-life", "24h", "how long tokens by MUNGE are valid; agents renew them when a third is left"},
 	{"munge-socket", "", "socket of munged (default: that of unmunge)"},
 	{"audit-file", "", "file of JSON lines about certificates, tokens and refusals (default: the log only)"},
@@ -79,6 +82,9 @@ func IssuerUsage() Usage {
 // HostList returns the names and addresses at which the issuer is reached.
 func (c *Issuer) HostList() []string { return c.hostsParsed }
 
+// ReservedList returns further names and addresses that no node may choose.
+func (c *Issuer) ReservedList() []string { return c.reserved }
+
 // TenantRules returns the tenants of users.
 func (c *Issuer) TenantRules() identity.Tenants { return c.tenantsParsed }
 
@@ -101,15 +107,18 @@ func (c *Issuer) validate() error {
 	if a, err := control.ParseAddress(c.Listen); err == nil && a.Network == "unix" {
 		v.failf("listen: %q is a unix socket, want host:port", c.Listen)
 	}
-	c.hostsParsed = nil
-	for h := range strings.SplitSeq(c.Hosts, ",") {
-		if h = strings.TrimSpace(h); h != "" {
-			c.hostsParsed = append(c.hostsParsed, h)
-			if _, _, err := net.SplitHostPort(h); err == nil {
-				v.failf("hosts: %q has a port; give the port with listen", h)
+	list := func(key, text string) (all []string) {
+		for h := range strings.SplitSeq(text, ",") {
+			if h = strings.TrimSpace(h); h != "" {
+				all = append(all, h)
+				if _, _, err := net.SplitHostPort(h); err == nil {
+					v.failf("%s: %q has a port, want names and addresses without (listen has the issuer's port)", key, h)
+				}
 			}
 		}
+		return all
 	}
+	c.hostsParsed, c.reserved = list("hosts", c.Hosts), list("reserved", c.Reserved)
 	if len(c.hostsParsed) == 0 {
 		v.failf("hosts: %q is empty", c.Hosts)
 	}

@@ -47,6 +47,7 @@ type Cluster struct {
 	caKey crypto.Signer
 	token ed25519.PrivateKey
 
+	list     *Revocations
 	rename   func(from, to string) error // os.Rename; tests replace it
 	patience time.Duration               // lockPatience; tests replace it
 }
@@ -142,6 +143,10 @@ func encodePublic(key ed25519.PublicKey) ([]byte, error) {
 // OpenCluster reads a cluster's keys.
 func OpenCluster(dir string) (*Cluster, error) {
 	c := &Cluster{dir: dir, rename: os.Rename, patience: lockPatience}
+	c.list = NewRevocations(filepath.Join(dir, fileRevoked), nil, func(time.Time) []ed25519.PublicKey {
+		keys, _ := readTokenKeys(filepath.Join(dir, fileTokenPub), nil) // without keys, no list is valid
+		return keys
+	}, slog.New(slog.DiscardHandler))
 	var err error
 	if c.caPEM, err = os.ReadFile(filepath.Join(dir, fileCA)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -232,7 +237,7 @@ func (c *Cluster) signNode(key, pageKey crypto.PublicKey, hosts []string, valid 
 	if page, err = c.issuePage(t, pageKey, now); err != nil {
 		return nil, nil, err
 	}
-	if err := record(fileNodes, NodeRecord{Serial: NodeSerial(t), Hosts: hosts, Ends: t.NotAfter.Unix()}); err != nil {
+	if err := record(fileNodes, NodeRecord{Serial: NodeSerial(t), Hosts: hostsOf(t), Ends: t.NotAfter.Unix()}); err != nil {
 		return nil, nil, fmt.Errorf("list of nodes: %w", err)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), page, nil
@@ -243,15 +248,20 @@ func template(hosts []string, kind string, valid time.Duration, now time.Time) (
 	if len(hosts) == 0 || len(hosts) > maxHosts {
 		return nil, fmt.Errorf("%d names and addresses, want 1 to %d", len(hosts), maxHosts)
 	}
-	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: hosts[0], Organization: []string{kind}},
+	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{Organization: []string{kind}},
 		NotBefore: now.Add(-Leeway), NotAfter: now.Add(valid), KeyUsage: x509.KeyUsageDigitalSignature}
-	for _, h := range hosts {
+	for i, h := range hosts {
+		name := strings.TrimSuffix(h, ".")
 		if ip := net.ParseIP(h); ip != nil {
 			t.IPAddresses = append(t.IPAddresses, ip)
-		} else if !isName(h) {
+			name = ip.String()
+		} else if !isName(name) {
 			return nil, fmt.Errorf("host %.260q is neither a name nor an address", h)
 		} else {
-			t.DNSNames = append(t.DNSNames, h)
+			t.DNSNames = append(t.DNSNames, name)
+		}
+		if i == 0 {
+			t.Subject.CommonName = name
 		}
 	}
 	return t, nil
@@ -365,9 +375,24 @@ func (c *Cluster) SignToken(claims Claims, now time.Time) (string, Claims, error
 	return token, claims, nil
 }
 
-// Revocations reads the cluster's list.
+// revocations returns the cluster's list, as the file is now. The caller must not change it.
+func (c *Cluster) revocations() (*indexed, error) {
+	r := &c.list.list
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.look(time.Now())
+	return r.value, r.err
+}
+
+// Revocations returns a copy of the cluster's list.
 func (c *Cluster) Revocations() (*RevocationList, error) {
-	return OpenRevocations(c.dir)
+	x, err := c.revocations()
+	if err != nil {
+		return nil, err
+	}
+	l := *x.RevocationList
+	l.Entries = slices.Clone(l.Entries)
+	return &l, nil
 }
 
 // OpenRevocations reads the list in the directory of a cluster or of a node.
@@ -384,13 +409,44 @@ func newRevocations(dir string, keys []ed25519.PublicKey) *Revocations {
 }
 
 // Revoke adds credentials to the cluster's list and returns the list and its path. The list must then be copied to the
-// nodes. Entries that are in the list already stay.
+// nodes. Entries that are in the list already stay, except those of credentials that expired long ago.
 func (c *Cluster) Revoke(now time.Time, entries ...Revocation) (*RevocationList, string, error) {
-	return c.rewrite(func() (*RevocationList, error) {
+	return c.revoke(maxRevoked, now, func(*RevocationList) ([]Revocation, error) { return entries, nil })
+}
+
+// RevokeNode revokes all listed certificates for a name or an address that are valid, and returns them too. No certificate for it is issued
+// meanwhile. If lines of the list of nodes are damaged, it revokes the others and returns an error that names the damaged ones.
+func (c *Cluster) RevokeNode(host, note string, now time.Time) (entries []Revocation, l *RevocationList, path string, err error) {
+	var damaged error
+	l, path, err = c.revoke(maxRevoked, now, func(l *RevocationList) ([]Revocation, error) {
+		var nodes []NodeRecord
+		nodes, damaged = c.Nodes()
+		for _, n := range nodes {
+			if n.Has(host) && now.Unix() < n.Ends && !l.Has(RevokedNode, n.Serial) {
+				entries = append(entries, Revocation{RevokedNode, n.Serial, note})
+			}
+		}
+		if len(entries) == 0 {
+			return nil, fmt.Errorf("no valid certificate of node %q is listed (rfaas cluster nodes --all lists all; revoke one that an earlier version issued by its "+
+				"serial number or file)", host)
+		}
+		return entries, nil
+	})
+	return entries, l, path, errors.Join(err, damaged)
+}
+
+// revoke adds entries, which choose returns under the lock of the directory, to the cluster's list. most bounds the list, in bytes.
+func (c *Cluster) revoke(most int, now time.Time, choose func(*RevocationList) ([]Revocation, error)) (*RevocationList, string, error) {
+	return c.rewrite(most, func() (*RevocationList, error) {
 		l, err := c.Revocations()
 		if err != nil {
 			return nil, err
 		}
+		entries, err := choose(l)
+		if err != nil {
+			return nil, err
+		}
+		c.dropExpired(l, now)
 		l.Serial, l.Made = l.Serial+1, now
 		for _, e := range entries {
 			if !l.Has(e.Kind, e.ID) {
@@ -404,7 +460,7 @@ func (c *Cluster) Revoke(now time.Time, entries ...Revocation) (*RevocationList,
 // NewRevocations writes a list for a cluster that has none, or whose list is unsigned; tokens in such a list stay
 // revoked. If there is a signed list, the error is fs.ErrExist.
 func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList, string, error) {
-	return c.rewrite(func() (*RevocationList, error) {
+	return c.rewrite(maxRevoked, func() (*RevocationList, error) {
 		path := filepath.Join(c.dir, fileRevoked)
 		b, err := Opener(nil).read(path, false, maxRevoked)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -432,9 +488,9 @@ func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList,
 	})
 }
 
-// rewrite replaces the cluster's list by the result of change. Concurrent calls wait for each other.
-func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationList, string, error) {
-	lock, err := lockDir(c.dir, c.patience)
+// rewrite replaces the cluster's list by the result of change, which may have most bytes. Concurrent calls wait for each other.
+func (c *Cluster) rewrite(most int, change func() (*RevocationList, error)) (*RevocationList, string, error) {
+	lock, err := c.lock()
 	if err != nil {
 		return nil, "", err
 	}
@@ -444,6 +500,9 @@ func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationLi
 		return nil, "", err
 	}
 	b, err := l.Sign(c.token)
+	if err == nil && len(b) > most {
+		err = fmt.Errorf("revocation list: %d bytes, want at most %d", len(b), most)
+	}
 	if err != nil {
 		return nil, "", err
 	}

@@ -13,8 +13,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -64,7 +66,7 @@ func (c *Cluster) NewEnrolCode(hosts []string, valid time.Duration, now time.Tim
 
 // changeCodes replaces the list of codes by what change returns. Concurrent calls wait for each other.
 func (c *Cluster) changeCodes(now time.Time, change func([]enrolCode) ([]enrolCode, error)) error {
-	lock, err := lockDir(c.dir, c.patience)
+	lock, err := c.lock()
 	if err != nil {
 		return err
 	}
@@ -83,6 +85,26 @@ func (c *Cluster) changeCodes(now time.Time, change func([]enrolCode) ([]enrolCo
 // Enrol uses up an enrolment code and returns the files of the node that asks. A refused request does not use up the code. Errors of the
 // caller are an *Error. own are names and addresses that no node may have.
 func (c *Cluster) Enrol(secret []byte, r *NodeRequest, own []string, valid time.Duration, now time.Time) (*NodeReply, error) {
+	hash := sha256.Sum256(secret)
+	find := func(codes []enrolCode) (found int, err error) {
+		found = -1
+		for i := range codes {
+			if subtle.ConstantTimeCompare(codes[i].Hash, hash[:]) == 1 {
+				found = i
+			}
+		}
+		if found < 0 {
+			err = refuse(Wrong, "unknown enrolment code (get one with rfaas cluster enrol-code)")
+		}
+		return found, err
+	}
+	codes, err := readList(filepath.Join(c.dir, fileCodes), (*enrolCode).check) // first, and without the lock: anybody can ask
+	if err == nil {
+		_, err = find(codes)
+	}
+	if err != nil {
+		return nil, err
+	}
 	hosts, keys, err := r.parse()
 	if err != nil {
 		return nil, err
@@ -90,21 +112,11 @@ func (c *Cluster) Enrol(secret []byte, r *NodeRequest, own []string, valid time.
 	if _, err := template(hosts, "", valid, now); err != nil {
 		return nil, refuse(Malformed, "%v", err)
 	}
-	revoked, err := c.Revocations()
-	if err != nil {
-		return nil, err
-	}
-	hash := sha256.Sum256(secret)
 	var reply *NodeReply // is sent only if the code is marked as used
 	err = c.changeCodes(now, func(codes []enrolCode) ([]enrolCode, error) {
-		found := -1
-		for i := range codes {
-			if subtle.ConstantTimeCompare(codes[i].Hash, hash[:]) == 1 {
-				found = i
-			}
-		}
-		if found < 0 {
-			return nil, refuse(Wrong, "unknown enrolment code (get one with rfaas cluster enrol-code)")
+		found, err := find(codes)
+		if err != nil {
+			return nil, err
 		}
 		code := &codes[found]
 		switch {
@@ -114,7 +126,7 @@ func (c *Cluster) Enrol(secret []byte, r *NodeRequest, own []string, valid time.
 		case now.Unix() >= code.Ends:
 			return nil, refuse(Expired, "the enrolment code expired at %s: get another one", stamp(time.Unix(code.Ends, 0)))
 		}
-		if err := c.mayHave(hosts, code, own, revoked, now); err != nil {
+		if err := c.mayHave(hosts, code, own, now); err != nil {
 			return nil, err
 		}
 		if reply, err = c.sign(hosts, keys, valid, now, c.recordLocked); err != nil { // under the lock, so that no other node gets the same name
@@ -130,7 +142,7 @@ func (c *Cluster) Enrol(secret []byte, r *NodeRequest, own []string, valid time.
 }
 
 // mayHave returns an *Error if a code does not allow a certificate for hosts.
-func (c *Cluster) mayHave(hosts []string, code *enrolCode, own []string, revoked *RevocationList, now time.Time) error {
+func (c *Cluster) mayHave(hosts []string, code *enrolCode, own []string, now time.Time) error {
 	has := func(all []string, h string) bool {
 		return slices.ContainsFunc(all, func(o string) bool { return sameHost(o, h) })
 	}
@@ -149,9 +161,19 @@ func (c *Cluster) mayHave(hosts []string, code *enrolCode, own []string, revoked
 	if err != nil {
 		return err
 	}
+	revoked, err := c.revocations()
+	if err != nil {
+		return err
+	}
+	if len(hosts) > maxChosen {
+		return refuse(Forbidden, "%d names and addresses, but a node may choose at most %d itself: get a code with rfaas cluster enrol-code --node", len(hosts), maxChosen)
+	}
 	for _, h := range hosts {
+		if !mayChoose(h) {
+			return refuse(Forbidden, "a node may not choose %q itself: get a code with rfaas cluster enrol-code --node", h)
+		}
 		taken := has(own, h) || slices.ContainsFunc(nodes, func(n NodeRecord) bool {
-			return has(n.Hosts, h) && now.Unix() < n.Ends && !revoked.Has(RevokedNode, n.Serial)
+			return n.Has(h) && now.Unix() < n.Ends && !revoked.has[RevokedNode+" "+n.Serial]
 		})
 		if taken {
 			return refuse(Forbidden, "another node has a certificate for %q: get a code with rfaas cluster enrol-code --node, or revoke that certificate", h)
@@ -160,17 +182,38 @@ func (c *Cluster) mayHave(hosts []string, code *enrolCode, own []string, revoked
 	return nil
 }
 
-// Renew returns new files for a node that has authenticated itself with its present certificate. They are for the same names and addresses.
-// Errors of the caller are an *Error.
+// maxChosen bounds the names and addresses that a node chooses itself.
+const maxChosen = 16
+
+var (
+	hostForm   = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_][A-Za-z0-9_-]*)*\.?$`)
+	numberForm = regexp.MustCompile(`(^|\.)([0-9]+|0[xX][0-9A-Fa-f]*)\.?$`) // some programs take it for an IPv4 address
+)
+
+// mayChoose reports whether a node may choose a name or an address itself: an ordinary one, which no host uses for itself alone.
+func mayChoose(h string) bool {
+	if ip := net.ParseIP(h); ip != nil {
+		return ip.IsGlobalUnicast()
+	}
+	return hostForm.MatchString(h) && !numberForm.MatchString(h) && !strings.Contains(strings.ToLower(h), "localhost")
+}
+
+// Renew returns new files for a node that has authenticated itself with its present certificate. They are for the same names and addresses,
+// and are valid for at most as long as the present ones were. Errors of the caller are an *Error.
 func (c *Cluster) Renew(old *x509.Certificate, r *NodeRequest, valid time.Duration, now time.Time) (*NodeReply, error) {
 	_, keys, err := r.parse()
 	if err != nil {
 		return nil, err
 	}
-	if err := c.CheckNode(old, now); err != nil {
+	lock, err := c.lock()
+	if err != nil {
 		return nil, err
 	}
-	return c.sign(hostsOf(old), keys, valid, now, c.record)
+	defer lock.Close()
+	if err := c.CheckNode(old, now); err != nil { // under the lock, so that a revocation of all certificates of the node includes the new one, or precedes it
+		return nil, err
+	}
+	return c.sign(hostsOf(old), keys, min(valid, old.NotAfter.Sub(old.NotBefore)-Leeway), now, c.recordLocked)
 }
 
 // CheckNode returns an *Error if a certificate is not a valid one of a node of this cluster.
@@ -181,8 +224,8 @@ func (c *Cluster) CheckNode(cert *x509.Certificate, now time.Time) error {
 	if err != nil || !slices.Contains(cert.Subject.Organization, "rfaas node") {
 		return refuse(Wrong, "not a valid certificate of a node of this cluster: %v", err)
 	}
-	list, err := c.Revocations()
-	if err == nil && list.Has(RevokedNode, NodeSerial(cert)) {
+	list, err := c.revocations()
+	if err == nil && list.has[RevokedNode+" "+NodeSerial(cert)] {
 		err = refuse(Revoked, "the certificate %s of node %s: revoked", NodeSerial(cert), cert.Subject.CommonName)
 	}
 	return err
@@ -206,6 +249,9 @@ func (c *Cluster) CA() *x509.Certificate { return c.ca }
 
 // CAPEM returns the cluster's certificate in PEM.
 func (c *Cluster) CAPEM() []byte { return slices.Clone(c.caPEM) }
+
+// forOperators is how much of the revocation list users cannot fill, in bytes.
+const forOperators = 1 << 20
 
 // RevokeOf revokes a listed token of a user, or with an empty id all that are valid. It returns the ids of those that were not revoked before.
 func (c *Cluster) RevokeOf(uid uint32, id string, now time.Time) ([]string, error) {
@@ -234,18 +280,18 @@ func (c *Cluster) RevokeOf(uid uint32, id string, now time.Time) ([]string, erro
 		return nil, refuse(Forbidden, "no such valid token of this user is listed")
 	}
 	if len(entries) > 0 {
-		_, _, err = c.Revoke(now, entries...)
+		_, _, err = c.revoke(maxRevoked-forOperators, now, func(*RevocationList) ([]Revocation, error) { return entries, nil })
 	}
 	return ids, err
 }
 
 // NewerRevocations returns the text of the list of revoked credentials, or nothing if its serial number is not above serial.
 func (c *Cluster) NewerRevocations(serial uint64) ([]byte, error) {
-	list, err := c.Revocations()
+	list, err := c.revocations()
 	if err != nil || list.Serial <= serial {
 		return nil, err
 	}
-	return ReadRevocations(filepath.Join(c.dir, fileRevoked))
+	return []byte(list.text), nil
 }
 
 // issuerKind is the organization in the certificate of a cluster's issuer. A node's certificate has another one, so that no node can pass for
@@ -387,16 +433,19 @@ func (k *nodeKeys) files(r *NodeReply) ([]staged, error) {
 		{name: fileNodeKey, b: key, mode: 0o600}, {name: fileNode, b: []byte(r.Certificate), mode: 0o644}}, nil
 }
 
-// checkReply returns an error if a reply is not that of the cluster whose certificate has this SHA-256, or is for other hosts.
-func checkReply(r *NodeReply, hosts []string, fingerprint [sha256.Size]byte, now time.Time) error {
-	var parsed [2]*x509.Certificate
-	for i, text := range []string{r.CA, r.Certificate} {
+// checkReply returns an error if a reply is not that of the cluster whose certificate has this SHA-256, or is for other hosts or keys.
+func (k *nodeKeys) checkReply(r *NodeReply, hosts []string, fingerprint [sha256.Size]byte, now time.Time) error {
+	var parsed [3]*x509.Certificate
+	for i, text := range []string{r.CA, r.Certificate, r.Page} {
 		var err error
 		if parsed[i], err = ParseCertificate([]byte(text)); err != nil {
 			return fmt.Errorf("the issuer's reply: %w", err)
 		}
 	}
-	ca, cert := parsed[0], parsed[1]
+	ca, cert, page := parsed[0], parsed[1], parsed[2]
+	if !k.node.Public().(ed25519.PublicKey).Equal(cert.PublicKey) || !k.page.PublicKey.Equal(page.PublicKey) {
+		return errors.New("the issuer's reply has a certificate for another key")
+	}
 	if sha256.Sum256(ca.Raw) != fingerprint {
 		return errors.New("the issuer's reply has the certificate of another cluster")
 	}
@@ -437,7 +486,7 @@ func JoinNode(dir, issuer string, fingerprint [sha256.Size]byte, hosts []string,
 	}
 	reply, err := ask(request)
 	if err == nil {
-		err = checkReply(reply, hosts, fingerprint, now)
+		err = keys.checkReply(reply, hosts, fingerprint, now)
 	}
 	if err != nil {
 		return ends, err

@@ -130,8 +130,8 @@ func renewAt(ctx context.Context, dir string, within time.Duration, now time.Tim
 		return ends, false, err
 	}
 	at, err := ParseAddress(text)
-	if err != nil {
-		return ends, false, fmt.Errorf("%s: %w", dir, err)
+	if err != nil { // without the text: the owner of the directory chooses which file root reads here
+		return ends, false, fmt.Errorf("%s: the file issuer has no address of an issuer (HOST:PORT#HASH): run rfaas cluster join --again with a new code", dir)
 	}
 	hosts, pair, err := identity.NodeHosts(dir)
 	if err != nil {

@@ -277,23 +277,115 @@ func TestEnrolExpired(t *testing.T) {
 	refusedFor(t, s.join(code, "node7"), identity.Expired)
 }
 
-// Guessing is slowed down for the host that guesses, and written to the audit log.
+// Guessing is written to the audit log, and takes nothing from other users of the host.
 func TestEnrolGuess(t *testing.T) {
 	s := start(t, nil)
 	code := s.code()
 	guess := code
-	for i := range mayFail + 1 {
+	for range 30 {
 		guess.Secret[0]++
-		err := s.join(guess, "node7")
-		if i < mayFail {
-			refusedFor(t, err, identity.Wrong)
-		} else {
-			refusedFor(t, err, identity.Overload)
-		}
+		refusedFor(t, s.join(guess, "node7"), identity.Wrong)
 	}
-	refusedFor(t, s.join(code, "node7"), identity.Overload)
+	if err := s.join(code, "node7"); err != nil {
+		t.Error(err)
+	}
 	if lines := s.audited(); !strings.Contains(lines, `"reason":"wrong"`) || strings.Contains(lines, "secret") {
 		t.Errorf("audit: %s", lines)
+	}
+}
+
+// A node may choose only names that are nobody's own, none of which is another form of an address.
+func TestEnrolChosenNames(t *testing.T) {
+	s := start(t, func(c *Config) { c.Reserved = []string{"manager"} })
+	code := s.code()
+	for _, h := range []string{"localhost", "a.localhost.", "127.0.0.5", "::1", "0.0.0.0", "169.254.1.1", "::ffff:127.0.0.1", "010.0.0.1", "2130706433", "0x7f.1", "0x7f000001",
+		"a.1", ".", "..", "-", "%", "<script>", "a=b", "node@7", "a..b", "Manager.", "127.0.0.1"} {
+		if err := s.join(code, h); err == nil {
+			t.Errorf("%q is accepted", h)
+		}
+	}
+	var many []string
+	for i := range 17 {
+		many = append(many, fmt.Sprintf("node%d", i))
+	}
+	refusedFor(t, s.join(code, many...), identity.Forbidden)
+	if err := s.join(code, "node-7.example.org.", "node_7", "192.0.2.7", "2001:db8::7"); err != nil {
+		t.Error(err)
+	}
+	if nodes, err := s.cluster.Nodes(); err != nil || len(nodes) != 1 || nodes[0].Hosts[0] != "node-7.example.org" {
+		t.Errorf("%v, %v", nodes, err)
+	}
+}
+
+// request returns a node's request for a certificate.
+func request(t *testing.T, host string) (q *identity.NodeRequest) {
+	t.Helper()
+	_, _ = identity.JoinNode(t.TempDir(), "", [32]byte{}, []string{host}, false, func(r *identity.NodeRequest) (*identity.NodeReply, error) {
+		q = r
+		return nil, os.ErrClosed
+	}, time.Now())
+	return q
+}
+
+// A node that renews without need is stopped, and no other node with it.
+func TestRenewTooOften(t *testing.T) {
+	s := start(t, nil)
+	renew := func(name string) error {
+		_, pair, err := identity.NodeHosts(s.node(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.at.ask(t.Context(), &pair, pathRenew, request(t, name), &identity.NodeReply{})
+	}
+	for _, name := range []string{"node7", "node8"} {
+		if err := s.join(s.code(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range renewBurst {
+		if err := renew("node7"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refusedFor(t, renew("node7"), identity.Overload)
+	if err := renew("node8"); err != nil {
+		t.Error(err)
+	}
+	s.setClock(time.Now().Add(renewEvery))
+	if err := renew("node7"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A party that has used its rate up does not get it back because there are many others.
+func TestLimitsAreKept(t *testing.T) {
+	var l limits
+	now := time.Now()
+	for range 20 {
+		l.take("ann", 1, 20, now)
+	}
+	for i := range 10000 {
+		l.take(fmt.Sprint(i), 1, 20, now)
+	}
+	if l.take("ann", 1, 20, now) {
+		t.Error("more than the rate")
+	}
+	if l.take("ann", 1, 20, now.Add(2*time.Minute)); len(l.of) != 1 {
+		t.Errorf("%d idle parties are kept", len(l.of))
+	}
+}
+
+// No message contains what is in the file with the issuer's address, which may be another file.
+func TestRenewAddressIsNotShown(t *testing.T) {
+	s := start(t, nil)
+	if err := s.join(s.code(), "node7"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(s.node("node7"), "issuer"), []byte("of somebody else"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Renew(t.Context(), s.node("node7"), time.Hour); err == nil || strings.Contains(err.Error(), "somebody") {
+		t.Error(err)
 	}
 }
 
@@ -431,7 +523,7 @@ func TestHostileRequests(t *testing.T) {
 		{"POST", pathEnrol, "{", 400},
 		{"POST", pathEnrol, "null null", 400},
 		{"POST", pathEnrol, `{"secret":"AAAA","unknown":1}`, 400},
-		{"POST", pathEnrol, `{"secret":"AAAA","node":"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n","page":""}`, 400},
+		{"POST", pathEnrol, `{"secret":"AAAA","node":"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n","page":""}`, 401},
 		{"POST", pathEnrol, `{"secret":"` + strings.Repeat("A", maxRequest) + `"}`, 400},
 		{"GET", pathEnrol, "", 405},
 		{"POST", pathRevoked, "", 405},

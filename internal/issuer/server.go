@@ -11,9 +11,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
-	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -28,6 +29,7 @@ import (
 type Config struct {
 	Cluster   *identity.Cluster
 	Hosts     []string         // names and addresses at which nodes and users reach the service
+	Reserved  []string         // further ones that no node may choose
 	NodeLife  time.Duration    // of certificates
 	Tenants   identity.Tenants // of users who ask by MUNGE; nil: the service answers no users
 	TokenLife time.Duration    // of their tokens
@@ -42,18 +44,18 @@ const (
 	connectionLife  = 20 * time.Second
 	headerLife      = 5 * time.Second
 	requestLife     = 15 * time.Second // also of the work for a request
-	atOnce          = 64               // requests that are worked on at a time
+	atOnce          = 64               // requests of nodes that are worked on at a time
+	usersAtOnce     = 8                // likewise of users; each one runs unmunge
 	pruneEvery      = 24 * time.Hour
-	keptFor         = 90 * 24 * time.Hour // expired entries of the lists of nodes and tokens
 )
 
 // Server is the service. NewServer makes it.
 type Server struct {
 	cfg     Config
 	http    http.Server
-	hosts   limits // by refused requests
-	callers limits // nodes and users
-	working chan struct{}
+	callers limits // nodes and users, by requests
+	tokens  limits // users, by tokens
+	errors  limits // kinds of requests, by errors in the log
 
 	mu     sync.Mutex
 	own    *tls.Certificate
@@ -68,16 +70,17 @@ func NewServer(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, working: make(chan struct{}, atOnce)}
+	s := &Server{cfg: cfg}
+	nodes, users := make(chan struct{}, atOnce), make(chan struct{}, usersAtOnce)
 	if _, err := s.certificate(); err != nil {
 		return nil, fmt.Errorf("issuer: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+pathEnrol, s.answer(s.enrol))
-	mux.HandleFunc("POST "+pathRenew, s.answer(s.renew))
-	mux.HandleFunc("GET "+pathRevoked, s.answer(s.revoked))
-	mux.HandleFunc("POST "+pathToken, s.answer(s.token))
-	mux.HandleFunc("POST "+pathRevoke, s.answer(s.revoke))
+	mux.HandleFunc("POST "+pathEnrol, s.answer(nodes, s.enrol))
+	mux.HandleFunc("POST "+pathRenew, s.answer(nodes, s.renew))
+	mux.HandleFunc("GET "+pathRevoked, s.answer(nodes, s.revoked))
+	mux.HandleFunc("POST "+pathToken, s.answer(users, s.token))
+	mux.HandleFunc("POST "+pathRevoke, s.answer(users, s.revoke))
 	pool := x509.NewCertPool()
 	pool.AddCert(cfg.Cluster.CA())
 	s.http = http.Server{Handler: mux, ReadHeaderTimeout: headerLife, ReadTimeout: requestLife, WriteTimeout: connectionLife, MaxHeaderBytes: 8 << 10,
@@ -131,7 +134,7 @@ func (s *Server) prune(ctx context.Context) {
 	tick := time.NewTicker(pruneEvery)
 	defer tick.Stop()
 	for {
-		if err := s.cfg.Cluster.Prune(s.cfg.Now().Add(-keptFor)); err != nil {
+		if err := s.cfg.Cluster.Prune(s.cfg.Now()); err != nil {
 			s.cfg.Log.Error("cannot remove expired entries from the lists of nodes and tokens", "error", err)
 		}
 		select {
@@ -149,11 +152,12 @@ type unavailable struct{ error }
 var errCut = errors.New("the request is incomplete")
 
 // answer returns the handler of a request: f gets the body and returns the reply, and for the audit log the caller's name as far as it is known.
-func (s *Server) answer(f func(r *http.Request, body []byte) (reply any, who string, err error)) http.HandlerFunc {
+// It runs while it is in working.
+func (s *Server) answer(working chan struct{}, f func(r *http.Request, body []byte) (reply any, who string, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), requestLife)
 		defer cancel()
-		reply, who, err := s.work(r.WithContext(ctx), f)
+		reply, who, err := work(r.WithContext(ctx), working, f)
 		w.Header().Set("Content-Type", "application/json")
 		if err != nil {
 			reply = s.refused(w, r, who, err)
@@ -164,41 +168,41 @@ func (s *Server) answer(f func(r *http.Request, body []byte) (reply any, who str
 	}
 }
 
-// work answers a request when fewer than atOnce others are worked on. A caller that sends slowly does not count.
-func (s *Server) work(r *http.Request, f func(*http.Request, []byte) (any, string, error)) (reply any, who string, err error) {
-	if err := s.hosts.mayAsk(hostOf(r.RemoteAddr), s.cfg.Now()); err != nil {
-		return nil, "", err
-	}
+// work answers a request when there is room in working. A caller that sends slowly takes none, and one that has gone gets no answer.
+func work(r *http.Request, working chan struct{}, f func(*http.Request, []byte) (any, string, error)) (reply any, who string, err error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxRequest+1))
 	if err != nil {
 		return nil, "", errCut
 	}
 	select {
-	case s.working <- struct{}{}:
-		defer func() { <-s.working }()
-		return f(r, body)
+	case working <- struct{}{}:
+		defer func() { <-working }()
+		if r.Context().Err() == nil {
+			return f(r, body)
+		}
 	case <-r.Context().Done():
-		return nil, "", unavailable{errors.New("the issuer is busy: try again later")}
 	}
+	return nil, "", unavailable{errors.New("the issuer is busy: try again later")}
 }
 
 // refused logs a refused request and sets the status. It returns the reply.
 func (s *Server) refused(w http.ResponseWriter, r *http.Request, who string, err error) failure {
 	var e *identity.Error
-	if errors.Is(err, errCut) {
+	if errors.Is(err, errCut) || r.Context().Err() != nil { // the caller has gone
 		w.WriteHeader(http.StatusRequestTimeout)
 		return failure{Error: err.Error()}
 	}
 	if !errors.As(err, &e) {
-		s.cfg.Log.Error("cannot answer a request", "request", r.URL.Path, "remote", r.RemoteAddr, "who", who, "error", err)
+		level := slog.LevelDebug
+		if s.errors.take(r.URL.Path, rate.Every(time.Minute), 10, s.cfg.Now()) { // so that callers do not fill the log
+			level = slog.LevelError
+		}
+		s.cfg.Log.Log(r.Context(), level, "cannot answer a request", "request", r.URL.Path, "remote", r.RemoteAddr, "who", who, "error", err)
 		w.WriteHeader(http.StatusServiceUnavailable)
 		if public := (unavailable{}); errors.As(err, &public) {
 			return failure{Error: public.Error()}
 		}
 		return failure{Error: "the request failed: the issuer's log says why"}
-	}
-	if e.Reason != identity.Overload {
-		s.hosts.take(hostOf(r.RemoteAddr), rate.Every(failEvery), mayFail, s.cfg.Now())
 	}
 	s.cfg.Audit.Refused(e, r.URL.Path, r.RemoteAddr, who, s.cfg.Now())
 	status := map[identity.Reason]int{identity.Malformed: http.StatusBadRequest, identity.Forbidden: http.StatusForbidden, identity.Overload: http.StatusTooManyRequests}
@@ -216,7 +220,7 @@ func (s *Server) enrol(r *http.Request, body []byte) (any, string, error) {
 	if err := parse(bytes.NewReader(body), maxRequest, &q); err != nil {
 		return nil, "", malformed(err)
 	}
-	reply, err := s.cfg.Cluster.Enrol(q.Secret, &q.NodeRequest, s.cfg.Hosts, s.cfg.NodeLife, s.cfg.Now())
+	reply, err := s.cfg.Cluster.Enrol(q.Secret, &q.NodeRequest, append(slices.Clone(s.cfg.Hosts), s.cfg.Reserved...), s.cfg.NodeLife, s.cfg.Now())
 	if err != nil {
 		return nil, "", err
 	}
@@ -284,30 +288,15 @@ func (s *Server) revoked(r *http.Request, _ []byte) (any, string, error) {
 }
 
 const (
-	mayFail   = 10 // refused requests at once of one host, and then one every failEvery
-	failEvery = 6 * time.Second
-
-	renewBurst = 10 // renewals of a node at once, and then one every renewEvery
-	renewEvery = 10 * time.Minute
-
-	maxLimits = 4096
+	renewBurst = 5 // renewals of a node at once, and then one every renewEvery
+	renewEvery = time.Hour
 )
 
-// limits are rates of many parties. It is safe for concurrent use. The zero value is empty.
+// limits are rates of many parties whom the issuer has recognized. It is safe for concurrent use. The zero value is empty.
 type limits struct {
 	mu    sync.Mutex
 	of    map[string]*rate.Limiter
 	swept time.Time
-}
-
-// mayAsk returns an *Error if a party has used its rate up.
-func (l *limits) mayAsk(party string, now time.Time) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if h := l.of[party]; h != nil && h.TokensAt(now) < 1 {
-		return &identity.Error{Reason: identity.Overload, Text: "too many refused requests from this host: try again in a minute"}
-	}
-	return nil
 }
 
 // take uses one unit of a party's rate, and returns false if there is none.
@@ -317,12 +306,8 @@ func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) 
 	if l.of == nil {
 		l.of = map[string]*rate.Limiter{}
 	}
-	if len(l.of) >= maxLimits && l.of[party] == nil {
-		for k, h := range l.of {
-			if h.TokensAt(now) >= float64(h.Burst()) || now.Sub(l.swept) < time.Minute { // an idle party, or in a flood of new parties, any
-				delete(l.of, k)
-			}
-		}
+	if now.Sub(l.swept).Abs() > time.Minute {
+		maps.DeleteFunc(l.of, func(_ string, h *rate.Limiter) bool { return h.TokensAt(now) >= float64(h.Burst()) }) // idle ones
 		l.swept = now
 	}
 	h := l.of[party]
@@ -331,21 +316,4 @@ func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) 
 		l.of[party] = h
 	}
 	return h.AllowN(now, 1)
-}
-
-// hostOf returns the host of a remote address, in IPv6 its network of 64 bits, of which one host can use all addresses.
-func hostOf(remote string) string {
-	a, err := netip.ParseAddrPort(remote)
-	if err != nil {
-		return remote
-	}
-	ip := a.Addr().Unmap()
-	if ip.Is4() {
-		return ip.String()
-	}
-	p, err := ip.WithZone("").Prefix(64)
-	if err != nil {
-		return remote
-	}
-	return p.String()
 }

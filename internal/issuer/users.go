@@ -17,6 +17,8 @@ import (
 const (
 	userBurst = 20 // requests of a user at once, and then one every userEvery
 	userEvery = time.Minute
+
+	tokenBurst = 32 // tokens of a user at once, and then as many again in the life of one
 )
 
 // user returns the user who made the MUNGE credential of a request.
@@ -60,6 +62,9 @@ func (s *Server) token(r *http.Request, body []byte) (any, string, error) {
 		return nil, who, err
 	}
 	now := s.cfg.Now()
+	if !s.tokens.take(who, rate.Every(s.cfg.TokenLife/tokenBurst), tokenBurst, now) {
+		return nil, who, &identity.Error{Reason: identity.Overload, Text: fmt.Sprintf("more than %d tokens of this user: try again in %v", tokenBurst, s.cfg.TokenLife/tokenBurst)}
+	}
 	claims := identity.Claims{Tenant: tenant, UID: &uid, Role: identity.RoleTenant.String(), Key: q.Key, Ends: now.Add(s.cfg.TokenLife).Unix()}
 	token, claims, err := s.cfg.Cluster.SignToken(claims, now)
 	if err != nil {
