@@ -181,8 +181,11 @@ int dp_promotion_ask(dp_promotion *p, int64_t deadline_ns, dp_error *err) {
 static void switch_part(part *t) {
     dp_channel *ch = t->ch;
     dp_qp *qp = ch->qp;
+    int why = dp_qp_broken(qp);
     ch->qp = t->qp;
     ch->qp->user = ch;
+    if (why) /* since the worker answered, its death or the end of the lease was noted */
+        dp_qp_break(ch->qp, why);
     ch->mapped[0] = ch->results;
     ch->mapped[1] = ch->staging;
     ch->results = t->results;

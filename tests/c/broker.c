@@ -531,6 +531,30 @@ T_CASE(broker_ends, "broker/broker-ends", .providers = ON, .seconds = 40, .verbs
     house_close(&h);
 }
 
+/* The news of the worker's death comes after its answer and before the switch. The new queue pair has it too, and the worker is replaced. */
+T_CASE(broker_died_moving, "broker/died-while-moving", .providers = ON, .seconds = 20) {
+    house h;
+    packed p;
+    client c;
+    dp_promotion *m;
+    dp_error err;
+    house_open(&h, 2);
+    broker_channel(&h, 0, 4, &p);
+    client_open(&h, &p, &c, DP_WAIT_ADAPTIVE);
+    call(&c, 10);
+    CHECK_OK_ERR(dp_promotion_prepare(c.ep, h.own, &m, &err), err);
+    CHECK_OK_ERR(dp_promotion_ask(m, dp_now_ns() + 5000000000ll, &err), err);
+    dp_channel_fail(c.ch, DP_WORKER_DIED);
+    dp_promotion_switch(m);
+    dp_promotion_free(m);
+    CHECK_STATUS(dp_channel_status(c.ch), DP_WORKER_DIED);
+    CHECK_STATUS(failed_call(&c), DP_WORKER_DIED);
+    replace_worker(&h, &c, 1);
+    stream(&c, 4, 50);
+    client_close(&c);
+    house_close(&h);
+}
+
 /* With a call in flight the channel does not move, and goes on as it is. The prepared queue pairs are not used. */
 T_CASE(broker_busy, "broker/move-busy", .providers = ON, .seconds = 20) {
     house h;
