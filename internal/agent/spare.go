@@ -73,6 +73,13 @@ type device struct {
 	options  dataplane.Options
 }
 
+// deviceOnce is a device that is open, or that a goroutine opens now.
+type deviceOnce struct {
+	once sync.Once
+	dev  *dataplane.Device
+	err  error
+}
+
 // spares keeps spare leases ahead of demand, for the next client process of the user that leases with the same terms. Their workers have loaded
 // the library and are connected. Executors freeze the workers, charge nobody for them, and end them when another lease needs
 // their cores.
@@ -81,10 +88,11 @@ type spares struct {
 	ctx    context.Context // ends when no more are started
 	cancel context.CancelFunc
 	work   sync.WaitGroup
+	open   func(provider string, options dataplane.Options) (*dataplane.Device, error)
 
 	mu    sync.Mutex
 	terms map[grant.Terms]*demand
-	devs  map[device]*dataplane.Device // of the spare channels; each is opened for the first ones
+	devs  map[device]*deviceOnce // of the spare channels; each is opened for the first ones, without mu, because a driver may take long
 	// Brokers of the devices on verbs, which post for clients until these have queue pairs of their own.
 	brokers map[*dataplane.Device]*dataplane.Broker
 	closed  bool
@@ -99,7 +107,7 @@ type spareChannels interface {
 }
 
 func newSpares(a *Agent) *spares {
-	s := &spares{a: a, terms: make(map[grant.Terms]*demand), devs: make(map[device]*dataplane.Device), brokers: make(map[*dataplane.Device]*dataplane.Broker)}
+	s := &spares{a: a, terms: make(map[grant.Terms]*demand), devs: make(map[device]*deviceOnce), open: dataplane.Open, brokers: make(map[*dataplane.Device]*dataplane.Broker)}
 	s.ctx, s.cancel = context.WithCancel(a.ctx)
 	return s
 }
@@ -187,18 +195,26 @@ func (s *spares) tell(like *grant.Spare, err error) {
 // device returns the device of spare channels, and opens it for the first ones.
 func (s *spares) device(like *grant.Spare) (*dataplane.Device, error) {
 	provider, options := like.Device()
-	key := device{provider, options}
+	return s.deviceOf(device{provider, options})
+}
+
+func (s *spares) deviceOf(key device) (*dataplane.Device, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	dev := s.devs[key]
-	if dev == nil {
-		var err error
-		if dev, err = dataplane.Open(provider, options); err != nil {
-			return nil, err
-		}
-		s.devs[key] = dev
+	o := s.devs[key]
+	if o == nil {
+		o = &deviceOnce{}
+		s.devs[key] = o
 	}
-	return dev, nil
+	s.mu.Unlock()
+	o.once.Do(func() { o.dev, o.err = s.open(key.provider, key.options) })
+	if o.err != nil { // the next one tries again
+		s.mu.Lock()
+		if s.devs[key] == o {
+			delete(s.devs, key)
+		}
+		s.mu.Unlock()
+	}
+	return o.dev, o.err
 }
 
 // start starts one spare lease. On verbs, the channels pass through a broker. If that is not possible, for example because the executor has an
@@ -357,7 +373,7 @@ func (s *spares) close() {
 	for _, b := range s.brokers {
 		b.Close()
 	}
-	for _, dev := range s.devs {
-		dev.Close()
+	for _, o := range s.devs {
+		o.dev.Close()
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
 // Spare leases follow demand. A lease that gets new workers soon after another one adds a spare lease. One that nobody took removes one.
@@ -70,5 +72,34 @@ func TestPauseAfterRefusedSpareLeases(t *testing.T) {
 	}
 	if d.tried(now, refused); now.Before(d.again) {
 		t.Error("a pause after one refusal")
+	}
+}
+
+// While a driver opens a device, the agent still answers leases, which need the mutex of the spare leases. A failed attempt is not remembered.
+func TestOpeningADeviceHoldsNobodyUp(t *testing.T) {
+	began, answer := make(chan struct{}), make(chan error)
+	s := &spares{devs: make(map[device]*deviceOnce)}
+	s.open = func(string, dataplane.Options) (*dataplane.Device, error) {
+		began <- struct{}{}
+		return nil, <-answer
+	}
+	for range 2 {
+		result := make(chan error, 1)
+		go func() {
+			_, err := s.deviceOf(device{provider: dataplane.Verbs})
+			result <- err
+		}()
+		<-began
+		free := s.mu.TryLock()
+		if free {
+			s.mu.Unlock()
+		}
+		answer <- dataplane.ErrBusy
+		if err := <-result; !errors.Is(err, dataplane.ErrBusy) {
+			t.Errorf("opened with error %v, want %v", err, dataplane.ErrBusy)
+		}
+		if !free {
+			t.Fatal("the mutex is held while the device is opened")
+		}
 	}
 }
