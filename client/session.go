@@ -109,15 +109,18 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 			return nil, err
 		}
 		return s, nil
-	}, func(s *Session) { _ = s.Close() })
+	}, func(s *Session) { _ = s.Close() }, func() {})
 }
 
-// within runs f, which blocks in C. When the context ends first it returns at once: f goes on, and what it returns is undone.
-func within[T any](ctx context.Context, op string, f func() (T, error), undo func(T)) (none T, err error) {
+// within runs f, which blocks in C. When the context ends first it returns at once: f goes on, and what it returns is undone. over is called
+// when neither f nor undo runs any more.
+func within[T any](ctx context.Context, op string, f func() (T, error), undo func(T), over func()) (none T, err error) {
 	if ctx.Done() == nil {
+		defer over()
 		return f()
 	}
 	if ctx.Err() != nil {
+		over()
 		return none, contextError(ctx, op, "before it began", false)
 	}
 	type result struct {
@@ -126,6 +129,7 @@ func within[T any](ctx context.Context, op string, f func() (T, error), undo fun
 	}
 	done := make(chan result)
 	go func() {
+		defer over()
 		v, err := f()
 		select {
 		case done <- result{v, err}:
@@ -156,14 +160,11 @@ func (s *Session) begin(op string) (end func(), err error) {
 
 // during is within for an operation of a session.
 func during[T any](ctx context.Context, s *Session, op string, f func() (T, error), undo func(T)) (none T, err error) {
-	return within(ctx, op, func() (T, error) {
-		end, err := s.begin(op)
-		if err != nil {
-			return none, err
-		}
-		defer end()
-		return f()
-	}, undo)
+	end, err := s.begin(op)
+	if err != nil {
+		return none, err
+	}
+	return within(ctx, op, f, undo, end)
 }
 
 // Cached returns how many released leases the session caches now.

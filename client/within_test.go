@@ -1,0 +1,32 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+)
+
+// What an operation leaves when its context ends is undone before the session may be closed.
+func TestUndoneBeforeItIsOver(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancelled, undone, over := make(chan struct{}), make(chan struct{}), make(chan bool)
+	_, err := within(ctx, "test", func() (int, error) {
+		cancel()
+		<-cancelled
+		return 1, nil
+	}, func(int) { close(undone) }, func() {
+		select {
+		case <-undone:
+			over <- true
+		default:
+			over <- false
+		}
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	close(cancelled)
+	if !<-over {
+		t.Error("it is over before it is undone")
+	}
+}
