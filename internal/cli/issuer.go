@@ -124,9 +124,12 @@ func newClusterEnrolCode(a *app) *cobra.Command {
 			"With --node, the certificate is only for these names and addresses. The first one is the node's name. Without --node, the node\n" +
 			"chooses names that no other node known to the issuer has (rfaas cluster nodes).",
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(c *cobra.Command, _ []string) error {
 			if life < time.Second || life > 30*day {
 				return a.BadUsage(fmt.Errorf("--ttl %v is not in 1s..720h", life))
+			}
+			if c.Flags().Changed("node") && len(hosts) == 0 {
+				return a.BadUsage(errors.New("--node is empty: leave it out for a code with which the node chooses its names"))
 			}
 			cl, err := identity.OpenCluster(dir)
 			if err != nil {

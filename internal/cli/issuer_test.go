@@ -99,6 +99,7 @@ func TestClusterJoin(t *testing.T) {
 	s.bad(1, "malformed or incomplete", "cluster", "join", code[:len(code)-1], "--host", "node7", "--identity-dir", s.in("other"))
 	s.bad(2, "want either a code", "cluster", "join")
 	s.bad(2, "--ttl", "cluster", "enrol-code", "--ttl", "0s")
+	s.bad(2, "--node is empty", "cluster", "enrol-code", "--node", "")
 	s.bad(2, "node-life", "cluster", "serve", "--node-life", "1s")
 	s.bad(2, "unknown flag", "cluster", "serve", "--nonsense")
 	s.bad(1, "no cluster", "cluster", "serve", "--dir", s.in("none"))
