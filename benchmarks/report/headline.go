@@ -38,7 +38,8 @@ var headlineRows = []struct {
 func HeadlineTable(d *Data, dir string) (string, error) {
 	var b strings.Builder
 	b.WriteString("Round trips of a call from a C client to a function that returns its input: median, and 99th percentile (p99). The floor is the\n" +
-		"median round trip of a minimal program that moves the same bytes between the same two processors. Batches of both alternate")
+		"median round trip of a minimal program that moves the same bytes between the same two processors. Both are measured in turn, in many\n" +
+		"pairs. The ratio is that of a pair, in the median")
 	if len(d.Machine) > 0 {
 		fmt.Fprintf(&b, ".\n%s", strings.TrimSuffix(strings.Join(d.Machine, "; "), "."))
 	}
