@@ -63,6 +63,12 @@ static void count(tcp_dev *dev, uint64_t *what) {
     pthread_mutex_unlock(&dev->lock);
 }
 
+/* Drops a connection and counts it, before its peer can see the end. */
+static void drop_counted(tcp_dev *dev, pending_conn *s) {
+    count(dev, &dev->counts.dropped);
+    drop(s);
+}
+
 /* Sets the timer to the deadline of the oldest pending connection. */
 static void set_timer(tcp_listener *l) {
     const pending_conn *s = oldest(l);
@@ -76,10 +82,8 @@ static void drop_late(tcp_dev *dev, tcp_listener *l) {
     ssize_t got = read(l->timer_fd, &n, sizeof n);
     (void)got;
     int64_t now = dp_now_ns();
-    for (pending_conn *s; (s = oldest(l)) && now - s->since >= DP_TCP_HELLO_MS * MS;) {
-        drop(s);
-        count(dev, &dev->counts.dropped);
-    }
+    for (pending_conn *s; (s = oldest(l)) && now - s->since >= DP_TCP_HELLO_MS * MS;)
+        drop_counted(dev, s);
     set_timer(l);
 }
 
@@ -102,8 +106,7 @@ static void hear(tcp_dev *dev, tcp_listener *l, pending_conn *s) {
         s->id = 0;
         dp_tcp_hand(&dev->d, s->fd, s->hello, NULL);
     } else {
-        drop(s);
-        count(dev, &dev->counts.dropped);
+        drop_counted(dev, s);
     }
     set_timer(l);
 }
@@ -118,20 +121,16 @@ static void accept_connection(tcp_dev *dev, tcp_listener *l) {
             listen_on(l, false);
             return;
         }
-        drop(s);
-        count(dev, &dev->counts.dropped);
+        drop_counted(dev, s);
     }
     count(dev, &dev->counts.accepted);
     pending_conn *s = free_place(l);
-    if (!s) {
-        drop(s = oldest(l));
-        count(dev, &dev->counts.dropped);
-    }
+    if (!s)
+        drop_counted(dev, s = oldest(l));
     *s = (pending_conn){.id = l->next_id++, .fd = fd, .since = dp_now_ns()};
     struct epoll_event ev = {.events = EPOLLIN, .data.u64 = s->id};
     if (epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, fd, &ev)) {
-        drop(s);
-        count(dev, &dev->counts.dropped);
+        drop_counted(dev, s);
         return;
     }
     set_timer(l);
