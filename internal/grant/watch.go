@@ -17,7 +17,7 @@ import (
 const (
 	// watchBound is how long an event stream may stay broken before the executor counts as lost.
 	watchBound = 3 * time.Second
-	// openBound is how long a stream may take to begin.
+	// openBound is how long a stream may take to begin. After a break, all attempts together may take that long.
 	openBound = 6 * time.Second
 	// An executor says how often it sends events, at most maxPromise. It counts as lost after silentTimes such intervals without
 	// an event.
@@ -212,8 +212,9 @@ func (h *Held) StopWatch() {
 func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 	var brokenSince time.Time
 	pause, tries := 20*time.Millisecond, 0 // tries: refusals in a row
+	bound := openBound
 	for {
-		end, opened, err := h.stream(ctx, handle)
+		end, opened, err := h.stream(ctx, handle, bound)
 		switch {
 		case ctx.Err() != nil:
 			return Event{}, false
@@ -242,12 +243,18 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, 500*time.Millisecond)
+		bound = reopenBound(time.Since(brokenSince))
 		if refused {
 			pause = untilRefused(tries)
 			tries++
+			bound = openBound
 		}
 	}
 }
+
+// reopenBound returns how long the next attempt to open a stream may take that has been broken for so long. Without it, an attempt that begins
+// late would make the loss of an executor known later than a client waits for a new worker.
+func reopenBound(broken time.Duration) time.Duration { return max(openBound-broken, watchBound) }
 
 // lost returns the event of a lease whose executor cannot be reached. The detail of err begins with the executor's address.
 func lost(err error) Event {
@@ -259,12 +266,12 @@ func lost(err error) Event {
 	return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "lost: executor " + why}
 }
 
-// stream follows one event stream until it breaks. opened reports whether the stream was established.
-func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, opened bool, err error) {
+// stream follows one event stream until it breaks. It may take until bound to begin. opened reports whether it was established.
+func (h *Held) stream(ctx context.Context, handle func(Event), bound time.Duration) (end *Event, opened bool, err error) {
 	const op = "follow the lease"
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ear := newEar(openBound)
+	ear := newEar(bound)
 	go ear.listen(ctx, cancel)
 	s, err := h.cl.Events(ctx, &control.EventsRequest{LeaseId: h.ID})
 	for err == nil {

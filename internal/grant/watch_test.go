@@ -167,3 +167,15 @@ func TestSilenceWithoutPromise(t *testing.T) {
 		t.Errorf("a stream that never begins: %v", err)
 	}
 }
+
+// However late the last attempt to open a broken stream begins, the loss of the executor is known within openBound of the break.
+func TestReopenBound(t *testing.T) {
+	for broken := time.Duration(0); broken <= watchBound; broken += watchBound / 30 {
+		if bound := reopenBound(broken); broken+bound > openBound {
+			t.Errorf("broken for %v: the next attempt may take %v, together more than %v", broken, bound, openBound)
+		}
+	}
+	if bound := reopenBound(time.Hour); bound != watchBound { // this process was stopped
+		t.Errorf("after a pause of this process: %v, want %v", bound, watchBound)
+	}
+}

@@ -63,7 +63,7 @@ func (m machine) command(w *world, env []string, program string, args []string) 
 // shell runs a script on the machine and returns its output.
 func (m machine) shell(t testing.TB, script string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second) // also while the test cleans up
 	defer cancel()
 	args := []string{"sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; " + script}
 	if m == there {
@@ -74,6 +74,21 @@ func (m machine) shell(t testing.TB, script string) string {
 		t.Fatalf("%s: %v\n%s", script, err, out)
 	}
 	return string(out)
+}
+
+// explain logs, if the test fails, what the RDMA devices and the network of both machines have counted. It tells a device that passes no packet
+// any more from a fault of rfaas.
+func explain(t testing.TB) {
+	const script = `cd /sys/class/infiniband; for d in *; do grep -H . "$d"/ports/1/state "$d"/ports/1/hw_counters/*; done
+		ip -s link; ip neigh; cat /proc/net/snmp /proc/softirqs; dmesg | tail -n 20`
+	before := [2]string{here.shell(t, script), there.shell(t, script)}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for i, m := range []machine{here, there} {
+				t.Logf("machine %d before the test:\n%s\nnow:\n%s", i+1, before[i], m.shell(t, script))
+			}
+		}
+	})
 }
 
 // trouble is a way in which a network fails.

@@ -240,6 +240,7 @@ func downForASecond(t *testing.T, how trouble) {
 // After half a minute without a carrier, soft-RoCE of Linux 6.1 failed each new queue pair for 30 s or more, while TCP worked.
 func TestCutOffForHalfAMinute(t *testing.T) {
 	twoMachines(t)
+	explain(t)
 	p := newPairOn(t, "c", there, here, here)
 	second := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond, timeout: callerBound})
 	p.ready(second)
