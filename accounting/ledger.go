@@ -204,7 +204,7 @@ func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 	return errors.Join(bad...)
 }
 
-// mergeSome merges entries in one transaction. bad are the errors of those that it has left out.
+// mergeSome merges entries in one transaction. bad has an error for each entry that it has left out.
 func (l *Ledger) mergeSome(now time.Time, entries []Entry) (bad []error, _ error) {
 	booked := make([]Use, len(entries))
 	err := l.update(func(tx *writing) error {

@@ -251,7 +251,7 @@ type nodeRow struct {
 	State  string   `json:"state"` // valid, expired or revoked
 }
 
-// nodeRows returns the listed certificates for a name or an address; "" means all. With an error, it returns those that could be read.
+// nodeRows returns the listed certificates for a name or an address; "" means all. Beside an error, it returns the certificates that it could read.
 func nodeRows(cl *identity.Cluster, name string) ([]nodeRow, error) {
 	revoked, err := cl.Revocations()
 	if err != nil {

@@ -100,7 +100,7 @@ func (s *Brokered) Pack() (endpoint int, channels []Packed, err error) {
 	return channels[0].Files[0], channels, nil // a process that takes them over makes a queue of its own, and needs no particular descriptor
 }
 
-// Close closes this process's descriptors of the channels, and ends those that are not served.
+// Close closes this process's descriptors of the channels, and ends the channels that no broker serves.
 func (s *Brokered) Close() {
 	for _, one := range s.all {
 		C.dp_brokered_drop(one)
