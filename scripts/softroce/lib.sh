@@ -283,7 +283,7 @@ vm_boot() {
 		-machine "pc,usb=off,vmport=off" -accel tcg,thread=multi -cpu max
 		-smp "$CPUS" -m "$MEMORY"
 		-kernel "$KERNEL" -initrd "$INITRAMFS"
-		-append "console=ttyS0 quiet panic=-1 oops=panic softlockup_panic=1 watchdog_thresh=60 tsc=reliable clocksource=tsc $CLOCK mitigations=off random.trust_cpu=on net.ifnames=0"
+		-append "console=ttyS0 quiet panic=-1 oops=panic softlockup_panic=1 watchdog_thresh=60 hung_task_panic=1 tsc=reliable clocksource=tsc $CLOCK mitigations=off random.trust_cpu=on net.ifnames=0"
 		-chardev "file,id=console,path=$(qemu_quote "$dir/console")" -serial chardev:console
 		-netdev "${VM_NET[$name]},id=net0" -device "virtio-net-pci,netdev=net0,romfile=,mac=52:54:00:77:00:0${VM_ADDRESS[$name]##*.}"
 		-virtfs "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"

@@ -43,7 +43,7 @@ func (c *led) finish(kill bool) {
 	}
 }
 
-// onNode ends a test on verbs, where a connection cannot leave its process. The softroce lane leaves out what is named TestCachedLease.
+// onNode ends a test on verbs, where a connection cannot leave its process. not_here in tests/run and the Makefile name these tests.
 func onNode(t *testing.T) {
 	t.Helper()
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
