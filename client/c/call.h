@@ -147,6 +147,7 @@ typedef struct call_plan {
     bool result_in_place; /* the result is */
     bool full_is_busy; /* return RFAAS_BUSY if a living worker is full, and do not wait for replacements of other workers */
     bool batch; /* dp_channel_batch; the caller owns the lease */
+    size_t keep; /* rfaas_call_options.keep */
 } call_plan;
 
 /* Returns the deadline of an attempt that begins now. */
@@ -218,9 +219,9 @@ __attribute__((cold)) int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfa
                                              size_t in_size, const void *out, size_t capacity);
 __attribute__((cold)) int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, size_t in_size,
                                               size_t capacity);
-/* Sets the error for a result larger than its capacity. */
+/* Sets the error for a result larger than its capacity, which is not kept. p: the pieces of the call, or NULL. */
 __attribute__((cold)) int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, uint32_t size,
-                                                     uint32_t capacity);
+                                                     uint32_t capacity, const rfaas_call_pieces *p);
 /* Sets the thread's error to the message of a function that failed. */
 __attribute__((cold)) void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker,
                                                   const void *text, uint32_t size);
@@ -228,6 +229,22 @@ __attribute__((cold)) void rfaas_api_keep_message(const rfaas_lease *l, rfaas_fu
 /* rfaas_invoke for checked arguments and a thread that is inside. *here: the function has run in this process. The error's text is set,
  * except for DP_RESULT_TOO_LARGE without *here. */
 int rfaas_api_invoke(rfaas_lease *l, const call_args *a, uint32_t *got, bool *here);
+
+/* ---- kept.c: results that are larger than the caller's memory ---- */
+
+/* Adds memory behind the pieces of `out`, so that they have room for plan->keep bytes. Sets the error if it fails. */
+int rfaas_api_keep_room(const rfaas_lease *l, const char *op, call_args *a, size_t capacity);
+/* Returns RFAAS_OK if the result of a call that has succeeded fits into the caller's memory. Otherwise keeps it, and returns
+ * RFAAS_RESULT_TOO_LARGE with the error set. */
+int rfaas_api_keep(const rfaas_lease *l, const char *op, rfaas_function fn, const rfaas_call_pieces *p, uint32_t size);
+/* The thread's last call with RFAAS_RESULT_TOO_LARGE is another one, whose result is not kept. */
+void rfaas_api_forget_kept(void);
+
+/* ---- pieces.c ---- */
+
+/* The rest of rfaas_invoke and rfaas_iinvoke for a call with rfaas_call_options.keep. The arguments were checked. */
+__attribute__((cold)) int rfaas_api_invoke_keeping(rfaas_lease *l, call_args *a, size_t capacity, size_t *out_size);
+__attribute__((cold)) int rfaas_api_iinvoke_keeping(rfaas_lease *l, call_args *a, size_t capacity, rfaas_request *request);
 
 /* ---- shared.c: for threads inside a shared lease ---- */
 

@@ -81,6 +81,8 @@ typedef enum rfaas_request_state { RFAAS_REQ_FREE = 0, RFAAS_REQ_FLYING, RFAAS_R
 /* A payload and a result in pieces. */
 typedef struct rfaas_call_pieces {
     dp_pieces in, out;
+    void *rest;      /* from malloc: out's pieces, and memory for a result that is larger than the caller's (kept.c). NULL: none */
+    size_t capacity; /* with `rest`: bytes of the caller's pieces */
 } rfaas_call_pieces;
 
 typedef struct rfaas_request_slot {

@@ -145,7 +145,7 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
         int64_t now = dp_now_ns();
         p->deadline = timeout > INT64_MAX - now ? 0 : now + timeout;
     }
-    if (o->struct_size < sizeof *o)
+    if (o->struct_size < offsetof(rfaas_call_options, attempt_ns) + sizeof o->attempt_ns)
         return RFAAS_OK;
     if (o->attempt_ns < 0 || o->attempt_ns > INT64_MAX / 2)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: attempt_ns %lld is negative or too large", op, (long long)o->attempt_ns);
@@ -157,6 +157,8 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
     p->in_place = o->flags & RFAAS_CALL_IN_PLACE;
     p->repeats = o->repeats;
     p->attempt = o->repeats ? o->attempt_ns : 0;
+    if (o->struct_size >= offsetof(rfaas_call_options, keep) + sizeof o->keep)
+        p->keep = o->keep < SIZE_MAX ? (size_t)o->keep : SIZE_MAX;
     return RFAAS_OK;
 }
 
@@ -194,7 +196,11 @@ int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn,
                           (unsigned long long)l->cfg.bulk);
 }
 
-int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, uint32_t size, uint32_t capacity) {
+int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, uint32_t size, uint32_t capacity,
+                               const rfaas_call_pieces *p) {
+    if (p && p->rest)
+        return rfaas_api_fail(RFAAS_RESULT_TOO_LARGE, RFAAS_MAYBE_EXECUTED, "%s %s: result of %u bytes, the capacity is %zu, and at most %u bytes are kept",
+                              op, function_name(l, fn), size, p->capacity, capacity);
     if (size <= capacity) /* the result could not be in place */
         capacity = cut_capacity(l, capacity);
     return rfaas_api_fail(RFAAS_RESULT_TOO_LARGE, RFAAS_MAYBE_EXECUTED, "%s %s: result of %u bytes, the capacity is %u", op,
@@ -503,6 +509,8 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
     if (UNLIKELY(in_size > UINT32_MAX))
         return leave(l, rfaas_api_too_large(l, "invoke", fn, in_size, capacity));
     uint32_t got = 0, room = cut_capacity(l, capacity);
+    if (UNLIKELY(options != NULL) && p.keep > capacity)
+        return leave(l, rfaas_api_invoke_keeping(l, &(call_args){.p = &p, .fn = fn, .in = in, .in_size = (uint32_t)in_size, .out = out}, capacity, out_size));
     if (UNLIKELY(p.in_place)) {
         if ((st = rfaas_api_plan_in_place(l, "invoke", fn, &p, in, in_size, out, capacity)))
             return leave(l, st);
@@ -536,7 +544,8 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         if (status != DP_RESULT_TOO_LARGE)
             return leave(l, status);
         if (!here) /* otherwise its text is set */
-            rfaas_api_result_too_large(l, "invoke", fn, got, room);
+            rfaas_api_result_too_large(l, "invoke", fn, got, room, NULL);
+        rfaas_api_forget_kept();
     }
     if (out_size)
         *out_size = got;

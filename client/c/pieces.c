@@ -44,6 +44,26 @@ static int check_call(rfaas_lease *l, const char *op, const rfaas_call_options *
         st = rfaas_api_too_large(l, op, a->fn, size, capacity);
     a->in_size = (uint32_t)size;
     a->room = cut_capacity(l, capacity);
+    if (!st && UNLIKELY(plan->keep > capacity))
+        st = rfaas_api_keep_room(l, op, a, capacity);
+    return st;
+}
+
+/* Makes the call, and frees the memory for a larger result. */
+static int invoke(rfaas_lease *l, const char *op, const call_args *a, size_t *out_size) {
+    uint32_t got = 0;
+    bool here;
+    int st = rfaas_api_invoke(l, a, &got, &here);
+    if (LIKELY(st == DP_OK)) {
+        st = rfaas_api_keep(l, op, a->fn, a->pieces, got);
+    } else if (st == DP_RESULT_TOO_LARGE) {
+        if (!here) /* otherwise its text is set */
+            rfaas_api_result_too_large(l, op, a->fn, got, a->room, a->pieces);
+        rfaas_api_forget_kept();
+    }
+    if (out_size && (LIKELY(st == DP_OK) || st == DP_RESULT_TOO_LARGE))
+        *out_size = got;
+    free(a->pieces->rest);
     return st;
 }
 
@@ -60,18 +80,26 @@ int rfaas_invokev(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size
     call_args a = {.p = &p, .fn = fn, .pieces = &pieces};
     if ((st = check_call(l, op, options, &p, &a)))
         return leave(l, st);
-    uint32_t got = 0;
-    bool here;
-    st = rfaas_api_invoke(l, &a, &got, &here);
-    if (UNLIKELY(st == DP_RESULT_TOO_LARGE) && !here)
-        rfaas_api_result_too_large(l, op, fn, got, a.room);
-    if (out_size && (LIKELY(st == DP_OK) || st == DP_RESULT_TOO_LARGE))
-        *out_size = got;
-    return leave(l, st);
+    return leave(l, invoke(l, op, &a, out_size));
+}
+
+/* A call in one piece, as one with pieces. */
+static rfaas_call_pieces whole(const call_args *a, dp_piece *in, dp_piece *out, size_t capacity) {
+    *in = (dp_piece){(void *)a->in, a->in_size, 1, 0};
+    *out = (dp_piece){a->out, capacity, 1, 0};
+    return (rfaas_call_pieces){.in = {in, 1}, .out = {out, 1}};
+}
+
+int rfaas_api_invoke_keeping(rfaas_lease *l, call_args *a, size_t capacity, size_t *out_size) {
+    dp_piece in, out;
+    rfaas_call_pieces pieces = whole(a, &in, &out, capacity);
+    a->pieces = &pieces;
+    int st = rfaas_api_keep_room(l, "invoke", a, capacity);
+    return st ? st : invoke(l, "invoke", a, out_size);
 }
 
 /* Returns a copy of the arrays of pieces, from malloc, because the caller may change or free its arrays before the request ends. */
-static rfaas_call_pieces *keep(const rfaas_call_pieces *from) {
+static rfaas_call_pieces *copy(const rfaas_call_pieces *from) {
     size_t all;
     if (__builtin_add_overflow(from->in.n, from->out.n, &all) || all > (SIZE_MAX - sizeof *from) / sizeof(dp_piece))
         return NULL;
@@ -83,8 +111,32 @@ static rfaas_call_pieces *keep(const rfaas_call_pieces *from) {
         memcpy(at, from->in.at, from->in.n * sizeof *at);
     if (from->out.n)
         memcpy(at + from->in.n, from->out.at, from->out.n * sizeof *at);
-    *p = (rfaas_call_pieces){.in = {at, from->in.n}, .out = {at + from->in.n, from->out.n}};
+    *p = (rfaas_call_pieces){{at, from->in.n}, {at + from->in.n, from->out.n}, from->rest, from->capacity};
     return p;
+}
+
+/* Starts the call. The request owns the memory for a larger result. */
+static int start(rfaas_lease *l, const char *op, call_args *a, rfaas_request *request) {
+    const rfaas_call_pieces *p = a->pieces;
+    rfaas_request_slot *r;
+    int st;
+    if (!(a->pieces = copy(p)))
+        st = rfaas_api_fail(RFAAS_FATAL, 0, "%s %s: out of memory for %zu and %zu pieces", op, function_name(l, a->fn), p->in.n, p->out.n);
+    else if (!(st = rfaas_api_start_pieces(l, op, a, &r)))
+        *request = r->id;
+    if (st) {
+        free(p->rest);
+        free(a->pieces);
+    }
+    return st;
+}
+
+int rfaas_api_iinvoke_keeping(rfaas_lease *l, call_args *a, size_t capacity, rfaas_request *request) {
+    dp_piece in, out;
+    rfaas_call_pieces pieces = whole(a, &in, &out, capacity);
+    a->pieces = &pieces;
+    int st = rfaas_api_keep_room(l, "iinvoke", a, capacity);
+    return st ? st : start(l, "iinvoke", a, request);
 }
 
 int rfaas_iinvokev(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size_t in_count, const rfaas_piece *out, size_t out_count,
@@ -110,13 +162,5 @@ int rfaas_api_iinvokev_for(rfaas_lease *l, rfaas_function fn, const rfaas_piece 
     call_args a = {.p = &p, .fn = fn, .pieces = &pieces};
     if ((st = check_call(l, op, options, &p, &a)))
         return leave(l, st);
-    if (!(a.pieces = keep(&pieces)))
-        return leave(l, rfaas_api_fail(RFAAS_FATAL, 0, "%s %s: out of memory for %zu and %zu pieces", op, function_name(l, fn), in_count,
-                                       out_count));
-    rfaas_request_slot *r;
-    if ((st = rfaas_api_start_pieces(l, op, &a, &r)))
-        free(a.pieces);
-    else
-        *request = r->id;
-    return leave(l, st);
+    return leave(l, start(l, op, &a, request));
 }

@@ -136,7 +136,7 @@ static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_req
     if (r->text)
         rfaas_api_fail_code(status, r->started, r->code, "%s", r->text);
     else if (status == DP_RESULT_TOO_LARGE)
-        rfaas_api_result_too_large(l, op, r->function, r->size, r->capacity);
+        rfaas_api_result_too_large(l, op, r->function, r->size, r->capacity, r->pieces);
     else
         status = rfaas_api_explain(l, op, r->function, r->worker, status, r->started);
     if (r->repeats && status != DP_RESULT_TOO_LARGE) {
@@ -155,6 +155,10 @@ int rfaas_api_report(rfaas_lease *l, rfaas_request_slot *r, const char *op, size
     else
         note_no_worker();
     int status = LIKELY(r->status == DP_OK) ? DP_OK : ended_badly(l, r, op);
+    if (UNLIKELY(r->pieces != NULL) && status == DP_OK)
+        status = rfaas_api_keep(l, op, r->function, r->pieces, r->size);
+    else if (UNLIKELY(status == DP_RESULT_TOO_LARGE))
+        rfaas_api_forget_kept();
     if (out_size && (LIKELY(status == DP_OK) || status == DP_RESULT_TOO_LARGE))
         *out_size = r->size;
     give_request(l, r);

@@ -31,6 +31,7 @@ static inline void give_request(rfaas_lease *l, rfaas_request_slot *r) {
     free(r->text);
     r->text = NULL;
     if (UNLIKELY(r->pieces != NULL)) {
+        free(r->pieces->rest);
         free(r->pieces);
         r->pieces = NULL;
     }

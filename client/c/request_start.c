@@ -294,6 +294,8 @@ static ALWAYS_INLINE int iinvoke(rfaas_lease *l, rfaas_function fn, const void *
         return leave(l, st);
     if (UNLIKELY(in_size > UINT32_MAX))
         return leave(l, rfaas_api_too_large(l, "iinvoke", fn, in_size, capacity));
+    if (UNLIKELY(options != NULL) && p.keep > capacity)
+        return leave(l, rfaas_api_iinvoke_keeping(l, &(call_args){.p = &p, .fn = fn, .in = in, .in_size = (uint32_t)in_size, .out = out}, capacity, request));
     if (UNLIKELY(p.in_place) && (st = rfaas_api_plan_in_place(l, "iinvoke", fn, &p, in, in_size, out, capacity)))
         return leave(l, st);
     rfaas_request_slot *r;

@@ -169,6 +169,22 @@ RFAAS_API int32_t rfaas_function_code(void);
  * (RFAAS_LEASE_LOCAL). */
 RFAAS_API int rfaas_call_worker(void);
 
+/* rfaas_kept_result returns a result that was larger than the capacity of its call.
+ *
+ *   out: receives the result; may be NULL if capacity is 0.
+ *   out_size: bytes of the result. Also set with RFAAS_RESULT_TOO_LARGE.
+ *
+ * Returns the result of this thread's last call that ended with RFAAS_RESULT_TOO_LARGE, if
+ * rfaas_call_options.keep allowed the library to keep it. A call that a thread waits for belongs to
+ * that thread. The library keeps one result for each thread, until this function has returned it,
+ * until another call of the thread ends with RFAAS_RESULT_TOO_LARGE, or until the thread ends. So with
+ * rfaas_waitall, wait for such calls one by one.
+ *
+ * Errors:
+ *   RFAAS_INVALID: no result is kept.
+ *   RFAAS_RESULT_TOO_LARGE: `capacity` is too small. The result stays. */
+RFAAS_API int rfaas_kept_result(void *out, size_t capacity, size_t *out_size);
+
 /* ---- library ---- */
 
 /* rfaas_init starts the library.
@@ -890,10 +906,17 @@ typedef struct rfaas_call_options {
     uint32_t repeats;
     uint32_t flags;       /* RFAAS_CALL_* or 0 */
     int64_t attempt_ns;   /* with repeats: time limit of one attempt; 0: until timeout_ns */
+    /* If the result is larger than the capacity, but not than this many bytes, the library keeps it.
+     * The call ends with RFAAS_RESULT_TOO_LARGE and sets *out_size. Then rfaas_kept_result returns the
+     * result, and the function does not run again. 0: keep no result. The larger one of `capacity` and
+     * `keep` is what the function may return, and counts as the capacity for `bulk` and the lease's
+     * limits. If the result is kept, the contents of `out` are undefined. RFAAS_CALL_IN_PLACE has no
+     * effect on a call whose `keep` is larger than its capacity. */
+    uint64_t keep;
 } rfaas_call_options;
 
 #define RFAAS_CALL_OPTIONS_INIT \
-    { sizeof(rfaas_call_options), RFAAS_ANY_WORKER, 0, 0, 0, 0 }
+    { sizeof(rfaas_call_options), RFAAS_ANY_WORKER, 0, 0, 0, 0, 0 }
 
 /* RFAAS_CALL_KILL: If the time limit of the call or of its attempt passes while the function may be
  * running, the executor kills the worker at once, and the lease gets a new one in its place. The call

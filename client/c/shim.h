@@ -48,7 +48,7 @@ static inline rfaas_shim_error *rfaas_shim_error_of(uint64_t error) { return (rf
 
 static inline rfaas_call_options rfaas_shim_options(int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
                                                     uint32_t flags) {
-    return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats, flags, attempt_ns};
+    return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats, flags, attempt_ns, 0};
 }
 
 static inline void rfaas_shim_invoke(uintptr_t l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,

@@ -269,6 +269,7 @@ struct call_options : rfaas_call_options {
     call_options &kill_late() { return flags |= RFAAS_CALL_KILL, *this; } /* end the worker at the time limit */
     call_options &each_within(std::chrono::nanoseconds t) { return attempt_ns = t.count(), *this; } /* one attempt */
     call_options &with(call_flags more) { return flags |= static_cast<std::uint32_t>(more), *this; }
+    call_options &keeping(std::size_t bytes) { return keep = bytes, *this; } /* for kept_result */
     call_options &in_place() { return with(call_flags::in_place); } /* no copy of data in a buffer */
 };
 
@@ -452,6 +453,20 @@ inline std::size_t wait_any_for(span<request> requests, std::chrono::nanoseconds
 
 /* The index of the worker of this thread's last call. any_worker: there was none, or it has run in this process. */
 inline int call_worker() noexcept { return rfaas_call_worker(); }
+
+/* The result of this thread's last call that threw result_too_large, if the call's option `keep` was large enough. A result whose size is no
+ * multiple of the size of T throws std::length_error, and stays. */
+template <class T> std::vector<T> kept_result() {
+    std::size_t size = 0;
+    int status = rfaas_kept_result(nullptr, 0, &size);
+    if (status != RFAAS_RESULT_TOO_LARGE)
+        check(status);
+    if (size % sizeof(T))
+        throw std::length_error("the kept result has " + std::to_string(size) + " bytes, no multiple of " + std::to_string(sizeof(T)));
+    std::vector<T> result(size / sizeof(T));
+    check(rfaas_kept_result(result.data(), size, &size));
+    return result;
+}
 
 /* Finds an executor for each of `count` leases with these options, and leases nothing. */
 inline std::vector<rfaas_place> places(const session &s, const lease_options &options, std::size_t count) {

@@ -135,10 +135,11 @@ contains
       a%options%seed = string(seed_name, a%seed)
    end subroutine
 
-   function call_options_of(worker, timeout, repeats, attempt, kill, in_place) result(o)
+   function call_options_of(worker, timeout, repeats, attempt, kill, in_place, keep) result(o)
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
       logical, intent(in), optional :: kill, in_place
+      integer(c_size_t), intent(in), optional :: keep
       type(rfaas_call_options_c) :: o
       o%struct_size = int(c_sizeof(o), c_int32_t)
       if (present(worker)) o%worker = worker
@@ -147,6 +148,7 @@ contains
       if (present(attempt)) o%attempt_ns = nanoseconds(attempt)
       if (given(kill)) o%flags = ior(o%flags, RFAAS_CALL_KILL)
       if (given(in_place)) o%flags = ior(o%flags, RFAAS_CALL_IN_PLACE)
+      if (present(keep)) o%keep = keep
    end function
 
    pure logical function given(flag)
@@ -303,7 +305,7 @@ module rfaas
    public :: rfaas_change_function, rfaas_combine_function
 
    public :: rfaas_init, rfaas_finalize, rfaas_version, rfaas_class, rfaas_strerror, rfaas_last_error, rfaas_started, &
-      rfaas_function_code, rfaas_call_worker, rfaas_init_call
+      rfaas_function_code, rfaas_call_worker, rfaas_kept_result, rfaas_init_call
    public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
       rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
       rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
@@ -360,6 +362,20 @@ contains
    integer function rfaas_call_worker()
       rfaas_call_worker = int(rfaas_call_worker_c())
    end function
+
+   !> Returns the result of the last call that ended with RFAAS_RESULT_TOO_LARGE, if its `keep` was large enough.
+   subroutine rfaas_kept_result(out, capacity, out_size, ierror)
+      type(*), dimension(*) :: out
+      integer(c_size_t), intent(in) :: capacity
+      integer(c_size_t), intent(inout), optional :: out_size
+      integer, intent(out), optional :: ierror
+      integer(c_size_t) :: got
+      integer(c_int) :: status
+      got = 0
+      status = rfaas_kept_result_c(out, capacity, got)
+      if (present(out_size)) out_size = got
+      call finish(status, ierror)
+   end subroutine
 
    subroutine finish(status, ierror)
       integer(c_int), intent(in) :: status
@@ -818,9 +834,9 @@ contains
 
    !> in_size and capacity are in bytes, and out_size becomes the bytes of the result. worker counts from 0. repeats and attempt are
    !> those of rfaas_call_options: set them only if the function is idempotent. `kill` sets RFAAS_CALL_KILL, and
-   !> `in_place` RFAAS_CALL_IN_PLACE.
+   !> `in_place` RFAAS_CALL_IN_PLACE. With `keep`, rfaas_kept_result returns a larger result of up to so many bytes.
    subroutine rfaas_invoke(lease, f, in, in_size, out, capacity, out_size, worker, timeout, ierror, repeats, attempt, kill, &
-                           in_place)
+                           in_place, keep)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in) :: in
@@ -830,19 +846,20 @@ contains
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
       logical, intent(in), optional :: kill, in_place
+      integer(c_size_t), intent(in), optional :: keep
       integer, intent(out), optional :: ierror
       integer(c_size_t) :: got
       integer(c_int) :: status
       got = 0
       status = rfaas_invoke_c(lease%handle, f, in, in_size, out, capacity, got, &
-                              call_options_of(worker, timeout, repeats, attempt, kill, in_place))
+                              call_options_of(worker, timeout, repeats, attempt, kill, in_place, keep))
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
 
    !> Starts a call. With repeats, `in` must not change until the request ends.
    subroutine rfaas_iinvoke(lease, f, in, in_size, out, capacity, request, worker, timeout, ierror, repeats, attempt, kill, &
-                            in_place)
+                            in_place, keep)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in), asynchronous :: in
@@ -852,9 +869,10 @@ contains
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
       logical, intent(in), optional :: kill, in_place
+      integer(c_size_t), intent(in), optional :: keep
       integer, intent(out), optional :: ierror
       call finish(rfaas_iinvoke_c(lease%handle, f, in, in_size, out, capacity, &
-                                  call_options_of(worker, timeout, repeats, attempt, kill, in_place), request), ierror)
+                                  call_options_of(worker, timeout, repeats, attempt, kill, in_place, keep), request), ierror)
    end subroutine
 
    !> rfaas_invoke with payload and result in several pieces, which are arrays or sections of arrays:
@@ -864,7 +882,7 @@ contains
    !>     call rfaas_add_piece(in, a(2, :))                        ! a row: strided, not copied
    !>     call rfaas_add_piece(out, b(1:n:2))
    !>     call rfaas_invokev(lease, f, in, out)
-   subroutine rfaas_invokev(lease, f, in, out, out_size, worker, timeout, ierror, repeats, attempt, kill)
+   subroutine rfaas_invokev(lease, f, in, out, out_size, worker, timeout, ierror, repeats, attempt, kill, keep)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(rfaas_pieces), intent(in) :: in, out
@@ -872,12 +890,13 @@ contains
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
       logical, intent(in), optional :: kill
+      integer(c_size_t), intent(in), optional :: keep
       integer, intent(out), optional :: ierror
       integer(c_size_t) :: got
       integer(c_int) :: status
       got = 0
       status = rfaas_invokev_c(lease%handle, f, in%pieces, in%count, out%pieces, out%count, got, &
-                               call_options_of(worker, timeout, repeats, attempt, kill))
+                               call_options_of(worker, timeout, repeats, attempt, kill, keep=keep))
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
@@ -986,7 +1005,7 @@ contains
    end subroutine
 
    !> Starts such a call. The lists may be reused at once. With repeats, the arrays of `in` must not change until the request ends.
-   subroutine rfaas_iinvokev(lease, f, in, out, request, worker, timeout, ierror, repeats, attempt, kill)
+   subroutine rfaas_iinvokev(lease, f, in, out, request, worker, timeout, ierror, repeats, attempt, kill, keep)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(rfaas_pieces), intent(in) :: in, out
@@ -994,9 +1013,10 @@ contains
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
       logical, intent(in), optional :: kill
+      integer(c_size_t), intent(in), optional :: keep
       integer, intent(out), optional :: ierror
       call finish(rfaas_iinvokev_c(lease%handle, f, in%pieces, in%count, out%pieces, out%count, &
-                                   call_options_of(worker, timeout, repeats, attempt, kill), request), ierror)
+                                   call_options_of(worker, timeout, repeats, attempt, kill, keep=keep), request), ierror)
    end subroutine
 
    subroutine rfaas_wait(request, out_size, ierror)

@@ -232,6 +232,7 @@ module rfaas_c
       integer(c_int32_t) :: repeats = 0
       integer(c_int32_t) :: flags = 0
       integer(c_int64_t) :: attempt_ns = 0
+      integer(c_int64_t) :: keep = 0
    end type
 
    type, bind(c) :: rfaas_piece_c
@@ -320,6 +321,14 @@ module rfaas_c
       !> rfaas_call_worker returns the worker of this thread's last call.
       integer(c_int) function rfaas_call_worker_c() bind(c, name='rfaas_call_worker')
          import
+      end function
+
+      !> rfaas_kept_result returns a result that was larger than the capacity of its call.
+      integer(c_int) function rfaas_kept_result_c(out, capacity, out_size) bind(c, name='rfaas_kept_result')
+         import
+         type(*), dimension(*), asynchronous, optional :: out
+         integer(c_size_t), value :: capacity
+         integer(c_size_t), intent(inout), optional :: out_size
       end function
 
       !> rfaas_init starts the library.

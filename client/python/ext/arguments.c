@@ -226,7 +226,41 @@ static int make_result(Plan *p, Function *f, PyObject *first, PyObject *dtype, P
     return 0;
 }
 
+int Plan_keep(Plan *p, int status, size_t size) {
+    if (status != RFAAS_RESULT_TOO_LARGE || p->given || !p->options || size > p->options->keep || !(p->kept = malloc(size)))
+        return status;
+    if (RFAAS.kept_result(p->kept, size, NULL)) {
+        free(p->kept);
+        p->kept = NULL;
+    }
+    return p->kept ? RFAAS_OK : status;
+}
+
+/* A new array with one dimension for a result that was larger than the array for it. */
+static PyObject *kept_array(Plan *p, Function *f, size_t size) {
+    Py_ssize_t itemsize;
+    Py_buffer b;
+    PyObject *dtype = dtype_of(f, p->result, "result", 1, &itemsize), *array = NULL;
+    if (dtype && size % (size_t)itemsize)
+        PyErr_Format(PyExc_ValueError, "%U returned %zu bytes, which is not a multiple of the %zd bytes of %S", f->name, size, itemsize, dtype);
+    else if (dtype) {
+        PyObject *n = PyLong_FromSize_t(size / (size_t)itemsize);
+        array = n ? PyObject_CallFunctionObjArgs(binding_hook_of(HOOK_RESULT), f->name, dtype, n, NULL) : NULL;
+        Py_XDECREF(n);
+    }
+    Py_XDECREF(dtype);
+    if (array && PyObject_GetBuffer(array, &b, PyBUF_WRITABLE)) {
+        Py_CLEAR(array);
+    } else if (array) {
+        memcpy(b.buf, p->kept, size);
+        PyBuffer_Release(&b);
+    }
+    return array;
+}
+
 PyObject *Plan_result(Plan *p, Function *f, size_t size) {
+    if (p->kept)
+        return p->result ? kept_array(p, f, size) : PyBytes_FromStringAndSize(p->kept, (Py_ssize_t)size);
     if (!p->result)
         return PyBytes_FromStringAndSize(p->bytes, (Py_ssize_t)size);
     if (size == (size_t)p->out.len)
@@ -288,6 +322,7 @@ int Plan_make(Plan *p, Function *f, const call_arguments *a) {
     if (take_arguments(p, f, a->values, a->n) ||
         (k.out ? take_out(p, f, k.out) : make_result(p, f, a->n ? a->values[0] : NULL, k.dtype, k.shape)))
         return Plan_free(p), -1;
+    p->given = k.out != NULL;
     if (p->has_out)
         p->capacity = (size_t)p->out.len;
     return 0;
@@ -310,5 +345,6 @@ void Plan_free(Plan *p) {
     p->has_out = false;
     Py_CLEAR(p->result);
     free(p->bytes);
-    p->bytes = NULL;
+    free(p->kept);
+    p->bytes = p->kept = NULL;
 }

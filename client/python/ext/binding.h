@@ -19,7 +19,7 @@
     _(init) _(finalize) _(version) _(last_error) _(started) _(function_code) _(session_open) _(session_close) _(session_cached)               \
     _(session_changes) _(table_put_at) _(table_drop) _(lease_open) _(lease_open_at) _(places) _(lease_open_across) _(lease_release) _(lease_renew) _(lease_event) _(lease_workers)             \
     _(seed_create) _(seed_open) _(seed_name) _(seed_info) _(seed_release) _(lease_info) _(lease_status) _(lease_statistics) _(worker_origin) _(worker_info) _(worker_replace) _(lease_function)                      \
-    _(lease_function_name) _(lease_chain) _(invoke) _(invokev) _(iinvoke) _(iinvokev) _(test) _(waitany_for) _(cancel) _(call_worker) _(lease_descriptor) _(lease_arm) _(map) _(reduce)
+    _(lease_function_name) _(lease_chain) _(invoke) _(invokev) _(iinvoke) _(iinvokev) _(test) _(waitany_for) _(cancel) _(call_worker) _(kept_result) _(lease_descriptor) _(lease_arm) _(map) _(reduce)
 #define BINDING_DECLARE(name) __typeof__(rfaas_##name) *name;
 typedef struct binding_library {
     BINDING_FUNCTIONS(BINDING_DECLARE)
@@ -174,6 +174,8 @@ typedef struct Plan {
     bool has_out, refuse; /* refuse: arguments that are not contiguous */
     PyObject *result; /* an array or the caller's `out`. NULL: bytes */
     char *bytes; /* room for a result that is bytes */
+    char *kept; /* a result that was larger (option keep) */
+    bool given; /* result is the caller's `out` */
     size_t capacity;
     rfaas_call_options own; /* if options points here */
     const rfaas_call_options *options;
@@ -193,6 +195,8 @@ int Plan_make(Plan *p, Function *f, const call_arguments *a);
 int Plan_argument(Plan *p, Function *f, Py_ssize_t number, PyObject *x, Py_buffer *b, rfaas_piece *piece);
 /* The result of a call of `size` bytes, as the caller gets it. */
 PyObject *Plan_result(Plan *p, Function *f, size_t size);
+/* Takes a result that was too large, of a call that this thread has just waited for. Returns the status of the call. */
+int Plan_keep(Plan *p, int status, size_t size);
 void Plan_free(Plan *p);
 /* Gives the buffers of the arguments back, when the library does not read them any more. */
 void Plan_free_inputs(Plan *p);

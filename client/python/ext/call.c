@@ -13,7 +13,7 @@ int Function_option(Function *f, rfaas_call_options *o, PyObject *name, PyObject
     int status = binding_set(o, rfaas_call_options_fields, rfaas_call_options_flags, &o->flags, name, value, NULL);
     if (status > 0)
         PyErr_Format(PyExc_TypeError, "a call of %U has no option %R. The options are out, dtype, shape, capacity, copy, timeout, worker, "
-                     "repeats, attempt, kill and in_place", f->name, name);
+                     "repeats, attempt, kill, keep and in_place", f->name, name);
     return status ? -1 : 0;
 }
 
@@ -62,7 +62,7 @@ static int default_option(Function *f, PyObject *name, PyObject *value) {
     int status = binding_set(&f->options, rfaas_call_options_fields, rfaas_call_options_flags, &f->options.flags, name, value, NULL);
     if (status > 0)
         PyErr_Format(PyExc_TypeError, "%U has no option %R. The options are takes, dtype, shape, capacity, copy, timeout, worker, repeats, attempt, "
-                     "kill and in_place", f->name, name);
+                     "kill, keep and in_place", f->name, name);
     return status ? -1 : 0;
 }
 
@@ -146,6 +146,7 @@ static int call_here(Function *f, Plan *p, size_t *size) {
         status = RFAAS.invokev(l, f->index, p->pieces, (size_t)p->count, &out, 1, size, p->options);
     }
     END_CALL
+    status = Plan_keep(p, status, *size);
     return status ? (binding_raise(status), -1) : 0;
 }
 
@@ -185,6 +186,7 @@ static int call_main(Function *f, Plan *p, size_t *size) {
         status = RFAAS.waitany_for(1, &r, BINDING_LOOK_NS, &index, size);
         END_CALL
     }
+    status = Plan_keep(p, status, *size);
     return status ? (binding_raise(status), -1) : 0;
 }
 

@@ -70,7 +70,7 @@ static void finish(Request *r, const ending *e) {
     unlink_request(r);
     tell_others();
     r->id = RFAAS_REQUEST_NULL;
-    r->status = r->cancelled ? RFAAS_CANCELLED : e->status;
+    r->status = r->cancelled ? RFAAS_CANCELLED : Plan_keep(&r->plan, e->status, e->size);
     r->started = r->cancelled ? RFAAS_MAYBE_EXECUTED : e->started;
     r->code = e->code;
     r->worker = e->worker;

@@ -129,6 +129,7 @@ __attribute__((unused)) static const binding_field rfaas_call_options_fields[] =
     { "timeout", FIELD_SECONDS, offsetof(rfaas_call_options, timeout_ns), sizeof(((rfaas_call_options *)0)->timeout_ns) },
     { "repeats", FIELD_UINT32, offsetof(rfaas_call_options, repeats), sizeof(((rfaas_call_options *)0)->repeats) },
     { "attempt", FIELD_SECONDS, offsetof(rfaas_call_options, attempt_ns), sizeof(((rfaas_call_options *)0)->attempt_ns) },
+    { "keep", FIELD_UINT64, offsetof(rfaas_call_options, keep), sizeof(((rfaas_call_options *)0)->keep) },
     { 0 },
 };
 

@@ -346,6 +346,7 @@ class CallOptions(_TypedDict, total=False):
     timeout: float
     repeats: int
     attempt: float
+    keep: int
     kill: bool
     in_place: bool
 

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
@@ -81,6 +82,30 @@ class Arguments(LeaseCase):
         got = self.echo(a, m[:, 1], m[:, ::2], dtype=float, shape=12)
         np.testing.assert_array_equal(got, np.concatenate([a, m[:, 1], m[:, ::2].ravel()]))
         self.assertEqual(self.echo(b"ab", memoryview(b"cd"), b""), b"abcd")
+
+    def test_larger_results(self):
+        """The option keep: a result larger than the room for it comes without another execution."""
+        x, large = np.arange(100.0), os.urandom(3_000_000)
+        calls = lambda: sum(self.lease.worker_info(i).calls for i in range(self.lease.workers))
+        before = calls()
+        for submit in False, True:
+            call = (lambda *a, **o: self.echo.submit(*a, **o).result()) if submit else self.echo
+            np.testing.assert_array_equal(call(x, shape=2, keep=1 << 20), x)
+            np.testing.assert_array_equal(call(x, shape=2, dtype="i4", keep=1 << 20), x.view("i4"))
+            self.assertEqual(call(large, capacity=100, keep=1 << 22), large)
+            self.assertEqual(call(b"few", capacity=100, keep=1 << 22), b"few")
+            for kind, text, options in [
+                (ValueError, "echo returned 9 bytes, which is not a multiple of the 8 bytes of float64", dict(dtype=float, shape=1, keep=100)),
+                (rfaas.ResultTooLargeError, "at most 8 bytes are kept", dict(capacity=4, keep=8)),
+                (rfaas.ResultTooLargeError, "result of 9 bytes, the capacity is 2", dict(out=bytearray(2), keep=100)),
+            ]:
+                with self.assertRaisesRegex(kind, text):
+                    call(b"123456789", **options)
+        self.assertEqual(calls(), before + 14)
+        kept = self.lease.function("echo", capacity=1, keep=10)
+        self.assertEqual([r.result() for r in [kept.submit(b"x" * n) for n in range(11)]], [b"x" * n for n in range(11)])
+        with ThreadPoolExecutor(4) as threads:
+            self.assertEqual(list(threads.map(kept, [b"%d" % n for n in range(200)])), [b"%d" % n for n in range(200)])
 
     def test_bad_input(self):
         x, fixed = np.arange(4.0), np.arange(4.0)

@@ -280,6 +280,14 @@ int main(int, char **argv) {
         CHECK(rfaas::wait_any(requests) == RFAAS_UNDEFINED);
         CHECK(rfaas::wait_any_for(requests, std::chrono::seconds(30)) == RFAAS_UNDEFINED);
         CHECK(rfaas::call_worker() >= 0);
+        std::vector<decltype(in)::value_type> few(1);
+        bool too_large = false;
+        try {
+            lease.invoke(echo, in, few, rfaas::call_options().keeping(1 << 20));
+        } catch (const rfaas::error &e) {
+            too_large = e.status() == RFAAS_RESULT_TOO_LARGE;
+        }
+        CHECK(too_large && rfaas::kept_result<decltype(in)::value_type>() == in);
         pollfd descriptor{};
         descriptor.fd = lease.descriptor();
         descriptor.events = POLLIN;

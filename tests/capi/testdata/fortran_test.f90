@@ -118,6 +118,13 @@ program fortran_test
    call rfaas_register(lease, many, c_sizeof(many))
    call rfaas_invoke(lease, echo, big, 800000_c_size_t, many, c_sizeof(many), n, ierror=ierror)
    call check(ierror == RFAAS_RESULT_TOO_LARGE .and. n == 800000, 'result too large')
+   call rfaas_kept_result(many, c_sizeof(many), ierror=ierror)
+   call fails(RFAAS_INVALID, 'no result is kept', 'no kept result')
+   call rfaas_invoke(lease, echo, in, c_sizeof(in), many, 8_c_size_t, n, ierror=ierror, keep=c_sizeof(in))
+   call check(ierror == RFAAS_RESULT_TOO_LARGE .and. n == c_sizeof(in), 'a result to keep')
+   out = 0
+   call rfaas_kept_result(out, c_sizeof(out), n)
+   call check(n == c_sizeof(in) .and. all(abs(in - out) <= 0), 'kept result')
    call rfaas_unregister(lease, many)
    call rfaas_invoke(lease, echo, big, 320000_c_size_t, big(50002:), 320000_c_size_t, n, ierror=ierror, in_place=.true.)
    call check(ierror == RFAAS_INVALID, 'a result in place must be aligned')

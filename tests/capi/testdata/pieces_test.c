@@ -120,6 +120,104 @@ static void refused(rfaas_lease *l, rfaas_function echo) {
         CHECK(out[4 + i] == "efgh"[i] || out[4 + i] == "ABCD"[i]);
 }
 
+/* Functions that have returned, in all workers. Not counted for calls in this process. */
+static uint64_t calls_of(rfaas_lease *l) {
+    uint64_t calls = 0;
+    for (int i = 0; i < rfaas_lease_workers(l); i++) {
+        rfaas_worker_details d = {.struct_size = sizeof d};
+        if (rfaas_worker_info(l, i, &d) == RFAAS_OK)
+            calls += d.calls;
+    }
+    return calls;
+}
+
+static void *take_kept(void *size) { /* another thread than the one that has waited */
+    char out[64];
+    FAILS(rfaas_kept_result(out, sizeof out, size), RFAAS_INVALID, "no result is kept");
+    return NULL;
+}
+
+/* Takes the kept result, after one look at its size, and compares it with the payload. The function does not run again. */
+static void take(rfaas_lease *l, const unsigned char *in, size_t size, int line) {
+    unsigned char *out = calloc(1, size);
+    uint64_t calls = calls_of(l);
+    size_t n = 9;
+    pthread_t other;
+    CHECK(!pthread_create(&other, NULL, take_kept, NULL));
+    pthread_join(other, NULL);
+    FAILS(rfaas_kept_result(NULL, 0, &n), RFAAS_RESULT_TOO_LARGE, "kept_result: result of");
+    CHECK(n == size);
+    FAILS(rfaas_kept_result(out, size - 1, &n), RFAAS_RESULT_TOO_LARGE, "the capacity is");
+    OK(rfaas_kept_result(out, size, NULL));
+    if (memcmp(out, in, size) || calls_of(l) != calls)
+        report(line, "the kept result differs, or the function has run again");
+    FAILS(rfaas_kept_result(out, size, &n), RFAAS_INVALID, "no result is kept");
+    free(out);
+}
+
+/* Results that are larger than the caller's memory (option keep). */
+static void kept(rfaas_lease *l, rfaas_function echo) {
+    enum { LARGE = 1 << 20 };
+    unsigned char *in = malloc(LARGE), out[700];
+    for (size_t i = 0; i < LARGE; i++)
+        in[i] = (unsigned char)(i * 7 + i / 256);
+    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
+    rfaas_request r[2];
+    size_t n = 0, at = 9;
+    int done = 0;
+    o.keep = 1000;
+    for (int pieces = 0; pieces < 2; pieces++) {
+        rfaas_piece from = RFAAS_PIECE(in, 600), to[2] = {piece(out, 4, 50, 12), RFAAS_PIECE(out + 600, 100)};
+#define CALL(bytes) (from.size = bytes, pieces ? rfaas_invokev(l, echo, &from, 1, to, 2, &n, &o) : rfaas_invoke(l, echo, in, bytes, out, 300, &n, &o))
+#define START(bytes, q) (from.size = bytes, pieces ? rfaas_iinvokev(l, echo, &from, 1, to, 2, &o, q) : rfaas_iinvoke(l, echo, in, bytes, out, 300, &o, q))
+        OK(CALL(300));
+        CHECK(n == 300);
+        FAILS(CALL(600), RFAAS_RESULT_TOO_LARGE, "result of 600 bytes, the capacity is 300. rfaas_kept_result");
+        CHECK(n == 600 && rfaas_started() == RFAAS_MAYBE_EXECUTED);
+        OK(CALL(300)); /* does not replace the result */
+        take(l, in, 600, __LINE__);
+        FAILS(CALL(1001), RFAAS_RESULT_TOO_LARGE, "");
+        CHECK(n == 1001);
+        FAILS(rfaas_kept_result(out, sizeof out, &n), RFAAS_INVALID, "no result is kept");
+        FAILS(CALL(600), RFAAS_RESULT_TOO_LARGE, "");
+        FAILS(rfaas_invoke(l, echo, in, 600, out, 300, &n, NULL), RFAAS_RESULT_TOO_LARGE, "");
+        FAILS(rfaas_kept_result(out, sizeof out, &n), RFAAS_INVALID, "no result is kept");
+
+        OK(START(1000, &r[0]));
+        FAILS(rfaas_wait(&r[0], &n), RFAAS_RESULT_TOO_LARGE, "rfaas_kept_result");
+        CHECK(n == 1000);
+        take(l, in, 1000, __LINE__);
+        OK(START(301, &r[0]));
+        OK(START(299, &r[1]));
+        for (int i = 0; i < 2; i++) {
+            int st = rfaas_waitany(2, r, &at, &n);
+            CHECK(at < 2 && (at ? st == RFAAS_OK && n == 299 : st == RFAAS_RESULT_TOO_LARGE && n == 301));
+        }
+        take(l, in, 301, __LINE__);
+        OK(START(400, &r[0]));
+        OK(rfaas_cancel(&r[0]));
+        for (int i = 0; i < 2; i++) { /* answered after the call that was cancelled */
+            o.worker = rfaas_lease_workers(l) > 1 ? i : RFAAS_ANY_WORKER;
+            FAILS(CALL(400), RFAAS_RESULT_TOO_LARGE, "");
+        }
+        o.worker = RFAAS_ANY_WORKER;
+        OK(START(500, &r[0]));
+        int st;
+        for (done = 0; !done;)
+            st = rfaas_test(&r[0], &done, &n);
+        CHECK(st == RFAAS_RESULT_TOO_LARGE && n == 500);
+        take(l, in, 500, __LINE__);
+    }
+    FAILS(rfaas_invoke(l, echo, in, 600, NULL, 0, &n, &o), RFAAS_RESULT_TOO_LARGE, "the capacity is 0");
+    take(l, in, 600, __LINE__);
+    FAILS(rfaas_invokev(l, echo, &(rfaas_piece)RFAAS_PIECE(in, 600), 1, NULL, 0, &n, &o), RFAAS_RESULT_TOO_LARGE, "the capacity is 0");
+    take(l, in, 600, __LINE__);
+    o.keep = UINT64_MAX; /* counts as the limit of the lease */
+    FAILS(rfaas_invoke(l, echo, in, LARGE, out, sizeof out, &n, &o), RFAAS_RESULT_TOO_LARGE, "result of 1048576 bytes");
+    take(l, in, LARGE, __LINE__);
+    free(in);
+}
+
 /* A piece for every byte: the number of pieces has no limit. */
 static void many(rfaas_lease *l, rfaas_function echo) {
     enum { N = 1 << 20 };
@@ -216,6 +314,7 @@ void everything(void) {
     matrix(l, echo, 100);
     refused(l, echo);
     many(l, echo);
+    kept(l, echo);
     if (!local)
         failures_of_calls(l);
     pthread_t thread[4];
@@ -225,6 +324,7 @@ void everything(void) {
     for (int i = 0; i < 4; i++)
         pthread_join(thread[i], NULL);
     refused(l, echo);
+    kept(l, echo);
     if (!local) {
         failures_of_calls(l);
         /* More requests than there are slots. */
