@@ -741,7 +741,7 @@ PYTHONDIR ?= $(PREFIX)/lib/$(or $(word 2,$(PYTHON_PLACES)),python3/site-packages
 # The version for CMake and pkg-config: numbers and dots.
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
-UNITS := $(patsubst scripts/systemd/%,%,$(wildcard scripts/systemd/*.service scripts/systemd/*.timer scripts/systemd/user/*.service))
+UNITS := $(patsubst scripts/systemd/%,%,$(wildcard scripts/systemd/*.service scripts/systemd/user/*.service))
 # Below share/doc/rfaas, documents have the directory structure of the source tree, so that their links work.
 DOCS := README.md RATIONALE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md CITATION.cff LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
 

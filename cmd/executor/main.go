@@ -30,6 +30,9 @@ func main() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1) // RATIONALE.md, "Why do the executor and the agent use one processor"
 	}
+	if executor.IsRenewal(os.Args) {
+		os.Exit(executor.RunRenewal(context.Background(), os.Args, os.Stdout))
+	}
 	state, environ, err := handover.Take(os.Environ())
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "executor: %v: all leases end\n", err)

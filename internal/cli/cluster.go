@@ -118,10 +118,10 @@ func newClusterRenew(a *app) *cobra.Command {
 		Short: "Renew identity directories whose certificates expire soon",
 		Long: "Get a new certificate for each of these identity directories, with the same names and addresses, if the present one expires\n" +
 			"within --within. Other directories keep theirs. Running daemons load the new files. A certificate that is revoked, or of another\n" +
-			"cluster, is an error. Run the command from a timer: on each node, for a directory of rfaas cluster join; on the machine that has the\n" +
-			"cluster's keys for a directory of rfaas cluster node, and copy the directory to its node afterwards.\n" +
+			"cluster, is an error. For directories of rfaas cluster node, run the command from a timer on the machine that has the cluster's keys,\n" +
+			"and copy each directory to its node afterwards.\n" +
 			"A directory of rfaas cluster join is renewed by the issuer, before its certificate expires and when at most two thirds of its life\n" +
-			"are left. The command also replaces the list of revoked credentials there if the issuer has a newer one.",
+			"are left. Its daemons ask for that themselves. The command also replaces the list of revoked credentials there if the issuer has a newer one.",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, nodes []string) error {
 			if life <= within || within < 0 {

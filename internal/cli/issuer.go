@@ -188,8 +188,8 @@ func newClusterJoin(a *app) *cobra.Command {
 		Long: "Make this node's keys and its identity directory, and get its certificate from the cluster's issuer, with a code from\n" +
 			"rfaas cluster enrol-code. The keys do not leave the node. The code is sent only after the issuer has shown the certificate that the\n" +
 			"code names. Other users of this node can read a code on the command line. To prevent that, use --code-file, for example with /dev/stdin.\n" +
-			"Then name the directory with identity-dir in the settings of executor or resource manager, and renew the certificate from a timer\n" +
-			"(rfaas cluster renew; the packages install rfaas-renew.timer). An expired certificate needs a new code and --again.",
+			"Then name the directory with identity-dir in the settings of executor or resource manager. These daemons renew the certificate\n" +
+			"in time. An expired certificate needs a new code and --again.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if (len(args) == 0) == (file == "") {

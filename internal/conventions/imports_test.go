@@ -33,7 +33,7 @@ var layers = map[string][]string{
 	"internal/agent":       {"internal/api", "internal/claim", "internal/grant", "internal/control", "internal/dataplane", "internal/identity", "internal/issuer"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/bundle", "internal/link", "internal/config", "internal/control",
-		"internal/claim", "internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/observe", "internal/privilege", "internal/quota",
+		"internal/claim", "internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/issuer", "internal/observe", "internal/privilege", "internal/quota",
 		"internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/etcd", "internal/link",
 		"internal/history", "internal/identity", "internal/issuer", "internal/observe", "internal/quota", "internal/systemd"},
@@ -97,7 +97,7 @@ var layers = map[string][]string{
 	"tests/hostile": {"client", "internal/control", "internal/identity"},
 	"tests/remote":  {},
 	"tests/slurm":   {"client", "internal/control"},
-	"tests/cluster": {},
+	"tests/cluster": {"internal/identity", "internal/issuer"},
 	// `rfaas bench` starts the programs that it measures.
 	"benchmarks": {"internal/cli/command", "internal/agent", "internal/daemon", "client", "invoke", "accounting", "internal/board", "internal/claim", "internal/link", "internal/config", "internal/control", "internal/dataplane",
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},

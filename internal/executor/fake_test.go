@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -112,6 +113,9 @@ func (z *fakeSpawner) VerbsDevices() int { return z.verbs }
 
 // OpenFile opens files as any process does.
 func (z *fakeSpawner) OpenFile(path string, _ bool) (*os.File, error) { return os.Open(path) }
+
+// Renew has no program to run.
+func (z *fakeSpawner) Renew() (*os.File, error) { return nil, fs.ErrNotExist }
 
 // Connect connects as any process does.
 func (z *fakeSpawner) Connect(path string) (net.Conn, error) { return net.Dial("unix", path) }

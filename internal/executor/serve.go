@@ -17,6 +17,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/handover"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/issuer"
 	"github.com/rfaas-go/rfaas/internal/link"
 	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
@@ -49,8 +50,12 @@ func Serve(ctx, now context.Context, s config.Executor, hand Handover, log *slog
 	}
 	defer unpacked.close()
 	files, appended := rootFiles(&s)
+	renew := ""
+	if own.user.UID != 0 && s.IdentityDir != "" {
+		renew = handover.Program()
+	}
 	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Files: files, Append: appended, UID: own.user.UID, GID: own.user.GID,
-		Remove: socketFiles(&s), Runtimes: runtimesOf(&s), Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Bundles: unpacked.path, Environment: s.SandboxEnvList(),
+		Renew: renew, Identity: s.IdentityDir, Remove: socketFiles(&s), Runtimes: runtimesOf(&s), Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Bundles: unpacked.path, Environment: s.SandboxEnvList(),
 			UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles), Idle: s.YieldAfter > 0}})
 	if err != nil {
 		return err
@@ -160,6 +165,8 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	defer closeWeb(web)
 	e.show(web.Metrics)
 	observe.WatchIdentity(web, port.Node)
+	renewals := issuer.NewRenewals(s.IdentityDir, own.opener(spawner), renewal(s.IdentityDir, spawner), log)
+	observe.CountRenewals(web.Metrics, renewals.Counts)
 	observe.ShowBuild(web.Metrics, s.Version)
 
 	background, cancel := context.WithCancel(context.Background())
@@ -228,6 +235,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	e.begin()
 	wg.Go(func() { e.Run(background) })
 	wg.Go(func() { e.reportAbility(background) })
+	wg.Go(func() { renewals.Run(background) })
 	if s.YieldAfter > 0 {
 		wg.Go(func() { e.yield(background, s.YieldAfter, readUse) })
 	}

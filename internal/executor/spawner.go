@@ -68,6 +68,8 @@ type Spawner interface {
 	Runtimes() []string // their names
 	// OpenFile opens a file that the administrator's settings name, for reading or appending.
 	OpenFile(path string, appending bool) (*os.File, error)
+	// Renew runs the program that renews this node's certificate as root, and returns a pipe with its output.
+	Renew() (*os.File, error)
 	// Connect connects to a unix socket that the administrator's settings name.
 	Connect(path string) (net.Conn, error)
 	// CannotStart returns why no worker can be started now, or nil. changed is closed when that may have changed.

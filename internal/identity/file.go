@@ -174,7 +174,7 @@ func stageFor(path string, b []byte, mode os.FileMode, uid, gid int) (string, er
 	if err != nil {
 		return "", err
 	}
-	if uid >= 0 || gid >= 0 {
+	if (uid >= 0 || gid >= 0) && !owns(tmp, uid, gid) {
 		err = tmp.Chown(uid, gid)
 	}
 	if err != nil {
@@ -197,6 +197,16 @@ func stageFor(path string, b []byte, mode os.FileMode, uid, gid int) (string, er
 		return "", err
 	}
 	return tmp.Name(), nil
+}
+
+// owns reports whether a file belongs to a user and a group.
+func owns(f *os.File, uid, gid int) bool {
+	st, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return ok && int(sys.Uid) == uid && int(sys.Gid) == gid
 }
 
 // Unchanged reports whether a file is the same as when it was examined before. The modification time alone is not

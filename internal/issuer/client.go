@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"time"
@@ -117,6 +119,14 @@ func Join(ctx context.Context, code Code, dir string, hosts []string, again bool
 	}, time.Now())
 }
 
+// AtFirst is the longest time for Renew: it renews a certificate as soon as the issuer's rule permits.
+const AtFirst = time.Duration(math.MaxInt64)
+
+// RenewFrom returns when Renew first renews a certificate: when two thirds of its life are left.
+func RenewFrom(c *x509.Certificate) time.Time { return c.NotAfter.Add(-longest(c)) }
+
+func longest(c *x509.Certificate) time.Duration { return c.NotAfter.Sub(c.NotBefore) * 2 / 3 }
+
 // Renew renews the certificate in a node's directory that came from an issuer, if it expires within some time and at most two thirds of its life
 // are left. It returns when the certificate expires, and whether it is new. If the issuer has a newer revocation list, that replaces the one in
 // the directory. The error is fs.ErrNotExist for a directory that did not come from an issuer.
@@ -138,7 +148,7 @@ func renewAt(ctx context.Context, dir string, within time.Duration, now time.Tim
 		return ends, false, err
 	}
 	ends = pair.Leaf.NotAfter
-	within = min(within, ends.Sub(pair.Leaf.NotBefore)*2/3)
+	within = min(within, longest(pair.Leaf))
 	if now.Add(within).Before(ends) {
 		serial := uint64(0) // without a valid list, any is newer
 		if l, err := identity.OpenRevocations(dir); err == nil {

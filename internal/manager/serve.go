@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"log/slog"
+	"sync"
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
@@ -17,8 +18,14 @@ import (
 // Serve runs a resource manager until ctx ends. It then returns nil. With etcd, it waits as a standby until it is the leader,
 // and returns an error when it has lost the leadership.
 func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
+	renewals := issuer.NewRenewals(s.IdentityDir, nil, nil, log)
+	renewing, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { renewals.Run(renewing) }) // also of a standby
+	defer wg.Wait()
+	defer cancel()
 	if s.EtcdEndpoints == "" {
-		return serve(ctx, s, log, nil)
+		return serve(ctx, s, log, renewals, nil)
 	}
 	group, err := join(&s, log)
 	if err != nil {
@@ -29,11 +36,11 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
 		return err
 	}
 	defer group.leader.Resign() // after the last write
-	return serve(ctx, s, log, group)
+	return serve(ctx, s, log, renewals, group)
 }
 
 // serve runs a resource manager that has no group, or is its leader.
-func serve(ctx context.Context, s config.Manager, log *slog.Logger, group *group) (err error) {
+func serve(ctx context.Context, s config.Manager, log *slog.Logger, renewals *issuer.Renewals, group *group) (err error) {
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
 		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Daemon: "resource-manager", Log: log,
 		Bounds: s.Bounds()})
@@ -82,6 +89,7 @@ func serve(ctx context.Context, s config.Manager, log *slog.Logger, group *group
 	defer closeHTTP(web) // before the manager
 	observe.CountRefusals(web.Metrics, port.Gate)
 	observe.WatchIdentity(web, port.Node)
+	observe.CountRenewals(web.Metrics, renewals.Counts)
 	observe.ShowBuild(web.Metrics, s.Version)
 	if group != nil {
 		group.show(web, true)

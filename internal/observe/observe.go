@@ -180,6 +180,21 @@ func WatchIdentity(s *Server, node *identity.Node) {
 	s.Require("identity", func() error { return node.Trouble(time.Now()) })
 }
 
+// CountRenewals registers the metric of a daemon's renewals of its certificate.
+func CountRenewals(r prometheus.Registerer, counts func() (done, failed uint64)) {
+	for _, result := range []string{"renewed", "failed"} {
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_certificate_renewals_total",
+			Help:        "Renewals of the node's certificate at the issuer, and failed attempts. An attempt also gets the list of revoked credentials.",
+			ConstLabels: prometheus.Labels{"result": result}}, func() float64 {
+			done, failed := counts()
+			if result == "failed" {
+				return float64(failed)
+			}
+			return float64(done)
+		}))
+	}
+}
+
 // Serve starts to answer requests and does not block. Failed receives an error if the server ends by itself.
 func (s *Server) Serve() {
 	if s.listener == nil {

@@ -21,9 +21,24 @@ import (
 // dropped is set in the child process in which the test gives up its rights.
 const dropped = "RFAAS_TEST_PRIVILEGE"
 
+// Arguments of the processes of TestBare.
+const (
+	bareFirst = "bare-first"
+	bareThen  = "bare-then"
+)
+
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(dropped); dir != "" {
 		afterwards(dir)
+		return
+	}
+	if len(os.Args) == 2 && os.Args[1] == bareFirst {
+		fmt.Println(Bare([]string{os.Args[0], bareThen}))
+		os.Exit(1)
+	}
+	if len(os.Args) == 2 && os.Args[1] == bareThen {
+		status, err := os.ReadFile("/proc/self/status")
+		fmt.Printf("%s%v", status, err)
 		return
 	}
 	os.Exit(m.Run())
@@ -86,6 +101,20 @@ func afterwards(dir string) {
 	for _, command := range []uintptr{unix.TCGETS, 0xc0181b01, 0xffffffffc0181b01} { // the last two are commands of an RDMA device
 		_, _, errno = unix.Syscall(unix.SYS_IOCTL, 0, command, uintptr(unsafe.Pointer(new([64]byte))))
 		say("other command", errno)
+	}
+}
+
+// Bare leaves root no capabilities.
+func TestBare(t *testing.T) {
+	testkit.Root(t, "has capabilities to give up")
+	out, err := exec.Command("/proc/self/exe", bareFirst).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"Uid:\t0\t0\t0\t0\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n", "CapBnd:\t0000000000000000\n", "NoNewPrivs:\t1\n"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
 	}
 }
 

@@ -32,6 +32,8 @@ type Config struct {
 	Files     []string // files that the executor may ask to read, directories of such files, sockets that it may connect to
 	Append    []string // files that the executor may ask to append to
 	UID, GID  uint32   // user that the executor becomes; 0: it keeps the spawner's user
+	Renew     string   // program that renews the node's certificate, with the argument RenewArgument and the directory Identity; "": none
+	Identity  string   // the node's identity directory
 	Remove    []string // files to remove when the executor asks for it at its end: sockets, the address file
 	Without   uint32   // parts of the sandbox that tests leave out
 	OwnGroups string   // file that names the executor's control groups; "": /proc/self/cgroup. For tests
@@ -53,6 +55,9 @@ func (c *Config) Arguments() []string {
 		fmt.Sprintf("--executor-uid=%d", c.UID), fmt.Sprintf("--executor-gid=%d", c.GID)}
 	if c.Bundles != "" {
 		args = append(args, "--bundles="+c.Bundles)
+	}
+	if c.Renew != "" {
+		args = append(args, "--renew="+c.Renew, "--identity="+c.Identity)
 	}
 	if c.Idle {
 		args = append(args, "--idle")
@@ -104,6 +109,8 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	without := f.Uint("without", 0, "sandbox parts to leave out, for tests")
 	f.StringVar(&c.OwnGroups, "own-groups", "", "`path` of a file to read instead of /proc/self/cgroup, for tests")
 	f.StringVar(&c.Bundles, "bundles", "", "`directory` of the bundles of leases, of which each worker sees its own")
+	f.StringVar(&c.Renew, "renew", "", "`path` of the program that renews the node's certificate, empty for none")
+	f.StringVar(&c.Identity, "identity", "", "`directory` of the node's identity, for --renew")
 	f.BoolVar(&c.Idle, "idle", false, "give workers idle priority, so that they never delay other programs")
 	f.Var((*list)(&c.Paths), "path", "`path` that workers see read-only (repeatable)")
 	f.Var((*list)(&c.Files), "file", "`path` of a file, a directory of files, or a socket, that the executor may ask to read or to connect to (repeatable)")

@@ -16,7 +16,7 @@ import (
 
 func TestArguments(t *testing.T) {
 	want := Config{Worker: "/a b/rfaas-worker", Version: "v1", Mode: sandbox.On, Paths: []string{"/opt", "/--x"}, UIDs: sandbox.Range{First: 5, N: 3}, UIDFile: "/run/u",
-		Processes: 512, Files: []string{"/etc/rfaas"}, Append: []string{"/var/log/rfaas"}, UID: 1899999999, GID: 7, Remove: []string{"/run/a", "/run/b"}, Without: 3, OwnGroups: "/x",
+		Processes: 512, Files: []string{"/etc/rfaas"}, Append: []string{"/var/log/rfaas"}, UID: 1899999999, GID: 7, Renew: "/usr/bin/executor", Identity: "/etc/i d", Remove: []string{"/run/a", "/run/b"}, Without: 3, OwnGroups: "/x",
 		Runtimes: []Runtime{{"py311", "/usr/bin/python3", []string{"numpy", "scipy.linalg"}, []string{"/opt/a b"}}, {Name: "py312", Python: "/opt/python"}}}
 	got, err := Parse(want.Arguments(), io.Discard)
 	if err != nil || !reflect.DeepEqual(got, want) {

@@ -35,11 +35,12 @@ type Spawner struct {
 
 	reaping     sync.WaitGroup
 	refusedOnce sync.Once // the log line about a refused path
+	renewing    atomic.Bool
 
 	asking   sync.Mutex // held while a request is sent to a zygote, and while one is started; taken before mu
 	mu       sync.Mutex
 	zygotes  []*zygote    // by position; nil while there is none
-	pids     map[int]bool // of zygotes, also of those that are starting
+	pids     map[int]bool // of zygotes, also of those that are starting, and of the program that renews the certificate
 	children map[uint32]*child
 	requests uint64
 	guards   bool // workers have process namespaces, with guards
@@ -213,6 +214,9 @@ func (s *Spawner) handle(m *wire.Message, fds []int) error {
 			return fmt.Errorf("type %d with a body of %d bytes", m.Type, len(m.Body))
 		}
 		s.command(m.Type, m.ID)
+		return nil
+	case wire.Renew:
+		s.answerOpen(m.ID, s.renew)
 		return nil
 	case wire.Remove:
 		for _, path := range s.cfg.Remove {

@@ -49,7 +49,7 @@ func startSpawner(cfg *Config) (*connection, error) {
 	c := &connection{conn: ours, lines: &lineLogger{log: cfg.Log}, reaped: make(chan struct{})}
 	box := &cfg.Sandbox
 	args := spawner.Config{Worker: cfg.Path, Version: cfg.Version, Mode: box.Mode, Paths: box.paths(), Bundles: box.Bundles, UIDs: box.UIDs, UIDFile: box.UIDFile,
-		Processes: box.Processes, OpenFiles: box.Files, Idle: box.Idle, Files: cfg.Files, Append: cfg.Append, UID: cfg.UID, GID: cfg.GID, Remove: cfg.Remove,
+		Processes: box.Processes, OpenFiles: box.Files, Idle: box.Idle, Files: cfg.Files, Append: cfg.Append, UID: cfg.UID, GID: cfg.GID, Renew: cfg.Renew, Identity: cfg.Identity, Remove: cfg.Remove,
 		Without: box.without, OwnGroups: box.ownGroups, Runtimes: cfg.Runtimes}
 	var output *os.File
 	if c.output, output, err = os.Pipe(); err != nil {
@@ -401,6 +401,16 @@ func (z *Zygote) OpenFile(path string, appending bool) (*os.File, error) {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	return os.NewFile(uintptr(fd), path), nil
+}
+
+// Renew makes the spawner run Config.Renew. It returns a pipe with the program's output, which the caller closes. The error is fs.ErrNotExist without
+// such a program, and fs.ErrPermission if the user of this process could change Config.Identity.
+func (z *Zygote) Renew() (*os.File, error) {
+	fd, err := z.ask(wire.Renew, nil)
+	if err != nil {
+		return nil, &fs.PathError{Op: "renew", Path: z.cfg.Identity, Err: err}
+	}
+	return os.NewFile(uintptr(fd), z.cfg.Renew), nil
 }
 
 // PathIsSafe returns an error if a user could change where a path leads, or could make the path's last part if that is

@@ -48,12 +48,17 @@ type Config struct {
 	// UID and GID are those of the user that this process becomes. The spawner opens nothing for this process that the
 	// user could replace. 0: this process keeps its user.
 	UID, GID uint32
+	Renew    string   // program for Zygote.Renew; "": none
+	Identity string   // the node's identity directory
 	Remove   []string // files for RemoveFiles
 	Runtimes []Runtime
 }
 
 // Runtime is an interpreter with imported modules that workers can have from their start.
 type Runtime = spawner.Runtime
+
+// RenewArgument is the first argument of Config.Renew. The second one is Config.Identity.
+const RenewArgument = spawner.RenewArgument
 
 // Spec describes a worker.
 type Spec struct {

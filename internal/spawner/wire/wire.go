@@ -83,6 +83,9 @@ const (
 	Connect Type = 75
 	// Remove removes the files that the spawner was configured to remove. It is not answered.
 	Remove Type = 74
+	// Renew makes the spawner run the program that renews the node's certificate. It is answered like Open. The descriptor is a pipe with the
+	// program's output.
+	Renew Type = 76
 )
 
 // Answers to Device.

@@ -1,0 +1,84 @@
+package issuer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Renewals retry sooner at first and then less often, log each reason once, and count.
+func TestRenewals(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "issuer"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		var asked []time.Duration
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		r := NewRenewals(dir, nil, func(context.Context) (time.Time, bool, error) {
+			asked = append(asked, time.Since(began))
+			switch n := len(asked); {
+			case n <= 8:
+				return time.Time{}, false, errors.New("the issuer is away")
+			case n == 12:
+				cancel()
+			}
+			return time.Now(), len(asked) == 9, nil
+		}, slog.New(slog.NewTextHandler(&log, nil)))
+		r.Run(ctx)
+		for i, at := range asked[1:] {
+			want := nextRenewal
+			if i < 8 {
+				want = min(retryRenewal<<i, nextRenewal)
+			}
+			if took := at - asked[i]; took < want/2 || took > want*3/2 {
+				t.Errorf("attempt %d after %v, want about %v", i+2, took, want)
+			}
+		}
+		if asked[0] > 2*firstRenewal {
+			t.Errorf("the first attempt after %v", asked[0])
+		}
+		if done, failed := r.Counts(); done != 1 || failed != 8 {
+			t.Errorf("%d renewed, %d failed", done, failed)
+		}
+		if text := log.String(); strings.Count(text, "the issuer is away") != 1 || strings.Count(text, "renewed the certificate") != 1 {
+			t.Errorf("log:\n%s", text)
+		}
+	})
+}
+
+// Nothing is asked for a directory that did not come from an issuer, until it does.
+func TestRenewalsWithoutIssuer(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		ctx, cancel := context.WithCancel(t.Context())
+		r := NewRenewals(dir, nil, func(context.Context) (time.Time, bool, error) {
+			asked++
+			cancel()
+			return time.Time{}, false, nil
+		}, slog.New(slog.DiscardHandler))
+		go r.Run(ctx)
+		time.Sleep(24 * time.Hour)
+		if asked > 0 {
+			t.Error("asked for a directory without an issuer")
+		}
+		if err := os.WriteFile(filepath.Join(dir, "issuer"), []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * nextRenewal)
+		if asked != 1 {
+			t.Errorf("asked %d times", asked)
+		}
+	})
+	NewRenewals("", nil, nil, nil).Run(t.Context()) // returns
+}
