@@ -253,7 +253,7 @@ func (c *Cluster) CAPEM() []byte { return slices.Clone(c.caPEM) }
 // forOperators is how much of the revocation list users cannot fill, in bytes.
 const forOperators = 1 << 20
 
-// RevokeOf revokes a listed token of a user, or with an empty id all that are valid. It returns the ids of those that were not revoked before.
+// RevokeOf revokes a listed token of a user, or all valid ones if id is empty. It returns the ids of the tokens that it has newly revoked.
 func (c *Cluster) RevokeOf(uid uint32, id string, now time.Time) ([]string, error) {
 	tokens, err := c.Issued()
 	if err != nil {

@@ -15,8 +15,8 @@ const (
 	followLongest = time.Minute // after failures
 )
 
-// Follow keeps the revocation list that a daemon uses as new as the issuer's, until ctx ends. dir is the daemon's identity directory. If it did
-// not come from an issuer, there is nothing to follow until it does.
+// Follow keeps the revocation list of a daemon up to date with the issuer's, until ctx ends. dir is the daemon's identity directory.
+// While that did not come from an issuer, Follow does nothing.
 func Follow(ctx context.Context, dir string, node *identity.Node, log *slog.Logger) {
 	follow(ctx, dir, node, followEvery, log)
 }

@@ -145,7 +145,7 @@ func (s *Server) prune(ctx context.Context) {
 	}
 }
 
-// unavailable is an error that the caller may read, although the request is not to blame. The texts of other errors stay in the log.
+// unavailable is an error of the service whose text the caller may see. The texts of other such errors stay in the log.
 type unavailable struct{ error }
 
 // errCut means that a request did not arrive completely: it took too long, or its connection ended.
@@ -168,7 +168,7 @@ func (s *Server) answer(working chan struct{}, f func(r *http.Request, body []by
 	}
 }
 
-// work answers a request when there is room in working. A caller that sends slowly takes none, and one that has gone gets no answer.
+// work answers a request when there is room in working. A request that is still being received takes none, and a caller that has gone gets no answer.
 func work(r *http.Request, working chan struct{}, f func(*http.Request, []byte) (any, string, error)) (reply any, who string, err error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxRequest+1))
 	if err != nil {
@@ -292,7 +292,7 @@ const (
 	renewEvery = time.Hour
 )
 
-// limits are rates of many parties whom the issuer has recognized. It is safe for concurrent use. The zero value is empty.
+// limits holds the request rates of many parties that the issuer has recognized. It is safe for concurrent use. The zero value is empty.
 type limits struct {
 	mu    sync.Mutex
 	of    map[string]*rate.Limiter
