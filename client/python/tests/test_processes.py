@@ -29,16 +29,24 @@ def calls(number):
 
 class Executors(unittest.TestCase):
     def test_leases_across_executors(self):
+        """In a process of its own, because the library of this one may be connected to another agent already."""
         cluster = Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm"), cores=2, executors=2)
         self.addCleanup(cluster.stop)
-        with rfaas.Session() as session:
-            self.assertEqual([change.state for change in session.changes()], [rfaas.ExecutorState.OPEN] * 2)
-            leases = rfaas.Lease.across(ECHO, session=session, workers=3, cores_per_worker=1)
-            requests = [lease["echo"].submit(bytes([i])) for lease in leases for i in range(20)]
-            self.assertEqual(sorted(r.result() for r in rfaas.as_completed(requests)), sorted(bytes([i]) for i in range(20) for _ in leases))
-            self.assertEqual(sum(lease.workers for lease in leases), 3)
-            with self.assertRaises(rfaas.InvalidError):
-                rfaas.Lease.across(ECHO, session=session, workers=1 << 17)
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent("""
+            import sys
+            import rfaas
+            with rfaas.Session() as session:
+                states = [change.state.name for change in session.changes()]
+                leases = rfaas.Lease.across(sys.argv[1], session=session, workers=3, cores_per_worker=1)
+                requests = [lease["echo"].submit(bytes([i])) for lease in leases for i in range(20)]
+                good = sorted(r.result() for r in rfaas.as_completed(requests)) == sorted(bytes([i]) for i in range(20) for _ in leases)
+                print(states, good, sum(lease.workers for lease in leases))
+                try:
+                    rfaas.Lease.across(sys.argv[1], session=session, workers=1 << 17)
+                except rfaas.InvalidError:
+                    print("refused")
+        """), ECHO], capture_output=True, text=True, timeout=90)
+        self.assertEqual((done.stdout, done.returncode), ("['OPEN', 'OPEN'] True 3\nrefused\n", 0), done.stderr)
 
 
 class Ranks(unittest.TestCase):
