@@ -94,8 +94,6 @@ func TestInitCallFails(t *testing.T) {
 		{"no function", client.LeaseOptions{InitPayload: u32(3)}, dataplane.StatusInvalid, 0, []string{"init_size is 4 without init_function"}},
 		{"crash", client.LeaseOptions{InitFunction: "init_crashes"}, client.StatusWorkerDied, 0,
 			[]string{"init call init_crashes on worker ", "SIGABRT: abort was called"}},
-		{"call limit", client.LeaseOptions{InitFunction: "init_hangs", CallLimit: 200 * time.Millisecond}, client.StatusTimeLimit, 0,
-			[]string{"init call init_hangs on worker ", "200ms"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.o.Library, c.o.Workers, c.o.Local = stateful(t), 2, false
@@ -127,6 +125,40 @@ func TestInitCallHangs(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	release(t, w.lease(t, client.LeaseOptions{Workers: 2}))
+}
+
+// The limit of the lease's calls does not concern the init call of a new worker, and the executor's init-limit concerns nothing else.
+func TestInitLimit(t *testing.T) {
+	w := newWorld(t, "--init-limit", "1500ms")
+	o := client.LeaseOptions{Library: stateful(t), InitFunction: "init_sleeps", InitPayload: u32(600), CallLimit: 200 * time.Millisecond}
+	l := w.lease(t, o)
+	sleep := func(ms uint32) error {
+		_, err := l.Worker(0).Invoke(context.Background(), function(t, l, "init_sleeps"), u32(ms), nil)
+		return err
+	}
+	isTimeLimit := func(err error, texts ...string) bool {
+		var e *client.Error
+		return errors.As(err, &e) && e.Status == client.StatusTimeLimit && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(e.Text, text) })
+	}
+	for range 2 { // also in the worker that replaces a dead one
+		if err := sleep(0); err != nil {
+			t.Fatal(err)
+		}
+		if err := sleep(60000); !isTimeLimit(err, "200ms") {
+			t.Fatalf("a call that takes too long: %v", err)
+		}
+	}
+	release(t, l)
+	o.InitFunction, o.InitPayload = "init_hangs", nil
+	if _, err := w.session.Lease(context.Background(), o); !isTimeLimit(err, "init call init_hangs on worker 0", "1.5s") {
+		t.Fatalf("an init call that takes too long: %v", err)
+	}
+	o.InitFunction, o.CallLimit = "", 3*time.Second
+	l = w.lease(t, o)
+	if err := sleep(2000); err != nil {
+		t.Errorf("a lease without an init call: %v", err)
+	}
+	release(t, l)
 }
 
 // If the init call of a replacement fails, the call that needs it fails with that error, not started, and the next call tries again.

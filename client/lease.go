@@ -79,7 +79,8 @@ type LeaseOptions struct {
 	// SeedRequired is Seed, but a worker that cannot start from a seed is an error (ErrUnsupported), whose text says why. Not with Local.
 	SeedRequired bool
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
-	// StatusTimeLimit. 0: the executor's own limit, if it has one.
+	// StatusTimeLimit. 0: the executor's own limit, if it has one. It does not concern the init call of a new worker, which the session's
+	// time-out and the executor's setting init-limit bound.
 	CallLimit time.Duration
 	// Wait is how long Session.Lease, LeaseAcross and Places wait if no executor has room. They try again when an executor reports room or
 	// a new executor registers. Waiting leases are not queued. 0: they return ErrBusy at once.

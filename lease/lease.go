@@ -60,6 +60,7 @@ type Terms struct {
 	Duration        time.Duration // from the grant on, above 0; Renew prolongs
 	Wait            Wait
 	CallLimit       time.Duration // longest that one call may run; 0: no limit
+	InitCall        bool          // the first call of each worker is the init call, which has another limit
 	Tenant          string        // owns the lease and pays for it
 	// UID and GID are the verified ids of the tenant's user on this node. 0: they were not verified.
 	UID, GID uint32
@@ -93,7 +94,7 @@ func (t Terms) least() int {
 func (t Terms) fit(old Terms) bool {
 	return t.Kind != [32]byte{} && t.Kind == old.Kind && t.Tenant == old.Tenant && t.UID == old.UID && t.GID == old.GID && t.Workers == old.Workers &&
 		t.CoresPerWorker == old.CoresPerWorker && t.MemoryPerWorker == old.MemoryPerWorker && t.Wait == old.Wait &&
-		t.CallLimit == old.CallLimit && t.KeepsState == old.KeepsState
+		t.CallLimit == old.CallLimit && t.KeepsState == old.KeepsState && (t.KeepsState || t.InitCall == old.InitCall)
 }
 
 // Lease is a copy of what the table knows of one lease.

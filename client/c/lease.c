@@ -256,7 +256,7 @@ static int open_library(rfaas_lease *l) {
 
 int rfaas_api_spec(const rfaas_lease_options *o, rfaas_agent_spec *spec) {
     *spec = (rfaas_agent_spec){.workers = o->workers, .cores_per_worker = o->cores_per_worker, .wait_mode = o->wait_mode,
-                                 .flags = o->flags, .depth = o->depth, .eager = o->eager, .workers_min = o->workers_min, .memory = o->memory, .bulk = o->bulk,
+                                 .flags = o->flags, .depth = o->depth, .eager = o->eager, .workers_min = o->workers_min, .init = o->init_function && *o->init_function, .memory = o->memory, .bulk = o->bulk,
                                  .duration_ns = o->duration_ns, .call_limit_ns = o->call_limit_ns};
     if (o->executor && (size_t)snprintf(spec->executor, sizeof spec->executor, "%s", o->executor) >= sizeof spec->executor)
         return rfaas_api_fail(RFAAS_INVALID, 0, "lease: the executor's address has %zu bytes, want at most %zu: %s", strlen(o->executor),

@@ -398,7 +398,8 @@ typedef struct rfaas_lease_options {
     size_t library_size;       /* bytes of library_data */
     const char *executor;      /* host:port: use only this executor; NULL or "": the session chooses */
     /* Longest run time of one call. A worker that exceeds it is killed and the call ends with
-     * RFAAS_TIME_LIMIT. 0: the executor's own limit, if it has one. */
+     * RFAAS_TIME_LIMIT. 0: the executor's own limit, if it has one. It does not concern the init call
+     * of a new worker, which the session's timeout_ns and the executor's setting `init-limit` bound. */
     int64_t call_limit_ns;
     uint32_t flags;            /* RFAAS_LEASE_* or 0 */
     uint32_t reserved;         /* 0 */

@@ -104,6 +104,17 @@ uint32_t init_hangs(void *args, uint32_t size, void *res) {
         pause();
 }
 
+/* Sleeps for so many milliseconds. */
+uint32_t init_sleeps(void *args, uint32_t size, void *res) {
+    uint32_t ms;
+    (void)res;
+    if (size != sizeof ms)
+        return rfaas_fail("payload of %u bytes", size);
+    memcpy(&ms, args, sizeof ms);
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+    return 0;
+}
+
 /* Works until a time, and fails later: the payload is CLOCK_REALTIME ns. */
 uint32_t init_until(void *args, uint32_t size, void *res) {
     int64_t until;

@@ -336,7 +336,7 @@ func seedOf(m *protocol.Acquire) (*control.Seed, error) {
 func (c *client) spec(s *protocol.Spec) grant.Spec {
 	return grant.Spec{Library: s.Library, Runtime: s.Runtime, Workers: int(s.Workers), WorkersMin: int(s.WorkersMin), CoresPerWorker: int(s.CoresPerWorker), Memory: s.Memory,
 		Mode: control.WaitMode(s.WaitMode), Duration: time.Duration(s.DurationNs), Renew: s.Flags&protocol.Renew != 0 || s.DurationNs == 0,
-		CallLimit: time.Duration(s.CallLimitNs), KeepsState: s.Flags&protocol.Reuse != 0, Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
+		CallLimit: time.Duration(s.CallLimitNs), InitCall: s.Init != 0, KeepsState: s.Flags&protocol.Reuse != 0, Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
 }
 
 // resume asks for the workers that are cached under a key. If they have ended, it returns no lease and no error, and the

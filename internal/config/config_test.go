@@ -104,6 +104,7 @@ func TestWrongSettings(t *testing.T) {
 			"data-listen: 127.0.0.1:0 is loopback, but other nodes ask at 10.0.0.1:7465"},
 		"sandbox files":  {[]string{"--sandbox-files", "10"}, nil, "sandbox-files: 10 is not in 64..1048576"},
 		"call limit":     {[]string{"--call-limit", "1us"}, nil, "call-limit: 1µs"},
+		"init limit":     {[]string{"--init-limit", "1us"}, nil, "init-limit: 1µs"},
 		"size":           {[]string{"--memory", "lots"}, nil, `"lots"`},
 		"cores":          {[]string{"--cores", "3-1"}, nil, "3-1"},
 		"provider":       {[]string{"--providers", "shm,pigeon"}, nil, `"pigeon"`},

@@ -87,6 +87,7 @@ type Executor struct {
 	AgentGrace     time.Duration `mapstructure:"agent-grace"`
 	SpawnTimeout   time.Duration `mapstructure:"spawn-timeout"`
 	CallLimit      time.Duration `mapstructure:"call-limit"` // 0: none
+	InitLimit      time.Duration `mapstructure:"init-limit"` // 0: CallLimit
 
 	Sandbox          isolation.Mode  `mapstructure:"sandbox"`
 	SandboxPaths     string          `mapstructure:"sandbox-paths"`       // separated by colons
@@ -172,6 +173,7 @@ var executorOptions = slices.Concat([]option{
 	{"agent-grace", "1m", "how long the lease waits instead of client-return while a worker is connected to the client's process, for example after the end of its agent; the lease is charged"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
+	{"init-limit", "0s", "longest that the init call of a worker or seed may run, 0s for call-limit; the limits of leases do not concern it"},
 	{"sandbox", "auto", "confine workers: require (the executor does not start without a complete sandbox), on (use what the node supports and log the rest), " +
 		"off, or auto (require with identity-dir or as root, else on)"},
 	{"sandbox-paths", "", "paths that workers can read besides the system's libraries and programs: absolute, separated by colons"},
@@ -333,6 +335,9 @@ func (c *Executor) validate() error {
 	v.positive("spawn-timeout", c.SpawnTimeout)
 	if c.CallLimit < 0 || c.CallLimit > 0 && c.CallLimit < time.Millisecond {
 		v.failf("call-limit: %v is neither 0 nor 1ms or more", c.CallLimit)
+	}
+	if c.InitLimit < 0 || c.InitLimit > 0 && c.InitLimit < time.Millisecond {
+		v.failf("init-limit: %v is neither 0 nor 1ms or more", c.InitLimit)
 	}
 	for _, p := range c.SandboxPathList() {
 		if !filepath.IsAbs(p) || filepath.Clean(p) != p || p == "/" {

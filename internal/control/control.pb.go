@@ -521,9 +521,10 @@ type LeaseRequest struct {
 	// On tcp the client connects as soon as it has the reply, else the workers end. On verbs client_blobs have no queue pairs: the later request
 	// has them, and its workers' blobs. Class busy: too little is free.
 	Spare         bool   `protobuf:"varint,24,opt,name=spare,proto3" json:"spare,omitempty"`
-	Claims        bool   `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"`  // with spare: the client can claim the workers later, without a message
-	Seed          *Seed  `protobuf:"bytes,26,opt,name=seed,proto3" json:"seed,omitempty"`       // the workers start from it if possible, and are not cached. Not with spare, reuse or keeps_state
-	Runtime       string `protobuf:"bytes,27,opt,name=runtime,proto3" json:"runtime,omitempty"` // name of the runtime that the workers start with; "": none. Not with seed
+	Claims        bool   `protobuf:"varint,25,opt,name=claims,proto3" json:"claims,omitempty"`                     // with spare: the client can claim the workers later, without a message
+	Seed          *Seed  `protobuf:"bytes,26,opt,name=seed,proto3" json:"seed,omitempty"`                          // the workers start from it if possible, and are not cached. Not with spare, reuse or keeps_state
+	Runtime       string `protobuf:"bytes,27,opt,name=runtime,proto3" json:"runtime,omitempty"`                    // name of the runtime that the workers start with; "": none. Not with seed
+	InitCall      bool   `protobuf:"varint,28,opt,name=init_call,json=initCall,proto3" json:"init_call,omitempty"` // the first call of each worker is the init call, which call_limit_ms does not concern
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -717,6 +718,13 @@ func (x *LeaseRequest) GetRuntime() string {
 		return x.Runtime
 	}
 	return ""
+}
+
+func (x *LeaseRequest) GetInitCall() bool {
+	if x != nil {
+		return x.InitCall
+	}
+	return false
 }
 
 // Seed is the memory of a process of the node that has made the init call of a lease. The executor makes it when the first lease needs it.
@@ -5781,7 +5789,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xb7\x06\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xd4\x06\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -5811,7 +5819,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05spare\x18\x18 \x01(\bR\x05spare\x12\x16\n" +
 	"\x06claims\x18\x19 \x01(\bR\x06claims\x12*\n" +
 	"\x04seed\x18\x1a \x01(\v2\x16.rfaas.control.v1.SeedR\x04seed\x12\x18\n" +
-	"\aruntime\x18\x1b \x01(\tR\aruntimeB\x0e\n" +
+	"\aruntime\x18\x1b \x01(\tR\aruntime\x12\x1b\n" +
+	"\tinit_call\x18\x1c \x01(\bR\binitCallB\x0e\n" +
 	"\f_duration_ms\"\xe8\x01\n" +
 	"\x04Seed\x12\x1a\n" +
 	"\bfunction\x18\x01 \x01(\tR\bfunction\x12\x18\n" +

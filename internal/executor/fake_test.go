@@ -186,6 +186,12 @@ func (w *fakeWorker) Steps() zygote.Steps {
 	return zygote.Steps{Fork: 1, Connect: 2, Code: 3, Cached: w.resumed.Load() > 0}
 }
 func (w *fakeWorker) PID() int { return w.pid }
+func (w *fakeWorker) CallLimit() time.Duration {
+	if w.uncalled {
+		return w.spec.InitLimit
+	}
+	return w.spec.CallLimit
+}
 func (w *fakeWorker) EndCall(time.Duration) {
 	w.die(zygote.Exit{Signal: 9, Reason: "exceeded its time limit"})
 }

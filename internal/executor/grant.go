@@ -249,6 +249,9 @@ func (e *Executor) specFor(provider string, channels uint64, terms lease.Terms, 
 	spec.MaxDepth, spec.MaxEager, spec.MaxBulk = invoke.MaxDepth, invoke.MaxEager, uint64(e.cfg.Settings.MaxBulk)
 	spec.ChannelMemory = channels
 	spec.MemoryLimit, spec.CallLimit = terms.MemoryPerWorker-spec.ChannelMemory, terms.CallLimit
+	if spec.InitLimit = terms.CallLimit; terms.InitCall {
+		spec.InitLimit = e.initLimit()
+	}
 	spec.UID, spec.GID = terms.UID, terms.GID
 	return spec
 }

@@ -286,7 +286,7 @@ func (e *Executor) saveLease(l *lease.Saved, clock handover.Clock) (*handover.Le
 		Left: clock.Put(l.Left), Reuses: uint64(l.Reuses),
 		Terms: &handover.Terms{Workers: uint32(t.Workers), WorkersMin: uint32(t.WorkersMin), Cores: uint32(t.CoresPerWorker), Memory: t.MemoryPerWorker, Duration: int64(t.Duration),
 			Wait: uint32(t.Wait), CallLimit: int64(t.CallLimit), Tenant: t.Tenant, Uid: t.UID, Gid: t.GID, Kind: t.Kind[:],
-			Fingerprint: t.Fingerprint[:], KeepsState: t.KeepsState}}
+			Fingerprint: t.Fingerprint[:], KeepsState: t.KeepsState, InitCall: t.InitCall}}
 	for _, share := range l.Shares {
 		p := &handover.Places{}
 		for _, core := range share {

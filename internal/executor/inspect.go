@@ -29,8 +29,8 @@ func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*c
 	if err != nil {
 		return nil, err
 	}
-	if unanswered, limit := req.GetUnansweredMs(), h.spec.CallLimit; limit > 0 && unanswered > uint64((limit+answerGrace)/time.Millisecond) {
-		e.endOverdue(h, req.GetWorker(), w, unanswered)
+	if unanswered, limit := req.GetUnansweredMs(), w.CallLimit(); limit > 0 && unanswered > uint64((limit+answerGrace)/time.Millisecond) {
+		e.endOverdue(h, req.GetWorker(), w, unanswered, limit)
 	}
 	c := w.Counters()
 	cpu, _ := w.CPUTime()
@@ -46,7 +46,7 @@ func runnable(pid int) bool {
 }
 
 // endOverdue ends a worker that its client reports as overdue. It does so once, however often the client reports it.
-func (e *Executor) endOverdue(h *holding, seat uint32, w Worker, unanswered uint64) {
+func (e *Executor) endOverdue(h *holding, seat uint32, w Worker, unanswered uint64, limit time.Duration) {
 	h.mu.Lock()
 	s := &h.seats[seat]
 	told := s.overdue == w || s.dead
@@ -55,7 +55,6 @@ func (e *Executor) endOverdue(h *holding, seat uint32, w Worker, unanswered uint
 	if told {
 		return
 	}
-	limit := h.spec.CallLimit
 	e.tell(h, slog.LevelInfo, "killing a worker that has not answered its client within the call limit", "lease", uint64(h.id), "worker", seat,
 		"pid", w.PID(), "unanswered_ms", unanswered, "limit", limit)
 	e.work.Go(func() { w.EndCall(limit) })

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -104,6 +105,22 @@ func TestCallLimit(t *testing.T) {
 		w.die(zygote.Exit{Signal: 9, Status: -504, Function: "f", Reason: "exceeded", Backtrace: "f+0x1"})
 		if e := ev.want(control.Event_KIND_WORKER_DIED); e.GetStatus() != -504 || e.GetFunction() != "f" || e.GetBacktrace() != "f+0x1" {
 			t.Errorf("event %v", e)
+		}
+	}
+	for _, tc := range []struct{ call, init, asked, want uint64 }{{0, 0, 100, 0}, {2000, 0, 100, 2000}, {2000, 9000, 0, 9000}, {0, 9000, 100, 9000}} {
+		n := newNode(t, func(c *Config) { c.Settings.CallLimit, c.Settings.InitLimit = ms(tc.call), ms(tc.init) })
+		for _, init := range []bool{false, true} {
+			req := n.request(1)
+			req.CallLimitMs, req.InitCall = tc.asked, init
+			l, err := n.Lease(n.ctx(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := n.z.alive()[0].spec
+			if want := ms(cmp.Or(tc.asked, tc.call)); s.CallLimit != want || !init && s.InitLimit != want || init && s.InitLimit != ms(tc.want) {
+				t.Errorf("%+v, init call %v: %v and %v", tc, init, s.CallLimit, s.InitLimit)
+			}
+			n.release(l.GetLeaseId())
 		}
 	}
 	n := newNode(t, func(c *Config) { c.Settings.CallLimit = ms(2000) })

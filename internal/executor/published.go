@@ -280,7 +280,7 @@ func (e *Executor) makeNamed(caller context.Context, h *holding, w *wish) (*tabl
 	defer cancel(nil)
 	defer context.AfterFunc(caller, func() { cancel(errors.New("the client has given up its request")) })()
 	defer e.turns.endOnClose(cancel)()
-	limit := min(w.Limit(), cmp.Or(e.cfg.Settings.CallLimit, e.cfg.Settings.LeaseMax))
+	limit := min(w.Limit(), cmp.Or(e.initLimit(), e.cfg.Settings.LeaseMax))
 	ctx, stop := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the setup function has not returned within %v", limit.Round(time.Millisecond)))
 	defer stop()
 	memory := h.spec.MemoryLimit

@@ -163,7 +163,7 @@ func savedLease(l *handover.Lease, clock handover.Clock) (s lease.Saved, err err
 		Granted: clock.Get(l.GetGranted()), Expires: clock.Get(l.GetExpires()), ClientEnd: clock.Get(l.GetClientEnd()), Reuses: lease.ID(l.GetReuses()),
 		Terms: lease.Terms{Workers: int(t.GetWorkers()), WorkersMin: int(t.GetWorkersMin()), CoresPerWorker: int(t.GetCores()), MemoryPerWorker: t.GetMemory(), Duration: time.Duration(t.GetDuration()),
 			Wait: lease.Wait(t.GetWait()), CallLimit: time.Duration(t.GetCallLimit()), Tenant: t.GetTenant(), UID: t.GetUid(), GID: t.GetGid(),
-			Kind: [32]byte(t.GetKind()), KeepsState: t.GetKeepsState(), Fingerprint: [32]byte(t.GetFingerprint())}}
+			Kind: [32]byte(t.GetKind()), KeepsState: t.GetKeepsState(), InitCall: t.GetInitCall(), Fingerprint: [32]byte(t.GetFingerprint())}}
 	s.Presence, s.Present, s.Left = l.GetPresence(), l.GetPresent(), clock.Get(l.GetLeft())
 	s.ComeBy, s.Notice = clock.Get(l.GetComeBy()), clock.Get(l.GetNotice())
 	for _, p := range l.GetShares() {

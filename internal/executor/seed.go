@@ -154,10 +154,10 @@ func (e *Executor) takeSeed(caller context.Context, h *holding) error {
 	return nil
 }
 
-// seedLimit returns how long a seed may take: at most as long as a call, and so that the caller has time left for the workers.
+// seedLimit returns how long a seed may take: at most as long as an init call, and so that the caller has time left for the workers.
 func (e *Executor) seedLimit(caller context.Context, w *wish) time.Duration {
 	s := &e.cfg.Settings
-	limit := min(w.Limit(), cmp.Or(s.CallLimit, s.LeaseMax))
+	limit := min(w.Limit(), cmp.Or(e.initLimit(), s.LeaseMax))
 	end, ok := caller.Deadline()
 	if !ok {
 		return min(limit, s.SpawnTimeout)

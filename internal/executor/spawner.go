@@ -42,6 +42,8 @@ type Worker interface {
 	Claimed(counted zygote.Counters)
 	// Connect hands the worker its client's connection on provider tcp, and the hello that was read from it.
 	Connect(c *net.TCPConn, hello []byte) error
+	// CallLimit returns how long the present call may run; 0: no limit.
+	CallLimit() time.Duration
 	// EndCall ends a worker whose call exceeds its limit and reports where it was. It blocks until the process is
 	// killed.
 	EndCall(limit time.Duration)

@@ -154,7 +154,7 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	if t.CallLimit, err = e.callLimit(req.GetCallLimitMs()); err != nil {
 		return t, err
 	}
-	t.Wait = lease.Wait(req.GetWaitMode())
+	t.Wait, t.InitCall = lease.Wait(req.GetWaitMode()), req.GetInitCall()
 	return t, nil
 }
 
@@ -197,6 +197,11 @@ func (e *Executor) callLimit(ms uint64) (time.Duration, error) {
 		return 0, invalidf("call_limit_ms %d (option call_limit_ns; in Go, CallLimit): this executor permits at most %d ms (%v)", ms, most.Milliseconds(), most)
 	}
 	return time.Duration(ms) * time.Millisecond, nil
+}
+
+// initLimit returns how long an init call may run; 0: no limit. A lease's own call limit does not concern it.
+func (e *Executor) initLimit() time.Duration {
+	return cmp.Or(e.cfg.Settings.InitLimit, e.cfg.Settings.CallLimit)
 }
 
 func (e *Executor) checkProvider(name string) error {

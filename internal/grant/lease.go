@@ -48,6 +48,7 @@ type Spec struct {
 	Duration       time.Duration
 	Renew          bool          // renew it in the background before it expires
 	CallLimit      time.Duration // longest that one call may run, 0: the executor's own limit
+	InitCall       bool          // the first call of each worker is the init call, which the call limit does not concern
 	KeepsState     bool          // RFAAS_LEASE_REUSE: its workers may keep state of an earlier lease, and may serve a later one
 	Executor       string        // address, empty: the session's choice
 	At             string        // executor to ask first; a lease that moves is not bound to it
@@ -413,6 +414,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		Tenant:          p.c.opts.Tenant,
 		ClientId:        p.c.client[:],
 		KeepsState:      p.spec.KeepsState,
+		InitCall:        p.spec.InitCall,
 		Spare:           p.spec.spare,
 		Claims:          p.spec.spare,
 	}

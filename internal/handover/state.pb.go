@@ -1391,6 +1391,7 @@ type Terms struct {
 	Fingerprint   []byte                 `protobuf:"bytes,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	KeepsState    bool                   `protobuf:"varint,12,opt,name=keeps_state,json=keepsState,proto3" json:"keeps_state,omitempty"`
 	WorkersMin    uint32                 `protobuf:"varint,13,opt,name=workers_min,json=workersMin,proto3" json:"workers_min,omitempty"`
+	InitCall      bool                   `protobuf:"varint,14,opt,name=init_call,json=initCall,proto3" json:"init_call,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1514,6 +1515,13 @@ func (x *Terms) GetWorkersMin() uint32 {
 		return x.WorkersMin
 	}
 	return 0
+}
+
+func (x *Terms) GetInitCall() bool {
+	if x != nil {
+		return x.InitCall
+	}
+	return false
 }
 
 // Places are the cores of one worker: indices into Node.cores.
@@ -2079,7 +2087,7 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x06tables\x18\x17 \x03(\fR\x06tables\x12\x16\n" +
 	"\x06bundle\x18\x18 \x01(\fR\x06bundle\x12\x12\n" +
 	"\x04seed\x18\x19 \x01(\fR\x04seed\x12\x18\n" +
-	"\aruntime\x18\x1a \x01(\tR\aruntime\"\xd2\x02\n" +
+	"\aruntime\x18\x1a \x01(\tR\aruntime\"\xef\x02\n" +
 	"\x05Terms\x12\x18\n" +
 	"\aworkers\x18\x01 \x01(\rR\aworkers\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\rR\x05cores\x12\x16\n" +
@@ -2097,7 +2105,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\vkeeps_state\x18\f \x01(\bR\n" +
 	"keepsState\x12\x1f\n" +
 	"\vworkers_min\x18\r \x01(\rR\n" +
-	"workersMin\"\x1c\n" +
+	"workersMin\x12\x1b\n" +
+	"\tinit_call\x18\x0e \x01(\bR\binitCall\"\x1c\n" +
 	"\x06Places\x12\x12\n" +
 	"\x04core\x18\x01 \x03(\rR\x04core\"\xd4\x01\n" +
 	"\x04Seat\x12.\n" +

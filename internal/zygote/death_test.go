@@ -174,7 +174,7 @@ func TestTimeLimit(t *testing.T) {
 		{"sleeps", u64(60_000), "sleeps", 300 * time.Millisecond, 0},
 	} {
 		limit := tc.limit
-		w := deathLease(t, z, c, func(s *Spec) { s.CallLimit = limit })
+		w := deathLease(t, z, c, func(s *Spec) { s.CallLimit, s.InitLimit = limit, limit })
 		for range tc.within {
 			w.mustCall(t, 0, []byte("x"))
 			if r, err := w.call(deathFunction(t, "sleeps"), u64(uint64(limit.Milliseconds()/4))); err != nil || r.status != 0 {

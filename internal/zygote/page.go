@@ -126,6 +126,13 @@ func (p *page) running() (call uint64, function int, ok bool) {
 	return call, int(call & 0xffff), call>>16 > p.word(1)
 }
 
+// calls returns how many functions have returned.
+func (p *page) calls() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.word(1)
+}
+
 // Phases of a worker's start (worker/page.h).
 const (
 	phaseLeased  = 1

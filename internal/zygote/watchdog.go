@@ -1,6 +1,8 @@
 package zygote
 
 import (
+	"cmp"
+	"sync/atomic"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
@@ -27,13 +29,28 @@ func (w *Worker) judge(v verdict) {
 	w.verdict.CompareAndSwap(nil, &v)
 }
 
-// limitCalls ends the worker when one call takes longer than limit. It reads the worker's page at intervals, so the
+// callLimit is how long a worker's calls may run; 0: no limit.
+type callLimit struct {
+	call, init time.Duration
+	begun      atomic.Bool // the init call has returned once. A function cannot undo this by writing to the page
+}
+
+// CallLimit returns how long the present call may run; 0: no limit.
+func (w *Worker) CallLimit() time.Duration {
+	if !w.limit.begun.Load() && w.page.calls() == 0 {
+		return w.limit.init
+	}
+	w.limit.begun.Store(true)
+	return w.limit.call
+}
+
+// limitCalls ends the worker when one call takes longer than its limit. It reads the worker's page at intervals, so the
 // worker itself reads no clock. A call is never ended early, and at most about two intervals late. Time in which it
 // could not read the page, for instance because the whole node was suspended, counts as one interval. A function that
 // writes to the page can deceive it. Then the client's report (Executor.Inspect) or the end of the lease ends the
 // worker.
-func (w *Worker) limitCalls(limit time.Duration) {
-	pause := min(max(limit/8, shortestLook), longestLook)
+func (w *Worker) limitCalls() {
+	pause := min(max(min(cmp.Or(w.limit.call, w.limit.init), cmp.Or(w.limit.init, w.limit.call))/8, shortestLook), longestLook)
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
 	var seen uint64
@@ -48,11 +65,12 @@ func (w *Worker) limitCalls(limit time.Duration) {
 		now := time.Now()
 		passed := min(now.Sub(last), 2*pause)
 		last = now
+		limit := w.CallLimit()
 		call, _, running := w.page.running()
 		switch {
 		case !running || call != seen:
 			seen, lasted = call, 0
-		case lasted+passed < limit:
+		case limit == 0 || lasted+passed < limit:
 			lasted += passed
 		default:
 			w.EndCall(limit)

@@ -41,6 +41,7 @@ type Worker struct {
 
 	used atomic.Int64 // CPU time of its control group, set when the worker and its resources are gone; 0: no group
 
+	limit  callLimit
 	serves atomic.Pointer[Spec] // spec of its lease; empty while it waits for a lease
 
 	stopped atomic.Bool // Stop was called, so a clean exit is expected

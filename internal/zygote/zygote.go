@@ -99,6 +99,8 @@ type Spec struct {
 	ChannelMemory uint64
 	// CallLimit is how long one call may take; 0: no limit. A worker that exceeds it is killed.
 	CallLimit time.Duration
+	// InitLimit is the same for the first call of a worker without a seed. It is CallLimit if this call is not an init call.
+	InitLimit time.Duration
 	// UID and GID identify the verified user that the worker runs as; 0: an id of the sandbox's range, if it has one.
 	// Without a sandbox, or if the executor is not root, workers run as the executor's user.
 	UID, GID uint32
@@ -492,8 +494,10 @@ func (w *Worker) begin(ctx context.Context, spec *Spec) (*Worker, error) {
 
 // startWatchdogs starts the watchdogs that kill a worker whose call takes too long or whose RDMA device is closed.
 func (w *Worker) startWatchdogs(spec *Spec) {
-	if spec.CallLimit > 0 {
-		go w.limitCalls(spec.CallLimit)
+	w.limit.call, w.limit.init = spec.CallLimit, spec.InitLimit
+	w.limit.begun.Store(w.steps.Seeded)
+	if spec.CallLimit > 0 || spec.InitLimit > 0 {
+		go w.limitCalls()
 	}
 	if spec.Provider == "verbs" {
 		go w.watchDevice()

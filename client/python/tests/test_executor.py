@@ -461,7 +461,7 @@ class Failures(ExecutorCase):
             self.assertIsInstance(endless.exception(), rfaas.Error)
 
     def test_endless_function(self):
-        with rfaas.Executor(1, call_limit=1) as executor:
+        with rfaas.Executor(1, initializer=time.sleep, initargs=(2,), call_limit=1) as executor:  # which does not limit the initializer
             with self.assertRaisesRegex(rfaas.TimeLimitError, "until: "):
                 executor.submit(until, "").result()
             self.assertEqual(executor.submit(square, 8).result(), 64)

@@ -10,7 +10,7 @@ import "bytes"
 // Spec has the terms of a lease.
 type Spec struct {
 	Workers, CoresPerWorker, WaitMode, Flags, Depth, Eager uint32
-	WorkersMin                                             uint32
+	WorkersMin, Init                                       uint32
 	Memory, Bulk                                           uint64
 	DurationNs, CallLimitNs                                int64
 	Executor, Library                                      string
@@ -20,7 +20,7 @@ type Spec struct {
 
 func (t *texts) spec(c *C.rfaas_agent_spec) Spec {
 	return Spec{uint32(c.workers), uint32(c.cores_per_worker), uint32(c.wait_mode), uint32(c.flags), uint32(c.depth),
-		uint32(c.eager), uint32(c.workers_min), uint64(c.memory), uint64(c.bulk), int64(c.duration_ns), int64(c.call_limit_ns),
+		uint32(c.eager), uint32(c.workers_min), uint32(c.init), uint64(c.memory), uint64(c.bulk), int64(c.duration_ns), int64(c.call_limit_ns),
 		t.of("executor", c.executor[:]), t.of("library", c.library[:]), t.of("bundle", c.bundle[:]), t.of("runtime", c.runtime[:])}
 }
 

@@ -116,7 +116,7 @@ func DecodeChanges(b []byte) (changes []Change, err error) {
 }
 
 func (s *Spec) c() (c C.rfaas_agent_spec) {
-	c = C.rfaas_agent_spec{workers: C.uint32_t(s.Workers), cores_per_worker: C.uint32_t(s.CoresPerWorker), workers_min: C.uint32_t(s.WorkersMin),
+	c = C.rfaas_agent_spec{workers: C.uint32_t(s.Workers), cores_per_worker: C.uint32_t(s.CoresPerWorker), workers_min: C.uint32_t(s.WorkersMin), init: C.uint32_t(s.Init),
 		wait_mode: C.uint32_t(s.WaitMode), flags: C.uint32_t(s.Flags), depth: C.uint32_t(s.Depth), eager: C.uint32_t(s.Eager),
 		memory: C.uint64_t(s.Memory), bulk: C.uint64_t(s.Bulk), duration_ns: C.int64_t(s.DurationNs),
 		call_limit_ns: C.int64_t(s.CallLimitNs)}

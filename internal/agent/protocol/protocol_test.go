@@ -26,7 +26,7 @@ func of[T any](name string, sample T, encode func(*T, []byte) []byte, decode fun
 var blob = bytes.Repeat([]byte{7}, 100)
 
 func kinds() []kind {
-	spec := Spec{Workers: 2, WorkersMin: 1, CoresPerWorker: 3, WaitMode: 1, Flags: 1, Depth: 4, Eager: 5, Memory: 6, Bulk: 7, DurationNs: 8, CallLimitNs: 9,
+	spec := Spec{Workers: 2, WorkersMin: 1, Init: 1, CoresPerWorker: 3, WaitMode: 1, Flags: 1, Depth: 4, Eager: 5, Memory: 6, Bulk: 7, DurationNs: 8, CallLimitNs: 9,
 		Executor: "node:1", Library: "lib.so"}
 	workers := []Worker{{PID: 10, Start: 1, Blob: blob}, {PID: 11, Start: 3, Blob: []byte{1}}}
 	return []kind{
