@@ -25,6 +25,7 @@ type Groups struct {
 	number  atomic.Uint64
 	missing []string
 	limits  string // limit on processes of a group
+	idle    bool   // groups get CPU time and I/O that no other group wants
 	leaf    string // group of version 2 that was made for the executor itself
 	frozen  string // an empty group that stays frozen (holdFrozen); "": none
 	pids    []int  // processes that were moved there
@@ -41,6 +42,7 @@ type Groups struct {
 type GroupsConfig struct {
 	Processes []int  // processes to move into a group below their own, if version 2 needs it; empty: this process
 	PIDs      uint32 // most processes and threads of a group; 0: no limit
+	Idle      bool   // groups get CPU time and I/O that no other group wants
 	Self      string // file that names the executor's own groups; "": /proc/self/cgroup
 }
 
@@ -48,6 +50,7 @@ type GroupsConfig struct {
 type tree struct {
 	version     int
 	dir         string // parent of new groups
+	path        string // of dir in the hierarchy
 	controllers []string
 	constants   []setting // for every group
 	delegated   []string  // controllers of version 2 that were enabled here
@@ -55,6 +58,15 @@ type tree struct {
 
 // setting is a text to write to a control file of a new group.
 type setting struct{ controller, file, text string }
+
+// A group competes with other groups by its weight, whatever the policy of its threads is: a thread of policy SCHED_IDLE that is alone in a group with
+// the default weight takes half of a CPU from a program in another group. cpu.idle (Linux 5.15) makes the group itself idle. older has the settings for
+// kernels without it, by version. The weight of I/O takes effect with the schedulers that know one.
+var (
+	idleCPU = setting{"cpu", "cpu.idle", "1"}
+	idleIO  = setting{"io", "io.weight", "default 1"}
+	older   = map[int]setting{1: {"cpu", "cpu.shares", "2"}, 2: {"cpu", "cpu.weight", "1"}}
+)
 
 // GroupDir is a group for its maker. The maker adds processes through Join, and calls Remove when no process is left.
 type GroupDir struct {
@@ -95,7 +107,7 @@ func openGroups(root string, cfg GroupsConfig, mkdir, rmdir func(dir string) err
 	if len(cfg.Processes) == 0 {
 		cfg.Processes = []int{os.Getpid()}
 	}
-	g := &Groups{prefix: groupPrefix(), pids: cfg.Processes, mkdir: mkdir, rmdir: rmdir}
+	g := &Groups{prefix: groupPrefix(), idle: cfg.Idle, pids: cfg.Processes, mkdir: mkdir, rmdir: rmdir}
 	if cfg.PIDs != 0 {
 		g.limits = strconv.FormatUint(uint64(cfg.PIDs), 10)
 	}
@@ -156,6 +168,24 @@ func (g *Groups) drop(err error, why map[string]error) {
 
 // Missing returns a text for each missing controller: why it is missing, and what is not enforced without it.
 func (g *Groups) Missing() []string { return g.missing }
+
+// Competes returns the control group because of which idle groups compete with programs outside of it: neither it nor a group above it is idle or
+// has the smallest weight. It returns "" if there is none.
+func (g *Groups) Competes() string {
+	for _, t := range g.trees {
+		if !slices.Contains(t.controllers, "cpu") || t.path == "/" {
+			continue
+		}
+		for dir, path := t.dir, t.path; path != "/"; dir, path = filepath.Dir(dir), filepath.Dir(path) {
+			least := older[t.version]
+			if inherited(dir, idleCPU.file) == idleCPU.text || inherited(dir, least.file) == least.text {
+				return ""
+			}
+		}
+		return t.dir
+	}
+	return ""
+}
 
 // HoldCPUs reports whether processes of groups cannot leave their CPUs.
 func (g *Groups) HoldCPUs() bool { return g.hasController("cpuset") }
@@ -226,7 +256,7 @@ func (g *Groups) find(root string, own []ownGroup) (why map[string]error) {
 		if len(wanted) == 0 {
 			continue
 		}
-		t := &tree{version: 1, controllers: wanted}
+		t := &tree{version: 1, path: o.path, controllers: wanted}
 		for _, name := range append([]string{strings.Join(o.controllers, ",")}, o.controllers...) {
 			dir := filepath.Join(root, name, o.path)
 			if _, err := os.Stat(dir); err == nil {
@@ -254,7 +284,7 @@ func (g *Groups) findUnified(root, path string, why map[string]error) {
 		if err != nil {
 			continue
 		}
-		t := &tree{version: 2, dir: dir, controllers: []string{"freezer", "cpuacct"}}
+		t := &tree{version: 2, dir: dir, path: path, controllers: []string{"freezer", "cpuacct"}}
 		have := strings.Fields(string(text))
 		for _, l := range lost {
 			switch {
@@ -264,6 +294,9 @@ func (g *Groups) findUnified(root, path string, why map[string]error) {
 			case mount == root:
 				why[l.controller] = errors.New("not delegated to this control group: use Delegate= in the unit")
 			}
+		}
+		if g.idle && slices.Contains(have, idleIO.controller) {
+			t.delegated = append(t.delegated, idleIO.controller)
 		}
 		removeDead([]string{dir}, "/proc", false)
 		if len(t.delegated) > 0 {
@@ -327,6 +360,10 @@ func (g *Groups) constants(t *tree) (list []setting) {
 			list = append(list, setting{c, "cpuset.sched_load_balance", "0"}) // otherwise each change of CPUs rebuilds the scheduler's domains
 			list = append(list, setting{c, "cpuset.mems", inherited(t.dir, "cpuset.mems")})
 			list = append(list, setting{c, "cpuset.cpus", inherited(t.dir, "cpuset.cpus")})
+		case c == "cpu" && g.idle:
+			list = append(list, idleCPU)
+		case c == "io":
+			list = append(list, idleIO)
 		case c == "hugetlb":
 			list = append(list, hugePages(t)...)
 		case c == "rdma":
@@ -483,8 +520,12 @@ func (g *Groups) add(d *GroupDir, t *tree, dir string) error {
 	d.dirs = append(d.dirs, dir)
 	for _, c := range t.constants {
 		err := write(dir, c.file, c.text)
-		// A kernel that does not count swap has no such file.
-		if err != nil && !(errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(c.file, "memory.swap")) {
+		if c == idleCPU && errors.Is(err, fs.ErrNotExist) {
+			c = older[t.version]
+			err = write(dir, c.file, c.text)
+		}
+		// A kernel that does not count swap, or cannot weigh I/O, has no such file.
+		if err != nil && !(errors.Is(err, fs.ErrNotExist) && (c == idleIO || strings.HasPrefix(c.file, "memory.swap"))) {
 			return &unusable{t, c.controller, err}
 		}
 	}

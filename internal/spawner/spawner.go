@@ -131,7 +131,7 @@ func (s *Spawner) openGroups() {
 		return
 	}
 	// The executor moves too: with version 2, a group that contains processes cannot give controllers to its children.
-	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{Processes: []int{os.Getpid(), os.Getppid()}, PIDs: s.cfg.Processes, Self: s.cfg.OwnGroups})
+	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{Processes: []int{os.Getpid(), os.Getppid()}, PIDs: s.cfg.Processes, Idle: s.cfg.Idle, Self: s.cfg.OwnGroups})
 	s.fixedCPUs = err != nil || !groups.HoldCPUs()
 	if err != nil {
 		s.logf("workers have no control groups: %v", err)
@@ -139,6 +139,9 @@ func (s *Spawner) openGroups() {
 	}
 	for _, m := range groups.Missing() {
 		s.logf("control groups of workers lack a controller: %s", m)
+	}
+	if dir := groups.Competes(); s.cfg.Idle && dir != "" {
+		s.logf("workers have idle priority only among the programs of control group %s; for the whole node, set CPUWeight=idle in the executor's unit (Linux 5.15, systemd 252), or CPUWeight=1", dir)
 	}
 	groups.Prepare()
 	s.groups = groups
