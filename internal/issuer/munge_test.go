@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -292,6 +293,74 @@ func TestUnmungeFails(t *testing.T) {
 		var e *identity.Error
 		if err := decode(script); err == nil || errors.As(err, &e) {
 			t.Errorf("%s: %v, want an error that is not a refusal", script, err)
+		}
+	}
+}
+
+// The requests of an address with many refusals are worked on one at a time. Those of nodes with a certificate are not delayed. All refusals are counted.
+func TestBadRequestsOfAnAddress(t *testing.T) {
+	dir := t.TempDir()
+	script := "#!/bin/sh\necho x >>" + dir + "/runs\nexec sleep 1000\n"
+	if err := os.WriteFile(filepath.Join(dir, "unmunge"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	s := start(t, func(c *Config) { c.Tenants, c.TokenLife = identity.Tenants{{}}, time.Hour })
+	if err := s.join(s.code(), "node7"); err != nil {
+		t.Fatal(err)
+	}
+	_, pair, err := identity.NodeHosts(s.node("node7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range badBurst {
+		refusedFor(t, s.at.ask(t.Context(), nil, pathRenew, &identity.NodeRequest{}, &identity.NodeReply{}), identity.Missing)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var asked sync.WaitGroup
+	for range 3 {
+		asked.Go(func() {
+			_ = s.at.ask(ctx, nil, pathToken, tokenRequest{"MUNGE:AAAA:", make([]byte, ed25519.PublicKeySize)}, &tokenReply{})
+		})
+	}
+	runs := func() int {
+		b, _ := os.ReadFile(filepath.Join(dir, "runs"))
+		return strings.Count(string(b), "x")
+	}
+	testkit.Eventually(t, "unmunge runs", func() bool { return runs() > 0 })
+	for range 20 {
+		if _, err := s.at.revoked(t.Context(), &pair, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := runs(); n != 1 {
+		t.Errorf("unmunge runs %d times at once", n)
+	}
+	cancel()
+	asked.Wait()
+	counted := 0
+	for line := range strings.Lines(s.audited()) {
+		var e struct {
+			Event, Reason string
+			Count         int
+		}
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		if e.Event == identity.AuditRefused && e.Reason == string(identity.Missing) {
+			counted += max(1, e.Count)
+		}
+	}
+	if counted == 0 {
+		t.Error("no refusal is in the audit log")
+	}
+}
+
+func TestHostOf(t *testing.T) {
+	for remote, want := range map[string]string{"192.0.2.7:55": "192.0.2.7", "[::ffff:192.0.2.7]:55": "192.0.2.7", "[2001:db8:1:2:3:4:5:6]:55": "2001:db8:1:2::/64",
+		"[fe80::1%eth0]:55": "fe80::/64", "nonsense": ""} {
+		if got := hostOf(remote); got != want {
+			t.Errorf("%s: %q, want %q", remote, got, want)
 		}
 	}
 }

@@ -9,11 +9,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -53,9 +55,11 @@ const (
 type Server struct {
 	cfg     Config
 	http    http.Server
-	callers limits // nodes and users, by requests
-	tokens  limits // users, by tokens
-	errors  limits // kinds of requests, by errors in the log
+	callers limits            // nodes and users, by requests
+	tokens  limits            // users, by tokens
+	errors  limits            // kinds of requests, by errors in the log
+	bad     limits            // addresses, by refused requests without a certificate
+	waiting [64]chan struct{} // addresses that have used up bad wait here, by their hash
 
 	mu     sync.Mutex
 	own    *tls.Certificate
@@ -71,6 +75,9 @@ func NewServer(cfg Config) (*Server, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{cfg: cfg}
+	for i := range s.waiting {
+		s.waiting[i] = make(chan struct{}, 1)
+	}
 	nodes, users := make(chan struct{}, atOnce), make(chan struct{}, usersAtOnce)
 	if _, err := s.certificate(); err != nil {
 		return nil, fmt.Errorf("issuer: %w", err)
@@ -83,6 +90,7 @@ func NewServer(cfg Config) (*Server, error) {
 	mux.HandleFunc("POST "+pathRevoke, s.answer(users, s.revoke))
 	pool := x509.NewCertPool()
 	pool.AddCert(cfg.Cluster.CA())
+	mux.HandleFunc("/", s.answer(nodes, func(r *http.Request, _ []byte) (any, string, error) { return nil, "", errNoSuch }))
 	s.http = http.Server{Handler: mux, ReadHeaderTimeout: headerLife, ReadTimeout: requestLife, WriteTimeout: connectionLife, MaxHeaderBytes: 8 << 10,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug), TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool, SessionTicketsDisabled: true,
@@ -148,6 +156,12 @@ func (s *Server) prune(ctx context.Context) {
 // unavailable is an error of the service whose text the caller may see. The texts of other such errors stay in the log.
 type unavailable struct{ error }
 
+// errBusy means that other requests left no time for this one.
+var errBusy = unavailable{errors.New("the issuer is busy: try again later")}
+
+// errNoSuch is the answer to requests that the service does not know.
+var errNoSuch = &identity.Error{Reason: identity.Malformed, Text: "the issuer has no such request"}
+
 // errCut means that a request did not arrive completely: it took too long, or its connection ended.
 var errCut = errors.New("the request is incomplete")
 
@@ -157,7 +171,7 @@ func (s *Server) answer(working chan struct{}, f func(r *http.Request, body []by
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), requestLife)
 		defer cancel()
-		reply, who, err := work(r.WithContext(ctx), working, f)
+		reply, who, err := s.work(r.WithContext(ctx), working, f)
 		w.Header().Set("Content-Type", "application/json")
 		if err != nil {
 			reply = s.refused(w, r, who, err)
@@ -169,10 +183,19 @@ func (s *Server) answer(working chan struct{}, f func(r *http.Request, body []by
 }
 
 // work answers a request when there is room in working. A request that is still being received takes none, and a caller that has gone gets no answer.
-func work(r *http.Request, working chan struct{}, f func(*http.Request, []byte) (any, string, error)) (reply any, who string, err error) {
+func (s *Server) work(r *http.Request, working chan struct{}, f func(*http.Request, []byte) (any, string, error)) (reply any, who string, err error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxRequest+1))
 	if err != nil {
 		return nil, "", errCut
+	}
+	if at := hostOf(r.RemoteAddr); len(r.TLS.VerifiedChains) == 0 && s.bad.spent(at, s.cfg.Now()) {
+		turn := s.waiting[crc32.ChecksumIEEE([]byte(at))%uint32(len(s.waiting))]
+		select {
+		case turn <- struct{}{}:
+			defer func() { <-turn }()
+		case <-r.Context().Done():
+			return nil, "", errBusy
+		}
 	}
 	select {
 	case working <- struct{}{}:
@@ -182,17 +205,21 @@ func work(r *http.Request, working chan struct{}, f func(*http.Request, []byte) 
 		}
 	case <-r.Context().Done():
 	}
-	return nil, "", unavailable{errors.New("the issuer is busy: try again later")}
+	return nil, "", errBusy
 }
 
 // refused logs a refused request and sets the status. It returns the reply.
 func (s *Server) refused(w http.ResponseWriter, r *http.Request, who string, err error) failure {
 	var e *identity.Error
+	refusal := errors.As(err, &e)
+	if (refusal || errors.Is(err, errCut)) && len(r.TLS.VerifiedChains) == 0 {
+		s.bad.take(hostOf(r.RemoteAddr), rate.Every(badEvery), badBurst, s.cfg.Now())
+	}
 	if errors.Is(err, errCut) || r.Context().Err() != nil { // the caller has gone
 		w.WriteHeader(http.StatusRequestTimeout)
 		return failure{Error: err.Error()}
 	}
-	if !errors.As(err, &e) {
+	if !refusal {
 		level := slog.LevelDebug
 		if s.errors.take(r.URL.Path, rate.Every(time.Minute), 10, s.cfg.Now()) { // so that callers do not fill the log
 			level = slog.LevelError
@@ -203,6 +230,11 @@ func (s *Server) refused(w http.ResponseWriter, r *http.Request, who string, err
 			return failure{Error: public.Error()}
 		}
 		return failure{Error: "the request failed: the issuer's log says why"}
+	}
+	if e == errNoSuch {
+		s.cfg.Audit.Refused(e, "/", r.RemoteAddr, who, s.cfg.Now()) // and not what the caller has chosen
+		w.WriteHeader(http.StatusNotFound)
+		return failure{e.Reason, e.Text}
 	}
 	s.cfg.Audit.Refused(e, r.URL.Path, r.RemoteAddr, who, s.cfg.Now())
 	status := map[identity.Reason]int{identity.Malformed: http.StatusBadRequest, identity.Forbidden: http.StatusForbidden, identity.Overload: http.StatusTooManyRequests}
@@ -287,6 +319,30 @@ func (s *Server) revoked(r *http.Request, _ []byte) (any, string, error) {
 	return revokedReply{string(text)}, who, err
 }
 
+// An address may cause badBurst refusals at once, and then one every badEvery. Beyond that, its requests are worked on one at a time, except those of
+// nodes with a certificate. They are not refused, because several users can share an address.
+const (
+	badBurst = 100
+	badEvery = time.Second
+)
+
+// hostOf returns the part of a remote address that counts as one caller: the IP address or, of IPv6, its network of 64 bits.
+func hostOf(remote string) string {
+	at, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return ""
+	}
+	ip := at.Addr().Unmap().WithZone("")
+	if ip.Is4() {
+		return ip.String()
+	}
+	net, err := ip.Prefix(64)
+	if err != nil {
+		return ""
+	}
+	return net.String()
+}
+
 const (
 	renewBurst = 5 // renewals of a node at once, and then one every renewEvery
 	renewEvery = time.Hour
@@ -299,6 +355,17 @@ type limits struct {
 	swept time.Time
 }
 
+// maxParties bounds how many parties of one kind have a rate of their own.
+const maxParties = 1 << 16
+
+// spent reports whether a party has used up its rate.
+func (l *limits) spent(party string, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.of[party]
+	return h != nil && h.TokensAt(now) < 1
+}
+
 // take uses one unit of a party's rate, and returns false if there is none.
 func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) bool {
 	l.mu.Lock()
@@ -309,6 +376,9 @@ func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) 
 	if now.Sub(l.swept).Abs() > time.Minute {
 		maps.DeleteFunc(l.of, func(_ string, h *rate.Limiter) bool { return h.TokensAt(now) >= float64(h.Burst()) }) // idle ones
 		l.swept = now
+	}
+	if len(l.of) >= maxParties && l.of[party] == nil {
+		party = "" // the others together
 	}
 	h := l.of[party]
 	if h == nil {
