@@ -281,7 +281,7 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 		return nil
 	}
 	c.timer = time.AfterFunc(answerTimeout, func() {
-		s.logf("killing the zygote: it has not answered within %v", answerTimeout)
+		s.logf("killing the process that starts workers: it has not answered within %v", answerTimeout)
 		z.kill()
 	})
 	s.mu.Lock()

@@ -70,7 +70,7 @@ func (s *Spawner) startZygote(ctx context.Context, at int) (*zygote, error) {
 	s.asking.Unlock()
 	if err != nil {
 		ours.Close()
-		return nil, fmt.Errorf("start zygote: %w", err)
+		return nil, fmt.Errorf("start the program of workers: %w", err)
 	}
 	child.Close()
 	reaped := make(chan error, 1)
@@ -95,7 +95,7 @@ func (s *Spawner) startZygote(ctx context.Context, at int) (*zygote, error) {
 		z.conn.Close()
 		z.cmd.Process.Kill()
 		<-z.drained(reaped)
-		return nil, fmt.Errorf("start zygote %s: %w", s.cfg.Worker, err)
+		return nil, fmt.Errorf("start the program of workers %s: %w", s.cfg.Worker, err)
 	}
 	go z.receive(reaped)
 	return z, nil
@@ -160,7 +160,7 @@ func (z *zygote) receive(reaped chan error) {
 			break
 		}
 		if err := z.s.answered(&m, fds); err != nil {
-			z.s.logf("zygote broke the protocol: %v", err)
+			z.s.logf("the process that starts workers broke the protocol: %v", err)
 			break
 		}
 	}
@@ -198,7 +198,7 @@ func (z *zygote) noticeStop() {
 		default:
 		}
 		if stopped() {
-			z.s.logf("killing the zygote %d: it was stopped for %v", z.cmd.Process.Pid, StopPatience)
+			z.s.logf("killing the process that starts workers, %d: it was stopped for %v", z.cmd.Process.Pid, StopPatience)
 			z.kill()
 		}
 	})
@@ -217,7 +217,7 @@ func (s *Spawner) supervise(ctx context.Context, z *zygote) {
 			s.zygoteGone(z, nil)
 			return
 		}
-		s.zygoteGone(z, fmt.Errorf("the zygote ended: %w", z.err))
+		s.zygoteGone(z, fmt.Errorf("the process that starts workers ended: %w", z.err))
 		if time.Since(since) > longest {
 			delay = shortest
 		}

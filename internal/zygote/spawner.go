@@ -143,7 +143,7 @@ func (c *connection) readHello(ctx context.Context, runtimes bool) (*wire.Messag
 	wire.CloseAll(fds)
 	switch {
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("the spawner has not started a zygote: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("the spawner has not started the program of workers: %w", context.Cause(ctx))
 	case errors.Is(err, io.EOF):
 		c.conn.Close()
 		<-c.reaped
@@ -308,7 +308,7 @@ func (z *Zygote) zygoteEnded(at uint32, err *wire.Error) error {
 	if p.runtime != "" {
 		args = append(args, "runtime", p.runtime)
 	}
-	z.cfg.Log.Error("the zygote is gone; starting another one", args...)
+	z.cfg.Log.Error("the process that starts workers is gone; starting another one", args...)
 	if p.pid == 0 { // the message reports a failed start and not the end of a zygote
 		p.unable = err
 	}

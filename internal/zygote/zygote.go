@@ -23,9 +23,9 @@ const spawnTries = 3 // with different zygotes
 
 var (
 	errSpawnTimeout = fmt.Errorf("timed out after %v", SpawnTimeout)
-	errClosed       = errors.New("zygote supervisor is closed")
+	errClosed       = errors.New("the executor ends")
 	// errZygoteDied means that the zygote ended before it answered. Nothing of the worker is left.
-	errZygoteDied = errors.New("zygote ended")
+	errZygoteDied = errors.New("the process that starts workers ended")
 )
 
 // WorkerError says why a worker could not be started.
@@ -269,9 +269,9 @@ func (z *Zygote) ready(ctx context.Context, at int) error {
 			return errClosed
 		case <-ctx.Done():
 			if noStart != nil { // not wrapped: a later start may succeed, so the time-out is the error
-				return fmt.Errorf("no zygote: %w (the previous one: %v)", context.Cause(ctx), noStart)
+				return fmt.Errorf("no process that starts workers: %w (the previous one: %v)", context.Cause(ctx), noStart)
 			}
-			return fmt.Errorf("no zygote: %w", context.Cause(ctx))
+			return fmt.Errorf("no process that starts workers: %w", context.Cause(ctx))
 		}
 	}
 }
@@ -442,11 +442,11 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 		w.Kill()
 		a = <-w.answer
 		if a.err == nil {
-			a.err = fmt.Errorf("start worker: waiting for the zygote to clone it: %w", context.Cause(ctx))
+			a.err = fmt.Errorf("start worker: waiting for the process that starts workers: %w", context.Cause(ctx))
 			a.group.Close()
 			<-w.exited
 		} else if !errors.Is(a.err, errClosed) {
-			a.err = fmt.Errorf("start worker: waiting for the zygote to clone it: %w", context.Cause(ctx))
+			a.err = fmt.Errorf("start worker: waiting for the process that starts workers: %w", context.Cause(ctx))
 		}
 	}
 	if a.err != nil {
