@@ -14,6 +14,8 @@ def open_together(comm: Any, places: Callable[[int], list[str]], open_at: Callab
     places: returns an executor for each of n ranks. Only rank 0 calls it.
     open_at: opens this rank's lease at an executor, or wherever there is room if it gets no argument.
     """
+    if not callable(getattr(comm, "Get_rank", None)):
+        raise TypeError(f"comm is a {type(comm).__name__}, want a communicator of mpi4py, such as MPI.COMM_WORLD")
     rank, error, chosen, lease = comm.Get_rank(), None, None, None
     if rank == 0:
         try:
