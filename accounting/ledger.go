@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sys/unix"
 )
 
@@ -114,6 +115,10 @@ func openCurrent(path string, timeout time.Duration) (*bbolt.DB, error) {
 				file, err = os.OpenFile(name, flags, mode)
 				return file, err
 			}})
+		if errors.Is(err, berrors.ErrTimeout) {
+			return nil, fmt.Errorf("another process has had it open for %v, probably a resource manager with the same state directory: stop that process, or use another "+
+				"directory (%w)", timeout, err)
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -45,7 +45,8 @@ func units(t *testing.T, l *Ledger, tenant string, since time.Time, c Counter) i
 func TestLedger(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger")
 	l := openLedger(t, path)
-	if _, err := OpenLedger(path, 10*time.Millisecond); !errors.Is(err, berrors.ErrTimeout) || !strings.Contains(err.Error(), path) {
+	if _, err := OpenLedger(path, 10*time.Millisecond); !errors.Is(err, berrors.ErrTimeout) || !strings.Contains(err.Error(), path) ||
+		!strings.Contains(err.Error(), "another process has had it open") {
 		t.Errorf("opened twice: %v", err)
 	}
 	bob := entry(2, 10)

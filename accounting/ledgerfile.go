@@ -99,7 +99,7 @@ func openToRead(path string, timeout time.Duration) (db *bbolt.DB, err error) {
 		return err
 	})
 	if errors.Is(err, berrors.ErrTimeout) {
-		return nil, fmt.Errorf("%w: a resource manager has it open: stop the resource manager first", err)
+		return nil, fmt.Errorf("a resource manager has it open: stop the resource manager first (%w)", err)
 	}
 	return db, err
 }
@@ -123,7 +123,11 @@ func check(db *bbolt.DB, path string, r *LedgerReport) {
 			return err
 		}
 		return db.View(func(tx *bbolt.Tx) error {
-			r.Bytes, r.Unused = tx.Size(), unused(db)
+			st, err := os.Stat(path)
+			if err != nil {
+				return err
+			}
+			r.Bytes, r.Unused = st.Size(), unused(db)+st.Size()-tx.Size()
 			for _, name := range [][]byte{bucketMeta, bucketLeases, bucketHours} {
 				if tx.Bucket(name) == nil {
 					return fmt.Errorf("%w: it has no bucket %q", ErrLedger, name)

@@ -69,6 +69,21 @@ func TestBenchRefuses(t *testing.T) {
 	}
 }
 
+// Help and errors name the command that the user has typed.
+func TestNameOfBench(t *testing.T) {
+	for name, want := range map[string]string{"": "rfaas-bench", command.BenchName: "rfaas bench"} {
+		var out, errs bytes.Buffer
+		env := command.Env{Name: name, Version: "test", Getenv: func(string) string { return "" }, Stdout: &out, Stderr: &errs}
+		if code := Run(t.Context(), env, []string{"neighbour", "--help"}); code != 0 || !strings.Contains(out.String(), "  "+want+" neighbour [flags]\n") {
+			t.Errorf("%s: exit %d, help %q", want, code, out.String())
+		}
+		if code := Run(t.Context(), env, []string{"neighbour", "more"}); code != 2 || !strings.HasPrefix(errs.String(), want+": ") ||
+			!strings.Contains(errs.String(), want+" neighbour --help tells more") {
+			t.Errorf("%s: exit %d, error %q", want, code, errs.String())
+		}
+	}
+}
+
 func writeResults(t *testing.T, name string, results ...*latency.Result) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)

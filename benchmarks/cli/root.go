@@ -32,6 +32,9 @@ benchmarks/README.md describes the method.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	if a.Name != "" {
+		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: a.Name}
+	}
 	root.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a), newBenchBandwidth(a), newBenchOthers(a),
 		newBenchControl(a), newBenchLeases(a), newContact(a), newBenchScaling(a), newBenchNeighbour(a), newBenchServe(a), newBenchReport(a), newEchoServer(a), newMan(a))
 	a.Finish(root)

@@ -17,5 +17,9 @@ var version = "unknown"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // the second signal ends the program at once
-	os.Exit(cli.Run(ctx, command.Env{Version: version, Getenv: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr}, os.Args[1:]))
+	name := ""
+	if os.Args[0] == command.BenchName {
+		name = command.BenchName
+	}
+	os.Exit(cli.Run(ctx, command.Env{Name: name, Version: version, Getenv: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr}, os.Args[1:]))
 }

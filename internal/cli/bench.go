@@ -30,7 +30,7 @@ func newBench(*app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = syscall.Exec(program, append([]string{benchProgram}, args...), os.Environ()) // returns only on failure
+			err = syscall.Exec(program, append([]string{command.BenchName}, args...), os.Environ()) // returns only on failure
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%s is missing: build it with make programs, or install it beside rfaas", program)
 			}

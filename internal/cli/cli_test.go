@@ -281,7 +281,8 @@ func TestDefaultAddresses(t *testing.T) {
 		text string
 		want bool
 	}{
-		{[]string{"leases"}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR)", true},
+		{[]string{"leases"}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR); for the executors of the resource manager at service:7464 ($RFAAS_MANAGER) use --all", true},
+		{[]string{"leases", "--executor", control.DefaultExecutorAddress}, "", 1, "use --all", false},
 		{[]string{"invoke", "lib.so", "f", "--secret-file", secret}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR)", true},
 		{[]string{"executors"}, "", 1, "(default address; set --manager or RFAAS_MANAGER)", true},
 		{[]string{"drain", "n1"}, "", 1, "(default address; set --manager or RFAAS_MANAGER)", true},
@@ -293,6 +294,9 @@ func TestDefaultAddresses(t *testing.T) {
 	} {
 		var out, errs bytes.Buffer
 		env := map[string]string{"RFAAS_SECRET_FILE": secret, "RFAAS_EXECUTOR": c.env}
+		if c.env == "" && c.args[0] == "leases" {
+			env["RFAAS_MANAGER"] = "service:7464"
+		}
 		code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &errs}, c.args)
 		if code != c.code || strings.Contains(errs.String(), c.text) != c.want {
 			t.Errorf("%q with RFAAS_EXECUTOR=%s: code %d, errors %q; want %d, %q: %v", c.args, c.env, code, &errs, c.code, c.text, c.want)

@@ -143,17 +143,19 @@ func newClusterRenew(a *app) *cobra.Command {
 					failed = append(failed, err)
 					continue
 				}
-				what := "is valid"
+				what, why := "is valid", ""
 				if renewed {
 					what = "is renewed, and valid"
+				} else if c, err := identity.ReadCertificate(node); err == nil && ends.Before(time.Now().Add(within)) {
+					why = fmt.Sprintf(": the issuer renews it from %s on, when two thirds of its life are left", issuer.RenewFrom(c).UTC().Format(time.RFC3339))
 				}
-				fmt.Fprintf(a.Stdout, "%s %s until %s\n", node, what, ends.UTC().Format(time.RFC3339))
+				fmt.Fprintf(a.Stdout, "%s %s until %s%s\n", node, what, ends.UTC().Format(time.RFC3339), why)
 			}
 			return errors.Join(failed...)
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().DurationVar(&within, "within", 60*day, "renew certificates that end within this time")
+	c.Flags().DurationVar(&within, "within", 60*day, "renew certificates that end within this time (those of an issuer not before a third of their life has passed)")
 	c.Flags().DurationVar(&life, "for", nodeLife, "how long a new certificate is valid, if it does not come from an issuer")
 	return c
 }

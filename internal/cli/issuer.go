@@ -217,11 +217,12 @@ func newClusterJoin(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			a.warnOfAddresses(hosts)
 			until := ends.UTC().Format(time.RFC3339)
 			if asJSON {
 				return a.printJSON(joinedJSON{dir, hosts, until})
 			}
-			_, err = fmt.Fprintf(a.Stdout, "%s is for --identity-dir on %s, and valid until %s\n", dir, hosts[0], until)
+			_, err = fmt.Fprintf(a.Stdout, "%s is for --identity-dir on %s, and valid until %s for %s\n", dir, hosts[0], until, plain(strings.Join(hosts, ", ")))
 			return err
 		},
 	}
@@ -231,6 +232,29 @@ func newClusterJoin(a *app) *cobra.Command {
 	c.Flags().BoolVar(&again, "again", false, "replace a certificate that the directory has")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
 	return c
+}
+
+var interfaceAddrs = net.InterfaceAddrs // tests replace it
+
+// warnOfAddresses prints a warning if a certificate for these names and addresses has none of this host's addresses.
+func (a *app) warnOfAddresses(hosts []string) {
+	all, err := interfaceAddrs()
+	if err != nil {
+		return
+	}
+	var own []string
+	for _, i := range all {
+		if n, ok := i.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			own = append(own, n.IP.String())
+		}
+	}
+	if len(own) == 0 || slices.ContainsFunc(own, func(o string) bool {
+		return slices.ContainsFunc(hosts, func(h string) bool { return net.ParseIP(h).Equal(net.ParseIP(o)) })
+	}) {
+		return
+	}
+	fmt.Fprintf(a.Stderr, "warning: the certificate has no address of this host (%s): daemons and clients that dial an address refuse it. "+
+		"To add addresses, use a new code with --again --host %s,ADDRESS\n", strings.Join(own, ", "), plain(strings.Join(hosts, ",")))
 }
 
 func readCode(file string) (string, error) {

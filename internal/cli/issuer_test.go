@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/tests/testkit"
@@ -86,10 +88,21 @@ func (s *issuerSite) bad(status int, text string, args ...string) {
 
 // An administrator's way: a code on one machine, join on the other, renewal from a timer, and revocation by name.
 func TestClusterJoin(t *testing.T) {
+	var warned strings.Builder
 	s := newIssuerSite(t, "--node-life", "100h")
 	code := strings.TrimSpace(s.good("cluster", "enrol-code", "--node", "node7,192.0.2.7"))
-	if out := s.good("cluster", "join", code, "--host", "node7", "--identity-dir", s.in("id")); !strings.Contains(out, "is for --identity-dir on node7") {
+	old := interfaceAddrs
+	t.Cleanup(func() { interfaceAddrs = old })
+	interfaceAddrs = func() ([]net.Addr, error) {
+		return []net.Addr{&net.IPNet{IP: net.IPv4(127, 0, 0, 1)}, &net.IPNet{IP: net.ParseIP("fe80::1")}, &net.IPNet{IP: net.IPv4(192, 0, 2, 7)}}, nil
+	}
+	if out := s.good("cluster", "join", code, "--host", "node7,192.0.2.7", "--identity-dir", s.in("id")); !strings.Contains(out, "is for --identity-dir on node7,") ||
+		!strings.Contains(out, " for node7, 192.0.2.7\n") || strings.Contains(out, "warning") {
 		t.Error(out)
+	}
+	(&app{Program: command.Program{Env: command.Env{Stderr: &warned}}}).warnOfAddresses([]string{"node7", "192.0.2.8"})
+	if text := warned.String(); !strings.Contains(text, "no address of this host (192.0.2.7)") || !strings.Contains(text, "--host node7,192.0.2.8,ADDRESS") {
+		t.Errorf("the warning: %s", text)
 	}
 	if _, err := identity.OpenNode(s.in("id"), nil, nil, time.Now()); err != nil {
 		t.Error(err)
@@ -120,7 +133,8 @@ func TestClusterJoin(t *testing.T) {
 		joined.Hosts[0] != "node8" || joined.Ends == "" {
 		t.Errorf("%+v, %v", joined, err)
 	}
-	if out := s.good("cluster", "renew", s.in("id"), s.in("id8")); !strings.Contains(out, s.in("id")+" is valid until") || strings.Contains(out, "renewed") {
+	if out := s.good("cluster", "renew", s.in("id"), s.in("id8")); !strings.Contains(out, s.in("id")+" is valid until") || strings.Contains(out, "renewed") ||
+		!strings.Contains(out, "the issuer renews it from ") {
 		t.Error(out)
 	}
 	var rows []nodeRow

@@ -77,6 +77,15 @@ func (r *leaseRange) flags(a *app, c *cobra.Command) {
 	a.addressFlag(c, &r.executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
 	a.addressFlag(c, &r.manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "with --all: address of the resource manager")
 	c.Flags().BoolVar(&r.all, "all", false, "use all executors that the resource manager knows")
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		err := run(c, args)
+		var absent defaultError
+		if m := a.Getenv("RFAAS_MANAGER"); errors.As(err, &absent) && m != "" && !r.all {
+			return fmt.Errorf("%w; for the executors of the resource manager at %s ($RFAAS_MANAGER) use --all", err, m)
+		}
+		return err
+	}
 	c.Flags().StringVar(&r.tenant, "tenant", "", "only leases of this tenant")
 }
 

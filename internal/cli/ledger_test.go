@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,13 +31,14 @@ func TestLedgerCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	run := func(want int, text string, args ...string) {
+	run := func(want int, text string, args ...string) string {
 		t.Helper()
 		var out bytes.Buffer
 		code := Run(t.Context(), Env{Version: "test", Getenv: func(string) string { return "" }, Stdout: &out, Stderr: &out}, append([]string{"ledger"}, args...))
 		if code != want || !strings.Contains(out.String(), text) {
 			t.Errorf("%v: code %d, want %d with %q\n%s", args, code, want, text, out.String())
 		}
+		return out.String()
 	}
 	for _, args := range [][]string{{"check", state}, {"backup", state, backup}, {"compact", state}} {
 		run(1, "stop the resource manager first", args...)
@@ -54,7 +56,14 @@ func TestLedgerCommands(t *testing.T) {
 	run(1, "", "restore", state, filepath.Join(dir, "none"))
 	run(0, "the old ledger is "+path+".replaced-", "restore", state, backup)
 	run(0, "10 leases, 1 hourly totals", "check", state)
-	run(0, " bytes, before ", "compact", state)
+	before, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := run(0, fmt.Sprintf(" bytes, before %d\n", before.Size()), "compact", state)
+	if after, err := os.Stat(path); err != nil || !strings.Contains(said, fmt.Sprintf(": %d bytes, before ", after.Size())) {
+		t.Errorf("compact says %q, but the file has %d bytes: %v", said, after.Size(), err)
+	}
 	run(0, "10 leases, 1 hourly totals", "check", state)
 	run(1, "", "compact", filepath.Join(dir, "none"))
 	run(2, "accepts 1 arg", "check")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -95,6 +96,9 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	transport := &serverTransport{allowPlain: cfg.AllowPlaintext}
 	if cfg.IdentityDir != "" {
 		if p.Node, err = identity.OpenNode(cfg.IdentityDir, cfg.OpenIdentity, cfg.Log, now()); err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil, fmt.Errorf("identity-dir %s is not a complete identity directory: %w (make it with rfaas cluster join or rfaas cluster node)", cfg.IdentityDir, err)
+			}
 			return nil, fmt.Errorf("identity: %w", err)
 		}
 		transport.node, transport.tls = p.Node, serverTLS(p.Node)

@@ -355,7 +355,7 @@ func checkIdentity(s *config.Executor, node *identity.Node, advertised string) e
 		return fmt.Errorf("advertise: %s: a unix socket cannot be registered with the resource manager of another node", advertised)
 	}
 	if err := node.Hosts(time.Now()).Covers(a.Target); err != nil {
-		return fmt.Errorf("identity-dir %s belongs to another node: the advertised address is %s, and %w (set advertise, or make the directory with rfaas cluster node for that name)",
+		return fmt.Errorf("identity-dir %s belongs to another node: the advertised address is %s, and %w (set advertise to one of these, or get a certificate for that name: rfaas cluster join --again --host, or rfaas cluster node)",
 			s.IdentityDir, advertised, err)
 	}
 	return nil

@@ -99,6 +99,8 @@ func (h *History) open(path string, timeout time.Duration, now time.Time) error 
 		case err == nil:
 		case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
 			return fmt.Errorf("%w: %w", errDamaged, err)
+		case errors.Is(err, bolterrors.ErrTimeout):
+			return fmt.Errorf("another process has had it open for %v, probably a resource manager with the same state directory (%w)", timeout, err)
 		default: // also too many open files, a full disk: the file may be whole
 			return err
 		}

@@ -226,7 +226,7 @@ func (c *Cluster) CheckNode(cert *x509.Certificate, now time.Time) error {
 	}
 	list, err := c.revocations()
 	if err == nil && list.has[RevokedNode+" "+NodeSerial(cert)] {
-		err = refuse(Revoked, "the certificate %s of node %s: revoked", NodeSerial(cert), cert.Subject.CommonName)
+		err = refuse(Revoked, "the certificate %s of node %s: revoked: get another one with rfaas cluster join --again and a new code", NodeSerial(cert), cert.Subject.CommonName)
 	}
 	return err
 }

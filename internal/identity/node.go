@@ -205,7 +205,7 @@ func (n *Node) Watch(now time.Time) {
 	defer n.mu.Unlock()
 	if revoked != nil && now.Sub(n.warned["revoked"]) >= warnEvery {
 		n.warned["revoked"] = now
-		n.log.Error("the certificate of this daemon is revoked: get another one with rfaas cluster node; the daemon needs no restart", "dir", n.dir, "error", revoked)
+		n.log.Error("the certificate of this daemon is revoked: get another one with rfaas cluster join --again or rfaas cluster node; the daemon needs no restart", "dir", n.dir, "error", revoked)
 	}
 	for name, at := range ends {
 		if now.Add(warnFrom).Before(at) || now.Sub(n.warned[name]) < warnEvery {

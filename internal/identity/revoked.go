@@ -303,6 +303,12 @@ func (r *Revocations) Has(kind, id string, now time.Time) (bool, error) {
 	return l.has[kind+" "+id], nil
 }
 
+// nextStep says what to do about a revoked credential.
+var nextStep = map[string]string{
+	RevokedToken: "get another one with rfaas token get, or from the administrator",
+	RevokedNode:  "the node needs another one, by rfaas cluster join --again with a new code or rfaas cluster node",
+}
+
 // refuse returns an error if a credential is revoked, or if there is no valid list. what names the credential.
 func (r *Revocations) refuse(kind, id, what string, now time.Time) error {
 	revoked, err := r.Has(kind, id, now)
@@ -310,7 +316,7 @@ func (r *Revocations) refuse(kind, id, what string, now time.Time) error {
 	case err != nil:
 		return refuse(Revoked, "%s: cannot check whether it is revoked: %v", what, err)
 	case revoked:
-		return refuse(Revoked, "%s: revoked", what)
+		return refuse(Revoked, "%s: revoked: %s", what, nextStep[kind])
 	}
 	return nil
 }

@@ -114,6 +114,7 @@ class Arguments(LeaseCase):
         objects = np.array([object()])
         for kind, text, call in [
             (TypeError, "argument 1 of echo has the type float", lambda: self.echo(3.0)),
+            (TypeError, "comm is a int, want a communicator of mpi4py", lambda: rfaas.lease(ECHO, comm=5)),
             (TypeError, "argument 2 of echo has the type str", lambda: self.echo(x, "text")),
             (TypeError, "argument 1 of echo is an array of Python objects", lambda: self.echo(objects)),
             (TypeError, "argument 1 of echo contains Python objects", lambda: self.echo(memoryview(objects))),

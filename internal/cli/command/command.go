@@ -19,8 +19,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// Env is the world that a program sees. All fields are mandatory.
+// Env is the world that a program sees. All fields but Name are mandatory.
 type Env struct {
+	Name           string // by which another program has executed this one; "": the program's own
 	Version        string
 	Getenv         func(string) string
 	Stdout, Stderr io.Writer
@@ -55,6 +56,9 @@ func (p *Program) BadUsage(err error) error {
 func (p *Program) VersionLine() string {
 	return fmt.Sprintf("rfaas %s (control protocol %d, %s, %s)", p.Version, control.ProtocolVersion, runtime.Version(), runtime.GOARCH)
 }
+
+// BenchName is the name by which rfaas executes rfaas-bench, so that help and errors name the command that the user has typed.
+const BenchName = "rfaas bench"
 
 // Finish adds to root what all programs have: --version, and refusing unknown subcommands of the commands that root has now.
 func (p *Program) Finish(root *cobra.Command) {
@@ -91,7 +95,7 @@ func (p *Program) Run(ctx context.Context, root *cobra.Command, args []string) i
 	if errors.As(err, &status) {
 		return int(status)
 	}
-	fmt.Fprintf(p.Stderr, "%s: %s\n", root.Name(), strings.Map(lineOrText, control.Text(err)))
+	fmt.Fprintf(p.Stderr, "%s: %s\n", root.DisplayName(), strings.Map(lineOrText, control.Text(err)))
 	if !p.Started { // cobra refused the command line
 		if !c.HasSubCommands() {
 			fmt.Fprintf(p.Stderr, "usage: %s\n", c.UseLine())
