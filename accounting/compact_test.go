@@ -23,7 +23,7 @@ func fill(t *testing.T, l *Ledger, n int, tenant string) {
 		e := entry(uint64(i)+1, 1)
 		e.Tenant, e.AsOf = tenant, time.Unix(int64(i)*60, 0)
 		if batch = append(batch, e); len(batch) == 500 || i == n-1 {
-			if err := l.Merge(time.Unix(1e9, 0), batch...); err != nil {
+			if err := l.Merge(t.Context(), time.Unix(1e9, 0), batch...); err != nil {
 				t.Fatal(err)
 			}
 			batch = batch[:0]
@@ -40,7 +40,7 @@ func TestCompactLedger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := l.Prune(time.Unix(4900*60, 0)); err != nil || n != 4900 {
+	if n, err := l.Prune(t.Context(), time.Unix(4900*60, 0)); err != nil || n != 4900 {
 		t.Fatalf("pruned %d, %v", n, err)
 	}
 	if l.Unused() < l.Size()/2 {
@@ -65,7 +65,7 @@ func TestCompactLedger(t *testing.T) {
 	}
 	old := entry(1, 1000)
 	old.AsOf = time.Unix(60, 0)
-	if err := l.Merge(time.Unix(1e9, 0), old); !errors.Is(err, ErrInvalid) {
+	if err := l.Merge(t.Context(), time.Unix(1e9, 0), old); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a pruned lease is counted again: %v", err)
 	}
 	if names, _ := filepath.Glob(path + ".*"); len(names) != 1 { // the file .begun
@@ -99,7 +99,7 @@ func TestOpenDuringCompaction(t *testing.T) {
 	}
 	l.Close()
 	other := <-opened
-	if err := other.Merge(now, entry(77, 1)); err != nil {
+	if err := other.Merge(t.Context(), now, entry(77, 1)); err != nil {
 		t.Fatal(err)
 	}
 	other.Close()
@@ -185,7 +185,7 @@ func TestLedgerSizes(t *testing.T) {
 	merge := func(l *Ledger, entries []Entry) {
 		for len(entries) > 0 {
 			n := min(len(entries), 1000)
-			if err := l.Merge(time.Unix(1e9, 0), entries[:n]...); err != nil {
+			if err := l.Merge(t.Context(), time.Unix(1e9, 0), entries[:n]...); err != nil {
 				t.Fatal(err)
 			}
 			entries = entries[n:]

@@ -2,12 +2,13 @@ package accounting
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -43,8 +44,10 @@ var (
 // independent of the order. It is safe for concurrent use. Only one process at a time can open it.
 type Ledger struct {
 	db       *bbolt.DB
-	replica  Replica // nil: the file has everything
-	updating sync.Mutex
+	updating chan struct{}         // capacity 1: full during a transaction that writes
+	replica  Replica               // nil: the file has everything
+	trouble  atomic.Pointer[error] // of the replica's last transaction; nil: it succeeded
+	diverged atomic.Pointer[error] // not nil: the ledger cannot be used any more
 	// Booked is called by Merge for each difference that it has written to disk. Set it before the first Merge. nil: nothing is called.
 	Booked func(tenant, node string, u Use)
 }
@@ -79,7 +82,7 @@ func OpenTemporaryLedger() (*Ledger, error) {
 }
 
 func openAt(path string, timeout time.Duration) (*Ledger, error) {
-	l := &Ledger{}
+	l := &Ledger{updating: make(chan struct{}, 1)}
 	err := sound(func() (err error) {
 		if l.db, err = openCurrent(path, timeout); err != nil {
 			return err
@@ -178,15 +181,18 @@ func oldVersion(tx *bbolt.Tx) (bool, error) {
 
 // view runs a transaction that reads. A damaged page causes ErrLedger instead of a crash, here and in update.
 func (l *Ledger) view(f func(*bbolt.Tx) error) error {
+	if why := l.diverged.Load(); why != nil {
+		return *why
+	}
 	return sound(func() error { return l.db.View(f) })
 }
 
 // Close closes the file.
 func (l *Ledger) Close() error { return l.db.Close() }
 
-// Size returns the size of the file in bytes.
+// Size returns the size of the file in bytes; 0 if the ledger cannot be used any more.
 func (l *Ledger) Size() (n int64) {
-	_ = l.view(func(tx *bbolt.Tx) error { // fails only if the ledger is closed
+	_ = l.view(func(tx *bbolt.Tx) error {
 		n = tx.Size()
 		return nil
 	})
@@ -196,11 +202,11 @@ func (l *Ledger) Size() (n int64) {
 // Merge merges entries of leases. If the error is nil, all of them are on disk. Entries that are ErrInvalid or
 // ErrConflict, or that meet a damaged record (ErrLedger), are left out and all others are merged. With any other error
 // nothing is merged, except that with a replica the first of many entries may be. now is the latest hour to which use is booked, since the clocks of
-// nodes differ.
-func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
+// nodes differ. If ctx ends, Merge ends soon with an error.
+func (l *Ledger) Merge(ctx context.Context, now time.Time, entries ...Entry) error {
 	var bad []error
 	for some := range slices.Chunk(entries, l.most(2, max(len(entries), 1))) { // the lease and the hour
-		more, err := l.mergeSome(now, some)
+		more, err := l.mergeSome(ctx, now, some)
 		if err != nil {
 			return err
 		}
@@ -210,9 +216,9 @@ func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 }
 
 // mergeSome merges entries in one transaction. bad has an error for each entry that it has left out.
-func (l *Ledger) mergeSome(now time.Time, entries []Entry) (bad []error, _ error) {
+func (l *Ledger) mergeSome(ctx context.Context, now time.Time, entries []Entry) (bad []error, _ error) {
 	booked := make([]Use, len(entries))
-	err := l.update(func(tx *writing) error {
+	err := l.update(ctx, func(tx *writing) error {
 		bad = nil
 		for i := range entries {
 			u, err := merge(tx, now, &entries[i])
@@ -293,10 +299,10 @@ const pruneMost = 10_000
 // twice, even if clocks differ by an hour: it refuses unknown leases that have used nothing since an hour after before.
 // Their space in the file is reused. Prune also removes the owners of incarnations that were claimed before that time
 // and have no lease left.
-func (l *Ledger) Prune(before time.Time) (n int, err error) {
+func (l *Ledger) Prune(ctx context.Context, before time.Time) (n int, err error) {
 	for limit := pruneMost; limit > 0; {
 		some := l.most(1, limit)
-		pruned, err := l.pruneSome(before, max(1, some-1)) // and the time
+		pruned, err := l.pruneSome(ctx, before, max(1, some-1)) // and the time
 		if n += pruned; err != nil || pruned < max(1, some-1) {
 			return n, err
 		}
@@ -306,8 +312,8 @@ func (l *Ledger) Prune(before time.Time) (n int, err error) {
 }
 
 // pruneSome removes leases, or if there are none, owners, in one transaction, and returns the number of leases.
-func (l *Ledger) pruneSome(before time.Time, most int) (n int, err error) {
-	err = l.update(func(tx *writing) error {
+func (l *Ledger) pruneSome(ctx context.Context, before time.Time, most int) (n int, err error) {
+	err = l.update(ctx, func(tx *writing) error {
 		n = 0
 		horizon := before.Unix()
 		if horizon <= 0 {

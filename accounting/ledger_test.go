@@ -54,21 +54,21 @@ func TestLedger(t *testing.T) {
 	thief := entry(1, 1000)
 	thief.Tenant = "bob"
 	for range 3 {
-		if err := l.Merge(now, entry(1, 3), entry(1, 2), bob); err != nil {
+		if err := l.Merge(t.Context(), now, entry(1, 3), entry(1, 2), bob); err != nil {
 			t.Fatal(err)
 		}
 	}
-	err := l.Merge(now, thief, Entry{}, entry(3, 1))
+	err := l.Merge(t.Context(), now, thief, Entry{}, entry(3, 1))
 	if !errors.Is(err, ErrConflict) || !errors.Is(err, ErrInvalid) {
 		t.Errorf("%v", err)
 	}
 	later := entry(1, 4000) // an hour later
 	later.Final = true
-	if err := l.Merge(now, later); err != nil {
+	if err := l.Merge(t.Context(), now, later); err != nil {
 		t.Fatal(err)
 	}
 	stale := entry(1, 5)
-	if err := l.Merge(now, stale); err != nil {
+	if err := l.Merge(t.Context(), now, stale); err != nil {
 		t.Fatal(err)
 	}
 	l.Close()
@@ -101,7 +101,7 @@ func TestLedger(t *testing.T) {
 	// A clock that is ahead books in the present hour.
 	ahead := entry(9, 0)
 	ahead.AsOf, ahead.Use[CoreMicros] = now.Add(1000*time.Hour), 6
-	if err := l.Merge(now, ahead); err != nil || units(t, l, "ann", now, CoreMicros) != 6 || units(t, l, "ann", now.Add(time.Hour), CoreMicros) != 0 {
+	if err := l.Merge(t.Context(), now, ahead); err != nil || units(t, l, "ann", now, CoreMicros) != 6 || units(t, l, "ann", now.Add(time.Hour), CoreMicros) != 0 {
 		t.Errorf("%v", err)
 	}
 }
@@ -119,7 +119,7 @@ func TestTemporaryLedger(t *testing.T) {
 	for i := range uint64(2000) { // which do not fit into the first pages
 		all = append(all, entry(i+1, 1))
 	}
-	if err := l.Merge(now, all...); err != nil {
+	if err := l.Merge(t.Context(), now, all...); err != nil {
 		t.Fatal(err)
 	}
 	if got := units(t, l, "ann", time.Time{}, CoreMicros); got != int64(len(all)) {
@@ -138,11 +138,11 @@ func TestLedgerOfAnotherVersionOrKind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.Merge(now, entry(1, 1)); err != nil {
+	if err := l.Merge(t.Context(), now, entry(1, 1)); err != nil {
 		t.Fatal(err)
 	}
 	set(bucketLeases, ledgerKey(entry(1, 1).Key), []byte("garbage"))
-	if err := l.Merge(now, entry(2, 1), entry(1, 2)); !errors.Is(err, ErrLedger) {
+	if err := l.Merge(t.Context(), now, entry(2, 1), entry(1, 2)); !errors.Is(err, ErrLedger) {
 		t.Errorf("%v", err)
 	}
 	if _, known, _ := l.Lease(entry(2, 1).Key); !known {
@@ -224,7 +224,7 @@ func model(t *testing.T, path string, seed uint64) {
 		}
 	}
 	deliver := func(i int) {
-		if err := l.Merge(now, network[i]); err != nil {
+		if err := l.Merge(t.Context(), now, network[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -279,7 +279,7 @@ func model(t *testing.T, path string, seed uint64) {
 		}
 	}
 	for _, x := range executors { // calm
-		if err := l.Merge(now, x.journal.Live()...); err != nil {
+		if err := l.Merge(t.Context(), now, x.journal.Live()...); err != nil {
 			t.Fatal(err)
 		}
 		settle(x)
@@ -319,7 +319,7 @@ func diskFull(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(l.Merge(now, entry(1, 1)), j.Put(entry(1, 1))); err != nil {
+	if err := errors.Join(l.Merge(t.Context(), now, entry(1, 1)), j.Put(entry(1, 1))); err != nil {
 		t.Fatal(err)
 	}
 	ballast := filepath.Join(dir, "ballast")
@@ -341,7 +341,7 @@ func diskFull(t *testing.T, dir string) {
 			journalErr = j.Put(entry(i, i))
 		}
 		if ledgerErr == nil {
-			if ledgerErr = l.Merge(now, entry(i, i)); ledgerErr == nil {
+			if ledgerErr = l.Merge(t.Context(), now, entry(i, i)); ledgerErr == nil {
 				fits = i
 			}
 		}
@@ -359,7 +359,7 @@ func diskFull(t *testing.T, dir string) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(l.Merge(now, entry(fits+1, 7)), j.Put(entry(1, 9))); err != nil {
+	if err := errors.Join(l.Merge(t.Context(), now, entry(fits+1, 7)), j.Put(entry(1, 9))); err != nil {
 		t.Fatal(err)
 	}
 	l.Close()
@@ -401,12 +401,12 @@ func TestPrune(t *testing.T) {
 		total := totals["ann"]
 		return total.Of(Calls).String()
 	}
-	if err := l.Merge(now, old, young); err != nil {
+	if err := l.Merge(t.Context(), now, old, young); err != nil {
 		t.Fatal(err)
 	}
 	size := l.Size()
 	for want := range 2 { // nothing is that old; then one is
-		if n, err := l.Prune(now.Add(-time.Duration(200-150*want) * 24 * time.Hour)); err != nil || n != want {
+		if n, err := l.Prune(t.Context(), now.Add(-time.Duration(200-150*want)*24*time.Hour)); err != nil || n != want {
 			t.Errorf("%d forgotten, want %d: %v", n, want, err)
 		}
 	}
@@ -419,13 +419,13 @@ func TestPrune(t *testing.T) {
 	if calls() != "12" || size == 0 {
 		t.Errorf("%s calls in %d bytes", calls(), size)
 	}
-	if err := l.Merge(now, old, entry(3, 99*24*time.Hour, 1), young, entry(4, time.Minute, 1)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "older than the leases that the ledger keeps") {
+	if err := l.Merge(t.Context(), now, old, entry(3, 99*24*time.Hour, 1), young, entry(4, time.Minute, 1)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "older than the leases that the ledger keeps") {
 		t.Errorf("said again: %v", err)
 	}
 	if calls() != "13" {
 		t.Errorf("%s calls", calls())
 	}
-	if n, err := l.Prune(time.Time{}); n != 0 || err != nil {
+	if n, err := l.Prune(t.Context(), time.Time{}); n != 0 || err != nil {
 		t.Errorf("%d %v", n, err)
 	}
 }
@@ -442,15 +442,15 @@ func TestPruneWithSkewedClocks(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	charged := now.Add(-50 * 24 * time.Hour)
 	e := Entry{Key: Key{Incarnation: [16]byte{1}, Lease: 1}, Tenant: "ann", Began: charged.Add(-time.Minute), AsOf: charged, Use: Use{Calls: 5}}
-	if err := l.Merge(now, e); err != nil {
+	if err := l.Merge(t.Context(), now, e); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := l.Prune(charged.Add(time.Second)); n != 1 || err != nil {
+	if n, err := l.Prune(t.Context(), charged.Add(time.Second)); n != 1 || err != nil {
 		t.Fatalf("%d forgotten: %v", n, err)
 	}
 	again := e
 	again.Final, again.AsOf = true, charged.Add(50*time.Minute)
-	if err := l.Merge(now, again); !errors.Is(err, ErrInvalid) {
+	if err := l.Merge(t.Context(), now, again); !errors.Is(err, ErrInvalid) {
 		t.Errorf("by a clock that is ahead: %v", err)
 	}
 	totals, err := l.Totals("", time.Time{})
@@ -474,7 +474,7 @@ func damaged(t *testing.T, n uint64) string {
 	for i := range n {
 		entries = append(entries, entry(1+i, 7))
 	}
-	if err := errors.Join(l.Merge(now, entries...), l.Close()); err != nil {
+	if err := errors.Join(l.Merge(t.Context(), now, entries...), l.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -567,7 +567,7 @@ func TestDamagedLedger(t *testing.T) {
 		if err == nil && totals["ann"] != want["ann"] && len(totals) > 0 {
 			t.Errorf("%d: a changed total is billed", i)
 		}
-		l.Merge(now, entry(1000, 1)) // an error or not
+		l.Merge(t.Context(), now, entry(1000, 1)) // an error or not
 		sound(l.Close)
 	}
 	if found < 50 {

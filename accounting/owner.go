@@ -2,6 +2,7 @@ package accounting
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,10 +27,10 @@ const maxOwner = 512
 
 // Claim assigns each unclaimed incarnation to its claim's owner. If the error is nil, the assignments are on disk. The
 // slice has one error for each claim, in order: nil or ErrOwner.
-func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
+func (l *Ledger) Claim(ctx context.Context, now time.Time, claims ...Claim) ([]error, error) {
 	var refused []error
 	for some := range slices.Chunk(claims, l.most(1, max(len(claims), 1))) {
-		more, err := l.claimSome(now, some)
+		more, err := l.claimSome(ctx, now, some)
 		if err != nil {
 			return nil, err
 		}
@@ -39,7 +40,7 @@ func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
 }
 
 // claimSome is Claim in one transaction.
-func (l *Ledger) claimSome(now time.Time, claims []Claim) ([]error, error) {
+func (l *Ledger) claimSome(ctx context.Context, now time.Time, claims []Claim) ([]error, error) {
 	refused := make([]error, len(claims))
 	fresh := false
 	judge := func(owners *bbolt.Bucket) {
@@ -57,7 +58,7 @@ func (l *Ledger) claimSome(now time.Time, claims []Claim) ([]error, error) {
 		return nil
 	})
 	if err == nil && fresh { // most claims are repeated, and cost no write
-		err = l.update(func(tx *writing) error {
+		err = l.update(ctx, func(tx *writing) error {
 			owners := tx.Bucket(bucketOwners)
 			for _, c := range claims {
 				if owners.Get(c.Incarnation[:]) != nil {

@@ -22,7 +22,7 @@ func TestOwners(t *testing.T) {
 	day := time.Unix(1e9, 0)
 	claim := func(at time.Time, incarnation byte, owner string, some bool) error {
 		t.Helper()
-		refused, err := l.Claim(at, Claim{[16]byte{incarnation}, owner, some})
+		refused, err := l.Claim(t.Context(), at, Claim{[16]byte{incarnation}, owner, some})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,17 +39,17 @@ func TestOwners(t *testing.T) {
 		open()
 	}
 	defer func() { l.Close() }()
-	if refused, err := l.Claim(day, Claim{Incarnation: [16]byte{3}, Owner: "a"}, Claim{Incarnation: [16]byte{3}, Owner: "b"}); err != nil ||
+	if refused, err := l.Claim(t.Context(), day, Claim{Incarnation: [16]byte{3}, Owner: "a"}, Claim{Incarnation: [16]byte{3}, Owner: "b"}); err != nil ||
 		refused[0] != nil || !errors.Is(refused[1], ErrOwner) {
 		t.Errorf("claimed by two at once: %v, %v", refused, err)
 	}
-	if _, err := l.Claim(day, Claim{Incarnation: [16]byte{4}, Owner: string(make([]byte, maxOwner+1))}); !errors.Is(err, ErrInvalid) {
+	if _, err := l.Claim(t.Context(), day, Claim{Incarnation: [16]byte{4}, Owner: string(make([]byte, maxOwner+1))}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a name that is too long: %v", err)
 	}
-	if err := l.Merge(day, Entry{Key: Key{Incarnation: [16]byte{1}, Lease: 1}, Tenant: "ann", AsOf: day.Add(48 * time.Hour)}); err != nil {
+	if err := l.Merge(t.Context(), day, Entry{Key: Key{Incarnation: [16]byte{1}, Lease: 1}, Tenant: "ann", AsOf: day.Add(48 * time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Prune(day.Add(24 * time.Hour)); err != nil {
+	if _, err := l.Prune(t.Context(), day.Add(24*time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	for incarnation, want := range map[byte]string{1: "a", 2: "", 3: ""} {

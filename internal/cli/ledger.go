@@ -16,14 +16,14 @@ const ledgerWait = time.Second
 func newLedger(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ledger",
-		Short: "Check, back up, restore and compact the resource manager's ledger",
+		Short: "Check, back up, restore and compact the resource manager's ledger, and move it to etcd",
 		Long: "Check, back up, restore and compact the ledger in a resource manager's state directory (its setting state-dir).\n" +
-			"Stop the resource manager first.",
+			"Stop the resource manager first. The commands of \"rfaas ledger etcd\" are for a ledger in etcd.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	file := func(dir string) string { return filepath.Join(dir, "ledger") }
-	c.AddCommand(&cobra.Command{
+	c.AddCommand(newLedgerEtcd(a, file), &cobra.Command{
 		Use:   "check STATE-DIR",
 		Short: "Read the whole ledger and print its errors",
 		Args:  cobra.ExactArgs(1),

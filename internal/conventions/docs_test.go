@@ -34,8 +34,8 @@ func TestDocumentedSettingsExist(t *testing.T) {
 	known := source(t, "internal/config/executor.go") + source(t, "internal/config/manager.go") +
 		`{"help", {"print-config", {"check-config", {"config",`
 	agent := source(t, "internal/agent/settings.go")
-	// Flags of the rfaas program, systemctl and runuser stand on lines that call it.
-	daemons := regexp.MustCompile("(?m)^ *(?:rfaas|systemctl|runuser) .*$|`rfaas [^`]*`").ReplaceAllString(text, "")
+	// Flags of the rfaas program, systemctl, runuser and etcd stand on lines that call it.
+	daemons := regexp.MustCompile("(?m)^ *(?:rfaas|systemctl|runuser|etcd) .*$|`rfaas [^`]*`").ReplaceAllString(text, "")
 	names := regexp.MustCompile("--([a-z][a-z-]+)").FindAllStringSubmatch(daemons, -1)
 	_, table, _ := strings.Cut(text, "| setting | default |")
 	table, _, _ = strings.Cut(table, "\n\n")

@@ -27,7 +27,7 @@ var layers = map[string][]string{
 
 	// The packages behind the programs.
 	"internal/cli": {"client", "internal/agent", "internal/grant", "lease", "accounting", "invoke", "internal/cli/command", "internal/daemon", "internal/executor", "internal/manager", "internal/board",
-		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/issuer", "internal/slurm", "internal/systemd", "internal/topology", "internal/zygote", "internal/sandbox"},
+		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/etcd", "internal/identity", "internal/issuer", "internal/slurm", "internal/systemd", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/cli/command": {"internal/control"},
 	"internal/daemon":      {},
 	"internal/agent":       {"internal/api", "internal/claim", "internal/grant", "internal/control", "internal/dataplane", "internal/identity", "internal/issuer"},

@@ -10,9 +10,12 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
+
+	"github.com/rfaas-go/rfaas/accounting"
 )
 
 const (
@@ -20,6 +23,12 @@ const (
 	leaseSeconds = 2
 	// callBound bounds one call of etcd.
 	callBound = time.Second
+	// loadBound bounds the reading of one page of records.
+	loadBound = 10 * time.Second
+	// confirmEvery is how often the leader asks etcd whether it still is the leader.
+	confirmEvery = 500 * time.Millisecond
+	// sizeEvery is how often the leader asks etcd for the size of its database.
+	sizeEvery = 10 * time.Second
 	// pause is the time from one attempt to reach etcd to the next one.
 	pause = 100 * time.Millisecond
 )
@@ -31,7 +40,19 @@ type Config struct {
 	TLS       *tls.Config // nil: plain text
 	Name      string      // of this process, for people
 	Log       *slog.Logger
+	// Known is called with the id of the ledger before this process becomes a candidate. An error ends Lead. nil: every ledger is right.
+	Known func(id string) error
 }
+
+var (
+	// ErrNoLedger means that no ledger begins with the prefix.
+	ErrNoLedger = errors.New("etcd has no ledger")
+	// ErrOtherLedger means that Config.Known has refused the ledger.
+	ErrOtherLedger = errors.New("etcd has another ledger")
+	// ErrFull means that etcd refuses writes because its quota is used up.
+	ErrFull = errors.New("the space quota of etcd is used up, so it refuses all writes: compact and defragment etcd, or raise its " +
+		"quota-backend-bytes, then run \"etcdctl alarm disarm\"")
+)
 
 // Cluster is a connection to etcd.
 type Cluster struct {
@@ -40,6 +61,8 @@ type Cluster struct {
 
 	mu      sync.Mutex
 	trouble error // of the last call; nil: etcd has answered
+	full    bool  // etcd has refused the last write because of its quota
+	bytes   int64 // size of etcd's database; 0: not known
 }
 
 // Open prepares the connection. It does not wait for etcd.
@@ -56,11 +79,28 @@ func Open(cfg Config) (*Cluster, error) {
 // Close closes the connection.
 func (c *Cluster) Close() { c.client.Close() }
 
-// Trouble returns why etcd did not answer the last call; nil: it has answered.
+// Trouble returns why etcd did not answer the last call, or why it refuses writes; nil: neither.
 func (c *Cluster) Trouble() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.trouble == nil && c.full {
+		return ErrFull
+	}
 	return c.trouble
+}
+
+// Full reports whether etcd has refused the last write because its quota is used up.
+func (c *Cluster) Full() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.full
+}
+
+// Bytes returns the size of the database of a member of etcd; 0: not known.
+func (c *Cluster) Bytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
 }
 
 // note records the result of a call, and logs when it differs from the last one.
@@ -70,6 +110,12 @@ func (c *Cluster) note(err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		if !c.full {
+			c.cfg.Log.Error(ErrFull.Error(), "endpoints", c.cfg.Endpoints)
+		}
+		c.full, err = true, nil
+	}
 	switch had := c.trouble; {
 	case err != nil && had == nil:
 		c.cfg.Log.Error("etcd does not answer; trying again", "endpoints", c.cfg.Endpoints, "error", err)
@@ -77,6 +123,39 @@ func (c *Cluster) note(err error) {
 		c.cfg.Log.Info("etcd answers again")
 	}
 	c.trouble = err
+}
+
+// wrote records that a write has succeeded.
+func (c *Cluster) wrote() {
+	c.note(nil)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.full {
+		c.cfg.Log.Info("etcd accepts writes again")
+	}
+	c.full = false
+}
+
+// measure asks the members for the size of their database every sizeEvery, until ctx ends.
+func (c *Cluster) measure(ctx context.Context) {
+	for {
+		for _, endpoint := range c.cfg.Endpoints {
+			bound, cancel := bounded(ctx)
+			r, err := c.client.Status(bound, endpoint)
+			cancel()
+			if err == nil {
+				c.mu.Lock()
+				c.bytes = r.DbSize
+				c.mu.Unlock()
+				break
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(sizeEvery):
+		}
+	}
 }
 
 func (c *Cluster) key(name string) string { return c.cfg.Prefix + name }
@@ -96,12 +175,16 @@ func sleep(ctx context.Context) bool {
 	}
 }
 
-// Lead waits until this process is the leader. It returns an error only if ctx ends.
+// Lead waits until this process is the leader. It returns an error if ctx ends, or if etcd has no ledger or another one.
 func (c *Cluster) Lead(ctx context.Context) (*Leader, error) {
-	won := make(chan *Leader)
+	won, refused := make(chan *Leader), make(chan error, 1)
 	go func() { // does not end at once with ctx: without etcd, a candidate cannot withdraw before Close
 		for ctx.Err() == nil {
 			l, err := c.campaign(ctx)
+			if errors.Is(err, ErrNoLedger) || errors.Is(err, ErrOtherLedger) {
+				refused <- err
+				return
+			}
 			c.note(err)
 			if err != nil {
 				sleep(ctx)
@@ -118,13 +201,55 @@ func (c *Cluster) Lead(ctx context.Context) (*Leader, error) {
 	select {
 	case l := <-won:
 		return l, nil
+	case err := <-refused:
+		return nil, err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
+// idKey is the key of the ledger's id.
+func (c *Cluster) idKey() string {
+	return c.recordKey(accounting.Change{Bucket: accounting.IDBucket, Key: accounting.IDKey})
+}
+
+// recordKey is the key of a record of the ledger.
+func (c *Cluster) recordKey(r accounting.Change) string {
+	return c.key("ledger/" + r.Bucket + "/" + r.Key)
+}
+
+// prefix returns the prefix for people.
+func (c *Cluster) prefix() string { return strings.TrimSuffix(c.cfg.Prefix, "/") }
+
+// identify returns the id of the ledger.
+func (c *Cluster) identify(ctx context.Context) (string, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	r, err := c.client.Txn(ctx).Then(clientv3.OpGet(c.idKey()), clientv3.OpGet(c.key("exported"))).Commit()
+	if err != nil {
+		return "", err
+	}
+	if kvs := r.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
+		return string(kvs[0].Value), nil
+	}
+	why := "check etcd-endpoints and etcd-prefix. For a new ledger, run \"rfaas ledger etcd init\" once, or \"rfaas ledger etcd import\" for that of a state-dir"
+	if kvs := r.Responses[1].GetResponseRange().GetKvs(); len(kvs) > 0 {
+		why = "it was exported to " + string(kvs[0].Value)
+	}
+	return "", fmt.Errorf("%w at prefix %s: %s", ErrNoLedger, c.prefix(), why)
+}
+
 // campaign waits for the leadership while etcd can be reached.
 func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
+	id, err := c.identify(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if c.cfg.Known != nil {
+		if err := c.cfg.Known(id); err != nil {
+			return nil, fmt.Errorf("%w at prefix %s: %w", ErrOtherLedger, c.prefix(), err)
+		}
+	}
 	bound, cancel := bounded(ctx)
 	granted, err := c.client.Grant(bound, leaseSeconds)
 	cancel()
@@ -161,11 +286,12 @@ func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
 	if err := election.Campaign(waiting, c.cfg.Name); err != nil {
 		return nil, cmpCause(waiting, err)
 	}
-	l := &Leader{cluster: c, lease: granted.ID, key: election.Key(), revision: election.Rev(), end: end, lost: make(chan struct{}), kept: make(chan struct{})}
+	l := &Leader{cluster: c, lease: granted.ID, id: id, key: election.Key(), revision: election.Rev(), end: end, lost: make(chan struct{})}
 	if err := l.begin(waiting); err != nil {
 		return nil, cmpCause(waiting, err)
 	}
-	go l.keep(life, session)
+	l.running.Go(func() { l.keep(life, session) })
+	l.running.Go(func() { c.measure(life) })
 	return l, nil
 }
 

@@ -15,6 +15,16 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
+// start starts etcd with an empty ledger.
+func start(t *testing.T, args ...string) *etcdtest.Server {
+	t.Helper()
+	server := etcdtest.Start(t, etcdtest.Options{Args: args})
+	if _, err := open(t, server.Endpoint, "init").Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return server
+}
+
 func open(t *testing.T, endpoint, name string) *Cluster {
 	t.Helper()
 	c, err := Open(Config{Endpoints: []string{endpoint}, Prefix: "/test", Name: name, Log: slog.New(slog.DiscardHandler)})
@@ -48,13 +58,13 @@ func ledger(t *testing.T, l *Leader) *accounting.Ledger {
 var began = time.Unix(7200, 0)
 
 // charge merges n leases of a tenant that have used n each, as of some hour.
-func charge(led *accounting.Ledger, tenant string, leases, n uint64, hour int) error {
+func charge(t *testing.T, led *accounting.Ledger, tenant string, leases, n uint64, hour int) error {
 	var all []accounting.Entry
 	at := began.Add(time.Duration(hour) * time.Hour)
 	for i := range leases {
 		all = append(all, accounting.Entry{Key: accounting.Key{Incarnation: [16]byte{1}, Lease: i + 1}, Tenant: tenant, Began: began, AsOf: at, Use: accounting.Use{n}})
 	}
-	return led.Merge(at, all...)
+	return led.Merge(t.Context(), at, all...)
 }
 
 func total(t *testing.T, led *accounting.Ledger, tenant string) int64 {
@@ -69,13 +79,13 @@ func total(t *testing.T, led *accounting.Ledger, tenant string) int64 {
 
 // The next leader has every record of the one before, which writes nothing any more.
 func TestLeaderIsFenced(t *testing.T) {
-	server := etcdtest.Start(t)
+	server := start(t)
 	first := lead(t, open(t, server.Endpoint, "first"))
 	one := ledger(t, first)
-	if err := charge(one, "ann", 300, 5, 0); err != nil { // several transactions
+	if err := charge(t, one, "ann", 300, 5, 0); err != nil { // several transactions
 		t.Fatal(err)
 	}
-	if _, err := one.Claim(began, accounting.Claim{Incarnation: [16]byte{1}, Owner: "node1"}); err != nil {
+	if _, err := one.Claim(t.Context(), began, accounting.Claim{Incarnation: [16]byte{1}, Owner: "node1"}); err != nil {
 		t.Fatal(err)
 	}
 	second := open(t, server.Endpoint, "second")
@@ -93,7 +103,7 @@ func TestLeaderIsFenced(t *testing.T) {
 	}
 	l := <-next
 	t.Cleanup(l.Resign)
-	if err := charge(one, "ann", 1, 1000, 1); !errors.Is(err, ErrLost) {
+	if err := charge(t, one, "ann", 1, 1000, 1); !errors.Is(err, ErrLost) {
 		t.Errorf("a write of the earlier leader: %v", err)
 	}
 	two := ledger(t, l)
@@ -103,7 +113,7 @@ func TestLeaderIsFenced(t *testing.T) {
 	if owner, known, err := two.Owner([16]byte{1}); owner != "node1" || !known || err != nil {
 		t.Errorf("owner %q, %v", owner, err)
 	}
-	if err := charge(two, "ann", 300, 7, 1); err != nil {
+	if err := charge(t, two, "ann", 300, 7, 1); err != nil {
 		t.Fatal(err)
 	}
 	if got := total(t, two, "ann"); got != 2100 {
@@ -111,7 +121,7 @@ func TestLeaderIsFenced(t *testing.T) {
 	}
 	<-first.Lost()
 	// Removed records are removed for the next leader, too.
-	if n, err := two.Prune(began.Add(48 * time.Hour)); err != nil || n != 300 {
+	if n, err := two.Prune(t.Context(), began.Add(48*time.Hour)); err != nil || n != 300 {
 		t.Errorf("pruned %d, %v", n, err)
 	}
 	l.Resign()
@@ -195,24 +205,24 @@ func (p *proxy) mute(on bool) {
 
 // A write whose reply is lost counts once, even if the next write books the same lease to another hour.
 func TestLostReply(t *testing.T) {
-	server := etcdtest.Start(t)
+	server := start(t)
 	p := newProxy(t, server.Endpoint)
 	c := open(t, p.l.Addr().String(), "first")
 	l := lead(t, c)
 	led := ledger(t, l)
-	if err := charge(led, "ann", 10, 5, 0); err != nil {
+	if err := charge(t, led, "ann", 10, 5, 0); err != nil {
 		t.Fatal(err)
 	}
 	for round := range 3 {
 		p.mute(true)
-		if err := charge(led, "ann", 10, uint64(10*(round+1)), round+1); err == nil {
+		if err := charge(t, led, "ann", 10, uint64(10*(round+1)), round+1); err == nil {
 			t.Fatal("a write without a reply succeeded")
 		}
 		if c.Trouble() == nil {
 			t.Error("the lost reply is not reported")
 		}
 		p.mute(false)
-		testkit.Eventually(t, "a later write succeeds", func() bool { return charge(led, "ann", 10, uint64(10*(round+1)+1), round+2) == nil })
+		testkit.Eventually(t, "a later write succeeds", func() bool { return charge(t, led, "ann", 10, uint64(10*(round+1)+1), round+2) == nil })
 		if got, want := total(t, led, "ann"), int64(10*(10*(round+1)+1)); got != want {
 			t.Errorf("round %d: %d units, want %d", round, got, want)
 		}
@@ -227,24 +237,29 @@ func TestLostReply(t *testing.T) {
 
 // While etcd is down, writes fail and the leadership stays. Afterwards writes succeed.
 func TestEtcdIsDown(t *testing.T) {
-	server := etcdtest.Start(t)
+	server := start(t)
 	c := open(t, server.Endpoint, "first")
 	l := lead(t, c)
 	led := ledger(t, l)
-	if err := charge(led, "ann", 10, 5, 0); err != nil {
+	if err := charge(t, led, "ann", 10, 5, 0); err != nil {
 		t.Fatal(err)
+	}
+	if err := l.Confirmed(); err != nil {
+		t.Error(err)
 	}
 	server.Kill()
 	for range 3 {
-		if err := charge(led, "ann", 10, 6, 0); err == nil {
+		if err := charge(t, led, "ann", 10, 6, 0); err == nil {
 			t.Fatal("written without etcd")
 		}
 	}
 	if n := len(l.pending); n > 1 {
 		t.Errorf("%d writes are kept", n)
 	}
+	testkit.Eventually(t, "the leadership is not confirmed any more", func() bool { return errors.Is(l.Confirmed(), ErrLost) })
 	server.Run()
-	testkit.Eventually(t, "a write succeeds", func() bool { return charge(led, "ann", 10, 7, 0) == nil })
+	testkit.Eventually(t, "the leadership is confirmed again", func() bool { return l.Confirmed() == nil })
+	testkit.Eventually(t, "a write succeeds", func() bool { return charge(t, led, "ann", 10, 7, 0) == nil })
 	if got := total(t, led, "ann"); got != 70 {
 		t.Errorf("%d units, want 70", got)
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -25,13 +27,16 @@ var ErrLost = errors.New("this resource manager is not the leader any more")
 type Leader struct {
 	cluster  *Cluster
 	lease    clientv3.LeaseID
+	id       string // of the ledger
 	key      string // of this candidate
 	revision int64  // at which key was created
 	end      context.CancelFunc
-	kept     chan struct{} // closed when keep has returned
+	running  sync.WaitGroup // of keep and measure
 
-	once sync.Once
-	lost chan struct{}
+	confirmed atomic.Pointer[time.Time] // when etcd was last asked whether this process is the leader, and said that it is
+	once      sync.Once
+	lost      chan struct{}
+	why       error // of lost, set before it is closed
 
 	// Of the goroutine that writes.
 	seq     int64     // revision of the record seq after the last write of this process
@@ -52,20 +57,51 @@ const loadPage = 10_000
 // Lost is closed when this process has lost the leadership.
 func (l *Leader) Lost() <-chan struct{} { return l.lost }
 
-func (l *Leader) lose() { l.once.Do(func() { close(l.lost) }) }
+// Why returns why the leadership was lost, after Lost was closed.
+func (l *Leader) Why() error { return l.why }
+
+func (l *Leader) lose(why error) {
+	l.once.Do(func() {
+		l.why = why
+		close(l.lost)
+	})
+}
+
+// Abandon gives up the leadership because the ledger cannot be used any more.
+func (l *Leader) Abandon(why error) {
+	l.cluster.cfg.Log.Error("giving up the leadership: the next leader reads the ledger again", "error", why)
+	l.lose(why)
+}
+
+// Confirmed returns an error if another process may be the leader: etcd has not confirmed the leadership for as long as the lease lasts.
+func (l *Leader) Confirmed() error {
+	select {
+	case <-l.lost:
+		return ErrLost
+	default:
+	}
+	if since := time.Since(*l.confirmed.Load()); since > leaseSeconds*time.Second {
+		return fmt.Errorf("%w, or may not be: etcd has not confirmed it for %v", ErrLost, since.Round(100*time.Millisecond))
+	}
+	return nil
+}
 
 // begin changes the record seq, so that all writes of the earlier leader fail, including those under way.
 func (l *Leader) begin(ctx context.Context) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	r, err := l.cluster.client.Txn(ctx).If(l.leads()).Then(clientv3.OpPut(l.cluster.key("seq"), string(newID()))).Commit()
+	asked := time.Now()
+	r, err := l.cluster.client.Txn(ctx).If(l.leads(), clientv3.Compare(clientv3.Value(l.cluster.idKey()), "=", l.id)).
+		Then(clientv3.OpPut(l.cluster.key("seq"), string(newID()))).Commit()
 	if err != nil {
 		return err
 	}
 	if !r.Succeeded {
 		return ErrLost
 	}
+	l.cluster.wrote()
 	l.seq = r.Header.Revision
+	l.confirmed.Store(&asked)
 	return nil
 }
 
@@ -83,38 +119,41 @@ func (l *Leader) leads() clientv3.Cmp {
 // keep keeps the lease until ctx ends or the leadership is lost. While etcd cannot be reached, it tries again: no other process can become
 // the leader meanwhile, unless only this one is cut off, and then its writes are refused.
 func (l *Leader) keep(ctx context.Context, session *concurrency.Session) {
-	defer close(l.kept)
 	for {
+		asked := time.Now()
+		leads, err := l.check(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		l.cluster.note(err)
+		switch {
+		case err == nil && !leads:
+			l.lose(ErrLost)
+			return
+		case err == nil:
+			l.confirmed.Store(&asked)
+			select {
+			case <-session.Done(): // etcd could not be reached for a while, and has the lease nevertheless
+				more, err := concurrency.NewSession(l.cluster.client, concurrency.WithLease(l.lease), concurrency.WithContext(ctx))
+				if l.cluster.note(err); err == nil {
+					session = more
+				}
+			default:
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-session.Done():
-		}
-		for session = nil; session == nil; {
-			leads, err := l.check(ctx)
-			if ctx.Err() != nil {
-				return
-			}
-			if l.cluster.note(err); err == nil && !leads {
-				l.lose()
-				return
-			}
-			if err == nil {
-				session, err = concurrency.NewSession(l.cluster.client, concurrency.WithLease(l.lease), concurrency.WithContext(ctx))
-				l.cluster.note(err)
-			}
-			if !sleep(ctx) {
-				return
-			}
+		case <-time.After(confirmEvery):
 		}
 	}
 }
 
-// check asks etcd whether this process is the leader.
+// check asks etcd whether this process is the leader. Without an operation that reads, a member of etcd would answer without asking the others.
 func (l *Leader) check(ctx context.Context) (bool, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	r, err := l.cluster.client.Txn(ctx).If(l.leads()).Commit()
+	r, err := l.cluster.client.Txn(ctx).If(l.leads()).Then(clientv3.OpGet(l.key, clientv3.WithKeysOnly())).Else(clientv3.OpGet(l.key, clientv3.WithKeysOnly())).Commit()
 	if err != nil {
 		return false, err
 	}
@@ -123,9 +162,9 @@ func (l *Leader) check(ctx context.Context) (bool, error) {
 
 // Resign gives up the leadership, so that a standby need not wait for the end of the lease. No write may be under way.
 func (l *Leader) Resign() {
-	l.lose()
+	l.lose(ErrLost)
 	l.end()
-	<-l.kept
+	l.running.Wait()
 	ctx, cancel := bounded(context.Background())
 	defer cancel()
 	_, _ = l.cluster.client.Revoke(ctx, l.lease) // else it ends by itself
@@ -133,12 +172,22 @@ func (l *Leader) Resign() {
 
 // Load calls add with every record of the ledger.
 func (l *Leader) Load(ctx context.Context, add func(accounting.Change) error) error {
-	prefix := l.cluster.key("ledger/")
+	return l.cluster.read(ctx, l.seq, add)
+}
+
+// read calls add with every record of the ledger as of a revision of etcd; 0: now.
+func (c *Cluster) read(ctx context.Context, revision int64, add func(accounting.Change) error) error {
+	prefix := c.key("ledger/")
 	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
 	for {
-		r, err := l.cluster.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(loadPage), clientv3.WithRev(l.seq))
+		bound, cancel := context.WithTimeout(ctx, loadBound)
+		r, err := c.client.Get(bound, from, clientv3.WithRange(end), clientv3.WithLimit(loadPage), clientv3.WithRev(revision))
+		cancel()
 		if err != nil {
 			return fmt.Errorf("etcd: read the ledger: %w", err)
+		}
+		if revision == 0 {
+			revision = r.Header.Revision
 		}
 		for _, kv := range r.Kvs {
 			bucket, key, ok := strings.Cut(string(kv.Key[len(prefix):]), "/")
@@ -159,35 +208,46 @@ func (l *Leader) Load(ctx context.Context, add func(accounting.Change) error) er
 // Most is the largest number of changes of one Commit.
 func (*Leader) Most() int { return mostChanges }
 
+// note records the result of a call, unless it was cut short by its caller.
+func (l *Leader) note(ctx context.Context, err error) {
+	if err == nil || ctx.Err() == nil {
+		l.cluster.note(err)
+	}
+}
+
 // Commit writes changes. After an error they are not written, or it is unknown whether they are.
-func (l *Leader) Commit(changes []accounting.Change) error {
+func (l *Leader) Commit(ctx context.Context, changes []accounting.Change) error {
 	id, seq := newID(), l.cluster.key("seq")
 	ops := []clientv3.Op{clientv3.OpPut(seq, string(id))}
 	for _, c := range changes {
-		key := l.cluster.key("ledger/" + c.Bucket + "/" + c.Key)
+		key := l.cluster.recordKey(c)
 		if c.Value == nil {
 			ops = append(ops, clientv3.OpDelete(key))
 		} else {
 			ops = append(ops, clientv3.OpPut(key, string(c.Value)))
 		}
 	}
-	ctx, cancel := bounded(context.Background())
+	bound, cancel := bounded(ctx)
 	defer cancel()
-	r, err := l.cluster.client.Txn(ctx).If(l.leads(), clientv3.Compare(clientv3.ModRevision(seq), "=", l.seq)).Then(ops...).
+	r, err := l.cluster.client.Txn(bound).If(l.leads(), clientv3.Compare(clientv3.ModRevision(seq), "=", l.seq)).Then(ops...).
 		Else(clientv3.OpGet(l.key)).Commit()
-	l.cluster.note(err)
+	l.note(ctx, err)
 	if err != nil {
 		if !refused(err) {
 			l.pending = append(l.pending, pending{id, changes})
 		}
+		if errors.Is(err, rpctypes.ErrNoSpace) {
+			err = ErrFull
+		}
 		return fmt.Errorf("etcd: %w", err)
 	}
 	if r.Succeeded {
+		l.cluster.wrote()
 		l.seq, l.pending = r.Header.Revision, nil
 		return nil
 	}
 	if kvs := r.Responses[0].GetResponseRange().GetKvs(); len(kvs) != 1 || kvs[0].CreateRevision != l.revision || len(l.pending) == 0 {
-		l.lose()
+		l.lose(ErrLost)
 		return ErrLost
 	}
 	return errors.New("etcd: an earlier write has only now succeeded")
@@ -200,7 +260,7 @@ func refused(err error) bool {
 }
 
 // Settle returns the changes of a failed Commit that etcd has.
-func (l *Leader) Settle() ([]accounting.Change, error) {
+func (l *Leader) Settle(ctx context.Context) ([]accounting.Change, error) {
 	select {
 	case <-l.lost:
 		return nil, ErrLost
@@ -209,10 +269,10 @@ func (l *Leader) Settle() ([]accounting.Change, error) {
 	if len(l.pending) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := bounded(context.Background())
+	bound, cancel := bounded(ctx)
 	defer cancel()
-	r, err := l.cluster.client.Get(ctx, l.cluster.key("seq"))
-	l.cluster.note(err)
+	r, err := l.cluster.client.Get(bound, l.cluster.key("seq"))
+	l.note(ctx, err)
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
@@ -225,6 +285,6 @@ func (l *Leader) Settle() ([]accounting.Change, error) {
 			return p.changes, nil
 		}
 	}
-	l.lose()
+	l.lose(ErrLost)
 	return nil, ErrLost
 }

@@ -24,6 +24,16 @@ import (
 // ledgerWait is how long to wait for the ledger's lock while another resource manager ends.
 const ledgerWait = 5 * time.Second
 
+// Limits of operations on the ledger.
+const (
+	harvestBound = 30 * time.Second
+	askBound     = 2 * time.Second // for a caller that waits: less than the three seconds for which an executor waits
+)
+
+// batchEvery is accounts.batch with a replica. Each write of a record is a revision, which etcd keeps until it is compacted. It is the
+// step of the history, into which written charges are entered.
+const batchEvery = 10 * time.Second
+
 // accounts merges the charges of executors into the ledger.
 type accounts struct {
 	ledger    *accounting.Ledger
@@ -34,8 +44,11 @@ type accounts struct {
 
 	keep time.Duration // how long records of ended leases are kept; 0: for ever
 
-	harvesting sync.Mutex // held by harvest
-	pruned     time.Time  // last pruning of ended leases, under harvesting
+	batch time.Duration // shortest time from one harvest that writes to the next, unless something cannot wait; 0: every harvest writes
+
+	harvesting chan struct{} // capacity 1: full during harvest
+	pruned     time.Time     // last pruning of ended leases, during harvesting
+	wrote      time.Time     // last harvest that wrote, during harvesting
 
 	mu       sync.Mutex
 	fenced   []*attachment      // attachments of executors that have gone, until the ledger has their cells
@@ -131,17 +144,23 @@ func openLedger(cfg *Config) (*accounts, error) {
 		return openAccounts(cfg.StateDir, cfg.Tariff, cfg.Log, cfg.Now)
 	}
 	began := time.Now()
-	l, err := accounting.OpenReplicatedLedger(cfg.Replica, cfg.Load)
-	if err != nil {
+	a := newAccounts(cfg.Tariff, cfg.Log, cfg.Now)
+	a.batch = batchEvery
+	var err error
+	if a.ledger, err = accounting.OpenReplicatedLedger(cfg.Replica, cfg.Load); err != nil {
 		return nil, err
 	}
-	cfg.Log.Info("read the ledger", "bytes", l.Size(), "took", time.Since(began))
-	return &accounts{ledger: l, tariff: cfg.Tariff, log: cfg.Log, now: cfg.Now, byMessage: map[accounting.Key]accounting.Entry{}}, nil
+	cfg.Log.Info("read the ledger", "bytes", a.ledger.Size(), "took", time.Since(began))
+	return a, nil
+}
+
+func newAccounts(tariff accounting.Tariff, log *slog.Logger, now func() time.Time) *accounts {
+	return &accounts{tariff: tariff, log: log, now: now, byMessage: map[accounting.Key]accounting.Entry{}, harvesting: make(chan struct{}, 1)}
 }
 
 // openAccounts opens the ledger in a directory. Without a directory the ledger is temporary and ends with the manager.
 func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
-	a := &accounts{tariff: tariff, log: log, now: now, byMessage: map[accounting.Key]accounting.Entry{}}
+	a := newAccounts(tariff, log, now)
 	var err error
 	if dir == "" {
 		a.temporary = true
@@ -182,10 +201,15 @@ type cell struct {
 	entry accounting.Entry
 }
 
-// harvest reads the cells, merges new charges into the ledger and, when they are on disk, writes the receipts.
-func (a *accounts) harvest(live []*attachment) {
-	a.harvesting.Lock()
-	defer a.harvesting.Unlock()
+// harvest reads the cells, merges new charges into the ledger and, when they are on disk, writes the receipts. With batch, it
+// may leave them to a later harvest unless all is set. It returns why charges are not in the ledger, other than that it has refused them.
+func (a *accounts) harvest(ctx context.Context, live []*attachment, all bool) error {
+	select {
+	case a.harvesting <- struct{}{}:
+		defer func() { <-a.harvesting }()
+	case <-ctx.Done():
+		return fmt.Errorf("%w: another harvest has not ended in time", accounting.ErrBusy)
+	}
 	a.mu.Lock()
 	fenced := a.fenced
 	a.fenced = nil
@@ -194,33 +218,54 @@ func (a *accounts) harvest(live []*attachment) {
 	now := a.now()
 	a.forget(now)
 	a.clearMessageFailure(now, forgetMessage)
+	full := false
 	for _, x := range live {
-		cells = append(cells, x.read(now)...)
+		more := x.read(now)
+		full = full || 2*ended(more) > len(x.merged)
+		cells = append(cells, more...)
+	}
+	if !all && !full && len(fenced) == 0 && now.Sub(a.wrote) < a.batch {
+		return nil
 	}
 	for _, x := range fenced {
 		cells = append(cells, x.read(now)...)
 	}
-	cells, foreign, err := a.claimed(now, cells)
-	if err != nil {
+	slices.SortStableFunc(cells, func(x, y cell) int { return cmp.Compare(ended([]cell{y}), ended([]cell{x})) }) // the executors wait for their receipts
+	cells, foreign, err := a.claimed(ctx, now, cells)
+	if err == nil {
+		err = a.merge(ctx, now, cells, foreign)
+	} else {
 		a.note(ofCells, err)
 	}
-	if err != nil || !a.merge(now, cells, foreign) {
+	if err != nil {
 		a.mu.Lock()
 		a.fenced = append(a.fenced, fenced...)
 		a.mu.Unlock()
-		return // the cells and the executors' journals still have the charges
+		return err // the cells and the executors' journals still have the charges
 	}
+	a.wrote = now
 	for _, x := range fenced {
 		x.free()
 	}
 	if a.keep > 0 && now.Sub(a.pruned) >= pruneEvery {
 		a.pruned = now
-		if n, err := a.ledger.Prune(now.Add(-a.keep)); err != nil {
+		if n, err := a.ledger.Prune(ctx, now.Add(-a.keep)); err != nil {
 			a.log.Warn("cannot prune old leases from the ledger", "error", err)
 		} else if n > 0 {
 			a.log.Info("pruned old leases from the ledger; bills keep their usage", "leases", n, "older", a.keep)
 		}
 	}
+	return nil
+}
+
+// ended returns how many cells are of ended leases.
+func ended(cells []cell) (n int) {
+	for i := range cells {
+		if cells[i].entry.Final {
+			n++
+		}
+	}
+	return n
 }
 
 // pruneEvery is how often old leases are pruned.
@@ -228,7 +273,7 @@ const pruneEvery = time.Hour
 
 // claimed returns the cells that their owner may charge. For the others it returns why they are refused, once for each
 // owner and incarnation.
-func (a *accounts) claimed(now time.Time, cells []cell) (good []cell, foreign []string, err error) {
+func (a *accounts) claimed(ctx context.Context, now time.Time, cells []cell) (good []cell, foreign []string, err error) {
 	type claim struct { // once for each executor, not for each lease
 		incarnation [16]byte
 		owner       string
@@ -245,7 +290,7 @@ func (a *accounts) claimed(now time.Time, cells []cell) (good []cell, foreign []
 	if len(claims) == 0 {
 		return nil, nil, nil
 	}
-	refused, err := a.ledger.Claim(now, claims...)
+	refused, err := a.ledger.Claim(ctx, now, claims...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -273,38 +318,42 @@ func (a *accounts) mayUse(o *owner, incarnation [16]byte) error {
 	return nil
 }
 
-// merge merges cells into the ledger and writes the receipts. It returns false if nothing is on disk. foreign lists why
-// claimed refused charges.
-func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
+// merge merges cells into the ledger and writes the receipts of those that are on disk. It returns an error if some are not, except for those that
+// the ledger has refused. foreign lists why claimed refused charges.
+func (a *accounts) merge(ctx context.Context, now time.Time, cells []cell, foreign []string) error {
 	if len(cells) == 0 {
 		a.refuse(foreign)
-		return true
+		return nil
 	}
 	entries := make([]accounting.Entry, len(cells))
 	for i := range cells {
 		entries[i] = cells[i].entry
 	}
-	err := a.ledger.Merge(now, entries...)
+	err := a.ledger.Merge(ctx, now, entries...)
 	refused, ledgerErr := splitErrors(err)
 	a.note(ofCells, ledgerErr)
-	if ledgerErr != nil && !errors.Is(ledgerErr, accounting.ErrLedger) {
-		return false
-	}
 	if ledgerErr == nil {
 		a.clearMessageFailure(now, clearAfterMerge)
 	}
-	partial := err != nil
-	a.refuse(append(refused, foreign...))
+	incomplete := ledgerErr != nil && !errors.Is(ledgerErr, accounting.ErrLedger)
+	if !incomplete {
+		a.refuse(append(refused, foreign...))
+	}
+	partial := err != nil // with a replica, some entries may be stored even then
 	for i := range cells {
 		c := &cells[i]
 		if partial {
-			if e, known, err := a.ledger.Lease(c.entry.Key); err != nil || !known || e.Tenant != c.entry.Tenant || !e.Use.Covers(c.entry.Use) {
+			if e, known, err := a.ledger.Lease(c.entry.Key); err != nil || !known || e.Tenant != c.entry.Tenant || !e.Use.Covers(c.entry.Use) ||
+				c.entry.Final && !e.Final {
 				continue
 			}
 		}
 		c.from.receipt(c.index, &c.entry)
 	}
-	return true
+	if incomplete {
+		return ledgerErr
+	}
+	return nil
 }
 
 // splitErrors separates the errors of Merge: refused has the reasons for which single charges were refused; ledgerErr is an
@@ -449,101 +498,4 @@ func (a *accounts) state() string {
 		return "the accounts are in memory only and will be lost when the resource manager ends (use --state-dir to keep them)"
 	}
 	return ""
-}
-
-// Settle merges sums that come by message. The caller must own their incarnations: it has registered them, or was the
-// first to charge under them. The second case is needed because an executor leaves its journal to the next one on its node,
-// and the resource manager may have lost its registrations meanwhile.
-func (m *Manager) Settle(ctx context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
-	entries, err := entriesOf(req)
-	if err == nil && len(entries) > 0 {
-		if err = m.settleFor(ctx, entries); err == nil {
-			err = m.accounts.ledger.Merge(m.accounts.now(), entries...)
-			_, ledgerErr := splitErrors(err)
-			m.accounts.note(ofMessages, ledgerErr)
-			err = settleError(err)
-		}
-	}
-	if err != nil {
-		if control.ClassOf(err) == control.ClassInvalid {
-			m.accounts.unsettled.Add(1)
-		}
-		return nil, err
-	}
-	m.accounts.heard(entries)
-	return &control.SettleReply{}, nil
-}
-
-// settleFor returns an error if the caller may not charge some of the entries.
-func (m *Manager) settleFor(ctx context.Context, entries []accounting.Entry) error {
-	o := ownerOf(ctx)
-	incarnations := map[[16]byte]bool{}
-	for i := range entries {
-		incarnations[entries[i].Incarnation] = true
-	}
-	var claims []accounting.Claim
-	for incarnation := range incarnations {
-		if err := m.table.check(o, incarnation); errors.Is(err, errOwner) { // the ledger may not have it yet
-			return m.answer(ctx, control.Manager_Settle_FullMethodName, err)
-		}
-		claims = append(claims, o.claim(incarnation))
-	}
-	refused, err := m.accounts.ledger.Claim(m.accounts.now(), claims...)
-	if err != nil {
-		m.accounts.note(ofMessages, err)
-		return settleError(err)
-	}
-	if err := errors.Join(refused...); err != nil {
-		return m.answer(ctx, control.Manager_Settle_FullMethodName, err)
-	}
-	return nil
-}
-
-// settleError classes the errors of Merge for an executor: it gives up refused charges (class invalid), and keeps
-// charges that the ledger cannot store now (class busy).
-func settleError(err error) error {
-	refused, ledgerErr := splitErrors(err)
-	switch {
-	case len(refused) > 0:
-		return control.Errorf(control.ClassInvalid, "%v", err)
-	case ledgerErr != nil:
-		return control.Errorf(control.ClassBusy, "%v", err)
-	}
-	return nil
-}
-
-func entriesOf(req *control.SettleRequest) ([]accounting.Entry, error) {
-	entries := make([]accounting.Entry, 0, len(req.GetEntries()))
-	for _, r := range req.GetEntries() {
-		if len(r.GetIncarnation()) != 16 || len(r.GetUse()) != accounting.NumCounters {
-			return nil, control.Errorf(control.ClassInvalid, "account entry with %d bytes of incarnation and %d counters, want 16 and %d",
-				len(r.GetIncarnation()), len(r.GetUse()), accounting.NumCounters)
-		}
-		e := accounting.Entry{Key: accounting.Key{Lease: r.GetLease(), Part: r.GetPart()}, Tenant: r.GetTenant(), Node: r.GetNode(),
-			Began: time.Unix(0, r.GetBeganNs()), AsOf: time.Unix(0, r.GetAsOfNs()), Final: r.GetFinal()}
-		copy(e.Incarnation[:], r.GetIncarnation())
-		copy(e.Use[:], r.GetUse())
-		entries = append(entries, e)
-	}
-	return entries, nil
-}
-
-// Bill returns the bills of tenants.
-func (m *Manager) Bill(_ context.Context, req *control.BillRequest) (*control.BillReply, error) {
-	a := m.accounts
-	since := time.Unix(max(req.GetSince(), 0), 0).Truncate(time.Hour)
-	m.harvest() // include the charges until now
-	totals, err := a.ledger.Totals(req.GetTenant(), since)
-	if err != nil {
-		return nil, control.Errorf(control.ClassFatal, "%v", err)
-	}
-	reply := &control.BillReply{Currency: a.tariff.Currency, Trouble: a.state()}
-	for _, b := range accounting.Bills(&a.tariff, totals, since) {
-		t := &control.TenantBill{Tenant: b.Tenant, Amount: b.Amount}
-		for _, l := range b.Lines {
-			t.Lines = append(t.Lines, &control.BillLine{Item: l.Item, Units: l.Units, Quantity: l.Quantity, Price: l.Price, Amount: l.Amount})
-		}
-		reply.Bills = append(reply.Bills, t)
-	}
-	return reply, nil
 }

@@ -209,11 +209,11 @@ func TestManagerCompactsLedger(t *testing.T) {
 	for i := range entries {
 		entries[i] = accounting.Entry{Key: accounting.Key{Incarnation: [16]byte{1}, Lease: uint64(i) + 1}, Tenant: name, Node: name, Began: began, AsOf: began, Use: accounting.Use{1}}
 	}
-	if err := l.Merge(began, entries...); err != nil {
+	if err := l.Merge(t.Context(), began, entries...); err != nil {
 		t.Fatal(err)
 	}
 	for n := 1; n > 0; {
-		if n, err = l.Prune(began.Add(time.Hour)); err != nil {
+		if n, err = l.Prune(t.Context(), began.Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}

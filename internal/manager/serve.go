@@ -9,7 +9,6 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/etcd"
 	"github.com/rfaas-go/rfaas/internal/issuer"
 	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/internal/systemd"
@@ -27,7 +26,10 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
 	if s.EtcdEndpoints == "" {
 		return serve(ctx, s, log, renewals, nil)
 	}
-	group, err := join(&s, log)
+	if err := rehearse(&s); err != nil {
+		return err
+	}
+	group, err := join(ctx, &s, log)
 	if err != nil {
 		return err
 	}
@@ -39,16 +41,28 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
 	return serve(ctx, s, log, renewals, group)
 }
 
-// serve runs a resource manager that has no group, or is its leader.
-func serve(ctx context.Context, s config.Manager, log *slog.Logger, renewals *issuer.Renewals, group *group) (err error) {
-	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
+// daemon is a resource manager with its ports. Nobody is answered yet, except at the HTTP port.
+type daemon struct {
+	port *control.Port
+	*Manager
+	web *observe.Server
+}
+
+// open opens everything that the settings name. edit changes the configuration of the Manager.
+func open(s *config.Manager, log *slog.Logger, edit func(*Config)) (_ *daemon, err error) {
+	d := &daemon{}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	if d.port, err = control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
 		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Daemon: "resource-manager", Log: log,
-		Bounds: s.Bounds()})
-	if err != nil {
-		return err
+		Bounds: s.Bounds()}); err != nil {
+		return nil, err
 	}
 	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
-		StateDir: s.StateDir, Gate: port.Gate, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log, Audit: port.Gate.Audit(),
+		StateDir: s.StateDir, Gate: d.port.Gate, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log, Audit: d.port.Gate.Audit(),
 		Quota:    NodeQuota{Executors: s.NodeExecutors, Memory: uint64(s.NodeMemory)},
 		Attempts: s.AttachAttempts, Attached: s.TenantAttached, DataListen: s.DataListen, DataAdvertise: s.DataAdvertise,
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
@@ -56,43 +70,59 @@ func serve(ctx context.Context, s config.Manager, log *slog.Logger, renewals *is
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}
 	}
-	var lost <-chan struct{} // nil: the leadership cannot be lost
-	if group != nil {
-		cfg.Replica, lost = group.leader, group.leader.Lost()
-		cfg.Load = func(add func(accounting.Change) error) error { return group.leader.Load(ctx, add) }
-	}
-	closePort := func() {
-		ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
-		defer cancel()
-		port.Close(ctx)
-	}
+	edit(&cfg)
 	m, err := New(cfg)
 	if err != nil {
-		closePort()
-		return err
+		return nil, err
 	}
-	m.gate, m.node = port.Gate, port.Node
-	m.AddTo(port.Server)
-	defer m.Close() // after the port, when no call is running
-	defer closePort()
-	if err := port.Serve(); err != nil {
-		return err
+	d.Manager, m.gate, m.node = m, d.port.Gate, d.port.Node
+	m.AddTo(d.port.Server)
+	certificate, err := pageCertificate(s, d.port.Node, log)
+	if err != nil {
+		return nil, err
 	}
-	certificate, err := pageCertificate(&s, port.Node, log)
+	d.web, err = m.openHTTP(s.HTTPListen, s.HTTPTokenFile, certificate, s.HTTPCert != "")
+	return d, err
+}
+
+// close closes what is open: the HTTP port before the manager, and the control port before it, too, when no call is running.
+func (d *daemon) close() {
+	if d.web != nil {
+		closeHTTP(d.web)
+	}
+	if d.port != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
+		defer cancel()
+		d.port.Close(ctx)
+	}
+	if d.Manager != nil {
+		d.Manager.Close()
+	}
+}
+
+// serve runs a resource manager that has no group, or is its leader.
+func serve(ctx context.Context, s config.Manager, log *slog.Logger, renewals *issuer.Renewals, group *group) (err error) {
+	var lost <-chan struct{} // nil: the leadership cannot be lost
+	m, err := open(&s, log, func(cfg *Config) {
+		if group != nil {
+			cfg.Replica, lost, cfg.Confirmed = group.leader, group.leader.Lost(), group.leader.Confirmed
+			cfg.Load = func(add func(accounting.Change) error) error { return group.leader.Load(ctx, add) }
+		}
+	})
 	if err != nil {
 		return err
 	}
-	web, err := m.openHTTP(s.HTTPListen, s.HTTPTokenFile, certificate, s.HTTPCert != "")
-	if err != nil {
-		return err
-	}
-	defer closeHTTP(web) // before the manager
+	defer m.close()
+	port, web := m.port, m.web
 	observe.CountRefusals(web.Metrics, port.Gate)
 	observe.WatchIdentity(web, port.Node)
 	observe.CountRenewals(web.Metrics, renewals.Counts)
 	observe.ShowBuild(web.Metrics, s.Version)
 	if group != nil {
-		group.show(web, true)
+		group.show(web)
+	}
+	if err := port.Serve(); err != nil {
+		return err
 	}
 	web.SetReady(nil)
 	log.Info("ready", "address", port.Address, "memory", m.memory.providers())
@@ -117,7 +147,7 @@ func serve(ctx context.Context, s config.Manager, log *slog.Logger, renewals *is
 	select {
 	case <-ctx.Done():
 	case <-lost:
-		err = etcd.ErrLost
+		err = group.leader.Why()
 	case err = <-port.Failed():
 	case err = <-web.Failed():
 	}

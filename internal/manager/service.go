@@ -37,6 +37,7 @@ type Config struct {
 	Limits                    accounting.Limits                             // of tenants' cores
 	Replica                   accounting.Replica                            // of the ledger; nil: the ledger is in StateDir
 	Load                      func(add func(accounting.Change) error) error // reads the replica's records
+	Confirmed                 func() error                                  // returns an error if another process may write to the replica; nil: none can
 	Keep                      time.Duration                                 // how long the ledger keeps records of single ended leases; 0: for ever
 	Gate                      *control.Gate                                 // of the port, with the quotas of tenants; nil: no quotas
 	Quota                     NodeQuota
@@ -133,8 +134,12 @@ func (m *Manager) Close() {
 	for _, a := range live {
 		a.fence()
 	}
-	m.claim()
-	m.accounts.harvest(live)
+	ctx, cancel := context.WithTimeout(context.Background(), askBound)
+	defer cancel()
+	m.claim(ctx)
+	if err := m.accounts.harvest(ctx, live, true); err != nil {
+		m.log.Warn("the last charges are not in the ledger; executors keep them", "error", err)
+	}
 	for _, a := range append(live, m.accounts.fenced...) {
 		a.free()
 	}
@@ -166,7 +171,7 @@ func (m *Manager) Run(ctx context.Context) {
 			if m.cfg.Replica == nil {
 				m.harvest()
 			} else {
-				m.harvestAside()
+				m.harvestAside(ctx)
 			}
 			m.watch()
 		}
@@ -177,13 +182,15 @@ func (m *Manager) Run(ctx context.Context) {
 
 // harvestAside harvests on another goroutine, unless the last such harvest is still running. A replica that does not answer must
 // not make executors look silent.
-func (m *Manager) harvestAside() {
+func (m *Manager) harvestAside(ctx context.Context) {
 	if !m.harvesting.CompareAndSwap(false, true) {
 		return
 	}
 	m.aside.Go(func() {
 		defer m.harvesting.Store(false)
-		m.harvest()
+		ctx, cancel := context.WithTimeout(ctx, harvestBound)
+		defer cancel()
+		_ = m.harvestWithin(ctx, false) // noted
 	})
 }
 
@@ -207,13 +214,22 @@ func (m *Manager) tell(ctx context.Context) {
 	}
 }
 
+// harvest harvests everything.
 func (m *Manager) harvest() {
+	ctx, cancel := context.WithTimeout(context.Background(), harvestBound)
+	defer cancel()
+	_ = m.harvestWithin(ctx, true) // noted
+}
+
+// harvestWithin harvests until ctx ends. See accounts.harvest.
+func (m *Manager) harvestWithin(ctx context.Context, all bool) error {
 	if m.cfg.Limits.Any() {
 		m.limits.hear(m.table.heardOf())
 	}
 	m.limits.mend(m.table.attachments(true))
-	m.claim()
-	m.accounts.harvest(m.table.attachments(false))
+	m.claim(ctx)
+	// A ledger that may not accept charges is tried each time, so that it shows whether it does.
+	return m.accounts.harvest(ctx, m.table.attachments(false), all || m.unconfirmed() != nil)
 }
 
 // expel drops executors whose certificate has expired or was revoked. Executors that report by memory make no calls
@@ -228,10 +244,10 @@ func (m *Manager) expel() {
 }
 
 // claim stores the owners of newly registered incarnations in the ledger.
-func (m *Manager) claim() {
+func (m *Manager) claim(ctx context.Context) {
 	var err error
 	if claims := m.table.unclaimed(); len(claims) > 0 {
-		if _, err = m.accounts.ledger.Claim(m.cfg.Now(), claims...); err != nil {
+		if _, err = m.accounts.ledger.Claim(ctx, m.cfg.Now(), claims...); err != nil {
 			m.table.claimAgain(claims)
 		}
 	}

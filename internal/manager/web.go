@@ -42,6 +42,8 @@ type State struct {
 	Currency    string          `json:"currency"`
 	Subscribers int             `json:"subscribers"`
 	Trouble     string          `json:"trouble"` // with the accounts; empty: none
+
+	unconfirmed error // why there are no bills; nil: there are
 }
 
 // ExecutorState is the content of an executor's line.
@@ -177,6 +179,9 @@ func (m *Manager) state() (*State, error) {
 	s.Tenants = m.tenantStates(s.Leases)
 	var err error
 	s.Bills, err = m.bills()
+	if s.unconfirmed = m.unconfirmed(); s.unconfirmed != nil {
+		s.Bills, s.Trouble = []BillState{}, s.unconfirmed.Error()
+	}
 	return s, err
 }
 
@@ -201,6 +206,9 @@ func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 				return
 			}
 			state, err := now()
+			if err == nil && name == "bills" {
+				err = state.unconfirmed
+			}
 			if err != nil {
 				http.Error(w, control.Text(err), http.StatusServiceUnavailable)
 				return

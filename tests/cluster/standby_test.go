@@ -5,6 +5,7 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -27,9 +28,12 @@ type pair struct {
 	holder    *client
 }
 
-func newPair(t *testing.T) *pair {
-	p := &pair{cluster: newCluster(t), etcd: etcdtest.Start(t)}
+func newPair(t *testing.T, o etcdtest.Options) *pair {
+	p := &pair{cluster: newCluster(t), etcd: etcdtest.Start(t, o)}
 	p.install(current)
+	if out, err := p.ledger("init"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 	for i := range p.addresses {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -53,11 +57,25 @@ func newPair(t *testing.T) *pair {
 	return p
 }
 
+// options are those of etcd, for the command and for resource managers.
+func (p *pair) options() []string {
+	list := []string{"--etcd-endpoints", p.etcd.Endpoint}
+	if p.etcd.CA != "" {
+		list = append(list, "--etcd-ca", p.etcd.CA, "--etcd-cert", p.etcd.Cert, "--etcd-key", p.etcd.Key)
+	}
+	return list
+}
+
+// ledger runs a command on the ledger in etcd.
+func (p *pair) ledger(args ...string) ([]byte, error) {
+	return p.command(nil, slices.Concat([]string{"ledger", "etcd"}, args, p.options())...)
+}
+
 // manager starts a resource manager, which becomes the leader or a standby.
 func (p *pair) manager(i int) {
 	p.Helper()
-	cmd := exec.Command(filepath.Join(p.root, "bin/resource-manager"), "--listen", p.addresses[i], "--etcd-endpoints", p.etcd.Endpoint,
-		"--http-listen", "unix:"+p.web(i))
+	cmd := exec.Command(filepath.Join(p.root, "bin/resource-manager"), slices.Concat([]string{"--listen", p.addresses[i],
+		"--http-listen", "unix:" + p.web(i), "--state-dir", filepath.Join(p.dir, "manager-"+strconv.Itoa(i))}, p.options())...)
 	cmd.Env = nil
 	for _, kv := range p.env {
 		if !strings.HasPrefix(kv, "RFAAS_MANAGER=") {
@@ -113,7 +131,7 @@ func (p *pair) exact() {
 
 // The leader is killed three times while a client calls. A standby takes over, calls go on, and the bill is exact.
 func TestStandbyTakesOver(t *testing.T) {
-	p := newPair(t)
+	p := newPair(t, etcdtest.Options{})
 	for round := range 3 {
 		old, next := round%2, 1-round%2
 		if status, body := p.get(p.web(next), "/readyz"); status != 503 || !strings.Contains(body, "standby") {
@@ -145,7 +163,7 @@ func TestStandbyTakesOver(t *testing.T) {
 // The leader is stopped for longer than its lease. The executors and the agent turn to the other resource manager, although the stopped
 // one's memory can still be reached. When it continues it writes nothing, and ends.
 func TestStoppedLeader(t *testing.T) {
-	p := newPair(t)
+	p := newPair(t, etcdtest.Options{})
 	began := time.Now()
 	p.managers[0].signal(syscall.SIGSTOP)
 	ready, executors, lease := p.resumed(1, began)
@@ -172,7 +190,7 @@ func TestStoppedLeader(t *testing.T) {
 
 // While etcd is down, calls go on, and the leader reports it. It recovers with etcd, and the bill is exact.
 func TestManagerWithoutEtcd(t *testing.T) {
-	p := newPair(t)
+	p := newPair(t, etcdtest.Options{})
 	p.etcd.Kill()
 	testkit.Eventually(t, "healthz reports etcd and the ledger", func() bool {
 		status, body := p.get(p.web(0), "/healthz")

@@ -1,0 +1,137 @@
+package accounting
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+// IDBucket and IDKey are where a ledger that is outside of a file has its id, a random text by which processes recognize it.
+const (
+	IDBucket = "rfaas"
+	IDKey    = "id"
+)
+
+// NewRecords returns the records of a new ledger, except for its id.
+func NewRecords() []Change {
+	return []Change{{string(bucketMeta), string(keyVersion), ledgerVersion}}
+}
+
+// Records calls f with every record, ordered by bucket and key.
+func (l *Ledger) Records(f func(Change) error) error {
+	err := l.view(func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{bucketHours, bucketLeases, bucketOwners, bucketMeta} {
+			if err := tx.Bucket(name).ForEach(func(k, v []byte) error {
+				return f(Change{string(name), string(k), bytes.Clone(v)})
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
+	return nil
+}
+
+// Digest identifies the content of a ledger, so that two copies can be compared. Add all records, ordered by bucket and key. Its zero value
+// has no records.
+type Digest struct {
+	Leases, Totals int
+	sum            hash.Hash
+}
+
+// Add adds a record.
+func (d *Digest) Add(c Change) {
+	if c.Bucket == IDBucket && c.Key == IDKey {
+		return // a copy may get its id later
+	}
+	if d.sum == nil {
+		d.sum = sha256.New()
+	}
+	for _, part := range []string{c.Bucket, c.Key, string(c.Value)} {
+		var size [8]byte
+		binary.LittleEndian.PutUint64(size[:], uint64(len(part)))
+		d.sum.Write(size[:])
+		d.sum.Write([]byte(part))
+	}
+	switch c.Bucket {
+	case string(bucketLeases):
+		d.Leases++
+	case string(bucketHours):
+		d.Totals++
+	}
+}
+
+// Sum returns the checksum of the records.
+func (d *Digest) Sum() string {
+	if d.sum == nil {
+		return ""
+	}
+	return hex.EncodeToString(d.sum.Sum(nil))
+}
+
+// CreateLedger makes the ledger file path from records that load adds. There must be no ledger. It checks the records, and that the file has all
+// of them, before the file gets its name.
+func CreateLedger(path string, load func(add func(Change) error) error) (Digest, error) {
+	var want, got Digest
+	fail := func(err error) (Digest, error) { return got, fmt.Errorf("ledger %s: %w", path, err) }
+	if _, err := os.Lstat(path); err == nil {
+		return fail(fmt.Errorf("%w: there is one already", os.ErrExist))
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), filepath.Base(path)+".*.new")
+	if err != nil {
+		return fail(err)
+	}
+	defer os.RemoveAll(dir)
+	made := filepath.Join(dir, "ledger")
+	l, err := openAt(made, time.Second)
+	if err != nil {
+		return fail(err)
+	}
+	err = l.fill(func(add func(Change) error) error {
+		return load(func(c Change) error {
+			want.Add(c)
+			return add(c)
+		})
+	})
+	if err == nil {
+		err = l.Records(func(c Change) error {
+			got.Add(c)
+			return nil
+		})
+	}
+	if cerr := l.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil && got.Sum() != want.Sum() {
+		err = fmt.Errorf("%w: the file has not the records that were written to it", ErrLedger)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	r, err := CheckLedger(made, time.Second)
+	if err == nil && len(r.Damage) > 0 {
+		err = fmt.Errorf("%w: %s", ErrLedger, r.Damage[0])
+	}
+	if err == nil {
+		err = os.Link(made, path) // unlike a rename, replaces nothing
+	}
+	if err == nil {
+		err = errors.Join(begin(path), syncDir(filepath.Dir(path)))
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return got, nil
+}
