@@ -17,7 +17,7 @@ import rfaas
 from cluster import Cluster
 
 RUNS = 9
-RUNTIMES = {"numpy": {"python": "/usr/bin/python3", "preload": ["numpy"]}}
+RUNTIMES = {"numpy": {"python": "/usr/bin/python3", "preload": ["numpy", "cloudpickle"]}}
 
 
 def product():

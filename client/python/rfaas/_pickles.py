@@ -142,7 +142,7 @@ def start_payload(initializer: Any, initargs: tuple[Any, ...], bundled: list[str
     programs = [*(f":{name}/bin/python3" for name in environments), sys.executable, getattr(sys, "_base_executable", "")]
     strings = [f"{sys.version_info.major}.{sys.version_info.minor}.", "\n".join(_libraries()), "\n".join(dict.fromkeys(p for p in programs if p)),
                os.path.basename(bundled[0]) if bundled else ""]
-    options = {"code": _remote_code(), "cloudpickle": _cloudpickle_code(), "initializer": b""}
+    options = {"code": _remote_code(), "cloudpickle": _cloudpickle_code(), "version": getattr(cloudpickle(), "__version__", ""), "initializer": b""}
     if initializer is not None:
         Code(initializer)  # raises an error with its name if it cannot be pickled
         arguments(initializer, (initargs, {}))

@@ -31,9 +31,31 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         exec(marshal.loads(self.sent[module.__name__]), module.__dict__)
-        for name, change in ("_make_function", with_shared_globals), ("_function_setstate", without_overwriting):
-            if getattr(getattr(module, name, None), "__module__", None) == module.__name__:  # it is defined there
-                setattr(module, name, change(getattr(module, name)))
+        adapt([module])
+
+
+def adapt(modules):
+    """Changes what modules of cloudpickle do with global variables."""
+    for name, change in ("_make_function", with_shared_globals), ("_function_setstate", without_overwriting):
+        for module in modules:
+            f = getattr(module, name, None)
+            if getattr(f, "__module__", None) == module.__name__:  # it is defined there. Other modules may have imported it
+                changed = change(f)
+                for other in modules:
+                    if getattr(other, name, None) is f:
+                        setattr(other, name, changed)
+
+
+def use_cloudpickle(sent, version):
+    """Prepares the client's cloudpickle. If the runtime has imported the same version, uses that one. Looks up names one by one: a loop over
+    sys.modules would write to the reference count of each name, and copy the pages that the workers of a runtime share."""
+    own = sys.modules.get("cloudpickle")
+    if own and getattr(own, "__version__", None) == version:
+        adapt([sys.modules[name] for name in sent if name in sys.modules])
+    elif own:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "cloudpickle"]:
+            del sys.modules[name]
+    sys.meta_path.insert(0, Finder(sent))
 
 
 # Functions that are sent by value bring the global variables of their module. cloudpickle would give each function its own dictionary of them. Here,
@@ -279,10 +301,7 @@ def use_bundle(os, path):
 def start(options):
     """Prepares the interpreter and executes the initializer. Returns the function that executes requests."""
     sys.argv = [""]
-    if "cloudpickle" in sys.modules:  # the runtime has imported it, perhaps in another version than the client's
-        for name in [name for name in sys.modules if name.partition(".")[0] == "cloudpickle"]:
-            del sys.modules[name]
-    sys.meta_path.insert(0, Finder(options["cloudpickle"]))
+    use_cloudpickle(options["cloudpickle"], options["version"])
     import os
 
     if options["cores"]:

@@ -229,6 +229,46 @@ class Waits(ExecutorCase):
 
         self.assertEqual(asyncio.run(awaited()), (9, None, None))
 
+    def test_functions_of_asyncio(self):
+        def slow(number):  # longer than `await` polls
+            time.sleep(0.02)
+            return number
+
+        async def result(future):
+            return await future
+
+        async def all_ways(start):
+            gathered = await asyncio.gather(*map(start, range(4)))
+            first = await asyncio.wait_for(start(4), 60)
+            by_end = [await f for f in asyncio.as_completed([start(5), start(6)])]
+            done, waiting = await asyncio.wait([asyncio.ensure_future(start(n)) for n in (7, 8)])
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(result(start(n))) for n in (9, 10)]
+                with self.assertRaises(TypeError):
+                    group.create_task(start(11))
+            return gathered + [first] + sorted(by_end) + sorted(task.result() for task in done) + [task.result() for task in tasks], waiting
+
+        for f in slow, abs:
+            self.assertEqual(asyncio.run(all_ways(functools.partial(self.executor.submit, f))), (list(range(11)), set()))
+
+    def test_a_task_that_is_cancelled(self):
+        """Its call goes on, and later calls are answered."""
+        async def cancelled():
+            slow.append(self.executor.submit(time.sleep, 0.1))
+            task = asyncio.ensure_future(slow[0])
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            with self.assertRaises(TimeoutError):
+                slow.append(self.executor.submit(time.sleep, 0.1))
+                await asyncio.wait_for(slow[1], 0.01)
+            return await self.executor.submit(square, 3)
+
+        slow = []
+        self.assertEqual(asyncio.run(cancelled()), 9)
+        cf.wait(slow)
+
     def test_submit_may_interrupt_submit(self):
         """As in a signal handler or a finalizer, wherever it calls a function."""
         futures = []

@@ -17,7 +17,8 @@ from cluster import ROOT, Cluster
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-RUNTIMES = {"numpy": {"python": "/usr/bin/python3", "preload": ["numpy"]}, "plain": {"python": "/usr/bin/python3"}}
+RUNTIMES = {"numpy": {"python": "/usr/bin/python3", "preload": ["numpy"]}, "plain": {"python": "/usr/bin/python3"},
+            "pickles": {"python": "/usr/bin/python3", "preload": ["numpy", "cloudpickle"]}}
 
 
 def load_tests(loader, tests, pattern):
@@ -32,6 +33,18 @@ def state():
 
     return {"modules": set(sys.modules), "random": random.random(), "numpy": np.random.random(), "uuid": os_.urandom(4), "thread": threading.main_thread().ident == threading.get_ident(),
             "environment": dict(os_.environ), "version": sys.version_info[:2], "uid": os_.getuid()}
+
+
+noted = None
+
+
+def note(value):
+    global noted
+    noted = value
+
+
+def get_noted():
+    return noted
 
 
 def opens():
@@ -102,8 +115,25 @@ class TestRuntimes(unittest.TestCase):
             with rfaas.Executor(runtime=runtime) as executor:
                 self.assertEqual("numpy" in executor.submit(lambda: list(sys.modules)).result(), runtime == "numpy")
 
+    def test_runtime_with_cloudpickle(self):
+        """Workers use the runtime's cloudpickle if it has the client's version, and then have less private memory."""
+        def use():
+            assert cloudpickle.loads(cloudpickle.dumps(lambda: 1))() == 1
+            with open("/proc/self/smaps_rollup") as f:
+                private = sum(int(line.split()[1]) for line in f if line.startswith("Private_"))
+            return type(cloudpickle.__spec__.loader).__name__, private
+
+        private = {}
+        for runtime, version, loader in ("pickles", None, "SourceFileLoader"), ("pickles", "0.1", "Finder"), ("numpy", None, "Finder"):
+            with unittest.mock.patch.object(cloudpickle, "__version__", version or cloudpickle.__version__), rfaas.Executor(runtime=runtime) as executor:
+                found, private[runtime, version] = executor.submit(use).result()
+                self.assertEqual((runtime, version, found), (runtime, version, loader))
+                executor.submit(note, 7).result()
+                self.assertEqual(executor.submit(get_noted).result(), 7)  # functions share the variables of their module
+        self.assertLess(private["pickles", None] + 400, private["numpy", None])
+
     def test_unknown_runtime(self):
-        with self.assertRaisesRegex(rfaas.UnsupportedError, 'runtime "pypy" is not available on this node, which has numpy, plain'):
+        with self.assertRaisesRegex(rfaas.UnsupportedError, 'runtime "pypy" is not available on this node, which has numpy, pickles, plain'):
             rfaas.Executor(runtime="pypy")
         with self.assertRaisesRegex(rfaas.InvalidError, "cannot have a seed"):
             rfaas.Executor(runtime="numpy", seed=True)
