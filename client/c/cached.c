@@ -202,6 +202,7 @@ static int release_ahead(rfaas_lease *l) {
 
 int rfaas_api_release_grant(rfaas_lease *l) {
     rfaas_grant *h = l->grant;
+    rfaas_api_promote_settle(l);
     rfaas_api_promote_end(h);
     if (!h->ep)
         return RFAAS_OK; /* its calls ran in this process */

@@ -273,7 +273,7 @@ static inline int64_t rfaas_api_sooner(int64_t deadline, int64_t from, int64_t n
 /* Reports whether the owner has workers that are being replaced. */
 static inline bool rfaas_api_replacing(const rfaas_lease *l) {
     for (uint32_t i = 0; i < l->n_workers; i++)
-        if (l->workers[i].replacing || l->workers[i].broken)
+        if (l->workers[i].replacing || l->workers[i].broken || l->workers[i].moving)
             return true;
     return false;
 }

@@ -76,7 +76,7 @@ static bool ask(rfaas_lease *l, rfaas_grant *h) {
     bool again = w->replacing && !dp_channel_broken(w->ch);
     rfaas_agent_replace req = {.key = h->key, .worker = h->present, .timeout_ns = l->session->timeout_ns};
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
-    if ((w->broken && !again && dp_channel_reset(w->ch, &err)) || rfaas_api_offer(w, &req.offer))
+    if ((w->broken && !again && (rfaas_api_promote_broken(l, h->present) || dp_channel_reset(w->ch, &err))) || rfaas_api_offer(w, &req.offer))
         return false; /* no file descriptor is free, for example: the agent waits for this request, so try again later */
     set_room(h, false);
     w->broken = w->replacing = true;

@@ -1,23 +1,26 @@
 /* Leases whose first calls pass through the agent, on verbs (dp_vqp.h). The lease gets the agent's connected channels with the grant, so this
- * process has opened no device by the time of the first result. Then it makes queue pairs of its own, and the workers move to them:
+ * process has opened no device by the time of the first result. Then it makes queue pairs of its own, and the workers move to them one by one:
  *
  *   lease_open ──▶ calls through the agent ──▶ the 2nd call ends: a thread opens the device, and makes the queue pairs
  *                                                   └── later calls, still through the agent
- *                  a call ends, no other is in flight, the queue pairs are ready: the workers connect ──▶ calls do not pass through the agent
+ *                  a call ends, and no other is in flight on a worker: the worker is asked ──▶ it answers ──▶ calls do not pass through the agent
  *
- * A program that makes one call gets no thread. If the agent ends before the move, calls that are in flight fail. The next call makes the queue
- * pairs at once, and gets new workers for the broken channels. */
+ * A program that makes one call gets no thread. A call that has ended waits at most MOVE_NS for the workers' answers. If a worker has not
+ * answered by then, the next call on it waits for the answer, in place of its reply.
+ *
+ * A worker that dies, or the end of the agent, breaks channels. No channel is connected through the agent again. The call that replaces the
+ * worker makes the queue pairs if there are none yet, and its channel gets one of them. The other channels are not affected. */
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 
 #include "call.h"
 
-#define ASK_NS 2000000000ll   /* how long the workers may take to answer */
-#define UNITS_NS 2000000      /* how long a thread waits for the units of a shared lease */
+#define UNITS_NS 2000000  /* how long a thread waits for the units of a shared lease */
+#define MOVE_NS 2000000   /* how long a call that has ended waits for the workers' answers, or for other calls to end */
 #define STACK_BYTES (256 << 10)
-#define BUSY_MOST 64          /* attempts that found calls in flight, after which a thread waits for these calls to end */
-#define DRAIN_NS 10000000     /* how long it waits */
+#define BUSY_LEAST 64     /* attempts that found calls in flight, after which a thread waits for these calls to end. Twice as many each time */
+#define BUSY_MOST 65536
 
 struct rfaas_promoting {
     pthread_t thread;
@@ -27,16 +30,16 @@ struct rfaas_promoting {
     bool started; /* the thread is to be joined */
     uint32_t done; /* atomic: p and status are set */
     int status;
-    uint32_t busy; /* attempts that found calls in flight */
+    uint32_t busy, patience; /* attempts that found calls in flight; the number after which a thread waits */
+    dp_error err;
 };
 
 static void *prepare(void *arg) {
     rfaas_promoting *g = arg;
-    dp_error err = {0};
     dp_dev *dev;
     g->status = rfaas_api_session_device(g->session, "verbs", &dev);
     if (!g->status)
-        g->status = dp_promotion_prepare(g->ep, dev, &g->p, &err);
+        g->status = dp_promotion_prepare(g->ep, dev, &g->p, &g->err);
     __atomic_store_n(&g->done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -58,7 +61,7 @@ static bool start_thread(rfaas_promoting *g) {
 static rfaas_promoting *new_promoting(rfaas_lease *l) {
     rfaas_promoting *g = calloc(1, sizeof *g);
     if (g)
-        *g = (rfaas_promoting){.session = l->session, .ep = l->grant->ep};
+        *g = (rfaas_promoting){.session = l->session, .ep = l->grant->ep, .patience = BUSY_LEAST};
     return g;
 }
 
@@ -73,6 +76,8 @@ void rfaas_api_promote_end(rfaas_grant *h) {
     if (!g)
         return;
     join(g);
+    for (uint32_t i = 0; g->p && i < h->n_workers; i++)
+        h->workers[i].moving = false;
     dp_promotion_free(g->p);
     free(g);
     h->promoting = NULL;
@@ -92,30 +97,90 @@ void rfaas_api_promote_soon(rfaas_lease *l) {
     __atomic_store_n(&l->entered, LOOK_EVERY - 2, __ATOMIC_RELAXED); /* the second call looks when it leaves the lease */
 }
 
-/* Moves the lease, if the queue pairs are ready and no call is in flight. Returns false if a later attempt may succeed. */
-static bool move(rfaas_lease *l, rfaas_promoting *g) {
-    rfaas_grant *h = l->grant;
-    dp_error err = {0};
-    int status = dp_promotion_ask(g->p, dp_now_ns() + ASK_NS, &err);
-    if (status == DP_BUSY)
-        return false;
-    if (!status) {
-        pthread_mutex_lock(&l->mu); /* other threads interrupt waits on the channels under it */
-        dp_promotion_switch(g->p);
-        pthread_mutex_unlock(&l->mu);
-        h->queue_pairs += h->n_workers;
-        __atomic_store_n(&h->held_by, 0, __ATOMIC_RELAXED); /* the agent holds descriptors of the old channels */
-        rfaas_api_move_buffers(l, h);
-    }
-    rfaas_api_promote_end(h);
-    return true; /* also after an error: no worker can move, and all continue as before */
+/* ---- one worker ---- */
+
+/* Lets the channel use the new queue pair. The caller holds the worker's unit. */
+static void change(rfaas_lease *l, rfaas_promoting *g, rfaas_worker *w) {
+    pthread_mutex_lock(&l->mu); /* other threads interrupt waits on the channel under it */
+    dp_promotion_switch(g->p, w->ch);
+    pthread_mutex_unlock(&l->mu);
+    w->moving = false;
+    __atomic_add_fetch(&l->grant->queue_pairs, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&l->grant->held_by, 0, __ATOMIC_RELAXED); /* the agent holds descriptors of the old channel */
 }
+
+int rfaas_api_promote_step(rfaas_lease *l, uint32_t i, int64_t until) {
+    rfaas_promoting *g = l->grant->promoting;
+    rfaas_worker *w = &l->workers[i];
+    dp_error err = {0};
+    dp_promotion_await(g->p, w->ch, until);
+    int status = dp_promotion_meet(g->p, w->ch, &err);
+    if (status == DP_BUSY)
+        return RFAAS_BUSY;
+    w->moving = false;
+    if (!status)
+        change(l, g, w);
+    return dp_channel_status(w->ch);
+}
+
+int rfaas_api_promote_broken(rfaas_lease *l, uint32_t i) {
+    rfaas_grant *h = l->grant;
+    rfaas_worker *w = &h->workers[i];
+    if (!dp_channel_brokered(w->ch))
+        return RFAAS_OK;
+    pthread_mutex_lock(&l->promote_mu); /* threads of a shared lease may replace several workers at the same time */
+    bool begun = h->promoting || (h->promoting = new_promoting(l));
+    rfaas_promoting *g = h->promoting;
+    if (begun && !g->started && !g->done)
+        prepare(g);
+    if (begun)
+        join(g);
+    int status = !begun ? rfaas_api_fail(RFAAS_FATAL, 0, "replace worker: out of memory") : g->status;
+    if (begun && status) {
+        if (g->err.status)
+            rfaas_api_fail_dp("replace worker: make a queue pair", &g->err);
+        else
+            rfaas_api_fail(status, 0, "replace worker: the device for this process's own queue pairs cannot be opened: %s", rfaas_strerror(status));
+        rfaas_api_promote_end(h); /* the next call tries again */
+    }
+    pthread_mutex_unlock(&l->promote_mu);
+    if (!status)
+        change(l, g, w);
+    return status;
+}
+
+/* ---- all workers ---- */
 
 /* Reports whether the lease has made two calls. */
 static bool called(const rfaas_grant *h) {
     rfaas_statistics s = {0};
     rfaas_api_count(h, &s);
     return s.calls >= 2;
+}
+
+static bool settled(const rfaas_worker *w) { return !w->broken && !w->replacing && !w->initialising; }
+
+/* Asks the workers on whose channels no call is in flight. Returns true if there are others, whose calls will end. */
+static bool ask(rfaas_grant *h, rfaas_promoting *g) {
+    bool busy = false;
+    for (uint32_t i = 0; i < h->n_workers; i++) {
+        rfaas_worker *w = &h->workers[i];
+        dp_error err = {0};
+        if (w->moving || !settled(w) || !dp_channel_brokered(w->ch) || dp_channel_status(w->ch))
+            continue;
+        if (dp_promotion_possible(g->p, w->ch))
+            w->moving = !dp_promotion_ask(g->p, w->ch, &err);
+        else
+            busy |= !dp_promotion_abandoned(w->ch);
+    }
+    return busy;
+}
+
+/* Takes the answers that come until then. */
+static void meet(rfaas_lease *l, int64_t until) {
+    for (uint32_t i = 0; i < l->grant->n_workers; i++)
+        if (l->grant->workers[i].moving)
+            rfaas_api_promote_step(l, i, until);
 }
 
 /* One step. The caller owns the lease or holds all units. Returns true if no further one is needed. */
@@ -140,13 +205,24 @@ static bool step(rfaas_lease *l) {
         rfaas_api_promote_end(h);
         return true;
     }
-    if (!dp_promotion_possible(h->ep) && ++g->busy > BUSY_MOST) {
-        int64_t until = dp_now_ns() + DRAIN_NS;
+    int64_t until = dp_now_ns() + MOVE_NS;
+    bool busy = ask(h, g);
+    if (busy && ++g->busy > g->patience) {
         g->busy = 0;
-        while (!dp_promotion_possible(h->ep) && !dp_endpoint_wait_any(h->ep, until))
-            ;
+        g->patience = g->patience < BUSY_MOST ? 2 * g->patience : BUSY_MOST;
+        while (busy && dp_now_ns() < until && !dp_endpoint_wait_any(h->ep, until))
+            busy = ask(h, g);
     }
-    return dp_promotion_possible(h->ep) && move(l, g);
+    meet(l, until);
+    pthread_mutex_lock(&l->mu);
+    bool complete = dp_promotion_complete(g->p);
+    pthread_mutex_unlock(&l->mu);
+    if (complete)
+        rfaas_api_move_buffers(l, h);
+    bool over = complete || dp_promotion_over(g->p);
+    if (over)
+        rfaas_api_promote_end(h);
+    return over;
 }
 
 void rfaas_api_promote(rfaas_lease *l, int status) {
@@ -164,20 +240,7 @@ void rfaas_api_promote(rfaas_lease *l, int status) {
         __atomic_store_n(&l->entered, LOOK_EVERY - 1, __ATOMIC_RELAXED);
 }
 
-bool rfaas_api_promote_now(rfaas_lease *l) {
-    rfaas_grant *h = l->grant;
-    if (!h->ep || !dp_endpoint_brokered(h->ep) || shared(l))
-        return false;
-    if (!h->promoting) {
-        if (!(h->promoting = new_promoting(l)))
-            return false;
-        prepare(h->promoting);
-    }
-    join(h->promoting);
-    if (h->promoting->status) {
-        rfaas_api_promote_end(h);
-        return false;
-    }
-    move(l, h->promoting);
-    return !dp_endpoint_brokered(h->ep);
+void rfaas_api_promote_settle(rfaas_lease *l) {
+    if (l->grant->promoting)
+        meet(l, dp_now_ns() + MOVE_NS);
 }

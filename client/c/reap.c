@@ -121,7 +121,7 @@ static bool start(reaping *r, pthread_t *thread) {
 }
 
 void rfaas_api_reap(dp_endpoint *ep, dp_channel *const *channels, uint32_t n) {
-    dp_dev *dev = ep ? dp_endpoint_domain(ep)->dev : NULL;
+    dp_dev *dev = ep ? dp_endpoint_device(ep) : NULL;
     reaping *r = dev && dev->ops->destroys_slowly ? calloc(1, sizeof *r + n * sizeof(dp_channel *)) : NULL;
     if (!r) {
         destroy(ep, channels, n);

@@ -32,17 +32,16 @@
  * RFAAS_LEASES_MAX. The library can be used before MPI_Init, after MPI_Finalize and at every MPI
  * thread level; it makes no MPI call. It installs no signal handler. It has no thread, with three
  * exceptions. rfaas_lease_descriptor starts one that waits for calls. On verbs, a thread makes the
- * queue pairs of a lease whose first calls pass through the agent (RFAAS_BROKER=1). On verbs, whose
- * drivers may take most of a minute to destroy a queue pair, a thread destroys the channels of a
- * released lease. After 0.1 s the release returns, and the thread continues. None of these threads
- * handles signals.
+ * queue pairs of a lease whose first calls pass through the agent. On verbs, whose drivers may take
+ * most of a minute to destroy a queue pair, a thread destroys the channels of a released lease. After
+ * 0.1 s the release returns, and the thread continues. None of these threads handles signals.
  *
  * Agent. The program rfaas-agent finds executors, renews leases and follows their events, for all
  * processes of a user on a node. The library starts it when it is first needed, and talks to it on a
  * unix socket. Calls do not pass through the agent, except the first ones of a lease with spare
- * workers on verbs and RFAAS_BROKER=1. They continue when it ends, and the library then starts another
- * agent, which takes over the leases. The library learns of events inside its functions: while a
- * thread waits, and about every 4096 calls.
+ * workers on verbs (unless RFAAS_BROKER=0). They continue when it ends, and the library then starts
+ * another agent, which takes over the leases. The library learns of events inside its functions: while
+ * a thread waits, and about every 4096 calls.
  *
  * Fork. A child of fork() inherits no session, lease or request: every function returns RFAAS_INVALID
  * for the parent's handles. The child may call rfaas_init and open sessions and leases of its own. The

@@ -51,6 +51,7 @@ static bool have_barrier(void) {
 void rfaas_api_threads_init(rfaas_lease *l) {
     pthread_mutex_init(&l->owner_mu, NULL);
     pthread_mutex_init(&l->table_mu, NULL);
+    pthread_mutex_init(&l->promote_mu, NULL);
     pthread_mutex_init(&l->local_mu, NULL);
     l->owner = &l->owners[0];
 }

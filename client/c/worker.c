@@ -179,14 +179,6 @@ int rfaas_api_fail_ended(rfaas_lease *l, const char *op) {
     return status;
 }
 
-/* Ends the grant: the agent that carried the calls has ended, and the lease cannot change to queue pairs of its own. */
-static void end_brokered(rfaas_lease *l) {
-    pthread_mutex_lock(&l->mu);
-    if (!l->grant->ended)
-        note_end(l->grant, &(rfaas_agent_event){.status = DP_LEASE_ENDED, .text = "the agent through which the first calls passed has ended"});
-    pthread_mutex_unlock(&l->mu);
-}
-
 /* Ends the calls on the old worker's channel and resets the channel, so that it can be offered. */
 static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     dp_error err = {0};
@@ -200,10 +192,8 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     int status = rfaas_api_fail_ended(l, op);
     if (status)
         return status;
-    bool reset = !dp_channel_reset(w->ch, &err) || (rfaas_api_promote_now(l) && !dp_channel_reset(w->ch, &err));
-    if (!reset && dp_endpoint_brokered(l->grant->ep))
-        end_brokered(l);
-    return reset ? RFAAS_OK : rfaas_api_fail_dp(op, &err);
+    status = rfaas_api_promote_broken(l, i);
+    return status || !dp_channel_reset(w->ch, &err) ? status : rfaas_api_fail_dp(op, &err);
 }
 
 /* Continues the init call of a new worker, and waits for it at most for `patience`. RFAAS_BUSY: it has not returned yet. */
@@ -220,13 +210,18 @@ static int initialise(rfaas_lease *l, uint32_t i, int64_t patience) {
 }
 
 /* Asks for a new worker and waits for it, and with init also for its init call, at most for `patience`. RFAAS_BUSY: it has not started yet,
- * or executes the init call. */
+ * or executes the init call. If the worker is only moving to another queue pair, waits for that instead. */
 static int repair(rfaas_lease *l, uint32_t i, int64_t patience, bool init) {
     static const char op[] = "replace worker";
     rfaas_worker *w = &l->workers[i];
+    int64_t until = dp_now_ns() + patience;
+    if (w->moving) {
+        int moved = rfaas_api_promote_step(l, i, until);
+        if (!moved || moved == RFAAS_BUSY)
+            return moved;
+    }
     if (w->initialising)
         return initialise(l, i, init ? patience : 0);
-    int64_t until = dp_now_ns() + patience;
     int status = w->replacing && !dp_channel_broken(w->ch) ? RFAAS_OK : begin(l, w, i, op);
     if (status)
         return status;
@@ -274,6 +269,9 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline) {
     if (status == RFAAS_BUSY && l->workers[worker].initialising)
         return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: the init call %s of the new worker still runs after %lld ms", worker,
                               l->init.function, (long long)(dp_now_ns() - start) / 1000000);
+    if (status == RFAAS_BUSY && l->workers[worker].moving)
+        return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "worker %u does not answer: no reply for %lld ms to the request to use this process's own "
+                              "queue pair", worker, (long long)(dp_now_ns() - start) / 1000000);
     if (status != RFAAS_BUSY || !l->workers[worker].replacing)
         return status;
     return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: no new worker within %lld ms; the replacement continues", worker,

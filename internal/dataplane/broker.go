@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// MaxLanes is the most completion queues of an endpoint. The first channels have one each.
+const MaxLanes = int(C.DP_LANES_MAX)
+
 // Broker is a thread that posts for other processes of the node, on channels that this process has connected. Safe for concurrent use.
 type Broker struct{ c *C.dp_broker }
 

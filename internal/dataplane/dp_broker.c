@@ -22,6 +22,7 @@
 
 #define BATCH 16 /* requests and completions of one client before the next client's turn */
 #define EVENTS 32
+#define PASSES 64 /* after this many passes that found work, the thread looks for new and ended clients */
 
 struct dp_brokered {
     dp_broker *broker;
@@ -31,7 +32,7 @@ struct dp_brokered {
     dp_qp *qp;
     dp_mem *results, *staging;
     dp_layout layout; /* of the channel */
-    dp_side peer;     /* the worker; it bounds what requests may reach */
+    dp_side peer;     /* the worker's answer; its region bounds what requests may reach */
     uint32_t generation;
     dp_vqp_layout l;
     uint8_t *at; /* the memory file, mapped */
@@ -175,9 +176,10 @@ int dp_brokered_connect(dp_brokered *c, const void *blob, uint32_t len, dp_error
     int st = dp_side_decode(blob, len, DP_ROLE_WORKER, c->broker->dev->provider, &side, err);
     if (st)
         return st;
-    if (side.generation != c->generation || side.layout.size != c->layout.size || side.layout.depth != c->layout.depth)
-        return dp_fail(err, DP_BAD_BLOB, 0, "connect a brokered channel: the worker answers generation %#x with depth %u, not %#x with %u",
-                       side.generation, side.layout.depth, c->generation, c->layout.depth);
+    if (side.generation != c->generation || side.layout.depth != c->layout.depth || side.layout.eager != c->layout.eager || side.layout.bulk != c->layout.bulk)
+        return dp_fail(err, DP_BAD_BLOB, 0, "connect a brokered channel: the worker answers generation %#x, depth %u, eager %u, bulk %llu, want %#x, %u, %u, %llu",
+                       side.generation, side.layout.depth, side.layout.eager, (unsigned long long)side.layout.bulk, c->generation, c->layout.depth,
+                       c->layout.eager, (unsigned long long)c->layout.bulk);
     st = dp_qp_connect(c->qp, side.qp_blob, side.qp_len, err);
     if (!st)
         c->peer = side;
@@ -297,39 +299,9 @@ static dp_vqp_reason check(const dp_brokered *c, const dp_vqp_request *r, dp_sge
     return DP_VQP_GOOD;
 }
 
-static int reset(dp_brokered *c) {
-    dp_error err;
-    int st = dp_qp_reset(c->qp, &err);
-    if (st)
-        return st;
-    c->receives = 0;
-    c->received = __atomic_load_n(&c->page->receives, __ATOMIC_ACQUIRE);
-    c->broken = false;
-    c->peer = (dp_side){0}; /* nothing is within bounds until the next CONNECT */
-    __atomic_store_n(&c->page->broken, 0, __ATOMIC_RELEASE);
-    return export_blob(c);
-}
-
-/* The client names the region itself: only its own queue pair fails if that is wrong. */
-static int connect_peer(dp_brokered *c, const dp_vqp_request *r) {
-    dp_error err;
-    uint32_t len = r->piece[0].len;
-    if (r->n != 1 || len > DP_BLOB_MAX || c->qp->state != DP_QP_INIT || r->raddr > UINT64_MAX - r->wr_id)
-        return DP_INVALID;
-    receive(c);
-    int st = dp_qp_connect(c->qp, r->bytes, len, &err);
-    if (!st)
-        c->peer = (dp_side){.layout.size = r->wr_id, .addr = r->raddr, .rkey = r->rkey};
-    return st;
-}
-
 /* Carries out a copied request. *reason is set if it is malformed. DP_BUSY: not now. */
 static int execute(dp_brokered *c, const dp_vqp_request *r, dp_vqp_reason *reason) {
     dp_sge sge[2];
-    if (r->op == DP_VQP_RESET)
-        return reset(c);
-    if (r->op == DP_VQP_CONNECT)
-        return connect_peer(c, r);
     if ((*reason = check(c, r, sge)))
         return DP_INVALID;
     return r->op == DP_VQP_WRITE ? dp_post_write(c->qp, sge, (int)r->n, r->raddr, r->rkey, r->wr_id, r->flags)
@@ -357,8 +329,8 @@ static bool take_requests(dp_brokered *c) {
         if (st == DP_BUSY)
             break;
         c->served++;
-        if (st || r.op >= DP_VQP_RESET)
-            push(c, (dp_vqp_completion){.wr_id = r.wr_id, .status = st, .op = r.op == DP_VQP_RESET || r.op == DP_VQP_CONNECT ? 0 : DP_OP_WRITE, .reason = reason});
+        if (st)
+            push(c, (dp_vqp_completion){.wr_id = r.wr_id, .status = st, .op = DP_OP_WRITE, .reason = reason});
         count(reason ? &b->stats.refused : &b->stats.requests);
     }
     __atomic_store_n(&c->page->served, c->served, __ATOMIC_RELEASE);
@@ -421,8 +393,10 @@ static void *destroy_aside(void *arg) {
 /* A driver may take long to destroy a queue pair, so another thread does it. */
 static void end(dp_broker *b, dp_brokered *c) {
     pthread_t t;
+    int fd;
     epoll_ctl(b->epoll, EPOLL_CTL_DEL, c->sock, NULL);
-    if (c->watched_fd >= 0)
+    dp_qp_events(c->qp, &fd);
+    if (fd >= 0 && fd == c->watched_fd) /* otherwise it is closed, and may be the number of another descriptor */
         epoll_ctl(b->epoll, EPOLL_CTL_DEL, c->watched_fd, NULL);
     __atomic_fetch_sub(&b->stats.channels, 1, __ATOMIC_RELAXED);
     pthread_mutex_lock(&b->mu);
@@ -479,10 +453,8 @@ static void probe_all(dp_broker *b) {
 static void watch(dp_broker *b, dp_brokered *c) {
     int fd;
     uint32_t events = (uint32_t)dp_qp_events(c->qp, &fd);
-    if (fd != c->watched_fd && c->watched_fd >= 0) {
-        epoll_ctl(b->epoll, EPOLL_CTL_DEL, c->watched_fd, NULL);
-        c->watched_fd = -1;
-    }
+    if (fd != c->watched_fd)
+        c->watched_fd = -1; /* it is closed */
     if (fd < 0 || (fd == c->watched_fd && events == c->watched))
         return;
     struct epoll_event ev = {.events = events, .data.ptr = NULL};
@@ -492,10 +464,24 @@ static void watch(dp_broker *b, dp_brokered *c) {
     }
 }
 
+/* Waits for events, at most for `ms`; -1: for ever. */
+static void take_events(dp_broker *b, int ms) {
+    struct epoll_event ev[EVENTS];
+    int n = epoll_wait(b->epoll, ev, EVENTS, ms);
+    for (int i = 0; i < n; i++) {
+        uint64_t woken;
+        if (ev[i].data.ptr == b) {
+            if (read(b->wake, &woken, sizeof woken) < 0)
+                continue;
+        } else if (ev[i].data.ptr) {
+            drain(ev[i].data.ptr);
+        }
+    }
+}
+
 /* Sleeps until a client, a completion queue or another thread has something to do. Clients that have never posted cost nothing here: their
  * flag stays set. */
 static void sleep_until_event(dp_broker *b) {
-    struct epoll_event ev[EVENTS];
     bool used = false, any = false;
     for (dp_brokered *c = b->all; c; c = c->next) {
         if (!c->used)
@@ -508,16 +494,7 @@ static void sleep_until_event(dp_broker *b) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* partner: ring() in dp_vqp.c */
     for (dp_brokered *c = b->all; c && !any; c = c->next)
         any = serve(c) || c->gone;
-    int n = epoll_wait(b->epoll, ev, EVENTS, any ? 0 : used ? DP_PROBE_EVERY_NS / 1000000 : -1);
-    for (int i = 0; i < n; i++) {
-        uint64_t woken;
-        if (ev[i].data.ptr == b) {
-            if (read(b->wake, &woken, sizeof woken) < 0)
-                continue;
-        } else if (ev[i].data.ptr) {
-            drain(ev[i].data.ptr);
-        }
-    }
+    take_events(b, any ? 0 : used ? DP_PROBE_EVERY_NS / 1000000 : -1);
     for (dp_brokered *c = b->all; c; c = c->next)
         if (c->used) {
             __atomic_store_n(&c->page->broker_sleeps, 0, __ATOMIC_RELAXED);
@@ -529,22 +506,28 @@ static void sleep_until_event(dp_broker *b) {
 static void *run(void *arg) {
     dp_broker *b = arg;
     bool stop = false;
+    uint32_t passes = 0;
     dp_waiter_begin(&b->waiter);
     for (;;) {
         if (serve_all(b, stop)) {
             dp_waiter_end(&b->waiter);
             dp_waiter_begin(&b->waiter);
+            passes++;
         }
         if (stop && !b->all)
             return NULL;
         int what = dp_waiter_spin(&b->waiter);
-        if (what == DP_SPIN_ON)
+        if (what == DP_SPIN_ON && passes < PASSES)
             continue;
         take_incoming(b, &stop);
-        if (b->waiter.now >= b->probe_at) {
-            b->probe_at = b->waiter.now + DP_PROBE_EVERY_NS;
+        int64_t now = dp_now_ns();
+        if (now >= b->probe_at) {
+            b->probe_at = now + DP_PROBE_EVERY_NS;
             probe_all(b);
         }
+        if (passes >= PASSES)
+            take_events(b, 0);
+        passes = 0;
         if (what == DP_SPIN_BLOCK && !stop)
             sleep_until_event(b);
     }

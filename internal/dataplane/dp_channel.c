@@ -90,12 +90,14 @@ void dp_endpoint_destroy(dp_endpoint *ep) {
         free(ep->lanes[i]);
     }
     dp_domain_destroy(ep->domain);
-    dp_domain_destroy(ep->brokered);
+    dp_domain_destroy(ep->other);
     free(ep->lanes);
     free(ep);
 }
 
 dp_domain *dp_endpoint_domain(dp_endpoint *ep) { return ep->domain; }
+
+dp_dev *dp_endpoint_device(const dp_endpoint *ep) { return dp_vqp_is(ep->dev) && ep->other ? ep->other->dev : ep->dev; }
 
 /* ---- channels ---- */
 
@@ -259,8 +261,6 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
         side.layout.bulk != ch->layout.bulk)
         return dp_fail(err, DP_BAD_BLOB, 0, "connect channel: the worker has depth %u, eager %u, bulk %llu",
                        side.layout.depth, side.layout.eager, (unsigned long long)side.layout.bulk);
-    if (dp_vqp_is(ch->ep->dev))
-        dp_vqp_expect(ch->qp, side.addr, side.rkey, side.layout.size);
     st = dp_qp_connect(ch->qp, side.qp_blob, side.qp_len, err);
     if (st)
         return st;

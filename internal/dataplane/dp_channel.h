@@ -97,27 +97,39 @@ int dp_endpoint_unpack(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, d
                        dp_error *err);
 int dp_channel_pack(dp_channel *ch, dp_packed_channel *out, int *fds, dp_error *err);
 int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_channel **out, dp_error *err);
-/* Moving the channels of an endpoint from virtual queue pairs (dp_vqp.h) to queue pairs of this process. The workers stay the same, and so do
- * the slots, the memory and the numbers of calls.
+/* Moving the channels of an endpoint from virtual queue pairs (dp_vqp.h) to queue pairs of this process, one by one. The workers stay the same,
+ * and so do the slots, the memory and the numbers of calls.
  *
- *   prepare:  device `dev` ── completion queues, regions, queue pairs       any thread, while calls go on
- *   ask:      no call in flight; the workers connect                        the endpoint's thread; at most until the deadline
- *   switch:   the channels use the new queue pairs; the old ones are closed
- *   free:     what is not used any more
+ *   prepare:   device `dev` ── completion queues, regions, queue pairs      any thread, while calls go on
+ *   ask:       no call in flight; the channel refuses calls from now on     the thread of the channel's lane, as all others below
+ *   meet:      the worker has answered; the new queue pair is connected
+ *   switch:    the channel uses the new queue pair; the old one is closed
+ *   complete:  all channels have moved, so the endpoint uses the device     the endpoint's thread
+ *   free:      what is not used any more
  *
- * dp_promotion_prepare may run in another thread. Until dp_promotion_free, the caller neither destroys the endpoint nor adds channels to it.
- * dp_promotion_possible reports whether no call is in flight. dp_promotion_ask returns DP_BUSY if one is, DP_UNSUPPORTED if no worker can move: the
- * channels stay as they are. A channel that has failed is not asked. It stays failed, and its reset then makes the new queue pair ready.
- * After DP_OK, the caller calls dp_promotion_switch before it posts anything; a channel whose worker did not answer fails. During dp_promotion_switch,
- * the caller holds the lock that keeps other threads from the endpoint. */
+ * Until dp_promotion_free, the caller neither destroys the endpoint nor adds channels to it. dp_promotion_prepare returns DP_UNSUPPORTED if two
+ * channels share a lane.
+ * dp_promotion_possible reports whether the worker can be asked now; dp_promotion_abandoned, whether calls that were given up are not answered
+ * yet. dp_promotion_ask sends the request and reserves the channel. DP_BUSY: calls are in flight. dp_promotion_await waits until dp_promotion_meet
+ * has an answer (DP_OK), or the deadline (DP_DEADLINE). dp_promotion_meet returns DP_BUSY if there is none yet; DP_OK: call dp_promotion_switch
+ * before anything is posted; DP_UNSUPPORTED: the channel stays as it is, and takes calls again. After any other error the channel has failed.
+ * dp_promotion_switch also gives a failed channel its new queue pair. It stays failed, and its reset then makes the queue pair ready for another
+ * worker. The caller holds the lock that keeps other threads from the endpoint, in dp_promotion_complete too. That returns false if a channel
+ * has not moved. dp_promotion_over reports whether no further channel can move. */
 typedef struct dp_promotion dp_promotion;
 int dp_promotion_prepare(dp_endpoint *ep, dp_dev *dev, dp_promotion **out, dp_error *err);
-bool dp_promotion_possible(const dp_endpoint *ep);
-int dp_promotion_ask(dp_promotion *p, int64_t deadline_ns, dp_error *err);
-void dp_promotion_switch(dp_promotion *p);
+bool dp_promotion_possible(dp_promotion *p, const dp_channel *ch);
+bool dp_promotion_abandoned(const dp_channel *ch);
+int dp_promotion_ask(dp_promotion *p, dp_channel *ch, dp_error *err);
+int dp_promotion_await(dp_promotion *p, dp_channel *ch, int64_t until_ns);
+int dp_promotion_meet(dp_promotion *p, dp_channel *ch, dp_error *err);
+void dp_promotion_switch(dp_promotion *p, dp_channel *ch);
+bool dp_promotion_complete(dp_promotion *p);
+bool dp_promotion_over(dp_promotion *p);
 void dp_promotion_free(dp_promotion *p);
-/* Reports whether the channels use virtual queue pairs. */
+/* Reports whether the endpoint, or the channel, uses virtual queue pairs. */
 bool dp_endpoint_brokered(const dp_endpoint *ep);
+bool dp_channel_brokered(const dp_channel *ch);
 /* dp_channel_carry permits payloads and results that are larger than `bulk`, up to `most` bytes each. They pass through the bulk area in parts,
  * so the thread that waits for such a call, or tests it, also moves its parts. 0, as at first: `bulk` is the limit. */
 void dp_channel_carry(dp_channel *ch, uint64_t most);
@@ -245,6 +257,8 @@ typedef struct dp_channel_stats {
 void dp_channel_get_stats(const dp_channel *ch, dp_channel_stats *out);
 uint32_t dp_channel_free_slots(const dp_channel *ch);
 dp_domain *dp_endpoint_domain(dp_endpoint *ep);
+/* Returns the device that must stay open until the endpoint is destroyed. */
+dp_dev *dp_endpoint_device(const dp_endpoint *ep);
 const dp_channel_config *dp_channel_get_config(const dp_channel *ch);
 
 #endif

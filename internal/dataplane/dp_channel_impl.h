@@ -65,7 +65,7 @@ struct dp_endpoint {
     void *idle_arg;
     void *silence_arg;
     int64_t overdue_ns; /* dp_endpoint_set_overdue */
-    dp_domain *brokered; /* domain of the virtual queue pairs that dp_promotion_switch has replaced */
+    dp_domain *other; /* of a brokered endpoint: that of the queue pairs to which channels have moved; after dp_promotion_complete the virtual one */
 };
 
 /* What probes have seen of a worker that does not answer: dp_silence.c. */

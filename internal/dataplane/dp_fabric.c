@@ -237,9 +237,17 @@ void dp_cq_destroy(dp_cq *cq) {
 
 #define BLIND_NS 1000000 /* how long to sleep on one queue while another may get something */
 
+/* False while some channels of an endpoint still use virtual queue pairs. */
+static bool alike(dp_cq **cqs, uint32_t n) {
+    for (uint32_t i = 1; i < n; i++)
+        if (cqs[i]->dev != cqs[0]->dev)
+            return false;
+    return true;
+}
+
 int dp_cq_arm_many(dp_cq **cqs, uint32_t n) {
     const dp_ops *ops = cqs[0]->ops;
-    if (ops->cq_arm_many && ops->cq_arm_many(cqs, n))
+    if (alike(cqs, n) && ops->cq_arm_many && ops->cq_arm_many(cqs, n))
         return DP_OK;
     for (uint32_t i = 0; i < n; i++) {
         int st = dp_cq_arm(cqs[i]);
@@ -254,7 +262,7 @@ int dp_cq_arm_many(dp_cq **cqs, uint32_t n) {
 
 void dp_cq_disarm_many(dp_cq **cqs, uint32_t n) {
     const dp_ops *ops = cqs[0]->ops;
-    if (ops->cq_disarm_many) {
+    if (alike(cqs, n) && ops->cq_disarm_many) {
         ops->cq_disarm_many(cqs, n);
         return;
     }
@@ -264,7 +272,7 @@ void dp_cq_disarm_many(dp_cq **cqs, uint32_t n) {
 
 void dp_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns) {
     const dp_ops *ops = cqs[0]->ops;
-    if (ops->cq_wait_many && ops->cq_wait_many(cqs, n, timeout_ns))
+    if (alike(cqs, n) && ops->cq_wait_many && ops->cq_wait_many(cqs, n, timeout_ns))
         return;
     dp_cq_wait(cqs[0], timeout_ns < 0 || timeout_ns > BLIND_NS ? BLIND_NS : timeout_ns);
     for (uint32_t i = 1; i < n; i++)

@@ -366,7 +366,7 @@ static inline void dp_cq_disarm(dp_cq *cq) { cq->ops->cq_disarm(cq); }
 /* dp_cq_wait blocks until an event, a wake or the time-out (negative: none). Spurious returns are
  * allowed. Returns DP_OK or DP_FATAL. */
 static inline int dp_cq_wait(dp_cq *cq, int64_t timeout_ns) { return cq->ops->cq_wait(cq, timeout_ns); }
-/* The same for n queues of one device. If the provider cannot wait for several queues, dp_cq_wait_many waits for the first one, for at
+/* The same for n queues. If they are of several devices, or the provider cannot wait for several queues, dp_cq_wait_many waits for the first one, for at
  * most a millisecond. Afterwards no queue is armed. dp_cq_arm_many arms all queues, or none after an error. */
 int dp_cq_arm_many(dp_cq **cqs, uint32_t n);
 void dp_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns);

@@ -13,8 +13,6 @@
 
 #include "dp_vqp.h"
 
-#define CONTROL_NS 2000000000 /* how long a RESET or CONNECT may take */
-
 /* The mapping of a memory file. The queue pair and both regions use it. */
 typedef struct vqp_map {
     uint8_t *at;
@@ -35,8 +33,6 @@ typedef struct vqp_qp {
     dp_vqp_completion *completions;
     dp_vqp_layout l;
     dp_vqp_packed packed;
-    uint64_t peer_addr, peer_size; /* region of the next peer, for CONNECT */
-    uint32_t peer_rkey;
     int memory, sock;
     uint32_t posted, receives, taken; /* as in the page, which may be damaged */
 } vqp_qp;
@@ -186,7 +182,7 @@ static int cq_poll(dp_cq *c, dp_wc *wc, int n) {
         vqp_qp *q = cq->qps[i];
         dp_vqp_completion e;
         while (got < n && take(q, &e)) {
-            if (q->q.state != DP_QP_CONNECTED || !e.op)
+            if (q->q.state != DP_QP_CONNECTED)
                 continue;
             if (e.status)
                 q->q.state = DP_QP_ERROR;
@@ -486,41 +482,6 @@ static void qp_notify(dp_qp *q) { (void)q; }
 
 /* ---- control ---- */
 
-/* Waits for the end of a RESET or CONNECT. Earlier completions are dropped. */
-static int await(vqp_qp *q, const char *what, dp_error *err) {
-    int64_t until = dp_now_ns() + CONTROL_NS;
-    for (;;) {
-        dp_vqp_completion e;
-        __atomic_store_n(&q->page->client_sleeps, 1, __ATOMIC_SEQ_CST);
-        while (take(q, &e))
-            if (!e.op)
-                return e.status ? dp_fail(err, e.status < 0 ? e.status : DP_PROTOCOL, 0, "%s: the agent refuses it: %s", what, dp_vqp_reason_text(e.reason))
-                                : DP_OK;
-        int64_t left = until - dp_now_ns();
-        struct pollfd p = {.fd = q->sock, .events = POLLIN};
-        if (left <= 0)
-            return dp_fail(err, DP_PEER_GONE, 0, "%s: the agent does not answer", what);
-        if (poll(&p, 1, (int)(left / 1000000) + 1) > 0 && !drain(q))
-            return dp_fail(err, DP_PEER_GONE, 0, "%s: the agent has ended", what);
-    }
-}
-
-/* Sends a request that changes the queue pair's state. */
-static int control(vqp_qp *q, const dp_vqp_request *r, const char *what, dp_error *err) {
-    int64_t until = dp_now_ns() + CONTROL_NS;
-    dp_vqp_request *at;
-    dp_vqp_completion e;
-    while (!(at = next(q))) {
-        while (take(q, &e))
-            ;
-        if (!drain(q) || dp_now_ns() >= until)
-            return dp_fail(err, DP_PEER_GONE, 0, "%s: the agent has ended, or does not answer", what);
-        dp_cpu_pause();
-    }
-    *at = *r;
-    return submit(q) ? await(q, what, err) : dp_fail(err, DP_PEER_GONE, 0, "%s: the agent has ended", what);
-}
-
 static int qp_export(dp_qp *base, void *blob, uint32_t *len, dp_error *err) {
     const vqp_qp *q = qp_of(base);
     uint32_t n = *(volatile uint32_t *)&q->page->blob_len;
@@ -531,34 +492,14 @@ static int qp_export(dp_qp *base, void *blob, uint32_t *len, dp_error *err) {
     return DP_OK;
 }
 
-static int qp_connect(dp_qp *base, const void *blob, uint32_t len, dp_error *err) {
-    vqp_qp *q = qp_of(base);
-    dp_vqp_request r = {.op = DP_VQP_CONNECT, .n = 1, .piece = {{.len = len}}, .raddr = q->peer_addr, .rkey = q->peer_rkey, .wr_id = q->peer_size};
-    if (len > DP_BLOB_MAX)
-        return dp_fail(err, DP_BAD_BLOB, 0, "connect: a blob of %u bytes", len);
-    memcpy(r.bytes, blob, len);
-    int st = control(q, &r, "connect", err);
-    if (!st)
-        base->state = DP_QP_CONNECTED;
-    return st;
+static int qp_connect(dp_qp *q, const void *blob, uint32_t len, dp_error *err) {
+    (void)q, (void)blob, (void)len;
+    return dp_fail(err, DP_UNSUPPORTED, 0, "connect: the agent connects virtual queue pairs");
 }
 
-void dp_vqp_expect(dp_qp *base, uint64_t addr, uint32_t rkey, uint64_t size) {
-    vqp_qp *q = qp_of(base);
-    q->peer_addr = addr;
-    q->peer_rkey = rkey;
-    q->peer_size = size;
-}
-
-static int qp_reset(dp_qp *base, dp_error *err) {
-    vqp_qp *q = qp_of(base);
-    base->state = DP_QP_ERROR;
-    int st = control(q, &(dp_vqp_request){.op = DP_VQP_RESET}, "reset", err);
-    if (st)
-        return st;
-    __atomic_store_n(&base->broken, 0, __ATOMIC_RELEASE);
-    base->state = DP_QP_INIT;
-    return DP_OK;
+static int qp_reset(dp_qp *q, dp_error *err) {
+    q->state = DP_QP_ERROR;
+    return dp_fail(err, DP_UNSUPPORTED, 0, "reset: the agent does not connect a virtual queue pair again");
 }
 
 /* The broker probes the worker. */

@@ -10,7 +10,8 @@
  * checks the copy, and keeps its own indices.
  *
  * Each virtual queue pair has a queue pair, a completion queue and a protection domain of its own. So a client can fill only its own queues,
- * and a completion can only reach the client that owns the queue.
+ * and a completion can only reach the client that owns the queue. The broker connects a queue pair once, before it serves the client: after the
+ * worker's death the client makes a queue pair of its own (dp_promotion_replace).
  */
 #ifndef RFAAS_DP_VQP_H
 #define RFAAS_DP_VQP_H
@@ -22,7 +23,7 @@
 #define DP_VQP_INLINE 256          /* bytes that travel in a request */
 #define DP_VQP_MESSAGE (1u << 20)  /* bytes of one write */
 
-enum { DP_VQP_WRITE = 1, DP_VQP_WRITE_IMM, DP_VQP_RESET, DP_VQP_CONNECT };
+enum { DP_VQP_WRITE = 1, DP_VQP_WRITE_IMM };
 enum { DP_VQP_BYTES = 0, DP_VQP_RESULTS, DP_VQP_STAGING }; /* where a piece lies */
 
 typedef struct dp_vqp_piece {
@@ -31,9 +32,8 @@ typedef struct dp_vqp_piece {
     uint32_t where; /* DP_VQP_BYTES .. DP_VQP_STAGING */
 } dp_vqp_piece;
 
-/* CONNECT: the first piece is the blob in bytes[]; raddr, rkey and wr_id are address, key and size of the peer's region. RESET: all zero. */
 typedef struct dp_vqp_request {
-    uint32_t op;    /* DP_VQP_WRITE .. DP_VQP_CONNECT */
+    uint32_t op;    /* DP_VQP_WRITE, DP_VQP_WRITE_IMM */
     uint32_t flags; /* DP_SIGNALED, DP_MORE */
     uint32_t n;     /* pieces */
     uint32_t imm;
@@ -64,7 +64,7 @@ const char *dp_vqp_reason_text(uint32_t reason);
 typedef struct dp_vqp_completion {
     uint64_t wr_id;
     int32_t status;
-    uint32_t op; /* a dp_op; 0: a RESET or CONNECT has ended */
+    uint32_t op; /* a dp_op */
     uint32_t imm, byte_len;
     uint32_t reason; /* a dp_vqp_reason, with DP_INVALID */
     uint32_t reserved;
@@ -85,7 +85,7 @@ typedef struct dp_vqp_page {
     uint32_t broker_sleeps;                  /* 1: the client sends a byte after it has posted */
     int32_t broken;                          /* 0, or why the queue pair has failed */
     uint32_t sent, arrived;                  /* dp_qp.posted and .arrived of the last probe */
-    uint32_t blob_len;                       /* address of the queue pair, new after a RESET */
+    uint32_t blob_len;                       /* address of the queue pair */
     _Alignas(DP_CACHE_LINE) uint8_t blob[DP_BLOB_MAX];
 } dp_vqp_page;
 
@@ -127,13 +127,11 @@ typedef struct dp_vqp_packed {
 #define DP_VQP_FDS 2
 
 /* Opens a device whose queue pairs are virtual ones of the given provider. They are made by dp_qp_unpack only, which exposes two regions: the
- * results and the staging area. The device supports writes, no reads or atomics. */
+ * results and the staging area. The device supports writes, no reads or atomics. A queue pair cannot be reset or connected. */
 int dp_vqp_open(dp_provider_id of, dp_dev **out, dp_error *err);
 int dp_vqp_make(dp_provider_id of, dp_dev **out, dp_error *err); /* called through dp_vqp_open */
 /* Reports whether the device is one of dp_vqp_open. */
 bool dp_vqp_is(const dp_dev *dev);
-/* Names the region of the peer to which dp_qp_connect connects next. The broker posts nothing outside of it. */
-void dp_vqp_expect(dp_qp *qp, uint64_t addr, uint32_t rkey, uint64_t size);
 /* Ends a virtual queue pair also for other processes that could unpack it: the broker destroys the real one. */
 void dp_vqp_close(dp_qp *qp);
 

@@ -76,17 +76,20 @@ func (s *Spare) Executor() string { return s.p.candidates[0].Address }
 // agent at first (Brokered), or the workers are late: StartLate starts them, and they connect only when a lease takes them.
 func (s *Spare) Bound() bool { return s.p.candidates[0].Provider == dataplane.Verbs }
 
-// EnvBroker is the environment variable that decides whether the first calls of leases with spare workers on verbs pass through the agent; default 0.
+// EnvBroker is the environment variable that decides whether the first calls of leases with spare workers on verbs pass through the agent; default 1.
 const EnvBroker = "RFAAS_BROKER"
 
 // brokerOf reports whether a value of EnvBroker lets these calls pass through the agent.
 func brokerOf(environment string) bool {
 	on, err := strconv.ParseBool(environment)
-	return on && err == nil
+	return on || err != nil
 }
 
-// Brokered reports whether the agent is to connect channels on verbs, and to post for clients until they have queue pairs of their own.
-func (s *Spare) Brokered() bool { return s.Bound() && s.p.c.opts.Broker }
+// Brokered reports whether the agent is to connect channels on verbs, and to post for clients until they have queue pairs of their own. A client
+// moves each channel with a completion queue of its own, of which it has at most dataplane.MaxLanes.
+func (s *Spare) Brokered() bool {
+	return s.Bound() && s.p.c.opts.Broker && s.p.spec.Workers <= dataplane.MaxLanes
+}
 
 // sizes returns offers that contain only the sizes of the channels, for StartLate.
 func (s *Spare) sizes() (offers [][]byte) {

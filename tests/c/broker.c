@@ -183,14 +183,27 @@ static void stream(client *c, uint32_t window, uint32_t total) {
     c->seed += total;
 }
 
+/* Asks a worker, and switches to the new queue pair. */
+static void move(dp_promotion *p, dp_channel *ch) {
+    dp_error err;
+    uint32_t at;
+    CHECK_OK_ERR(dp_promotion_ask(p, ch, &err), err);
+    CHECK_STATUS(dp_channel_submit(ch, 0, NULL, 0, NULL, 64, &at), DP_PEER_GONE); /* it takes no calls until it has moved */
+    CHECK_OK(dp_promotion_await(p, ch, 0));
+    CHECK_OK_ERR(dp_promotion_meet(p, ch, &err), err);
+    dp_promotion_switch(p, ch);
+    CHECK(!dp_channel_brokered(ch));
+}
+
 static void promote(house *h, client *c) {
     dp_error err;
     dp_promotion *p;
     CHECK(dp_endpoint_brokered(c->ep));
     CHECK_OK_ERR(dp_promotion_prepare(c->ep, h->own, &p, &err), err);
-    CHECK(dp_promotion_possible(c->ep));
-    CHECK_OK_ERR(dp_promotion_ask(p, dp_now_ns() + 5000000000ll, &err), err);
-    dp_promotion_switch(p);
+    CHECK(dp_promotion_possible(p, c->ch));
+    move(p, c->ch);
+    CHECK(dp_promotion_over(p));
+    CHECK(dp_promotion_complete(p));
     dp_promotion_free(p);
     CHECK(!dp_endpoint_brokered(c->ep));
 }
@@ -341,7 +354,8 @@ T_CASE(broker_malformed, "broker/malformed", .providers = ON, .seconds = 30) {
     uint64_t size = r.d.region, behind = r.p.ch.addr + size;
     for (int round = 0; round < 20; round++) {
         REFUSED(q.op = 0, DP_VQP_BAD_OPERATION);
-        REFUSED(q.op = 5, DP_VQP_BAD_OPERATION);
+        REFUSED(q.op = 3, DP_VQP_BAD_OPERATION);
+        REFUSED(q.op = 4, DP_VQP_BAD_OPERATION);
         REFUSED(q.op = UINT32_MAX, DP_VQP_BAD_OPERATION);
         REFUSED(q.flags = 4, DP_VQP_BAD_FLAGS);
         REFUSED(q.flags = 0x80000001u, DP_VQP_BAD_FLAGS);
@@ -462,6 +476,57 @@ T_CASE(broker_many, "broker/many-clients", .providers = ON, .seconds = 40, .verb
     house_close(&h);
 }
 
+typedef struct flood {
+    raw r;
+    bool stop;
+} flood;
+
+/* Has the broker refuse requests without end. */
+static void *flood_run(void *arg) {
+    flood *f = arg;
+    dp_vqp_request bad = {.op = UINT32_MAX};
+    dp_vqp_request *ring = (dp_vqp_request *)(void *)(f->r.at + f->r.l.requests_at);
+    t_name("flood");
+    for (uint32_t i = 0; i < f->r.l.n_requests; i++)
+        ring[i] = bad;
+    raw_ring(&f->r);
+    while (!__atomic_load_n(&f->stop, __ATOMIC_RELAXED)) {
+        __atomic_store_n(&f->r.page->taken, __atomic_load_n(&f->r.page->done, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+        __atomic_store_n(&f->r.page->posted, __atomic_load_n(&f->r.page->served, __ATOMIC_ACQUIRE) + f->r.l.n_requests, __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+/* Clients that are always busy: another client comes, calls and ends. */
+T_CASE(broker_flood, "broker/busy-clients", .providers = ON, .seconds = 30) {
+    enum { FLOODS = 4 };
+    house h;
+    flood floods[FLOODS] = {0};
+    pthread_t threads[FLOODS];
+    house_open(&h, FLOODS + 1);
+    for (int i = 0; i < FLOODS; i++) {
+        raw_open(&h, i, 16, &floods[i].r);
+        CHECK(!pthread_create(&threads[i], NULL, flood_run, &floods[i]));
+    }
+    for (int i = 0; i < 20; i++) {
+        packed p;
+        client c;
+        broker_channel(&h, FLOODS, 8, &p);
+        client_open(&h, &p, &c, DP_WAIT_ADAPTIVE);
+        c.calls = (uint64_t)i * 20;
+        stream(&c, 4, 20);
+        client_close(&c);
+        await_channels(&h, FLOODS);
+    }
+    for (int i = 0; i < FLOODS; i++) {
+        __atomic_store_n(&floods[i].stop, true, __ATOMIC_RELAXED);
+        pthread_join(threads[i], NULL);
+        raw_close(&floods[i].r);
+    }
+    await_channels(&h, 0);
+    house_close(&h);
+}
+
 /* ---- ends ---- */
 
 static int failed_call(client *c) {
@@ -471,8 +536,17 @@ static int failed_call(client *c) {
     return dp_channel_call(c->ch, 0, in, sizeof in, NULL, out, sizeof out, &size, dp_now_ns() + (int64_t)(20e9 * t_time_scale()), &started);
 }
 
+/* Connects a failed channel to another worker, on a private queue pair. */
 static void replace_worker(house *h, client *c, int worker) {
     dp_error err;
+    if (dp_channel_brokered(c->ch)) {
+        dp_promotion *p;
+        CHECK_REFUSED(dp_channel_reset(c->ch, &err), DP_UNSUPPORTED, err);
+        CHECK_OK_ERR(dp_promotion_prepare(c->ep, h->own, &p, &err), err);
+        dp_promotion_switch(p, c->ch);
+        dp_promotion_free(p);
+        CHECK(!dp_channel_brokered(c->ch));
+    }
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
     uint32_t len = sizeof blob;
     int sock = h->workers[worker].sock;
@@ -486,7 +560,8 @@ static void replace_worker(house *h, client *c, int worker) {
     c->calls = 0;
 }
 
-/* The worker of a brokered channel is killed: the call fails, and the channel is connected to a new worker through the same broker. */
+/* The worker of a brokered channel is killed: the call fails, and the channel is connected to a new worker on a private queue pair. The broker
+ * has ended the old one. */
 T_CASE(broker_worker_killed, "broker/worker-killed", .providers = ON, .seconds = 40, .verbs_seconds = 60) {
     house h;
     packed p;
@@ -501,8 +576,75 @@ T_CASE(broker_worker_killed, "broker/worker-killed", .providers = ON, .seconds =
     h.n = 1;
     replace_worker(&h, &c, 0);
     stream(&c, 4, 50);
-    client_close(&c);
     await_channels(&h, 0);
+    client_close(&c);
+    house_close(&h);
+}
+
+/* Opens one endpoint with two channels. */
+static void pair_open(house *h, client c[2]) {
+    dp_error err;
+    dp_endpoint *ep = NULL;
+    for (int i = 0; i < 2; i++) {
+        packed p;
+        broker_channel(h, i, 4, &p);
+        int page = dup(p.fds[0]);
+        if (!ep)
+            CHECK_OK_ERR(dp_endpoint_unpack(h->virtual, 2, 4, DP_WAIT_ADAPTIVE, &page, &ep, &err), err);
+        if (page >= 0)
+            close(page);
+        c[i] = (client){.ep = ep, .seed = 1};
+        CHECK_OK_ERR(dp_channel_unpack(ep, &p.ch, p.fds, &c[i].ch, &err), err);
+    }
+}
+
+static void pair_close(client c[2]) {
+    uint32_t size;
+    dp_started started;
+    for (int i = 0; i < 2; i++) {
+        if (t_is_verbs())
+            CHECK_OK(dp_channel_call(c[i].ch, 1, NULL, 0, NULL, NULL, 0, &size, 0, &started));
+        dp_channel_destroy(c[i].ch);
+    }
+    dp_endpoint_destroy(c[0].ep);
+}
+
+/* One of two workers is killed while both have calls in flight. The other one's call ends as usual, through the broker, while the dead one's
+ * channel has a private queue pair already. Then the other one moves with an own preparation. */
+T_CASE(broker_one_killed, "broker/one-of-two-killed", .providers = ON, .seconds = 40, .verbs_seconds = 60) {
+    house h;
+    client c[2];
+    dp_promotion *p;
+    dp_error err;
+    house_open(&h, 3);
+    pair_open(&h, c);
+    call(&c[0], 10);
+    t_peer_kill(&h.workers[0]);
+    uint32_t other = submit(&c[1], 20, 5);
+    CHECK_EQ(dp_status_class(failed_call(&c[0])), 5);
+    replace_worker(&h, &c[0], 2);
+    call(&c[0], 10);
+    CHECK(dp_channel_brokered(c[1].ch) && dp_endpoint_brokered(c[1].ep));
+    finish(&c[1], other, 20, 5);
+    for (int i = 0; i < 10; i++) { /* waits on both kinds of queue */
+        uint32_t at = submit(&c[i % 2], 30, (uint32_t)i);
+        while (!dp_channel_test(c[i % 2].ch, at))
+            CHECK_OK(dp_endpoint_wait_any(c[0].ep, dp_now_ns() + 20000000000ll));
+        finish(&c[i % 2], at, 30, (uint32_t)i);
+    }
+    CHECK_OK_ERR(dp_promotion_prepare(c[0].ep, h.own, &p, &err), err);
+    CHECK(!dp_promotion_possible(p, c[0].ch));
+    CHECK(!dp_promotion_complete(p));
+    move(p, c[1].ch);
+    CHECK(dp_promotion_complete(p));
+    dp_promotion_free(p);
+    CHECK(!dp_endpoint_brokered(c[0].ep));
+    stream(&c[0], 4, 50);
+    stream(&c[1], 4, 50);
+    await_channels(&h, 0);
+    pair_close(c);
+    h.workers[0] = h.workers[2];
+    h.n = 2;
     house_close(&h);
 }
 
@@ -511,8 +653,6 @@ T_CASE(broker_ends, "broker/broker-ends", .providers = ON, .seconds = 40, .verbs
     house h;
     packed p;
     client c;
-    dp_promotion *m;
-    dp_error err;
     house_open(&h, 2);
     broker_channel(&h, 0, 4, &p);
     client_open(&h, &p, &c, DP_WAIT_ADAPTIVE);
@@ -520,39 +660,40 @@ T_CASE(broker_ends, "broker/broker-ends", .providers = ON, .seconds = 40, .verbs
     dp_broker_stop(h.broker);
     h.broker = NULL;
     CHECK_STATUS(failed_call(&c), DP_PEER_GONE);
-    CHECK_REFUSED(dp_channel_reset(c.ch, &err), DP_PEER_GONE, err);
-    CHECK_OK_ERR(dp_promotion_prepare(c.ep, h.own, &m, &err), err);
-    CHECK_OK_ERR(dp_promotion_ask(m, 0, &err), err);
-    dp_promotion_switch(m);
-    dp_promotion_free(m);
     replace_worker(&h, &c, 1);
     stream(&c, 4, 50);
     client_close(&c);
     house_close(&h);
 }
 
-/* The news of the worker's death comes after its answer and before the switch. The new queue pair has it too, and the worker is replaced. */
+/* The news of the worker's death comes after its answer, or while it was asked. The new queue pair has it too, and the worker is replaced. */
 T_CASE(broker_died_moving, "broker/died-while-moving", .providers = ON, .seconds = 20) {
-    house h;
-    packed p;
-    client c;
-    dp_promotion *m;
-    dp_error err;
-    house_open(&h, 2);
-    broker_channel(&h, 0, 4, &p);
-    client_open(&h, &p, &c, DP_WAIT_ADAPTIVE);
-    call(&c, 10);
-    CHECK_OK_ERR(dp_promotion_prepare(c.ep, h.own, &m, &err), err);
-    CHECK_OK_ERR(dp_promotion_ask(m, dp_now_ns() + 5000000000ll, &err), err);
-    dp_channel_fail(c.ch, DP_WORKER_DIED);
-    dp_promotion_switch(m);
-    dp_promotion_free(m);
-    CHECK_STATUS(dp_channel_status(c.ch), DP_WORKER_DIED);
-    CHECK_STATUS(failed_call(&c), DP_WORKER_DIED);
-    replace_worker(&h, &c, 1);
-    stream(&c, 4, 50);
-    client_close(&c);
-    house_close(&h);
+    for (int answered = 0; answered < 2; answered++) {
+        house h;
+        packed p;
+        client c;
+        dp_promotion *m;
+        dp_error err;
+        house_open(&h, 2);
+        broker_channel(&h, 0, 4, &p);
+        client_open(&h, &p, &c, DP_WAIT_ADAPTIVE);
+        call(&c, 10);
+        CHECK_OK_ERR(dp_promotion_prepare(c.ep, h.own, &m, &err), err);
+        CHECK_OK_ERR(dp_promotion_ask(m, c.ch, &err), err);
+        if (answered) {
+            CHECK_OK(dp_promotion_await(m, c.ch, 0));
+            CHECK_OK_ERR(dp_promotion_meet(m, c.ch, &err), err);
+        }
+        dp_channel_fail(c.ch, DP_WORKER_DIED);
+        dp_promotion_switch(m, c.ch);
+        dp_promotion_free(m);
+        CHECK_STATUS(dp_channel_status(c.ch), DP_WORKER_DIED);
+        CHECK_STATUS(failed_call(&c), DP_WORKER_DIED);
+        replace_worker(&h, &c, 1);
+        stream(&c, 4, 50);
+        client_close(&c);
+        house_close(&h);
+    }
 }
 
 /* With a call in flight the channel does not move, and goes on as it is. The prepared queue pairs are not used. */
@@ -568,8 +709,8 @@ T_CASE(broker_busy, "broker/move-busy", .providers = ON, .seconds = 20) {
     call(&c, 10);
     CHECK_OK_ERR(dp_promotion_prepare(c.ep, h.own, &m, &err), err);
     uint32_t at = submit(&c, 5, 5);
-    CHECK(!dp_promotion_possible(c.ep));
-    CHECK_REFUSED(dp_promotion_ask(m, 0, &err), DP_BUSY, err);
+    CHECK(!dp_promotion_possible(m, c.ch));
+    CHECK_REFUSED(dp_promotion_ask(m, c.ch, &err), DP_BUSY, err);
     finish(&c, at, 5, 5);
     dp_promotion_free(m);
     stream(&c, 4, 20);

@@ -19,25 +19,26 @@ import (
 // through the agent.
 type brokeredCluster struct {
 	t              *testing.T
+	workers        int
 	env            []string
 	socket, listen string
 }
 
 func startBrokered(t *testing.T, pool string) *brokeredCluster {
 	t.Helper()
-	return startSpare(t, pool, "RFAAS_BROKER=1")
+	return startSpare(t, pool, 1)
 }
 
-func startSpare(t *testing.T, pool string, env ...string) *brokeredCluster {
+func startSpare(t *testing.T, pool string, workers int, env ...string) *brokeredCluster {
 	t.Helper()
 	if os.Getenv("RFAAS_REQUIRE_VERBS") == "" {
 		t.Skip("RFAAS_REQUIRE_VERBS is not set: this test runs in the lane softroce")
 	}
-	c := &brokeredCluster{t: t, listen: filepath.Join(t.TempDir(), "http")}
+	c := &brokeredCluster{t: t, workers: workers, listen: filepath.Join(t.TempDir(), "http")}
 	c.env, c.socket, _ = agentCluster(t, "--pool", pool, "--share-cores", "4", "--http-listen", "unix:"+c.listen, "--providers", "verbs")
 	c.env = append(append(c.env, "RFAAS_POOL=1", "RFAAS_PROVIDER=verbs"), env...)
 	for range 2 { // demand
-		first := lead(t, 1, 0, c.env...)
+		first := lead(t, workers, 0, c.env...)
 		first.do("init", "session", "open", "calls 3", "release", "close", "finalize")
 	}
 	c.ready()
@@ -58,10 +59,10 @@ func (c *brokeredCluster) has(line string) bool {
 
 func (c *brokeredCluster) begin() *led {
 	c.t.Helper()
-	l := lead(c.t, 1, 0, c.env...)
+	l := lead(c.t, c.workers, 0, c.env...)
 	l.do("init", "session", "open")
-	if w := l.who(); w.start != pooledStart {
-		c.t.Fatalf("a lease with %v, want a spare worker", w)
+	if w := l.ask("who"); strings.Count(w.text, pooledStart+":") != c.workers {
+		c.t.Fatalf("a lease with %+v, want spare workers", w)
 	}
 	return l
 }
@@ -164,9 +165,75 @@ func TestBrokeredKilled(t *testing.T) {
 	c.free()
 }
 
+// spread makes a call on each worker, and does something while they run. It returns the statuses of the calls.
+func (c *led) spread(line string, meanwhile func()) string {
+	c.t.Helper()
+	c.say(line)
+	if !c.out.Scan() || c.out.Text() != "calling" {
+		c.t.Fatalf("%s: %q, want calling\n%s", line, c.out.Text(), c.error.String())
+	}
+	meanwhile()
+	a := c.hear(line)
+	if a.status != 0 {
+		c.t.Fatalf("%s: %+v", line, a)
+	}
+	return a.text
+}
+
+// TestBrokeredSpread kills the agent while calls on several workers of a lease pass through it. The lease goes on, with its own queue pairs.
+func TestBrokeredSpread(t *testing.T) {
+	c := startSpare(t, "0", 3)
+	const lost = "-501 -502"                                                                 // RFAAS_PEER_GONE; RFAAS_WORKER_DIED: the worker has noticed the agent's end and has ended itself
+	for line, allowed := range map[string]string{"spread 1000": lost, "threads 1000": "0"} { // the calls of threads are repeated
+		l := c.begin()
+		agent := agentStatus(t, c.socket).PID
+		got := l.spread(line, func() {
+			if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		})
+		for _, status := range strings.Fields(got) {
+			if !slices.Contains(strings.Fields(allowed), status) {
+				t.Errorf("%s: statuses %s, want %s", line, got, allowed)
+			}
+		}
+		if got := l.spread("spread 1", func() {}); got != "0 0 0" {
+			t.Errorf("after the agent's end: statuses %s, want 0 each\n%s", got, l.error.String())
+		}
+		if own := l.own(); own != "3:1" {
+			t.Errorf("after the agent's end: queue pairs and libibverbs %s, want 3:1", own)
+		}
+		l.do("calls 100", "release", "close", "finalize")
+		c.free()
+		for range 2 {
+			first := lead(t, c.workers, 0, c.env...)
+			first.do("init", "session", "open", "calls 3", "release", "close", "finalize")
+		}
+		c.ready()
+	}
+
+	l := c.begin()
+	l.do("calls 1")
+	_, second, _ := strings.Cut(strings.Fields(l.ask("who").text)[1], ":")
+	pid, err := strconv.Atoi(second)
+	if err = errors.Join(err, syscall.Kill(pid, syscall.SIGKILL)); err != nil {
+		t.Fatal(err)
+	}
+	got := l.spread("spread 300", func() {})
+	if f := strings.Fields(got); f[0] != "0" || f[2] != "0" {
+		t.Errorf("a worker died: statuses %s, want 0 on the others", got)
+	}
+	if got := l.spread("threads 1", func() {}); got != "0 0 0" {
+		t.Errorf("after a worker's death: statuses %s, want 0 each", got)
+	}
+	testkit.Eventually(t, "the lease has its own queue pairs", func() bool { l.do("calls 20"); return l.own() == "3:1" })
+	l.do("calls 100", "release", "close", "finalize")
+	c.free()
+}
+
 // TestBrokeredOff opens a lease with a spare worker that connects to the client's own queue pair.
 func TestBrokeredOff(t *testing.T) {
-	c := startSpare(t, "0")
+	c := startSpare(t, "0", 1, "RFAAS_BROKER=0")
 	l := c.begin()
 	l.do("calls 1")
 	if own := l.own(); own != "1:1" {
@@ -182,7 +249,7 @@ func TestBrokeredFigures(t *testing.T) {
 	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
 		t.Skip("RFAAS_TEST_FIGURES is not set")
 	}
-	clusters := map[string]*brokeredCluster{"brokered": startBrokered(t, "0"), "own": startSpare(t, "0")}
+	clusters := map[string]*brokeredCluster{"brokered": startBrokered(t, "0"), "own": startSpare(t, "0", 1, "RFAAS_BROKER=0")}
 	times := map[string][]float64{}
 	note := func(name string, d time.Duration) { times[name] = append(times[name], float64(d.Microseconds())/1000) }
 	for range 8 {

@@ -37,8 +37,6 @@ static dp_brokered *make(void) {
 static void put_request(dp_brokered *c, input *in) {
     dp_vqp_request *r = &c->requests[take8(in) & (c->l.n_requests - 1)];
     take(in, r, offsetof(dp_vqp_request, bytes));
-    if (r->op == DP_VQP_RESET) /* the client may name any region after it */
-        r->op = DP_VQP_WRITE;
     if (take8(in) & 1) {
         r->raddr += FABRIC_BASE;
         r->rkey = FABRIC_RKEY;

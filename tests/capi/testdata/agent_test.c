@@ -5,6 +5,8 @@
  *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
  *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
  *   own           queue pairs that the lease has made in this process, and whether libibverbs is loaded: "STATUS MILLISECONDS QUEUE_PAIRS:0|1"
+ *   spread N      starts a call of N ms on each worker, prints the line "calling", and waits for all: "STATUS MILLISECONDS STATUS STATUS ..."
+ *   threads N     as spread, with a thread for each worker, and calls that are repeated
  *   fork          a child of this process opens and uses a lease of its own
  *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", STATUS 1 if fork() waits
  *   strand        threads fill the socket of a stopped agent for longer than a release may take, and this process releases its lease
@@ -111,6 +113,54 @@ static int own(char *text, size_t room) {
     rfaas_statistics s = {.struct_size = sizeof s};
     int status = rfaas_lease_statistics(lease, &s);
     snprintf(text, room, "%llu:%d", (unsigned long long)s.queue_pairs, loaded);
+    return status;
+}
+
+enum { SPREAD = 8 };
+static rfaas_function pause_of_worker;
+static uint64_t pause_ns;
+static int statuses[SPREAD];
+
+static rfaas_call_options on_worker(int i) {
+    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
+    o.worker = i;
+    return o;
+}
+
+static void *pause_on(void *arg) {
+    int i = (int)(intptr_t)arg;
+    uint64_t out;
+    rfaas_call_options o = on_worker(i);
+    o.repeats = 2;
+    statuses[i] = rfaas_invoke(lease, pause_of_worker, &pause_ns, sizeof pause_ns, &out, sizeof out, NULL, &o);
+    if (statuses[i])
+        fprintf(stderr, "worker %d: %s\n", i, rfaas_last_error());
+    return NULL;
+}
+
+static int spread(long ms, bool threads, char *text, size_t room) {
+    pthread_t thread[SPREAD];
+    rfaas_request request[SPREAD] = {0};
+    static uint64_t out[SPREAD];
+    int n = rfaas_lease_workers(lease), status = rfaas_lease_function(lease, "sleep_ns", &pause_of_worker);
+    pause_ns = (uint64_t)ms * 1000000;
+    for (int i = 0; i < n && i < SPREAD && !status; i++) {
+        rfaas_call_options o = on_worker(i);
+        if (threads)
+            status = pthread_create(&thread[i], NULL, pause_on, (void *)(intptr_t)i);
+        else
+            status = statuses[i] = rfaas_iinvoke(lease, pause_of_worker, &pause_ns, sizeof pause_ns, &out[i], sizeof *out, &o, &request[i]);
+    }
+    puts("calling");
+    for (int i = 0; i < n && i < SPREAD && !status; i++) {
+        if (threads)
+            pthread_join(thread[i], NULL);
+        else
+            statuses[i] = rfaas_wait(&request[i], NULL);
+        if (statuses[i] && !threads)
+            fprintf(stderr, "worker %d: %s\n", i, rfaas_last_error());
+        snprintf(text + strlen(text), room - strlen(text), "%s%d", i ? " " : "", statuses[i]);
+    }
     return status;
 }
 
@@ -225,7 +275,7 @@ int main(int argc, char **argv) {
     setvbuf(stdin, NULL, _IONBF, 0);
     setvbuf(stdout, NULL, _IOLBF, 0);
     while (fgets(line, sizeof line, stdin)) {
-        line[strcspn(line, "\n")] = 0;
+        line[strcspn(line, "\n")] = workers[0] = 0;
         double start = now(), longest = 0;
         int status = 0, called = 0, calling = 0;
         if (!strcmp(line, "init"))
@@ -262,7 +312,9 @@ int main(int argc, char **argv) {
             status = join();
         else if (!strcmp(line, "who"))
             status = who(workers, sizeof workers);
-        else if (!strcmp(line, "own"))
+        else if (!strncmp(line, "spread ", 7) || !strncmp(line, "threads ", 8)) {
+            status = spread(atol(strchr(line, ' ')), line[0] == 't', workers, sizeof workers);
+        } else if (!strcmp(line, "own"))
             status = own(workers, sizeof workers);
         else if (!strcmp(line, "self")) {
             printf("%ld %lx %ld\n", field("/proc/self/status", "Threads:", 10), field("/proc/self/status", "SigCgt:", 16),
@@ -284,7 +336,7 @@ int main(int argc, char **argv) {
         printf("%d %.3f ", status, (now() - start) * 1e3);
         if (called)
             printf("%.1f ", longest * 1e6);
-        char *text = strdup(!status && (!strcmp(line, "who") || !strcmp(line, "own")) ? workers : status < 0 ? rfaas_last_error() : status ? "wrong result" : "");
+        char *text = strdup(!status ? workers : status < 0 ? rfaas_last_error() : status ? "wrong result" : "");
         for (char *p = text; (p = strchr(p, '\n')); *p = ' ')
             ;
         printf("%s\n", text);
