@@ -384,16 +384,24 @@ build-tests: build test-programs remote-tests # all that lanes run
 # passed, nothing is built again.
 try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'make build failed; going on with the tests' >&2)
 
-# The other packages of tests/ have lanes of their own.
-# The longest ones first, so that none of them runs alone at the end.
-test-go: ## Go tests
-	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $$($(GO) list ./... | grep -v -E '/(client|tests/(capi|faults|hostile|remote|slurm|cluster))$$')
-
 # The tests of a lane that wait most of the time run in parts, two at the same time (make --jobs=2).
 .PHONY: tried-build
 tried-build:
 	$(Q)$(try_build)
+
+# What test-race does not run: the other packages, and the tests that are shorter or left out under the race detector. The longest packages
+# first, so that none of them runs alone at the end. The other packages of tests/ have lanes of their own.
+GO_LONG := TestJournalLosesNothing TestModel TestUnauthenticatedCallsTakeNoMemory TestManyUnauthenticatedConnectionsTakeNoMemory TestFloodOfRequests \
+	TestManyLeaseCycles TestThousandMailboxes TestChargesOfACluster TestChargesOverKills TestPlacementAmongTenThousand TestPageInBrowser \
+	TestInSandbox TestStartFailures TestUnderMPI
+GO_LONG_PACKAGES := ./accounting ./internal/control ./internal/executor ./internal/manager ./internal/zygote ./mpi
+.PHONY: test-go-whole test-go-long
+test-go: test-go-whole test-go-long ## Go tests that test-race does not run, or runs in a shorter form
+test-go-whole: tried-build
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $(filter-out $(RACE_PACKAGES) %/client %/tests/capi %/tests/faults %/tests/hostile \
+		%/tests/remote %/tests/slurm %/tests/cluster,$(shell $(GO) list ./...))
+test-go-long: tried-build
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s -run '^($(subst $() ,|,$(strip $(GO_LONG))))$$' $(GO_LONG_PACKAGES)
 
 .PHONY: test-tcp-client test-tcp-nodes test-tcp-core
 test-tcp: test-tcp-client test-tcp-nodes test-tcp-core ## all over Ethernet sockets between two network namespaces: conformance, the client's tests, the programs of other languages and MPI, 30 random kills and 10 link outages (as root)
