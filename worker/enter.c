@@ -126,6 +126,11 @@ int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *er
     return guard_hear(fds->ctl, err);
 }
 
+int dp_sandbox_hold(const dp_sandbox_fds *fds, int fd, dp_error *err) {
+    int e = dp_msg_send(fds->ctl, DP_MSG_PAGES, 0, NULL, 0, fd);
+    return e ? dp_fail(err, DP_FATAL, e, "sandbox: give the guard a descriptor") : DP_OK;
+}
+
 int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err) {
     int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_CONNECTS, s->fixed_cpus) : 0;
     return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;

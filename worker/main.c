@@ -15,17 +15,19 @@
 #endif
 
 #define ZYGOTE_FD 3
+#define PAGES_FD 4
 
 static const char usage[] =
     "rfaas-worker runs user functions. The rfaas executor starts it; do not start it by hand.\n"
     "\n"
-    "usage: rfaas-worker zygote [--bundles=PATH] [--idle] [--sandbox [--fixed-cpus] [--files=N] [--path=PATH]...]\n"
+    "usage: rfaas-worker zygote [--bundles=PATH] [--idle] [--sandbox [--fixed-cpus] [--files=N] [--pages] [--path=PATH]...]\n"
     "                           [--runtime=NAME --python=PATH [--preload=MODULE]... [--module-path=PATH]...]\n"
     "                               serve spawn messages on descriptor 3, a seqpacket socket. With --sandbox, confine\n"
     "                               workers as far as this node supports it: they have at most N open files, and see\n"
     "                               these paths besides the system's. With --fixed-cpus they cannot change their CPUs.\n"
     "                               Bundles of leases are directories in PATH. With --runtime, workers have this Python\n"
-    "                               interpreter, which has imported the modules. With --idle, workers never delay other programs\n"
+    "                               interpreter, which has imported the modules. With --idle, workers never delay other programs.\n"
+    "                               With --pages, descriptor 4 is /dev/userfaultfd: memory of workers can be filled on demand\n"
     "       rfaas-worker --version\n"
     "       rfaas-worker --help\n";
 
@@ -38,6 +40,8 @@ static const char *zygote_arguments(char **argv, dp_sandbox *s, dp_runtime *r) {
             s->without = (uint32_t)strtoul(*argv + 10, NULL, 10);
         else if (s->wanted && !strcmp(*argv, "--fixed-cpus"))
             s->fixed_cpus = true;
+        else if (s->wanted && !strcmp(*argv, "--pages"))
+            s->pages = PAGES_FD;
         else if (s->wanted && !strncmp(*argv, "--files=", 8))
             s->files = (uint32_t)strtoul(*argv + 8, NULL, 10);
         else if (!strcmp(*argv, "--idle"))

@@ -11,10 +11,13 @@
  *   spawner  ◀─ zygote socket ─── zygote      or SPAWN_FAILED {status, text} + fds {processes that must be reaped}
  *   executor ◀─ worker socket ─── worker      STARTED                   runs its first instructions
  *   executor ◀─ worker socket ─── worker      UNSEEDED {status, text}   before LOADED: it starts without its seed's state
+ *   executor ◀─ worker socket ─── worker      LAID                      before LOADED: the heap of a seed that is filled on demand is mapped
+ *   executor ── worker socket ──▶ worker      PAGED                     absent pages are filled from now on
  *   executor ◀─ worker socket ─── worker      LOADED {times, channel blob}  sealed, connected to the client's queue pair, code
  *                                             loaded: serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits with DP_EXIT_FAILED
  *   spawner  ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a pooled worker
+ *   executor ◀─ worker socket ─── worker      PAGES   + fd {userfaultfd}  before PREPARED, so before user code runs (pages.h)
  *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
  *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}, and {seed} if it starts from one: its lease; LOADED follows
  *   executor ── worker socket ──▶ worker      INSPECT + fds {code, output}: instead of a lease, read a library and exit
@@ -82,6 +85,9 @@ enum {
     DP_MSG_SEED = 25,      /* body: dp_msg_seed */
     DP_MSG_SEEDED = 26,    /* body {u64 ns that loading took, u64 ns of the setup function, u64 ns of the capture} */
     DP_MSG_UNSEEDED = 27,  /* body {i32 status, text}: why */
+    DP_MSG_PAGES = 28,
+    DP_MSG_LAID = 29,
+    DP_MSG_PAGED = 30,
     DP_MSG_SOCKET = 21,    /* body: the hello that was read from the connection (dp_tcp.h) */
 };
 
@@ -171,7 +177,7 @@ typedef struct dp_msg_spawn {
     uint32_t seed_units; /* size of the heap of the seed that is descriptor 2, in units of 32 MiB; 0: no seed. Only of a prepared worker's lease */
     uint8_t bundle[DP_BUNDLE_ID]; /* identifier of the worker's bundle; all 0: none */
     uint32_t seed_child; /* number of the worker among those of its seed, from 1; 0: no seed */
-    uint32_t reserved;
+    uint32_t seed_paged; /* 1: the seed's heap is filled on demand */
 } dp_msg_spawn;
 _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, cpus) == 56 &&
                    offsetof(dp_msg_spawn, device) == 184 && offsetof(dp_msg_spawn, blob) == 248 &&

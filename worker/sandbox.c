@@ -203,6 +203,22 @@ static int guard_set_up(const dp_sandbox *s, const uint8_t *bundle, const char *
     return s->parts & DP_SANDBOX_FILES ? dp_sandbox_own_mounts(bundle, what) : 0;
 }
 
+/* When the spawner ends, the kernel kills the worker. The guard, which has a userfaultfd of the worker, ends after it. */
+_Noreturn static void outlive_worker(void) {
+    int sig = SIGRTMAX; /* no batch system sends it */
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, sig);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    prctl(PR_SET_PDEATHSIG, sig);
+    while (sigwaitinfo(&set, NULL) != sig)
+        ;
+    enum { TRIES = 1000 }; /* bounds the life of a process that is not killed with its parent */
+    for (int i = 0; i < TRIES && (kill(-1, 0) == 0 || errno != ESRCH); i++)
+        usleep(1000);
+    _exit(0);
+}
+
 _Noreturn static void guard(const dp_sandbox *s, const dp_guard_files *files, int ctl) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (hung_up(files->alive)) /* the executor ended before that */
@@ -218,7 +234,12 @@ _Noreturn static void guard(const dp_sandbox *s, const dp_guard_files *files, in
         _exit(0);
     dp_sandbox_guard_say(ctl, e, what);
     dp_ahead_end(files->memory);
-    while (recv(ctl, &ask, 1, 0) == 1) {
+    bool holds = false;
+    for (dp_packet p; dp_packet_recv(ctl, &p) == 1;) {
+        if (p.n_fds) {
+            holds = true;
+            continue;
+        }
         e = dp_sandbox_hide_devices();
         dp_sandbox_guard_say(ctl, e, "hide the devices");
     }
@@ -226,6 +247,8 @@ _Noreturn static void guard(const dp_sandbox *s, const dp_guard_files *files, in
     close(s->net);
     prctl(PR_SET_DUMPABLE, 0);
     dp_sandbox_drop_capabilities();
+    if (holds)
+        outlive_worker();
     for (;;)
         pause();
 }

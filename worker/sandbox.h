@@ -43,6 +43,7 @@ enum {
     DP_SANDBOX_LANDLOCK = 1 << 7,
     DP_SANDBOX_ALL = (1 << 8) - 1,
     DP_SANDBOX_WITHOUT_RETURN = 1 << 8, /* no part: tests leave it out to have workers cloned through a stem */
+    DP_SANDBOX_PAGES = 1 << 9, /* no part: memory of workers can be filled on demand (pages.h) */
 };
 
 #define DP_SANDBOX_PATHS_MAX 64
@@ -61,6 +62,7 @@ typedef struct dp_sandbox {
     bool fixed_cpus; /* no cpuset keeps workers on their CPUs, so the filter refuses sched_setaffinity */
     uint32_t files;   /* most open descriptors of a worker, 0: as many as the executor */
     const char *bundles; /* the executor's directory of unpacked bundles, or NULL; owned by the caller */
+    int pages; /* descriptor of /dev/userfaultfd, 0: none */
     /* Private from here on. */
     int landlock; /* version of the kernel's interface, 0: none */
     int net;      /* empty network namespace, or -1 */
@@ -101,6 +103,8 @@ int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_erro
 /* connects: the worker connects later. Until it is sealed it can reach abstract sockets with a socket that it made before. */
 int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, bool connects, dp_error *err);
 int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *err);
+/* dp_sandbox_hold gives the guard a copy of a descriptor, which stays open until the worker has ended. Only once, before the guard's socket is closed. */
+int dp_sandbox_hold(const dp_sandbox_fds *fds, int fd, dp_error *err);
 /* For a worker that waits for its lease: the filter without the rules against connecting, which dp_sandbox_seal adds quickly. */
 int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err);
 /* early: dp_sandbox_filter_early was called; connected: dp_sandbox_enter was called with connects. */

@@ -48,6 +48,7 @@
 #include "listen.h"
 #include "load.h"
 #include "make_seed.h"
+#include "pages.h"
 #include "page.h"
 #include "seed/resume.h"
 #include "seed/seed.h"
@@ -63,7 +64,8 @@ enum {
     FD_PAGE = 6,
     FD_CTL = 7, /* to the sandbox's guard */
     FD_GUARD = 8,
-    FD_FREE = 9,
+    FD_PAGES = 9, /* userfaultfd of a pooled worker */
+    FD_FREE = 10,
 };
 
 #define LOCKED_MOST (8u << 20) /* bytes that a function may lock: the kernel's default for every user */
@@ -81,6 +83,7 @@ typedef struct worker {
     uint64_t sandbox_ns; /* duration of the sandbox's steps since then */
     uint64_t code_ns;    /* duration of loading the library */
     bool told;           /* LOADED was sent */
+    int pages;           /* userfaultfd, -1: none */
     int seed;            /* file of the seed from which the worker starts, -1: none */
 } worker;
 
@@ -174,6 +177,7 @@ static void own_descriptors(worker *w, const dp_worker_fds *fds) {
         {fds->page, FD_PAGE, O_CLOEXEC},
         {fds->sandbox.ctl < 0 ? null : fds->sandbox.ctl, FD_CTL, O_CLOEXEC},
         {fds->sandbox.guard < 0 ? null : fds->sandbox.guard, FD_GUARD, O_CLOEXEC},
+        {w->pages < 0 ? null : w->pages, FD_PAGES, O_CLOEXEC},
     };
     enum { N = sizeof moves / sizeof *moves };
     /* Duplicates above all targets first, so that no target overwrites a source. */
@@ -187,6 +191,10 @@ static void own_descriptors(worker *w, const dp_worker_fds *fds) {
         if (dup3(high[i], moves[i].to, moves[i].flags) < 0)
             fail(w, high[3], DP_FATAL, "place a worker's descriptors");
     close_from(FD_FREE);
+    if (w->pages < 0)
+        close(FD_PAGES);
+    else
+        w->pages = FD_PAGES;
     if (fds->sandbox.guard >= 0) {
         w->guard = (dp_sandbox_fds){.ctl = FD_CTL, .guard = FD_GUARD, .stem = -1};
     } else {
@@ -366,6 +374,20 @@ static bool go_on_unseeded(worker *w, int status, const dp_error *err) {
     return status != DP_OK;
 }
 
+/* Asks the executor to fill the seed's memory on demand, and waits until it does. */
+static int begin_pages(void *arg, dp_error *err) {
+    const worker *w = arg;
+    dp_packet p;
+    int e = dp_msg_send(FD_SOCK, DP_MSG_LAID, w->id, NULL, 0, -1);
+    if (e)
+        return dp_fail(err, DP_FATAL, e, "seed: reach the executor");
+    int got = dp_packet_recv(FD_SOCK, &p);
+    if (got <= 0)
+        leave(DP_EXIT_STOPPED);
+    dp_packet_close(&p);
+    return p.len >= sizeof p.head && p.head.type == DP_MSG_PAGED ? DP_OK : dp_fail(err, DP_PROTOCOL, 0, "seed: another message instead of PAGED");
+}
+
 /* Loads the library's functions, from the worker's seed if it has one. The memory of a seed counts besides the limit: it is mapped as a whole. */
 static int load_seeded(worker *w, dp_function **table, char *text, size_t room) {
     static dp_seed seed;
@@ -380,6 +402,10 @@ static int load_seeded(worker *w, dp_function **table, char *text, size_t room) 
     if (st || w->seed < 0)
         return st;
     dp_seed_loaded(&seed);
+    if (w->m->seed_paged) {
+        seed.laid = begin_pages;
+        seed.laid_arg = w;
+    }
     bool unseeded = go_on_unseeded(w, dp_seed_apply(&seed, &err), &err);
     close(w->seed);
     if (unseeded)
@@ -506,6 +532,17 @@ static void connect_early(worker *w) {
         loaded(w);
 }
 
+/* Gives the userfaultfd away before user code can run. */
+static void give_pages(worker *w) {
+    dp_error err = {0};
+    if (w->pages < 0)
+        return;
+    must(w, dp_sandbox_hold(&w->guard, w->pages, &err), &err);
+    dp_msg_send(FD_SOCK, DP_MSG_PAGES, w->id, NULL, 0, w->pages);
+    close(w->pages);
+    w->pages = -1;
+}
+
 /* All steps that are possible ahead of a lease. */
 static void prepare(worker *w) {
     const dp_msg_spawn *m = w->m;
@@ -522,6 +559,7 @@ static void prepare(worker *w) {
     must(w, dp_worker_memory(&w->memory, &err), &err);
     if (!w->sandbox->wanted)
         return;
+    give_pages(w);
     leave_guard(w);
     must(w, dp_sandbox_filter_early(w->sandbox, &err), &err);
 }
@@ -538,7 +576,9 @@ static int exit_code(int status) {
 
 _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
                               const dp_sandbox *sandbox, dp_ahead *memory) {
-    worker w = {.id = id, .m = m, .sandbox = sandbox, .guard = DP_SANDBOX_NONE, .began = now_ns(), .seed = -1};
+    worker w = {.id = id, .m = m, .sandbox = sandbox, .guard = DP_SANDBOX_NONE, .began = now_ns(), .pages = -1, .seed = -1};
+    if (sandbox->pages && !m->n_functions)
+        w.pages = dp_pages_open(sandbox->pages);
     detach(&w, fds, parent);
     own_descriptors(&w, fds);
     map_page(&w);

@@ -2,6 +2,7 @@
 #include "zygote.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "crash.h"
 #include "dp_tcp.h"
 #include "message.h"
+#include "pages.h"
 #include "seed/layout.h"
 #include "seed/place.h"
 #include "seed/seed.h"
@@ -101,6 +103,19 @@ static int spawn(zygote *z, dp_packet *p) {
     return e;
 }
 
+/* Without a guard or a filter of system calls, no worker can have its memory filled on demand. */
+static bool keep_pages(dp_sandbox *s) {
+    const uint32_t needed = DP_SANDBOX_PIDS | DP_SANDBOX_SECCOMP;
+    if (!s->pages)
+        return false;
+    fcntl(s->pages, F_SETFD, FD_CLOEXEC);
+    if ((s->parts & needed) != needed || !dp_pages_work(s->pages)) {
+        close(s->pages);
+        s->pages = 0;
+    }
+    return s->pages;
+}
+
 static int zygote_start(zygote *z) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     /* If the parent has ended before this call, the socket is closed, and the loop ends at once. */
@@ -129,7 +144,7 @@ static int zygote_start(zygote *z) {
         return DP_EXIT_ZYGOTE;
     }
     dp_sandbox_prepare(z->sandbox, hello.numbers[1] > 0);
-    hello.numbers[2] = z->sandbox->parts;
+    hello.numbers[2] = z->sandbox->parts | (keep_pages(z->sandbox) ? DP_SANDBOX_PAGES : 0);
     if (dp_cloner_share(&z->cloner))
         return DP_EXIT_ZYGOTE;
     if (z->runtime->name && dp_runtime_start(z->runtime, &err)) {

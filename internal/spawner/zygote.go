@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
@@ -58,6 +59,11 @@ func (s *Spawner) startZygote(ctx context.Context, at int) (*zygote, error) {
 	z := &zygote{s: s, at: at, conn: ours, gone: make(chan struct{})}
 	z.cmd = exec.Command(s.cfg.Worker, s.zygoteArguments(at)...)
 	z.cmd.ExtraFiles = []*os.File{child}
+	if pages := s.openPages(at); pages != nil {
+		defer pages.Close()
+		z.cmd.ExtraFiles = append(z.cmd.ExtraFiles, pages)
+		z.cmd.Args = append(z.cmd.Args, "--pages")
+	}
 	z.cmd.Stdout, z.cmd.Stderr = os.Stderr, os.Stderr
 	z.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	s.asking.Lock() // findStrays must not see a zygote that is unknown
@@ -99,6 +105,19 @@ func (s *Spawner) startZygote(ctx context.Context, at int) (*zygote, error) {
 	}
 	go z.receive(reaped)
 	return z, nil
+}
+
+// openPages opens the device with which memory of workers is filled on demand, for the zygote at a position. Only root may open it. Nil: seeds of other nodes
+// are copied as a whole before workers start from them.
+func (s *Spawner) openPages(at int) *os.File {
+	if s.cfg.Mode == sandbox.Off || at > 0 {
+		return nil
+	}
+	f, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0)
+	if err != nil {
+		return nil
+	}
+	return f
 }
 
 // drained returns a channel that is closed once the process is reaped. hello may have read the result from reaped

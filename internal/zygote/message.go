@@ -14,6 +14,7 @@ const (
 	bodyChannel = 516 // offset of depth, bulk size and eager size of the client's channel
 	bodySeed    = 532 // offset of the size of the seed's heap
 	bodyBundle  = 536 // offset of the bundle's identifier
+	bodyPaged   = 556 // offset of the word that says that its pages come on demand
 	bodyChild   = 552 // offset of the number of a worker of a seed
 
 	cpusMax      = 1024

@@ -2,6 +2,7 @@ package zygote
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -228,6 +229,9 @@ func (w *Worker) take(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 	w.conn.SetReadDeadline(time.Time{})
 	w.asked = time.Now()
 	w.serves.Store(spec)
+	if body, err = w.preparePages(ctx, spec, body); err != nil {
+		return false, w.abort(err)
+	}
 	if err = w.group.Limit(spec.groupMemory()); err == nil {
 		err = w.pin(spec.CPUs)
 	}
@@ -244,6 +248,24 @@ func (w *Worker) take(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 	}
 	_, err = w.begin(ctx, spec)
 	return false, err
+}
+
+// preparePages returns the body of a lease for a worker whose seed may not be whole yet. A worker whose memory cannot be filled on demand waits for all of the seed.
+func (w *Worker) preparePages(ctx context.Context, spec *Spec, body []byte) ([]byte, error) {
+	if spec.Seed == nil || !spec.Seed.Filling() {
+		w.closePages()
+		return body, nil
+	}
+	if w.pages.Load() == nil {
+		if err := spec.Seed.Whole(ctx); err != nil {
+			return nil, fmt.Errorf("start worker: seed: %w", err)
+		}
+		return body, nil
+	}
+	body = slices.Clone(body)
+	binary.LittleEndian.PutUint32(body[bodyPaged:], 1)
+	w.paged = true
+	return body, nil
 }
 
 // lendMost is how many pooled workers are tried for one lease. User code can make its worker look like one that died

@@ -51,6 +51,7 @@ type Seed struct {
 	Load, Setup, Capture time.Duration
 	children             atomic.Uint32
 	contents             atomic.Pointer[SeedCopy] // nil: not known yet
+	paging               *paging                  // nil: the file has been complete from the start
 }
 
 // child returns the number of the next worker that starts from the seed.
@@ -66,7 +67,12 @@ func (s *Seed) Continue(n uint32) { s.children.Store(n) }
 func (s *Seed) Heap() uint64 { return uint64(s.Units) * SeedUnit }
 
 // Close frees the seed's memory when no worker uses it any more.
-func (s *Seed) Close() error { return s.File.Close() }
+func (s *Seed) Close() error {
+	if s.paging != nil {
+		s.paging.stop(errReleased)
+	}
+	return s.File.Close()
+}
 
 // Grown reports whether the file takes clearly more memory than Bytes. Workers make it grow when they read pages of it that have no memory yet.
 func (s *Seed) Grown() bool {

@@ -66,6 +66,9 @@ func (s *Seed) Contents(ctx context.Context) (*SeedCopy, error) {
 	if c := s.contents.Load(); c != nil {
 		return c, nil
 	}
+	if err := s.Whole(ctx); err != nil {
+		return nil, err
+	}
 	all, err := s.segments(ctx)
 	if err != nil {
 		return nil, err

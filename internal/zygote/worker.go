@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,7 +32,9 @@ type Worker struct {
 	page   *page
 	blob   []byte
 	late   bool // no client yet: the first Resume names it
+	paged  bool // its seed's pages come on demand, and it has not asked for that yet
 	began  bool // STARTED was received
+	ready  bool // PREPARED was received, so user code may run from now on
 	asked  time.Time
 	steps  Steps // of the start
 
@@ -40,6 +44,8 @@ type Worker struct {
 	device chan uint32    // wire.Device*
 
 	used atomic.Int64 // CPU time of its control group, set when the worker and its resources are gone; 0: no group
+
+	pages atomic.Pointer[os.File] // its userfaultfd, until it is used or cannot be any more; nil: none
 
 	limit  callLimit
 	serves atomic.Pointer[Spec] // spec of its lease; empty while it waits for a lease
@@ -191,6 +197,7 @@ func (w *Worker) leave(ctx context.Context, how wire.Type) error {
 // watch waits for the end of the process and cleans up.
 func (w *Worker) watch() {
 	end := <-w.exited
+	w.closePages()
 	w.output.finish()
 	w.page.freeze()
 	w.used.Store(int64(end.CPU))
@@ -205,6 +212,13 @@ func (w *Worker) watch() {
 	w.group.Close()
 	close(w.gone)
 	close(w.done)
+}
+
+// closePages closes the worker's userfaultfd if nothing uses it.
+func (w *Worker) closePages() {
+	if f := w.pages.Swap(nil); f != nil {
+		f.Close()
+	}
 }
 
 // lastWords returns the message of a worker that failed after its start, for example because its client's memory cannot
@@ -256,7 +270,9 @@ func (w *Worker) started() {
 
 // await reads the messages of a worker that will wait for its lease, up to PREPARED.
 func (w *Worker) await(ctx context.Context) error {
-	return w.hear(ctx, func(m *wire.Message) bool { return m.Type == wire.Prepared && w.began })
+	err := w.hear(ctx, func(m *wire.Message) bool { return m.Type == wire.Prepared && w.began })
+	w.ready = true
+	return err
 }
 
 // start reads the worker's messages up to LOADED.
@@ -277,15 +293,23 @@ func (w *Worker) hear(ctx context.Context, wanted func(m *wire.Message) bool) er
 	defer stop()
 	buf := make([]byte, wire.Max)
 	for {
-		// With Read instead of ReadMsgUnix the kernel closes descriptors that user code may send.
-		n, err := w.conn.Read(buf)
+		m, fds, err := w.next(buf)
 		if err != nil {
 			return w.startFailed(ctx, err)
 		}
-		m, err := wire.Decode(buf[:n])
 		switch {
-		case err != nil:
-			return fmt.Errorf("worker %d: %w", w.id, err)
+		case len(fds) == 1 && m.Type == wire.Pages:
+			if old := w.pages.Swap(os.NewFile(uintptr(fds[0]), "userfaultfd")); old != nil {
+				old.Close()
+			}
+		case len(fds) > 0:
+			wire.CloseAll(fds)
+			return fmt.Errorf("worker %d: a descriptor with a message of type %d", w.id, m.Type)
+		case m.Type == wire.Laid && w.paged:
+			w.paged = false // once
+			if err := w.beginPages(ctx); err != nil {
+				return err
+			}
 		case m.Type == wire.Started && !w.began:
 			w.began = true
 		case m.Type == wire.Unseeded && w.serves.Load().Seed != nil && w.steps.Unseeded == "": // once
@@ -298,6 +322,32 @@ func (w *Worker) hear(ctx context.Context, wanted func(m *wire.Message) bool) er
 			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.Type, len(m.Body))
 		}
 	}
+}
+
+// next reads a message of the worker, which may have a descriptor before user code runs.
+func (w *Worker) next(buf []byte) (m wire.Message, fds []int, err error) {
+	if w.ready || w.serves.Load().Code != nil {
+		// With Read instead of ReadMsgUnix the kernel closes descriptors that user code may send.
+		var n int
+		if n, err = w.conn.Read(buf); err == nil {
+			m, err = wire.Decode(buf[:n])
+		}
+		return m, nil, err
+	}
+	return wire.Receive(w.conn, buf, 1)
+}
+
+// beginPages begins to fill the memory of the worker's seed on demand.
+func (w *Worker) beginPages(ctx context.Context) error {
+	if err := w.serves.Load().Seed.paging.attach(ctx, w); err != nil {
+		return &WorkerError{Status: wire.StatusWorkerDied, Text: "seed: " + strings.TrimPrefix(err.Error(), "seed: ")}
+	}
+	m := wire.Message{Type: wire.Paged, ID: w.id}
+	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	if _, err := w.conn.Write(m.Encode()); err != nil {
+		return w.startFailed(ctx, err)
+	}
+	return nil
 }
 
 // loadedTimes is the number of bytes in LOADED before the blob.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -197,6 +198,13 @@ func (z *Zygote) VerbsDevices() int {
 	return z.devices
 }
 
+// FillsPages reports whether workers can start from a seed before all of it has been read.
+func (z *Zygote) FillsPages() bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.parts&wire.PartPages != 0
+}
+
 // Runtimes returns the names of the runtimes.
 func (z *Zygote) Runtimes() (names []string) {
 	for i := range z.zygotes[1:] {
@@ -283,6 +291,26 @@ func (z *Zygote) ready(ctx context.Context, at int) error {
 // zygote hangs. After an error, the worker's process and resources are gone. A *WorkerError is an error of the worker, the zygote or the
 // check of the Spec. If ctx ends, the error wraps ctx's and says what Spawn was waiting for.
 func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
+	seed := spec.Seed
+	if seed == nil {
+		return z.start(ctx, &spec)
+	}
+	if seed.Lost() == nil {
+		if w, err := z.start(ctx, &spec); err == nil || seed.Lost() == nil {
+			return w, err
+		}
+	}
+	spec.Seed = nil
+	w, err := z.start(ctx, &spec)
+	if err == nil {
+		w.steps.Unseeded = "seed: " + strings.TrimPrefix(seed.Lost().Error(), "seed: ")
+	}
+	return w, err
+}
+
+// start is Spawn without a second attempt.
+func (z *Zygote) start(ctx context.Context, own *Spec) (*Worker, error) {
+	spec := *own
 	body, err := spawnBody(&spec)
 	if err != nil {
 		return nil, err

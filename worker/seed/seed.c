@@ -19,6 +19,10 @@
 #include "resume.h"
 #include "state.h"
 
+#ifndef MADV_POPULATE_READ /* older headers */
+#define MADV_POPULATE_READ 22
+#endif
+
 #define PAGE 4096ull
 #define UP(x) (((x) + PAGE - 1) & ~(PAGE - 1))
 
@@ -350,6 +354,45 @@ static int make_keys(const dp_seed *s, const dp_seed_header *seed, dp_error *err
     return st;
 }
 
+/* The heap's extents in a worker whose pages are filled on demand. The executor fills those of this process only. A process that is forked would see zeros,
+ * so it does not get them, and before a regular fork all pages are fetched. */
+static struct {
+    const dp_seed_header *of; /* NULL: nothing is filled on demand any more */
+    uint64_t heap_size;
+} on_demand;
+
+static bool each_extent(int advice) {
+    bool ok = true;
+    for (uint32_t i = 0; i < on_demand.of->n_extents && i < DP_SEED_EXTENTS; i++) {
+        uint64_t from = on_demand.of->extents[i].from & ~(PAGE - 1), end = on_demand.of->extents[i].to & ~(PAGE - 1);
+        end = end > on_demand.heap_size ? on_demand.heap_size : end;
+        if (from >= end)
+            continue;
+        void *at = (void *)(uintptr_t)(DP_HEAP_AT + from);
+        if (advice == MADV_DOFORK && madvise(at, end - from, MADV_POPULATE_READ))
+            ok = false; /* a part is not readable, so a forked process does not get this extent */
+        else
+            ok = !madvise(at, end - from, advice) && ok;
+    }
+    return ok;
+}
+
+static void before_fork(void) {
+    if (on_demand.of && each_extent(MADV_DOFORK))
+        on_demand.of = NULL;
+}
+
+static int begin_on_demand(const dp_seed *s, const dp_seed_header *h, dp_error *err) {
+    on_demand.of = h;
+    on_demand.heap_size = s->heap_size;
+    if (!each_extent(MADV_DONTFORK))
+        return dp_fail(err, DP_FATAL, errno, "seed: keep its heap from forked processes");
+    int e = pthread_atfork(before_fork, NULL, NULL);
+    if (e)
+        return dp_fail(err, DP_FATAL, e, "seed: fetch its heap before a fork");
+    return s->laid(s->laid_arg, err);
+}
+
 /* Everything that can be refused is looked at before the first byte changes. */
 int dp_seed_apply(dp_seed *s, dp_error *err) {
     static dp_seed_header own, seed;
@@ -377,6 +420,8 @@ int dp_seed_apply(dp_seed *s, dp_error *err) {
         }
     if (!st)
         st = lay_arena(s, &seed, err);
+    if (!st && s->laid)
+        st = begin_on_demand(s, &seed, err);
     dp_heap_watch_maps(false);
     for (uint32_t i = 0; i < s->modules.n && !st; i++)
         if (tls_apart(&s->modules.list[i])) {

@@ -58,6 +58,7 @@ typedef struct dp_seed_header {
 _Static_assert(offsetof(dp_seed_header, processor) == 32 && offsetof(dp_seed_header, modules) == 2072 && sizeof(dp_module) == 184 && offsetof(dp_module, build) == 96 &&
                    offsetof(dp_module, base) == 120 && offsetof(dp_module, data) == 128 && offsetof(dp_module, tls) == 160,
                "layout of a seed's header");
+_Static_assert(DP_MODULES_MAX == 256 && offsetof(dp_seed_header, extents) == 49184, "layout of a seed's header");
 
 /* What dp_seed_begin finds before user code runs, and dp_seed_capture compares. */
 typedef struct dp_seed_before {
@@ -84,6 +85,9 @@ typedef struct dp_seed {
     const void *payload; /* of the setup function; set by the caller of dp_seed_capture */
     uint64_t payload_size;
     dp_seed_before was;
+    /* Set before dp_seed_apply if the file is filled on demand: called when the heap is mapped and before anything reads it. */
+    int (*laid)(void *arg, dp_error *err);
+    void *laid_arg;
 } dp_seed;
 
 /* Thread-specific keys have numbers, which must be the same in all workers of a seed. dp_seed_hold_keys takes the first ones, so that what a process loads

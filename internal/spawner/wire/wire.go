@@ -51,6 +51,9 @@ const (
 	Seed        Type = 25
 	Seeded      Type = 26
 	Unseeded    Type = 27
+	Pages       Type = 28
+	Laid        Type = 29
+	Paged       Type = 30
 )
 
 // Messages between an executor and its spawner only. The executor also sends Spawn and Prepare, with a SpawnRequest as
@@ -108,6 +111,8 @@ const (
 	PartAll      = 1<<8 - 1
 	// WithoutReturn is not a part: with it among the parts that tests leave out, the zygote clones workers through a stem.
 	WithoutReturn = 1 << 8
+	// PartPages is not a part either: memory of workers can be filled on demand.
+	PartPages = 1 << 9
 )
 
 // Statuses of dp_status.h that Go code reports itself.
