@@ -20,7 +20,8 @@ func newBenchLeases(a *app) *cobra.Command {
 		Use:   "leases",
 		Short: "Measure leases, beside the figures of KRCORE and Swift",
 		Long: `The figures of leases beside those of KRCORE and Swift, each with its floor or its counterpart from the same run, on shm: looking an executor up,
-claims, all kinds of start, a group of workers, the first contact of a process. benchmarks/README.md has the whole table.`,
+claims, all kinds of start, a group of workers, the first contact of a process. Queue pairs of the agent that clients use at first are measured on verbs
+if this machine has a device, otherwise on tcp. benchmarks/README.md has the whole table.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			b.modes, b.payloads = []string{"warm"}, []string{"64"}

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include "../bench.h"
+#include "broker.h"
 
 static const char usage[] =
     "rfaas-bench-peer is the server that `rfaas bench` measures. Only `rfaas bench` starts it.\n"
@@ -14,6 +15,8 @@ static const char usage[] =
     "usage: rfaas-bench-peer        with a seqpacket socket as descriptor 3, shared memory as 4, eventfds as 5 and 6\n"
     "       rfaas-bench-peer --here DEVICE PORT GID_INDEX PKEY_INDEX TRAFFIC_CLASS SERVICE_LEVEL MTU CPU\n"
     "                               with such a socket as descriptor 3, for a client on another machine\n"
+    "       rfaas-bench-peer --broker PROVIDER CALLS\n"
+    "                               measures virtual queue pairs, on verbs or tcp\n"
     "       rfaas-bench-peer --help\n";
 
 /* The numbers after DEVICE. */
@@ -27,6 +30,9 @@ int main(int argc, char **argv) {
         number[i] = (int)strtol(argv[3 + i], &end, 10);
         here = *argv[3 + i] && !*end;
     }
+    int calls = argc == 4 && !strcmp(argv[1], "--broker") ? atoi(argv[3]) : 0;
+    if (calls >= 10)
+        return bench_broker(argv[2], calls);
     if (argc > 1 && !here) {
         int help = !strcmp(argv[1], "--help");
         fputs(usage, help ? stdout : stderr);

@@ -1,0 +1,47 @@
+package leases
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// brokered measures virtual queue pairs: a broker, four clients and their workers, on verbs if this machine has a device, otherwise on tcp.
+func brokered(ctx context.Context, cfg *Config) ([]Row, error) {
+	provider, calls := dataplane.TCP, 2000
+	if d, err := dataplane.Open(dataplane.Verbs, dataplane.Options{}); err == nil {
+		d.Close()
+		provider, calls = dataplane.Verbs, 300
+	}
+	c := exec.CommandContext(ctx, cfg.Cold.Peer, "--broker", provider, strconv.Itoa(calls))
+	c.Stderr = os.Stderr
+	out, err := c.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s --broker %s: %w", cfg.Cold.Peer, provider, err)
+	}
+	var ns [2]int64
+	var rate [2]float64
+	var refused, failed, called, wrong, posted, lost, moves uint64
+	_, err = fmt.Fscanf(bytes.NewReader(out), "brokered %d %g\nprivate %d %g\nsoak %d %d %d %d %d %d %d\n", &ns[0], &rate[0], &ns[1], &rate[1],
+		&refused, &failed, &called, &wrong, &posted, &lost, &moves)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s --broker %s printed %q", cfg.Cold.Peer, provider, out), err)
+	}
+	busy := fmt.Sprintf("%s; beside three clients with %d calls", provider, called)
+	return []Row{
+		{"K5", "queue pairs in error after malformed requests", float64(failed), "", none, false, fmt.Sprintf("%d refused on %s", refused, busy)},
+		{"K6", "lost completions of posts without polling", float64(lost), "", none, false, fmt.Sprintf("%d posts on %s", posted, busy)},
+		{"K7", "results of another client, lost, repeated or reordered", float64(wrong), "", none, false, fmt.Sprintf("%d calls of three clients on %s", called, provider)},
+		{"K9", "the same with moves to a private queue pair under load", float64(wrong), "", none, false, fmt.Sprintf("%d moves on %s", moves, provider)},
+		{"K10", "call of 8 B through the broker against a private queue pair", float64(ns[0]) / float64(ns[1]), "times", 1.34, false,
+			fmt.Sprintf("p50 on %s: %s and %s", provider, us(ns[0]), us(ns[1]))},
+		{"S5", "rate on a private queue pair against that through the broker", rate[1] / rate[0], "times", 1.3, true,
+			fmt.Sprintf("8 calls in flight on %s: %.1f and %.1f K/s", provider, rate[1]/1e3, rate[0]/1e3)},
+	}, nil
+}

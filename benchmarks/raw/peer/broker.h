@@ -1,0 +1,11 @@
+/* What `rfaas-bench leases` says of virtual queue pairs. */
+#ifndef BENCH_BROKER_H
+#define BENCH_BROKER_H
+
+/* Measures with n calls in each round, and prints lines:
+ *   brokered NS RATE, private NS RATE   median time of a call of 8 bytes; calls a second with 8 in flight
+ *   soak REFUSED FAILED CALLED WRONG POSTED LOST MOVES
+ * Returns an exit status. The error is on standard error. */
+int bench_broker(const char *provider, int n);
+
+#endif
