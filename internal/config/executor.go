@@ -44,11 +44,12 @@ type Executor struct {
 	ChargeInterval time.Duration `mapstructure:"charge-interval"`
 	LimitUnknown   string        `mapstructure:"limit-unknown"` // admit or refuse
 
-	Cores      Cores         `mapstructure:"cores"`
-	ShareCores int           `mapstructure:"share-cores"` // leases that may share a core
-	YieldAfter time.Duration `mapstructure:"yield-after"` // 0: other programs do not use the lent cores
-	Memory     Bytes         `mapstructure:"memory"`      // 0: memory available at start
-	Providers  string        `mapstructure:"providers"`
+	Cores       Cores         `mapstructure:"cores"`
+	ShareCores  int           `mapstructure:"share-cores"`  // leases that may share a core
+	YieldAfter  time.Duration `mapstructure:"yield-after"`  // 0: other programs do not use the lent cores
+	YieldMemory Bytes         `mapstructure:"yield-memory"` // 0: a sixteenth of the node's memory with YieldAfter, else it is not watched
+	Memory      Bytes         `mapstructure:"memory"`       // 0: memory available at start
+	Providers   string        `mapstructure:"providers"`
 
 	DataListen    string `mapstructure:"data-listen"`    // for provider tcp: host:port or host:first-last
 	DataAdvertise string `mapstructure:"data-advertise"` // IP address or name; empty: the bound address
@@ -138,6 +139,7 @@ var executorOptions = slices.Concat([]option{
 	{"cores", "auto", "cores to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
 	{"share-cores", "1", "leases that may share a core; above 1 the node is oversubscribed and calls take turns"},
 	{"yield-after", "0s", "lend cores that other programs of the node may use: workers have idle priority, and when other programs use half of a lent core for this long, its leases end and it is not lent until they stop; 0s if the cores are the executor's alone"},
+	{"yield-memory", "auto", "lend memory that other programs of the node may need: when less than this is available on the node, or little is free and programs wait for it, the executor ends cached workers, then the youngest leases; auto: a sixteenth of the node's memory with yield-after, else the memory is not watched"},
 	{"memory", "auto", "memory to lend, like 16GiB, or auto for the memory available at start"},
 	{"providers", "auto", "providers to offer: auto (shm, verbs if there is a device, and ofi if ofi-provider is set), or a list of shm, verbs, tcp and ofi"},
 	{"data-listen", "127.0.0.1:0", "address for the data of calls on provider tcp: host:port, or host:first-last for the first free port of a range"},

@@ -45,7 +45,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	s := &e.cfg.Settings
 	conn := control.Connection(ctx)
 	l, err := e.table.Get(h.id)
-	if err != nil || l.Terms.Kind == [32]byte{} || s.CacheTime == 0 || s.CacheMost == 0 {
+	if err != nil || l.Terms.Kind == [32]byte{} || s.CacheTime == 0 || s.CacheMost == 0 || e.memoryShort.Load() {
 		return nil
 	}
 	e.accounts.last(h.id)

@@ -199,7 +199,7 @@ func (c *claims) greet(conn *net.UnixConn) error {
 func (c *claims) possible(k *cached, terms *lease.Terms) bool {
 	most := terms.Duration + c.e.cfg.Settings.CacheTime
 	by := k.spec.Provider != dataplane.OFI && !k.late
-	return by && c.e.whyCordoned() == "" && !c.e.room.othersWait(terms.Tenant) && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
+	return by && c.e.whyCordoned() == "" && !c.e.memoryShort.Load() && !c.e.room.othersWait(terms.Tenant) && !c.e.limits.mayRefuse() && c.e.back.before(most, c.e.now()) == most
 }
 
 // arm lets the clients of the agent that released a lease, or has asked for spare workers, claim the workers. It returns nil if they can be reused by

@@ -255,6 +255,14 @@ func (s *codeStore) evict() bool {
 	return true
 }
 
+// evictAll drops all libraries that no lease uses.
+func (s *codeStore) evictAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.evict() {
+	}
+}
+
 // receive reads, checks and seals a library.
 func (s *codeStore) receive(ctx context.Context, u sending, size uint64, next func() ([]byte, error)) (*code, error) {
 	p := &pieces{next: next, left: size}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -65,14 +66,15 @@ type Executor struct {
 	asked chan drainRequest // capacity 1: an operator's request to drain
 	back  *wantedBack
 
-	mu       sync.Mutex
-	holdings map[lease.ID]*holding
-	cached   map[lease.ID]*cached // cached workers
-	coming   coming               // resources of cached workers that are being reaped
-	draining bool
-	cordoned string          // reason for which no new leases are granted; "": they are
-	until    time.Time       // end of the grace, while draining
-	grace    context.Context // of the drain: it also ends when the drain is cut short
+	mu          sync.Mutex
+	holdings    map[lease.ID]*holding
+	cached      map[lease.ID]*cached // cached workers
+	coming      coming               // resources of cached workers that are being reaped
+	draining    bool
+	memoryShort atomic.Bool     // other programs need memory: none is lent
+	cordoned    string          // reason for which no new leases are granted; "": they are
+	until       time.Time       // end of the grace, while draining
+	grace       context.Context // of the drain: it also ends when the drain is cut short
 }
 
 // New returns an executor without leases. It needs Run and a gRPC server.
@@ -122,7 +124,7 @@ func (e *Executor) info() *control.InfoReply {
 	c.FreeCores = min(c.FreeCores+e.coming.cores, c.Cores)
 	c.FreeMemory = min(c.FreeMemory+e.coming.memory+unused, c.Memory)
 	e.mu.Unlock()
-	if _, reason := e.cfg.Spawner.CannotStart(); reason != nil {
+	if _, reason := e.cfg.Spawner.CannotStart(); reason != nil || e.memoryShort.Load() {
 		c.FreeCores, c.FreeMemory = 0, 0 // so that no client is sent here
 	}
 	cordoned := e.whyCordoned() != ""

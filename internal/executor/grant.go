@@ -128,6 +128,9 @@ func (e *Executor) lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		err = e.notCordoned()
 	}
 	if err == nil {
+		err = e.lendsMemory()
+	}
+	if err == nil {
 		err = e.admit(ctx, req)
 	}
 	if err != nil {

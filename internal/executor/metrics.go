@@ -28,7 +28,9 @@ type metrics struct {
 	uploads *prometheus.CounterVec // known
 	claims  prometheus.Counter
 	yielded prometheus.Counter
-	seeds   *prometheus.CounterVec // result
+	// memoryShort counts how often the node's memory became short, memoryYielded the leases that ended because of it.
+	memoryShort, memoryYielded prometheus.Counter
+	seeds                      *prometheus.CounterVec // result
 
 	mu    sync.Mutex
 	count board.Stats // for the manager
@@ -53,6 +55,10 @@ func newMetrics() *metrics {
 			Help: "Leases that took cached or spare workers by a claim."}),
 		yielded: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_leases_yielded_total",
 			Help: "Leases that ended because other programs of the node used one of their cores (yield-after)."}),
+		memoryShort: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_memory_short_total",
+			Help: "How often the node's memory became short, so that none was lent for a time (yield-memory)."}),
+		memoryYielded: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_leases_yielded_memory_total",
+			Help: "Leases that ended because other programs of the node needed memory (yield-memory)."}),
 		seeds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_seeds_total",
 			Help: "Init calls that were made for a seed: made, refused because their state cannot be kept, or failed."}, []string{"result"}),
 	}
@@ -133,7 +139,7 @@ func (m *metrics) uploaded(known bool) {
 // show adds the executor's metrics to what is shown.
 func (e *Executor) show(r prometheus.Registerer) {
 	m := e.metrics
-	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.yielded, m.seeds)
+	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.yielded, m.memoryShort, m.memoryYielded, m.seeds)
 	gauge := func(name, help string, f func() float64) {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_executor_" + name, Help: help}, f))
 	}

@@ -203,6 +203,10 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 		e.lender.peers = peersOf(reg.client)
 		lists = own.newRevocations(reg.client, port.Node, s.StateDir, log)
 	}
+	watchMemory, err := e.startMemory()
+	if err != nil {
+		return err
+	}
 	if s.Separate {
 		if err := port.Announce(); err != nil {
 			return err
@@ -236,6 +240,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	wg.Go(func() { e.Run(background) })
 	wg.Go(func() { e.reportAbility(background) })
 	wg.Go(func() { renewals.Run(background) })
+	wg.Go(func() { watchMemory(background) })
 	if s.YieldAfter > 0 {
 		wg.Go(func() { e.yield(background, s.YieldAfter, readUse) })
 	}
@@ -489,11 +494,15 @@ func (c *Config) lend(spawner Spawner, log *slog.Logger) error {
 		return err
 	}
 	if c.Memory == 0 {
+		node, err := topology.NodeMemory("/")
+		if err != nil {
+			return err
+		}
 		available, err := topology.AvailableMemory("/")
 		if err != nil {
 			return err
 		}
-		c.Memory = lentMemory(available, slurm.Memory, c.Settings.Pool*len(c.Providers))
+		c.Memory = lentMemory(available-min(memoryReserve(s, node.Total), available/2), slurm.Memory, c.Settings.Pool*len(c.Providers))
 	}
 	return nil
 }

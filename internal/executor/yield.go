@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -168,18 +170,18 @@ func (e *Executor) withhold(cpus []int, on bool) {
 		leave := e.turns.enter()
 		e.work.Go(func() {
 			defer leave()
-			e.giveUp(id, reason)
+			e.giveUp(id, reason, e.metrics.yielded)
 		})
 	}
 }
 
-// giveUp ends a lease in whatever state it is.
-func (e *Executor) giveUp(id lease.ID, reason string) {
+// giveUp ends a lease in whatever state it is, and counts it.
+func (e *Executor) giveUp(id lease.ID, reason string, count prometheus.Counter) {
 	if e.dropCached(id) || e.stopStart(context.Background(), id, reason) {
 		return
 	}
 	if h, err := e.beginEnd(context.Background(), id, lease.Revoked, reason); err == nil {
-		e.metrics.yielded.Inc()
+		count.Inc()
 		e.finishEnd(context.Background(), h, killed)
 	}
 }

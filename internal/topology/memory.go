@@ -44,13 +44,43 @@ func meminfo(root, name string) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("memory of the node: %w", err)
 	}
+	n, err := meminfoValue(b, name)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("memory of the node: /proc/meminfo has no memory as %s", name)
+	}
+	return n, err
+}
+
+// Memory is a node's memory in bytes.
+type Memory struct {
+	Total     uint64
+	Free      uint64 // that nothing uses, not even the page cache
+	Available uint64 // that programs can get, by the kernel's estimate
+}
+
+// NodeMemory returns the memory of the node, without limits of control groups.
+func NodeMemory(root string) (m Memory, err error) {
+	b, err := os.ReadFile(filepath.Join(root, "proc/meminfo"))
+	if err != nil {
+		return m, fmt.Errorf("memory of the node: %w", err)
+	}
+	for name, to := range map[string]*uint64{"MemTotal:": &m.Total, "MemFree:": &m.Free, "MemAvailable:": &m.Available} {
+		if *to, err = meminfoValue(b, name); err != nil {
+			return m, err
+		}
+	}
+	return m, nil
+}
+
+// meminfoValue returns a value of the text of /proc/meminfo in bytes.
+func meminfoValue(b []byte, name string) (uint64, error) {
 	for line := range bytes.Lines(b) {
 		f := bytes.Fields(line)
 		if len(f) < 2 || string(f[0]) != name {
 			continue
 		}
 		kib, err := strconv.ParseUint(string(f[1]), 10, 54)
-		if err != nil || kib == 0 {
+		if err != nil {
 			return 0, fmt.Errorf("memory of the node: /proc/meminfo has %q", line)
 		}
 		return kib << 10, nil
