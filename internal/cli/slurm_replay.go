@@ -18,7 +18,10 @@ func newSlurmReplay(a *app) *cobra.Command {
 		Short: "Simulate the controller on a synthetic day of idle gaps, and print how much of the gaps it would use",
 		Long: `Simulate "rfaas slurm follow" on a synthetic day of idle gaps, event by event, with times that were measured on a
 real Slurm. Gaps and busy times are log-normal, given by median and 95th percentile. The scheduler's plan shows the end of the
-known gaps. In these, Slurm starts executors in its backfill only, for whole minutes. The other gaps end by preemption.`,
+known gaps. In these, Slurm starts executors in its backfill only, for whole minutes. The other gaps end by preemption.
+
+With --yield-after, executors stay on their nodes and lend a core when the jobs have not used it for twice that time. Then the controller and the
+times of executor jobs play no part. Neighbours that share a core, memory that is short, and the supply of calls are not modelled.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			res, err := r.Run()
@@ -32,6 +35,9 @@ known gaps. In these, Slurm starts executors in its backfill only, for whole min
 			fmt.Fprintf(a.Stdout, "%d nodes for %v: %.1f %% of the node time idle, in %d gaps, %d of them over a minute\n", r.Nodes, r.Length,
 				100*res.IdleShare, res.Gaps, res.LongGaps)
 			fmt.Fprintf(a.Stdout, "lent: %.1f %% of the idle time in gaps over a minute, %.1f %% of all\n", 100*res.CoveredLong, 100*res.Covered)
+			for _, c := range res.ByLength {
+				fmt.Fprintf(a.Stdout, "  gaps from %v: %d, %.1f %% of their time\n", c.From, c.Gaps, 100*c.Covered)
+			}
 			fmt.Fprintf(a.Stdout, "%d executor jobs, %d of them preempted, which cost the job that wanted the node %v (median), %v (p95)\n", res.Jobs,
 				res.Preempted, ms(res.WaitMedian), ms(res.WaitP95))
 			return nil
@@ -54,6 +60,8 @@ known gaps. In these, Slurm starts executors in its backfill only, for whole min
 	f.DurationVar(&r.SchedDelay, "sched-delay", r.SchedDelay, "Slurm's batch_sched_delay")
 	f.DurationVar(&r.Backfill, "backfill", r.Backfill, "Slurm's bf_interval")
 	f.DurationVar(&r.Interval, "interval", r.Interval, "how often the controller looks")
+	f.DurationVar(&r.Yield, "yield-after", r.Yield, "yield-after of executors that stay on their nodes beside the jobs; 0: executors are jobs")
+	f.DurationVar(&r.Lease, "lease", r.Lease, "with --yield-after: until a lease has started")
 	policyFlags(f, &r.Policy)
 	f.BoolVar(&asJSON, "json", false, "print a JSON object")
 	return c

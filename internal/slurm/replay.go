@@ -46,7 +46,13 @@ type Replay struct {
 	Backfill   time.Duration // Slurm's bf_interval
 	Interval   time.Duration // of the controller
 	Policy     Policy
+	// Yield is the yield-after of executors that stay on their nodes beside Slurm's jobs, and Lease how long a lease takes to start. Then the controller
+	// and the times of jobs play no part. 0: executors are Slurm's jobs.
+	Yield, Lease time.Duration
 }
+
+// yieldSteps is how much of a gap passes, in tenths of Yield, before an executor lends a core that a job has left: twice Yield, and one measurement.
+const yieldSteps = 22
 
 // DefaultReplay returns a day of a hundred nodes. The gaps are short on purpose, because these are hard to use: half of
 // them below two minutes, their mean about five. Start and drain are the times that make test-slurm measured on a busy
@@ -55,7 +61,7 @@ func DefaultReplay() Replay {
 	return Replay{Seed: 1, Nodes: 100, Length: 24 * time.Hour,
 		Gap: Spread{2 * time.Minute, 1115 * time.Second}, Busy: Spread{30 * time.Minute, 2 * time.Hour}, Known: 0.5,
 		Start: Spread{900 * time.Millisecond, 1800 * time.Millisecond}, Drain: Spread{280 * time.Millisecond, 530 * time.Millisecond},
-		Grace: time.Second, SchedDelay: 3 * time.Second, Backfill: 30 * time.Second, Interval: time.Second}
+		Lease: time.Millisecond, Grace: time.Second, SchedDelay: 3 * time.Second, Backfill: 30 * time.Second, Interval: time.Second}
 }
 
 func newReplayRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 17)) }
@@ -67,12 +73,23 @@ type ReplayResult struct {
 	Idle        time.Duration `json:"idle_ns"` // node time
 	IdleShare   float64       `json:"idle_share"`
 	Covered     float64       `json:"covered"` // share of the idle time
+	ByLength    []GapClass    `json:"by_length"`
 	CoveredLong float64       `json:"covered_over_a_minute"`
 	Jobs        int           `json:"jobs"`
 	Preempted   int           `json:"preempted"`
 	WaitMedian  time.Duration `json:"wait_median_ns"` // that preempted executors cost the jobs that wanted their nodes
 	WaitP95     time.Duration `json:"wait_p95_ns"`
 }
+
+// GapClass is the gaps of a length from From to the next class.
+type GapClass struct {
+	From    time.Duration `json:"from_ns"`
+	Gaps    int           `json:"gaps"`
+	Idle    time.Duration `json:"idle_ns"`
+	Covered float64       `json:"covered"` // share of Idle
+}
+
+var gapClasses = []time.Duration{0, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 10 * time.Minute}
 
 // replayNode is a node of a Replay.
 type replayNode struct {
@@ -122,6 +139,7 @@ type replay struct {
 	long     time.Duration
 	covered  time.Duration
 	coverLng time.Duration
+	lent     []time.Duration // by class
 	result   ReplayResult
 	planner  *Planner
 }
@@ -140,12 +158,18 @@ func (c Replay) Run() (ReplayResult, error) {
 		return ReplayResult{}, fmt.Errorf("%d nodes for %v, interval %v, backfill %v, delay %v, known %v: out of range", c.Nodes, c.Length, c.Interval,
 			c.Backfill, c.SchedDelay, c.Known)
 	}
+	if c.Yield < 0 || c.Lease < 0 {
+		return ReplayResult{}, fmt.Errorf("yield %v, lease %v: out of range", c.Yield, c.Lease)
+	}
 	planner, err := NewPlanner(c.Policy)
 	if err != nil {
 		return ReplayResult{}, err
 	}
 	s := &replay{Replay: c, r: newReplayRand(c.Seed), now: time.Unix(1_700_000_000, 0), byName: map[string]*replayNode{},
-		jobs: map[int64]*replayJob{}, planner: planner}
+		jobs: map[int64]*replayJob{}, planner: planner, lent: make([]time.Duration, len(gapClasses))}
+	for _, from := range gapClasses {
+		s.result.ByLength = append(s.result.ByLength, GapClass{From: from})
+	}
 	end := s.now.Add(c.Length)
 	for i := range c.Nodes {
 		n := &replayNode{name: fmt.Sprint("n", i+1)}
@@ -153,7 +177,9 @@ func (c Replay) Run() (ReplayResult, error) {
 		// Somewhere in a busy time, so that the nodes are not in step.
 		s.after(time.Duration(s.r.Float64()*float64(c.Busy.draw(s.r))), func() { s.gap(n) })
 	}
-	s.tick()
+	if c.Yield == 0 {
+		s.tick()
+	}
 	for len(s.queue) > 0 {
 		e := heap.Pop(&s.queue).(replayEvent)
 		if e.at.After(end) {
@@ -166,6 +192,9 @@ func (c Replay) Run() (ReplayResult, error) {
 	res.IdleShare = float64(res.Idle) / (float64(c.Length) * float64(c.Nodes))
 	res.Covered = float64(s.covered) / float64(max(res.Idle, 1))
 	res.CoveredLong = float64(s.coverLng) / float64(max(s.long, 1))
+	for i := range res.ByLength {
+		res.ByLength[i].Covered = float64(s.lent[i]) / float64(max(res.ByLength[i].Idle, 1))
+	}
 	res.Preempted = len(s.waits)
 	slices.Sort(s.waits)
 	if len(s.waits) > 0 {
@@ -251,6 +280,16 @@ func (s *replay) wanted(n *replayNode) {
 		s.waits = append(s.waits, wait)
 		s.finish(n, s.now)
 	}
+	if s.Yield > 0 { // the job does not wait: workers have idle priority
+		n.covered = max(0, length-s.Yield/10*yieldSteps-s.Lease)
+	}
+	class := 0
+	for class+1 < len(gapClasses) && length >= gapClasses[class+1] {
+		class++
+	}
+	s.result.ByLength[class].Gaps++
+	s.result.ByLength[class].Idle += length
+	s.lent[class] += n.covered
 	s.result.Gaps++
 	s.result.Idle += length
 	s.covered += n.covered

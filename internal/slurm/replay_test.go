@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"reflect"
 	"testing"
 	"time"
 )
@@ -27,7 +28,7 @@ func TestReplay(t *testing.T) {
 	small := day()
 	small.Nodes = 20
 	first, _ := small.Run()
-	if again, _ := small.Run(); again != first {
+	if again, _ := small.Run(); !reflect.DeepEqual(again, first) {
 		t.Errorf("another result by the same seed: %+v, %+v", first, again)
 	}
 	if got.Gaps < 1000 || got.IdleShare < 0.05 || got.IdleShare > 0.3 || got.Jobs < got.Gaps/2 || got.Preempted == 0 {
@@ -41,10 +42,39 @@ func TestReplay(t *testing.T) {
 	}
 }
 
+// Executors that stay on their nodes use gaps of seconds.
+func TestReplayYielding(t *testing.T) {
+	r := day()
+	r.Gap, r.Busy, r.Yield = Spread{10 * time.Second, time.Minute}, Spread{5 * time.Minute, 20 * time.Minute}, 200*time.Millisecond
+	r.Nodes = 20
+	got, err := r.Run()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var idle, lent float64
+	for _, c := range got.ByLength {
+		t.Logf("%d gaps from %v: %.1f %% of the idle time", c.Gaps, c.From, 100*c.Covered)
+		if c.From >= 5*time.Second {
+			idle, lent = idle+float64(c.Idle), lent+c.Covered*float64(c.Idle)
+		}
+		if c.Covered < 0 || c.Covered > 1 {
+			t.Errorf("%+v", c)
+		}
+	}
+	if lent/idle < 0.9 || got.Jobs != 0 {
+		t.Errorf("%.3f of the idle time in gaps of 5 s or more, by %d jobs", lent/idle, got.Jobs)
+	}
+	jobs := r
+	jobs.Yield = 0
+	if other, err := jobs.Run(); err != nil || other.Covered > got.Covered-0.2 {
+		t.Errorf("executors that are jobs use %.3f of such gaps, %v", other.Covered, err)
+	}
+}
+
 func TestReplayRefuses(t *testing.T) {
 	for name, change := range map[string]func(*Replay){
 		"nodes": func(r *Replay) { r.Nodes = 0 }, "gap": func(r *Replay) { r.Gap.Median = 0 }, "order": func(r *Replay) { r.Start.P95 = 1 },
-		"known": func(r *Replay) { r.Known = 1.1 }, "policy": func(r *Replay) { r.Policy.Rate = 0 }, "backfill": func(r *Replay) { r.Backfill = 0 },
+		"known": func(r *Replay) { r.Known = 1.1 }, "policy": func(r *Replay) { r.Policy.Rate = 0 }, "backfill": func(r *Replay) { r.Backfill = 0 }, "yield": func(r *Replay) { r.Yield = -1 },
 	} {
 		r := day()
 		change(&r)
