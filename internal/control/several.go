@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
@@ -92,11 +93,35 @@ type routed struct {
 	which int
 }
 
-// leaveSilent closes the connection if a call on it is not answered in time, so that the next call can reach another manager.
+// silentAfter is how long a manager has to be silent before its connection is given up. It is less than the time limit of
+// the question whether it still serves.
+const silentAfter = 750 * time.Millisecond
+
+// leaveSilent closes the connection of a call that is not answered in time, so that the next call can reach another manager, if nothing else
+// has arrived on that connection for some time either. Calls on it to a manager that is only slow go on.
 func (l *live) leaveSilent(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	err := invoke(ctx, method, req, reply, cc, opts...)
-	if status.Code(err) == codes.DeadlineExceeded {
-		l.end()
+	began := time.Now()
+	var with peer.Peer
+	err := invoke(ctx, method, req, reply, cc, append(slices.Clone(opts), grpc.Peer(&with))...)
+	if status.Code(err) != codes.DeadlineExceeded {
+		return err
+	}
+	if on, ok := with.AuthInfo.(*link); ok && on.tracked != nil && on.tracked.silentSince(began) {
+		on.tracked.Close()
 	}
 	return err
+}
+
+// silentSince notes that a call was not answered that began at a time. It reports whether nothing has arrived for at least silentAfter since such a call
+// began.
+func (t *tracked) silentSince(began time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.read.After(began) {
+		return false
+	}
+	if t.silent.IsZero() {
+		t.silent = began
+	}
+	return time.Since(t.silent) >= silentAfter
 }

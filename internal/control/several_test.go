@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"net"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
@@ -58,5 +63,81 @@ func TestSeveralAddresses(t *testing.T) {
 	defer cancel()
 	if _, err := NewExecutorClient(conn).Info(ctx, &InfoRequest{}); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("a call that nobody answers: %v", err)
+	}
+}
+
+// pausing answers Info, except for the first calls, which wait.
+type pausing struct {
+	UnimplementedExecutorServer
+	waiting chan struct{} // receives for each call that waits
+	wait    atomic.Int32  // calls that still have to wait
+	answer  chan struct{} // closed: waiting calls are answered
+}
+
+func (p *pausing) Info(ctx context.Context, _ *InfoRequest) (*InfoReply, error) {
+	if p.wait.Add(-1) >= 0 {
+		p.waiting <- struct{}{}
+		select {
+		case <-p.answer:
+		case <-ctx.Done():
+		}
+	}
+	return &InfoReply{}, nil
+}
+
+// A call that is not answered in time does not end other calls, if its limit is short, or if the manager answers other calls meanwhile.
+func TestSlowCallEndsNoOthers(t *testing.T) {
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.Close()
+	for name, limit := range map[string]time.Duration{"short limit": 50 * time.Millisecond, "others are answered": silentAfter + 100*time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			p, err := OpenPort(PortConfig{Listen: "127.0.0.1:0", SecretFile: filepath.Join(dir, "secret")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close(t.Context())
+			s := &pausing{waiting: make(chan struct{}, 2), answer: make(chan struct{})}
+			s.wait.Store(2)
+			RegisterExecutorServer(p.Server, s)
+			if err := p.Serve(); err != nil {
+				t.Fatal(err)
+			}
+			conn, err := Dial(p.Address+","+dead.Addr().String(), DialConfig{Secret: p.Secret})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			c := NewExecutorClient(conn)
+			long := make(chan error, 1)
+			go func() {
+				_, err := c.Info(t.Context(), &InfoRequest{})
+				long <- err
+			}()
+			<-s.waiting
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			limited := make(chan error, 1)
+			go func() {
+				_, err := c.Info(ctx, &InfoRequest{})
+				limited <- err
+			}()
+			<-s.waiting
+			if limit > silentAfter {
+				if _, err := c.Info(t.Context(), &InfoRequest{}); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := <-limited; status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("the limited call: %v", err)
+			}
+			close(s.answer)
+			if err := <-long; err != nil {
+				t.Errorf("the other call: %v", err)
+			}
+		})
 	}
 }

@@ -30,6 +30,7 @@ type link struct {
 	bounded *boundedConn   // at the server
 	plain   bool           // plain text from another node, which is not allowed
 	node    *identity.Node // at the server: checks channel.Node
+	tracked *tracked       // at the client; nil: the connection is not tracked
 
 	mu       sync.Mutex
 	verified map[string]identity.Identity // at the server: by scheme and credential
@@ -63,13 +64,28 @@ type live struct {
 type tracked struct {
 	net.Conn
 	of *live
+
+	mu     sync.Mutex
+	read   time.Time // when something last arrived
+	silent time.Time // when the first call began that was not answered in time, and since when nothing has arrived
+}
+
+// Read notes that something has arrived.
+func (t *tracked) Read(b []byte) (int, error) {
+	n, err := t.Conn.Read(b)
+	if n > 0 {
+		t.mu.Lock()
+		t.read, t.silent = time.Now(), time.Time{}
+		t.mu.Unlock()
+	}
+	return n, err
 }
 
 func (l *live) track(c net.Conn) net.Conn {
 	if l == nil {
 		return c
 	}
-	t := &tracked{c, l}
+	t := &tracked{Conn: c, of: l}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.conns[t] = struct{}{}
@@ -102,6 +118,7 @@ func (t *clientTransport) ClientHandshake(ctx context.Context, _ string, raw net
 		raw = t.live.track(raw)
 	}
 	if t.tls[which] == nil {
+		l.tracked, _ = raw.(*tracked)
 		l.SecurityLevel = credentials.NoSecurity
 		l.channel.Nonce = make([]byte, identity.NonceSize)
 		rand.Read(l.channel.Nonce)
@@ -116,6 +133,7 @@ func (t *clientTransport) ClientHandshake(ctx context.Context, _ string, raw net
 	if _, done := raw.(*tracked); !done {
 		raw = t.live.track(raw)
 	}
+	l.tracked, _ = raw.(*tracked)
 	conn := tls.Client(raw, config)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		raw.Close()
