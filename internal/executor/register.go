@@ -108,12 +108,16 @@ func (r *registrar) step(run context.Context) bool {
 	if r.way != nil {
 		err := r.write()
 		if err == nil {
-			err = r.replaced(ctx)
+			if err = r.ask(ctx); err == nil {
+				r.away = false
+				r.limits.beat()
+				return true
+			}
+			if !errors.Is(err, errReplaced) {
+				return r.failed(run, err) // a manager that is slow keeps its executors
+			}
 		}
-		if err == nil {
-			r.limits.beat()
-			return true
-		} else if run.Err() == nil {
+		if run.Err() == nil {
 			r.log.Info("the manager's memory cannot be reached any more", "manager", r.manager, "error", err)
 		}
 		r.detach()
@@ -156,21 +160,24 @@ func (r *registrar) step(run context.Context) bool {
 	return true
 }
 
-// replaced returns an error if another manager has taken over, or if the manager does not answer. The memory of a manager whose process is
+// errReplaced means that the memory belongs to a manager that does not serve any more.
+var errReplaced = errors.New("another resource manager has taken over")
+
+// ask returns errReplaced if another manager has taken over, and another error if none answers. The memory of a manager whose process is
 // stopped can still be reached.
-func (r *registrar) replaced(ctx context.Context) error {
+func (r *registrar) ask(ctx context.Context) error {
 	if !r.several || time.Since(r.asked) < otherManager {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, otherManager)
 	defer cancel()
 	hello, err := r.client.Hello(ctx, &control.ManagerHelloRequest{ProtocolVersion: control.ProtocolVersion})
-	r.asked = time.Now()
 	if err != nil {
 		return err
 	}
+	r.asked = time.Now()
 	if hello.GetEpoch() != r.hello.GetEpoch() {
-		return errors.New("another resource manager has taken over")
+		return errReplaced
 	}
 	return nil
 }

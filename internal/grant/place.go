@@ -138,8 +138,8 @@ func (c *shared) attach(ctx context.Context) error {
 // otherManager is the interval at which one of several managers is asked whether it still serves the board, and the time limit of the question.
 const otherManager = time.Second
 
-// replaced reports whether another manager has taken over, or the manager does not answer. The board of a manager whose process is stopped
-// can still be read on shm and verbs. Under the lock of places.
+// replaced reports whether another manager has taken over. The board of a manager whose process is stopped can still be read on shm and verbs. That of
+// one that is only slow stays in use. Under the lock of places.
 func (c *shared) replaced(ctx context.Context) bool {
 	p := &c.places
 	if !control.Several(c.opts.Manager) || time.Since(p.asked) < otherManager {
@@ -149,7 +149,7 @@ func (c *shared) replaced(ctx context.Context) bool {
 	defer cancel()
 	hello, err := c.hello(ctx)
 	p.asked = time.Now()
-	return err != nil || hello.GetEpoch() != p.reader.Header().Epoch
+	return err == nil && hello.GetEpoch() != p.reader.Header().Epoch
 }
 
 var errNoBoard = errors.New("this node cannot reach the board by any provider")
