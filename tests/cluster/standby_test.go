@@ -211,3 +211,19 @@ func TestManagerWithoutEtcd(t *testing.T) {
 	p.exact()
 	p.managers[0].end(t)
 }
+
+// With three members of etcd and TLS, managers and bills go on without one of the members, also through a fail-over.
+func TestEtcdLosesMember(t *testing.T) {
+	p := newPair(t, etcdtest.Options{Members: 3, TLS: true})
+	p.etcd.KillMember(0) // the first that managers try
+	p.holder.rounds(t, "the end of a member of etcd", 2)
+	testkit.Eventually(t, "charges reach etcd", func() bool {
+		out, err := p.command(nil, "bill", "--json")
+		return err == nil && strings.Contains(string(out), "ann")
+	})
+	testkit.Eventually(t, "healthz is good", func() bool { status, _ := p.get(p.web(0), "/healthz"); return status == 200 })
+	p.managers[0].signal(syscall.SIGKILL)
+	p.resumed(1, time.Now())
+	p.holder.rounds(t, "the fail-over", 2)
+	p.exact()
+}
