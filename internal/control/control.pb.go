@@ -2002,10 +2002,11 @@ type FetchRequest struct {
 	Sha256        []byte                 `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
 	Provider      string                 `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
-	Blob          []byte                 `protobuf:"bytes,4,opt,name=blob,proto3" json:"blob,omitempty"`      // of the caller's queue pair
-	Memory        *MemoryRef             `protobuf:"bytes,5,opt,name=memory,proto3" json:"memory,omitempty"`  // the table's bytes
-	Bundle        bool                   `protobuf:"varint,6,opt,name=bundle,proto3" json:"bundle,omitempty"` // it is a bundle
-	Seed          *SeedCopy              `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`     // it is a seed, of which another executor lends the memory; without sha256 and size
+	Blob          []byte                 `protobuf:"bytes,4,opt,name=blob,proto3" json:"blob,omitempty"`                           // of the caller's queue pair
+	Memory        *MemoryRef             `protobuf:"bytes,5,opt,name=memory,proto3" json:"memory,omitempty"`                       // the table's bytes
+	Bundle        bool                   `protobuf:"varint,6,opt,name=bundle,proto3" json:"bundle,omitempty"`                      // it is a bundle
+	Seed          *SeedCopy              `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`                          // it is a seed, of which another executor lends the memory; without sha256 and size
+	OnDemand      bool                   `protobuf:"varint,21,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // of a seed: leases may start before all of it has arrived. The caller then keeps this stream and that of the loan until they end
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2089,11 +2090,19 @@ func (x *FetchRequest) GetSeed() *SeedCopy {
 	return nil
 }
 
+func (x *FetchRequest) GetOnDemand() bool {
+	if x != nil {
+		return x.OnDemand
+	}
+	return false
+}
+
 type FetchReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`  // of the executor's queue pair
-	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"` // the node has the table
-	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"` // with done: names the copy of a seed
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`         // of the executor's queue pair
+	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`        // the node has the table
+	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`        // with done: names the copy of a seed
+	Filling       bool                   `protobuf:"varint,21,opt,name=filling,proto3" json:"filling,omitempty"` // with done: the rest of the seed is still being read. The stream ends when all of it has arrived
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2149,6 +2158,13 @@ func (x *FetchReply) GetSeed() []byte {
 	return nil
 }
 
+func (x *FetchReply) GetFilling() bool {
+	if x != nil {
+		return x.Filling
+	}
+	return false
+}
+
 type LendRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seed          []byte                 `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"` // LeaseReply.seed; none: the one with this name
@@ -2156,7 +2172,8 @@ type LendRequest struct {
 	Blob          []byte                 `protobuf:"bytes,3,opt,name=blob,proto3" json:"blob,omitempty"` // of the other executor's queue pair
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Version       uint32                 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
-	Tenant        string                 `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"` // of an operator, with a name
+	Tenant        string                 `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"`                      // of an operator, with a name
+	OnDemand      bool                   `protobuf:"varint,7,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // workers may depend on the loan, so a handover waits for its end
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2231,6 +2248,13 @@ func (x *LendRequest) GetTenant() string {
 		return x.Tenant
 	}
 	return ""
+}
+
+func (x *LendRequest) GetOnDemand() bool {
+	if x != nil {
+		return x.OnDemand
+	}
+	return false
 }
 
 type LendReply struct {
@@ -5935,7 +5959,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\"H\n" +
 	"\vUploadReply\x12\x1c\n" +
 	"\tfunctions\x18\x01 \x03(\tR\tfunctions\x12\x1b\n" +
-	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\xe7\x01\n" +
+	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\x84\x02\n" +
 	"\fFetchRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1a\n" +
@@ -5943,19 +5967,22 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04blob\x18\x04 \x01(\fR\x04blob\x123\n" +
 	"\x06memory\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\x12\x16\n" +
 	"\x06bundle\x18\x06 \x01(\bR\x06bundle\x12.\n" +
-	"\x04seed\x18\x14 \x01(\v2\x1a.rfaas.control.v1.SeedCopyR\x04seed\"H\n" +
+	"\x04seed\x18\x14 \x01(\v2\x1a.rfaas.control.v1.SeedCopyR\x04seed\x12\x1b\n" +
+	"\ton_demand\x18\x15 \x01(\bR\bonDemand\"b\n" +
 	"\n" +
 	"FetchReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x12\n" +
-	"\x04seed\x18\x14 \x01(\fR\x04seed\"\x97\x01\n" +
+	"\x04seed\x18\x14 \x01(\fR\x04seed\x12\x18\n" +
+	"\afilling\x18\x15 \x01(\bR\afilling\"\xb4\x01\n" +
 	"\vLendRequest\x12\x12\n" +
 	"\x04seed\x18\x01 \x01(\fR\x04seed\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04blob\x18\x03 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\rR\aversion\x12\x16\n" +
-	"\x06tenant\x18\x06 \x01(\tR\x06tenant\"\x84\x01\n" +
+	"\x06tenant\x18\x06 \x01(\tR\x06tenant\x12\x1b\n" +
+	"\ton_demand\x18\a \x01(\bR\bonDemand\"\x84\x01\n" +
 	"\tLendReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x123\n" +
 	"\x06memory\x18\x02 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\x12.\n" +

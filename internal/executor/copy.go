@@ -3,8 +3,10 @@ package executor
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -48,17 +50,25 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	ctx, cancel := fetchContext(ctx, size)
 	defer cancel()
 	var source *fetchSource
-	t, err := e.tables.seed(ctx, copyKey(owner, content), owner, func(room *seedRoom) (*zygote.Seed, error) {
+	defer func() { source.close() }()
+	// It outlives the request's first part, which a handover ends.
+	long, end := context.WithCancelCause(stream.Context())
+	defer end(nil)
+	keep := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
+	var filling *zygote.Seed
+	t, err := e.tables.seed(ctx, copyKey(owner, content), owner, func(room *seedRoom) (s *zygote.Seed, err error) {
 		if err := room.take(size); err != nil {
 			return nil, err
 		}
-		var err error
-		if source, err = e.connectSource(ctx, req, parts, stream.Send); err != nil {
+		if source, err = e.connectSource(long, req, parts, stream.Send); err != nil {
 			return nil, err
 		}
-		return zygote.CopySeed(c, source)
+		if !req.GetOnDemand() || size < onDemandLeast || !e.cfg.Spawner.FillsPages() {
+			return zygote.CopySeed(c, source)
+		}
+		filling, err = zygote.PageSeed(c, nil, func(i int, b []byte) error { return source.readAt(b, req.GetMemory().GetAddr()+at[i]) })
+		return filling, err
 	})
-	source.close()
 	e.changed()
 	switch {
 	case err != nil && control.IsClassed(err):
@@ -67,7 +77,57 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 		return control.Errorf(control.ClassConnection, "the seed cannot be copied: %v", err)
 	}
 	e.tables.release([]*table{t})
-	return stream.Send(&control.FetchReply{Done: true, Seed: content[:]})
+	if err := stream.Send(&control.FetchReply{Done: true, Seed: content[:], Filling: filling != nil}); err != nil || filling == nil {
+		if filling != nil {
+			end(errors.New("the caller has left"))
+			return e.fillSeed(source, filling, size) // ends it
+		}
+		return err
+	}
+	keep()
+	return e.fillSeed(source, filling, size)
+}
+
+const (
+	// onDemandLeast is the size of a seed, in bytes, below which copying all of it takes less time than the faults of the first call.
+	onDemandLeast = 2 << 20
+	// onDemandFirst is how long only pages are read for which a worker waits: about the time of a start and a first call, which then need not share the link.
+	onDemandFirst = 10 * time.Millisecond
+)
+
+// fillSeed reads the rest of a seed from which workers can start. A handover waits for it, because the next program could not go on with it.
+func (e *Executor) fillSeed(source *fetchSource, s *zygote.Seed, size uint64) error {
+	ctx, cancel := fetchContext(source.ctx, size)
+	defer cancel()
+	rest := make(chan struct{})
+	defer time.AfterFunc(onDemandFirst, func() { close(rest) }).Stop()
+	err := s.Fill(ctx, rest)
+	if err == nil {
+		return nil
+	}
+	e.tables.dropLost(s)
+	e.changed()
+	e.log.Warn("a seed cannot be copied any more: its workers are ended", "err", err)
+	return control.Errorf(control.ClassConnection, "the rest of the seed cannot be copied: %v", err)
+}
+
+// dropLost takes a seed whose pages are lost out of the store.
+func (s *tableStore) dropLost(seed *zygote.Seed) {
+	s.mu.Lock()
+	var unused []*table
+	for key, t := range s.tables {
+		if t.seed != seed {
+			continue
+		}
+		delete(s.tables, key)
+		t.gone = true
+		if t.refs == 0 {
+			s.freeing++
+			unused = append(unused, t)
+		}
+	}
+	s.mu.Unlock()
+	s.free(unused...)
 }
 
 // addPart adds a part to those that are read one after the other.

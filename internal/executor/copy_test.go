@@ -349,3 +349,86 @@ func TestLenderGoes(t *testing.T) {
 		refuses(t, "afterwards", err, control.ClassBusy, "draining")
 	}
 }
+
+// onDemand is copySeed on demand. The streams stay open until end is called. over gets how the rest of the transfer has ended.
+func onDemand(t *testing.T, from, to *node, key sum) (digest sum, end context.CancelFunc, over chan error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(from.ctx())
+	t.Cleanup(cancel)
+	loan, err := from.Lend(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = loan.Send(&control.LendRequest{Seed: key[:], Provider: dataplane.SHM, OnDemand: true}); err != nil {
+		t.Fatal(err)
+	}
+	offer, err := loan.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: dataplane.SHM, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed(), OnDemand: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := fetch.Recv()
+	if err == nil {
+		err = loan.Send(&control.LendRequest{Blob: r.GetBlob()})
+	}
+	if err == nil {
+		r, err = fetch.Recv()
+	}
+	if err != nil || !r.GetDone() || !r.GetFilling() {
+		t.Fatalf("%v, %v", r, err)
+	}
+	over = make(chan error, 1)
+	go func() {
+		_, err := fetch.Recv()
+		over <- err
+	}()
+	return sum(r.GetSeed()), cancel, over
+}
+
+// A seed that is copied on demand is usable before all of it has arrived. A handover of either executor waits for the rest. If the transfer ends before that,
+// the seed is lost and leaves the store.
+func TestCopySeedOnDemand(t *testing.T) {
+	nodes := newNodes(t, 2)
+	a, b := nodes[0], nodes[1]
+	b.z.pages = true
+	data, key := library(3 * (4 << 20))
+	a.hasSeed(key, data)
+	digest, _, over := onDemand(t, a, b, key)
+	for _, n := range nodes {
+		if err := n.e.turns.close(n.ctx()); err != nil {
+			t.Fatal(err)
+		}
+		n.e.turns.open()
+	}
+	if err := <-over; !errors.Is(err, io.EOF) {
+		t.Errorf("the rest: %v", err)
+	}
+	room := &seedRoom{b.e.tables, &arrivingTable{}, ""}
+	s := b.e.tables.takeCopy(copyKey("", digest), "", room)
+	if s == nil || s.Filling() || s.Lost() != nil {
+		t.Fatalf("the copy is not whole: %v", s)
+	}
+	got := make([]byte, 4<<20)
+	if _, err := s.File.ReadAt(got, 90<<20); err != nil || !bytes.Equal(got, data[2*(4<<20):]) {
+		t.Errorf("the copy differs, %v", err)
+	}
+	s.Close()
+	b.e.tables.giveBack(s.Bytes)
+
+	_, end, over := onDemand(t, a, b, key)
+	end()
+	<-over
+	if err := b.e.turns.close(b.ctx()); err != nil { // the handler has ended
+		t.Fatal(err)
+	}
+	b.e.turns.open()
+	if s := b.e.tables.takeCopy(copyKey("", digest), "", room); s != nil && s.Lost() != nil {
+		t.Error("the store has a seed whose pages are lost")
+	} else if s != nil { // all pages had arrived
+		s.Close()
+		b.e.tables.giveBack(s.Bytes)
+	}
+}

@@ -57,6 +57,7 @@ type fakeSpawner struct {
 	// seeds, if set, makes seeds.
 	seeds func(ctx context.Context) (*zygote.Seed, error)
 	verbs int
+	pages bool
 
 	mu      sync.Mutex
 	unable  error // why CannotStart says that no worker can be started
@@ -110,6 +111,7 @@ func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) 
 }
 
 func (z *fakeSpawner) VerbsDevices() int { return z.verbs }
+func (z *fakeSpawner) FillsPages() bool  { return z.pages }
 
 // OpenFile opens files as any process does.
 func (z *fakeSpawner) OpenFile(path string, _ bool) (*os.File, error) { return os.Open(path) }

@@ -293,6 +293,21 @@ func (s *fetchSource) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// readAt reads the bytes at an address.
+func (s *fetchSource) readAt(b []byte, addr uint64) error {
+	for len(b) > 0 {
+		if s.ctx.Err() != nil {
+			return fetchError(context.Cause(s.ctx))
+		}
+		n := min(len(b), fetchChunk)
+		if err := s.conn.Read(b[:n], addr, s.key, fetchStall); err != nil {
+			return fetchError(err)
+		}
+		b, addr = b[n:], addr+uint64(n)
+	}
+	return nil
+}
+
 // close ends the connection. Nil: there is none.
 func (s *fetchSource) close() {
 	if s == nil {

@@ -200,7 +200,7 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 		return err
 	}
 	defer end()
-	next := inbox(ctx, stream)
+	next := inbox(stream.Context(), stream)
 	first, stop := context.WithTimeoutCause(ctx, fetchConnect, errors.New("the caller has not named a seed"))
 	req, err := next(first)
 	stop()
@@ -217,9 +217,15 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 		return err
 	}
 	defer e.tables.release([]*table{t})
+	if err := t.seed.Whole(ctx); err != nil { // it is a copy itself
+		return lendError(err)
+	}
 	c, err := e.lender.contents(ctx, t.seed)
 	if err != nil {
 		return lendError(err)
+	}
+	if req.GetOnDemand() { // workers of the other executor depend on it: neither a handover nor the end of this program ends it
+		ctx = stream.Context()
 	}
 	ctx, cancel := fetchContext(ctx, c.Bytes())
 	defer cancel()

@@ -63,6 +63,8 @@ type Spawner interface {
 	// Symbols returns the names of functions at offsets in a library, "" for unknown ones. A separate process reads the
 	// library.
 	Symbols(ctx context.Context, code *os.File, offsets []uint64) ([]string, error)
+	// FillsPages reports whether workers can start from a seed before all of it has been read.
+	FillsPages() bool
 	VerbsDevices() int
 	// KeepPool keeps n pooled workers for each of the devices.
 	KeepPool(n int, devices ...zygote.Spec) error

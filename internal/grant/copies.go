@@ -256,10 +256,22 @@ func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand 
 
 // lendTo has one executor lend a seed, and another one fetch it. It returns the hash of the copy.
 func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient, from *seedPlace, provider string) (digest []byte, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil) // ends both streams
+	request := ctx
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	leave := context.AfterFunc(request, func() { cancel(context.Cause(request)) })
+	filling := false
+	defer func() {
+		if !filling {
+			leave()
+			cancel(nil) // ends both streams
+		}
+	}()
 	limit := time.AfterFunc(p.c.opts.Timeout+p.spec.Seed.Limit(), func() { cancel(errors.New("no answer in time")) })
-	defer limit.Stop()
+	defer func() {
+		if !filling {
+			limit.Stop()
+		}
+	}()
 	cause := func(err error) error {
 		if why := context.Cause(ctx); why != nil && !errors.Is(why, context.Canceled) {
 			return why
@@ -270,7 +282,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 	if err != nil {
 		return nil, err
 	}
-	ask := &control.LendRequest{Seed: from.key, Provider: provider}
+	ask := &control.LendRequest{Seed: from.key, Provider: provider, OnDemand: true}
 	if from.key == nil {
 		ask.Name, ask.Version, ask.Tenant = p.spec.Seed.GetName(), p.spec.Seed.GetVersion(), p.c.opts.Tenant
 	}
@@ -290,7 +302,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 		_, err := loan.Recv()
 		cancel(cmp.Or(err, errors.New("it sent a second offer"))) // the executor ends the loan
 	}()
-	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed()})
+	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed(), OnDemand: true})
 	if err != nil {
 		return nil, cause(err)
 	}
@@ -299,6 +311,15 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 		switch {
 		case err != nil:
 			return nil, cause(err)
+		case r.GetDone() && r.GetFilling() && leave():
+			// The lease need not wait for the rest. The streams go on until all of the seed has arrived. They end with the connections to the executors, too.
+			filling = true
+			go func() {
+				_, _ = fetch.Recv() // an error is the executors' own affair: it names it to the clients of its workers
+				limit.Stop()
+				cancel(nil)
+			}()
+			return r.GetSeed(), nil
 		case r.GetDone():
 			return r.GetSeed(), nil
 		}
