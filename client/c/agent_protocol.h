@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 16u      /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 15u      /* raised by every change that a program of an earlier version would misread */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -212,7 +212,7 @@ typedef struct rfaas_agent_blob {
 typedef struct rfaas_agent_spec {
     uint32_t workers, cores_per_worker, wait_mode, flags, depth, eager;
     uint32_t workers_min; /* at least 1 */
-    uint32_t init; /* not 0: the first call of each worker is the init call */
+    uint32_t init; /* not 0: the first call of each worker is the init call. Earlier libraries send 0, and earlier agents ignore it */
     uint64_t memory, bulk;
     int64_t duration_ns, call_limit_ns;
     char executor[RFAAS_AGENT_ADDRESS]; /* the only executor to ask, or "" */
