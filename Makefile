@@ -399,7 +399,8 @@ GO_LONG_PACKAGES := ./accounting ./internal/control ./internal/executor ./intern
 test-go: test-go-whole test-go-long ## Go tests that test-race does not run, or runs in a shorter form
 test-go-whole: tried-build
 	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $(filter-out $(RACE_PACKAGES) %/client %/tests/capi %/tests/faults %/tests/hostile \
-		%/tests/remote %/tests/slurm %/tests/cluster,$(shell $(GO) list ./...))
+		%/tests/remote %/tests/slurm %/tests/cluster %/benchmarks/neighbour,$(shell $(GO) list ./...))
+	$(Q)$(GO) test -count=1 -vet=off -timeout 60s ./benchmarks/neighbour # its leases end when another program uses their CPUs
 test-go-long: tried-build
 	$(Q)$(GO) test -count=1 -vet=off -timeout 280s -run '^($(subst $() ,|,$(strip $(GO_LONG))))$$' $(GO_LONG_PACKAGES)
 

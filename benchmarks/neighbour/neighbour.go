@@ -4,7 +4,6 @@
 package neighbour
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -264,7 +263,7 @@ func (cfg *Config) leaving(ctx context.Context, emit func(*latency.Result) error
 			units := unitsFor(compute(0), cfg.CPUs, cfg.Yield/5) // long batches, because no thread computes between two of them
 			var took time.Duration
 			var why error
-			_ = h.during(ctx, func(failed <-chan error) {
+			err := h.during(ctx, func(failed <-chan error) {
 				for began := time.Now(); why == nil && took < 20*cfg.Yield; took = time.Since(began) {
 					together(compute(0), cfg.CPUs, units)
 					select {
@@ -273,8 +272,13 @@ func (cfg *Config) leaving(ctx context.Context, emit func(*latency.Result) error
 					}
 				}
 			})
-			if why == nil || !strings.Contains(why.Error(), "yield-after") {
-				return fmt.Errorf("the calls of the lease, %v after the neighbour began: %w", took, cmp.Or(why, errors.New("no error")))
+			switch {
+			case took == 0:
+				return fmt.Errorf("before the neighbour began: %w (if other programs use the CPUs %v, measure without them)", err, cfg.CPUs)
+			case why == nil:
+				return fmt.Errorf("the lease has not ended %v after the neighbour began", took)
+			case !strings.Contains(why.Error(), "yield-after"):
+				return fmt.Errorf("%v after the neighbour began: %w", took, why)
 			}
 			p.Samples.Add(int64(took))
 			p.Add(float64(took), float64(took))
