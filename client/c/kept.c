@@ -32,6 +32,7 @@ int rfaas_api_keep_room(const rfaas_lease *l, const char *op, call_args *a, size
     rfaas_call_pieces *p = a->pieces;
     size_t n = p->out.n, size;
     uint32_t most = cut_capacity(l, a->p->keep);
+    a->room = most;
     if (most <= capacity)
         return RFAAS_OK; /* the lease returns no more */
     dp_piece *at = NULL;
@@ -43,7 +44,6 @@ int rfaas_api_keep_room(const rfaas_lease *l, const char *op, call_args *a, size
     p->out = (dp_pieces){at, n + 1};
     p->rest = at;
     p->capacity = capacity;
-    a->room = most;
     return RFAAS_OK;
 }
 

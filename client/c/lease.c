@@ -85,6 +85,8 @@ static void destroy_lease(rfaas_lease *l) {
     rfaas_api_init_free(l);
     for (uint32_t i = 0; i < l->requests_used; i++) {
         free(l->requests[i].text);
+        if (l->requests[i].pieces)
+            free(l->requests[i].pieces->rest);
         free(l->requests[i].pieces);
     }
     for (uint32_t i = 0; i < l->n_functions; i++)

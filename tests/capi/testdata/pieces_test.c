@@ -215,6 +215,13 @@ static void kept(rfaas_lease *l, rfaas_function echo) {
     o.keep = UINT64_MAX; /* counts as the limit of the lease */
     FAILS(rfaas_invoke(l, echo, in, LARGE, out, sizeof out, &n, &o), RFAAS_RESULT_TOO_LARGE, "result of 1048576 bytes");
     take(l, in, LARGE, __LINE__);
+    unsigned char *large = calloc(2, LARGE); /* the capacity alone is above that limit */
+    OK(rfaas_invoke(l, echo, in, LARGE, large, 2 * LARGE, &n, &o));
+    CHECK(n == LARGE && !memcmp(large, in, LARGE));
+    OK(rfaas_iinvoke(l, echo, in, LARGE, large, 2 * LARGE, &o, &r[0]));
+    OK(rfaas_wait(&r[0], &n));
+    CHECK(n == LARGE);
+    free(large);
     free(in);
 }
 
@@ -337,5 +344,10 @@ void everything(void) {
         CHECK(i == 8 && status == RFAAS_BUSY);
         OK(rfaas_waitall((size_t)i, r, NULL, NULL));
     }
+    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
+    char few[1];
+    rfaas_request never;
+    o.keep = 1000;
+    OK(rfaas_iinvoke(l, echo, "nobody waits", 12, few, sizeof few, &o, &never)); /* the end frees its memory */
     OK(rfaas_finalize());
 }
