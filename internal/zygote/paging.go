@@ -459,19 +459,9 @@ func (g *pager) fault(address uint64) {
 	switch {
 	case wait:
 	case i < 0: // the source has no memory there either
-		p.zero(offset)
-		showPages(g.file, seedHeapAt+offset, seedPage)
+		showZeros(g.file, seedHeapAt+offset)
 	default:
 		g.show(i)
-	}
-}
-
-// zero makes a page of zeros in a hole of the file, if the file has none yet.
-func (p *paging) zero(offset uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.mem != nil {
-		p.mem[offset] = 0
 	}
 }
 

@@ -2,9 +2,11 @@ package zygote
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -358,4 +360,59 @@ func TestPagesExecutorEnds(t *testing.T) {
 	<-l.Done()
 	<-answered
 	close(hold)
+}
+
+// A seed whose header names the whole heap, which user code could have written, cannot make the executor allocate pages that the seed does not have.
+func TestPagesUnused(t *testing.T) {
+	testSandbox = confined
+	t.Cleanup(func() { testSandbox = Sandbox{} })
+	z, code := startZygote(t), seedLibrary(t, "paged.c")
+	if !z.FillsPages() {
+		testkit.Lacks(t, "memory of workers cannot be filled on demand")
+	}
+	origin := makeSeed(t, z, code)
+	c, err := origin.Contents(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	heap := origin.Heap()
+	header := slices.IndexFunc(c.Segments, func(x SeedSegment) bool { return x.Offset <= heap && heap < x.Offset+x.Size })
+	read := func(i int, b []byte) error {
+		_, err := origin.File.ReadAt(b, int64(c.Segments[i].Offset))
+		if i == header {
+			h := b[heap-c.Segments[i].Offset:]
+			binary.LittleEndian.PutUint32(h[seedExtents-8:], 1)
+			binary.LittleEndian.PutUint64(h[seedExtents:], 0)
+			binary.LittleEndian.PutUint64(h[seedExtents+8:], heap)
+		}
+		return err
+	}
+	forged := &SeedCopy{c.Units, slices.Clone(c.Segments)}
+	b := make([]byte, c.Segments[header].Size)
+	if err := read(header, b); err != nil {
+		t.Fatal(err)
+	}
+	forged.Segments[header].Sum = sha256.Sum256(b)
+	s, err := PageSeed(forged, nil, read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	go s.Fill(t.Context(), nil)
+	l := seeded(t, z, startClient(t), code, s, false)
+	l.mustCall(t, 0, ask('p', 0))
+	var before, after unix.Stat_t
+	fd := int(s.File.Fd())
+	if err := unix.Fstat(fd, &before); err != nil {
+		t.Fatal(err)
+	}
+	if got := answers(l.mustCall(t, 0, ask('u', uint32(heap/seedPage-2000)))); got[0] != 0 {
+		t.Errorf("%d unused pages are not zero", got[0])
+	}
+	if err := unix.Fstat(fd, &after); err != nil {
+		t.Fatal(err)
+	}
+	if grown := (after.Blocks - before.Blocks) * 512; grown > 1000*seedPage {
+		t.Errorf("the seed's file has grown by %d bytes", grown)
+	}
 }

@@ -16,6 +16,7 @@ const (
 	uffdRegister   = 0
 	uffdUnregister = 1
 	uffdWake       = 2
+	uffdZero       = 4
 	uffdContinue   = 7
 
 	uffdModes     = 1<<0 | 1<<2 // faults on pages that the file does not have, and on those that it has
@@ -67,6 +68,13 @@ func continueRange(f *os.File, at, size uint64) (uint64, error) {
 		return uint64(mapped), err
 	}
 	return 0, err
+}
+
+// showZeros maps a page of zeros into the worker, and wakes the threads that wait for it. It takes no memory: the kernel has one page of zeros for all.
+func showZeros(f *os.File, at uint64) {
+	if err := uffdControl(f, uffdCommand(uffdZero, true, 32), []uint64{at, seedPage, 0, 0}); err != nil {
+		_ = wakeRange(f, at, seedPage) // fails only if the worker has ended
+	}
 }
 
 // showPages maps the pages of a range that the seed's file has into a worker, and wakes the threads that wait for them. What cannot be mapped, because
