@@ -267,11 +267,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 		}
 	}()
 	limit := time.AfterFunc(p.c.opts.Timeout+p.spec.Seed.Limit(), func() { cancel(errors.New("no answer in time")) })
-	defer func() {
-		if !filling {
-			limit.Stop()
-		}
-	}()
+	defer limit.Stop()
 	cause := func(err error) error {
 		if why := context.Cause(ctx); why != nil && !errors.Is(why, context.Canceled) {
 			return why
@@ -311,12 +307,12 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 		switch {
 		case err != nil:
 			return nil, cause(err)
-		case r.GetDone() && r.GetFilling() && leave():
-			// The lease need not wait for the rest. The streams go on until all of the seed has arrived. They end with the connections to the executors, too.
+		case r.GetDone() && r.GetFilling() && leave() && limit.Stop():
+			// The lease need not wait for the rest. The streams go on until all of the seed has arrived, however long it takes: workers depend on it, and the
+			// executor bounds it. They end with the connections to the executors, too.
 			filling = true
 			go func() {
 				_, _ = fetch.Recv() // an error is the executors' own affair: it names it to the clients of its workers
-				limit.Stop()
 				cancel(nil)
 			}()
 			return r.GetSeed(), nil
