@@ -155,10 +155,10 @@ func (e *Executor) yieldMemory(ctx context.Context, reserve uint64, stalled <-ch
 	}
 }
 
-// short reports whether other programs may lack memory that the executor can give them. A stall counts only if the whole node has little free
-// memory. Otherwise a control group has reached a limit of its own, which may be that of a worker.
+// short reports whether other programs may lack memory that the executor can give them. A stall counts only if the whole node has little memory: little
+// that is free, and little page cache that could become free. Otherwise a control group has reached a limit of its own, which may be that of a worker.
 func short(m topology.Memory, reserve uint64, stall bool) bool {
-	return m.Available < reserve || stall && m.Free < reserve
+	return m.Available < reserve || stall && m.Free < reserve && m.Available < 2*reserve
 }
 
 // giveUpMemory frees memory until it is not short any more: first that which no lease uses, then that of the youngest lease, of the next two, the next

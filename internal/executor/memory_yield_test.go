@@ -21,7 +21,7 @@ func TestShort(t *testing.T) {
 	for _, c := range []struct {
 		available, free uint64
 		stall, want     bool
-	}{{100, 5, false, false}, {9, 9, false, true}, {100, 5, true, true}, {100, 50, true, false}, {10, 10, true, false}} {
+	}{{100, 5, false, false}, {9, 9, false, true}, {19, 5, true, true}, {20, 5, true, false}, {100, 50, true, false}, {10, 10, true, false}} {
 		if got := short(topology.Memory{Total: 1000, Available: c.available, Free: c.free}, 10, c.stall); got != c.want {
 			t.Errorf("%+v: short is %v", c, got)
 		}
