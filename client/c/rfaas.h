@@ -176,8 +176,8 @@ RFAAS_API int rfaas_call_worker(void);
  * Returns the result of this thread's last call that ended with RFAAS_RESULT_TOO_LARGE, if
  * rfaas_call_options.keep allowed the library to keep it. A call that a thread waits for belongs to
  * that thread. The library keeps one result for each thread, until this function has returned it,
- * until another call of the thread ends with RFAAS_RESULT_TOO_LARGE, or until the thread ends. So with
- * rfaas_waitall, wait for such calls one by one.
+ * until another call of the thread ends with RFAAS_RESULT_TOO_LARGE, or until the thread ends. So wait
+ * for such requests one by one, not with rfaas_waitall.
  *
  * Errors:
  *   RFAAS_INVALID: no result is kept.
@@ -397,8 +397,8 @@ typedef struct rfaas_lease_options {
     size_t library_size;       /* bytes of library_data */
     const char *executor;      /* host:port: use only this executor; NULL or "": the session chooses */
     /* Longest run time of one call. A worker that exceeds it is killed and the call ends with
-     * RFAAS_TIME_LIMIT. 0: the executor's own limit, if it has one. It does not concern the init call
-     * of a new worker, which the session's timeout_ns and the executor's setting `init-limit` bound. */
+     * RFAAS_TIME_LIMIT. 0: the executor's own limit, if it has one. The init call of a new worker has
+     * other limits: the session's timeout_ns and the executor's setting `init-limit`. */
     int64_t call_limit_ns;
     uint32_t flags;            /* RFAAS_LEASE_* or 0 */
     uint32_t reserved;         /* 0 */
@@ -906,12 +906,12 @@ typedef struct rfaas_call_options {
     uint32_t repeats;
     uint32_t flags;       /* RFAAS_CALL_* or 0 */
     int64_t attempt_ns;   /* with repeats: time limit of one attempt; 0: until timeout_ns */
-    /* If the result is larger than the capacity, but not than this many bytes, the library keeps it.
-     * The call ends with RFAAS_RESULT_TOO_LARGE and sets *out_size. Then rfaas_kept_result returns the
-     * result, and the function does not run again. 0: keep no result. The larger one of `capacity` and
-     * `keep` is what the function may return, and counts as the capacity for `bulk` and the lease's
-     * limits. If the result is kept, the contents of `out` are undefined. RFAAS_CALL_IN_PLACE has no
-     * effect on a call whose `keep` is larger than its capacity. */
+    /* If the result is larger than the capacity, but not larger than this many bytes, the library
+     * keeps it. The call ends with RFAAS_RESULT_TOO_LARGE and sets *out_size. Then rfaas_kept_result
+     * returns the result, and the function does not run again. 0: keep no result. The larger of
+     * `capacity` and `keep` is the most that the function may return. It counts as the capacity for
+     * `bulk` and the lease's limits. If the result is kept, the contents of `out` are undefined.
+     * RFAAS_CALL_IN_PLACE has no effect on a call whose `keep` is larger than its capacity. */
     uint64_t keep;
 } rfaas_call_options;
 
