@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// IDBucket and IDKey are where a ledger that is outside of a file has its id, a random text by which processes recognize it.
+// IDBucket and IDKey name the record with the id of a ledger that is not in a file. Processes recognize the ledger by this random text.
 const (
 	IDBucket = "rfaas"
 	IDKey    = "id"
@@ -81,7 +81,7 @@ func (d *Digest) Sum() string {
 	return hex.EncodeToString(d.sum.Sum(nil))
 }
 
-// CreateLedger makes the ledger file path from records that load adds. There must be no ledger. It checks the records, and that the file has all
+// CreateLedger makes the ledger file path from records that load adds. The file must not exist. It checks the records, and that the file has all
 // of them, before the file gets its name.
 func CreateLedger(path string, load func(add func(Change) error) error) (Digest, error) {
 	var want, got Digest
@@ -115,7 +115,7 @@ func CreateLedger(path string, load func(add func(Change) error) error) (Digest,
 		err = cerr
 	}
 	if err == nil && got.Sum() != want.Sum() {
-		err = fmt.Errorf("%w: the file has not the records that were written to it", ErrLedger)
+		err = fmt.Errorf("%w: the records in the file differ from those that were written", ErrLedger)
 	}
 	if err != nil {
 		return fail(err)

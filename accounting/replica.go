@@ -19,7 +19,7 @@ type Change struct {
 // ErrBusy means that a change waits for another one, which has not ended in time or waits for a replica that does not answer.
 var ErrBusy = errors.New("the ledger is busy")
 
-// ErrDiverged means that the replica has changes that the ledger in memory has not. The ledger then refuses everything. To continue, open
+// ErrDiverged means that the replica has changes that the ledger in memory lacks. The ledger then refuses everything. To continue, open
 // it again.
 var ErrDiverged = errors.New("the ledger in memory lacks changes that its replica has")
 

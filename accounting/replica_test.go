@@ -45,7 +45,7 @@ func leases(n int) (all []Entry) {
 	return all
 }
 
-// If memory cannot take a change that the replica has stored, nothing is read from memory or written any more, and the replica hears of it.
+// If memory cannot take a change that the replica has stored, the ledger refuses reads and writes, and calls Abandon of the replica.
 func TestLedgerThatDiverges(t *testing.T) {
 	now := time.Unix(7200, 0)
 	for name, fill := range map[string]func(*Ledger, *fakeReplica){

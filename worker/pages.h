@@ -8,7 +8,7 @@
 
 #include <stdbool.h>
 
-/* dp_pages_open makes a userfaultfd for the memory of the calling process, which does not block. -1: the kernel does not support what is needed (Linux 5.14). */
+/* dp_pages_open makes a nonblocking userfaultfd for the memory of the calling process. -1: the kernel does not support what is needed (Linux 5.14). */
 int dp_pages_open(int device);
 /* Returns whether dp_pages_open works with this device. */
 bool dp_pages_work(int device);

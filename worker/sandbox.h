@@ -103,7 +103,7 @@ int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_erro
 /* connects: the worker connects later. Until it is sealed it can reach abstract sockets with a socket that it made before. */
 int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, bool connects, dp_error *err);
 int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *err);
-/* dp_sandbox_hold gives the guard a copy of a descriptor, which stays open until the worker has ended. Only once, before the guard's socket is closed. */
+/* dp_sandbox_hold gives the guard a copy of a descriptor, which stays open until the worker has ended. It may be called once, before the guard's socket is closed. */
 int dp_sandbox_hold(const dp_sandbox_fds *fds, int fd, dp_error *err);
 /* For a worker that waits for its lease: the filter without the rules against connecting, which dp_sandbox_seal adds quickly. */
 int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err);

@@ -237,7 +237,7 @@ int rfaas_api_keep_room(const rfaas_lease *l, const char *op, call_args *a, size
 /* Returns RFAAS_OK if the result of a call that has succeeded fits into the caller's memory. Otherwise keeps it, and returns
  * RFAAS_RESULT_TOO_LARGE with the error set. */
 int rfaas_api_keep(const rfaas_lease *l, const char *op, rfaas_function fn, const rfaas_call_pieces *p, uint32_t size);
-/* The thread's last call with RFAAS_RESULT_TOO_LARGE is another one, whose result is not kept. */
+/* Frees the thread's kept result, because a later call has ended with RFAAS_RESULT_TOO_LARGE and its result is not kept. */
 void rfaas_api_forget_kept(void);
 
 /* ---- pieces.c ---- */

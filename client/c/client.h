@@ -123,7 +123,7 @@ typedef struct rfaas_worker {
     bool replacing;     /* the agent was asked for a replacement, which will connect to the channel as it was offered */
     bool kill;          /* the executor ends the worker at once when it replaces it */
     bool resumes;       /* the channel comes from a cached grant, so it is resumed and not connected */
-    bool moving;        /* it was asked to use another queue pair, and the channel is reserved (promote.c) */
+    bool moving;        /* the worker was asked to use another queue pair, and the channel is reserved (promote.c) */
     bool initialising;  /* the init call is in flight, and the channel is reserved (init.c) */
     uint32_t init_slot; /* of the init call */
     int64_t init_until; /* its deadline */
@@ -435,13 +435,13 @@ void rfaas_api_descriptor_free(rfaas_lease *l);
 void rfaas_api_promote_soon(rfaas_lease *l);
 /* Takes the next step towards own queue pairs. The thread is inside, holds no unit, and leaves with the status. */
 __attribute__((cold)) void rfaas_api_promote(rfaas_lease *l, int status);
-/* Waits until then for the answer of a worker that was asked to move, and lets its channel use the new queue pair. RFAAS_BUSY: no answer yet.
+/* Waits for the answer of a worker that was asked to move, and lets its channel use the new queue pair. RFAAS_BUSY: no answer by `until`.
  * Other errors: the channel has failed. The caller holds the worker's unit. */
 __attribute__((cold)) int rfaas_api_promote_step(rfaas_lease *l, uint32_t worker, int64_t until);
 /* Gives a failed channel that passes through the agent a queue pair of this process, which its reset makes ready for another worker. Does
- * nothing if it has one. Sets the error. The caller holds the worker's unit. */
+ * nothing if the channel has one already. Sets the error. The caller holds the worker's unit. */
 __attribute__((cold)) int rfaas_api_promote_broken(rfaas_lease *l, uint32_t worker);
-/* Takes the answers of workers that were asked, before the lease is released. */
+/* Takes the answers of workers that were asked to move, before the lease is released. */
 void rfaas_api_promote_settle(rfaas_lease *l);
 /* Waits for the thread that makes queue pairs, and frees them if they are not used. */
 void rfaas_api_promote_end(rfaas_grant *h);

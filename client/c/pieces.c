@@ -57,7 +57,7 @@ static int invoke(rfaas_lease *l, const char *op, const call_args *a, size_t *ou
     if (LIKELY(st == DP_OK)) {
         st = rfaas_api_keep(l, op, a->fn, a->pieces, got);
     } else if (st == DP_RESULT_TOO_LARGE) {
-        if (!here) /* otherwise its text is set */
+        if (!here) /* otherwise the text of the error is set */
             rfaas_api_result_too_large(l, op, a->fn, got, a->room, a->pieces);
         rfaas_api_forget_kept();
     }
@@ -83,7 +83,7 @@ int rfaas_invokev(rfaas_lease *l, rfaas_function fn, const rfaas_piece *in, size
     return leave(l, invoke(l, op, &a, out_size));
 }
 
-/* A call in one piece, as one with pieces. */
+/* Returns the pieces of a call whose payload and result are one buffer each. */
 static rfaas_call_pieces whole(const call_args *a, dp_piece *in, dp_piece *out, size_t capacity) {
     *in = (dp_piece){(void *)a->in, a->in_size, 1, 0};
     *out = (dp_piece){a->out, capacity, 1, 0};

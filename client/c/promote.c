@@ -8,7 +8,7 @@
  * A program that makes one call gets no thread. A call that has ended waits at most MOVE_NS for the workers' answers. If a worker has not
  * answered by then, the next call on it waits for the answer, in place of its reply.
  *
- * A worker that dies, or the end of the agent, breaks channels. No channel is connected through the agent again. The call that replaces the
+ * A channel fails if its worker dies or the agent ends. No channel is connected through the agent again. The call that replaces the
  * worker makes the queue pairs if there are none yet, and its channel gets one of them. The other channels are not affected. */
 #include <limits.h>
 #include <signal.h>
@@ -160,7 +160,7 @@ static bool called(const rfaas_grant *h) {
 
 static bool settled(const rfaas_worker *w) { return !w->broken && !w->replacing && !w->initialising; }
 
-/* Asks the workers on whose channels no call is in flight. Returns true if there are others, whose calls will end. */
+/* Asks workers to move if no call is in flight on their channels. Returns true if calls of other workers are in flight and will end. */
 static bool ask(rfaas_grant *h, rfaas_promoting *g) {
     bool busy = false;
     for (uint32_t i = 0; i < h->n_workers; i++) {
@@ -176,7 +176,7 @@ static bool ask(rfaas_grant *h, rfaas_promoting *g) {
     return busy;
 }
 
-/* Takes the answers that come until then. */
+/* Takes the answers that come by `until`. */
 static void meet(rfaas_lease *l, int64_t until) {
     for (uint32_t i = 0; i < l->grant->n_workers; i++)
         if (l->grant->workers[i].moving)

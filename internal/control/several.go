@@ -93,12 +93,12 @@ type routed struct {
 	which int
 }
 
-// silentAfter is how long a manager has to be silent before its connection is given up. It is less than the time limit of
-// the question whether it still serves.
+// silentAfter is how long nothing has to arrive from a manager before the client gives up the connection. It is less than the
+// time limit of the call that asks whether the manager still serves.
 const silentAfter = 750 * time.Millisecond
 
-// leaveSilent closes the connection of a call that is not answered in time, so that the next call can reach another manager, if nothing else
-// has arrived on that connection for some time either. Calls on it to a manager that is only slow go on.
+// leaveSilent makes a call. If the call is not answered in time, and nothing else has arrived on its connection for silentAfter either, it closes
+// the connection, so that the next call can reach another manager. If the manager is only slow, other calls on the connection go on.
 func (l *live) leaveSilent(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	began := time.Now()
 	var with peer.Peer
@@ -112,8 +112,8 @@ func (l *live) leaveSilent(ctx context.Context, method string, req, reply any, c
 	return err
 }
 
-// silentSince notes that a call was not answered that began at a time. It reports whether nothing has arrived for at least silentAfter since such a call
-// began.
+// silentSince notes the beginning of a call that was not answered in time. It reports whether nothing has arrived since the first such call began, and
+// whether that was at least silentAfter ago.
 func (t *tracked) silentSince(began time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

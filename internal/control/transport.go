@@ -67,7 +67,7 @@ type tracked struct {
 
 	mu     sync.Mutex
 	read   time.Time // when something last arrived
-	silent time.Time // when the first call began that was not answered in time, and since when nothing has arrived
+	silent time.Time // beginning of the first call that was not answered in time, if nothing has arrived since; else zero
 }
 
 // Read notes that something has arrived.

@@ -464,7 +464,7 @@ static void watch(dp_broker *b, dp_brokered *c) {
     }
 }
 
-/* Waits for events, at most for `ms`; -1: for ever. */
+/* Waits for events, for at most `ms`; -1: without a limit. */
 static void take_events(dp_broker *b, int ms) {
     struct epoll_event ev[EVENTS];
     int n = epoll_wait(b->epoll, ev, EVENTS, ms);

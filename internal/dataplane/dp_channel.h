@@ -114,8 +114,8 @@ int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_
  * has an answer (DP_OK), or the deadline (DP_DEADLINE). dp_promotion_meet returns DP_BUSY if there is none yet; DP_OK: call dp_promotion_switch
  * before anything is posted; DP_UNSUPPORTED: the channel stays as it is, and takes calls again. After any other error the channel has failed.
  * dp_promotion_switch also gives a failed channel its new queue pair. It stays failed, and its reset then makes the queue pair ready for another
- * worker. The caller holds the lock that keeps other threads from the endpoint, in dp_promotion_complete too. That returns false if a channel
- * has not moved. dp_promotion_over reports whether no further channel can move. */
+ * worker. The caller holds the lock that keeps other threads from the endpoint, in dp_promotion_complete too. dp_promotion_complete returns
+ * false if a channel has not moved. dp_promotion_over reports whether no further channel can move. */
 typedef struct dp_promotion dp_promotion;
 int dp_promotion_prepare(dp_endpoint *ep, dp_dev *dev, dp_promotion **out, dp_error *err);
 bool dp_promotion_possible(dp_promotion *p, const dp_channel *ch);

@@ -16,7 +16,7 @@
 typedef struct part {
     dp_channel *ch;
     dp_cq *cq;
-    dp_qp *qp; /* NULL: the channel uses it */
+    dp_qp *qp; /* NULL: the channel has taken it */
     dp_mem *results, *staging;
     dp_side peer;
     uint32_t slot; /* of the message */

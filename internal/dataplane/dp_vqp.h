@@ -127,7 +127,7 @@ typedef struct dp_vqp_packed {
 #define DP_VQP_FDS 2
 
 /* Opens a device whose queue pairs are virtual ones of the given provider. They are made by dp_qp_unpack only, which exposes two regions: the
- * results and the staging area. The device supports writes, no reads or atomics. A queue pair cannot be reset or connected. */
+ * results and the staging area. The device supports writes, but no reads or atomics. A queue pair cannot be reset or connected. */
 int dp_vqp_open(dp_provider_id of, dp_dev **out, dp_error *err);
 int dp_vqp_make(dp_provider_id of, dp_dev **out, dp_error *err); /* called through dp_vqp_open */
 /* Reports whether the device is one of dp_vqp_open. */

@@ -79,7 +79,7 @@ func (c *Cluster) Init(ctx context.Context) (id string, err error) {
 }
 
 // Import begins a ledger with an id and the records that load adds. Until all of them are in etcd and were read back, there is no ledger. It
-// removes what an import that did not end, or an export, has left.
+// removes what an unfinished import, or an export, has left.
 func (c *Cluster) Import(ctx context.Context, id string, load func(add func(accounting.Change) error) error) (accounting.Digest, error) {
 	var want, got accounting.Digest
 	f, err := c.look(ctx)
@@ -156,7 +156,7 @@ func (c *Cluster) finish(ctx context.Context, conditions []clientv3.Cmp, id stri
 }
 
 // Export calls save with a function that adds all records, and then ends the ledger in etcd. No resource manager may use it. The records stay
-// in etcd, and resource managers refuse them. to says for people where the ledger is. still is true after an error that leaves the ledger
+// in etcd, and resource managers refuse them. `to` is the new place, for messages. After an error, `still` reports whether the ledger is still
 // in etcd.
 func (c *Cluster) Export(ctx context.Context, to string, save func(load func(add func(accounting.Change) error) error) error) (still bool, err error) {
 	id, err := c.identify(ctx)

@@ -40,7 +40,7 @@ type Config struct {
 	TLS       *tls.Config // nil: plain text
 	Name      string      // of this process, for people
 	Log       *slog.Logger
-	// Known is called with the id of the ledger before this process becomes a candidate. An error ends Lead. nil: every ledger is right.
+	// Known is called with the id of the ledger before this process becomes a candidate. An error ends Lead. nil: every ledger is accepted.
 	Known func(id string) error
 }
 
@@ -218,7 +218,7 @@ func (c *Cluster) recordKey(r accounting.Change) string {
 	return c.key("ledger/" + r.Bucket + "/" + r.Key)
 }
 
-// prefix returns the prefix for people.
+// prefix returns the prefix as messages show it.
 func (c *Cluster) prefix() string { return strings.TrimSuffix(c.cfg.Prefix, "/") }
 
 // identify returns the id of the ledger.

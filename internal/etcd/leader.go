@@ -133,7 +133,7 @@ func (l *Leader) keep(ctx context.Context, session *concurrency.Session) {
 		case err == nil:
 			l.confirmed.Store(&asked)
 			select {
-			case <-session.Done(): // etcd could not be reached for a while, and has the lease nevertheless
+			case <-session.Done(): // etcd could not be reached for a while, but still has the lease
 				more, err := concurrency.NewSession(l.cluster.client, concurrency.WithLease(l.lease), concurrency.WithContext(ctx))
 				if l.cluster.note(err); err == nil {
 					session = more

@@ -35,7 +35,7 @@ func TLS(ca, cert, key string) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// Probe connects to every member with TLS. An error means that a certificate is refused by one of the sides. Members that do not answer are no error.
+// Probe connects to every member with TLS. An error means that this process or a member refuses the other's certificate. Members that do not answer are no error.
 func (c *Cluster) Probe(ctx context.Context) error {
 	if c.cfg.TLS == nil {
 		return nil
@@ -53,7 +53,7 @@ func (c *Cluster) Probe(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// probe returns an error of TLS, and no other ones.
+// probe returns errors of TLS only.
 func probe(ctx context.Context, endpoint string, cfg *tls.Config) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()

@@ -51,7 +51,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	defer cancel()
 	var source *fetchSource
 	defer func() { source.close() }()
-	// It outlives the request's first part, which a handover ends.
+	// A handover ends ctx, but not the reading of the rest, which uses this context.
 	long, end := context.WithCancelCause(stream.Context())
 	defer end(nil)
 	keep := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
@@ -80,7 +80,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	if err := stream.Send(&control.FetchReply{Done: true, Seed: content[:], Filling: filling != nil}); err != nil || filling == nil {
 		if filling != nil {
 			end(errors.New("the caller has left"))
-			return e.fillSeed(source, filling, size) // ends it
+			return e.fillSeed(source, filling, size) // ends the reading
 		}
 		return err
 	}
@@ -91,7 +91,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 const (
 	// onDemandLeast is the size of a seed, in bytes, below which copying all of it takes less time than the faults of the first call.
 	onDemandLeast = 2 << 20
-	// onDemandFirst is how long only pages are read for which a worker waits: about the time of a start and a first call, which then need not share the link.
+	// onDemandFirst is how long only pages that a worker waits for are read: about the time of a start and a first call, which then need not share the link.
 	onDemandFirst = 10 * time.Millisecond
 )
 

@@ -21,12 +21,12 @@ import (
 // first frees what no lease uses, and then ends leases, the youngest first. It lends its memory again after a quiet time.
 
 const (
-	memoryEvery = 200 * time.Millisecond // how often the available memory is read: the kernel reports no event of it
+	memoryEvery = 200 * time.Millisecond // how often the available memory is read: the kernel has no event for it
 	memoryQuiet = 10 * time.Second       // how long enough memory has to be available before the executor lends it again
 )
 
-// stallTriggers are events to ask the kernel for, the best first: programs have waited for memory for a tenth of a second or two, in one second or two.
-// Without CAP_SYS_RESOURCE the time must be a multiple of two seconds. The event comes as soon as they have waited for so long.
+// stallTriggers are events to ask the kernel for, the best first: programs have waited for memory for 0.1 s within 1 s, or for 0.2 s within 2 s.
+// Without CAP_SYS_RESOURCE, the kernel accepts only multiples of 2 s. The event comes as soon as they have waited for so long.
 var stallTriggers = []string{"some 100000 1000000", "some 200000 2000000"}
 
 // stalls receives the kernel's events of programs that wait for memory (PSI).
@@ -123,7 +123,7 @@ func (e *Executor) yieldMemory(ctx context.Context, reserve uint64, stalled <-ch
 	tick := time.NewTicker(min(memoryEvery, quiet))
 	defer tick.Stop()
 	said := ""
-	var last time.Time // when memory was short or scarce
+	var last time.Time // when too little memory was last available to lend it again
 	for {
 		stall := false
 		select {
@@ -156,7 +156,7 @@ func (e *Executor) yieldMemory(ctx context.Context, reserve uint64, stalled <-ch
 }
 
 // short reports whether other programs may lack memory that the executor can give them. A stall counts only if the whole node has little memory: little
-// that is free, and little page cache that could become free. Otherwise a control group has reached a limit of its own, which may be that of a worker.
+// that is free, and little page cache that can become free. Otherwise a control group has reached a limit of its own, which may be that of a worker.
 func short(m topology.Memory, reserve uint64, stall bool) bool {
 	return m.Available < reserve || stall && m.Free < reserve && m.Available < 2*reserve
 }
@@ -192,7 +192,7 @@ func (e *Executor) giveUpMemory(m topology.Memory, reserve uint64, stall bool, m
 	}
 }
 
-// freeUnused frees what costs no client a lease: cached and spare workers, and tables, bundles, seeds and libraries that no lease uses.
+// freeUnused frees memory without ending a lease: cached and spare workers, and tables, bundles, seeds and libraries that no lease uses.
 func (e *Executor) freeUnused() {
 	e.dropAllCached()
 	for e.tables.evictOne() {
@@ -200,7 +200,7 @@ func (e *Executor) freeUnused() {
 	e.codes.evictAll()
 }
 
-// youngest returns at most n leases, those first that have not been granted yet.
+// youngest returns at most n leases, the youngest first. Leases that have not been granted yet come before all others.
 func (e *Executor) youngest(n int) (ids []lease.ID) {
 	all := e.table.List() // the oldest grant first, after those that are not granted
 	granted := 0

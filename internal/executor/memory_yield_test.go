@@ -37,7 +37,7 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// fakeMemory is a node whose other programs use memory. Each worker uses some, and what is cached, too.
+// fakeMemory is a node whose other programs use memory. Each worker uses some memory, and so does each cached worker.
 type fakeMemory struct {
 	n *node
 

@@ -17,15 +17,15 @@ import (
 )
 
 // An executor that has given up root cannot write its identity directory. Its spawner then runs this program again as root, but without
-// capabilities. That process reads nothing but the directory and the issuer's replies, and writes one line: one of these words and a time, or an
-// error.
+// capabilities. That process reads only the directory and the issuer's replies. It writes one line, which is one of the words below and a time, or
+// an error.
 const (
 	lineRenewed = "renewed"
 	lineValid   = "valid"
 	bare        = "bare" // last argument of the process without capabilities
 )
 
-// maxRenewalLine bounds what an executor reads of that line.
+// maxRenewalLine is the most that an executor reads of that line, in bytes.
 const maxRenewalLine = 4 << 10
 
 // IsRenewal reports whether a program's arguments ask for a renewal.

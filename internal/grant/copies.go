@@ -312,7 +312,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 			// executor bounds it. They end with the connections to the executors, too.
 			filling = true
 			go func() {
-				_, _ = fetch.Recv() // an error is the executors' own affair: it names it to the clients of its workers
+				_, _ = fetch.Recv() // the executor itself reports an error to the clients of its workers
 				cancel(nil)
 			}()
 			return r.GetSeed(), nil

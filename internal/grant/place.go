@@ -138,8 +138,8 @@ func (c *shared) attach(ctx context.Context) error {
 // otherManager is the interval at which one of several managers is asked whether it still serves the board, and the time limit of the question.
 const otherManager = time.Second
 
-// replaced reports whether another manager has taken over. The board of a manager whose process is stopped can still be read on shm and verbs. That of
-// one that is only slow stays in use. Under the lock of places.
+// replaced reports whether another manager has taken over. The board of a manager whose process is stopped can still be read on shm and verbs. The board of
+// a manager that is only slow stays in use. The caller holds the lock of places.
 func (c *shared) replaced(ctx context.Context) bool {
 	p := &c.places
 	if !control.Several(c.opts.Manager) || time.Since(p.asked) < otherManager {

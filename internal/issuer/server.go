@@ -59,7 +59,7 @@ type Server struct {
 	tokens  limits            // users, by tokens
 	errors  limits            // kinds of requests, by errors in the log
 	bad     limits            // addresses, by refused requests without a certificate
-	waiting [64]chan struct{} // addresses that have used up bad wait here, by their hash
+	waiting [64]chan struct{} // addresses that have used up their rate in bad wait here, by their hash
 
 	mu     sync.Mutex
 	own    *tls.Certificate
@@ -182,7 +182,7 @@ func (s *Server) answer(working chan struct{}, f func(r *http.Request, body []by
 	}
 }
 
-// work answers a request when there is room in working. A request that is still being received takes none, and a caller that has gone gets no answer.
+// work answers a request when there is room in working. A request that is still being received takes no room, and a caller that has gone gets no answer.
 func (s *Server) work(r *http.Request, working chan struct{}, f func(*http.Request, []byte) (any, string, error)) (reply any, who string, err error) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxRequest+1))
 	if err != nil {
@@ -232,7 +232,7 @@ func (s *Server) refused(w http.ResponseWriter, r *http.Request, who string, err
 		return failure{Error: "the request failed: the issuer's log says why"}
 	}
 	if e == errNoSuch {
-		s.cfg.Audit.Refused(e, "/", r.RemoteAddr, who, s.cfg.Now()) // and not what the caller has chosen
+		s.cfg.Audit.Refused(e, "/", r.RemoteAddr, who, s.cfg.Now()) // not the path, which the caller has chosen
 		w.WriteHeader(http.StatusNotFound)
 		return failure{e.Reason, e.Text}
 	}

@@ -202,7 +202,7 @@ type cell struct {
 }
 
 // harvest reads the cells, merges new charges into the ledger and, when they are on disk, writes the receipts. With batch, it
-// may leave them to a later harvest unless all is set. It returns why charges are not in the ledger, other than that it has refused them.
+// may leave charges to a later harvest unless all is set. It returns an error if charges are not in the ledger, unless the ledger has refused them.
 func (a *accounts) harvest(ctx context.Context, live []*attachment, all bool) error {
 	select {
 	case a.harvesting <- struct{}{}:

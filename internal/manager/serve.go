@@ -41,7 +41,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
 	return serve(ctx, s, log, renewals, group)
 }
 
-// daemon is a resource manager with its ports. Nobody is answered yet, except at the HTTP port.
+// daemon is a resource manager with its ports. After open, it answers only at the HTTP port.
 type daemon struct {
 	port *control.Port
 	*Manager
@@ -85,7 +85,7 @@ func open(s *config.Manager, log *slog.Logger, edit func(*Config)) (_ *daemon, e
 	return d, err
 }
 
-// close closes what is open: the HTTP port before the manager, and the control port before it, too, when no call is running.
+// close closes everything that is open: the HTTP port, then the control port after its running calls, and then the manager.
 func (d *daemon) close() {
 	if d.web != nil {
 		closeHTTP(d.web)

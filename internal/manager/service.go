@@ -190,7 +190,7 @@ func (m *Manager) harvestAside(ctx context.Context) {
 		defer m.harvesting.Store(false)
 		ctx, cancel := context.WithTimeout(ctx, harvestBound)
 		defer cancel()
-		_ = m.harvestWithin(ctx, false) // noted
+		_ = m.harvestWithin(ctx, false) // accounts notes the error
 	})
 }
 
@@ -218,7 +218,7 @@ func (m *Manager) tell(ctx context.Context) {
 func (m *Manager) harvest() {
 	ctx, cancel := context.WithTimeout(context.Background(), harvestBound)
 	defer cancel()
-	_ = m.harvestWithin(ctx, true) // noted
+	_ = m.harvestWithin(ctx, true) // accounts notes the error
 }
 
 // harvestWithin harvests until ctx ends. See accounts.harvest.
@@ -228,7 +228,7 @@ func (m *Manager) harvestWithin(ctx context.Context, all bool) error {
 	}
 	m.limits.mend(m.table.attachments(true))
 	m.claim(ctx)
-	// A ledger that may not accept charges is tried each time, so that it shows whether it does.
+	// While another resource manager may serve, every harvest writes, which shows whether the ledger still accepts charges.
 	return m.accounts.harvest(ctx, m.table.attachments(false), all || m.unconfirmed() != nil)
 }
 

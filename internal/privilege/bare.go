@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bare executes this program again, with other arguments, as the same user without any capability. Such a root has only the rights of an owner of
-// files. Bare returns only after an error.
+// Bare executes this program again, with other arguments, as the same user without any capability. Root without capabilities
+// has only the rights of a file's owner. Bare returns only after an error.
 func Bare(args []string) error {
 	runtime.LockOSThread() // the set belongs to the thread that calls execve
 	for c := uintptr(0); ; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if errors.Is(err, unix.EINVAL) { // above the last capability
+		if errors.Is(err, unix.EINVAL) { // c is above the last capability
 			break
 		}
 		if err != nil {

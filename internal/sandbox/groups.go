@@ -25,7 +25,7 @@ type Groups struct {
 	number  atomic.Uint64
 	missing []string
 	limits  string // limit on processes of a group
-	idle    bool   // groups get CPU time and I/O that no other group wants
+	idle    bool   // groups get only the CPU time and I/O that no other group wants
 	leaf    string // group of version 2 that was made for the executor itself
 	frozen  string // an empty group that stays frozen (holdFrozen); "": none
 	pids    []int  // processes that were moved there
@@ -42,7 +42,7 @@ type Groups struct {
 type GroupsConfig struct {
 	Processes []int  // processes to move into a group below their own, if version 2 needs it; empty: this process
 	PIDs      uint32 // most processes and threads of a group; 0: no limit
-	Idle      bool   // groups get CPU time and I/O that no other group wants
+	Idle      bool   // groups get only the CPU time and I/O that no other group wants
 	Self      string // file that names the executor's own groups; "": /proc/self/cgroup
 }
 
@@ -61,7 +61,7 @@ type setting struct{ controller, file, text string }
 
 // A group competes with other groups by its weight, whatever the policy of its threads is: a thread of policy SCHED_IDLE that is alone in a group with
 // the default weight takes half of a CPU from a program in another group. cpu.idle (Linux 5.15) makes the group itself idle. older has the settings for
-// kernels without it, by version. The weight of I/O takes effect with the schedulers that know one.
+// kernels without it, by version. The weight of I/O has an effect only with I/O schedulers that use weights.
 var (
 	idleCPU = setting{"cpu", "cpu.idle", "1"}
 	idleIO  = setting{"io", "io.weight", "default 1"}
@@ -169,8 +169,8 @@ func (g *Groups) drop(err error, why map[string]error) {
 // Missing returns a text for each missing controller: why it is missing, and what is not enforced without it.
 func (g *Groups) Missing() []string { return g.missing }
 
-// Competes returns the control group because of which idle groups compete with programs outside of it: neither it nor a group above it is idle or
-// has the smallest weight. It returns "" if there is none.
+// Competes returns the control group that competes with other programs although the groups inside it are idle. Neither this group nor one above it
+// is idle or has the smallest weight. Competes returns "" if there is no such group.
 func (g *Groups) Competes() string {
 	for _, t := range g.trees {
 		if !slices.Contains(t.controllers, "cpu") || t.path == "/" {

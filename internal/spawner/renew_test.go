@@ -23,7 +23,7 @@ func TestRenewByRoot(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	program, users := filepath.Join(dir, "program"), filepath.Join(dir, "users")
-	// It says its arguments when something writes to the FIFO.
+	// The program writes its arguments when something writes to the FIFO.
 	fifo := filepath.Join(dir, "fifo")
 	script := "#!/bin/sh\nread line <" + fifo + "\necho \"$# $1 $2 ${RFAAS_X-unset}\"\n"
 	if err := errors.Join(os.WriteFile(program, []byte(script), 0o755), unix.Mkfifo(fifo, 0o600), os.Mkdir(users, 0o755), os.Chown(users, uid, gid)); err != nil {

@@ -18,17 +18,17 @@ import (
 
 // A seed that is copied from another node can be used before all of it has arrived. Its file then has holes. Workers map the file, and this process gets
 // their page faults (worker/pages.h). The segments that workers wait for are read first, the others after them. A page is shown to a worker only when its
-// segment has arrived and has the right hash. Whether it has is recorded here, not in the file: somebody could have made a page of zeros in the file by
-// reading it. When everything has arrived, the workers' memory becomes regular memory again.
+// segment has arrived and has the right hash. This process records which segments are valid. The file does not show it: a read through a
+// mapping makes a page of zeros in a hole. When everything has arrived, the workers' memory becomes regular memory again.
 
 const (
 	seedHeapAt = 0x600000000000 // address of a seed's heap in workers (worker/seed/heap.h)
 	// seedFirst is the part of the heap that a worker reads from the file.
 	seedFirst = 64 << 10
-	// Offsets of the extents in the header, and their most.
+	// Offset of the extents in the header, and their largest number.
 	seedExtents     = 49184
 	seedExtentsMost = 1024
-	// detachPatience is how long a worker may keep its mappings from being changed.
+	// detachPatience is how long a worker may delay a change of its mappings.
 	detachPatience = 5 * time.Second
 )
 
@@ -48,10 +48,10 @@ type paging struct {
 
 	mu      sync.Mutex
 	valid   []bool
-	left    int   // that are not valid
-	wanted  []int // by workers, in the order of their faults
-	touched []int // all that workers have waited for
-	next    int   // all before it are valid
+	left    int   // number of segments that are not valid
+	wanted  []int // segments that workers wait for, in the order of their faults
+	touched []int // all segments that workers have waited for
+	next    int   // all segments before this one are valid
 	pagers  map[*pager]bool
 	err     error         // why not all segments have arrived. Set before over is closed
 	asked   chan struct{} // capacity 1: a worker waits for a segment
@@ -59,8 +59,8 @@ type paging struct {
 	stopped context.Context // ends when the seed is not needed any more
 }
 
-// PageSeed makes a seed of a copy's segments, which `read` reads one by one. It returns when the segments have arrived that every worker needs at its start, and those of
-// `first`. Workers can start from the seed before Fill has read the others. The caller calls Fill.
+// PageSeed makes a seed of a copy's segments. `read` reads one segment. PageSeed returns when the segments that every worker needs at its start, and those of `first`, have
+// arrived. Workers can start from the seed before Fill has read the others. The caller must call Fill.
 func PageSeed(c *SeedCopy, first []uint32, read func(segment int, b []byte) error) (s *Seed, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -152,7 +152,7 @@ func (p *paging) fetch(i int, buffer []byte) ([]byte, error) {
 	return buffer, nil
 }
 
-// pick returns the segment to read next, those that no worker waits for only with `all`. -1: there is none.
+// pick returns the segment to read next, or -1 if there is none. Without `all`, it returns only segments that a worker waits for.
 func (p *paging) pick(all bool) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,8 +178,8 @@ func (p *paging) isWhole() bool {
 	return p.left == 0
 }
 
-// Fill reads all segments that are missing, those first for which workers wait. Before `rest` is closed, it reads no others. If reading fails, the workers are ended, because
-// their memory is lost. Fill returns when no worker's memory is filled on demand any more.
+// Fill reads all missing segments, first those that workers wait for. Until `rest` is closed, it reads only these. If reading fails, Fill ends the workers, because their
+// memory is lost. Fill returns when no worker's memory is filled on demand any more.
 func (s *Seed) Fill(ctx context.Context, rest <-chan struct{}) error {
 	p := s.paging
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -242,7 +242,7 @@ func (p *paging) free() {
 	close(p.finished)
 }
 
-// Lost returns why the seed's pages cannot be read any more, nil if they can, or all have been read.
+// Lost returns why the seed's pages cannot be read any more. It returns nil if they can be read, or if all have been read.
 func (s *Seed) Lost() error {
 	if s.paging == nil {
 		return nil
@@ -291,7 +291,7 @@ func (s *Seed) Touched() (list []uint32) {
 	return list
 }
 
-// segmentAt returns the segment that has a byte of the file, -1: it is in a hole.
+// segmentAt returns the segment that contains an offset of the file, or -1 if the offset is in a hole.
 func (p *paging) segmentAt(offset uint64) int {
 	i, _ := slices.BinarySearchFunc(p.c.Segments, offset, func(x SeedSegment, at uint64) int {
 		if x.Offset+x.Size <= at {
@@ -305,7 +305,7 @@ func (p *paging) segmentAt(offset uint64) int {
 	return -1
 }
 
-// ranges returns the parts of the heap that workers map from the file, as the seed's header names them. User code of the tenant could have written it.
+// ranges returns the parts of the heap that workers map from the file, as the seed's header names them. The header may have any content, because the tenant's user code could write to it.
 func (p *paging) ranges() (list []SeedSegment) {
 	heap := uint64(p.c.Units) * SeedUnit
 	b := p.mem[heap:][:seedExtents+16*seedExtentsMost]
@@ -332,7 +332,8 @@ type pager struct {
 	ready []int        // segments that have arrived
 }
 
-// attach begins to answer the faults of a worker that has mapped the seed's heap, and nothing else in it. It does nothing if the seed is whole.
+// attach begins to answer the faults of a worker that has mapped the seed's heap, and nothing else in the heap's range of addresses. If no segment is read any more, it
+// only returns the error of the reading, nil if the seed is whole.
 func (p *paging) attach(ctx context.Context, w *Worker) error {
 	file := w.pages.Swap(nil)
 	if file == nil {
@@ -353,7 +354,7 @@ func (p *paging) attach(ctx context.Context, w *Worker) error {
 	p.mu.Unlock()
 	registered := make(chan error, 1)
 	go g.serve(ranges, registered)
-	select { // the worker could keep its mappings from being changed
+	select { // the worker could delay the registration without a limit
 	case err := <-registered:
 		return err
 	case <-ctx.Done():
@@ -414,7 +415,7 @@ func (g *pager) leave() {
 	g.p.mu.Lock()
 	delete(g.p.pagers, g)
 	g.p.mu.Unlock()
-	g.file.Close() // listen ends
+	g.file.Close() // so listen ends
 	g.p.detached.Done()
 }
 

@@ -46,12 +46,12 @@ func uffdControl(f *os.File, command uintptr, arg []uint64) error {
 	})
 }
 
-// registerRange makes the file report faults in a range of the worker's addresses.
+// registerRange makes the userfaultfd report faults in a range of the worker's addresses.
 func registerRange(f *os.File, at, size uint64) error {
 	return uffdControl(f, uffdCommand(uffdRegister, true, 32), []uint64{at, size, uffdModes, 0})
 }
 
-// unregisterRange ends that, and wakes threads that wait for pages of the range.
+// unregisterRange ends these reports, and wakes threads that wait for pages of the range.
 func unregisterRange(f *os.File, at, size uint64) error {
 	return uffdControl(f, uffdCommand(uffdUnregister, false, 16), []uint64{at, size})
 }

@@ -306,7 +306,7 @@ func (w *Worker) hear(ctx context.Context, wanted func(m *wire.Message) bool) er
 			wire.CloseAll(fds)
 			return fmt.Errorf("worker %d: a descriptor with a message of type %d", w.id, m.Type)
 		case m.Type == wire.Laid && w.paged:
-			w.paged = false // once
+			w.paged = false // a worker may ask once
 			if err := w.beginPages(ctx); err != nil {
 				return err
 			}

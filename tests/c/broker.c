@@ -481,7 +481,7 @@ typedef struct flood {
     bool stop;
 } flood;
 
-/* Has the broker refuse requests without end. */
+/* Sends malformed requests to the broker until `stop` is set. */
 static void *flood_run(void *arg) {
     flood *f = arg;
     dp_vqp_request bad = {.op = UINT32_MAX};
@@ -666,7 +666,7 @@ T_CASE(broker_ends, "broker/broker-ends", .providers = ON, .seconds = 40, .verbs
     house_close(&h);
 }
 
-/* The news of the worker's death comes after its answer, or while it was asked. The new queue pair has it too, and the worker is replaced. */
+/* The client learns of the worker's death before or after the worker's answer. The channel stays failed on the new queue pair, and the worker is replaced. */
 T_CASE(broker_died_moving, "broker/died-while-moving", .providers = ON, .seconds = 20) {
     for (int answered = 0; answered < 2; answered++) {
         house h;

@@ -1,4 +1,4 @@
-/* What `rfaas-bench leases` says of virtual queue pairs (K5 to K10, S5): a broker, its clients and their workers, without an agent and an executor.
+/* Measures virtual queue pairs for `rfaas-bench leases` (K5 to K10, S5): a broker, its clients and their workers, without an agent or an executor.
  * The broker and the clients are threads of this process, each worker is a process of its own. */
 #include <errno.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* What `rfaas-bench leases` says of virtual queue pairs. */
+/* Measures virtual queue pairs for `rfaas-bench leases`. */
 #ifndef BENCH_BROKER_H
 #define BENCH_BROKER_H
 

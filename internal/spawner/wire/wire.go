@@ -111,7 +111,7 @@ const (
 	PartAll      = 1<<8 - 1
 	// WithoutReturn is not a part: with it among the parts that tests leave out, the zygote clones workers through a stem.
 	WithoutReturn = 1 << 8
-	// PartPages is not a part either: memory of workers can be filled on demand.
+	// PartPages is not a part either: it says that memory of workers can be filled on demand.
 	PartPages = 1 << 9
 )
 
