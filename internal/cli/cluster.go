@@ -155,7 +155,7 @@ func newClusterRenew(a *app) *cobra.Command {
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().DurationVar(&within, "within", 60*day, "renew certificates that end within this time (those of an issuer not before a third of their life has passed)")
+	c.Flags().DurationVar(&within, "within", 60*day, "renew certificates that end within this time; certificates of an issuer only after a third of their life")
 	c.Flags().DurationVar(&life, "for", nodeLife, "how long a new certificate is valid, if it does not come from an issuer")
 	return c
 }

@@ -61,7 +61,7 @@ times of executor jobs play no part. Neighbours that share a core, memory that i
 	f.DurationVar(&r.Backfill, "backfill", r.Backfill, "Slurm's bf_interval")
 	f.DurationVar(&r.Interval, "interval", r.Interval, "how often the controller looks")
 	f.DurationVar(&r.Yield, "yield-after", r.Yield, "yield-after of executors that stay on their nodes beside the jobs; 0: executors are jobs")
-	f.DurationVar(&r.Lease, "lease", r.Lease, "with --yield-after: until a lease has started")
+	f.DurationVar(&r.Lease, "lease", r.Lease, "with --yield-after: time that a lease takes to start")
 	policyFlags(f, &r.Policy)
 	f.BoolVar(&asJSON, "json", false, "print a JSON object")
 	return c

@@ -201,7 +201,7 @@ func TestQuotaIsUsedUp(t *testing.T) {
 	testkit.Eventually(t, "the size of the database is known", func() bool { return c.Bytes() > 0 })
 }
 
-// etcd with TLS is used with the right certificates. Wrong ones are found when a process starts.
+// The right certificates give access to etcd with TLS. A process with wrong certificates fails when it starts.
 func TestTLS(t *testing.T) {
 	server := etcdtest.Start(t, etcdtest.Options{TLS: true})
 	otherCA, otherCert, otherKey := etcdtest.Certificates(t, t.TempDir())

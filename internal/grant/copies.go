@@ -308,8 +308,8 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 		case err != nil:
 			return nil, cause(err)
 		case r.GetDone() && r.GetFilling() && leave() && limit.Stop():
-			// The lease need not wait for the rest. The streams go on until all of the seed has arrived, however long it takes: workers depend on it, and the
-			// executor bounds it. They end with the connections to the executors, too.
+			// The lease need not wait for the rest. The streams go on until all of the seed has arrived. This request does not limit their time, because workers
+			// depend on the seed. The executor limits the reading. They end with the connections to the executors, too.
 			filling = true
 			go func() {
 				_, _ = fetch.Recv() // the executor itself reports an error to the clients of its workers

@@ -319,8 +319,8 @@ func (s *Server) revoked(r *http.Request, _ []byte) (any, string, error) {
 	return revokedReply{string(text)}, who, err
 }
 
-// An address may cause badBurst refusals at once, and then one every badEvery. Beyond that, its requests are worked on one at a time, except those of
-// nodes with a certificate. They are not refused, because several users can share an address.
+// An address may cause badBurst refusals at once, and then one every badEvery. Beyond that, the issuer works on its requests one at
+// a time, except requests of nodes with a certificate. It does not refuse them, because several users can share an address.
 const (
 	badBurst = 100
 	badEvery = time.Second

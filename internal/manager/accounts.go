@@ -318,8 +318,8 @@ func (a *accounts) mayUse(o *owner, incarnation [16]byte) error {
 	return nil
 }
 
-// merge merges cells into the ledger and writes the receipts of those that are on disk. It returns an error if some are not, except for those that
-// the ledger has refused. foreign lists why claimed refused charges.
+// merge merges cells into the ledger and writes the receipts of cells that are on disk. It returns an error if a cell is not on disk, unless the
+// ledger has refused its charges. foreign lists why claimed refused charges.
 func (a *accounts) merge(ctx context.Context, now time.Time, cells []cell, foreign []string) error {
 	if len(cells) == 0 {
 		a.refuse(foreign)

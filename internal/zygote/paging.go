@@ -402,7 +402,7 @@ func (g *pager) finish() {
 		return
 	}
 	late := time.AfterFunc(detachPatience, func() {
-		g.w.end(verdict{wire.StatusWorkerDied, fmt.Sprintf("has kept its memory from being changed for %v", detachPatience)})
+		g.w.end(verdict{wire.StatusWorkerDied, fmt.Sprintf("has delayed a change of its mappings for %v", detachPatience)})
 	})
 	defer late.Stop()
 	if err := unregisterRange(g.file, seedHeapAt, uint64(g.p.c.Units)*SeedUnit); err != nil {

@@ -154,8 +154,8 @@ func (p *pagedSeed) finish(t *testing.T) error {
 	}
 }
 
-// A worker starts before its seed's pages have arrived, and gets those that it reads. The second worker of the node needs no reads for the same pages. When all pages have arrived, the file is
-// sealed, and the workers go on.
+// A worker starts before its seed's pages have arrived, and gets the pages that it reads. A second worker on the node causes no further reads of these
+// pages. When all pages have arrived, the file is sealed, and the workers go on.
 func TestPagesOnDemand(t *testing.T) {
 	rest := make(chan struct{})
 	p := pageSeed(t, rest, nil)
@@ -362,7 +362,7 @@ func TestPagesExecutorEnds(t *testing.T) {
 	close(hold)
 }
 
-// A seed whose header names the whole heap, which user code could have written, cannot make the executor allocate pages that the seed does not have.
+// User code can make a seed's header name the whole heap. Even so, the executor allocates no pages that the seed does not have.
 func TestPagesUnused(t *testing.T) {
 	testSandbox = confined
 	t.Cleanup(func() { testSandbox = Sandbox{} })

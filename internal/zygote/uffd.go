@@ -70,7 +70,7 @@ func continueRange(f *os.File, at, size uint64) (uint64, error) {
 	return 0, err
 }
 
-// showZeros maps a page of zeros into the worker, and wakes the threads that wait for it. It takes no memory: the kernel has one page of zeros for all.
+// showZeros maps a page of zeros into the worker, and wakes the threads that wait for it. It takes no memory, because the kernel has one page of zeros for all workers.
 func showZeros(f *os.File, at uint64) {
 	if err := uffdControl(f, uffdCommand(uffdZero, true, 32), []uint64{at, seedPage, 0, 0}); err != nil {
 		_ = wakeRange(f, at, seedPage) // fails only if the worker has ended

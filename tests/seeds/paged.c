@@ -58,7 +58,7 @@ static void system_calls(uint32_t page, uint32_t out[2]) {
     close(ends[1]);
 }
 
-/* Reads the first byte of pages of the heap that nothing has used. Returns how many are not 0. */
+/* Reads the first byte of pages of the heap that nothing has used. Returns how many bytes are not 0. */
 static uint32_t unused(uint32_t page) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < UNUSED; i++)
