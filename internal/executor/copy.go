@@ -85,6 +85,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 		return err
 	}
 	keep()
+	defer endAfterHandover(ctx, end)()
 	return e.fillSeed(source, filling, size)
 }
 
@@ -93,9 +94,19 @@ const (
 	onDemandLeast = 2 << 20
 	// onDemandFirst is how long only pages that a worker waits for are read: about the time of a start and a first call, which then need not share the link.
 	onDemandFirst = 10 * time.Millisecond
+	// handoverRest is how long a handover waits for the rest of a seed. It is shorter than handoverPatience: no lease can be granted meanwhile, and the source,
+	// or the caller, may take as long as they want.
+	handoverRest = 5 * time.Second
 )
 
-// fillSeed reads the rest of a seed from which workers can start. A handover waits for it, because the next program could not go on with it.
+// endAfterHandover calls end when a handover, which ends ctx, has waited for handoverRest. The caller calls stop.
+func endAfterHandover(ctx context.Context, end context.CancelCauseFunc) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		time.AfterFunc(handoverRest, func() { end(fmt.Errorf("a handover has waited for it for %v", handoverRest)) })
+	})
+}
+
+// fillSeed reads the rest of a seed from which workers can start. A handover waits for it for a while (handoverRest), because the next program could not go on with it.
 func (e *Executor) fillSeed(source *fetchSource, s *zygote.Seed, size uint64) error {
 	ctx, cancel := fetchContext(source.ctx, size)
 	defer cancel()

@@ -388,7 +388,8 @@ func onDemand(t *testing.T, from, to *node, key sum) (digest sum, end context.Ca
 	return sum(r.GetSeed()), cancel, over
 }
 
-// A seed that is copied on demand is usable before all of it has arrived. A handover of either executor waits for the rest. If the transfer ends before that,
+// A seed that is copied on demand is usable before all of it has arrived. A handover of either executor waits for the rest, but not for a
+// caller that keeps the loan. If the transfer ends before that,
 // the seed is lost and leaves the store.
 func TestCopySeedOnDemand(t *testing.T) {
 	nodes := newNodes(t, 2)
@@ -397,8 +398,10 @@ func TestCopySeedOnDemand(t *testing.T) {
 	data, key := library(3 * (4 << 20))
 	a.hasSeed(key, data)
 	digest, _, over := onDemand(t, a, b, key)
-	for _, n := range nodes {
-		if err := n.e.turns.close(n.ctx()); err != nil {
+	for _, n := range nodes { // the caller keeps the loan, which would last longer than this
+		ctx, cancel := context.WithTimeout(n.ctx(), fetchConnect)
+		defer cancel()
+		if err := n.e.turns.close(ctx); err != nil {
 			t.Fatal(err)
 		}
 		n.e.turns.open()

@@ -224,8 +224,11 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 	if err != nil {
 		return lendError(err)
 	}
-	if req.GetOnDemand() { // workers of the other executor depend on it: neither a handover nor the end of this program ends it
-		ctx = stream.Context()
+	if req.GetOnDemand() { // workers of the other executor depend on it: a handover waits for it, and the end of this program does not end it
+		loan, end := context.WithCancelCause(stream.Context())
+		defer end(nil)
+		defer endAfterHandover(ctx, end)()
+		ctx = loan
 	}
 	ctx, cancel := fetchContext(ctx, c.Bytes())
 	defer cancel()
