@@ -15,6 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/etcd"
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/observe"
 )
 
@@ -81,11 +82,11 @@ func knownLedger(dir, id string) error {
 	}
 	path := filepath.Join(dir, ledgerFile)
 	switch b, err := os.ReadFile(path); {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist) || err == nil && len(b) == 0: // empty: an earlier version met a full disk
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}
-		return os.WriteFile(path, []byte(id+"\n"), 0o600)
+		return identity.WriteFile(path, []byte(id+"\n"), 0o600, false) // as a whole or not at all
 	case err != nil:
 		return err
 	case strings.TrimSpace(string(b)) != id:

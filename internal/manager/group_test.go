@@ -91,6 +91,15 @@ func TestKnownLedger(t *testing.T) {
 	if err := knownLedger(dir, "two"); err == nil || !strings.Contains(err.Error(), "remove "+filepath.Join(dir, ledgerFile)) {
 		t.Errorf("another ledger: %v", err)
 	}
+	if err := os.Truncate(filepath.Join(dir, ledgerFile), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(knownLedger(dir, "one"), knownLedger(dir, "one")); err != nil {
+		t.Errorf("an empty file: %v", err)
+	}
+	if err := knownLedger(dir, "two"); err == nil {
+		t.Error("the id was not stored after an empty file")
+	}
 	if err := knownLedger("", "two"); err != nil {
 		t.Error(err)
 	}
