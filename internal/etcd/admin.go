@@ -22,7 +22,7 @@ func absent(prefix string) clientv3.Cmp {
 
 // ask runs a transaction with a time limit.
 func (c *Cluster) ask(ctx context.Context, conditions []clientv3.Cmp, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, loadBound)
+	ctx, cancel := context.WithTimeout(ctx, adminBound)
 	defer cancel()
 	r, err := c.client.Txn(ctx).If(conditions...).Then(ops...).Commit()
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *Cluster) Export(ctx context.Context, to string, save func(load func(add
 		return true, fmt.Errorf("etcd at %v: %w", c.cfg.Endpoints, err)
 	}
 	used := fmt.Errorf("resource managers use the ledger at prefix %s: stop all of them first", c.prefix())
-	r, err := c.ask(ctx, []clientv3.Cmp{absent(c.key("leader/"))}, clientv3.OpGet(c.key("seq")))
+	r, err := c.ask(ctx, []clientv3.Cmp{absent(c.key(candidates))}, clientv3.OpGet(c.key("seq")))
 	if err != nil {
 		return true, err
 	}
@@ -174,7 +174,7 @@ func (c *Cluster) Export(ctx context.Context, to string, save func(load func(add
 	if err := save(func(add func(accounting.Change) error) error { return c.read(ctx, r.Header.Revision, add) }); err != nil {
 		return true, err
 	}
-	same := []clientv3.Cmp{absent(c.key("leader/")), clientv3.Compare(clientv3.Value(c.idKey()), "=", id)}
+	same := []clientv3.Cmp{absent(c.key(candidates)), clientv3.Compare(clientv3.Value(c.idKey()), "=", id)}
 	if kvs := r.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
 		same = append(same, clientv3.Compare(clientv3.ModRevision(c.key("seq")), "=", kvs[0].ModRevision))
 	}

@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
 
 	"github.com/rfaas-go/rfaas/accounting"
@@ -23,8 +24,14 @@ const (
 	leaseSeconds = 2
 	// callBound bounds one call of etcd.
 	callBound = time.Second
-	// loadBound bounds the reading of one page of records.
-	loadBound = 10 * time.Second
+	// loadBound bounds one attempt to read a page of records, and loadTries is the number of attempts.
+	loadBound = 2 * time.Second
+	loadTries = 6
+	// adminBound bounds one call of a command.
+	adminBound = 10 * time.Second
+	// renewEvery is how often the lease is renewed. renewBound bounds an attempt, so that the lease lasts if three in a row meet a silent member.
+	renewEvery = 200 * time.Millisecond
+	renewBound = 300 * time.Millisecond
 	// confirmEvery is how often the leader asks etcd whether it still is the leader.
 	confirmEvery = 500 * time.Millisecond
 	// sizeEvery is how often the leader asks etcd for the size of its database.
@@ -165,15 +172,40 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, callBound)
 }
 
+// candidates is the beginning of the candidates' keys.
+const candidates = "leader/"
+
 // sleep waits for a pause. It returns false if ctx has ended.
 func sleep(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(pause):
+	case <-time.After(about(pause)):
 		return true
 	}
 }
+
+// persist repeats a call that can be repeated until etcd has answered it.
+func (c *Cluster) persist(ctx context.Context, call func(context.Context) error) error {
+	for {
+		bound, cancel := bounded(ctx)
+		err := call(bound)
+		cancel()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err == nil || errors.Is(err, ErrLost) || errors.Is(err, rpctypes.ErrLeaseNotFound) || refused(err) {
+			return err
+		}
+		c.note(err)
+		if !sleep(ctx) {
+			return ctx.Err()
+		}
+	}
+}
+
+// about returns a random time of that length on average. Calls take members of etcd in turn. With constant times, a loop may meet the same one each time.
+func about(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
 // Lead waits until this process is the leader. It returns an error if ctx ends, or if etcd has no ledger or another one.
 func (c *Cluster) Lead(ctx context.Context) (*Leader, error) {
@@ -250,19 +282,14 @@ func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
 			return nil, fmt.Errorf("%w at prefix %s: %w", ErrOtherLedger, c.prefix(), err)
 		}
 	}
-	bound, cancel := bounded(ctx)
-	granted, err := c.client.Grant(bound, leaseSeconds)
-	cancel()
-	c.note(err)
-	if err != nil {
+	var granted *clientv3.LeaseGrantResponse
+	if err := c.persist(ctx, func(ctx context.Context) (err error) {
+		granted, err = c.client.Grant(ctx, leaseSeconds)
+		return err
+	}); err != nil {
 		return nil, err
 	}
-	life, end := context.WithCancel(context.Background()) // of the leadership
-	session, err := concurrency.NewSession(c.client, concurrency.WithLease(granted.ID), concurrency.WithContext(life))
-	if err != nil {
-		end()
-		return nil, err
-	}
+	life, end := context.WithCancel(context.Background()) // of the lease
 	defer func() {
 		if err != nil {
 			end()
@@ -271,34 +298,48 @@ func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
 			_, _ = c.client.Revoke(bound, granted.ID) // else it ends by itself
 		}
 	}()
-	waiting, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	go func() {
-		select {
-		case <-session.Done():
-			err := errors.New("etcd has not renewed the lease of this candidate")
-			c.note(err)
-			stop(err)
-		case <-waiting.Done():
-		}
-	}()
-	election := concurrency.NewElection(session, c.key("leader"))
-	if err := election.Campaign(waiting, c.cfg.Name); err != nil {
-		return nil, cmpCause(waiting, err)
+	go c.hold(life, granted.ID)
+	l := &Leader{cluster: c, lease: granted.ID, id: id, key: fmt.Sprintf("%s%x", c.key(candidates), granted.ID), end: end, lost: make(chan struct{})}
+	if err := l.stand(ctx); err != nil {
+		return nil, err
 	}
-	l := &Leader{cluster: c, lease: granted.ID, id: id, key: election.Key(), revision: election.Rev(), end: end, lost: make(chan struct{})}
-	if err := l.begin(waiting); err != nil {
-		return nil, cmpCause(waiting, err)
+	if err := c.persist(ctx, l.begin); err != nil {
+		return nil, err
 	}
-	l.running.Go(func() { l.keep(life, session) })
+	l.running.Go(func() { l.keep(life) })
 	l.running.Go(func() { c.measure(life) })
 	return l, nil
 }
 
-// cmpCause returns why a context was cancelled, else err.
-func cmpCause(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
+// hold renews a lease until ctx or the lease ends. Each time it may ask another member of etcd. The lease's renewal in etcd's client asks one until
+// TCP gives up, which is long after the end of the lease.
+func (c *Cluster) hold(ctx context.Context, lease clientv3.LeaseID) {
+	for {
+		if errors.Is(c.renew(ctx, lease), rpctypes.ErrLeaseNotFound) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(about(renewEvery)):
+		}
+	}
+}
+
+// renew renews a lease once.
+func (c *Cluster) renew(ctx context.Context, lease clientv3.LeaseID) error {
+	ctx, cancel := context.WithTimeout(ctx, renewBound)
+	defer cancel()
+	stream, err := etcdserverpb.NewLeaseClient(c.client.ActiveConnection()).LeaseKeepAlive(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(lease)}); err != nil {
+		return err
+	}
+	r, err := stream.Recv()
+	if err == nil && r.TTL <= 0 {
+		err = rpctypes.ErrLeaseNotFound
 	}
 	return err
 }

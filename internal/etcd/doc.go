@@ -7,7 +7,7 @@
 // A ledger has an id, which Init or Import writes last. Without it, no process becomes the leader. So a prefix that is misspelt, or whose keys
 // were lost, is not taken for a new ledger.
 //
-//	PREFIX/leader/LEASE     the candidates, of which the oldest is the leader (package concurrency of etcd's client)
+//	PREFIX/leader/LEASE     the candidates, of which the oldest is the leader
 //	PREFIX/seq              id of the last write, 16 random bytes
 //	PREFIX/ledger/BUCKET/KEY  records as package accounting describes them. rfaas/id is the id
 //	PREFIX/importing        while Import runs, a random text of its process

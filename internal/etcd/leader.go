@@ -12,9 +12,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 	"google.golang.org/grpc/codes"
 
 	"github.com/rfaas-go/rfaas/accounting"
@@ -52,7 +52,7 @@ type pending struct {
 const mostChanges = 120
 
 // loadPage is how many records are read at a time.
-const loadPage = 10_000
+const loadPage = 2000
 
 // Lost is closed when this process has lost the leadership.
 func (l *Leader) Lost() <-chan struct{} { return l.lost }
@@ -88,8 +88,6 @@ func (l *Leader) Confirmed() error {
 
 // begin changes the record seq, so that all writes of the earlier leader fail, including those under way.
 func (l *Leader) begin(ctx context.Context) error {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
 	asked := time.Now()
 	r, err := l.cluster.client.Txn(ctx).If(l.leads(), clientv3.Compare(clientv3.Value(l.cluster.idKey()), "=", l.id)).
 		Then(clientv3.OpPut(l.cluster.key("seq"), string(newID()))).Commit()
@@ -116,9 +114,44 @@ func (l *Leader) leads() clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.revision)
 }
 
-// keep keeps the lease until ctx ends or the leadership is lost. While etcd cannot be reached, it tries again: no other process can become
-// the leader meanwhile, unless only this one is cut off, and then its writes are refused.
-func (l *Leader) keep(ctx context.Context, session *concurrency.Session) {
+// stand makes this process a candidate, and waits until it is the leader. It asks instead of watching: a watch stays with one member of etcd,
+// which may be silent or cut off.
+func (l *Leader) stand(ctx context.Context) error {
+	c := l.cluster
+	if err := c.persist(ctx, func(ctx context.Context) error {
+		_, err := c.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", 0)).
+			Then(clientv3.OpPut(l.key, c.cfg.Name, clientv3.WithLease(l.lease))).Commit()
+		return err
+	}); err != nil {
+		return err
+	}
+	for {
+		var own, first []*mvccpb.KeyValue
+		if err := c.persist(ctx, func(ctx context.Context) error {
+			r, err := c.client.Txn(ctx).Then(clientv3.OpGet(l.key, clientv3.WithKeysOnly()), clientv3.OpGet(c.key(candidates), clientv3.WithFirstCreate()...)).Commit()
+			if err == nil {
+				own, first = r.Responses[0].GetResponseRange().GetKvs(), r.Responses[1].GetResponseRange().GetKvs()
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+		c.note(nil)
+		if len(own) == 0 || len(first) == 0 {
+			return errors.New("etcd has not renewed the lease of this candidate")
+		}
+		if l.revision = own[0].CreateRevision; string(first[0].Key) == l.key {
+			return nil
+		}
+		if !sleep(ctx) {
+			return ctx.Err()
+		}
+	}
+}
+
+// keep asks whether this process is the leader until ctx ends or the leadership is lost. While etcd cannot be reached, it tries again: no other
+// process can become the leader meanwhile, unless only this one is cut off, and then its writes are refused.
+func (l *Leader) keep(ctx context.Context) {
 	for {
 		asked := time.Now()
 		leads, err := l.check(ctx)
@@ -126,25 +159,17 @@ func (l *Leader) keep(ctx context.Context, session *concurrency.Session) {
 			return
 		}
 		l.cluster.note(err)
-		switch {
-		case err == nil && !leads:
+		if err == nil && !leads {
 			l.lose(ErrLost)
 			return
-		case err == nil:
+		}
+		if err == nil {
 			l.confirmed.Store(&asked)
-			select {
-			case <-session.Done(): // etcd could not be reached for a while, but still has the lease
-				more, err := concurrency.NewSession(l.cluster.client, concurrency.WithLease(l.lease), concurrency.WithContext(ctx))
-				if l.cluster.note(err); err == nil {
-					session = more
-				}
-			default:
-			}
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(confirmEvery):
+		case <-time.After(about(confirmEvery)):
 		}
 	}
 }
@@ -180,9 +205,16 @@ func (c *Cluster) read(ctx context.Context, revision int64, add func(accounting.
 	prefix := c.key("ledger/")
 	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
 	for {
-		bound, cancel := context.WithTimeout(ctx, loadBound)
-		r, err := c.client.Get(bound, from, clientv3.WithRange(end), clientv3.WithLimit(loadPage), clientv3.WithRev(revision))
-		cancel()
+		var r *clientv3.GetResponse
+		var err error
+		for range loadTries { // one may meet a member that is silent
+			bound, cancel := context.WithTimeout(ctx, loadBound)
+			r, err = c.client.Get(bound, from, clientv3.WithRange(end), clientv3.WithLimit(loadPage), clientv3.WithRev(revision))
+			cancel()
+			if err == nil || errors.Is(err, rpctypes.ErrCompacted) || !sleep(ctx) {
+				break
+			}
+		}
 		if err != nil {
 			return fmt.Errorf("etcd: read the ledger: %w", err)
 		}
