@@ -4,20 +4,28 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/tests/testkit"
@@ -355,6 +363,52 @@ func TestBadRequestsOfAnAddress(t *testing.T) {
 		t.Error("no refusal is in the audit log")
 	}
 }
+
+// Requests that came before the refusals of their address, and still wait for room, are worked on one at a time, too.
+func TestBadRequestsTogether(t *testing.T) {
+	s, err := NewServer(Config{Cluster: start(t, nil).cluster, Hosts: []string{"127.0.0.1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	working := make(chan struct{}, 2)
+	working <- struct{}{}
+	working <- struct{}{}
+	r := httptest.NewRequest("POST", pathToken, nil)
+	r.RemoteAddr, r.TLS = "192.0.2.7:55", &tls.ConnectionState{}
+	var reading, running, most atomic.Int32
+	var asked sync.WaitGroup
+	for range 20 {
+		asked.Go(func() {
+			q := r.Clone(t.Context())
+			q.Body = io.NopCloser(readFunc(func([]byte) (int, error) {
+				reading.Add(1)
+				return 0, io.EOF
+			}))
+			_, _, _ = s.work(q, working, func(*http.Request, []byte) (any, string, error) {
+				if n := running.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				runtime.Gosched()
+				running.Add(-1)
+				return nil, "", nil
+			})
+		})
+	}
+	testkit.Eventually(t, "all have been asked", func() bool { return reading.Load() == 20 })
+	for range badBurst {
+		s.bad.take("192.0.2.7", rate.Every(badEvery), badBurst, s.cfg.Now())
+	}
+	<-working
+	<-working
+	asked.Wait()
+	if n := most.Load(); n != 1 {
+		t.Errorf("%d at once", n)
+	}
+}
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(b []byte) (int, error) { return f(b) }
 
 func TestHostOf(t *testing.T) {
 	for remote, want := range map[string]string{"192.0.2.7:55": "192.0.2.7", "[::ffff:192.0.2.7]:55": "192.0.2.7", "[2001:db8:1:2:3:4:5:6]:55": "2001:db8:1:2::/64",

@@ -188,24 +188,33 @@ func (s *Server) work(r *http.Request, working chan struct{}, f func(*http.Reque
 	if err != nil {
 		return nil, "", errCut
 	}
-	if at := hostOf(r.RemoteAddr); len(r.TLS.VerifiedChains) == 0 && s.bad.spent(at, s.cfg.Now()) {
-		turn := s.waiting[crc32.ChecksumIEEE([]byte(at))%uint32(len(s.waiting))]
+	at := hostOf(r.RemoteAddr)
+	spent := func() bool { return len(r.TLS.VerifiedChains) == 0 && s.bad.spent(at, s.cfg.Now()) }
+	for turn := (chan struct{})(nil); ; {
+		if turn == nil && spent() {
+			turn = s.waiting[crc32.ChecksumIEEE([]byte(at))%uint32(len(s.waiting))]
+			select {
+			case turn <- struct{}{}:
+				defer func() { <-turn }()
+			case <-r.Context().Done():
+				return nil, "", errBusy
+			}
+		}
 		select {
-		case turn <- struct{}{}:
-			defer func() { <-turn }()
+		case working <- struct{}{}:
 		case <-r.Context().Done():
 			return nil, "", errBusy
 		}
-	}
-	select {
-	case working <- struct{}{}:
-		defer func() { <-working }()
-		if r.Context().Err() == nil {
-			return f(r, body)
+		if turn == nil && spent() { // others of the address were refused meanwhile
+			<-working
+			continue
 		}
-	case <-r.Context().Done():
+		defer func() { <-working }()
+		if r.Context().Err() != nil {
+			return nil, "", errBusy
+		}
+		return f(r, body)
 	}
-	return nil, "", errBusy
 }
 
 // refused logs a refused request and sets the status. It returns the reply.
