@@ -49,6 +49,14 @@ func (r *Renewals) run(ctx context.Context, first, next, retry time.Duration) {
 		return
 	}
 	wait, again, said := first, retry, ""
+	var known time.Time // end of the certificate
+	// soon is at most a quarter of the certificate's remaining time, so that one of a few hours is renewed in time, too.
+	soon := func(d time.Duration) time.Duration {
+		if known.IsZero() {
+			return d
+		}
+		return min(d, max(time.Until(known)/4, retry))
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -60,6 +68,9 @@ func (r *Renewals) run(ctx context.Context, first, next, retry time.Duration) {
 			continue // the directory did not come from an issuer
 		}
 		ends, renewed, err := r.renew(ctx)
+		if !ends.IsZero() {
+			known = ends
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -69,12 +80,12 @@ func (r *Renewals) run(ctx context.Context, first, next, retry time.Duration) {
 				said = text
 				r.log.Warn("cannot renew the certificate or get the list of revoked credentials from the issuer; trying again", "dir", r.dir, "error", text)
 			}
-			wait, again = again, min(2*again, next)
+			wait, again = soon(again), min(2*again, next)
 			continue
 		case renewed:
 			r.done.Add(1)
 			r.log.Info("renewed the certificate", "dir", r.dir, "expires", ends.UTC().Format(time.RFC3339))
 		}
-		again, said = retry, ""
+		wait, again, said = soon(next), retry, ""
 	}
 }

@@ -32,7 +32,7 @@ func TestRenewals(t *testing.T) {
 			case n == 12:
 				cancel()
 			}
-			return time.Now(), len(asked) == 9, nil
+			return time.Now().Add(90 * 24 * time.Hour), len(asked) == 9, nil
 		}, slog.New(slog.NewTextHandler(&log, nil)))
 		r.Run(ctx)
 		for i, at := range asked[1:] {
@@ -53,6 +53,38 @@ func TestRenewals(t *testing.T) {
 		if text := log.String(); strings.Count(text, "the issuer is away") != 1 || strings.Count(text, "renewed the certificate") != 1 {
 			t.Errorf("log:\n%s", text)
 		}
+	})
+}
+
+// A certificate of a few hours is renewed before it expires, also if the issuer is away for a while.
+func TestRenewalsOfShortLife(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "issuer"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const life = 90 * time.Minute
+	synctest.Test(t, func(t *testing.T) {
+		ends, renewals, away := time.Now().Add(life), 0, 0
+		ctx, cancel := context.WithCancel(t.Context())
+		r := NewRenewals(dir, nil, func(context.Context) (time.Time, bool, error) {
+			left := time.Until(ends)
+			switch {
+			case left <= 0:
+				t.Error("the certificate has expired")
+				cancel()
+			case left > life*2/3:
+				return ends, false, nil
+			case away < 3:
+				away++
+				return ends, false, errors.New("the issuer is away")
+			}
+			away, ends = 0, time.Now().Add(life)
+			if renewals++; renewals == 100 {
+				cancel()
+			}
+			return ends, true, nil
+		}, slog.New(slog.DiscardHandler))
+		r.Run(ctx)
 	})
 }
 
