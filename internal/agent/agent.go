@@ -145,14 +145,15 @@ func (a *Agent) linger() {
 	}
 }
 
-// lastLook removes the socket unless a client is connected or connecting, or workers that a client has used are cached. gone reports that it was removed.
+// lastLook removes the socket unless a client is connected or connecting, workers that a client has used are cached, or a seed still arrives at an executor.
+// gone reports that it was removed.
 func (a *Agent) lastLook() (conn *net.UnixConn, gone bool) {
 	defer func() {
 		if !gone {
 			a.linger()
 		}
 	}()
-	if a.count() > 0 || a.cfg.Linger == 0 || slices.ContainsFunc(a.pool.Cached(), func(k grant.CachedLease) bool { return !k.Spare }) {
+	if a.count() > 0 || a.cfg.Linger == 0 || a.pool.Filling() || slices.ContainsFunc(a.pool.Cached(), func(k grant.CachedLease) bool { return !k.Spare }) {
 		return nil, false
 	}
 	return a.cfg.Socket.lastLook()

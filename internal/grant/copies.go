@@ -309,11 +309,13 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 			return nil, cause(err)
 		case r.GetDone() && r.GetFilling() && leave() && limit.Stop():
 			// The lease need not wait for the rest. The streams go on until all of the seed has arrived. This request does not limit their time, because workers
-			// depend on the seed. The executor limits the reading. They end with the connections to the executors, too.
+			// depend on the seed. The executor limits the reading. Workers of other sessions may depend on the seed too, so the connections outlive this session.
 			filling = true
+			over := p.c.fill()
 			go func() {
 				_, _ = fetch.Recv() // the executor itself reports an error to the clients of its workers
 				cancel(nil)
+				over()
 			}()
 			return r.GetSeed(), nil
 		case r.GetDone():

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 	"weak"
 
@@ -52,6 +53,7 @@ type shared struct {
 	bundles  bundle.Finder
 
 	retain func() func() // keeps the connections open until the function that it returns is called
+	fill   func() func() // like retain, while a seed arrives at an executor: see Pool.Filling
 
 	// Set and protected by the pool.
 	users int
@@ -133,7 +135,8 @@ func (c *shared) note(provider string) {
 // Pool lets sessions with the same addresses and credentials share connections. Connections without a session stay open for a while.
 // Safe for concurrent use.
 type Pool struct {
-	idle time.Duration
+	idle  time.Duration
+	fills atomic.Int64 // seeds that still arrive
 
 	mu     sync.Mutex
 	parts  map[part]*shared
@@ -237,7 +240,7 @@ func (p *Pool) connect(o *Options) (*shared, func(), error) {
 		if s, err = newShared(o); err != nil {
 			return nil, nil, err
 		}
-		s.retain = func() func() { return p.retain(key, s) }
+		s.retain, s.fill = func() func() { return p.retain(key, s) }, func() func() { return p.fill(key, s) }
 		p.parts[key] = s
 	}
 	if s.timer != nil {
@@ -255,6 +258,19 @@ func (p *Pool) retain(key part, s *shared) func() {
 	s.users++
 	return func() { p.release(key, s) }
 }
+
+// fill is retain while a seed arrives at an executor.
+func (p *Pool) fill(key part, s *shared) func() {
+	unused := p.retain(key, s)
+	p.fills.Add(1)
+	return func() {
+		unused()
+		p.fills.Add(-1)
+	}
+}
+
+// Filling reports whether seeds still arrive at executors over streams of this pool.
+func (p *Pool) Filling() bool { return p.fills.Load() > 0 }
 
 func (p *Pool) release(key part, s *shared) {
 	p.mu.Lock()
