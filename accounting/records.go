@@ -82,8 +82,9 @@ func (d *Digest) Sum() string {
 }
 
 // CreateLedger makes the ledger file path from records that load adds. The file must not exist. It checks the records, and that the file has all
-// of them, before the file gets its name.
-func CreateLedger(path string, load func(add func(Change) error) error) (Digest, error) {
+// of them. Then it calls take, which ends the ledger that the records are from, and gives the file its name. So never more than one of the two can
+// be used. If take has an error and open is set, that ledger may have ended. The file then stays, and the error has its name.
+func CreateLedger(path string, load func(add func(Change) error) error, take func() (open bool, err error)) (Digest, error) {
 	var want, got Digest
 	fail := func(err error) (Digest, error) { return got, fmt.Errorf("ledger %s: %w", path, err) }
 	if _, err := os.Lstat(path); err == nil {
@@ -93,7 +94,12 @@ func CreateLedger(path string, load func(add func(Change) error) error) (Digest,
 	if err != nil {
 		return fail(err)
 	}
-	defer os.RemoveAll(dir)
+	keep := false
+	defer func() {
+		if !keep {
+			os.RemoveAll(dir)
+		}
+	}()
 	made := filepath.Join(dir, "ledger")
 	l, err := openAt(made, time.Second)
 	if err != nil {
@@ -125,12 +131,23 @@ func CreateLedger(path string, load func(add func(Change) error) error) (Digest,
 		err = fmt.Errorf("%w: %s", ErrLedger, r.Damage[0])
 	}
 	if err == nil {
-		err = os.Link(made, path) // unlike a rename, replaces nothing
-	}
-	if err == nil {
-		err = errors.Join(begin(path), syncDir(filepath.Dir(path)))
+		err = errors.Join(syncDir(dir), syncDir(filepath.Dir(path)))
 	}
 	if err != nil {
+		return fail(err)
+	}
+	keep = true
+	if open, err := take(); err != nil {
+		if keep = open; open {
+			err = fmt.Errorf("%w; the copy of its records is %s", err, made)
+		}
+		return fail(err)
+	}
+	if err := os.Link(made, path); err != nil { // unlike a rename, replaces nothing
+		return fail(fmt.Errorf("%w; the ledger is %s: rename it to %s", err, made, path))
+	}
+	keep = false
+	if err := errors.Join(begin(path), syncDir(filepath.Dir(path))); err != nil {
 		return fail(err)
 	}
 	return got, nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -105,7 +104,7 @@ func newLedgerEtcd(a *app, file func(dir string) string) *cobra.Command {
 		Use:   "import STATE-DIR",
 		Short: "Copy the ledger in a state directory to etcd, and rename the file",
 		Long: "Copy the ledger in a state directory to etcd, and rename the file. Stop the resource manager first. If the command fails,\n" +
-			"the file stays in use, and the command can be repeated.",
+			"the file stays in use, and the command can be repeated, unless the error says that the ledger may be in etcd.",
 		Args: cobra.ExactArgs(1),
 		RunE: f.with(func(c *cobra.Command, e *etcd.Cluster, args []string) error {
 			return a.importLedger(c.Context(), e, file(args[0]))
@@ -114,7 +113,7 @@ func newLedgerEtcd(a *app, file func(dir string) string) *cobra.Command {
 		Use:   "export STATE-DIR",
 		Short: "Copy the ledger in etcd to a state directory, and end the one in etcd",
 		Long: "Copy the ledger in etcd to a state directory, and end the one in etcd. Stop all resource managers first. The state directory\n" +
-			"must not have a ledger.",
+			"must not have a ledger. If the command is interrupted, the ledger is in etcd, or in STATE-DIR/ledger.*.new/ledger.",
 		Args: cobra.ExactArgs(1),
 		RunE: f.with(func(c *cobra.Command, e *etcd.Cluster, args []string) error {
 			return a.exportLedger(c.Context(), e, file(args[0]))
@@ -173,18 +172,12 @@ func (a *app) exportLedger(ctx context.Context, e *etcd.Cluster, path string) er
 	if err != nil {
 		return err
 	}
-	made := false
 	var d accounting.Digest
-	still, err := e.Export(ctx, fmt.Sprintf("%s on %s at %s", absolute, host, time.Now().UTC().Format(time.RFC3339)),
-		func(load func(add func(accounting.Change) error) error) (err error) {
-			d, err = accounting.CreateLedger(path, load)
-			made = err == nil
+	if err := e.Export(ctx, fmt.Sprintf("%s on %s at %s", absolute, host, time.Now().UTC().Format(time.RFC3339)),
+		func(load func(add func(accounting.Change) error) error, take func() (bool, error)) (err error) {
+			d, err = accounting.CreateLedger(path, load, take)
 			return err
-		})
-	if still && made {
-		err = errors.Join(err, os.Remove(path))
-	}
-	if err != nil {
+		}); err != nil {
 		return fmt.Errorf("export to %s: %w", path, err)
 	}
 	fmt.Fprintf(a.Stdout, "%s: %d leases and %d hourly totals; etcd has no ledger any more\n", path, d.Leases, d.Totals)

@@ -12,7 +12,7 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 )
 
-// adminTries is how often Export tries to hand over the ledger while etcd does not answer.
+// adminTries is how often Import and Export try to hand over the ledger while etcd does not answer.
 const adminTries = 5
 
 // absent is the condition that no key begins with a prefix.
@@ -144,52 +144,68 @@ func (c *Cluster) Import(ctx context.Context, id string, load func(add func(acco
 
 // finish makes a ledger of the records that are there.
 func (c *Cluster) finish(ctx context.Context, conditions []clientv3.Cmp, id string) error {
-	ops := []clientv3.Op{clientv3.OpPut(c.idKey(), id), clientv3.OpPut(c.key("seq"), string(newID())), clientv3.OpDelete(c.key("importing"))}
+	seq := string(newID())
+	ops := []clientv3.Op{clientv3.OpPut(c.idKey(), id), clientv3.OpPut(c.key("seq"), seq), clientv3.OpDelete(c.key("importing"))}
 	for _, r := range accounting.NewRecords() {
 		ops = append(ops, clientv3.OpPut(c.recordKey(r), string(r.Value)))
 	}
-	r, err := c.ask(ctx, append(conditions, absent(c.idKey())), ops...)
-	if err == nil && !r.Succeeded {
-		err = errors.New("another process writes to the same prefix")
+	ended, unknown, err := c.insist(ctx, append(conditions, absent(c.idKey())), ops, clientv3.Compare(clientv3.Value(c.key("seq")), "=", seq))
+	switch {
+	case unknown:
+		return fmt.Errorf("the ledger %s may be in etcd now: run the command \"rfaas ledger etcd check\" before a resource manager starts: %w", id, err)
+	case err == nil && !ended:
+		return errors.New("another process writes to the same prefix")
 	}
 	return err
 }
 
-// Export calls save with a function that adds all records, and then ends the ledger in etcd. No resource manager may use it. The records stay
-// in etcd, and resource managers refuse them. `to` is the new place, for messages. After an error, `still` reports whether the ledger is still
-// in etcd.
-func (c *Cluster) Export(ctx context.Context, to string, save func(load func(add func(accounting.Change) error) error) error) (still bool, err error) {
+// insist repeats a transaction while etcd does not answer. An attempt whose answer was lost may have succeeded: `done` holds if one has. ok reports
+// whether one has succeeded. After an error, unknown reports that one may have.
+func (c *Cluster) insist(ctx context.Context, conditions []clientv3.Cmp, ops []clientv3.Op, done clientv3.Cmp) (ok, unknown bool, err error) {
+	for range adminTries {
+		var r *clientv3.TxnResponse
+		if r, err = c.ask(ctx, conditions, ops...); err == nil && !r.Succeeded && unknown {
+			r, err = c.ask(ctx, []clientv3.Cmp{done}, clientv3.OpGet(c.idKey()))
+		}
+		if err == nil {
+			return r.Succeeded, false, nil
+		}
+		unknown = true
+	}
+	return false, unknown, err
+}
+
+// Export calls save with a function that adds all records, and with one that then ends the ledger in etcd, for CreateLedger. No resource manager may use
+// it. The records stay in etcd, and resource managers refuse them. `to` is the new place, for messages.
+func (c *Cluster) Export(ctx context.Context, to string, save func(load func(add func(accounting.Change) error) error, take func() (open bool, err error)) error) error {
 	id, err := c.identify(ctx)
 	if err != nil {
-		return true, fmt.Errorf("etcd at %v: %w", c.cfg.Endpoints, err)
+		return fmt.Errorf("etcd at %v: %w", c.cfg.Endpoints, err)
 	}
 	used := fmt.Errorf("resource managers use the ledger at prefix %s: stop all of them first", c.prefix())
 	r, err := c.ask(ctx, []clientv3.Cmp{absent(c.key(candidates))}, clientv3.OpGet(c.key("seq")))
 	if err != nil {
-		return true, err
+		return err
 	}
 	if !r.Succeeded {
-		return true, used
-	}
-	if err := save(func(add func(accounting.Change) error) error { return c.read(ctx, r.Header.Revision, add) }); err != nil {
-		return true, err
+		return used
 	}
 	same := []clientv3.Cmp{absent(c.key(candidates)), clientv3.Compare(clientv3.Value(c.idKey()), "=", id)}
 	if kvs := r.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
 		same = append(same, clientv3.Compare(clientv3.ModRevision(c.key("seq")), "=", kvs[0].ModRevision))
 	}
-	for range adminTries {
-		if r, err = c.ask(ctx, same, clientv3.OpDelete(c.idKey()), clientv3.OpPut(c.key("exported"), to)); err == nil {
-			break
-		}
-	}
-	switch {
-	case err != nil:
-		return false, fmt.Errorf("the ledger was written to %s, but it may still be in etcd, too: run the command \"rfaas ledger etcd check\": %w", to, err)
-	case !r.Succeeded:
-		return true, used
-	}
-	return false, nil
+	return save(func(add func(accounting.Change) error) error { return c.read(ctx, r.Header.Revision, add) },
+		func() (open bool, err error) {
+			ended, unknown, err := c.insist(ctx, same, []clientv3.Op{clientv3.OpDelete(c.idKey()), clientv3.OpPut(c.key("exported"), to)},
+				clientv3.Compare(clientv3.Value(c.key("exported")), "=", to))
+			switch {
+			case unknown:
+				return true, fmt.Errorf("the ledger may still be in etcd: run the command \"rfaas ledger etcd check\": %w", err)
+			case err == nil && !ended:
+				return false, used
+			}
+			return false, err
+		})
 }
 
 // Digest reads all records, and returns the id of the ledger.

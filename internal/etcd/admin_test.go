@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,6 +98,7 @@ func TestImportAndExport(t *testing.T) {
 	if _, err := c.Lead(t.Context()); !errors.Is(err, ErrNoLedger) {
 		t.Errorf("after half an import: %v", err)
 	}
+	lost := loseAnswers(c)
 	d, err := c.Import(t.Context(), "the-id", file.Records)
 	if err != nil || d.Leases != 1003 {
 		t.Fatalf("%+v, %v", d, err)
@@ -114,18 +116,24 @@ func TestImportAndExport(t *testing.T) {
 	}
 	want = sums(t, led)
 	back := filepath.Join(t.TempDir(), "ledger")
-	export := func() (bool, error) {
-		return c.Export(t.Context(), back, func(load func(func(accounting.Change) error) error) error {
-			_, err := accounting.CreateLedger(back, load)
+	export := func() error {
+		return c.Export(t.Context(), back, func(load func(func(accounting.Change) error) error, take func() (bool, error)) error {
+			_, err := accounting.CreateLedger(back, load, take)
 			return err
 		})
 	}
-	if still, err := export(); err == nil || !still || !strings.Contains(err.Error(), "stop all of them") {
-		t.Errorf("an export while a leader serves: %v, %v", still, err)
+	if err := export(); err == nil || !strings.Contains(err.Error(), "stop all of them") {
+		t.Errorf("an export while a leader serves: %v", err)
 	}
 	l.Resign()
-	if _, err := export(); err != nil {
+	if err := export(); err != nil {
 		t.Fatal(err)
+	}
+	if *lost != 2 {
+		t.Errorf("%d answers were lost, want those of the import and of the export", *lost)
+	}
+	if left, err := filepath.Glob(back + ".*.new"); len(left) > 0 || err != nil {
+		t.Errorf("the export has left %v, %v", left, err)
 	}
 	exported, err := accounting.OpenLedger(back, time.Second)
 	if err != nil {
@@ -147,6 +155,47 @@ func TestImportAndExport(t *testing.T) {
 	if got := sums(t, ledger(t, lead(t, c))); !equal(got, want) {
 		t.Errorf("imported again: %v, want %v", got, want)
 	}
+}
+
+// loseAnswers loses the answer of each transaction that begins or ends a ledger. It returns how many were lost.
+func loseAnswers(c *Cluster) *int {
+	l := &losing{KV: c.client.KV, key: c.idKey()}
+	c.client.KV = l
+	return &l.lost
+}
+
+type losing struct {
+	clientv3.KV
+	key  string
+	lost int
+}
+
+func (l *losing) Txn(ctx context.Context) clientv3.Txn { return &losingTxn{Txn: l.KV.Txn(ctx), l: l} }
+
+type losingTxn struct {
+	clientv3.Txn
+	l    *losing
+	lose bool
+}
+
+func (x *losingTxn) If(c ...clientv3.Cmp) clientv3.Txn {
+	x.Txn = x.Txn.If(c...)
+	return x
+}
+
+func (x *losingTxn) Then(ops ...clientv3.Op) clientv3.Txn {
+	x.lose = slices.ContainsFunc(ops, func(op clientv3.Op) bool { return string(op.KeyBytes()) == x.l.key && !op.IsGet() })
+	x.Txn = x.Txn.Then(ops...)
+	return x
+}
+
+func (x *losingTxn) Commit() (*clientv3.TxnResponse, error) {
+	r, err := x.Txn.Commit()
+	if x.lose && err == nil && r.Succeeded {
+		x.l.lost++
+		return nil, errors.New("the answer is lost")
+	}
+	return r, err
 }
 
 func equal(a, b map[string]accounting.Total) bool {
