@@ -2,6 +2,8 @@ package issuer
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
@@ -64,10 +66,15 @@ func (r *Renewals) run(ctx context.Context, first, next, retry time.Duration) {
 		case <-time.After(wait/2 + rand.N(wait)): // so that the daemons of a cluster do not ask at the same time
 		}
 		wait = next
-		if _, err := identity.RemoteNode(r.dir, r.open); err != nil {
+		_, err := identity.RemoteNode(r.dir, r.open)
+		if errors.Is(err, fs.ErrNotExist) {
 			continue // the directory did not come from an issuer
 		}
-		ends, renewed, err := r.renew(ctx)
+		var ends time.Time
+		var renewed bool
+		if err == nil {
+			ends, renewed, err = r.renew(ctx)
+		}
 		if !ends.IsZero() {
 			known = ends
 		}

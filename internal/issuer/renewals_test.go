@@ -114,3 +114,24 @@ func TestRenewalsWithoutIssuer(t *testing.T) {
 	})
 	NewRenewals("", nil, nil, nil).Run(t.Context()) // returns
 }
+
+// A file that cannot be read is logged and counted, so that an administrator learns of it before the certificate expires.
+func TestRenewalsOfUnreadableDirectory(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "issuer"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		r := NewRenewals(dir, nil, func(context.Context) (time.Time, bool, error) {
+			t.Error("asked the issuer")
+			return time.Time{}, false, nil
+		}, slog.New(slog.NewTextHandler(&log, nil)))
+		r.Run(ctx)
+		if _, failed := r.Counts(); failed == 0 || !strings.Contains(log.String(), filepath.Join(dir, "issuer")) {
+			t.Errorf("%d failed, log:\n%s", failed, log.String())
+		}
+	})
+}
