@@ -93,9 +93,12 @@ static void here(void) {
 static void refused(void) {
     rfaas_lease_options o = with_rows();
     rfaas_lease *none = NULL;
+    uint32_t workers = o.workers;
+    o.workers = 1; /* of more, any can be the first that fails */
     o.init_function = "init_fails";
     FAILS(rfaas_lease_open(session, &o, &none), RFAAS_FUNCTION_FAILED, "init call init_fails on worker 0 failed: no matrix of the name");
     CHECK(rfaas_function_code() == -42 && !none && rfaas_started() == RFAAS_NOT_STARTED);
+    o.workers = workers;
     o.init_size = 3;
     o.init_function = "make_rows";
     FAILS(rfaas_lease_open(session, &o, &none), RFAAS_FUNCTION_FAILED, "3 bytes of arguments, want 4");
