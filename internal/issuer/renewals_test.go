@@ -101,6 +101,7 @@ func TestRenewalsWithoutIssuer(t *testing.T) {
 		}, slog.New(slog.DiscardHandler))
 		go r.Run(ctx)
 		time.Sleep(24 * time.Hour)
+		synctest.Wait()
 		if asked > 0 {
 			t.Error("asked for a directory without an issuer")
 		}
@@ -108,6 +109,7 @@ func TestRenewalsWithoutIssuer(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * nextRenewal)
+		synctest.Wait()
 		if asked != 1 {
 			t.Errorf("asked %d times", asked)
 		}

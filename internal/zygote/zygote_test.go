@@ -332,7 +332,7 @@ func TestZygoteHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond) // well before the spawner replaces it unasked
 	defer cancel()
 	_, err := z.Spawn(ctx, spec)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for the zygote") {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for the process that starts workers") {
 		t.Errorf("Spawn by a stopped zygote: %v", err)
 	}
 	// Nothing of a worker is left or can come any more: the zygote was killed.
