@@ -121,7 +121,7 @@ func CreateLedger(path string, load func(add func(Change) error) error, take fun
 		err = cerr
 	}
 	if err == nil && got.Sum() != want.Sum() {
-		err = fmt.Errorf("%w: the records in the file differ from those that were written", ErrLedger)
+		err = fmt.Errorf("%w: the file has other records than were written", ErrLedger)
 	}
 	if err != nil {
 		return fail(err)

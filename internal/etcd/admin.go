@@ -134,7 +134,7 @@ func (c *Cluster) Import(ctx context.Context, id string, load func(add func(acco
 		})
 	}
 	if err == nil && got.Sum() != want.Sum() {
-		err = errors.New("the records that were read back from etcd differ from those that were written")
+		err = errors.New("etcd has other records than were written")
 	}
 	if err != nil {
 		return got, err

@@ -202,7 +202,7 @@ func (e *Executor) freeUnused() {
 
 // youngest returns at most n leases, the youngest first. Leases that have not been granted yet come before all others.
 func (e *Executor) youngest(n int) (ids []lease.ID) {
-	all := e.table.List() // the oldest grant first, after those that are not granted
+	all := e.table.List() // leases that are not granted come first, then the oldest grant
 	granted := 0
 	for granted < len(all) && all[granted].Granted.IsZero() {
 		granted++

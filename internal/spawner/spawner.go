@@ -40,7 +40,7 @@ type Spawner struct {
 	asking   sync.Mutex // held while a request is sent to a zygote, and while one is started; taken before mu
 	mu       sync.Mutex
 	zygotes  []*zygote    // by position; nil while there is none
-	pids     map[int]bool // of zygotes, also of those that are starting, and of the program that renews the certificate
+	pids     map[int]bool // of running and starting zygotes, and of the program that renews the certificate
 	children map[uint32]*child
 	requests uint64
 	guards   bool // workers have process namespaces, with guards

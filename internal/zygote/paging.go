@@ -178,7 +178,7 @@ func (p *paging) isWhole() bool {
 	return p.left == 0
 }
 
-// Fill reads all missing segments, first those that workers wait for. Until `rest` is closed, it reads only these. If reading fails, Fill ends the workers, because their
+// Fill reads all missing segments. It begins with segments that workers wait for. Until `rest` is closed, it reads only these. If reading fails, Fill ends the workers, because their
 // memory is lost. Fill returns when no worker's memory is filled on demand any more.
 func (s *Seed) Fill(ctx context.Context, rest <-chan struct{}) error {
 	p := s.paging

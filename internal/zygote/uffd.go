@@ -19,7 +19,7 @@ const (
 	uffdZero       = 4
 	uffdContinue   = 7
 
-	uffdModes     = 1<<0 | 1<<2 // faults on pages that the file does not have, and on those that it has
+	uffdModes     = 1<<0 | 1<<2 // faults on pages, whether the file has them or not
 	uffdPagefault = 0x12
 	uffdMessage   = 32 // bytes of an event
 )
