@@ -80,6 +80,7 @@ func (p *pausing) Info(ctx context.Context, _ *InfoRequest) (*InfoReply, error) 
 		select {
 		case <-p.answer:
 		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
 	return &InfoReply{}, nil

@@ -34,6 +34,7 @@ type claims struct {
 	socket  *net.UnixListener
 	regions map[context.Context]*region // by connection
 	far     map[string]*reachable       // by provider
+	closing sync.WaitGroup              // regions that are not in the map any more, but not closed yet
 
 	armed sync.Map // lease.ID of cached workers -> armedLine
 
@@ -97,9 +98,16 @@ func (c *claims) region(conn context.Context) (*region, error) {
 	context.AfterFunc(conn, func() {
 		defer c.e.turns.enter()()
 		c.mu.Lock()
-		delete(c.regions, conn)
+		there := c.regions[conn] == r
+		if there {
+			delete(c.regions, conn)
+			c.closing.Add(1)
+		}
 		c.mu.Unlock()
-		r.close()
+		if there {
+			r.close()
+			c.closing.Done()
+		}
 	})
 	return r, nil
 }
@@ -308,21 +316,23 @@ func (c *claims) collect() {
 	}
 }
 
-// close revokes all lines and closes all regions.
+// close revokes all lines and closes all regions, and the devices when no connection uses them any more.
 func (c *claims) close() {
 	c.revokeAll()
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.ended = true
 	if c.socket != nil {
 		c.socket.Close()
 	}
-	for _, r := range c.regions {
+	regions, far := c.regions, c.far
+	c.regions, c.far = nil, nil
+	c.mu.Unlock()
+	for _, r := range regions {
 		r.close()
 	}
-	c.regions = nil
-	for _, far := range c.far {
-		far.close()
+	c.closing.Wait()
+	for _, to := range far {
+		to.close()
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +49,46 @@ func newTCPConn(t *testing.T, o dataplane.Options) (*dataplane.Conn, []byte) {
 		t.Fatal(err)
 	}
 	return conn, blob
+}
+
+// The devices stay open until the regions of connections that have ended are closed.
+func TestClaimsCloseLate(t *testing.T) {
+	n := newTCPNode(t)
+	_, blob := newTCPConn(t, dataplane.Options{GIDIndex: -1, ActiveOnly: true})
+	l := n.mustLease(n.keepable(1))
+	if _, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true, Claims: true}); err != nil {
+		t.Fatal(err)
+	}
+	c := &n.e.claims
+	var r *region
+	for _, r = range c.regions {
+	}
+	if _, err := n.AttachClaims(n.ctx(), &control.AttachClaimsRequest{Provider: dataplane.TCP, Blob: blob, Token: r.token[:]}); err != nil {
+		t.Fatal(err)
+	}
+	r.reach.mu.Lock() // so that the region cannot be closed yet
+	n.conn.Close()
+	eventually(t, "the region is forgotten", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.regions) == 0
+	})
+	closed := make(chan struct{})
+	go func() { defer close(closed); c.close() }()
+	eventually(t, "no connection is accepted any more", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.ended
+	})
+	if name := r.reach.to.device.Name(); !strings.HasPrefix(name, "tcp") {
+		t.Errorf("the device has the name %q", name)
+	}
+	r.reach.mu.Unlock()
+	select {
+	case <-closed:
+	case <-time.After(testBound):
+		t.Error("the claims are not closed when the region is")
+	}
 }
 
 // A client on tcp reaches the words of its own claim region and nothing else, for as long as its connection to the executor lives.
