@@ -107,6 +107,8 @@ func Text(err error) string {
 	return text
 }
 
+const closedEarly = "the server closed the connection before its first answer"
+
 // Unwrapped returns a status's message. If gRPC could not talk to the server, the message says why in plain words.
 // foreign is true if the server does not speak the control protocol, or is another kind of daemon.
 func Unwrapped(st *status.Status) (text string, foreign bool) {
@@ -120,15 +122,29 @@ func Unwrapped(st *status.Status) (text string, foreign bool) {
 	switch {
 	case st.Code() == codes.Unimplemented && strings.HasPrefix(text, "unknown service"):
 		return "the server is another kind of daemon (" + text + "); check whether the addresses of executor and resource manager are swapped", true
-	case st.Code() != codes.Unavailable || !is("error reading server preface"):
+	case st.Code() != codes.Unavailable:
+		return text, false
+	case is("failed to write", "write tcp ", "write unix ") && is("connection reset", "broken pipe"): // the client's own greeting
+		return closedEarly, false
+	case !is("error reading server preface"):
 		return text, false
 	// The kernel connects for a process that is stopped or about to end.
 	case is("deadline exceeded", "i/o timeout", "use of closed network connection"): // closed by gRPC, in the end
 		return "the server accepts connections but does not answer", false
 	case is("EOF", "connection reset", "broken pipe"):
-		return "the server closed the connection before its first answer", false
+		return closedEarly, false
 	}
 	return "the server does not speak the control protocol", true
+}
+
+// ClosedEarly reports whether an error says that the server accepted the connection and closed it before its first answer.
+func ClosedEarly(err error) bool {
+	st, ok := status.FromError(err)
+	if !ok {
+		return false
+	}
+	text, _ := Unwrapped(st)
+	return text == closedEarly
 }
 
 // StatusOf returns the dp_status that stands for an error: the one that it carries, else the plain one of its

@@ -23,19 +23,44 @@ func broke(ctx context.Context, err error) bool {
 	return status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err)
 }
 
+const (
+	againFirst = 10 * time.Millisecond // before the third attempt
+	againMost  = 500 * time.Millisecond
+)
+
+// repeat makes a request that may be carried out twice, and makes it once more if its connection broke before the reply. It goes on for as long as the
+// executor closes new connections before its first answer, as a busy one does; until gRPC connects again, an attempt returns the error of the one before it.
+func repeat(ctx context.Context, request func() error) error {
+	err := request()
+	if !broke(ctx, err) {
+		return err
+	}
+	for pause := againFirst; ; pause = min(2*pause, againMost) {
+		if err = request(); !broke(ctx, err) || !control.ClosedEarly(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+	}
+}
+
 // Replace asks for a new worker in place of worker i, which is killed if it is alive: with kill at once, otherwise after a moment in which it may
 // end by itself. If the connection breaks before the reply, it
-// repeats the request once. A repeated blob gets the worker that was started for it.
+// repeats the request. A repeated blob gets the worker that was started for it.
 func (h *Held) Replace(ctx context.Context, i int, blob []byte, kill bool) (Worker, error) {
 	const op = "replace a worker"
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
 	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob, Kill: kill}
 	var from peer.Peer
-	r, err := h.cl.Replace(ctx, req, grpc.Peer(&from))
-	if broke(ctx, err) {
+	var r *control.ReplaceReply
+	err := repeat(ctx, func() (err error) {
 		r, err = h.cl.Replace(ctx, req, grpc.Peer(&from))
-	}
+		return err
+	})
 	if err != nil {
 		return Worker{}, fromControl(op, h.Address, err)
 	}
@@ -87,10 +112,11 @@ func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (In
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
 	req := &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i), UnansweredMs: uint64(max(unanswered, 0) / time.Millisecond)}
-	r, err := h.cl.Inspect(ctx, req)
-	if broke(ctx, err) {
+	var r *control.InspectReply
+	err := repeat(ctx, func() (err error) {
 		r, err = h.cl.Inspect(ctx, req)
-	}
+		return err
+	})
 	if err != nil {
 		return Inspection{}, fromControl("inspect a worker", h.Address, err)
 	}
@@ -126,10 +152,11 @@ func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 		req.DurationMs = proto.Uint64(uint64(max(d/time.Millisecond, 1)))
 	}
 	asked := time.Now()
-	r, err := h.cl.Renew(ctx, req)
-	if broke(ctx, err) {
+	var r *control.RenewReply
+	err := repeat(ctx, func() (err error) {
 		r, err = h.cl.Renew(ctx, req)
-	}
+		return err
+	})
 	if err != nil {
 		return fromControl(op, h.Address, err)
 	}
@@ -173,11 +200,12 @@ func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, e
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
 	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep, Claims: keep && h.Provider != dataplane.OFI}
-	r, err := h.cl.Release(ctx, req)
 	// If the executor has ended during the request, the second attempt finds that nobody listens, or an executor without this lease.
-	if broke(ctx, err) {
+	var r *control.ReleaseReply
+	err := repeat(ctx, func() (err error) {
 		r, err = h.cl.Release(ctx, req)
-	}
+		return err
+	})
 	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) || nobodyListens(err) {
 		return nil, nil
 	}

@@ -3,6 +3,9 @@ package grant
 import (
 	"context"
 	"io"
+	"net"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -33,6 +36,56 @@ func TestReleaseWhileTheExecutorEnds(t *testing.T) {
 	h := &Held{Candidate: Candidate{Address: port.Address}, ID: 1, c: c, cl: control.NewExecutorClient(conn)}
 	if err := h.Release(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A request is repeated while the executor closes connections before its first answer, but not when something else answers at the address.
+func TestRepeatWhileConnectionsClose(t *testing.T) {
+	c, port, _, _ := lessee(t, &lessor{})
+	good, err := c.dial("inspect", port.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, foreign := range map[string]bool{"busy executor": false, "another program": true} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			var closed atomic.Int32 // connections
+			go func() {
+				for {
+					from, err := l.Accept()
+					if err != nil {
+						return
+					}
+					if foreign {
+						_, _ = io.WriteString(from, strings.Repeat("220 mail\r\n", 10))
+					}
+					from.Close()
+					closed.Add(1)
+				}
+			}()
+			conn, err := c.dial("inspect", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = repeat(t.Context(), func() error {
+				to := conn
+				if closed.Load() >= 3 && !foreign {
+					to = good
+				}
+				_, err := control.NewExecutorClient(to).Info(t.Context(), &control.InfoRequest{})
+				return err
+			})
+			switch {
+			case !foreign && err != nil:
+				t.Errorf("after %d closed connections: %v", closed.Load(), err)
+			case foreign && (err == nil || !strings.Contains(control.Text(err), "does not speak the control protocol")):
+				t.Errorf("another program: %v", err)
+			}
+		})
 	}
 }
 

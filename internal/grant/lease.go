@@ -442,14 +442,10 @@ func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr st
 	if p.lib == nil {
 		return fail("upload the library", dataplane.StatusBadLibrary, "%s has changed since the lease was granted: open a new lease", p.name)
 	}
-	send := func() error {
+	err := repeat(ctx, func() error {
 		_, err := control.Upload(ctx, cl, p.name, p.sha, int64(len(p.lib.code)), bytes.NewReader(p.lib.code))
 		return err
-	}
-	err := send()
-	if broke(ctx, err) {
-		err = send()
-	}
+	})
 	if err == nil {
 		return nil
 	}

@@ -79,10 +79,10 @@ func seed[Reply any](ctx context.Context, c *Control, op, full string, ask func(
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	cl, req := control.NewExecutorClient(conn), &control.SeedRequest{Name: name, Version: version, Tenant: c.opts.Tenant}
-	r, err = ask(ctx, cl, req)
-	if broke(ctx, err) {
+	err = repeat(ctx, func() (err error) {
 		r, err = ask(ctx, cl, req)
-	}
+		return err
+	})
 	return r, address, fromControl(op, address, err)
 }
 

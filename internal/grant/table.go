@@ -153,11 +153,7 @@ func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.c.opts.Timeout+transferTime([]*Table{t}))
 	defer cancel()
-	err := p.transfer(ctx, cl, cand, t)
-	if broke(ctx, err) {
-		err = p.transfer(ctx, cl, cand, t)
-	}
-	err = fromControl(op, cand.Address, err)
+	err := fromControl(op, cand.Address, repeat(ctx, func() error { return p.transfer(ctx, cl, cand, t) }))
 	var typed *dataplane.Error
 	if errors.As(err, &typed) {
 		if t.bundle == nil {
