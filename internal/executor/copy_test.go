@@ -50,7 +50,7 @@ func copySeed(from, to *node, key sum, provider string, change func(*control.Fet
 	if err != nil {
 		return digest, err
 	}
-	if err = loan.Send(&control.LendRequest{Seed: key[:], Provider: provider}); err != nil {
+	if err = loan.Send(&control.LendRequest{Seed: key[:], Provider: provider}); err != nil && !errors.Is(err, io.EOF) { // EOF: Recv says why
 		return digest, err
 	}
 	offer, err := loan.Recv()
