@@ -26,8 +26,8 @@ Q := $(if $(filter 1,$(V)),,@)
 SILENT := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 say = @$(if $(SILENT),:,printf '  %-8s %s\n' '$(1)' '$(2)')
 
-# A tag or commit of git, else the file VERSION of a release archive.
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || cat VERSION 2>/dev/null || echo unknown)
+# That of the tag v1.2.3 without its v, or a commit of git, else the file VERSION of a release archive.
+VERSION := $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null || cat VERSION 2>/dev/null || echo unknown))
 SONAME := librfaas.so.0
 # The time of the commit, for files that contain a time. A release archive has it in the file RELEASE, after the version of its packages.
 export SOURCE_DATE_EPOCH := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || sed -n 2p RELEASE 2>/dev/null || echo 0))
@@ -597,9 +597,9 @@ test-python-mpi: tried-build
 	$(Q)$(if $(findstring /,$(PYTHON)),PATH=$(dir $(PYTHON)):$$PATH) PYTHONPATH=$(CURDIR)/lib/python PROGRAM=examples/mpi/points/points.py RANKS=2 CORES=2 scripts/demo --blocks 20
 test-python-wheel: tried-build
 	$(Q)rm -rf build/wheel && mkdir -p build/wheel && cp -r client/python build/wheel/source && cp lib/$(SONAME) build/wheel
-	$(Q)cd build/wheel && RFAAS_INCLUDE=$(CURDIR)/include RFAAS_BUNDLE=$(CURDIR)/build/wheel/$(SONAME) \
+	$(Q)cd build/wheel && RFAAS_VERSION=$(RELEASE_VERSION) RFAAS_INCLUDE=$(CURDIR)/include RFAAS_BUNDLE=$(CURDIR)/build/wheel/$(SONAME) \
 		$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-index --no-deps --no-build-isolation -w . ./source
-	$(Q)cd build/wheel && $(PYTHON) -m pip install --quiet --no-index --no-deps --target installed rfaas-*-cp311-abi3-*.whl && rm $(SONAME) && \
+	$(Q)cd build/wheel && $(PYTHON) -m pip install --quiet --no-index --no-deps --target installed rfaas-$(RELEASE_VERSION)-cp311-abi3-*.whl && rm $(SONAME) && \
 		cd / && PYTHONPATH=$(CURDIR)/build/wheel/installed $(PYTHON) -c 'import rfaas; open(rfaas._pickles.WORKER_LIBRARY); print(rfaas.__file__, *rfaas.library_version())' | grep -F build/wheel/installed
 
 test-install: # installs, uses the installed files, uninstalls; upgrades a running cluster
@@ -749,8 +749,9 @@ INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec
 	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION)
 # Where Python looks for packages if PREFIX is /usr/local. The module file has it for other prefixes.
 PYTHONDIR ?= $(PREFIX)/lib/$(or $(word 2,$(PYTHON_PLACES)),python3/site-packages)
-# The version for CMake and pkg-config: numbers and dots.
+# The version of the API, such as 0.4, and that of the release that this is or becomes, such as 0.4.0, for pkg-config, CMake and pip.
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
+RELEASE_VERSION = $(firstword $(subst ~, ,$(PACKAGE_VERSION)))
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 UNITS := $(patsubst scripts/systemd/%,%,$(wildcard scripts/systemd/*.service scripts/systemd/user/*.service))
 # Below share/doc/rfaas, documents have the directory structure of the source tree, so that their links work.
@@ -774,7 +775,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)umask 022; [[ -z '$(FORTRAN)' ]] || { \
 		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 $(FORTRAN_MODULES:%=include/%.mod) $(DESTDIR)$(PREFIX)/include && \
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/$(LIB)' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
-			'Description: functions executed by remote memory write: Fortran module' 'Version: $(API_VERSION)' 'Requires: rfaas' \
+			'Description: functions executed by remote memory write: Fortran module' 'Version: $(RELEASE_VERSION)' 'Requires: rfaas' \
 			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
 	$(Q)[[ -z '$(PYTHON_EXTENSION)' ]] || { install -d $(DESTDIR)$(PYTHONDIR)/rfaas && \
 		install -m 644 $(PYTHON_FILES) $(PYTHON_EXTENSION) $(DESTDIR)$(PYTHONDIR)/rfaas; }
@@ -787,12 +788,12 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)umask 022; sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@PYTHONDIR@|$(PYTHONDIR)|' -e 's|@LIB@|$(LIB)|g' scripts/install/modulefile.in \
 		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
 	$(Q)umask 022; for f in rfaas-config rfaas-config-version; do \
-		sed -e 's|@VERSION@|$(API_VERSION)|g' -e 's|@PREFIX_FROM_LIB@|$(shell echo $(LIB) | sed 's|[^/][^/]*|..|g')|' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
+		sed -e 's|@VERSION@|$(RELEASE_VERSION)|g' -e 's|@PREFIX_FROM_LIB@|$(shell echo $(LIB) | sed 's|[^/][^/]*|..|g')|' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
 	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
 	$(Q)cd $(DESTDIR)$(PREFIX)/share/rfaas/slurm && sed -i 's|/usr/local/|$(PREFIX)/|g' prolog epilog *.service && chmod 644 *.service
 	$(Q)install -m 644 $(wildcard scripts/slurm/examples/*.sbatch) $(DESTDIR)$(PREFIX)/share/rfaas/slurm/examples
 	$(Q)umask 022; printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/$(LIB)' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
-		'Description: functions executed by remote memory write' 'Version: $(API_VERSION)' \
+		'Description: functions executed by remote memory write' 'Version: $(RELEASE_VERSION)' \
 		'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas' >$(LIBDIR)/pkgconfig/rfaas.pc
 
 uninstall: ## remove the installed files

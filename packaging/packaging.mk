@@ -1,10 +1,11 @@
 # Packages and the site: make deb, make dist, make oci, make docs. Part of the Makefile.
 
-# The version of packages: that of the tag v1.2.3, or before the next one 1.2.3~dev, the number of commits and the commit. A release
-# archive has it in the file RELEASE.
+# The version of packages: that of the tag v1.2.3, or 1.2.4~dev after it, with the number of commits and the commit. The first two numbers are
+# always those of the API. A release archive has the version in the file RELEASE.
 PACKAGE_VERSION = $(or $(PACKAGE_VERSION_OF_GIT),$(shell sed -n 1p RELEASE 2>/dev/null),$(API_VERSION).0~unknown)
 PACKAGE_VERSION_OF_GIT = $(shell [[ ! -e .git ]] || { git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null | sed -n 's/^v//p' | grep . || \
-	echo "$(API_VERSION).0~dev$$(git rev-list --count HEAD).$$(git describe --always --dirty=.dirty --exclude '*')"; } 2>/dev/null)
+	{ last=$$(git describe --tags --abbrev=0 --match 'v$(API_VERSION).[0-9]*' 2>/dev/null || echo .-1) && \
+	echo "$(API_VERSION).$$(($${last/*./} + 1))~dev$$(git rev-list --count HEAD).$$(git describe --always --dirty=.dirty --exclude '*')"; }; } 2>/dev/null)
 PACKAGE_DATE = $(shell LC_ALL=C date -u -d @$(SOURCE_DATE_EPOCH) '+%a, %d %b %Y %H:%M:%S +0000')
 
 .PHONY: deb

@@ -1,6 +1,6 @@
 """Builds the extension for the stable ABI: one wheel for CPython 3.11 and later versions.
 
-Environment: RFAAS_INCLUDE is the directory of rfaas.h and rfaas_function.h, outside of a clone of the repository. RFAAS_BUNDLE is the path of a
+Environment: RFAAS_VERSION is the version of the package, by default that of rfaas.h. RFAAS_INCLUDE is the directory of rfaas.h and rfaas_function.h, outside of a clone of the repository. RFAAS_BUNDLE is the path of a
 librfaas.so.0 to include in the package, for machines where the library is not installed.
 """
 import glob
@@ -13,7 +13,7 @@ from setuptools.command.build_py import build_py
 
 include = os.environ.get("RFAAS_INCLUDE") or "../c"
 with open(os.path.join(include, "rfaas.h")) as header:
-    version = ".".join(re.findall(r"^#define RFAAS_VERSION_M[A-Z]*OR (\d+)", header.read(), re.MULTILINE))
+    version = os.environ.get("RFAAS_VERSION") or ".".join(re.findall(r"^#define RFAAS_VERSION_M[A-Z]*OR (\d+)", header.read(), re.MULTILINE))
 
 
 class BuildPackage(build_py):

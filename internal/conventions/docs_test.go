@@ -1,6 +1,7 @@
 package conventions
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -210,5 +211,29 @@ func TestThreatModelNamesTests(t *testing.T) {
 	}
 	if n < 40 {
 		t.Errorf("docs/THREAT_MODEL.md names %d tests", n)
+	}
+}
+
+// The newest release of CHANGELOG.md is the one that CITATION.cff and Spack's recipe name. Without a section for changes after it, it is that of the
+// API, from which untagged builds get their version.
+func TestReleaseIsNamedEverywhere(t *testing.T) {
+	changes := source(t, "CHANGELOG.md")
+	m := regexp.MustCompile(`(?m)^## (\d+\.\d+)(\.\d+) - \d{4}-\d\d-\d\d$`).FindStringSubmatch(changes)
+	if m == nil {
+		t.Fatal("CHANGELOG.md has no section of a release, such as: ## 0.4.0 - 2026-11-27")
+	}
+	release := m[1] + m[2]
+	if !strings.Contains(source(t, "CITATION.cff"), "\nversion: "+release+"\n") {
+		t.Errorf("CITATION.cff does not have the version %s of CHANGELOG.md", release)
+	}
+	if !strings.Contains(source(t, "packaging/spack/packages/rfaas/package.py"), fmt.Sprintf("version(%q, tag=%q)", release, "v"+release)) {
+		t.Errorf("Spack's recipe does not have the version %s of CHANGELOG.md", release)
+	}
+	header := regexp.MustCompile(`#define RFAAS_VERSION_M[A-Z]*OR (\d+)`).FindAllStringSubmatch(source(t, "client/c/rfaas.h"), -1)
+	if len(header) != 2 {
+		t.Fatal("rfaas.h has no version")
+	}
+	if api := header[0][1] + "." + header[1][1]; api != m[1] && !strings.Contains(changes, "\n## Unreleased\n") {
+		t.Errorf("rfaas.h has the version %s, and the newest release of CHANGELOG.md is %s", api, release)
 	}
 }

@@ -12,6 +12,7 @@ class Rfaas(MakefilePackage):
     license("BSD-3-Clause")
 
     version("main", branch="main")
+    version("0.4.0", tag="v0.4.0")
 
     variant("python", default=True, description="Build the Python package")
     variant("fortran", default=True, description="Build the Fortran modules")
