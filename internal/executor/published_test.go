@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +19,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // layoutSeed is a seed of a process without libraries, with one page of memory.
@@ -357,11 +360,17 @@ func TestNamedSeedIsCharged(t *testing.T) {
 		released <- err
 	}()
 	<-making.Done()
-	select {
-	case <-h.gone:
-		t.Error("the cores are free, but the process has not ended")
-	case <-time.After(20 * time.Millisecond):
-	}
+	testkit.Eventually(t, "the end of the lease waits for the process", func() bool {
+		select {
+		case <-h.gone:
+			t.Fatal("the cores are free, but the process has not ended")
+		default:
+		}
+		stacks := make([]byte, 1<<20)
+		return slices.ContainsFunc(strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n"), func(stack string) bool {
+			return strings.Contains(stack, "(*holding).living(") && strings.Contains(stack, "sync.(*WaitGroup).Wait(")
+		})
+	})
 	close(ended)
 	refuses(t, "released", <-over, control.ClassLease, "released")
 	if err := <-released; err != nil {
