@@ -48,8 +48,8 @@ type Cluster struct {
 	token ed25519.PrivateKey
 
 	list     *Revocations
-	rename   func(from, to string) error // os.Rename; tests replace it
-	patience time.Duration               // lockPatience; tests replace it
+	step     func()        // called before each change of a node's directory; set in tests
+	patience time.Duration // lockPatience; tests replace it
 }
 
 // serial returns a random certificate number.
@@ -142,7 +142,7 @@ func encodePublic(key ed25519.PublicKey) ([]byte, error) {
 
 // OpenCluster reads a cluster's keys.
 func OpenCluster(dir string) (*Cluster, error) {
-	c := &Cluster{dir: dir, rename: os.Rename, patience: lockPatience}
+	c := &Cluster{dir: dir, patience: lockPatience}
 	c.list = NewRevocations(filepath.Join(dir, fileRevoked), nil, func(time.Time) []ed25519.PublicKey {
 		keys, _ := readTokenKeys(filepath.Join(dir, fileTokenPub), nil) // without keys, no list is valid
 		return keys
@@ -186,9 +186,7 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 
 // IssueNode writes the directory of a node: its certificate for hosts (names or addresses; the first one is the node's
 // name), its key, the keys to check others with, and a certificate for its HTTPS page. Existing files are replaced
-// in an order that is safe for a running daemon: it finds either a certificate with its own key, or a pair that it refuses,
-// and then it keeps the old one. The node's certificate is last, so an interrupted renewal is still due.
-// Existing files keep their owner and mode.
+// in one step, and keep their owner and mode.
 func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now time.Time) error {
 	return c.issueNode(out, hosts, valid, now, func(*RevocationList) error { return nil })
 }
@@ -203,7 +201,7 @@ func (c *Cluster) issueNode(out string, hosts []string, valid time.Duration, now
 	if err != nil {
 		return err
 	}
-	return replace(out, c.patience, c.rename, func() ([]staged, error) {
+	return replace(out, c.patience, c.step, func() ([]staged, error) {
 		list, err := c.Revocations()
 		if err == nil {
 			err = check(list)

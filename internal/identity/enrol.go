@@ -418,7 +418,7 @@ func (k *nodeKeys) request(hosts []string) (*NodeRequest, error) {
 	return &NodeRequest{Node: text[0], Page: text[1]}, nil
 }
 
-// files returns the content of a node's directory, in the order in which it is written: a daemon that reads in between refuses the pair.
+// files returns the content of a node's directory.
 func (k *nodeKeys) files(r *NodeReply) ([]staged, error) {
 	key, err := encodeKey(k.node)
 	if err != nil {
@@ -491,7 +491,7 @@ func JoinNode(dir, issuer string, fingerprint [sha256.Size]byte, hosts []string,
 	if err != nil {
 		return ends, err
 	}
-	err = replace(dir, lockPatience, os.Rename, func() ([]staged, error) {
+	err = replace(dir, lockPatience, nil, func() ([]staged, error) {
 		files, err := keys.files(reply)
 		return append([]staged{{name: fileIssuer, b: []byte(issuer + "\n"), mode: 0o644}}, files...), err
 	})
@@ -540,7 +540,7 @@ func UpdateRevocations(dir string, text []byte, now time.Time) error {
 	if newer, err := list.Adopt(text, now); err != nil || !newer {
 		return err
 	}
-	return replace(dir, lockPatience, os.Rename, func() ([]staged, error) {
+	return replace(dir, lockPatience, nil, func() ([]staged, error) {
 		return []staged{{name: fileRevoked, b: text, mode: 0o644}}, nil
 	})
 }

@@ -6,8 +6,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 )
@@ -147,32 +149,31 @@ func WriteFile(path string, b []byte, mode os.FileMode, fresh bool) error {
 
 // stage writes and syncs a temporary file beside path, and returns its path. The caller renames or removes it.
 func stage(path string, b []byte, mode os.FileMode) (string, error) {
-	return stageFor(path, b, mode, -1, -1)
+	tmp := stagedPath(filepath.Dir(path), filepath.Base(path), strconv.FormatUint(rand.Uint64(), 10))
+	return tmp, stageAt(tmp, b, mode, -1, -1)
 }
 
-// stageLike is stage with the owner and the mode of the file that is at path now. If there is no such file, the new one belongs to this
-// process and has the given mode. Other users get no access to a file whose mode is 0600, even if they had access before.
-func stageLike(path string, b []byte, mode os.FileMode) (string, error) {
-	st, err := os.Lstat(path)
-	if err != nil || !st.Mode().IsRegular() {
-		return stage(path, b, mode)
-	}
+// stageLike is stage with a given suffix, and with the owner and the mode of the file that is at path now. If there is no such file, the new one belongs
+// to this process and has the given mode. Other users get no access to a file whose mode is 0600, even if they had access before.
+func stageLike(path, suffix string, b []byte, mode os.FileMode) error {
 	uid, gid := -1, -1
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
-		uid, gid = int(sys.Uid), int(sys.Gid)
+	if st, err := os.Lstat(path); err == nil && st.Mode().IsRegular() {
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			uid, gid = int(sys.Uid), int(sys.Gid)
+		}
+		if mode == 0o600 {
+			mode = st.Mode().Perm() &^ 0o077
+		} else {
+			mode = st.Mode().Perm()
+		}
 	}
-	if mode == 0o600 {
-		mode = st.Mode().Perm() &^ 0o077
-	} else {
-		mode = st.Mode().Perm()
-	}
-	return stageFor(path, b, mode, uid, gid)
+	return stageAt(stagedPath(filepath.Dir(path), filepath.Base(path), suffix), b, mode, uid, gid)
 }
 
-func stageFor(path string, b []byte, mode os.FileMode, uid, gid int) (string, error) {
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+func stageAt(path string, b []byte, mode os.FileMode, uid, gid int) error {
+	tmp, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return "", err
+		return err
 	}
 	if (uid >= 0 || gid >= 0) && !owns(tmp, uid, gid) {
 		err = tmp.Chown(uid, gid)
@@ -193,10 +194,9 @@ func stageFor(path string, b []byte, mode os.FileMode, uid, gid int) (string, er
 		err = cerr
 	}
 	if err != nil {
-		os.Remove(tmp.Name())
-		return "", err
+		os.Remove(path)
 	}
-	return tmp.Name(), nil
+	return err
 }
 
 // owns reports whether a file belongs to a user and a group.

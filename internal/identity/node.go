@@ -98,21 +98,21 @@ func readNode(dir string, open Opener) (*NodeFiles, error) {
 	return f, nil
 }
 
-// readPair reads a certificate and its key.
-func readPair(cert, key string, open Opener) (tls.Certificate, error) {
-	keyPEM, err := open.read(key, true, maxFile)
-	if err != nil {
-		return tls.Certificate{}, err
+// readPair reads a certificate and its key. If they do not belong together, it reads them again, because both may have been replaced meanwhile.
+func readPair(cert, key string, open Opener) (pair tls.Certificate, err error) {
+	for range 2 {
+		var keyPEM, certPEM []byte
+		if keyPEM, err = open.read(key, true, maxFile); err == nil {
+			certPEM, err = open.read(cert, false, maxFile)
+		}
+		if err != nil {
+			return pair, err
+		}
+		if pair, err = tls.X509KeyPair(certPEM, keyPEM); err == nil {
+			return pair, nil
+		}
 	}
-	certPEM, err := open.read(cert, false, maxFile)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("certificate %s and key %s: %w", cert, key, err)
-	}
-	return pair, nil
+	return pair, fmt.Errorf("certificate %s and key %s: %w", cert, key, err)
 }
 
 // firstEnd returns when the first of some certificates expires; zero: b has no certificate.

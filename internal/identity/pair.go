@@ -2,11 +2,14 @@ package identity
 
 import (
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 )
 
@@ -15,14 +18,17 @@ type staged struct {
 	name string
 	b    []byte
 	mode os.FileMode // if there is no older file; a key has 0600
-	tmp  string      // path of the temporary file; empty: not written yet
 }
 
-// replace creates a node's directory if necessary and writes the files of content to it, in their order. content runs under the lock of the
-// directory, so that the files of a later call are not older than those of an earlier one. All new files are synced before the first one
-// replaces an older file, whose owner and mode it gets. Afterwards replace checks that certificates and keys belong together. Concurrent
-// calls for one directory wait for each other, at most as long as patience. Temporary files that an earlier call has left are removed.
-func replace(dir string, patience time.Duration, rename func(from, to string) error, content func() ([]staged, error)) error {
+// replace creates a node's directory if necessary and replaces the files of content in it, all in one step: a process that is killed at any point leaves
+// either all old files in force or all new ones (see filePending). content runs under the lock of the directory, so that the files of a later call are not
+// older than those of an earlier one. Each new file gets the owner and the mode of the one that it replaces. Afterwards replace checks that certificates and
+// keys belong together. Concurrent calls for one directory wait for each other, at most as long as patience. Temporary files that an earlier call has left
+// are removed. step is called before each change of the directory; nil: nothing is called.
+func replace(dir string, patience time.Duration, step func(), content func() ([]staged, error)) (err error) {
+	if step == nil {
+		step = func() {}
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -31,46 +37,63 @@ func replace(dir string, patience time.Duration, rename func(from, to string) er
 		return err
 	}
 	defer lock.Close()
+	if err := finish(dir, lock, step); err != nil {
+		return err
+	}
 	files, err := content()
 	if err != nil {
 		return err
 	}
+	p := pending{Suffix: strconv.FormatUint(rand.Uint64(), 10), Old: map[string][]byte{}}
 	defer func() {
-		for i := range files {
-			if files[i].tmp != "" {
-				os.Remove(files[i].tmp)
+		if err != nil && !isPending(dir) {
+			for _, f := range files {
+				os.Remove(stagedPath(dir, f.name, p.Suffix))
 			}
 		}
 	}()
-	for i := range files {
-		f := &files[i]
+	for _, f := range append([]staged{{name: filePending}}, files...) {
 		if err := removeStaged(dir, f.name); err != nil {
 			return err
 		}
-		if f.tmp, err = stageLike(filepath.Join(dir, f.name), f.b, f.mode); err != nil {
+	}
+	for _, f := range files {
+		step()
+		path := filepath.Join(dir, f.name)
+		if p.Old[f.name], err = Opener(nil).sum(path); err != nil {
+			return err
+		}
+		if err := stageLike(path, p.Suffix, f.b, f.mode); err != nil {
 			return err
 		}
 	}
-	for i := range files {
-		f := &files[i]
-		if err := rename(f.tmp, filepath.Join(dir, f.name)); err != nil {
-			return err
-		}
-		f.tmp = ""
+	text, err := json.Marshal(p)
+	if err != nil {
+		return err
 	}
+	step()
 	if err := lock.Sync(); err != nil {
 		return fmt.Errorf("sync %s: %w", dir, err)
+	}
+	if err := WriteFile(filepath.Join(dir, filePending), text, 0o644, false); err != nil {
+		return err
+	}
+	if err := finish(dir, lock, step); err != nil {
+		return err
 	}
 	return checkPairs(dir)
 }
 
-// checkLocked is checkPairs while no files of the directory are being replaced.
+// checkLocked completes an interrupted replacement of files, and then is checkPairs while no files are being replaced.
 func (c *Cluster) checkLocked(dir string) error {
 	lock, err := lockDir(dir, c.patience)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	if err := finish(dir, lock, func() {}); err != nil {
+		return err
+	}
 	return checkPairs(dir)
 }
 

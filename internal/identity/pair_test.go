@@ -2,70 +2,182 @@ package identity
 
 import (
 	"bytes"
-	"errors"
+	"crypto/tls"
+	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
 
-// After each step of an interrupted renewal, a daemon has the old certificate, or the new one with its own key, and the
-// next renewal completes.
-func TestInterruptedRenewal(t *testing.T) {
-	c, _, _ := testCluster(t, ann())
-	crash := errors.New("crashed")
+// killAtEnv makes TestKilledRenewal renew a directory and kill itself before a step.
+const killAtEnv = "RFAAS_TEST_KILL_AT"
+
+// renewUntil renews a node's directory in another process, which is killed before a step. It returns false if the renewal has fewer steps.
+func renewUntil(t *testing.T, clusterDir, dir string, step int) (killed bool) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKilledRenewal$", "-test.count=1")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d:%s:%s", killAtEnv, step, clusterDir, dir))
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return false
+	}
+	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || st.Signal() != syscall.SIGKILL {
+		t.Fatalf("step %d: %v: %s", step, err, out)
+	}
+	return true
+}
+
+// renewAndDie is the other process.
+func renewAndDie(t *testing.T, how string) {
+	words := strings.Split(how, ":")
+	left, err := strconv.Atoi(words[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := OpenCluster(words[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.step = func() {
+		if left--; left < 0 {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}
+	if _, renewed, err := c.RenewNode(words[2], 2*time.Hour, 10*time.Hour, noon); err != nil || !renewed {
+		t.Fatal(renewed, err)
+	}
+}
+
+// A renewal is one step: if it is killed at any point, a daemon that runs and one that starts have all old files or all new ones. The next renewal
+// completes it.
+func TestKilledRenewal(t *testing.T) {
+	if how := os.Getenv(killAtEnv); how != "" {
+		renewAndDie(t, how)
+		return
+	}
+	c, _, clusterDir := testCluster(t, ann())
+	before, after := 0, 0 // kills that left the old or the new files
 	for steps := 0; ; steps++ {
 		dir := filepath.Join(t.TempDir(), "node")
 		if err := c.IssueNode(dir, []string{"node7"}, time.Hour, noon); err != nil {
 			t.Fatal(err)
 		}
 		var log bytes.Buffer
-		n, err := OpenNode(dir, nil, slog.New(slog.NewTextHandler(&log, nil)), noon)
+		running, err := OpenNode(dir, nil, slog.New(slog.NewTextHandler(&log, nil)), noon)
 		if err != nil {
 			t.Fatal(err)
 		}
-		old := n.Files(noon).Certificate.Leaf
-		left := steps
-		c.rename = func(from, to string) error {
-			if left--; left < 0 {
-				return crash
-			}
-			return os.Rename(from, to)
+		old := running.Files(noon)
+		killed := renewUntil(t, clusterDir, dir, steps)
+		started, err := OpenNode(dir, nil, nil, noon)
+		if err != nil {
+			t.Fatalf("killed before step %d: a daemon does not start: %v", steps, err)
 		}
-		_, renewed, err := c.RenewNode(dir, 2*time.Hour, 10*time.Hour, noon)
-		c.rename = os.Rename
-		if err == nil {
-			if !renewed || steps < 7 {
-				t.Errorf("renewed is %v after %d steps", renewed, steps)
-			}
-			return
+		f := started.Files(noon)
+		isOld := f.Certificate.Leaf.Equal(old.Certificate.Leaf)
+		if isOld != f.Page.Leaf.Equal(old.Page.Leaf) {
+			t.Errorf("killed before step %d: only one of the two certificates is new", steps)
 		}
-		if !errors.Is(err, crash) {
+		if g := running.Files(noon.Add(lookAgain)); !g.Certificate.Leaf.Equal(f.Certificate.Leaf) || !g.Page.Leaf.Equal(f.Page.Leaf) {
+			t.Errorf("killed before step %d: a daemon that runs has other files than one that starts", steps)
+		}
+		if strings.Contains(log.String(), "cannot reload") {
+			t.Errorf("killed before step %d: %s", steps, log.String())
+		}
+		if steps%2 == 0 {
+			if err := Complete(dir); err != nil || isPending(dir) {
+				t.Errorf("killed before step %d: not completed: %v", steps, err)
+			}
+		}
+		if _, renewed, err := c.RenewNode(dir, 2*time.Hour, 10*time.Hour, noon); err != nil || renewed != isOld {
+			t.Errorf("killed before step %d: renewed again: %v, %v", steps, renewed, err)
+		}
+		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, fileNode), filepath.Join(dir, fileNodeKey)) // for programs that do not know filePending
+		if err != nil || pair.Leaf.Equal(old.Certificate.Leaf) {
+			t.Errorf("killed before step %d: after the next renewal: %v", steps, err)
+		}
+		if files, _ := filepath.Glob(filepath.Join(dir, ".*")); len(files) > 0 {
+			t.Errorf("killed before step %d: left: %q", steps, files)
+		}
+		if !killed {
+			break
+		}
+		if isOld {
+			before++
+		} else {
+			after++
+		}
+	}
+	if before < 8 || after < 7 {
+		t.Errorf("%d kills left the old files and %d the new ones, want one kill for each file", before, after)
+	}
+}
+
+// A revocation list that an administrator copies into the directory after a killed renewal is in force, and stays so.
+func TestRevocationsAfterKilledRenewal(t *testing.T) {
+	c, _, clusterDir := testCluster(t, ann())
+	dir := filepath.Join(t.TempDir(), "node")
+	if err := c.IssueNode(dir, []string{"node7"}, time.Hour, noon); err != nil {
+		t.Fatal(err)
+	}
+	for steps := 0; !isPending(dir); steps++ {
+		if !renewUntil(t, clusterDir, dir, steps) {
+			t.Fatal("the new files are never in force before they are in their places")
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, fileRevoked)); err != nil {
+		t.Fatal(err)
+	}
+	id := strings.Repeat("ab", 16)
+	list, _, err := c.Revoke(noon, Revocation{Kind: RevokedToken, ID: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(clusterDir, fileRevoked))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(filepath.Join(dir, fileRevoked), text, 0o644, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, when := range []string{"before", "after"} {
+		n, err := OpenNode(dir, nil, nil, noon)
+		if err != nil {
 			t.Fatal(err)
 		}
-		now := noon.Add(lookAgain)
-		f := n.Files(now)
-		if !f.Certificate.Leaf.Equal(old) {
-			t.Errorf("after %d steps the daemon has a new certificate, although the renewal is not complete", steps)
+		if revoked, err := n.Revoked.Has(RevokedToken, id, noon); !revoked || err != nil || n.Revoked.Serial(noon) != list.Serial {
+			t.Errorf("%s the renewal was completed: revoked %t, serial %d: %v", when, revoked, n.Revoked.Serial(noon), err)
 		}
-		if err := checkPairs(dir); err != nil {
-			for _, name := range []string{"cannot reload the identity; the old files stay in use", ".crt and key ", ".key: "} {
-				if !strings.Contains(log.String(), name) {
-					t.Errorf("after %d steps the log does not contain %q: %s", steps, name, log.String())
-				}
-			}
+		if _, _, err := c.RenewNode(dir, 2*time.Hour, 10*time.Hour, noon); err != nil {
+			t.Fatal(err)
 		}
-		if _, renewed, err := c.RenewNode(dir, 2*time.Hour, 10*time.Hour, noon); err != nil || !renewed {
-			t.Errorf("renewed again after %d steps: %v, %v", steps, renewed, err)
+	}
+}
+
+// A file that names no suffix is not followed, and its content is not shown.
+func TestPendingMalformed(t *testing.T) {
+	c, _, _ := testCluster(t, ann())
+	for _, text := range []string{"", "secret", "{}", `{"suffix":"../secret","old":{"node.crt":""}}`, `{"suffix":"-1"}`, strings.Repeat(" ", maxPending) + `{"suffix":"1"}`} {
+		dir := filepath.Join(t.TempDir(), "node")
+		if err := c.IssueNode(dir, []string{"node7"}, time.Hour, noon); err != nil {
+			t.Fatal(err)
 		}
-		if f := n.Files(now.Add(lookAgain)); f.Certificate.Leaf.Equal(old) {
-			t.Errorf("the daemon does not use the certificate of the second renewal: %s", log.String())
+		if err := os.WriteFile(filepath.Join(dir, filePending), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
 		}
-		if files, _ := filepath.Glob(filepath.Join(dir, ".*-*")); len(files) > 0 {
-			t.Errorf("temporary files are left: %q", files)
+		if _, err := OpenNode(dir, nil, nil, noon); err != nil {
+			t.Errorf("%q: a daemon does not start: %v", text, err)
+		}
+		if err := c.IssueNode(dir, []string{"node7"}, time.Hour, noon); err == nil || !strings.Contains(err.Error(), "remove it") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }

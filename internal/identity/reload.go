@@ -16,13 +16,6 @@ import (
 // directly.
 type Opener func(path string) (fs.File, error)
 
-func (o Opener) open(path string) (fs.File, error) {
-	if o != nil {
-		return o(path)
-	}
-	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // so that a FIFO does not block
-}
-
 // info returns a file's description. A missing file is fs.ErrNotExist.
 func (o Opener) info(path string) (fs.FileInfo, error) {
 	f, err := o.open(path)

@@ -135,6 +135,9 @@ func Renew(ctx context.Context, dir string, within time.Duration) (ends time.Tim
 }
 
 func renewAt(ctx context.Context, dir string, within time.Duration, now time.Time) (ends time.Time, renewed bool, err error) {
+	if err := identity.Complete(dir); err != nil {
+		return ends, false, err
+	}
 	text, err := identity.RemoteNode(dir, nil)
 	if err != nil {
 		return ends, false, err
