@@ -113,7 +113,7 @@ func TestClusterJoin(t *testing.T) {
 	s.bad(2, "want either a code", "cluster", "join")
 	s.bad(2, "--ttl", "cluster", "enrol-code", "--ttl", "0s")
 	s.bad(2, "--node is empty", "cluster", "enrol-code", "--node", "")
-	s.bad(2, "node-life", "cluster", "serve", "--node-life", "1s")
+	s.bad(2, "node-life: 9m59s is not in 10m0s..10 years: daemons ask", "cluster", "serve", "--node-life", "9m59s")
 	s.bad(2, "unknown flag", "cluster", "serve", "--nonsense")
 	s.bad(1, "no cluster", "cluster", "serve", "--dir", s.in("none"))
 	if out := s.good("cluster", "serve", "--help"); !strings.Contains(out, "RFAAS_ISSUER_LISTEN") {

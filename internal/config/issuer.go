@@ -46,6 +46,9 @@ var issuerOptions = []option{
 	{"log-format", "text", "text or json"},
 }
 
+// minNodeLife is the shortest life of certificates that daemons renew in time although some attempts fail.
+const minNodeLife = 10 * time.Minute
+
 func issuerProgram(version string) program {
 	return program{name: "rfaas cluster serve", about: "gives certificates to nodes and tokens to users; it has the cluster's keys", prefix: "RFAAS_ISSUER_",
 		version: version, options: issuerOptions}
@@ -122,8 +125,8 @@ func (c *Issuer) validate() error {
 	if len(c.hostsParsed) == 0 {
 		v.failf("hosts: %q is empty", c.Hosts)
 	}
-	if c.NodeLife < time.Minute || c.NodeLife > 10*366*24*time.Hour {
-		v.failf("node-life: %v is not in 1m..10 years", c.NodeLife)
+	if c.NodeLife < minNodeLife || c.NodeLife > 10*366*24*time.Hour {
+		v.failf("node-life: %v is not in %v..10 years: daemons ask for a new certificate once a minute at most, and need time for several attempts", c.NodeLife, minNodeLife)
 	}
 	if c.TokenLife < time.Minute || c.TokenLife > 366*24*time.Hour {
 		v.failf("token-life: %v is not in 1m..8784h", c.TokenLife)

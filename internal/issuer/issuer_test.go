@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
 	"github.com/rfaas-go/rfaas/tests/testkit"
@@ -329,7 +331,12 @@ func request(t *testing.T, host string) (q *identity.NodeRequest) {
 
 // A node that renews without need is stopped, and no other node with it.
 func TestRenewTooOften(t *testing.T) {
-	s := start(t, nil)
+	renewTooOften(t, 90*time.Hour, renewEvery)
+	renewTooOften(t, 30*time.Minute, 5*time.Minute)
+}
+
+func renewTooOften(t *testing.T, life, every time.Duration) {
+	s := start(t, func(c *Config) { c.NodeLife = life })
 	renew := func(name string) error {
 		_, pair, err := identity.NodeHosts(s.node(name))
 		if err != nil {
@@ -351,7 +358,7 @@ func TestRenewTooOften(t *testing.T) {
 	if err := renew("node8"); err != nil {
 		t.Error(err)
 	}
-	s.setClock(time.Now().Add(renewEvery))
+	s.setClock(time.Now().Add(every))
 	if err := renew("node7"); err != nil {
 		t.Error(err)
 	}
@@ -372,6 +379,53 @@ func TestLimitsAreKept(t *testing.T) {
 	}
 	if l.take("ann", 1, 20, now.Add(2*time.Minute)); len(l.of) != 1 {
 		t.Errorf("%d idle parties are kept", len(l.of))
+	}
+}
+
+// While more parties than maxParties have not got their rates back, the memory is bounded. A party that has used up its own rate stays without, and one
+// that shares a rate can lose it only to those that share the same one.
+func TestLimitsOfManyParties(t *testing.T) {
+	var l limits
+	now := time.Now()
+	const burst = 20
+	one := rate.Every(time.Hour)
+	use := func(party string) {
+		for range burst {
+			l.take(party, one, burst, now)
+		}
+	}
+	use("ann")
+	for i := range maxParties - 1 {
+		l.take(fmt.Sprint("early ", i), one, burst, now)
+	}
+	use("late") // shares a rate now
+	for _, party := range []string{"ann", "late"} {
+		if !l.spent(party, now) || l.take(party, one, burst, now) {
+			t.Errorf("%s has more than the rate", party)
+		}
+	}
+	shared := 0
+	const others = 1000
+	for i := range others {
+		if l.spent(fmt.Sprint("other ", i), now) {
+			shared++
+		}
+	}
+	if shared > others/100 { // 1 in sharedRates on average
+		t.Errorf("%d of %d others have no rate left after one party has used up its own", shared, others)
+	}
+	for i := range 4 * maxParties {
+		l.take(fmt.Sprint("more ", i), one, burst, now)
+	}
+	if len(l.of) > maxParties || len(l.shared) > sharedRates {
+		t.Errorf("%d parties and %d shared rates are kept", len(l.of), len(l.shared))
+	}
+	now = now.Add(time.Hour + time.Second) // parties that used one unit have it back
+	if use("bob"); !l.spent("bob", now) || l.of["bob"] == nil {
+		t.Error("idle parties keep others from having a rate of their own")
+	}
+	if !l.take("ann", one, burst, now) || l.take("ann", one, burst, now) {
+		t.Error("ann has not got back one unit")
 	}
 }
 

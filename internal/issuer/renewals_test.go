@@ -8,9 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // Renewals retry sooner at first and then less often, log each reason once, and count.
@@ -56,36 +61,48 @@ func TestRenewals(t *testing.T) {
 	})
 }
 
-// A certificate of a few hours is renewed before it expires, also if the issuer is away for a while.
+// A short certificate that two daemons share is renewed before it expires, also if the issuer is away for a while. The issuer's rate permits that.
 func TestRenewalsOfShortLife(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "issuer"), []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	const life = 90 * time.Minute
-	synctest.Test(t, func(t *testing.T) {
-		ends, renewals, away := time.Now().Add(life), 0, 0
-		ctx, cancel := context.WithCancel(t.Context())
-		r := NewRenewals(dir, nil, func(context.Context) (time.Time, bool, error) {
-			left := time.Until(ends)
-			switch {
-			case left <= 0:
-				t.Error("the certificate has expired")
-				cancel()
-			case left > life*2/3:
-				return ends, false, nil
-			case away < 3:
-				away++
-				return ends, false, errors.New("the issuer is away")
+	for _, life := range []time.Duration{10 * time.Minute, 30 * time.Minute, 75 * time.Minute, 90 * time.Minute, 6 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			var mu sync.Mutex
+			var rates limits
+			ends, renewals, away := time.Now().Add(life), 0, 0
+			ctx, cancel := context.WithCancel(t.Context())
+			renew := func(context.Context) (time.Time, bool, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				left := time.Until(ends)
+				switch {
+				case left <= 0 && ctx.Err() == nil:
+					t.Errorf("the certificate of %v has expired after %d renewals", life, renewals)
+					cancel()
+				case left > (life+identity.Leeway)*2/3:
+					return ends, false, nil
+				case away < 3:
+					away++
+					return ends, false, errors.New("the issuer is away")
+				case !rates.take("node", rate.Every(renewRate(life)), renewBurst, time.Now()):
+					t.Errorf("the rate does not permit renewal %d of a certificate of %v", renewals, life)
+					cancel()
+				}
+				away, ends = 0, time.Now().Add(life)
+				if renewals++; renewals == 300 {
+					cancel()
+				}
+				return ends, true, nil
 			}
-			away, ends = 0, time.Now().Add(life)
-			if renewals++; renewals == 100 {
-				cancel()
+			var daemons sync.WaitGroup
+			for range 2 {
+				daemons.Go(func() { NewRenewals(dir, nil, renew, slog.New(slog.DiscardHandler)).Run(ctx) })
 			}
-			return ends, true, nil
-		}, slog.New(slog.DiscardHandler))
-		r.Run(ctx)
-	})
+			daemons.Wait()
+		})
+	}
 }
 
 // Nothing is asked for a directory that did not come from an issuer, until it does.

@@ -9,10 +9,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
+	"hash/maphash"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -60,6 +59,7 @@ type Server struct {
 	errors  limits            // kinds of requests, by errors in the log
 	bad     limits            // addresses, by refused requests without a certificate
 	waiting [64]chan struct{} // addresses that have used up their rate in bad wait here, by their hash
+	seed    maphash.Seed      // of that hash, so that nobody can choose an address that waits behind a given one
 
 	mu     sync.Mutex
 	own    *tls.Certificate
@@ -74,7 +74,7 @@ func NewServer(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg}
+	s := &Server{cfg: cfg, seed: maphash.MakeSeed()}
 	for i := range s.waiting {
 		s.waiting[i] = make(chan struct{}, 1)
 	}
@@ -192,7 +192,7 @@ func (s *Server) work(r *http.Request, working chan struct{}, f func(*http.Reque
 	spent := func() bool { return len(r.TLS.VerifiedChains) == 0 && s.bad.spent(at, s.cfg.Now()) }
 	for turn := (chan struct{})(nil); ; {
 		if turn == nil && spent() {
-			turn = s.waiting[crc32.ChecksumIEEE([]byte(at))%uint32(len(s.waiting))]
+			turn = s.waiting[maphash.String(s.seed, at)%uint64(len(s.waiting))]
 			select {
 			case turn <- struct{}{}:
 				defer func() { <-turn }()
@@ -278,8 +278,9 @@ func (s *Server) renew(r *http.Request, body []byte) (any, string, error) {
 	if err := parse(bytes.NewReader(body), maxRequest, &q); err != nil {
 		return nil, who, malformed(err)
 	}
-	if !s.callers.take(who, rate.Every(renewEvery), renewBurst, s.cfg.Now()) {
-		return nil, who, &identity.Error{Reason: identity.Overload, Text: fmt.Sprintf("more than %d renewals of this node: try again in %v", renewBurst, renewEvery)}
+	every := renewRate(min(s.cfg.NodeLife, cert.NotAfter.Sub(cert.NotBefore)))
+	if !s.callers.take(who, rate.Every(every), renewBurst, s.cfg.Now()) {
+		return nil, who, &identity.Error{Reason: identity.Overload, Text: fmt.Sprintf("more than %d renewals of this node: try again in %v", renewBurst, every)}
 	}
 	reply, err := s.cfg.Cluster.Renew(cert, &q, s.cfg.NodeLife, s.cfg.Now())
 	if err != nil {
@@ -352,47 +353,13 @@ func hostOf(remote string) string {
 	return net.String()
 }
 
+// A node may renew renewBurst times at once. Then it may renew once per renewEvery, or, if its certificate lasts less than some hours, once per
+// 1/renewShare of that time. A daemon renews at most three times in the life of a certificate, and two daemons can share a directory.
 const (
-	renewBurst = 5 // renewals of a node at once, and then one every renewEvery
+	renewBurst = 5
 	renewEvery = time.Hour
+	renewShare = 6
 )
 
-// limits holds the request rates of many parties that the issuer has recognized. It is safe for concurrent use. The zero value is empty.
-type limits struct {
-	mu    sync.Mutex
-	of    map[string]*rate.Limiter
-	swept time.Time
-}
-
-// maxParties bounds how many parties of one kind have a rate of their own.
-const maxParties = 1 << 16
-
-// spent reports whether a party has used up its rate.
-func (l *limits) spent(party string, now time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	h := l.of[party]
-	return h != nil && h.TokensAt(now) < 1
-}
-
-// take uses one unit of a party's rate, and returns false if there is none.
-func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.of == nil {
-		l.of = map[string]*rate.Limiter{}
-	}
-	if now.Sub(l.swept).Abs() > time.Minute {
-		maps.DeleteFunc(l.of, func(_ string, h *rate.Limiter) bool { return h.TokensAt(now) >= float64(h.Burst()) }) // idle ones
-		l.swept = now
-	}
-	if len(l.of) >= maxParties && l.of[party] == nil {
-		party = "" // the others together
-	}
-	h := l.of[party]
-	if h == nil {
-		h = rate.NewLimiter(every, burst)
-		l.of[party] = h
-	}
-	return h.AllowN(now, 1)
-}
+// renewRate returns the time between renewals of a node whose certificates last this long.
+func renewRate(life time.Duration) time.Duration { return min(renewEvery, life/renewShare) }
