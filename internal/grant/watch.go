@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/api"
@@ -15,10 +14,13 @@ import (
 )
 
 const (
-	// watchBound is how long an event stream may stay broken before the executor counts as lost.
-	watchBound = 3 * time.Second
-	// openBound is how long a stream may take to begin. After a break, all attempts together may take that long.
+	// openBound is how long a stream may take to begin, and how long attempts to reopen a broken one may take together.
 	openBound = 6 * time.Second
+	// lossBound is how long after an executor's last event these attempts may go on. They may take at least watchBound: a stream that is
+	// silent for long may break although the executor lives.
+	lossBound = 8 * time.Second
+	// watchBound is how long after a break new attempts begin.
+	watchBound = 3 * time.Second
 	// An executor says how often it sends events, at most maxPromise. It counts as lost after silentTimes such intervals without
 	// an event.
 	silentTimes = 5
@@ -210,51 +212,51 @@ func (h *Held) StopWatch() {
 
 // follow keeps an event stream open. It returns the event that ended the lease, or false when ctx ended it.
 func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
-	var brokenSince time.Time
-	pause, tries := 20*time.Millisecond, 0 // tries: refusals in a row
-	bound := openBound
-	for {
-		end, opened, err := h.stream(ctx, handle, bound)
+	const op, shortest, longest = "follow the lease", 20 * time.Millisecond, 500 * time.Millisecond
+	heard, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ear := newEar(openBound)
+	go ear.listen(heard, cancel)
+	pause, refusals := shortest, 0 // refusals in a row
+	for first := true; ; first = false {
+		end, opened, err := h.stream(heard, handle, ear)
+		var silence *silence
 		switch {
 		case ctx.Err() != nil:
 			return Event{}, false
 		case end != nil:
 			return *end, true
-		case errors.Is(err, dataplane.ErrLease):
+		case errors.As(context.Cause(heard), &silence):
+			return lost(fail(op, dataplane.StatusPeerGone, "%s: %v", h.Address, silence)), true
+		}
+		err = fromControl(op, h.Address, err)
+		if errors.Is(err, dataplane.ErrLease) {
 			return Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: "lost: executor " + h.Address + " does not know the lease any more"}, true
 		}
 		if nobodyListens(err) { // the executor's process has ended, and its workers with it
 			return lost(err), true
 		}
-		now := time.Now()
-		refused := errors.Is(err, dataplane.ErrCredential) // the executor answers; the user may renew the token
-		if opened || brokenSince.IsZero() || refused {
-			brokenSince = now
-		}
+		wait := pause
+		pause = min(2*pause, longest)
 		if opened {
-			pause, tries = 20*time.Millisecond, 0
+			wait, pause, refusals = shortest, 2*shortest, 0
 		}
-		if now.Sub(brokenSince) > watchBound {
+		switch {
+		case errors.Is(err, dataplane.ErrCredential): // the executor answers; the user may renew the token
+			wait = untilRefused(refusals)
+			refusals++
+			ear.heard(wait + openBound)
+		case opened, first:
+			ear.broke()
+		case ear.broken() > watchBound:
 			return lost(err), true
 		}
 		select {
-		case <-ctx.Done():
-			return Event{}, false
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, 500*time.Millisecond)
-		bound = reopenBound(time.Since(brokenSince))
-		if refused {
-			pause = untilRefused(tries)
-			tries++
-			bound = openBound
+		case <-heard.Done():
+		case <-time.After(wait):
 		}
 	}
 }
-
-// reopenBound returns how long the next attempt to open a stream may take that has been broken for so long. Without it, an attempt that begins
-// late would make the loss of an executor known later than a client waits for a new worker.
-func reopenBound(broken time.Duration) time.Duration { return max(openBound-broken, watchBound) }
 
 // lost returns the event of a lease whose executor cannot be reached. The detail of err begins with the executor's address.
 func lost(err error) Event {
@@ -266,24 +268,23 @@ func lost(err error) Event {
 	return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "lost: executor " + why}
 }
 
-// stream follows one event stream until it breaks. It may take until bound to begin. opened reports whether it was established.
-func (h *Held) stream(ctx context.Context, handle func(Event), bound time.Duration) (end *Event, opened bool, err error) {
-	const op = "follow the lease"
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	ear := newEar(bound)
-	go ear.listen(ctx, cancel)
+// stream follows one event stream until it breaks. opened reports whether it was established.
+func (h *Held) stream(ctx context.Context, handle func(Event), ear *ear) (end *Event, opened bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	limit := openBound
 	s, err := h.cl.Events(ctx, &control.EventsRequest{LeaseId: h.ID})
 	for err == nil {
 		var e *control.Event
 		if e, err = s.Recv(); err != nil {
 			break
 		}
-		ear.heard()
-		switch e.Kind {
-		case control.Event_KIND_OPEN:
+		if e.Kind == control.Event_KIND_OPEN {
 			opened = true
-			ear.bound(silentTimes * min(milliseconds(e.InMs), maxPromise))
+			limit = silentTimes * min(milliseconds(e.InMs), maxPromise)
+		}
+		ear.heard(limit)
+		switch e.Kind {
 		case control.Event_KIND_WORKER_DIED:
 			handle(Event{Kind: WorkerDied, Worker: int(e.Worker), PID: int(e.Pid), Status: deathStatus(e.Status), Reason: e.Reason,
 				Function: e.Function, Backtrace: e.Backtrace, Output: e.OutputTail})
@@ -295,62 +296,81 @@ func (h *Held) stream(ctx context.Context, handle func(Event), bound time.Durati
 			return &Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: e.Reason}, opened, nil
 		}
 	}
-	var silent *silence
-	if errors.As(context.Cause(ctx), &silent) {
-		e := lost(fail(op, dataplane.StatusPeerGone, "%s: %v", h.Address, silent))
-		return &e, opened, nil
-	}
-	return nil, opened, fromControl(op, h.Address, err)
+	return nil, opened, err
 }
 
-// ear notices that a stream is silent. It does not count time in which this process could not read, because it or the whole node was
-// stopped: events of that time are still to be read.
+// ear measures for how long an executor has sent nothing, over all event streams of a lease. It does not count time in which this process
+// could not read, because it or the whole node was stopped: events of that time are still to be read.
 type ear struct {
-	limit atomic.Int64  // ns; 0: no limit
-	count atomic.Uint64 // events received
+	mu     sync.Mutex
+	limit  time.Duration // 0: none
+	silent time.Duration // at the time looked
+	looked time.Time
+	pause  time.Duration // until the next look
+	before time.Duration // silence before the stream broke
 }
 
-// silence is the error of a stream without events.
+// silence is the error of an executor that sends nothing.
 type silence struct{ lasted time.Duration }
 
 func (s *silence) Error() string { return fmt.Sprintf("it sent nothing for %v", s.lasted) }
 
-func newEar(limit time.Duration) *ear {
-	e := &ear{}
-	e.limit.Store(int64(limit))
-	return e
+func newEar(limit time.Duration) *ear { return &ear{limit: limit, looked: time.Now()} }
+
+// heard begins a new silence, which may last until limit; 0: without a limit.
+func (e *ear) heard(limit time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.limit, e.silent, e.looked = limit, 0, time.Now()
 }
 
-func (e *ear) heard() { e.count.Add(1) }
+// broke notes that the stream has broken, and sets the limit of the silence.
+func (e *ear) broke() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.before = e.look()
+	e.limit = e.before + min(max(lossBound-e.before, watchBound), openBound)
+}
 
-// bound changes how long the silence may last; 0: without a limit.
-func (e *ear) bound(limit time.Duration) { e.limit.Store(int64(limit)) }
+// broken returns the time since broke.
+func (e *ear) broken() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.look() - e.before
+}
 
-// listen cancels ctx with a *silence after too long a silence. It returns when ctx ends, or when there is no limit.
+// look returns how long the silence has lasted. The caller holds the lock.
+func (e *ear) look() time.Duration {
+	now := time.Now()
+	e.silent += min(now.Sub(e.looked), 2*e.pause)
+	e.looked = now
+	return e.silent
+}
+
+// next returns the limit of the silence, whether it has lasted so long, and when to look again.
+func (e *ear) next() (limit time.Duration, reached bool, pause time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	left := e.limit - e.look()
+	e.pause = time.Second
+	if e.limit > 0 {
+		e.pause = min(e.pause, max(min(e.limit/8, left), 5*time.Millisecond))
+	}
+	return e.limit, e.limit > 0 && left <= 0, e.pause
+}
+
+// listen cancels ctx with a *silence after too long a silence. It returns when ctx ends.
 func (e *ear) listen(ctx context.Context, cancel context.CancelCauseFunc) {
-	var lasted time.Duration
-	heard, last := e.count.Load(), time.Now()
 	for {
-		limit := time.Duration(e.limit.Load())
-		pause := min(max(limit/8, 5*time.Millisecond), time.Second)
-		if limit == 0 {
-			return // the executor promised no interval
+		limit, reached, pause := e.next()
+		if reached {
+			cancel(&silence{limit.Round(10 * time.Millisecond)})
+			return
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
-		}
-		now := time.Now()
-		passed := min(now.Sub(last), 2*pause)
-		last = now
-		if n := e.count.Load(); n != heard {
-			heard, lasted = n, 0
-			continue
-		}
-		if lasted += passed; limit > 0 && lasted >= limit {
-			cancel(&silence{limit})
-			return
 		}
 	}
 }

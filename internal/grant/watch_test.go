@@ -5,9 +5,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -152,30 +155,125 @@ func TestSilentExecutorIsGone(t *testing.T) {
 	}
 }
 
-// One that promises nothing may be silent; a stream that does not even begin ends in bounded time.
-func TestSilenceWithoutPromise(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	e := newEar(time.Hour)
-	e.bound(0)
-	e.listen(ctx, cancel) // returns
-	if ctx.Err() != nil {
-		t.Error("ended without a bound")
+// stage is a made-up executor of which each stream is one of the plays. After the last one it is silent.
+type stage struct {
+	control.ExecutorClient
+	promise time.Duration
+	plays   []play
+	last    time.Time // of the latest event
+}
+
+// play is a stream that opens after a time, carries events once a second, and breaks after a silence.
+type play struct {
+	opens  bool
+	after  time.Duration
+	says   int // events
+	breaks time.Duration
+	err    error // nil: the connection broke
+}
+
+const never = 1000 * time.Hour
+
+func (s *stage) Events(ctx context.Context, _ *control.EventsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[control.Event], error) {
+	p := play{breaks: never}
+	if len(s.plays) > 0 {
+		p, s.plays = s.plays[0], s.plays[1:]
 	}
-	newEar(40*time.Millisecond).listen(ctx, cancel)
-	if err := context.Cause(ctx); err == nil || !strings.Contains(err.Error(), "40ms") {
-		t.Errorf("a stream that never begins: %v", err)
+	return &playing{stage: s, play: p, ctx: ctx}, nil
+}
+
+type playing struct {
+	grpc.ClientStream
+	*stage
+	play
+	ctx context.Context
+}
+
+func (p *playing) Recv() (*control.Event, error) {
+	wait, e := p.breaks, (*control.Event)(nil)
+	switch {
+	case p.opens:
+		p.opens = false
+		wait, e = p.after, &control.Event{Kind: control.Event_KIND_OPEN, InMs: uint64(p.promise.Milliseconds())}
+	case p.says > 0:
+		p.says--
+		wait, e = time.Second, &control.Event{Kind: control.Event_KIND_ALIVE}
+	}
+	select {
+	case <-p.ctx.Done():
+		return nil, p.ctx.Err()
+	case <-time.After(wait):
+	}
+	switch {
+	case e != nil:
+		p.last = time.Now()
+		return e, nil
+	case p.err != nil:
+		return nil, p.err
+	}
+	return nil, status.Error(codes.Unavailable, "connection timed out")
+}
+
+// However late the stream to a node that has failed breaks, the loss of the executor is known within lossBound of its last event. A client
+// that waits for another worker has noticed the failure 3 to 4 s after that event, and waits for 10 s. An executor that reopens its stream in
+// time is not lost.
+func TestStreamBreaks(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	breaks := func(silent time.Duration) play { return play{opens: true, says: 3, breaks: silent} }
+	opens := func(after time.Duration) play { return play{opens: true, after: after, says: 1 << 20} }
+	fails := func(after time.Duration) play { return play{breaks: after} }
+	refused := play{err: control.Errorf(control.ClassCredential, "the token has expired")}
+	for _, c := range []struct {
+		name    string
+		promise time.Duration
+		plays   []play
+		lost    time.Duration // after the last event; 0: not lost
+	}{
+		{"at once", s, []play{breaks(0)}, openBound},
+		{"after a second", s, []play{breaks(s)}, s + openBound},
+		{"late", s, []play{breaks(4900 * ms)}, lossBound},
+		{"late, and attempts fail slowly", s, []play{breaks(4900 * ms), fails(1500 * ms), fails(s)}, lossBound},
+		{"never", s, []play{breaks(never)}, silentTimes * s},
+		{"at once, and reopens", s, []play{breaks(0), opens(5500 * ms)}, 0},
+		{"late, and reopens", s, []play{breaks(4900 * ms), opens(2900 * ms)}, 0},
+		{"late, and reopens after attempts that fail", s, []play{breaks(4900 * ms), fails(0), fails(0), fails(0), opens(2700 * ms)}, 0},
+		{"twice", s, []play{breaks(4900 * ms), {opens: true, after: 2 * s, breaks: s}, opens(5 * s)}, 0},
+		{"late, with a long promise", maxPromise, []play{breaks(45 * s)}, 45*s + watchBound},
+		{"late, with a long promise, and reopens", maxPromise, []play{breaks(45 * s), opens(2900 * ms)}, 0},
+		{"and the executor refuses the token", s, []play{breaks(4 * s), refused, refused, refused, refused, opens(5900 * ms)}, 0},
+		{"never, without a promise", 0, []play{breaks(never)}, 0},
+		{"before it opens", s, []play{fails(4 * s), opens(3900 * ms)}, 0},
+		{"never, and does not open", s, nil, openBound},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				on := &stage{promise: c.promise, plays: c.plays, last: time.Now()}
+				h := &Held{cl: on, Candidate: Candidate{Address: "10.0.0.1:1"}, ID: 1}
+				e, ended := h.follow(ctx, func(Event) {})
+				took := time.Since(on.last)
+				t.Logf("%v after the last event: %s", took, e.Reason)
+				if ended != (c.lost != 0) || ended && (took < c.lost || took > c.lost+50*ms || e.Status != dataplane.StatusPeerGone) {
+					t.Errorf("lost %v after %v, want after %v; %+v", ended, took, c.lost, e)
+				}
+			})
+		})
 	}
 }
 
-// However late the last attempt to open a broken stream begins, the loss of the executor is known within openBound of the break.
-func TestReopenBound(t *testing.T) {
-	for broken := time.Duration(0); broken <= watchBound; broken += watchBound / 30 {
-		if bound := reopenBound(broken); broken+bound > openBound {
-			t.Errorf("broken for %v: the next attempt may take %v, together more than %v", broken, bound, openBound)
+// An executor at whose address attempts fail at once counts as lost sooner.
+func TestStreamFailsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plays := []play{{opens: true, breaks: time.Second}}
+		for range 100 {
+			plays = append(plays, play{})
 		}
-	}
-	if bound := reopenBound(time.Hour); bound != watchBound { // this process was stopped
-		t.Errorf("after a pause of this process: %v, want %v", bound, watchBound)
-	}
+		on := &stage{promise: time.Second, plays: plays}
+		h := &Held{cl: on, Candidate: Candidate{Address: "10.0.0.1:1"}, ID: 1}
+		e, ended := h.follow(t.Context(), func(Event) {})
+		if took := time.Since(on.last) - time.Second; !ended || took < watchBound || took > watchBound+time.Second || !strings.HasSuffix(e.Reason, "connection timed out") {
+			t.Errorf("lost %v, %v after the break: %+v", ended, took, e)
+		}
+	})
 }
