@@ -300,28 +300,35 @@ const pruneMost = 10_000
 // Their space in the file is reused. Prune also removes the owners of incarnations that were claimed before that time
 // and have no lease left.
 func (l *Ledger) Prune(ctx context.Context, before time.Time) (n int, err error) {
+	var from []byte
 	for limit := pruneMost; limit > 0; {
-		some := l.most(1, limit)
-		pruned, err := l.pruneSome(ctx, before, max(1, some-1)) // and the time
-		if n += pruned; err != nil || pruned < max(1, some-1) {
+		most := max(1, l.most(1, limit)-1) // and the time
+		pruned, next, err := l.pruneSome(ctx, before, from, most)
+		if n += pruned; err != nil || next == nil {
 			return n, err
 		}
+		from = next
 		limit -= pruned
 	}
 	return n, nil
 }
 
-// pruneSome removes leases, or if there are none, owners, in one transaction, and returns the number of leases.
-func (l *Ledger) pruneSome(ctx context.Context, before time.Time, most int) (n int, err error) {
+// pruneSome removes leases from a key on, at most so many, in one transaction. It returns their number and the key at which to continue; nil: it has
+// seen all leases, and removed owners.
+func (l *Ledger) pruneSome(ctx context.Context, before time.Time, from []byte, most int) (n int, next []byte, err error) {
 	err = l.update(ctx, func(tx *writing) error {
-		n = 0
+		n, next = 0, nil
 		horizon := before.Unix()
 		if horizon <= 0 {
 			return nil
 		}
 		var old [][]byte
 		c := tx.Bucket(bucketLeases).Cursor()
-		for k, v := c.First(); k != nil && len(old) < most; k, v = c.Next() {
+		for k, v := c.Seek(from); k != nil; k, v = c.Next() {
+			if len(old) == most {
+				next = bytes.Clone(k)
+				break
+			}
 			if e, err := parseEntry(v); err == nil && e.AsOf.Unix() < horizon {
 				old = append(old, bytes.Clone(k))
 			}
@@ -341,9 +348,9 @@ func (l *Ledger) pruneSome(ctx context.Context, before time.Time, most int) (n i
 		return tx.put(bucketMeta, keyPruned, binary.BigEndian.AppendUint64(nil, uint64(refused)))
 	})
 	if err != nil {
-		return 0, fmt.Errorf("ledger: %w", err)
+		return 0, nil, fmt.Errorf("ledger: %w", err)
 	}
-	return n, nil
+	return n, next, nil
 }
 
 // book adds to a tenant's total for an hour.

@@ -2,6 +2,7 @@ package accounting
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"maps"
@@ -427,6 +428,40 @@ func TestPrune(t *testing.T) {
 	}
 	if n, err := l.Prune(t.Context(), time.Time{}); n != 0 || err != nil {
 		t.Errorf("%d %v", n, err)
+	}
+}
+
+// A transaction of Prune continues where the one before has ended. So many small transactions, as with a replica, read each lease once.
+func TestPruneContinues(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	const leases, most = 95, 10
+	f := &fakeReplica{most: most, commit: func(context.Context, []Change) error { return nil }}
+	l := f.open(t)
+	var all []Entry
+	for i := range uint64(leases) {
+		at := now
+		if i%2 == 1 {
+			at = now.Add(-100 * 24 * time.Hour)
+		}
+		all = append(all, Entry{Key: Key{Incarnation: [16]byte{1}, Lease: i + 1}, Tenant: "ann", Began: at, AsOf: at, Use: Use{1}})
+	}
+	if err := l.Merge(t.Context(), now, all...); err != nil {
+		t.Fatal(err)
+	}
+	before := now.Add(-50 * 24 * time.Hour)
+	n, next, err := l.pruneSome(t.Context(), before, nil, 3)
+	if want := ledgerKey(all[6].Key); n != 3 || !bytes.Equal(next, want) || err != nil {
+		t.Errorf("%d leases pruned, continue at %x, want 3 and %x; %v", n, next, want, err)
+	}
+	if n, next, err = l.pruneSome(t.Context(), before, ledgerKey(all[90].Key), most); n != 2 || next != nil || err != nil {
+		t.Errorf("%d leases at the end, continue at %x; %v", n, next, err)
+	}
+	if n, err := l.Prune(t.Context(), before); n != leases/2-5 || err != nil {
+		t.Errorf("%d leases pruned, want %d; %v", n, leases/2-5, err)
+	}
+	left := 0
+	if err := l.Leases("", time.Time{}, func(Entry) bool { left++; return true }); left != leases-leases/2 || err != nil {
+		t.Errorf("%d leases are left, want %d; %v", left, leases-leases/2, err)
 	}
 }
 
