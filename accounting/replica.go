@@ -169,11 +169,18 @@ func (l *Ledger) diverge(why error) error {
 	return err
 }
 
+// failed records trouble of the replica, unless the caller gave up before the replica had its time.
+func (l *Ledger) failed(ctx context.Context, err error) {
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		l.trouble.Store(&err)
+	}
+}
+
 // settle makes the changes of an earlier transaction that the replica has stored although its Commit failed.
 func (l *Ledger) settle(ctx context.Context) error {
 	changes, err := l.replica.Settle(ctx)
 	if err != nil {
-		l.trouble.Store(&err)
+		l.failed(ctx, err)
 		return err
 	}
 	if err := l.apply(changes); err != nil {
@@ -209,7 +216,7 @@ func (l *Ledger) update(ctx context.Context, f func(*writing) error) error {
 			}
 			slices.SortFunc(changes, func(a, b Change) int { return strings.Compare(a.Bucket+a.Key, b.Bucket+b.Key) })
 			if err := l.replica.Commit(ctx, changes); err != nil {
-				l.trouble.Store(&err)
+				l.failed(ctx, err)
 				return err
 			}
 			l.trouble.Store(nil)

@@ -118,6 +118,42 @@ func TestSlowReplica(t *testing.T) {
 	}
 }
 
+// A caller that gives up while the replica is slow does not make the ledger refuse other callers.
+func TestCallerGivesUp(t *testing.T) {
+	now := time.Unix(7200, 0)
+	entered, answer := make(chan struct{}), make(chan struct{})
+	f := &fakeReplica{most: 10, commit: func(ctx context.Context, _ []Change) error {
+		entered <- struct{}{}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-answer:
+			return nil
+		}
+	}}
+	l := f.open(t)
+	done := make(chan error, 2)
+	merge := func(ctx context.Context, n int) { done <- l.Merge(ctx, now, leases(n)...) }
+	ctx, cancel := context.WithCancel(t.Context())
+	go merge(ctx, 1)
+	<-entered
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("the caller that gave up: %v", err)
+	}
+	go merge(t.Context(), 1)
+	<-entered
+	bound, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.Merge(bound, now, leases(2)...); !errors.Is(err, ErrBusy) || !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller without time: %v, want that another change has not ended in time", err)
+	}
+	answer <- struct{}{}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // Lost records of a replica are not taken for a new ledger.
 func TestReplicaWithoutRecords(t *testing.T) {
 	l, err := OpenReplicatedLedger(&fakeReplica{}, func(func(Change) error) error { return nil })
