@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/tests/smalldisk"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // fill merges n leases of one incarnation, each a minute after the one before, in transactions of 500.
@@ -108,6 +109,45 @@ func TestOpenDuringCompaction(t *testing.T) {
 	if _, known, err := again.Lease(entry(77, 1).Key); err != nil || !known {
 		t.Errorf("the lease went into the file that was replaced: %v", err)
 	}
+}
+
+// A process that waits for the ledger while it is set aside begins no new one.
+func TestOpenWhileSetAside(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger")
+	l := openLedger(t, path)
+	opened := make(chan error)
+	go func() {
+		_, err := OpenLedger(path, time.Minute)
+		opened <- err
+	}()
+	testkit.Eventually(t, "the other one waits for the lock", func() bool {
+		fds, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, fd := range fds {
+			if to, err := os.Readlink(fd); err == nil && to == path {
+				n++
+			}
+		}
+		return n == 2
+	})
+	aside, err := SetLedgerAside(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if err := <-opened; !errors.Is(err, ErrLedger) {
+		t.Errorf("the process that waited: %v", err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is a ledger at the old path: %v", err)
+	}
+	if err := os.Rename(aside, path); err != nil {
+		t.Fatal(err)
+	}
+	openLedger(t, path).Close()
 }
 
 func TestCompactDamagedLedger(t *testing.T) {

@@ -56,9 +56,6 @@ type Ledger struct {
 // The error is ErrLedger if the file is too damaged to be read, or if it is missing or empty although there was one.
 // Single damaged records are no error here: operations on them fail, and CheckLedger finds them.
 func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
-	if err := checkBegun(path); err != nil {
-		return nil, fmt.Errorf("ledger %s: %w", path, err)
-	}
 	l, err := openAt(path, timeout)
 	if err != nil {
 		return nil, fmt.Errorf("ledger %s: %w", path, err)
@@ -108,9 +105,12 @@ func openAt(path string, timeout time.Duration) (*Ledger, error) {
 	return l, err
 }
 
-// openCurrent opens the file that is at path. While it waits for another process, that process may replace the file, as
-// CompactLedger and RestoreLedger do.
+// openCurrent opens or creates the file at path. While it waits for another process, that process may replace the file, as
+// CompactLedger and RestoreLedger do, or set it aside, as SetLedgerAside does.
 func openCurrent(path string, timeout time.Duration) (*bbolt.DB, error) {
+	if err := checkBegun(path); err != nil {
+		return nil, err
+	}
 	for {
 		var file *os.File
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType,
@@ -133,7 +133,10 @@ func openCurrent(path string, timeout time.Duration) (*bbolt.DB, error) {
 			}
 		}
 		db.Close()
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%w: another process has renamed or removed it just now", ErrLedger)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

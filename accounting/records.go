@@ -81,6 +81,15 @@ func (d *Digest) Sum() string {
 	return hex.EncodeToString(d.sum.Sum(nil))
 }
 
+// SetLedgerAside renames the ledger at path, so that it is not used any more, and returns its new name. The caller has it open.
+func SetLedgerAside(path string) (aside string, err error) {
+	aside = fmt.Sprintf("%s.imported-%s", path, time.Now().UTC().Format("20060102T150405.000"))
+	if err := os.Rename(path, aside); err != nil {
+		return "", err
+	}
+	return aside, syncDir(filepath.Dir(path)) // a crash of the node must not bring back the old name
+}
+
 // CreateLedger makes the ledger file path from records that load adds. The file must not exist. It checks the records, and that the file has all
 // of them. Then it calls take, which ends the ledger that the records are from, and gives the file its name. So never more than one of the two can
 // be used. If take has an error and open is set, that ledger may have ended. The file then stays, and the error has its name.

@@ -151,8 +151,8 @@ func (a *app) importLedger(ctx context.Context, e *etcd.Cluster, path string) er
 	if err != nil {
 		return fmt.Errorf("import %s: %w", path, err)
 	}
-	aside := fmt.Sprintf("%s.imported-%s", path, time.Now().UTC().Format("20060102T150405.000"))
-	if err := os.Rename(path, aside); err != nil {
+	aside, err := accounting.SetLedgerAside(path)
+	if err != nil {
 		return fmt.Errorf("the ledger is in etcd now, but its file is still in use by a resource manager without etcd: remove it: %w", err)
 	}
 	fmt.Fprintf(a.Stdout, "ledger %s: %d leases and %d hourly totals are in etcd; the file is %s\n", id, d.Leases, d.Totals, aside)
