@@ -283,7 +283,9 @@ func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
 		}
 	}
 	var granted *clientv3.LeaseGrantResponse
+	var asked time.Time
 	if err := c.persist(ctx, func(ctx context.Context) (err error) {
+		asked = time.Now()
 		granted, err = c.client.Grant(ctx, leaseSeconds)
 		return err
 	}); err != nil {
@@ -298,8 +300,9 @@ func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
 			_, _ = c.client.Revoke(bound, granted.ID) // else it ends by itself
 		}
 	}()
-	go c.hold(life, granted.ID)
 	l := &Leader{cluster: c, lease: granted.ID, id: id, key: fmt.Sprintf("%s%x", c.key(candidates), granted.ID), end: end, lost: make(chan struct{})}
+	l.renewed.Store(&asked)
+	go l.hold(life)
 	if err := l.stand(ctx); err != nil {
 		return nil, err
 	}
@@ -311,12 +314,17 @@ func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
 	return l, nil
 }
 
-// hold renews a lease until ctx or the lease ends. Each time it may ask another member of etcd. The lease's renewal in etcd's client asks one until
+// hold renews the lease until ctx or the lease ends. Each time it may ask another member of etcd. The lease's renewal in etcd's client asks one until
 // TCP gives up, which is long after the end of the lease.
-func (c *Cluster) hold(ctx context.Context, lease clientv3.LeaseID) {
+func (l *Leader) hold(ctx context.Context) {
 	for {
-		if errors.Is(c.renew(ctx, lease), rpctypes.ErrLeaseNotFound) {
+		asked := time.Now()
+		err := l.cluster.renew(ctx, l.lease)
+		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			return
+		}
+		if err == nil {
+			l.renewed.Store(&asked)
 		}
 		select {
 		case <-ctx.Done():

@@ -270,6 +270,23 @@ func TestEtcdIsDown(t *testing.T) {
 	}
 }
 
+// The lease of a leader may end within two seconds of its latest renewal, although etcd has confirmed the leadership since then.
+func TestConfirmedUntilTheLeaseMayEnd(t *testing.T) {
+	now := time.Now()
+	early := now.Add(-leaseSeconds * time.Second)
+	for _, c := range []struct {
+		confirmed, renewed time.Time
+		leads              bool
+	}{{now, now, true}, {now, early, false}, {early, now, false}} {
+		l := &Leader{lost: make(chan struct{})}
+		l.confirmed.Store(&c.confirmed)
+		l.renewed.Store(&c.renewed)
+		if err := l.Confirmed(); (err == nil) != c.leads || err != nil && !errors.Is(err, ErrLost) {
+			t.Errorf("confirmed %v ago, renewed %v ago: %v", now.Sub(c.confirmed), now.Sub(c.renewed), err)
+		}
+	}
+}
+
 // Lead waits for etcd and ends with its context.
 func TestLeadWithoutEtcd(t *testing.T) {
 	c := open(t, "127.0.0.1:1", "first")

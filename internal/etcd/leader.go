@@ -34,6 +34,7 @@ type Leader struct {
 	running  sync.WaitGroup // of keep and measure
 
 	confirmed atomic.Pointer[time.Time] // when etcd was last asked whether this process is the leader, and said that it is
+	renewed   atomic.Pointer[time.Time] // when etcd was last asked to renew the lease, and did
 	once      sync.Once
 	lost      chan struct{}
 	why       error // of lost, set before it is closed
@@ -73,14 +74,15 @@ func (l *Leader) Abandon(why error) {
 	l.lose(why)
 }
 
-// Confirmed returns an error if another process may be the leader: etcd has not confirmed the leadership for as long as the lease lasts.
+// Confirmed returns an error if another process may be the leader: for as long as the lease lasts, etcd has not confirmed the leadership, or has not
+// renewed the lease. The lease ends so long after its latest renewal, which may be before the latest confirmation.
 func (l *Leader) Confirmed() error {
 	select {
 	case <-l.lost:
 		return ErrLost
 	default:
 	}
-	if since := time.Since(*l.confirmed.Load()); since > leaseSeconds*time.Second {
+	if since := max(time.Since(*l.confirmed.Load()), time.Since(*l.renewed.Load())); since > leaseSeconds*time.Second {
 		return fmt.Errorf("%w, or may not be: etcd has not confirmed it for %v", ErrLost, since.Round(100*time.Millisecond))
 	}
 	return nil
