@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/rfaas-go/rfaas/tests/etcdtest"
 )
 
 // The alert rules and the dashboard name only metrics and labels that the daemons export.
@@ -21,13 +23,16 @@ func TestMonitoringNamesExist(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	env := map[string]string{"RFAAS_CLUSTER_DIR": in("cluster"), "HOME": dir}
-	for _, args := range [][]string{{"cluster", "init", "--name", "here"}, {"cluster", "node", "localhost", "--out", in("node")}} {
+	etcd := etcdtest.Start(t, etcdtest.Options{}).Endpoint
+	for _, args := range [][]string{{"cluster", "init", "--name", "here"}, {"cluster", "node", "localhost", "--out", in("node")},
+		{"ledger", "etcd", "init", "--etcd-endpoints", etcd}} {
 		var out bytes.Buffer
 		if code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &out}, args); code != 0 {
 			t.Fatalf("%v: %s", args, out.String())
 		}
 	}
-	startDaemon(t, "bin/resource-manager", "--listen", "unix:"+in("m"), "--secret-file", in("secret"), "--identity-dir", in("node"), "--http-listen", "unix:"+in("hm"))
+	startDaemon(t, "bin/resource-manager", "--listen", "unix:"+in("m"), "--secret-file", in("secret"), "--identity-dir", in("node"), "--http-listen", "unix:"+in("hm"),
+		"--etcd-endpoints", etcd)
 	startDaemon(t, "bin/executor", "--listen", "unix:"+in("x"), "--secret-file", in("secret"), "--identity-dir", in("node"), "--sandbox", "on", "--manager", "unix:"+in("m"), "--cores", "1",
 		"--providers", "shm", "--http-listen", "unix:"+in("hx"))
 	exported := map[string]string{"up": ""} // the lines of each metric
