@@ -137,25 +137,11 @@ func (p *Port) Leave() (fd int, err error) {
 	return fd, err
 }
 
-// watchEvery is how often a daemon checks its identity when no calls arrive: for the log, and for connections that it
-// keeps open itself.
-const watchEvery = time.Minute
-
-// watch checks the identity every watchEvery until the port closes.
+// watch checks the identity until the port closes.
 func (p *Port) watch() {
 	defer close(p.watched)
-	if p.Node == nil {
-		return
-	}
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
-	for {
-		p.Node.Watch(now())
-		select {
-		case <-p.ending.Done():
-			return
-		case <-tick.C:
-		}
+	if p.Node != nil {
+		p.Node.WatchUntil(p.ending, now)
 	}
 }
 

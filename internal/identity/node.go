@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"context"
 	"crypto/ed25519"
 	"crypto/tls"
 	"crypto/x509"
@@ -192,6 +193,23 @@ const (
 	warnFrom  = 30 * 24 * time.Hour
 	warnEvery = 24 * time.Hour
 )
+
+// watchEvery is how often WatchUntil calls Watch.
+const watchEvery = time.Minute
+
+// WatchUntil calls Watch every minute until ctx ends: for the log, and for connections that the daemon keeps open itself.
+func (n *Node) WatchUntil(ctx context.Context, now func() time.Time) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		n.Watch(now())
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
 
 // Watch reloads changed files and logs certificates that expire soon. It is called regularly, so that this also happens
 // when no calls arrive.

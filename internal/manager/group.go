@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/etcd"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/issuer"
 	"github.com/rfaas-go/rfaas/internal/observe"
 )
 
@@ -98,7 +101,7 @@ func knownLedger(dir, id string) error {
 
 // standBy waits until this process is the leader. Meanwhile only its HTTP port answers, without data of tenants. It returns nil when
 // ctx ends.
-func (g *group) standBy(ctx context.Context, s *config.Manager, log *slog.Logger) (*etcd.Leader, error) {
+func (g *group) standBy(ctx context.Context, s *config.Manager, renewals *issuer.Renewals, log *slog.Logger) (*etcd.Leader, error) {
 	web, err := observe.Open(s.HTTPListen, nil, log)
 	if err != nil {
 		return nil, err
@@ -106,6 +109,20 @@ func (g *group) standBy(ctx context.Context, s *config.Manager, log *slog.Logger
 	defer closeHTTP(web)
 	g.show(web)
 	observe.ShowBuild(web.Metrics, s.Version)
+	observe.CountRenewals(web.Metrics, renewals.Counts)
+	if s.IdentityDir != "" {
+		node, err := identity.OpenNode(s.IdentityDir, nil, log, time.Now())
+		if err != nil {
+			return nil, err
+		}
+		observe.WatchIdentity(web, node)
+		watching, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() { node.WatchUntil(watching, time.Now) })
+		wg.Go(func() { issuer.Follow(watching, s.IdentityDir, node, log) })
+		defer wg.Wait()
+		defer cancel()
+	}
 	web.SetReady(errStandby)
 	web.Serve()
 	log.Info("standing by until this resource manager is the leader", "etcd", s.EtcdList())

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -18,6 +20,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/etcd"
+	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // Errors in the settings of a standby show when it starts, although it needs etcd and the leadership before it uses most of them.
@@ -65,6 +69,68 @@ func TestStandbyChecksItsSettings(t *testing.T) {
 			t.Errorf("%v: the standby waits", wrong)
 		}
 	}
+}
+
+// The HTTP port of a standby shows when its certificate expires, and follows the identity directory.
+func TestStandbyWatchesItsIdentity(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	cluster := newCluster(t, dir, map[string][]string{"localhost": {"localhost"}})
+	s, err := config.LoadManager([]string{"--listen", "127.0.0.1:0", "--secret-file", in("secret"), "--etcd-endpoints", "127.0.0.1:1", "--providers", "shm",
+		"--http-listen", "unix:" + in("http"), "--http-token-file", in("token"), "--identity-dir", in("localhost")}, nil, &bytes.Buffer{}, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Serve(ctx, s, slog.New(slog.DiscardHandler)) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	var d net.Dialer
+	web := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return d.DialContext(ctx, "unix", in("http"))
+		}}}
+	read := func(path string) string {
+		r, err := web.Get("http://standby" + path)
+		if err != nil {
+			return ""
+		}
+		defer r.Body.Close()
+		b, _ := io.ReadAll(r.Body)
+		return string(b)
+	}
+	expiry := func() string {
+		_, value, _ := strings.Cut(read("/metrics"), "\nrfaas_certificate_expiry_timestamp_seconds{certificate=\"node\"} ")
+		value, _, _ = strings.Cut(value, "\n")
+		return value
+	}
+	testkit.Eventually(t, "the standby shows its certificate", func() bool { return expiry() != "" })
+	first := expiry()
+	if err := cluster.IssueNode(in("localhost"), []string{"localhost"}, 30*time.Minute, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the standby shows its new certificate", func() bool { return expiry() != first })
+	certificate, err := identity.ReadCertificate(in("localhost"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, err := cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedNode, ID: identity.NodeSerial(certificate)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := identity.WriteFile(in("localhost/revoked"), text, 0o644, false); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the standby reports that its certificate is revoked", func() bool { return strings.Contains(read("/readyz"), "identity: ") })
 }
 
 // onText closes a channel when a line contains a text.

@@ -34,7 +34,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
 		return err
 	}
 	defer group.Close()
-	if group.leader, err = group.standBy(ctx, &s, log); group.leader == nil {
+	if group.leader, err = group.standBy(ctx, &s, renewals, log); group.leader == nil {
 		return err
 	}
 	defer group.leader.Resign() // after the last write
