@@ -362,6 +362,8 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
 RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|invoke|tests/(capi|docs|faults|hostile|leakcheck|remote|slurm|cluster|etcdtest)|internal/(agent/protocol|api|apigen|board|config|conventions|handover|link|systemd|topology))(/|$$)')
+# Those that take longest, which go first, so that none of them runs alone at the end.
+RACE_LONG := ./internal/executor ./internal/zygote ./internal/agent ./internal/etcd ./internal/slurm ./internal/cli ./internal/manager
 # Tests of the client in which several goroutines use the same lease, session, buffer or queue of events. The other tests concern other
 # processes, which the detector does not see, or C code.
 RACE_CLIENT := TestInvoke TestInvokeFromManyGoroutines TestManyGoroutinesFewThreads TestSubmit TestDeadlineAndCancel TestBufferPayloads \
@@ -384,7 +386,7 @@ build-tests: build test-programs remote-tests # all that lanes run
 # passed, nothing is built again.
 try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'make build failed; going on with the tests' >&2)
 
-# The tests of a lane that wait most of the time run in parts, two at the same time (make --jobs=2).
+# Lanes whose tests wait most of the time run in parts, several at the same time: tests/run chooses make's --jobs.
 .PHONY: tried-build
 tried-build:
 	$(Q)$(try_build)
@@ -395,12 +397,19 @@ GO_LONG := TestJournalLosesNothing TestModel TestUnauthenticatedCallsTakeNoMemor
 	TestManyLeaseCycles TestThousandMailboxes TestChargesOfACluster TestChargesOverKills TestPlacementAmongTenThousand TestPageInBrowser \
 	TestInSandbox TestStartFailures TestUnderMPI
 GO_LONG_PACKAGES := ./accounting ./internal/control ./internal/executor ./internal/manager ./internal/zygote ./mpi
-.PHONY: test-go-whole test-go-long
-test-go: test-go-whole test-go-long ## Go tests that test-race does not run, or runs in a shorter form
-test-go-whole: tried-build
-	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./tests/capi ./client $(filter-out $(RACE_PACKAGES) %/client %/tests/capi %/tests/faults %/tests/hostile \
-		%/tests/remote %/tests/slurm %/tests/cluster %/benchmarks/neighbour,$(shell $(GO) list ./...))
+.PHONY: test-go-capi-first test-go-capi-second test-go-client test-go-rest test-go-long
+test-go: test-go-client test-go-capi-first test-go-capi-second test-go-rest test-go-long ## Go tests that test-race does not run, or runs in a shorter form
 	$(Q)$(GO) test -count=1 -vet=off -timeout 60s ./benchmarks/neighbour # its leases end when another program uses their CPUs
+	$(Q)$(GO) test -count=1 -vet=off -timeout 200s -run TestFigures ./tests/capi # measures
+test-go-client: tried-build
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./client
+test-go-capi-first: tried-build
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s -run '^(Test[A-L]|Example)' -skip TestFigures ./tests/capi
+test-go-capi-second: tried-build
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s -skip '^(Test[A-L]|Example)' ./tests/capi
+test-go-rest: tried-build
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $(filter-out $(RACE_PACKAGES) %/client %/tests/capi %/tests/faults %/tests/hostile \
+		%/tests/remote %/tests/slurm %/tests/cluster %/benchmarks/neighbour,$(shell $(GO) list ./...))
 test-go-long: tried-build
 	$(Q)$(GO) test -count=1 -vet=off -timeout 280s -run '^($(subst $() ,|,$(strip $(GO_LONG))))$$' $(GO_LONG_PACKAGES)
 
@@ -415,9 +424,11 @@ test-tcp-core: build/ctest/dp_test
 	$(Q)scripts/two-nodes build/ctest/dp_test --provider tcp $(TCP_PLAIN)
 	$(Q)scripts/two-nodes --ipv6 build/ctest/dp_test --provider tcp --encrypt $(ENCRYPTED_PLAIN)
 
-test-race: ## Go tests under the race detector
-	$(Q)$(try_build)
-	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s $(RACE_PACKAGES)
+.PHONY: test-race-packages test-race-client
+test-race: test-race-packages test-race-client ## Go tests under the race detector
+test-race-packages: tried-build
+	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s -p 3 $(RACE_LONG) $(filter-out $(RACE_LONG:.%=\%%),$(RACE_PACKAGES))
+test-race-client: tried-build
 	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s -run '^($(subst $() ,|,$(strip $(RACE_CLIENT))))$$' ./client
 
 # The longest parts first, because the lane runs three of them at a time.
@@ -589,10 +600,15 @@ test-guard: $(if $(BUILT),,build) ## measure calls beside their floor: fails if 
 	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove $(unless_busy)
 
 # The package of Python, with a new interpreter for each provider, and a wheel that pip builds without a network.
-.PHONY: test-python test-python-shm test-python-tcp test-python-mpi test-python-wheel
-test-python: test-python-shm test-python-tcp test-python-mpi test-python-wheel ## the Python package: calls, executors, threads, processes, bad input; an MPI program; and its wheel
-test-python-shm test-python-tcp: test-python-%: tried-build
-	$(Q)RFAAS_TEST_PROVIDER=$* PYTHONPATH=$(CURDIR)/lib/python PYTHONMALLOC=debug $(PYTHON) -m unittest discover -s client/python/tests
+.PHONY: test-python test-python-first test-python-second test-python-tcp test-python-mpi test-python-wheel
+test-python: test-python-first test-python-second test-python-tcp test-python-mpi test-python-wheel ## the Python package: calls, executors, threads, processes, bad input; an MPI program; and its wheel
+python_tests = PYTHONPATH=$(CURDIR)/lib/python PYTHONMALLOC=debug $(PYTHON) -m unittest discover -s client/python/tests
+test-python-first: tried-build
+	$(Q)RFAAS_TEST_PROVIDER=shm $(python_tests) -p 'test_[a-e]*.py'
+test-python-second: tried-build
+	$(Q)RFAAS_TEST_PROVIDER=shm $(python_tests) -p 'test_[!a-e]*.py'
+test-python-tcp: tried-build
+	$(Q)RFAAS_TEST_PROVIDER=tcp $(python_tests)
 test-python-mpi: tried-build
 	$(Q)$(if $(findstring /,$(PYTHON)),PATH=$(dir $(PYTHON)):$$PATH) PYTHONPATH=$(CURDIR)/lib/python PROGRAM=examples/mpi/points/points.py RANKS=2 CORES=2 scripts/demo --blocks 20
 test-python-wheel: tried-build
@@ -654,13 +670,15 @@ run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
 	PROGRAM=build/examples/montecarlo EXECUTORS=$$executors scripts/demo -mourn -points 300000000; done; \
 	PROGRAM=build/examples/conjugate EXECUTORS=2 scripts/demo 32 100 lose
 
-test-softroce: build/ctest/dp_test ## everything that uses verbs, on a real verbs device in a virtual machine
-	$(Q)$(try_build)
+.PHONY: softroce-tests test-softroce-core test-softroce-clients
+test-softroce: test-softroce-clients test-softroce-core ## everything that uses verbs, on real verbs devices in two virtual machines
+softroce-tests: tried-build
 	$(Q)rm -rf build/gotest && mkdir -p build/gotest/programs
 	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
 	$(Q)cd tests/capi && RFAAS_REQUIRE_VERBS=1 RFAAS_TEST_PROGRAMS=$(CURDIR)/build/gotest/programs ../../build/gotest/capi.test -compile \
 		-test.skip '^TestCachedLease.*|^TestClaim.*|^TestSpareAhead$$|^Example.' || echo 'make: some programs of tests/capi were not compiled; going on with the tests' >&2
-	$(Q)scripts/softroce/run --timeout 840 -e RFAAS_REQUIRE_VERBS=1 -- tests/run --guest
+test-softroce-core test-softroce-clients: test-softroce-%: softroce-tests build/ctest/dp_test
+	$(Q)scripts/softroce/run --timeout 740 -e RFAAS_REQUIRE_VERBS=1 -- tests/run --guest $*
 
 test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine
 	$(Q)$(try_build)
