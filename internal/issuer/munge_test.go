@@ -313,7 +313,10 @@ func TestBadRequestsOfAnAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	s := start(t, func(c *Config) { c.Tenants, c.TokenLife = identity.Tenants{{}}, time.Hour })
+	now := time.Now() // it stands still, so that no refusal of the address is forgotten meanwhile
+	s := start(t, func(c *Config) {
+		c.Tenants, c.TokenLife, c.Now = identity.Tenants{{}}, time.Hour, func() time.Time { return now }
+	})
 	if err := s.join(s.code(), "node7"); err != nil {
 		t.Fatal(err)
 	}
