@@ -40,6 +40,8 @@ const (
 	flights = 8 // requests in flight
 	tired   = 3 // connection errors in a row before a new lease is taken
 
+	slow = time.Second // a longer wait is printed
+
 	// Number of polls of a call after which the caller sleeps between polls. Under Linux 6.18, a caller that only polled has kept a processor
 	// for itself for over 20 s, while its worker and kernel threads on that processor were ready to run.
 	patience = 1000
@@ -146,6 +148,9 @@ func (c *goCaller) took(began time.Time, op string, longest *int64, longestOp *s
 	if ns := int64(time.Since(began)); ns > *longest {
 		*longest, *longestOp = ns, op
 		c.progress(true)
+		if ns > int64(slow) {
+			c.say("slow %d %s", ns, op)
+		}
 	}
 }
 

@@ -37,7 +37,7 @@ func (c *chaos) noticed(kind, what string, cond func() bool) {
 
 func (c *chaos) damage(kind string) {
 	c.kind(kind).count++
-	c.history.add(time.Since(c.began).Round(100*time.Millisecond).String() + ": " + kind)
+	c.history.add(fmt.Sprintf("%.1f s: %s", time.Since(c.began).Seconds(), kind))
 }
 
 // get reads a path of the manager over HTTP. It returns "" while the manager does not answer.

@@ -533,6 +533,33 @@ func (c *chaos) agentEnds() {
 	c.history.add(fmt.Sprintf("the agent ended after %v", took.Round(time.Millisecond)))
 }
 
+// slowest returns the longest wait of all callers, and the faults before it.
+func (c *chaos) slowest() string {
+	var most slowWait
+	var who string
+	for _, k := range c.world.callers {
+		k.mu.Lock()
+		for _, w := range k.slow {
+			if w.took > most.took {
+				most, who = w, k.name
+			}
+		}
+		k.mu.Unlock()
+	}
+	if who == "" {
+		return "none longer than " + slow.String()
+	}
+	var before []string
+	ended := most.ended.Sub(c.began).Seconds()
+	for line := range strings.Lines(c.history.tail(1 << 20)) {
+		var at float64
+		if n, _ := fmt.Sscanf(line, "%f s: ", &at); n == 1 && at > ended-most.took.Seconds()-5 && at < ended {
+			before = append(before, strings.TrimSpace(line))
+		}
+	}
+	return fmt.Sprintf("%s of caller %s took %.1f s, until %.1f s; faults since 5 s before: %s", most.op, who, most.took.Seconds(), ended, strings.Join(before, "; "))
+}
+
 // table prints the count and the result of each kind of fault.
 func (c *chaos) table() {
 	var b strings.Builder
@@ -553,9 +580,10 @@ func (c *chaos) table() {
 The longest wait is the time until every client was served again, at least %.1f s. For files it is the time until the fault was reported
 or its repair had an effect. The clock is set in TestClockJumps only, in a virtual machine.
 Results: %d right, 0 wrong. Hung: 0. Longest call %.1f s, longest control operation %.1f s (bound %v).
+The longest of both: %s.
 Bills: %s
 Left: no process, no file in /dev/shm, no temporary file, no control group; descriptors and mappings as at the start.`, settleTime.Seconds(),
-		c.right, c.longCall.Seconds(), c.longControl.Seconds(), waitBound, c.events.result)
+		c.right, c.longCall.Seconds(), c.longControl.Seconds(), waitBound, c.slowest(), c.events.result)
 	if c.longCall > waitBound || c.longControl > waitBound {
 		c.Errorf("a caller waited longer than %v", waitBound)
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,14 @@ type caller struct {
 	wrongs []string
 	errors []callError
 	report *report
+	slow   []slowWait // each longer than those before
+}
+
+// slowWait is an operation of a caller that took long.
+type slowWait struct {
+	ended time.Time
+	took  time.Duration
+	op    string
 }
 
 // callError is a call or control operation of a caller that ended with an error of the connection or lease class.
@@ -100,6 +109,13 @@ func (c *caller) line(s string) {
 			e.at, e.started, e.text = time.Now(), started != 0, strings.TrimSpace(string(text))
 			c.errors = append(c.errors, e)
 		}
+	case "slow":
+		w := slowWait{ended: time.Now()}
+		if ns, op, ok := strings.Cut(rest, " "); ok {
+			n, _ := strconv.ParseInt(ns, 10, 64)
+			w.took, w.op = time.Duration(n), op
+		}
+		c.slow = append(c.slow, w)
 	case "end":
 		c.report = &report{}
 		if err := json.Unmarshal([]byte(rest), c.report); err != nil {

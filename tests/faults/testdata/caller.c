@@ -52,6 +52,7 @@ static flight flights[FLIGHTS];
 
 static uint64_t calls, right, wrongs;
 static int64_t longest_call, longest_control, said_at;
+#define SLOW_NS 1000000000 /* a longer wait is printed */
 static char longest_call_op[64], longest_control_op[64];
 static tally errors[32];
 static int errors_used;
@@ -87,6 +88,8 @@ static void took(int64_t began, const char *op, int64_t *longest, char *longest_
         *longest = ns;
         snprintf(longest_op, 64, "%s", op);
         progress(true);
+        if (ns > SLOW_NS)
+            printf("slow %" PRId64 " %s\n", ns, op);
     }
 }
 
