@@ -164,21 +164,37 @@ static dp_sge scratch_at(const dp_raw *r, uint32_t offset, uint32_t len) {
 
 static uint64_t even_id(dp_raw *r) { return (r->next_id += 2) & ~1ull; }
 
-int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
+int dp_raw_read_parts(dp_raw *r, void *dst, uint32_t n, const dp_raw_part *parts, int64_t deadline) {
     int st = may_wait(r);
-    const uint64_t most = (uint64_t)r->pieces * r->piece;
-    for (uint64_t at = 0, n; !st && at < len; at += n) {
-        n = len - at < most ? len - at : most;
-        uint32_t posts = 0, done = 0;
-        for (uint64_t from = 0; !st && from < n; from += r->piece, posts++) {
-            dp_sge s = scratch_at(r, (uint32_t)from, n - from < r->piece ? (uint32_t)(n - from) : r->piece);
-            uint32_t more = from + s.len < n ? DP_MORE : 0;
-            st = posted(r, dp_post_read(r->qp, &s, raddr + at + from, rkey, even_id(r), DP_SIGNALED | more));
+    const uint32_t room = r->pieces * r->piece;
+    uint64_t out = 0, at = 0; /* offsets in dst and in parts[i] */
+    for (uint32_t i = 0; !st && i < n;) {
+        uint32_t posts = 0, done = 0, filled = 0;
+        while (!st && i < n && posts < DP_RAW_BATCH && filled < room) {
+            uint64_t left = parts[i].len - at, raddr = parts[i].addr + at;
+            uint32_t rkey = parts[i].rkey, len = left < r->piece ? (uint32_t)left : r->piece;
+            len = len < room - filled ? len : room - filled;
+            if ((at += len) == parts[i].len) {
+                i++;
+                at = 0;
+            }
+            if (!len)
+                continue;
+            dp_sge s = scratch_at(r, filled, len);
+            filled += len;
+            uint32_t more = i < n && posts + 1 < DP_RAW_BATCH && filled < room ? DP_MORE : 0;
+            st = posted(r, dp_post_read(r->qp, &s, raddr, rkey, even_id(r), DP_SIGNALED | more));
+            posts++;
         }
-        if (!st && !(st = await(r, posts, &done, deadline)))
-            memcpy((uint8_t *)dst + at, r->scratch->addr, n);
+        if (!st && posts && !(st = await(r, posts, &done, deadline)))
+            memcpy((uint8_t *)dst + out, r->scratch->addr, filled);
+        out += filled;
     }
     return st;
+}
+
+int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
+    return dp_raw_read_parts(r, dst, 1, &(dp_raw_part){raddr, len, rkey}, deadline);
 }
 
 int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {

@@ -40,6 +40,13 @@ int dp_raw_broken(dp_raw *r);
  * (dp_now_ns), DP_PEER_GONE or DP_CONNECTION when it may or may not have happened. After any of these the connection is
  * over. */
 int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
+/* Reads n parts, and writes their bytes to dst, one part after the other. Up to DP_RAW_BATCH reads are under way at a time. If there are
+ * several parts, none is empty. */
+typedef struct dp_raw_part {
+    uint64_t addr, len;
+    uint32_t rkey;
+} dp_raw_part;
+int dp_raw_read_parts(dp_raw *r, void *dst, uint32_t n, const dp_raw_part *parts, int64_t deadline_ns);
 int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
 /* Writes up to DP_RAW_CHUNK bytes, and then rings the bell of the peer's server (dp_raw_serve, verbs). */
 int dp_raw_write_ring(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);

@@ -288,6 +288,30 @@ func (c *Conn) Read(b []byte, addr uint64, key uint32, timeout time.Duration) er
 	})
 }
 
+// Part is a part of the peer's memory.
+type Part struct {
+	Addr, Size uint64
+	Key        uint32
+}
+
+// ReadParts reads parts of the peer's memory, with several reads under way at a time. b gets their bytes, one part after the other, and is as large as all of them.
+func (c *Conn) ReadParts(b []byte, parts []Part, timeout time.Duration) error {
+	list, left := make([]C.dp_raw_part, 0, len(parts)), uint64(len(b))
+	for _, p := range parts {
+		if p.Size == 0 || p.Size > left {
+			return &Error{Op: "remote read", Status: StatusInvalid, Detail: fmt.Sprintf("a part of %d bytes, of which %d are left in the buffer", p.Size, left)}
+		}
+		left -= p.Size
+		list = append(list, C.dp_raw_part{addr: C.uint64_t(p.Addr), len: C.uint64_t(p.Size), rkey: C.uint32_t(p.Key)})
+	}
+	if left > 0 {
+		return &Error{Op: "remote read", Status: StatusInvalid, Detail: fmt.Sprintf("%d bytes of the buffer belong to no part", left)}
+	}
+	return c.do("remote read", func(r *C.dp_raw) C.int {
+		return C.dp_raw_read_parts(r, unsafe.Pointer(unsafe.SliceData(b)), C.uint32_t(len(list)), unsafe.SliceData(list), deadline(timeout))
+	})
+}
+
 // Write copies b to the peer's memory.
 func (c *Conn) Write(b []byte, addr uint64, key uint32, timeout time.Duration) error {
 	return c.do("remote write", func(r *C.dp_raw) C.int {

@@ -328,6 +328,53 @@ func TestRawProviderWindows(t *testing.T) {
 	})
 }
 
+// ReadParts reads parts of any size from several regions, also more than can be under way at a time.
+func TestRawProviderReadsParts(t *testing.T) {
+	providers(t, func(t *testing.T, provider string) {
+		owner, peer := openSide(t, provider), openSide(t, provider)
+		d := owner.domain()
+		large, small := alloc(t, d, 2<<20, RemoteRead), alloc(t, d, 8192, RemoteRead)
+		for i := range large.Bytes() {
+			large.Bytes()[i] = byte(i >> 3)
+		}
+		for i := range small.Bytes() {
+			small.Bytes()[i] = byte(i * 5)
+		}
+		mine, err := d.NewBulkConn(large, small)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := peer.domain().NewBulkConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		join(t, mine, c)
+		random := rand.New(rand.NewPCG(3, 4))
+		for _, count := range []int{1, 2, 16, 17, 90} {
+			var parts []Part
+			var want []byte
+			for range count {
+				m := []*Memory{large, small}[random.IntN(2)]
+				at := random.Uint64N(m.Ref().Size)
+				n := 1 + random.Uint64N(min(m.Ref().Size-at, []uint64{512, 4096, 300 << 10}[random.IntN(3)]))
+				parts, want = append(parts, Part{m.Ref().Addr + at, n, m.Ref().Key}), append(want, m.Bytes()[at:at+n]...)
+			}
+			got := make([]byte, len(want))
+			if err := c.ReadParts(got, parts, soon); err != nil || !bytes.Equal(got, want) {
+				t.Fatalf("%d parts: %v", count, err)
+			}
+		}
+		for what, parts := range map[string][]Part{"empty": {{large.Ref().Addr, 0, large.Ref().Key}}, "too large": {{large.Ref().Addr, 9, large.Ref().Key}}, "too small": {{large.Ref().Addr, 7, large.Ref().Key}}} {
+			if err := c.ReadParts(make([]byte, 8), parts, soon); !errors.Is(err, ErrInvalid) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if err := c.ReadParts(make([]byte, 16), []Part{{large.Ref().Addr, 8, large.Ref().Key}, {small.Ref().Addr + 8192, 8, small.Ref().Key}}, soon); err == nil {
+			t.Error("a part beyond the region was read")
+		}
+	})
+}
+
 // The end of a peer is an error within a bounded time.
 func TestRawProviderPeerEnds(t *testing.T) {
 	providers(t, func(t *testing.T, provider string) {
