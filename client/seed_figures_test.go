@@ -1,12 +1,17 @@
 package client_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -121,6 +126,7 @@ func TestSeedCopyFigures(t *testing.T) {
 	ctx := context.Background()
 	o.InitFunction, o.InitPayload, o.SeedRequired = "", nil, false
 	for _, mb := range []uint32{1, 5, 20, 100} {
+		var steps []client.StartSteps
 		o.Memory = uint64(mb)*1_000_000 + 64<<20
 		open := func(name string, at int) time.Duration {
 			to := o
@@ -134,6 +140,7 @@ func TestSeedCopyFigures(t *testing.T) {
 				t.Fatal(err)
 			}
 			took := time.Since(began)
+			steps = append(steps, l.Worker(0).StartSteps())
 			release(t, l)
 			return took
 		}
@@ -152,6 +159,7 @@ func TestSeedCopyFigures(t *testing.T) {
 			release(t, l)
 			open("", 1) // so that it has the library
 			copied = append(copied, open(seed.Name(), 1))
+			steps = nil
 			for range 3 {
 				warm = append(warm, open(seed.Name(), 1))
 			}
@@ -160,5 +168,95 @@ func TestSeedCopyFigures(t *testing.T) {
 			}
 		}
 		fmt.Printf("%4d MB: lease to first result: copied %v, warm %v: %.1f times\n", mb, middle(copied), middle(warm), float64(middle(copied))/float64(middle(warm)))
+		for _, x := range steps {
+			fmt.Printf("         a warm one: %+v\n", x)
+		}
 	}
+}
+
+// TestSeedTouchedFigures prints how long it takes until a function has read 1 % of a seed of 100 MB on another node, and what the executor there has read meanwhile, for both values of
+// seed-fill, beside reading all of the seed. It judges nothing.
+func TestSeedTouchedFigures(t *testing.T) {
+	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
+		t.Skip("RFAAS_TEST_FIGURES is not set")
+	}
+	const mb, rounds = 100, 7
+	dir := t.TempDir()
+	web := func(i int) string { return fmt.Sprintf("unix:%s/%d", dir, i) }
+	var more [][]string
+	for i, fill := range []string{"all", "all", "touched", "touched"} {
+		more = append(more, []string{"--seed-fill", fill, "--http-listen", web(i)})
+	}
+	nodes, s, o := seedCluster(t, len(more), more...)
+	ctx := context.Background()
+	o.InitFunction, o.InitPayload, o.SeedRequired = "", nil, false
+	o.Memory = mb*1_000_000 + 64<<20
+	at := func(i int, name string) *client.Lease {
+		to := o
+		to.Executor, to.SeedName, to.SeedRequired = nodes[i].Address, name, name != ""
+		l, err := s.Lease(ctx, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	type figure struct {
+		took  []time.Duration
+		bytes []float64
+	}
+	shapes := map[string][3]uint32{"1 % in sequence": {10_000_000, 4096, 244}, "1 % scattered": {0, 409_600, 244}, "all": {0, 4096, mb * 1_000_000 / 4096}}
+	for _, what := range []string{"1 % in sequence", "1 % scattered", "all"} {
+		shape := shapes[what]
+		figures := make([]figure, len(nodes))
+		for range rounds {
+			maker := at(0, "")
+			seed, err := maker.CreateSeed(ctx, "prepare_mb", binary.LittleEndian.AppendUint32(nil, mb), client.SeedOptions{Name: "figures"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			release(t, maker)
+			for i := 1; i < len(nodes); i++ {
+				release(t, at(i, "")) // so that it has the library
+				before, began := fetched(t, web(i)), time.Now()
+				l := at(i, seed.Name())
+				in := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, shape[0]), shape[1]), shape[2])
+				if _, err := l.Worker(0).Invoke(ctx, function(t, l, "peek"), in, make([]byte, 4)); err != nil {
+					t.Fatal(err)
+				}
+				f := &figures[i]
+				f.took, f.bytes = append(f.took, time.Since(began)), append(f.bytes, fetched(t, web(i))-before)
+				time.Sleep(300 * time.Millisecond) // so that the source knows the touched pages
+				release(t, l)
+			}
+			if err := seed.Release(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i, name := range []string{"all", "touched", "touched, recorded"} {
+			f := figures[i+1]
+			slices.Sort(f.bytes)
+			n := f.bytes[len(f.bytes)/2]
+			fmt.Printf("%-16s seed-fill=%-18s lease to first result %8v, then %6.2f MB read, %.2f times the %d touched pages\n", what, name, middle(f.took).Round(100*time.Microsecond), n/1e6,
+				n/float64(shape[2]*4096), shape[2])
+		}
+	}
+}
+
+// fetched returns what an executor has read from others, in bytes.
+func fetched(t *testing.T, web string) (n float64) {
+	t.Helper()
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(web, "unix:"))
+	}}}
+	r, err := c.Get("http://executor/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	for s := bufio.NewScanner(r.Body); s.Scan(); {
+		if rest, ok := strings.CutPrefix(s.Text(), "rfaas_executor_fetched_bytes_total "); ok {
+			n, _ = strconv.ParseFloat(rest, 64)
+		}
+	}
+	return n
 }

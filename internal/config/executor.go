@@ -22,6 +22,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/sandbox/isolation"
 )
 
+// Values of the setting seed-fill.
+const (
+	SeedFillAll     = "all"
+	SeedFillTouched = "touched"
+)
+
 // Executor has the settings of cmd/executor. Sizes are in bytes.
 type Executor struct {
 	Listen         string `mapstructure:"listen"`
@@ -71,6 +77,7 @@ type Executor struct {
 	CodeLimit  Bytes  `mapstructure:"code-limit"`
 	CodeCache  Bytes  `mapstructure:"code-cache"`
 	TableLimit Bytes  `mapstructure:"table-limit"`
+	SeedFill   string `mapstructure:"seed-fill"` // SeedFillAll or SeedFillTouched
 	BundleDir  string `mapstructure:"bundle-dir"`
 	MaxBulk    Bytes  `mapstructure:"max-bulk"`
 
@@ -159,6 +166,7 @@ var executorOptions = slices.Concat([]option{
 	{"code-limit", "256MiB", "largest library that may be uploaded"},
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
 	{"table-limit", "auto", "memory that the tables, bundles and seeds of one tenant may use, of the memory that the executor lends (auto: three quarters)"},
+	{"seed-fill", SeedFillAll, "what to read of a seed that another executor has and of which workers need only parts yet: all, so that its workers soon depend on no other node, or touched, only the pages that workers touch"},
 	{"bundle-dir", "/dev/shm", "directory in which the executor makes its own directory for unpacked bundles; their files count as memory (table-limit)"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"pool", "2", "pooled workers for each provider: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
@@ -375,6 +383,9 @@ func (c *Executor) validate() error {
 		v.failf("charge-interval: %v is not in 10ms..1h", c.ChargeInterval)
 	}
 	v.logFormat(c.LogFormat)
+	if c.SeedFill != SeedFillAll && c.SeedFill != SeedFillTouched {
+		v.failf("seed-fill: %q is neither %s nor %s", c.SeedFill, SeedFillAll, SeedFillTouched)
+	}
 	if c.LimitUnknown != "admit" && c.LimitUnknown != "refuse" {
 		v.failf("limit-unknown: %q is neither admit nor refuse", c.LimitUnknown)
 	}

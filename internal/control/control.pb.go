@@ -842,9 +842,10 @@ func (x *Seed) GetNoCopy() string {
 // SeedCopy describes what a seed's memory file has.
 type SeedCopy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Units         uint32                 `protobuf:"varint,1,opt,name=units,proto3" json:"units,omitempty"`      // of its heap
-	Segments      []*SeedSegment         `protobuf:"bytes,2,rep,name=segments,proto3" json:"segments,omitempty"` // whole pages, in order; the rest of the file is zero
-	At            []uint64               `protobuf:"varint,3,rep,packed,name=at,proto3" json:"at,omitempty"`     // where each segment is in the memory from which it is fetched
+	Units         uint32                 `protobuf:"varint,1,opt,name=units,proto3" json:"units,omitempty"`            // of its heap
+	Segments      []*SeedSegment         `protobuf:"bytes,2,rep,name=segments,proto3" json:"segments,omitempty"`       // whole pages, in order; the rest of the file is zero
+	At            []uint64               `protobuf:"varint,3,rep,packed,name=at,proto3" json:"at,omitempty"`           // where each segment is in the memory from which it is fetched
+	Touched       []uint32               `protobuf:"varint,4,rep,packed,name=touched,proto3" json:"touched,omitempty"` // leaves that the first workers elsewhere have used, in their order: number of the first leaf, how many, and so on. Only a hint
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -896,6 +897,13 @@ func (x *SeedCopy) GetSegments() []*SeedSegment {
 func (x *SeedCopy) GetAt() []uint64 {
 	if x != nil {
 		return x.At
+	}
+	return nil
+}
+
+func (x *SeedCopy) GetTouched() []uint32 {
+	if x != nil {
+		return x.Touched
 	}
 	return nil
 }
@@ -1353,6 +1361,7 @@ func (x *SeedDescription) GetNode() string {
 	return ""
 }
 
+// SeedSegment is a range of a seed's file. Its hash is the root of a tree of SHA-256 (docs/PROTOCOL.md).
 type SeedSegment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Offset        uint64                 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
@@ -2006,7 +2015,10 @@ type FetchRequest struct {
 	Memory        *MemoryRef             `protobuf:"bytes,5,opt,name=memory,proto3" json:"memory,omitempty"`                       // the table's bytes
 	Bundle        bool                   `protobuf:"varint,6,opt,name=bundle,proto3" json:"bundle,omitempty"`                      // it is a bundle
 	Seed          *SeedCopy              `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`                          // it is a seed, of which another executor lends the memory; without sha256 and size
-	OnDemand      bool                   `protobuf:"varint,21,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // of a seed: leases may start before all of it has arrived. The caller then keeps this stream and that of the loan until they end
+	OnDemand      bool                   `protobuf:"varint,21,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // of a seed: leases may start before all of it has arrived. The caller keeps this stream and the stream of Lend open until this one ends
+	Proofs        *MemoryRef             `protobuf:"bytes,22,opt,name=proofs,proto3" json:"proofs,omitempty"`                      // of a seed: LendReply.proofs. None: single pages cannot be checked, so all of the seed is copied before leases start
+	Rest          bool                   `protobuf:"varint,24,opt,name=rest,proto3" json:"rest,omitempty"`                         // read the rest of a seed that is arriving, with the seed's description alone
+	Instead       bool                   `protobuf:"varint,23,opt,name=instead,proto3" json:"instead,omitempty"`                   // of a seed: read this executor's memory from now on, because the source of an earlier request, whose stream is still open, is lost
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2097,12 +2109,35 @@ func (x *FetchRequest) GetOnDemand() bool {
 	return false
 }
 
+func (x *FetchRequest) GetProofs() *MemoryRef {
+	if x != nil {
+		return x.Proofs
+	}
+	return nil
+}
+
+func (x *FetchRequest) GetRest() bool {
+	if x != nil {
+		return x.Rest
+	}
+	return false
+}
+
+func (x *FetchRequest) GetInstead() bool {
+	if x != nil {
+		return x.Instead
+	}
+	return false
+}
+
 type FetchReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`         // of the executor's queue pair
-	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`        // the node has the table
-	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`        // with done: names the copy of a seed
-	Filling       bool                   `protobuf:"varint,21,opt,name=filling,proto3" json:"filling,omitempty"` // with done: the rest of the seed is still being read. The stream ends when all of it has arrived
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`                // of the executor's queue pair
+	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`               // the node has the table
+	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`               // with done: names the copy of a seed
+	Filling       bool                   `protobuf:"varint,21,opt,name=filling,proto3" json:"filling,omitempty"`        // with done: the rest of the seed is still being read. The stream ends when all of it has arrived
+	Touched       []uint32               `protobuf:"varint,22,rep,packed,name=touched,proto3" json:"touched,omitempty"` // after done: SeedCopy.touched as this executor has recorded it. The caller passes it on by LendRequest
+	Lost          string                 `protobuf:"bytes,23,opt,name=lost,proto3" json:"lost,omitempty"`               // after done: why the source cannot be read any more. The caller names another one by a request with `instead`, or ends this stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2165,6 +2200,20 @@ func (x *FetchReply) GetFilling() bool {
 	return false
 }
 
+func (x *FetchReply) GetTouched() []uint32 {
+	if x != nil {
+		return x.Touched
+	}
+	return nil
+}
+
+func (x *FetchReply) GetLost() string {
+	if x != nil {
+		return x.Lost
+	}
+	return ""
+}
+
 type LendRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seed          []byte                 `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"` // LeaseReply.seed; none: the one with this name
@@ -2173,7 +2222,8 @@ type LendRequest struct {
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Version       uint32                 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
 	Tenant        string                 `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"`                      // of an operator, with a name
-	OnDemand      bool                   `protobuf:"varint,7,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // workers may depend on the loan, so a handover waits for its end
+	OnDemand      bool                   `protobuf:"varint,7,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // workers of the other executor need the seed until all of it has arrived there, so a handover waits for the end of this stream, but not for long
+	Touched       []uint32               `protobuf:"varint,8,rep,packed,name=touched,proto3" json:"touched,omitempty"`            // alone in a message after the one with the blob: FetchReply.touched
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2257,11 +2307,20 @@ func (x *LendRequest) GetOnDemand() bool {
 	return false
 }
 
+func (x *LendRequest) GetTouched() []uint32 {
+	if x != nil {
+		return x.Touched
+	}
+	return nil
+}
+
 type LendReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // of this executor's queue pair
 	Memory        *MemoryRef             `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	Seed          *SeedCopy              `protobuf:"bytes,3,opt,name=seed,proto3" json:"seed,omitempty"`
+	Proofs        *MemoryRef             `protobuf:"bytes,4,opt,name=proofs,proto3" json:"proofs,omitempty"`  // hashes by which single pages can be checked
+	Ending        bool                   `protobuf:"varint,5,opt,name=ending,proto3" json:"ending,omitempty"` // alone in a message: the executor drains or hands over, and ends the loan soon. The caller has the other one read the rest (FetchRequest.rest)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2315,6 +2374,20 @@ func (x *LendReply) GetSeed() *SeedCopy {
 		return x.Seed
 	}
 	return nil
+}
+
+func (x *LendReply) GetProofs() *MemoryRef {
+	if x != nil {
+		return x.Proofs
+	}
+	return nil
+}
+
+func (x *LendReply) GetEnding() bool {
+	if x != nil {
+		return x.Ending
+	}
+	return false
 }
 
 type ReplaceRequest struct {
@@ -5855,11 +5928,12 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06origin\x18\x06 \x01(\tR\x06origin\x12\x1c\n" +
 	"\telsewhere\x18\x14 \x01(\bR\telsewhere\x12\x12\n" +
 	"\x04copy\x18\x15 \x01(\fR\x04copy\x12\x17\n" +
-	"\ano_copy\x18\x16 \x01(\tR\x06noCopy\"k\n" +
+	"\ano_copy\x18\x16 \x01(\tR\x06noCopy\"\x85\x01\n" +
 	"\bSeedCopy\x12\x14\n" +
 	"\x05units\x18\x01 \x01(\rR\x05units\x129\n" +
 	"\bsegments\x18\x02 \x03(\v2\x1d.rfaas.control.v1.SeedSegmentR\bsegments\x12\x0e\n" +
-	"\x02at\x18\x03 \x03(\x04R\x02at\"\xaa\x01\n" +
+	"\x02at\x18\x03 \x03(\x04R\x02at\x12\x18\n" +
+	"\atouched\x18\x04 \x03(\rR\atouched\"\xaa\x01\n" +
 	"\x11CreateSeedRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
@@ -5959,7 +6033,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\"H\n" +
 	"\vUploadReply\x12\x1c\n" +
 	"\tfunctions\x18\x01 \x03(\tR\tfunctions\x12\x1b\n" +
-	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\x84\x02\n" +
+	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\xe7\x02\n" +
 	"\fFetchRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1a\n" +
@@ -5968,13 +6042,18 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06memory\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\x12\x16\n" +
 	"\x06bundle\x18\x06 \x01(\bR\x06bundle\x12.\n" +
 	"\x04seed\x18\x14 \x01(\v2\x1a.rfaas.control.v1.SeedCopyR\x04seed\x12\x1b\n" +
-	"\ton_demand\x18\x15 \x01(\bR\bonDemand\"b\n" +
+	"\ton_demand\x18\x15 \x01(\bR\bonDemand\x123\n" +
+	"\x06proofs\x18\x16 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06proofs\x12\x12\n" +
+	"\x04rest\x18\x18 \x01(\bR\x04rest\x12\x18\n" +
+	"\ainstead\x18\x17 \x01(\bR\ainstead\"\x90\x01\n" +
 	"\n" +
 	"FetchReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x12\n" +
 	"\x04seed\x18\x14 \x01(\fR\x04seed\x12\x18\n" +
-	"\afilling\x18\x15 \x01(\bR\afilling\"\xb4\x01\n" +
+	"\afilling\x18\x15 \x01(\bR\afilling\x12\x18\n" +
+	"\atouched\x18\x16 \x03(\rR\atouched\x12\x12\n" +
+	"\x04lost\x18\x17 \x01(\tR\x04lost\"\xce\x01\n" +
 	"\vLendRequest\x12\x12\n" +
 	"\x04seed\x18\x01 \x01(\fR\x04seed\x12\x1a\n" +
 	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x12\n" +
@@ -5982,11 +6061,14 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\rR\aversion\x12\x16\n" +
 	"\x06tenant\x18\x06 \x01(\tR\x06tenant\x12\x1b\n" +
-	"\ton_demand\x18\a \x01(\bR\bonDemand\"\x84\x01\n" +
+	"\ton_demand\x18\a \x01(\bR\bonDemand\x12\x18\n" +
+	"\atouched\x18\b \x03(\rR\atouched\"\xd1\x01\n" +
 	"\tLendReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x123\n" +
 	"\x06memory\x18\x02 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\x12.\n" +
-	"\x04seed\x18\x03 \x01(\v2\x1a.rfaas.control.v1.SeedCopyR\x04seed\"x\n" +
+	"\x04seed\x18\x03 \x01(\v2\x1a.rfaas.control.v1.SeedCopyR\x04seed\x123\n" +
+	"\x06proofs\x18\x04 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06proofs\x12\x16\n" +
+	"\x06ending\x18\x05 \x01(\bR\x06ending\"x\n" +
 	"\x0eReplaceRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\rR\x06worker\x12\x1f\n" +
@@ -6408,105 +6490,107 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	1,  // 12: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
 	61, // 13: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
 	8,  // 14: rfaas.control.v1.FetchRequest.seed:type_name -> rfaas.control.v1.SeedCopy
-	61, // 15: rfaas.control.v1.LendReply.memory:type_name -> rfaas.control.v1.MemoryRef
-	8,  // 16: rfaas.control.v1.LendReply.seed:type_name -> rfaas.control.v1.SeedCopy
-	18, // 17: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	30, // 18: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
-	61, // 19: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
-	37, // 20: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 21: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 22: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	63, // 23: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 24: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	60, // 25: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 26: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	61, // 27: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	61, // 28: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	61, // 29: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	61, // 30: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	61, // 31: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
-	61, // 32: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	61, // 33: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	74, // 34: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	80, // 35: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
-	81, // 36: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
-	83, // 37: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	84, // 38: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 39: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	6,  // 40: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	6,  // 41: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
-	20, // 42: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	22, // 43: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
-	24, // 44: rfaas.control.v1.Executor.Lend:input_type -> rfaas.control.v1.LendRequest
-	26, // 45: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	28, // 46: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	31, // 47: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
-	33, // 48: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	35, // 49: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	38, // 50: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	40, // 51: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	42, // 52: rfaas.control.v1.Executor.Cordon:input_type -> rfaas.control.v1.CordonRequest
-	44, // 53: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	46, // 54: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	48, // 55: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	9,  // 56: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
-	10, // 57: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
-	10, // 58: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
-	10, // 59: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
-	50, // 60: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	52, // 61: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	54, // 62: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	56, // 63: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	58, // 64: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	62, // 65: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	64, // 66: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	72, // 67: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	75, // 68: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	77, // 69: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	78, // 70: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
-	66, // 71: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	68, // 72: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	70, // 73: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
-	4,  // 74: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	16, // 75: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	16, // 76: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	21, // 77: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	23, // 78: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	25, // 79: rfaas.control.v1.Executor.Lend:output_type -> rfaas.control.v1.LendReply
-	27, // 80: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	29, // 81: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	32, // 82: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
-	34, // 83: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	36, // 84: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	39, // 85: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	41, // 86: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	43, // 87: rfaas.control.v1.Executor.Cordon:output_type -> rfaas.control.v1.CordonReply
-	45, // 88: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	47, // 89: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	49, // 90: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	11, // 91: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
-	11, // 92: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
-	11, // 93: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
-	12, // 94: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
-	51, // 95: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	53, // 96: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	55, // 97: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	57, // 98: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	59, // 99: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	63, // 100: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	65, // 101: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	73, // 102: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	76, // 103: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	82, // 104: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	79, // 105: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
-	67, // 106: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	69, // 107: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	71, // 108: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
-	74, // [74:109] is the sub-list for method output_type
-	39, // [39:74] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	61, // 15: rfaas.control.v1.FetchRequest.proofs:type_name -> rfaas.control.v1.MemoryRef
+	61, // 16: rfaas.control.v1.LendReply.memory:type_name -> rfaas.control.v1.MemoryRef
+	8,  // 17: rfaas.control.v1.LendReply.seed:type_name -> rfaas.control.v1.SeedCopy
+	61, // 18: rfaas.control.v1.LendReply.proofs:type_name -> rfaas.control.v1.MemoryRef
+	18, // 19: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	30, // 20: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
+	61, // 21: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
+	37, // 22: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 23: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 24: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	63, // 25: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 26: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	60, // 27: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 28: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	61, // 29: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	61, // 30: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	61, // 31: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	61, // 32: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	61, // 33: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
+	61, // 34: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	61, // 35: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	74, // 36: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	80, // 37: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
+	81, // 38: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
+	83, // 39: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	84, // 40: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 41: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 42: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	6,  // 43: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	20, // 44: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	22, // 45: rfaas.control.v1.Executor.Fetch:input_type -> rfaas.control.v1.FetchRequest
+	24, // 46: rfaas.control.v1.Executor.Lend:input_type -> rfaas.control.v1.LendRequest
+	26, // 47: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	28, // 48: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	31, // 49: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
+	33, // 50: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	35, // 51: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	38, // 52: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	40, // 53: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	42, // 54: rfaas.control.v1.Executor.Cordon:input_type -> rfaas.control.v1.CordonRequest
+	44, // 55: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	46, // 56: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	48, // 57: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	9,  // 58: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
+	10, // 59: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
+	10, // 60: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
+	10, // 61: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
+	50, // 62: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	52, // 63: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	54, // 64: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	56, // 65: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	58, // 66: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	62, // 67: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	64, // 68: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	72, // 69: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	75, // 70: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	77, // 71: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	78, // 72: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
+	66, // 73: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	68, // 74: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	70, // 75: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
+	4,  // 76: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	16, // 77: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	16, // 78: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	21, // 79: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	23, // 80: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	25, // 81: rfaas.control.v1.Executor.Lend:output_type -> rfaas.control.v1.LendReply
+	27, // 82: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	29, // 83: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	32, // 84: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	34, // 85: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	36, // 86: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	39, // 87: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	41, // 88: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	43, // 89: rfaas.control.v1.Executor.Cordon:output_type -> rfaas.control.v1.CordonReply
+	45, // 90: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	47, // 91: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	49, // 92: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	11, // 93: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 94: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 95: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
+	12, // 96: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
+	51, // 97: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	53, // 98: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	55, // 99: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	57, // 100: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	59, // 101: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	63, // 102: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	65, // 103: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	73, // 104: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	76, // 105: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	82, // 106: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	79, // 107: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
+	67, // 108: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	69, // 109: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	71, // 110: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
+	76, // [76:111] is the sub-list for method output_type
+	41, // [41:76] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
@@ -27,47 +28,86 @@ func copyKey(owner string, content sum) (key sum) {
 	return key
 }
 
-// fetchSeed copies a seed from the memory of another executor.
-func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
-	c := &zygote.SeedCopy{Units: req.GetSeed().GetUnits()}
-	var parts []memoryPart
+// seedOffer is the checked part of a request that describes a seed.
+type seedOffer struct {
+	c     *zygote.SeedCopy
+	parts []memoryPart // all segments
+	at    []uint64     // addresses of the segments
+	// Where the proofs are. No size: there are none.
+	proofs *control.MemoryRef
+	first  []zygote.SeedRun
+}
+
+func offerOf(req *control.FetchRequest) (*seedOffer, error) {
+	o := &seedOffer{c: &zygote.SeedCopy{Units: req.GetSeed().GetUnits()}, proofs: req.GetProofs(), first: runsOf(req.GetSeed().GetTouched())}
 	most, at := req.GetMemory().GetSize(), req.GetSeed().GetAt()
 	for i, x := range req.GetSeed().GetSegments() {
 		h, err := checkSum(fmt.Sprintf("sha256 of segment %d", i), x.GetSha256())
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if i >= len(at) || at[i] > most || x.GetSize() > most-at[i] {
-			return invalidf("seed: segment %d of %d bytes does not lie in the %d bytes of memory", i, x.GetSize(), most)
+			return nil, invalidf("seed: segment %d of %d bytes does not lie in the %d bytes of memory", i, x.GetSize(), most)
 		}
-		c.Segments = append(c.Segments, zygote.SeedSegment{Offset: x.GetOffset(), Size: x.GetSize(), Sum: h})
-		parts = addPart(parts, memoryPart{req.GetMemory().GetAddr() + at[i], x.GetSize()})
+		o.c.Segments = append(o.c.Segments, zygote.SeedSegment{Offset: x.GetOffset(), Size: x.GetSize(), Sum: h})
+		o.at = append(o.at, req.GetMemory().GetAddr()+at[i])
+		o.parts = addPart(o.parts, memoryPart{o.at[i], x.GetSize()})
 	}
-	if err := c.Check(); err != nil {
-		return invalidf("seed: %v", err)
+	if err := o.c.Check(); err != nil {
+		return nil, invalidf("seed: %v", err)
 	}
+	if n, want := o.proofs.GetSize(), o.c.ProofsSize(); n != 0 && n < want {
+		return nil, invalidf("seed: proofs of %d bytes, want %d", n, want)
+	}
+	return o, nil
+}
+
+// fetchSeed copies a seed from the memory of another executor.
+func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
+	offer, err := offerOf(req)
+	if err != nil {
+		return err
+	}
+	c := offer.c
 	size, owner, content := c.Bytes(), codeOwner(ctx), c.Sum()
+	key := copyKey(owner, content)
+	switch {
+	case req.GetRest():
+		if f := e.fillings.get(key); f != nil {
+			f.begin()
+		}
+		return stream.Send(&control.FetchReply{Done: true})
+	case req.GetInstead():
+		return e.replaceSource(ctx, key, offer, req, stream)
+	}
+	turn := ctx // ends for a handover
 	ctx, cancel := fetchContext(ctx, size)
 	defer cancel()
-	var source *fetchSource
-	defer func() { source.close() }()
 	// A handover ends ctx, but not the reading of the rest, which uses this context.
 	long, end := context.WithCancelCause(stream.Context())
 	defer end(nil)
 	keep := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
-	var filling *zygote.Seed
-	t, err := e.tables.seed(ctx, copyKey(owner, content), owner, func(room *seedRoom) (s *zygote.Seed, err error) {
+	guard := &fetchSource{e: e, ctx: long} // a drain ends its context, too
+	if err := e.fabric.add(guard); err != nil {
+		return err
+	}
+	defer e.fabric.remove(guard)
+	f := newFilling(guard.ctx, stream.Send)
+	defer func() { f.source.close() }()
+	t, err := e.tables.seed(ctx, key, owner, func(room *seedRoom) (s *zygote.Seed, err error) {
 		if err := room.take(size); err != nil {
 			return nil, err
 		}
-		if source, err = e.connectSource(long, req, parts, stream.Send); err != nil {
+		source, err := e.connectSource(guard.ctx, req, offer.parts, stream.Send)
+		if err != nil {
 			return nil, err
 		}
-		if !req.GetOnDemand() || size < onDemandLeast || !e.cfg.Spawner.FillsPages() {
+		f.source = &seedSource{source, offer}
+		if !req.GetOnDemand() || size < onDemandLeast || offer.proofs.GetSize() == 0 || !e.cfg.Spawner.FillsPages() {
 			return zygote.CopySeed(c, source)
 		}
-		filling, err = zygote.PageSeed(c, nil, func(i int, b []byte) error { return source.readAt(b, req.GetMemory().GetAddr()+at[i]) })
-		return filling, err
+		f.seed, err = zygote.PageSeed(c, zygote.PageOptions{Read: f.read, Lost: f.lost, First: offer.first, Exact: e.cfg.Settings.SeedFill == config.SeedFillTouched, Touched: f.touched})
+		return f.seed, err
 	})
 	e.changed()
 	switch {
@@ -77,16 +117,16 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 		return control.Errorf(control.ClassConnection, "the seed cannot be copied: %v", err)
 	}
 	e.tables.release([]*table{t})
-	if err := stream.Send(&control.FetchReply{Done: true, Seed: content[:], Filling: filling != nil}); err != nil || filling == nil {
-		if filling != nil {
-			end(errors.New("the caller has left"))
-			return e.fillSeed(source, filling, size) // ends the reading
-		}
-		return err
+	if f.seed == nil {
+		return stream.Send(&control.FetchReply{Done: true, Seed: content[:]})
+	}
+	defer e.fillings.add(key, f)()
+	if err := stream.Send(&control.FetchReply{Done: true, Seed: content[:], Filling: true}); err != nil {
+		end(errors.New("the caller has left")) // ends the reading
 	}
 	keep()
-	defer endAfterHandover(ctx, end)()
-	return e.fillSeed(source, filling, size)
+	defer endAfterHandover(turn, end)()
+	return e.fillSeed(turn, f, size)
 }
 
 const (
@@ -99,25 +139,36 @@ const (
 	handoverRest = 5 * time.Second
 )
 
-// endAfterHandover calls end when a handover, which ends ctx, has waited for handoverRest. The caller calls stop.
+// endAfterHandover calls end when a handover or a drain, which ends ctx, has waited for handoverRest. The caller calls stop.
 func endAfterHandover(ctx context.Context, end context.CancelCauseFunc) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
-		time.AfterFunc(handoverRest, func() { end(fmt.Errorf("a handover has waited for it for %v", handoverRest)) })
+		time.AfterFunc(handoverRest, func() { end(fmt.Errorf("%w, and has waited for the seed for %v", context.Cause(ctx), handoverRest)) })
 	})
 }
 
-// fillSeed reads the rest of a seed from which workers can start. A handover waits for it for a while (handoverRest), because the next program could not go on with it.
-func (e *Executor) fillSeed(source *fetchSource, s *zygote.Seed, size uint64) error {
-	ctx, cancel := fetchContext(source.ctx, size)
-	defer cancel()
-	rest := make(chan struct{})
-	defer time.AfterFunc(onDemandFirst, func() { close(rest) }).Stop()
-	err := s.Fill(ctx, rest)
+// fillSeed reads the rest of a seed from which workers can start. A handover waits for it for a while (handoverRest), because the next program could not go on with it. With
+// seed-fill=touched, only what workers touch is read until then, or until half of the time for which another executor lends a seed at most (lendMost).
+func (e *Executor) fillSeed(turn context.Context, f *filling, size uint64) error {
+	wait := onDemandFirst
+	if e.cfg.Settings.SeedFill == config.SeedFillTouched {
+		wait = e.cfg.Settings.LeaseMax / 2
+	}
+	ctx, cancel := context.WithCancelCause(f.ctx)
+	defer cancel(nil)
+	limit := fetchLimit(size)
+	defer time.AfterFunc(wait+limit, func() { cancel(errSlow) }).Stop()
+	defer time.AfterFunc(wait, f.begin).Stop()
+	defer context.AfterFunc(turn, f.begin)()
+	err := f.seed.Fill(ctx, f.rest)
+	e.log.Debug("no page of a seed is read any more", "bytes", size, "read", f.seed.Moved(), "err", err)
 	if err == nil {
 		return nil
 	}
-	e.tables.dropLost(s)
+	e.tables.dropLost(f.seed)
 	e.changed()
+	if errors.Is(err, zygote.ErrReleased) {
+		return nil
+	}
 	e.log.Warn("a seed cannot be copied any more: its workers are ended", "err", err)
 	return control.Errorf(control.ClassConnection, "the rest of the seed cannot be copied: %v", err)
 }

@@ -3,7 +3,6 @@ package executor
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io"
 	"net/netip"
@@ -22,9 +21,10 @@ func seedOf(t testing.TB, b []byte) *zygote.Seed {
 	t.Helper()
 	part := len(b) / 3
 	c := &zygote.SeedCopy{Units: 2}
-	for i, at := range []uint64{0, 40 << 20, 90 << 20} {
-		c.Segments = append(c.Segments, zygote.SeedSegment{Offset: at, Size: uint64(part), Sum: sha256.Sum256(b[i*part:][:part])})
+	for _, at := range []uint64{0, 40 << 20, 90 << 20} {
+		c.Segments = append(c.Segments, zygote.SeedSegment{Offset: at, Size: uint64(part)})
 	}
+	c.SumSegments(b)
 	s, err := zygote.CopySeed(c, bytes.NewReader(b))
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func copySeed(from, to *node, key sum, provider string, change func(*control.Fet
 		_, err := loan.Recv()
 		cancel(err)
 	}()
-	req := &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed()}
+	req := &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Proofs: offer.GetProofs(), Seed: offer.GetSeed()}
 	if change != nil {
 		change(req)
 	}
@@ -203,6 +203,8 @@ func TestCopySeedRefused(t *testing.T) {
 		"unaligned":   {func(r *control.FetchRequest) { r.Seed.Segments[0].Size-- }, control.ClassInvalid, "segment 0"},
 		"overflow":    {func(r *control.FetchRequest) { r.Seed.At[1] = ^uint64(0) - 5 }, control.ClassInvalid, "segment 1"},
 		"memory":      {func(r *control.FetchRequest) { r.Memory.Size = 8192 }, control.ClassInvalid, "8192 bytes of memory"},
+		"proofs":      {func(r *control.FetchRequest) { r.Proofs.Size-- }, control.ClassInvalid, "proofs of"},
+		"no copying":  {func(r *control.FetchRequest) { r.Instead = true }, control.ClassLease, "no such seed arrives"},
 		"key":         {func(r *control.FetchRequest) { r.Memory.Key++ }, control.ClassConnection, "cannot read"},
 		"provider":    {func(r *control.FetchRequest) { r.Provider = "smoke" }, control.ClassInvalid, `provider "smoke" is unknown`},
 		"too large": {func(r *control.FetchRequest) {
@@ -265,7 +267,9 @@ func TestSeedIsHashedAhead(t *testing.T) {
 		t.Errorf("given up while it is hashed: %v", err)
 	}
 	c, err := n.e.lender.contents(t.Context(), other)
-	if err != nil || len(c.Segments) < 4 || c.Segments[0].Size != 256<<10 || c.Segments[0].Sum != sha256.Sum256(data[:256<<10]) {
+	want := &zygote.SeedCopy{Units: 2, Segments: []zygote.SeedSegment{{Size: 256 << 10}}}
+	want.SumSegments(data)
+	if err != nil || len(c.Segments) < 4 || c.Segments[0] != want.Segments[0] {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
@@ -366,7 +370,7 @@ func onDemand(t *testing.T, from, to *node, key sum) (digest sum, end context.Ca
 	if err != nil {
 		t.Fatal(err)
 	}
-	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: dataplane.SHM, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed(), OnDemand: true})
+	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: dataplane.SHM, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Proofs: offer.GetProofs(), Seed: offer.GetSeed(), OnDemand: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,6 +51,7 @@ type Executor struct {
 	published   *publications
 	fabric      fetchDevices
 	lender      lender
+	fillings    fillings
 	incarnation [16]byte
 	maxWorkers  int
 	work        sync.WaitGroup // goroutines that start and end leases

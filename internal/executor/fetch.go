@@ -80,9 +80,17 @@ func (e *Executor) fetch(ctx context.Context, req *control.FetchRequest, stream 
 	return stream.Send(&control.FetchReply{Done: true})
 }
 
+// errSlow ends a transfer that has taken longer than fetchLimit.
+var errSlow = errors.New("the transfer took too long")
+
+// fetchLimit is how long a transfer may take.
+func fetchLimit(size uint64) time.Duration {
+	return fetchConnect + time.Duration(float64(size)/fetchRate*float64(time.Second))
+}
+
 // fetchContext bounds a transfer.
 func fetchContext(ctx context.Context, size uint64) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, fetchConnect+time.Duration(float64(size)/fetchRate*float64(time.Second)), errors.New("the transfer took too long"))
+	return context.WithTimeoutCause(ctx, fetchLimit(size), errSlow)
 }
 
 // fetchDevices are the devices of shm and tcp by which tables are read. Each is opened when it is first needed. Safe for concurrent use.
@@ -288,23 +296,21 @@ func (s *fetchSource) Read(b []byte) (int, error) {
 	if err := s.conn.Read(b, p.addr, s.key, fetchStall); err != nil {
 		return 0, fetchError(err)
 	}
+	s.e.metrics.fetched.Add(float64(len(b)))
 	p.addr += uint64(len(b))
 	p.size -= uint64(len(b))
 	return len(b), nil
 }
 
-// readAt reads the bytes at an address.
-func (s *fetchSource) readAt(b []byte, addr uint64) error {
-	for len(b) > 0 {
-		if s.ctx.Err() != nil {
-			return fetchError(context.Cause(s.ctx))
-		}
-		n := min(len(b), fetchChunk)
-		if err := s.conn.Read(b[:n], addr, s.key, fetchStall); err != nil {
-			return fetchError(err)
-		}
-		b, addr = b[n:], addr+uint64(n)
+// readParts reads parts of the memory, one after the other.
+func (s *fetchSource) readParts(b []byte, parts []dataplane.Part) error {
+	if s.ctx.Err() != nil {
+		return fetchError(context.Cause(s.ctx))
 	}
+	if err := s.conn.ReadParts(b, parts, fetchStall); err != nil {
+		return fetchError(err)
+	}
+	s.e.metrics.fetched.Add(float64(len(b)))
 	return nil
 }
 

@@ -217,22 +217,30 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 		return err
 	}
 	defer e.tables.release([]*table{t})
-	if err := t.seed.Whole(ctx); err != nil { // it is a copy itself
+	if n := t.seed.Missing(); n > 0 { // it is a copy itself
+		return control.Errorf(control.ClassConnection, "the executor has not read %d bytes of the seed, and reads only what workers touch (seed-fill)", n)
+	}
+	if err := t.seed.Whole(ctx); err != nil {
 		return lendError(err)
 	}
 	c, err := e.lender.contents(ctx, t.seed)
 	if err != nil {
 		return lendError(err)
 	}
+	turn := ctx
 	if req.GetOnDemand() { // workers of the other executor depend on it: a handover waits for it, and the end of this program does not end it
 		loan, end := context.WithCancelCause(stream.Context())
 		defer end(nil)
 		defer endAfterHandover(ctx, end)()
 		ctx = loan
 	}
-	ctx, cancel := fetchContext(ctx, c.Bytes())
+	most := fetchLimit(c.Bytes())
+	if req.GetOnDemand() {
+		most += e.cfg.Settings.LeaseMax // the other executor may read only what its workers touch
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, most, errSlow)
 	defer cancel()
-	return e.lendTo(ctx, stream, next, t.seed, c, provider, addresses)
+	return e.lendTo(ctx, turn, stream, next, t.seed, c, provider, addresses)
 }
 
 // lendable returns the seed of a request with a new reference.
@@ -261,8 +269,8 @@ func (e *Executor) lendable(ctx context.Context, req *control.LendRequest) (*tab
 	return t, nil
 }
 
-// lendTo offers a seed, connects to the other executor and waits until the caller ends the stream.
-func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply], next func(context.Context) (*control.LendRequest, error), s *zygote.Seed, c *zygote.SeedCopy, provider string,
+// lendTo offers a seed, connects to the other executor and waits until the caller ends the stream. When turn ends, it tells the caller that the loan ends soon.
+func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply], next func(context.Context) (*control.LendRequest, error), s *zygote.Seed, c *zygote.SeedCopy, provider string,
 	addresses <-chan peerList) error {
 	o := dataplane.Options{GIDIndex: -1, ActiveOnly: provider == dataplane.TCP, Encrypt: encryption(&e.cfg.Settings)}
 	if provider == dataplane.Verbs {
@@ -283,7 +291,13 @@ func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[c
 		return lendError(err)
 	}
 	defer m.Free()
-	conn, err := domain.NewBulkConn(m)
+	proofs, err := domain.Alloc(c.ProofsSize(), dataplane.RemoteRead)
+	if err != nil {
+		return lendError(err)
+	}
+	defer proofs.Free()
+	c.Proofs(proofs.Bytes())
+	conn, err := domain.NewBulkConn(m, proofs)
 	if err != nil {
 		return lendError(err)
 	}
@@ -292,8 +306,7 @@ func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[c
 	if err != nil {
 		return lendError(err)
 	}
-	ref := m.Ref()
-	offer := &control.LendReply{Blob: blob, Memory: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}, Seed: &control.SeedCopy{Units: c.Units, At: at, Segments: segmentsOf(c)}}
+	offer := &control.LendReply{Blob: blob, Memory: memoryRef(m), Proofs: memoryRef(proofs), Seed: &control.SeedCopy{Units: c.Units, At: at, Segments: segmentsOf(c), Touched: numbersOf(s.Touched())}}
 	if err := stream.Send(offer); err != nil {
 		return err
 	}
@@ -318,8 +331,25 @@ func (e *Executor) lendTo(ctx context.Context, stream grpc.BidiStreamingServer[c
 			return lendError(err)
 		}
 	}
-	_, err = next(ctx)
-	return unlessOver(err)
+	for until := turn; ; {
+		req, err := next(until)
+		switch {
+		case err == nil:
+			s.Record(runsOf(req.GetTouched()))
+		case until == turn && turn.Err() != nil && ctx.Err() == nil:
+			until = ctx
+			if err := stream.Send(&control.LendReply{Ending: true}); err != nil {
+				return err
+			}
+		default:
+			return unlessOver(err)
+		}
+	}
+}
+
+func memoryRef(m *dataplane.Memory) *control.MemoryRef {
+	ref := m.Ref()
+	return &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}
 }
 
 // unlessOver returns nil if the caller has ended its stream.

@@ -31,6 +31,7 @@ type metrics struct {
 	// memoryShort counts how often the node's memory became short, memoryYielded the leases that ended because of it.
 	memoryShort, memoryYielded prometheus.Counter
 	seeds                      *prometheus.CounterVec // result
+	fetched                    prometheus.Counter     // bytes
 
 	mu    sync.Mutex
 	count board.Stats // for the manager
@@ -59,6 +60,8 @@ func newMetrics() *metrics {
 			Help: "How often the node's memory became short, so that none was lent for a time (yield-memory)."}),
 		memoryYielded: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_leases_yielded_memory_total",
 			Help: "Leases that ended because other programs of the node needed memory (yield-memory)."}),
+		fetched: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_fetched_bytes_total",
+			Help: "Bytes of tables, bundles and seeds that were read from the memory of clients and other executors."}),
 		seeds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_seeds_total",
 			Help: "Init calls that were made for a seed: made, refused because their state cannot be kept, or failed."}, []string{"result"}),
 	}
@@ -139,7 +142,7 @@ func (m *metrics) uploaded(known bool) {
 // show adds the executor's metrics to what is shown.
 func (e *Executor) show(r prometheus.Registerer) {
 	m := e.metrics
-	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.yielded, m.memoryShort, m.memoryYielded, m.seeds)
+	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.yielded, m.memoryShort, m.memoryYielded, m.seeds, m.fetched)
 	gauge := func(name, help string, f func() float64) {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_executor_" + name, Help: help}, f))
 	}

@@ -281,13 +281,20 @@ func (s *tableStore) seed(ctx context.Context, key sum, owner string, make func(
 // take returns a seed of the store with a new reference, or nil.
 func (s *tableStore) take(key sum, owner string) *table {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	t := s.tables[key]
-	if t == nil || t.kind != isSeed || !t.usable(owner) {
-		return nil
+	ok := t != nil && t.kind == isSeed && t.usable(owner)
+	lost := ok && t.seed != nil && t.seed.Lost() != nil
+	if ok = ok && !lost; ok {
+		t.refs++
 	}
-	t.refs++
-	return t
+	s.mu.Unlock()
+	switch {
+	case ok:
+		return t
+	case lost:
+		s.dropLost(t.seed)
+	}
+	return nil
 }
 
 // seedRoom is the memory reserved so far for a seed that is being made or copied. It is charged to the seed's owner.

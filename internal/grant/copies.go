@@ -5,12 +5,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"sync"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -202,7 +199,7 @@ func (p *Pending) copySeed(ctx context.Context, cl control.ExecutorClient, cand 
 		if from == nil {
 			break
 		}
-		digest, err := p.copyFrom(ctx, cl, cand, from)
+		digest, err := p.copyFrom(ctx, cl, cand, from, false)
 		done(err != nil && ctx.Err() == nil)
 		if err == nil {
 			t.copy = digest
@@ -230,7 +227,8 @@ func sharedProviders(a, b *control.InfoReply) (list []string) {
 	return list
 }
 
-func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace) (digest []byte, err error) {
+// copyFrom has the candidate copy the seed from one executor. instead: the candidate has lost another source (anotherSource).
+func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, instead bool) (digest []byte, err error) {
 	info := from.info
 	if info == nil {
 		if info, err = p.c.info(ctx, from.address); err != nil {
@@ -246,84 +244,10 @@ func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand 
 		return nil, err
 	}
 	for _, provider := range providers {
-		if digest, err = p.lendTo(ctx, control.NewExecutorClient(conn), cl, from, provider); err == nil || control.StatusOf(err) == int32(dataplane.StatusLeaseEnded) || ctx.Err() != nil {
+		if digest, err = p.lendTo(ctx, control.NewExecutorClient(conn), cl, cand, from, provider, instead); err == nil || control.StatusOf(err) == int32(dataplane.StatusLeaseEnded) || ctx.Err() != nil {
 			return digest, err
 		}
 		err = fmt.Errorf("over %s: %w", provider, err)
 	}
 	return nil, err
-}
-
-// lendTo has one executor lend a seed, and another one fetch it. It returns the hash of the copy.
-func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient, from *seedPlace, provider string) (digest []byte, err error) {
-	request := ctx
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	leave := context.AfterFunc(request, func() { cancel(context.Cause(request)) })
-	filling := false
-	defer func() {
-		if !filling {
-			leave()
-			cancel(nil) // ends both streams
-		}
-	}()
-	limit := time.AfterFunc(p.c.opts.Timeout+p.spec.Seed.Limit(), func() { cancel(errors.New("no answer in time")) })
-	defer limit.Stop()
-	cause := func(err error) error {
-		if why := context.Cause(ctx); why != nil && !errors.Is(why, context.Canceled) {
-			return why
-		}
-		return err
-	}
-	loan, err := lender.Lend(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ask := &control.LendRequest{Seed: from.key, Provider: provider, OnDemand: true}
-	if from.key == nil {
-		ask.Name, ask.Version, ask.Tenant = p.spec.Seed.GetName(), p.spec.Seed.GetVersion(), p.c.opts.Tenant
-	}
-	if err := loan.Send(ask); err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	offer, err := loan.Recv()
-	if err != nil {
-		return nil, cause(err)
-	}
-	var size uint64
-	for _, x := range offer.GetSeed().GetSegments() {
-		size += x.GetSize()
-	}
-	limit.Reset(p.c.opts.Timeout + time.Duration(float64(size)/tableRate*float64(time.Second)))
-	go func() {
-		_, err := loan.Recv()
-		cancel(cmp.Or(err, errors.New("it sent a second offer"))) // the executor ends the loan
-	}()
-	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Seed: offer.GetSeed(), OnDemand: true})
-	if err != nil {
-		return nil, cause(err)
-	}
-	for {
-		r, err := fetch.Recv()
-		switch {
-		case err != nil:
-			return nil, cause(err)
-		case r.GetDone() && r.GetFilling() && leave() && limit.Stop():
-			// The lease need not wait for the rest. The streams go on until all of the seed has arrived. This request does not limit their time, because workers
-			// depend on the seed. The executor limits the reading. Workers of other sessions may depend on the seed too, so the connections outlive this session.
-			filling = true
-			over := p.c.fill()
-			go func() {
-				_, _ = fetch.Recv() // the executor itself reports an error to the clients of its workers
-				cancel(nil)
-				over()
-			}()
-			return r.GetSeed(), nil
-		case r.GetDone():
-			return r.GetSeed(), nil
-		}
-		if err := loan.Send(&control.LendRequest{Blob: r.GetBlob()}); err != nil {
-			<-ctx.Done() // the reason is received
-			return nil, cause(err)
-		}
-	}
 }

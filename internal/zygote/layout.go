@@ -71,7 +71,7 @@ func (s *Seed) Layout() (*SeedLayout, error) {
 	return l, nil
 }
 
-// SeedSegment is a range of a seed's file, with the hash of its bytes.
+// SeedSegment is a range of a seed's file, with the hash of its bytes, which is the root of a tree (seedtree.go).
 type SeedSegment struct {
 	Offset, Size uint64
 	Sum          [sha256.Size]byte
@@ -85,7 +85,7 @@ const (
 )
 
 // segments finds and hashes the data in the seed's file. Everything else in the file is zero.
-func (s *Seed) segments(ctx context.Context) ([]SeedSegment, error) {
+func (s *Seed) segments(ctx context.Context) (*SeedCopy, error) {
 	var all []SeedSegment
 	for gap := int64(64 << 10); ; gap *= 4 {
 		var err error
@@ -96,15 +96,18 @@ func (s *Seed) segments(ctx context.Context) ([]SeedSegment, error) {
 			break
 		}
 	}
-	all = split(all)
-	buffer := make([]byte, hashChunk)
-	for i := range all {
+	c := &SeedCopy{Units: s.Units, Segments: split(all)}
+	leaf := c.leafSize()
+	buffer := make([]byte, hashBuffer(leaf))
+	for i, x := range c.Segments {
+		before := len(c.leaves)
 		var err error
-		if all[i].Sum, err = hashSegment(ctx, s.File, all[i], buffer); err != nil {
+		if c.leaves, err = hashSegment(ctx, s.File, x, leaf, buffer, c.leaves); err != nil {
 			return nil, err
 		}
+		c.Segments[i].Sum = root(c.leaves[before:])
 	}
-	return all, nil
+	return c, nil
 }
 
 // split makes segments of ranges.

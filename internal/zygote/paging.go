@@ -3,7 +3,6 @@ package zygote
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -12,14 +11,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // A seed that is copied from another node can be used before all of it has arrived. Its file then has holes. Workers map the file, and this process gets
-// their page faults (worker/pages.h). The segments that workers wait for are read first, the others after them. A page is shown to a worker only when its
-// segment has arrived and has the right hash. This process records which segments are valid. The file does not show it: a read through a
-// mapping makes a page of zeros in a hole. When everything has arrived, the workers' memory becomes regular memory again.
+// their page faults (pager.go). What workers wait for is read first. Then come the pages that the first worker of another node has used, and last the others, if they are to be
+// read at all. A page is shown to a worker only when it has arrived and has the right hash (seedtree.go). This process records which leaves are valid. The file does not
+// show it: a read through a mapping makes a page of zeros in a hole. When everything has arrived, the workers' memory becomes regular memory again.
 
 const (
 	seedHeapAt = 0x600000000000 // address of a seed's heap in workers (worker/seed/heap.h)
@@ -28,40 +28,69 @@ const (
 	// Offset of the extents in the header, and their largest number.
 	seedExtents     = 49184
 	seedExtentsMost = 1024
-	// detachPatience is how long a worker may delay a change of its mappings.
-	detachPatience = 5 * time.Second
+	// fetchMost is how many bytes are read at a time. A worker that waits for another page can wait for as many.
+	fetchMost = 512 << 10
+	// touchedQuiet is how long no worker may have touched a further page before Options.Touched is called.
+	touchedQuiet = 200 * time.Millisecond
+	// touchedMost is the number of runs that are recorded.
+	touchedMost = 8192
 )
 
-// errReleased ends the copying of a seed that is not needed any more.
-var errReleased = errors.New("the seed is not needed any more")
+// ErrReleased ends the copying of a seed that is not needed any more.
+var ErrReleased = errors.New("the seed is not needed any more")
 
-// paging fills a seed's file.
+// PageOptions says how the pages of a seed are read.
+type PageOptions struct {
+	// Read reads parts of the source, and writes their bytes to b, one part after the other.
+	Read func(parts []SeedPart, b []byte) error
+	// Lost is called if reading has failed, or wrong bytes have come. After nil, Fill tries again: there is another source. Nil: there is none.
+	Lost func(error) error
+	// First has the leaves that are read first, for example those that the first worker of another node has touched. Its numbers may be wrong.
+	First []SeedRun
+	// Exact: single pages are read, and few of those that no worker waits for. Otherwise each read has 256 KiB.
+	Exact bool
+	// Touched is called with the leaves that workers have touched, when there have been no further ones for a moment, and at the end. Nil: it is not.
+	Touched func([]SeedRun)
+}
+
+// paging fills a seed's file. Only Fill, and PageSeed before, use the fields that mu does not guard.
 type paging struct {
-	c    *SeedCopy
-	file *os.File // sealed against writing, except by mem
-	mem  []byte   // the file, shared
-	read func(segment int, b []byte) error
+	c      *SeedCopy
+	o      PageOptions
+	leaf   uint64     // bytes of a leaf
+	again  rate.Limit // of a pager
+	base   []uint32   // number of each segment's first leaf, and the number of all leaves
+	proofs []uint64   // where each segment's proofs are
+	file   *os.File   // sealed against writing, except by mem
+	mem    []byte     // the file, shared
+	proved []bool     // leaves whose hash is in c.leaves
+	buffer []byte
 
-	over     chan struct{} // closed when no segment is read any more
+	over     chan struct{} // closed when nothing is read any more
 	detached sync.WaitGroup
 	finished chan struct{} // closed when nothing of the paging is left
 
 	mu      sync.Mutex
-	valid   []bool
-	left    int   // number of segments that are not valid
-	wanted  []int // segments that workers wait for, in the order of their faults
-	touched []int // all segments that workers have waited for
-	next    int   // all segments before this one are valid
+	valid   []bool    // leaves that have arrived
+	left    int       // number of leaves that are not valid
+	moved   uint64    // bytes that were read
+	wanted  []SeedRun // that workers wait for, in the order of their faults
+	first   []SeedRun // the part of o.First that has not been read
+	rest    []SeedRun // everything that has not been read, and some that has
+	all     bool      // the rest is read, too
+	seen    []bool    // leaves in touched
+	touched []SeedRun // that workers have used, in this order
+	touches int       // number of leaves in touched
 	pagers  map[*pager]bool
-	err     error         // why not all segments have arrived. Set before over is closed
-	asked   chan struct{} // capacity 1: a worker waits for a segment
+	err     error         // why not everything has arrived. Set before over is closed
+	asked   chan struct{} // capacity 1: a worker waits for something, or has touched something
 	stop    context.CancelCauseFunc
 	stopped context.Context // ends when the seed is not needed any more
 }
 
-// PageSeed makes a seed of a copy's segments. `read` reads one segment. PageSeed returns when the segments that every worker needs at its start, and those of `first`, have
-// arrived. Workers can start from the seed before Fill has read the others. The caller must call Fill.
-func PageSeed(c *SeedCopy, first []uint32, read func(segment int, b []byte) error) (s *Seed, err error) {
+// PageSeed makes a seed from a description. It returns when the pages that every worker needs at its start have arrived. Workers can start from the seed before Fill has read
+// the others. The caller must call Fill.
+func PageSeed(c *SeedCopy, o PageOptions) (s *Seed, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
@@ -69,12 +98,11 @@ func PageSeed(c *SeedCopy, first []uint32, read func(segment int, b []byte) erro
 	if err != nil {
 		return nil, fmt.Errorf("seed: %w", err)
 	}
-	p := &paging{c: c, file: os.NewFile(uintptr(fd), "memfd:rfaas-seed"), read: read, over: make(chan struct{}), finished: make(chan struct{}), asked: make(chan struct{}, 1), valid: make([]bool, len(c.Segments)),
-		left: len(c.Segments), pagers: map[*pager]bool{}}
-	p.stopped, p.stop = context.WithCancelCause(context.Background())
+	p := newPaging(c, o)
+	p.file = os.NewFile(uintptr(fd), "memfd:rfaas-seed")
 	s = &Seed{Units: c.Units, Bytes: c.Bytes(), paging: p}
 	if err = p.open(fd, s); err == nil {
-		err = p.begin(first)
+		err = p.begin()
 	}
 	if err != nil {
 		p.end(err)
@@ -85,6 +113,21 @@ func PageSeed(c *SeedCopy, first []uint32, read func(segment int, b []byte) erro
 		return nil, err
 	}
 	return s, nil
+}
+
+func newPaging(c *SeedCopy, o PageOptions) *paging {
+	p := &paging{c: &SeedCopy{Units: c.Units, Segments: c.Segments}, o: o, leaf: c.leafSize(), again: againRate, base: []uint32{0}, proofs: []uint64{0}, over: make(chan struct{}), finished: make(chan struct{}),
+		asked: make(chan struct{}, 1), pagers: map[*pager]bool{}}
+	for i, x := range c.Segments {
+		n := leavesOf(x, p.leaf)
+		p.base, p.proofs = append(p.base, p.base[i]+uint32(n)), append(p.proofs, p.proofs[i]+uint64(groupsOf(n))*proofSize)
+	}
+	p.left = int(p.count())
+	p.o.First = p.windows(cleanRuns(o.First, p.count()))
+	p.first, p.rest = slices.Clone(p.o.First), []SeedRun{{0, p.count()}}
+	p.valid, p.proved, p.seen, p.c.leaves = make([]bool, p.left), make([]bool, p.left), make([]bool, p.left), make([]byte, p.left*sha256.Size)
+	p.stopped, p.stop = context.WithCancelCause(context.Background())
+	return p
 }
 
 // open maps the file, and opens it for reading. Nobody else can open it for writing.
@@ -106,84 +149,38 @@ func (p *paging) open(fd int, s *Seed) error {
 }
 
 // begin reads what workers need at their start: everything but the heap, which they read from the file and not by faults.
-func (p *paging) begin(first []uint32) error {
-	buffer := make([]byte, 0, segmentSize)
-	get := func(i int) (err error) {
-		if !p.valid[i] {
-			buffer, err = p.fetch(i, buffer)
+func (p *paging) begin() error {
+	var need []SeedRun
+	for l := uint32(0); l < p.count(); {
+		if x := p.bytes(SeedRun{l, 1}); x.Offset >= seedFirst && x.Offset+x.Size <= uint64(p.c.Units)*SeedUnit {
+			l++
+			continue
 		}
-		return err
+		w := p.window(l)
+		need = append(need, w)
+		l = w.First + w.Count
 	}
-	for i, x := range p.c.Segments {
-		if x.Offset < seedFirst || x.Offset+x.Size > uint64(p.c.Units)*SeedUnit {
-			if err := get(i); err != nil {
-				return err
-			}
-		}
-	}
-	for _, i := range first {
-		if uint64(i) < uint64(len(p.c.Segments)) {
-			if err := get(int(i)); err != nil {
-				return err
-			}
+	for need = join(need); len(need) > 0; {
+		if err := p.fetch(p.take(&need), false); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// fetch reads a segment, checks it, and puts it into the file.
-func (p *paging) fetch(i int, buffer []byte) ([]byte, error) {
-	x := p.c.Segments[i]
-	buffer = slices.Grow(buffer[:0], int(x.Size))[:x.Size]
-	if err := p.read(i, buffer); err != nil {
-		return buffer, err
-	}
-	if got := sha256.Sum256(buffer); got != x.Sum {
-		return buffer, fmt.Errorf("seed: segment %d was announced as SHA-256 %x, but the bytes have %x", i, x.Sum[:], got[:])
-	}
-	copy(p.mem[x.Offset:], buffer)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.valid[i] = true
-	p.left--
-	for g := range p.pagers {
-		g.arrived(i)
-	}
-	return buffer, nil
-}
-
-// pick returns the segment to read next, or -1 if there is none. Without `all`, it returns only segments that a worker waits for.
-func (p *paging) pick(all bool) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for len(p.wanted) > 0 {
-		i := p.wanted[0]
-		p.wanted = p.wanted[1:]
-		if !p.valid[i] {
-			return i
-		}
-	}
-	for ; all && p.next < len(p.valid); p.next++ {
-		if !p.valid[p.next] {
-			return p.next
-		}
-	}
-	return -1
-}
-
-// isWhole reports whether all segments are valid.
+// isWhole reports whether everything has arrived.
 func (p *paging) isWhole() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.left == 0
 }
 
-// Fill reads all missing segments. It begins with segments that workers wait for. Until `rest` is closed, it reads only these. If reading fails, Fill ends the workers, because their
-// memory is lost. Fill returns when no worker's memory is filled on demand any more.
+// Fill reads what workers wait for, and then the leaves of PageOptions.First. After `rest` is closed, it reads everything. If reading fails and there is no other source, Fill
+// ends the workers, because their memory is lost. Fill returns when no worker's memory is filled on demand any more.
 func (s *Seed) Fill(ctx context.Context, rest <-chan struct{}) error {
 	p := s.paging
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer context.AfterFunc(p.stopped, func() { cancel(errReleased) })()
+	defer context.AfterFunc(p.stopped, func() { cancel(ErrReleased) })()
 	p.end(p.fill(ctx, rest))
 	cancel(nil)
 	p.detached.Wait()
@@ -194,25 +191,46 @@ func (s *Seed) Fill(ctx context.Context, rest <-chan struct{}) error {
 	return p.err
 }
 
-func (p *paging) fill(ctx context.Context, rest <-chan struct{}) (err error) {
-	buffer, all := make([]byte, 0, segmentSize), false
+func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
+	all, told := false, 0
+	tell := func() {
+		list, n := p.touchedRuns()
+		if n > told && p.o.Touched != nil {
+			p.o.Touched(list)
+		}
+		told = n
+	}
+	quiet := time.NewTimer(touchedQuiet)
+	defer quiet.Stop()
 	for !p.isWhole() {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if i := p.pick(all); i >= 0 {
-			if buffer, err = p.fetch(i, buffer); err != nil {
-				return err
+		if runs, show := p.pick(all); len(runs) > 0 {
+			if err := p.fetch(runs, show); err != nil {
+				if p.o.Lost == nil {
+					return err
+				}
+				if err := p.o.Lost(err); err != nil {
+					return err
+				}
+				p.mu.Lock()
+				p.wanted = append(runs, p.wanted...)
+				p.mu.Unlock()
 			}
 			continue
 		}
 		select {
 		case <-p.asked:
+			quiet.Reset(touchedQuiet)
+		case <-quiet.C:
+			tell()
 		case <-rest:
 			all = true
 		case <-ctx.Done():
 		}
 	}
+	tell()
 	return nil
 }
 
@@ -281,207 +299,78 @@ func (s *Seed) Filling() bool {
 	}
 }
 
-// Touched returns the segments for which workers have waited, in that order.
-func (s *Seed) Touched() (list []uint32) {
+// Missing returns how many bytes of the seed have not arrived and are only read when a worker needs them.
+func (s *Seed) Missing() (n uint64) {
+	p := s.paging
+	if p == nil {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all || !p.o.Exact {
+		return 0
+	}
+	return uint64(p.left) * p.leaf
+}
+
+// Moved returns how many bytes have been read from the source.
+func (s *Seed) Moved() uint64 {
 	s.paging.mu.Lock()
 	defer s.paging.mu.Unlock()
-	for _, i := range s.paging.touched {
-		list = append(list, uint32(i))
-	}
-	return list
+	return s.paging.moved
 }
 
-// segmentAt returns the segment that contains an offset of the file, or -1 if the offset is in a hole.
-func (p *paging) segmentAt(offset uint64) int {
-	i, _ := slices.BinarySearchFunc(p.c.Segments, offset, func(x SeedSegment, at uint64) int {
-		if x.Offset+x.Size <= at {
-			return -1
-		}
-		return 1
-	})
-	if i < len(p.c.Segments) && p.c.Segments[i].Offset <= offset {
-		return i
+// Record keeps leaves that workers on another node have touched, for Touched. The list with the most leaves is kept. Its numbers may be wrong.
+func (s *Seed) Record(list []SeedRun) {
+	list = slices.Clone(list[:min(len(list), touchedMost)])
+	before := s.recorded.Load()
+	if len(list) > 0 && (before == nil || leavesIn(list) > leavesIn(*before)) {
+		s.recorded.CompareAndSwap(before, &list)
 	}
-	return -1
 }
 
-// ranges returns the parts of the heap that workers map from the file, as the seed's header names them. The header may have any content, because the tenant's user code could write to it.
-func (p *paging) ranges() (list []SeedSegment) {
-	heap := uint64(p.c.Units) * SeedUnit
-	b := p.mem[heap:][:seedExtents+16*seedExtentsMost]
-	le := binary.LittleEndian
-	for i := range min(le.Uint32(b[seedExtents-8:]), seedExtentsMost) {
-		at := b[seedExtents+16*i:]
-		from, to := le.Uint64(at)&^(seedPage-1), min(le.Uint64(at[8:])&^(seedPage-1), heap)
-		if from < to {
-			list = append(list, SeedSegment{Offset: from, Size: to - from})
+func leavesIn(list []SeedRun) (n uint64) {
+	for _, r := range list {
+		n += uint64(r.Count)
+	}
+	return n
+}
+
+// Touched returns the leaves that workers have touched while the seed arrived here, or else those of Record.
+func (s *Seed) Touched() []SeedRun {
+	if s.paging != nil {
+		if list, n := s.paging.touchedRuns(); n > 0 {
+			return list
 		}
 	}
-	return list
-}
-
-// pager answers the page faults of a worker.
-type pager struct {
-	p    *paging
-	w    *Worker
-	file *os.File      // its userfaultfd
-	poke chan struct{} // capacity 1: ready may have something
-
-	// Guarded by p.mu.
-	waits map[int]bool // segments
-	ready []int        // segments that have arrived
-}
-
-// attach begins to answer the faults of a worker that has mapped the seed's heap, and nothing else in the heap's range of addresses. If no segment is read any more, it
-// only returns the error of the reading, nil if the seed is whole.
-func (p *paging) attach(ctx context.Context, w *Worker) error {
-	file := w.pages.Swap(nil)
-	if file == nil {
-		return errors.New("the worker has no userfaultfd")
+	if list := s.recorded.Load(); list != nil {
+		return *list
 	}
-	g := &pager{p: p, w: w, file: file, poke: make(chan struct{}, 1), waits: map[int]bool{}}
+	return nil
+}
+
+// touchedRuns returns what workers have touched, and how many leaves that are.
+func (p *paging) touchedRuns() ([]SeedRun, int) {
 	p.mu.Lock()
-	select {
-	case <-p.over:
-		p.mu.Unlock()
-		file.Close()
-		return p.err
-	default:
-	}
-	ranges := p.ranges()
-	p.pagers[g] = true
-	p.detached.Add(1)
-	p.mu.Unlock()
-	registered := make(chan error, 1)
-	go g.serve(ranges, registered)
-	select { // the worker could delay the registration without a limit
-	case err := <-registered:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-w.done:
-		return errors.New("the worker has ended")
-	}
+	defer p.mu.Unlock()
+	return slices.Clone(p.touched), p.touches
 }
 
-// serve answers faults until the worker has ended or all segments have arrived.
-func (g *pager) serve(ranges []SeedSegment, registered chan<- error) {
-	defer g.leave()
-	for _, x := range ranges {
-		if err := registerRange(g.file, seedHeapAt+x.Offset, x.Size); err != nil {
-			registered <- fmt.Errorf("fill its memory on demand: %w", err)
-			return
-		}
-	}
-	registered <- nil
-	go g.listen()
-	for {
-		select {
-		case <-g.poke:
-			g.p.mu.Lock()
-			ready := g.ready
-			g.ready = nil
-			g.p.mu.Unlock()
-			for _, i := range ready {
-				g.show(i)
-			}
-		case <-g.p.over:
-			g.finish()
-			return
-		case <-g.w.done:
-			return
-		}
-	}
-}
-
-// finish makes the worker's memory regular memory, or ends the worker if its pages are lost.
-func (g *pager) finish() {
-	if err := g.p.err; err != nil {
-		g.w.end(verdict{wire.StatusWorkerDied, "lost the pages of its seed: " + err.Error()})
-		<-g.w.done // until then its faults must not be answered with zeros
-		return
-	}
-	late := time.AfterFunc(detachPatience, func() {
-		g.w.end(verdict{wire.StatusWorkerDied, fmt.Sprintf("has delayed a change of its mappings for %v", detachPatience)})
-	})
-	defer late.Stop()
-	if err := unregisterRange(g.file, seedHeapAt, uint64(g.p.c.Units)*SeedUnit); err != nil {
-		g.w.end(verdict{wire.StatusWorkerDied, "has changed the mappings of its seed's heap while pages of it were missing"})
-		<-g.w.done
-	}
-}
-
-func (g *pager) leave() {
-	g.p.mu.Lock()
-	delete(g.p.pagers, g)
-	g.p.mu.Unlock()
-	g.file.Close() // so listen ends
-	g.p.detached.Done()
-}
-
-// listen reads the faults.
-func (g *pager) listen() {
-	events := make([]byte, 16*uffdMessage)
-	for {
-		n, err := g.file.Read(events)
-		if err != nil {
-			return
-		}
-		for _, at := range faults(events[:n]) {
-			g.fault(at)
-		}
-	}
-}
-
-// fault answers a fault. A fault outside of the heap can only come from a mapping that the worker has moved.
-func (g *pager) fault(address uint64) {
-	offset := (address - seedHeapAt) &^ (seedPage - 1)
-	if offset >= uint64(g.p.c.Units)*SeedUnit {
-		return
-	}
-	p := g.p
-	p.mu.Lock()
-	i := p.segmentAt(offset)
-	wait := i >= 0 && !p.valid[i]
-	if wait && !g.waits[i] {
-		g.waits[i] = true
-		if !slices.Contains(p.wanted, i) {
-			p.wanted = append(p.wanted, i)
-		}
-		select {
-		case p.asked <- struct{}{}:
+// touch records that a worker has used a run, of which a page was absent. Under mu.
+func (p *paging) touch(r SeedRun) {
+	for l := r.First; l < r.First+r.Count; l++ {
+		n := len(p.touched) - 1
+		switch {
+		case p.seen[l]:
+			continue
+		case n >= 0 && p.touched[n].First+p.touched[n].Count == l:
+			p.touched[n].Count++
+		case n+1 < touchedMost:
+			p.touched = append(p.touched, SeedRun{l, 1})
 		default:
+			return
 		}
-		if !slices.Contains(p.touched, i) {
-			p.touched = append(p.touched, i)
-		}
+		p.seen[l] = true
+		p.touches++
 	}
-	p.mu.Unlock()
-	switch {
-	case wait:
-	case i < 0: // the source has no memory there either
-		showZeros(g.file, seedHeapAt+offset)
-	default:
-		g.show(i)
-	}
-}
-
-// arrived notes that a segment has arrived. Under p.mu.
-func (g *pager) arrived(i int) {
-	if !g.waits[i] {
-		return
-	}
-	delete(g.waits, i)
-	g.ready = append(g.ready, i)
-	select {
-	case g.poke <- struct{}{}:
-	default:
-	}
-}
-
-// show maps a segment that has arrived into the worker.
-func (g *pager) show(i int) {
-	x := g.p.c.Segments[i]
-	end := min(x.Offset+x.Size, uint64(g.p.c.Units)*SeedUnit)
-	showPages(g.file, seedHeapAt+x.Offset, end-x.Offset)
 }

@@ -2,7 +2,6 @@ package zygote
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"os"
@@ -28,29 +27,59 @@ type source struct {
 	seed *Seed
 	c    *SeedCopy
 
-	mu    sync.Mutex
-	reads []int
-	// before is called before a segment is read.
+	mu     sync.Mutex
+	reads  []int // segments of which something was read
+	bytes  uint64
+	proofs []byte
+	// before is called before something of a segment is read.
 	before func(segment int) error
 }
 
-func (s *source) read(i int, b []byte) error {
+func newSource(t testing.TB, origin *Seed) *source {
+	t.Helper()
+	c, err := origin.Contents(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &source{seed: origin, c: c, proofs: make([]byte, c.ProofsSize())}
+	c.Proofs(s.proofs)
+	return s
+}
+
+func (s *source) read(parts []SeedPart, b []byte) error {
+	for _, x := range parts {
+		if err := s.readPart(x, b[:x.Size]); err != nil {
+			return err
+		}
+		b = b[x.Size:]
+	}
+	return nil
+}
+
+func (s *source) readPart(x SeedPart, b []byte) error {
 	s.mu.Lock()
-	s.reads = append(s.reads, i)
+	s.bytes += x.Size
 	before := s.before
+	if x.Segment >= 0 {
+		s.reads = append(s.reads, x.Segment)
+	}
 	s.mu.Unlock()
 	if before != nil {
-		if err := before(i); err != nil && err != errSpoil {
+		if err := before(x.Segment); err != nil && err != errSpoil {
 			return err
 		} else if err != nil {
 			defer func() { b[len(b)-1]++ }()
 		}
 	}
-	_, err := s.seed.File.ReadAt(b, int64(s.c.Segments[i].Offset))
+	if x.Segment < 0 {
+		copy(b, s.proofs[x.Offset:])
+		return nil
+	}
+	_, err := s.seed.File.ReadAt(b, int64(s.c.Segments[x.Segment].Offset+x.Offset))
 	return err
 }
 
-// count returns how many segments were read.
+// count returns how many reads of segments there were.
 func (s *source) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,7 +108,15 @@ type pagedSeed struct {
 }
 
 // pageSeed makes a seed and pages it into a second zygote. The segments that no worker waits for arrive after `rest` is closed.
-func pageSeed(t *testing.T, rest <-chan struct{}, before func(*pagedSeed, int) error) *pagedSeed {
+func pageSeed(t *testing.T, rest <-chan struct{}, before func(*pagedSeed, int) error, options ...func(*PageOptions)) *pagedSeed {
+	t.Helper()
+	p := newPagedSeed(t)
+	p.start(t, rest, before, options...)
+	return p
+}
+
+// newPagedSeed makes the seed, but no copy of it.
+func newPagedSeed(t *testing.T) *pagedSeed {
 	t.Helper()
 	testSandbox = confined
 	t.Cleanup(func() { testSandbox = Sandbox{} })
@@ -87,13 +124,19 @@ func pageSeed(t *testing.T, rest <-chan struct{}, before func(*pagedSeed, int) e
 	if !p.z.FillsPages() {
 		testkit.Lacks(t, "memory of workers cannot be filled on demand")
 	}
-	origin := makeSeed(t, p.z, p.code)
-	c, err := origin.Contents(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	p.source = newSource(t, makeSeed(t, p.z, p.code))
+	return p
+}
+
+// start begins to copy the seed.
+func (p *pagedSeed) start(t *testing.T, rest <-chan struct{}, before func(*pagedSeed, int) error, options ...func(*PageOptions)) {
+	t.Helper()
+	o := PageOptions{Read: p.source.read}
+	for _, change := range options {
+		change(&o)
 	}
-	p.source = &source{seed: origin, c: c}
-	if p.copy, err = PageSeed(c, nil, p.source.read); err != nil {
+	var err error
+	if p.copy, err = PageSeed(p.c, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.copy.Close() })
@@ -107,13 +150,7 @@ func pageSeed(t *testing.T, rest <-chan struct{}, before func(*pagedSeed, int) e
 		return nil
 	}
 	p.mu.Unlock()
-	started := make(chan struct{})
-	go func() {
-		close(started)
-		p.over <- p.copy.Fill(t.Context(), rest)
-	}()
-	<-started
-	return p
+	go func(copied *Seed) { p.over <- copied.Fill(t.Context(), rest) }(p.copy)
 }
 
 // set makes *to the segment of a page.
@@ -188,8 +225,8 @@ func TestPagesOnDemand(t *testing.T) {
 	if err := p.finish(t); err != nil {
 		t.Fatal(err)
 	}
-	if n := p.count(); n != len(p.c.Segments) {
-		t.Errorf("%d reads of %d segments", n, len(p.c.Segments))
+	if n, all := p.copy.Moved(), p.c.Bytes(); n < all || n > all+all/32 {
+		t.Errorf("%d bytes were read, of a seed of %d", n, all)
 	}
 	const all = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
 	if seals, err := unix.FcntlInt(p.copy.File.Fd(), unix.F_GET_SEALS, 0); err != nil || seals&all != all {
@@ -229,7 +266,7 @@ func TestPagesLost(t *testing.T) {
 	for text, spoil := range map[string]error{"the source is gone": errors.New("the source is gone"), "was announced as SHA-256": errSpoil} {
 		t.Run(text, func(t *testing.T) {
 			var spoiled sync.Once
-			target := -1
+			target := -2 // none
 			p := pageSeed(t, make(chan struct{}), func(p *pagedSeed, i int) (err error) {
 				if p.is(&target, i) {
 					spoiled.Do(func() { err = spoil })
@@ -251,7 +288,7 @@ func TestPagesLost(t *testing.T) {
 			if err := p.finish(t); err == nil || p.copy.Lost() == nil {
 				t.Error("nothing was lost")
 			}
-			if page := p.copy.paging; page.valid[target] {
+			if page := p.copy.paging; page.valid[page.base[target]] {
 				t.Error("the segment counts as valid")
 			}
 			later := lease(t, p.z, startClient(t), func(spec *Spec) {
@@ -268,7 +305,7 @@ func TestPagesLost(t *testing.T) {
 func TestPagesWorkerKilled(t *testing.T) {
 	hold, asked := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	target := -1
+	target := -2 // none
 	p := pageSeed(t, make(chan struct{}), func(p *pagedSeed, i int) error {
 		if p.is(&target, i) {
 			once.Do(func() { close(asked); <-hold })
@@ -334,7 +371,7 @@ func TestPagesDescriptor(t *testing.T) {
 func TestPagesExecutorEnds(t *testing.T) {
 	hold, asked := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	target := -1
+	target := -2 // none
 	p := pageSeed(t, make(chan struct{}), func(p *pagedSeed, i int) error {
 		if p.is(&target, i) {
 			once.Do(func() { close(asked); <-hold })
@@ -375,7 +412,8 @@ func TestPagesUnused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	heap := origin.Heap()
+	heap, proofs := origin.Heap(), make([]byte, c.ProofsSize())
+	c.Proofs(proofs)
 	header := slices.IndexFunc(c.Segments, func(x SeedSegment) bool { return x.Offset <= heap && heap < x.Offset+x.Size })
 	read := func(i int, b []byte) error {
 		_, err := origin.File.ReadAt(b, int64(c.Segments[i].Offset))
@@ -387,13 +425,27 @@ func TestPagesUnused(t *testing.T) {
 		}
 		return err
 	}
-	forged := &SeedCopy{c.Units, slices.Clone(c.Segments)}
+	forged := &SeedCopy{Units: c.Units, Segments: slices.Clone(c.Segments)}
 	b := make([]byte, c.Segments[header].Size)
 	if err := read(header, b); err != nil {
 		t.Fatal(err)
 	}
-	forged.Segments[header].Sum = sha256.Sum256(b)
-	s, err := PageSeed(forged, nil, read)
+	forged.Segments[header].Sum = root(appendLeaves(nil, b, forged.leafSize()))
+	s, err := PageSeed(forged, PageOptions{Read: func(parts []SeedPart, b []byte) error {
+		for _, x := range parts {
+			whole := make([]byte, c.Segments[max(x.Segment, 0)].Size)
+			if x.Segment < 0 {
+				copy(b, proofs[x.Offset:][:x.Size])
+			} else if err := read(x.Segment, whole); err != nil {
+				return err
+			}
+			if x.Segment >= 0 {
+				copy(b, whole[x.Offset:][:x.Size])
+			}
+			b = b[x.Size:]
+		}
+		return nil
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,6 +52,7 @@ type Seed struct {
 	children             atomic.Uint32
 	contents             atomic.Pointer[SeedCopy] // nil: not known yet
 	paging               *paging                  // nil: the file has been complete from the start
+	recorded             atomic.Pointer[[]SeedRun]
 }
 
 // child returns the number of the next worker that starts from the seed.
@@ -69,7 +70,7 @@ func (s *Seed) Heap() uint64 { return uint64(s.Units) * SeedUnit }
 // Close frees the seed's memory when no worker uses it any more.
 func (s *Seed) Close() error {
 	if s.paging != nil {
-		s.paging.stop(errReleased)
+		s.paging.stop(ErrReleased)
 	}
 	return s.File.Close()
 }

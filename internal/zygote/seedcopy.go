@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +17,7 @@ const seedPage = 4096
 type SeedCopy struct {
 	Units    uint32        // of its heap
 	Segments []SeedSegment // whole pages, in order. The bytes that each has are hashed by themselves, so that several CPUs can do it
+	leaves   []byte        // hashes of all leaves (seedtree.go); nil: not known
 }
 
 // FileSize is the size of the file of a seed with such a heap.
@@ -69,11 +69,10 @@ func (s *Seed) Contents(ctx context.Context) (*SeedCopy, error) {
 	if err := s.Whole(ctx); err != nil {
 		return nil, err
 	}
-	all, err := s.segments(ctx)
+	c, err := s.segments(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := &SeedCopy{s.Units, all}
 	s.contents.Store(c)
 	return c, nil
 }
@@ -93,7 +92,8 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	}
 	f := os.NewFile(uintptr(fd), "memfd:rfaas-seed")
 	defer f.Close()
-	check := startHashing(f, c.Segments)
+	own := *c
+	check := startHashing(f, &own)
 	err = fillSegments(f, c, readAhead(from, c.Bytes()), check.add)
 	if herr := check.wait(); err == nil {
 		err = herr
@@ -105,7 +105,7 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	if err := s.seal(f); err != nil {
 		return nil, fmt.Errorf("seed: %w", err)
 	}
-	s.contents.Store(c)
+	s.contents.Store(&own)
 	return s, nil
 }
 
@@ -185,15 +185,22 @@ type hashing struct {
 	err  error
 }
 
-func startHashing(f *os.File, all []SeedSegment) *hashing {
+// startHashing sets the leaves of c.
+func startHashing(f *os.File, c *SeedCopy) *hashing {
+	all, leaf := c.Segments, c.leafSize()
 	h := &hashing{todo: make(chan int, len(all)), bad: make(chan struct{})}
+	at := make([]int, len(all)+1) // where each segment's leaves are
+	for i, x := range all {
+		at[i+1] = at[i] + leavesOf(x, leaf)*sha256.Size
+	}
+	c.leaves = make([]byte, at[len(all)])
 	for range max(1, min(runtime.GOMAXPROCS(0)-1, len(all), hashersMost)) { // reading needs a CPU, too
 		h.done.Go(func() {
-			buffer := make([]byte, hashChunk)
+			buffer := make([]byte, hashBuffer(leaf))
 			for i := range h.todo {
-				got, err := hashSegment(context.Background(), f, all[i], buffer)
-				if err == nil && got != all[i].Sum {
-					err = fmt.Errorf("seed: segment %d was announced as SHA-256 %x, but the bytes have %x", i, all[i].Sum[:], got[:])
+				got, err := hashSegment(context.Background(), f, all[i], leaf, buffer, c.leaves[at[i]:at[i]])
+				if err == nil && root(got) != all[i].Sum {
+					err = wrongSum(i, all[i], got)
 				}
 				if err != nil {
 					h.once.Do(func() { h.err = err; close(h.bad) })
@@ -202,6 +209,12 @@ func startHashing(f *os.File, all []SeedSegment) *hashing {
 		})
 	}
 	return h
+}
+
+// wrongSum is the error of a segment whose leaves have other hashes than announced.
+func wrongSum(i int, x SeedSegment, leaves []byte) error {
+	got := root(leaves)
+	return fmt.Errorf("seed: segment %d was announced as SHA-256 %x, but the bytes have %x", i, x.Sum[:], got[:])
 }
 
 // add hands over a segment to be checked. It returns an error if an earlier one has another hash.
@@ -227,20 +240,21 @@ const (
 	hashChunk   = 256 << 10
 )
 
-// hashSegment hashes the bytes of a segment.
-func hashSegment(ctx context.Context, f *os.File, x SeedSegment, buffer []byte) (got [sha256.Size]byte, err error) {
-	hash := sha256.New()
+// hashBuffer returns the size of a buffer for leaves.
+func hashBuffer(leaf uint64) uint64 { return max(leaf, hashChunk) }
+
+// hashSegment appends the hashes of a segment's leaves.
+func hashSegment(ctx context.Context, f *os.File, x SeedSegment, leaf uint64, buffer, leaves []byte) ([]byte, error) {
 	for done := uint64(0); done < x.Size; {
 		if ctx.Err() != nil {
-			return got, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-		n, err := f.ReadAt(buffer[:min(uint64(len(buffer)), x.Size-done)], int64(x.Offset+done))
-		if err != nil && !(errors.Is(err, io.EOF) && n > 0) {
-			return got, fmt.Errorf("seed: read its segments: %w", err)
+		b := buffer[:min(uint64(len(buffer)), x.Size-done)]
+		if _, err := f.ReadAt(b, int64(x.Offset+done)); err != nil {
+			return nil, fmt.Errorf("seed: read its segments: %w", err)
 		}
-		hash.Write(buffer[:n])
-		done += uint64(n)
+		leaves = appendLeaves(leaves, b, leaf)
+		done += uint64(len(b))
 	}
-	hash.Sum(got[:0])
-	return got, nil
+	return leaves, nil
 }

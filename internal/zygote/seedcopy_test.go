@@ -2,7 +2,6 @@ package zygote
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -37,9 +36,9 @@ func TestCopySeedSegments(t *testing.T) {
 			for i := range part {
 				part[i] = byte(random.Uint32())
 			}
-			x.Sum = sha256.Sum256(part)
 			c.Segments, data = append(c.Segments, x), append(data, part...)
 		}
+		c.SumSegments(data)
 		try := func(from io.Reader) (*Seed, error) {
 			t.Helper()
 			r := &lateReader{Reader: from}

@@ -2,6 +2,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,8 +67,18 @@ static uint32_t unused(uint32_t page) {
     return n;
 }
 
+/* Drops the table's pages several times. Returns how many were wrong then. */
+static uint32_t dropped(void) {
+    uint32_t n = 0;
+    uintptr_t from = ((uintptr_t)table + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
+    for (int i = 0; i < 3; i++)
+        n += madvise((void *)from, (size_t)(PAGES - 1) * PAGE, MADV_DONTNEED) ? 10000 : wrong();
+    return n;
+}
+
 /* The payload is a letter and a number. p: the number in a page. w: how many pages are wrong. f: the same in a process that fork makes, c: that a bare
- * system call makes. s: system calls. u: unused pages from this one on. */
+ * system call makes. s: system calls. u: unused pages from this one on. d: how many pages are wrong after
+ * all were dropped. */
 uint32_t query(void *in, uint32_t size, void *out) {
     struct {
         uint32_t what, page;
@@ -79,6 +90,7 @@ uint32_t query(void *in, uint32_t size, void *out) {
     case 'f': got[0] = child(fork()); break;
     case 'c': got[0] = child(syscall(SYS_clone, 17 /* SIGCHLD */, 0, 0, 0, 0)); break;
     case 's': system_calls(ask.page, got); break;
+    case 'd': got[0] = dropped(); break;
     case 'u': got[0] = unused(ask.page); break;
     default: got[0] = wrong();
     }

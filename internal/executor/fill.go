@@ -1,0 +1,165 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+// While a seed arrives (copy.go), its source can be lost. Workers have started from the seed by then, so they would end. First the executor asks the caller for another executor
+// that has the seed. The caller has that one lend the seed, and names it by a further request.
+
+// seedSource is a source of a seed, and what it has.
+type seedSource struct {
+	*fetchSource
+	*seedOffer
+}
+
+// close closes the connection. Nil: there is none.
+func (s *seedSource) close() {
+	if s != nil {
+		s.fetchSource.close()
+	}
+}
+
+// filling is a seed that is being copied while workers use it. Only the goroutine that reads the seed uses source.
+type filling struct {
+	seed   *zygote.Seed
+	ctx    context.Context // of the first request; it also ends when the node drains
+	send   func(*control.FetchReply) error
+	source *seedSource
+	next   chan *seedSource // another source, when this one is lost
+	over   chan struct{}    // closed when nothing is read any more
+	rest   chan struct{}    // closed by begin: everything is read
+	begin  func()
+}
+
+func newFilling(ctx context.Context, send func(*control.FetchReply) error) *filling {
+	f := &filling{ctx: ctx, send: send, next: make(chan *seedSource), over: make(chan struct{}), rest: make(chan struct{})}
+	f.begin = sync.OnceFunc(func() { close(f.rest) })
+	return f
+}
+
+// fillings are the seeds that arrive, by their copyKey. The zero value has none.
+type fillings struct {
+	mu   sync.Mutex
+	list map[sum]*filling
+}
+
+func (l *fillings) add(key sum, f *filling) (remove func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.list == nil {
+		l.list = map[sum]*filling{}
+	}
+	l.list[key] = f
+	return func() {
+		close(f.over)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.list[key] == f {
+			delete(l.list, key)
+		}
+	}
+}
+
+func (l *fillings) get(key sum) *filling {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.list[key]
+}
+
+// read reads parts of the seed.
+func (f *filling) read(parts []zygote.SeedPart, b []byte) error {
+	s := f.source
+	list := make([]dataplane.Part, 0, len(parts))
+	for _, x := range parts {
+		from := dataplane.Part{Addr: s.proofs.GetAddr() + x.Offset, Size: x.Size, Key: s.proofs.GetKey()}
+		if x.Segment >= 0 {
+			from.Addr, from.Key = s.at[x.Segment]+x.Offset, s.key
+		}
+		list = append(list, from)
+	}
+	return s.readParts(b, list)
+}
+
+// lost asks the caller for another source, and waits for it.
+func (f *filling) lost(why error) error {
+	f.source.close()
+	f.source = nil
+	if f.ctx.Err() != nil { // the caller has left, or this node drains
+		return why
+	}
+	if err := f.send(&control.FetchReply{Lost: why.Error()}); err != nil {
+		return why
+	}
+	patience := time.NewTimer(fetchConnect)
+	defer patience.Stop()
+	select {
+	case f.source = <-f.next:
+		return nil
+	case <-f.ctx.Done():
+		return fmt.Errorf("%w; no other executor has lent it", why)
+	case <-patience.C:
+		return fmt.Errorf("%w; no other executor has lent it within %v", why, fetchConnect)
+	}
+}
+
+// touched sends the caller what workers have touched. It goes with the seed's description, so that other executors read that first.
+func (f *filling) touched(list []zygote.SeedRun) {
+	_ = f.send(&control.FetchReply{Touched: numbersOf(list)}) // if the caller has left, the reading ends
+}
+
+// replaceSource reads a seed whose source is lost from another source.
+func (e *Executor) replaceSource(ctx context.Context, key sum, offer *seedOffer, req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
+	f := e.fillings.get(key)
+	if f == nil || offer.proofs.GetSize() == 0 {
+		return control.Errorf(control.ClassLease, "no such seed arrives here")
+	}
+	source, err := e.connectSource(stream.Context(), req, nil, stream.Send)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, fetchConnect, errors.New("the seed still has a source"))
+	defer cancel()
+	select {
+	case f.next <- &seedSource{source, offer}:
+	case <-f.over:
+		source.close()
+		return control.Errorf(control.ClassLease, "the seed does not arrive any more")
+	case <-ctx.Done():
+		source.close()
+		return fetchError(context.Cause(ctx))
+	}
+	if err := stream.Send(&control.FetchReply{Done: true, Filling: true}); err != nil {
+		return err
+	}
+	select {
+	case <-f.over:
+	case <-stream.Context().Done():
+	}
+	return nil
+}
+
+// runsOf and numbersOf convert between the list in messages and that of package zygote.
+func runsOf(numbers []uint32) (list []zygote.SeedRun) {
+	for ; len(numbers) >= 2; numbers = numbers[2:] {
+		list = append(list, zygote.SeedRun{First: numbers[0], Count: numbers[1]})
+	}
+	return list
+}
+
+func numbersOf(list []zygote.SeedRun) (numbers []uint32) {
+	for _, r := range list {
+		numbers = append(numbers, r.First, r.Count)
+	}
+	return numbers
+}

@@ -1,0 +1,190 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+// transfer is a seed on its way to a node, over streams of Lend and Fetch that the test has.
+type transfer struct {
+	loan   lendStream
+	fetch  fetchStream
+	digest sum
+	offer  *control.LendReply
+	end    context.CancelFunc // ends the loan
+	leave  context.CancelFunc // ends the stream of Fetch
+}
+
+type (
+	lendStream interface {
+		Send(*control.LendRequest) error
+		Recv() (*control.LendReply, error)
+	}
+	fetchStream interface {
+		Recv() (*control.FetchReply, error)
+	}
+)
+
+// move has a node copy a seed on demand.
+func move(t *testing.T, from, to *node, key sum, instead bool) *transfer {
+	t.Helper()
+	ctx, cancel := context.WithCancel(from.ctx())
+	t.Cleanup(cancel)
+	loan, err := from.Lend(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fetching, leave := context.WithCancel(to.ctx())
+	t.Cleanup(leave)
+	m := &transfer{loan: loan, end: cancel, leave: leave}
+	if err = loan.Send(&control.LendRequest{Seed: key[:], Provider: dataplane.TCP, OnDemand: true}); err != nil {
+		t.Fatal(err)
+	}
+	if m.offer, err = loan.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if m.fetch, err = to.Fetch(fetching, &control.FetchRequest{Provider: dataplane.TCP, Blob: m.offer.GetBlob(), Memory: m.offer.GetMemory(), Proofs: m.offer.GetProofs(), Seed: m.offer.GetSeed(),
+		OnDemand: true, Instead: instead}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := m.fetch.Recv()
+	if err == nil {
+		err = loan.Send(&control.LendRequest{Blob: r.GetBlob()})
+	}
+	if err == nil {
+		r, err = m.fetch.Recv()
+	}
+	if err != nil || !r.GetDone() || !r.GetFilling() {
+		t.Fatalf("%v, %v", r, err)
+	}
+	m.digest = sum(append(r.GetSeed(), make([]byte, 32)...)[:32])
+	return m
+}
+
+// arriving returns the seed that arrives at a node.
+func (n *node) arriving(digest sum) *filling { return n.e.fillings.get(copyKey("", digest)) }
+
+// An executor that has lost the source of a seed asks for another one, and reads from it. Without another one, it says so. It lends the seed only when it has all of it. The list of
+// touched pages reaches the source, and from there the next executor.
+func TestSecondSource(t *testing.T) {
+	nodes := newNodes(t, 3)
+	a, b, c := nodes[0], nodes[1], nodes[2]
+	lendTo(nodes...)
+	b.z.pages = true
+	b.e.cfg.Settings.SeedFill = "touched"
+	data, key := library(3 * (4 << 20))
+	a.hasSeed(key, data)
+	c.hasSeed(key, data)
+	first := move(t, a, b, key, false)
+	f := b.arriving(first.digest)
+	read := func() error { // as the reading does, which waits for a fault
+		got := make([]byte, 4096)
+		err := f.read([]zygote.SeedPart{{Segment: 2, Offset: 8192, Size: 4096}}, got)
+		if err == nil && !bytes.Equal(got, data[2*(4<<20)+8192:][:4096]) {
+			t.Error("the bytes differ")
+		}
+		return err
+	}
+	if err := read(); err != nil {
+		t.Fatal(err)
+	}
+	list := []zygote.SeedRun{{First: 3, Count: 2}, {First: 900, Count: 1}}
+	f.touched(list)
+	if r, err := first.fetch.Recv(); err != nil || len(r.GetTouched()) != 4 {
+		t.Fatalf("%v, %v", r, err)
+	} else if err := first.loan.Send(&control.LendRequest{Touched: r.GetTouched()}); err != nil {
+		t.Fatal(err)
+	}
+	ours := a.e.tables.take(key, "")
+	eventually(t, "the source has the list", func() bool { return len(ours.seed.Touched()) == 2 })
+	a.e.tables.release([]*table{ours})
+	if later, err := ask(a, key); err != nil || len(later.GetSeed().GetTouched()) != 4 {
+		t.Errorf("a later offer: %v, %v", later.GetSeed().GetTouched(), err)
+	}
+	name := copyKey("", first.digest)
+	_, err := ask(b, name)
+	refuses(t, "a part of the seed", err, control.ClassConnection, "reads only what workers touch")
+
+	first.end()
+	var lost error
+	eventually(t, "the source is lost", func() bool { lost = read(); return lost != nil })
+	answer := make(chan error, 1)
+	go func() { answer <- f.lost(lost) }()
+	if r, err := first.fetch.Recv(); err != nil || r.GetLost() == "" {
+		t.Fatalf("%v, %v", r, err)
+	}
+	second := move(t, c, b, key, true)
+	if err := <-answer; err != nil {
+		t.Fatal(err)
+	}
+	if err := read(); err != nil {
+		t.Errorf("from the second source: %v", err)
+	}
+	second.end()
+	eventually(t, "the second source is lost", func() bool { lost = read(); return lost != nil })
+	go func() { answer <- f.lost(lost) }()
+	if r, err := first.fetch.Recv(); err != nil || r.GetLost() == "" {
+		t.Fatalf("%v, %v", r, err)
+	}
+	first.leave()
+	if err := <-answer; err == nil || !strings.Contains(err.Error(), "no other executor") {
+		t.Error(err)
+	}
+}
+
+// ask asks a node to lend a seed, and returns its offer.
+func ask(n *node, key sum) (*control.LendReply, error) {
+	ctx, cancel := context.WithCancel(n.ctx())
+	defer cancel()
+	loan, err := n.Lend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := loan.Send(&control.LendRequest{Seed: key[:], Provider: dataplane.SHM}); err != nil {
+		return nil, err
+	}
+	return loan.Recv()
+}
+
+// An executor that drains tells the borrowers of its seeds, which then read the rest at once. It does not wait for those that do not read.
+func TestLenderDrains(t *testing.T) {
+	nodes := newNodes(t, 3)
+	a, b, c := nodes[0], nodes[1], nodes[2]
+	lendTo(nodes...)
+	data, key := library(3 * (4 << 20))
+	a.hasSeed(key, data)
+	for _, n := range []*node{b, c} {
+		n.z.pages = true
+		n.e.cfg.Settings.SeedFill = "touched"
+	}
+	reads, idle := move(t, a, b, key, false), move(t, a, c, key, false)
+	f := b.arriving(reads.digest)
+	drained := make(chan struct{})
+	go func() { defer close(drained); a.e.lender.close() }()
+	if r, err := reads.loan.Recv(); err != nil || !r.GetEnding() {
+		t.Fatalf("%v, %v", r, err)
+	}
+	rest, err := b.Fetch(b.ctx(), &control.FetchRequest{Provider: dataplane.TCP, Memory: reads.offer.GetMemory(), Seed: reads.offer.GetSeed(), Rest: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rest.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reads.fetch.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("the rest: %v", err)
+	}
+	if f.seed.Lost() != nil || f.seed.Missing() != 0 {
+		t.Errorf("%d bytes are missing, %v", f.seed.Missing(), f.seed.Lost())
+	}
+	<-drained
+	idle.leave()
+}

@@ -1,0 +1,168 @@
+package grant
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+type (
+	loanStream  = grpc.BidiStreamingClient[control.LendRequest, control.LendReply]
+	fetchStream = grpc.ServerStreamingClient[control.FetchReply]
+)
+
+// lendTo has one executor lend a seed, and another one fetch it. It returns the hash of the copy. instead: see copyFrom.
+func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient, cand *Candidate, from *seedPlace, provider string, instead bool) (digest []byte, err error) {
+	request := ctx
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	leave := context.AfterFunc(request, func() { cancel(context.Cause(request)) })
+	kept := false
+	defer func() {
+		if !kept {
+			leave()
+			cancel(nil) // ends both streams
+		}
+	}()
+	limit := time.AfterFunc(p.c.opts.Timeout+p.spec.Seed.Limit(), func() { cancel(errors.New("no answer in time")) })
+	defer limit.Stop()
+	cause := func(err error) error {
+		if why := context.Cause(ctx); why != nil && !errors.Is(why, context.Canceled) {
+			return why
+		}
+		return err
+	}
+	loan, err := lender.Lend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ask := &control.LendRequest{Seed: from.key, Provider: provider, OnDemand: true}
+	if from.key == nil {
+		ask.Name, ask.Version, ask.Tenant = p.spec.Seed.GetName(), p.spec.Seed.GetVersion(), p.c.opts.Tenant
+	}
+	if err := loan.Send(ask); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	offer, err := loan.Recv()
+	if err != nil {
+		return nil, cause(err)
+	}
+	var size uint64
+	for _, x := range offer.GetSeed().GetSegments() {
+		size += x.GetSize()
+	}
+	limit.Reset(p.c.opts.Timeout + time.Duration(float64(size)/tableRate*float64(time.Second)))
+	var filling atomic.Bool
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r, err := loan.Recv()
+		switch {
+		case !filling.Load():
+			cancel(cmp.Or(err, errors.New("it sent a second offer"))) // the executor ends the loan
+		case r.GetEnding():
+			rest, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Memory: offer.GetMemory(), Seed: offer.GetSeed(), Rest: true})
+			if err == nil {
+				_, _ = rest.Recv() // if that executor cannot be reached, it ends the other stream
+			}
+			_, _ = loan.Recv()
+		} // otherwise the other executor notices when it reads, and asks for another source
+	}()
+	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Proofs: offer.GetProofs(), Seed: offer.GetSeed(), OnDemand: true, Instead: instead})
+	if err != nil {
+		return nil, cause(err)
+	}
+	for {
+		r, err := fetch.Recv()
+		switch {
+		case err != nil:
+			return nil, cause(err)
+		case r.GetDone() && r.GetFilling() && leave() && limit.Stop():
+			// The lease need not wait for the rest. The streams go on until all of the seed has arrived. This request does not limit their time, because workers
+			// depend on the seed. The executor limits the reading. Workers of other sessions may depend on the seed too, so the connections outlive this session.
+			if filling.Store(true); ctx.Err() != nil {
+				return nil, cause(ctx.Err())
+			}
+			kept = true
+			over, id := p.c.fill(), p.seedID()
+			go func() {
+				defer over()
+				defer cancel(nil)
+				p.keepLoan(ctx, id, loan, fetch, to, cand, from.address)
+				if loan.CloseSend() != nil { // what was sent last arrives
+					return
+				}
+				patience := time.NewTimer(p.c.opts.Timeout)
+				defer patience.Stop()
+				select {
+				case <-ended:
+				case <-patience.C:
+				}
+			}()
+			return r.GetSeed(), nil
+		case r.GetDone():
+			return r.GetSeed(), nil
+		}
+		if err := loan.Send(&control.LendRequest{Blob: r.GetBlob()}); err != nil {
+			<-ctx.Done() // the reason is received
+			return nil, cause(err)
+		}
+	}
+}
+
+// keepLoan serves an executor that reads a seed, until it does not read it any more, or nobody lends the seed any more.
+func (p *Pending) keepLoan(ctx context.Context, id seedID, loan loanStream, fetch fetchStream, to control.ExecutorClient, cand *Candidate, from string) {
+	lost := []string{cand.Address, from}
+	for {
+		r, err := fetch.Recv()
+		switch {
+		case err != nil: // the executor itself reports an error to the clients of its workers
+			return
+		case r.GetLost() != "":
+			if !p.anotherSource(ctx, id, to, cand, &lost) {
+				return
+			}
+		case len(r.GetTouched()) > 0:
+			_ = loan.Send(&control.LendRequest{Touched: r.GetTouched()}) // if that executor has ended the loan, nobody needs the list
+		}
+	}
+}
+
+// anotherSource has another executor lend the seed to one that has lost its source. It appends the addresses of the executors that it has asked to `asked`, and asks none of these.
+func (p *Pending) anotherSource(ctx context.Context, id seedID, to control.ExecutorClient, cand *Candidate, asked *[]string) bool {
+	for range copyTries {
+		from := p.c.copies.other(id, *asked)
+		if from == nil {
+			return false
+		}
+		*asked = append(*asked, from.address)
+		try, stop := context.WithTimeout(ctx, p.c.opts.Timeout)
+		_, err := p.copyFrom(try, to, cand, from, true)
+		stop()
+		if err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// other returns an executor that has a seed and is none of the given ones, or nil.
+func (c *copies) other(id seedID, not []string) *seedPlace {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.seeds[id]; s != nil {
+		for _, x := range s.at {
+			if !slices.Contains(not, x.address) {
+				return x
+			}
+		}
+	}
+	return nil
+}

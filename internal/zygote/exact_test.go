@@ -1,0 +1,192 @@
+package zygote
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func exact(o *PageOptions) { o.Exact = true }
+
+// pages reads pages of the table in a worker, and checks their numbers.
+func (p *pagedSeed) pages(t *testing.T, l *leased, pages ...uint32) {
+	t.Helper()
+	for _, page := range pages {
+		if got := answers(l.mustCall(t, 0, ask('p', page))); got[0] != page+1 {
+			t.Errorf("page %d has %d", page, got[0])
+		}
+	}
+}
+
+// every returns page numbers.
+func every(step, from, end uint32) (list []uint32) {
+	for ; from < end; from += step {
+		list = append(list, from)
+	}
+	return list
+}
+
+// settled waits until all of PageOptions.First has been read.
+func (p *pagedSeed) settled(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		g := p.copy.paging
+		g.mu.Lock()
+		left := len(g.first)
+		if left == 0 { // what is being read at present has arrived, too
+			for _, r := range g.o.First {
+				left += len(g.missing(nil, r))
+			}
+		}
+		g.mu.Unlock()
+		if left == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d recorded runs have not arrived", left)
+		}
+	}
+}
+
+// With single pages, at most 1.2 times the touched bytes are read, whether the pages follow each other or not. What the first worker has touched is recorded, and read for a worker of another
+// node with large reads, so that this worker waits for no page.
+func TestPagesExact(t *testing.T) {
+	told := make(chan []SeedRun, 16)
+	p := pageSeed(t, nil, nil, exact, func(o *PageOptions) { o.Touched = func(list []SeedRun) { told <- list } })
+	l := p.lease(t)
+	p.pages(t, l, 4095)
+	moves := func(what string, pages []uint32) {
+		t.Helper()
+		before := p.copy.Moved()
+		p.pages(t, l, pages...)
+		if moved, touched := p.copy.Moved()-before, uint64(len(pages))*seedPage; float64(moved) > 1.2*float64(touched) {
+			t.Errorf("%s: %d bytes were read for %d bytes that were touched, %.2f times as many", what, moved, touched, float64(moved)/float64(touched))
+		} else {
+			t.Logf("%s: %.3f times the touched bytes, of a seed of %d", what, float64(moved)/float64(touched), p.c.Bytes())
+		}
+	}
+	scattered, sequence := every(31, 0, 2000), every(1, 2048, 2560)
+	moves("scattered pages", scattered)
+	moves("a sequence", sequence)
+	if missing := p.copy.Missing(); missing < p.c.Bytes()/2 {
+		t.Errorf("%d bytes are missing", missing)
+	}
+	var list []SeedRun
+	for first := range told {
+		if list = first; slices.Equal(list, p.copy.Touched()) {
+			break
+		}
+	}
+	other := &pagedSeed{source: newSource(t, p.source.seed), z: p.z, code: p.code, over: make(chan error, 1)}
+	var mu sync.Mutex
+	reads := 0
+	other.start(t, nil, nil, exact, func(o *PageOptions) {
+		o.First, o.Read = list, func(parts []SeedPart, b []byte) error {
+			mu.Lock()
+			defer mu.Unlock()
+			reads++
+			return other.read(parts, b)
+		}
+	})
+	other.settled(t)
+	atStart := other.copy.Moved()
+	if atStart > p.copy.Moved()+p.copy.Moved()/5 {
+		t.Errorf("the recorded pages took %d bytes, the first worker's %d", atStart, p.copy.Moved())
+	}
+	if mu.Lock(); reads > 12 {
+		t.Errorf("%d reads", reads)
+	}
+	mu.Unlock()
+	l = other.lease(t)
+	other.pages(t, l, slices.Concat(scattered, sequence)...)
+	if more := other.copy.Moved() - atStart; more > 64<<10 {
+		t.Errorf("%d bytes were read for pages that were recorded", more)
+	}
+	p.copy.Close()
+	other.copy.Close()
+	if err := other.finish(t); !errors.Is(err, ErrReleased) {
+		t.Error(err)
+	}
+}
+
+// Pages that a worker drops have the seed's bytes when it reads them again. The executor limits how often it maps them.
+func TestPagesDropped(t *testing.T) {
+	p := pageSeed(t, nil, nil, exact)
+	p.copy.paging.again = 0 // so that the number of faults is known, which stay below the burst
+	l := p.lease(t)
+	p.pages(t, l, 5)
+	if got := answers(l.mustCall(t, 0, ask('d', 0))); got[0] != 0 {
+		t.Errorf("%d pages are wrong", got[0])
+	}
+	p.copy.paging.mu.Lock()
+	defer p.copy.paging.mu.Unlock()
+	for g := range p.copy.paging.pagers {
+		if used := float64(g.again.Burst()) - g.again.Tokens(); used < 2*4096/leavesMost {
+			t.Errorf("%g faults on dropped pages have counted", used)
+		}
+	}
+}
+
+// A list of touched pages can have any content. Every page arrives as without it.
+func TestPagesRecordedHostile(t *testing.T) {
+	p := newPagedSeed(t)
+	leaves := newPaging(p.c, PageOptions{}).count()
+	for what, list := range map[string][]SeedRun{
+		"too large":  {{0, math.MaxUint32}, {1, math.MaxUint32}, {math.MaxUint32, math.MaxUint32}},
+		"none there": {{leaves, 1}, {leaves + 5, 7}, {3, 0}},
+		"many":       slices.Repeat([]SeedRun{{0, leaves}}, 3*touchedMost),
+		"backwards":  {{leaves - 1, 5}, {leaves - 2, 5}, {0, 1}},
+	} {
+		if clean := cleanRuns(list, leaves); len(clean) > touchedMost {
+			t.Errorf("%s: %d runs", what, len(clean))
+		}
+		p.start(t, nil, nil, exact, func(o *PageOptions) { o.First = list })
+		p.pages(t, p.lease(t), 0, 77, 4095)
+		p.settled(t)
+		if moved := p.copy.Moved(); moved > p.c.Bytes()+p.c.Bytes()/16 {
+			t.Errorf("%s: %d bytes were read", what, moved)
+		}
+		p.copy.Close()
+		if err := p.finish(t); err != nil && !errors.Is(err, ErrReleased) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if s := (&Seed{}); s.Touched() != nil {
+		t.Error("a seed of which nothing is recorded has touched pages")
+	} else if s.Record(slices.Repeat([]SeedRun{{1, 1}}, 3*touchedMost)); len(s.Touched()) > touchedMost {
+		t.Errorf("%d runs are kept", len(s.Touched()))
+	}
+}
+
+// If the source is lost, or sends wrong bytes or wrong hashes, while a call waits for a page, another source is read. The call has the right result.
+func TestPagesSecondSource(t *testing.T) {
+	for what, spoil := range map[string]error{"gone": errors.New("the source is gone"), "wrong bytes": errSpoil, "wrong hashes": errSpoil} {
+		for _, all := range []bool{false, true} {
+			var once sync.Once
+			var why error
+			rest := make(chan struct{})
+			if all {
+				close(rest)
+			}
+			p := newPagedSeed(t)
+			p.start(t, rest, func(p *pagedSeed, i int) (err error) {
+				if (i < 0) == (what == "wrong hashes") {
+					once.Do(func() { err = spoil })
+				}
+				return err
+			}, exact, func(o *PageOptions) { o.Lost = func(err error) error { why = err; return nil } })
+			p.pages(t, p.lease(t), 3000, 4, 3001)
+			p.copy.Close()
+			if err := p.finish(t); err != nil && !errors.Is(err, ErrReleased) {
+				t.Errorf("%s: %v", what, err)
+			}
+			if want := map[string]string{"gone": "is gone", "wrong bytes": "announced as SHA-256", "wrong hashes": "announced"}[what]; !all && (why == nil || !strings.Contains(why.Error(), want)) {
+				t.Errorf("%s: %v", what, why)
+			}
+		}
+	}
+}

@@ -1,0 +1,252 @@
+package zygote
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+)
+
+// detachPatience is how long a worker may delay a change of its mappings.
+const detachPatience = 5 * time.Second
+
+// againRate is how many pages a second the executor maps again for a worker that drops them, after as many as the heap has. That takes 1 % to 2 % of a core.
+const againRate = 1000
+
+// ranges returns the parts of the heap that workers map from the file, as the seed's header names them. The header may have any content, because the tenant's user code could write to it.
+func (p *paging) ranges() (list []SeedSegment) {
+	heap := uint64(p.c.Units) * SeedUnit
+	b := p.mem[heap:][:seedExtents+16*seedExtentsMost]
+	le := binary.LittleEndian
+	for i := range min(le.Uint32(b[seedExtents-8:]), seedExtentsMost) {
+		at := b[seedExtents+16*i:]
+		from, to := le.Uint64(at)&^(seedPage-1), min(le.Uint64(at[8:])&^(seedPage-1), heap)
+		if from < to {
+			list = append(list, SeedSegment{Offset: from, Size: to - from})
+		}
+	}
+	return list
+}
+
+// pager answers the page faults of a worker.
+type pager struct {
+	p    *paging
+	w    *Worker
+	file *os.File      // its userfaultfd
+	poke chan struct{} // capacity 1: ready may have something
+
+	// again limits the faults on pages that the worker had already, or that the seed does not have. The worker may drop such pages as often as it wants, and nobody pays for mapping them again.
+	again *rate.Limiter
+
+	// Guarded by p.mu.
+	shown    []bool          // leaves that the worker has had
+	waits    map[uint32]bool // leaves
+	ready    []SeedRun       // that have arrived
+	next     uint32          // leaf after the last one for which the worker has waited, and for how many one after the other
+	sequence uint32
+}
+
+// attach begins to answer the faults of a worker that has mapped the seed's heap, and nothing else in the heap's range of addresses. If no segment is read any more, it
+// only returns the error of the reading, nil if the seed is whole.
+func (p *paging) attach(ctx context.Context, w *Worker) error {
+	file := w.pages.Swap(nil)
+	if file == nil {
+		return errors.New("the worker has no userfaultfd")
+	}
+	g := &pager{p: p, w: w, file: file, poke: make(chan struct{}, 1), waits: map[uint32]bool{}, shown: make([]bool, p.count()), again: rate.NewLimiter(p.again, int(p.count())+int(p.c.Units)*(SeedUnit/seedPage))}
+	p.mu.Lock()
+	select {
+	case <-p.over:
+		p.mu.Unlock()
+		file.Close()
+		return p.err
+	default:
+	}
+	ranges := p.ranges()
+	p.pagers[g] = true
+	if g.ready = p.o.First; len(g.ready) > 0 {
+		g.poke <- struct{}{}
+	}
+	p.detached.Add(1)
+	p.mu.Unlock()
+	registered := make(chan error, 1)
+	go g.serve(ranges, registered)
+	select { // the worker could delay the registration without a limit
+	case err := <-registered:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-w.done:
+		return errors.New("the worker has ended")
+	}
+}
+
+// serve answers faults until the worker has ended or all segments have arrived.
+func (g *pager) serve(ranges []SeedSegment, registered chan<- error) {
+	defer g.leave()
+	for _, x := range ranges {
+		if err := registerRange(g.file, seedHeapAt+x.Offset, x.Size); err != nil {
+			registered <- fmt.Errorf("fill its memory on demand: %w", err)
+			return
+		}
+	}
+	registered <- nil
+	go g.listen()
+	for {
+		select {
+		case <-g.poke:
+			g.p.mu.Lock()
+			ready := g.ready
+			g.ready = nil
+			g.p.mu.Unlock()
+			for _, r := range ready {
+				g.show(r)
+			}
+		case <-g.p.over:
+			g.finish()
+			return
+		case <-g.w.done:
+			return
+		}
+	}
+}
+
+// finish makes the worker's memory regular memory, or ends the worker if its pages are lost.
+func (g *pager) finish() {
+	if err := g.p.err; err != nil {
+		g.w.end(verdict{wire.StatusWorkerDied, "lost the pages of its seed: " + err.Error()})
+		<-g.w.done // until then its faults must not be answered with zeros
+		return
+	}
+	late := time.AfterFunc(detachPatience, func() {
+		g.w.end(verdict{wire.StatusWorkerDied, fmt.Sprintf("has delayed a change of its mappings for %v", detachPatience)})
+	})
+	defer late.Stop()
+	if err := unregisterRange(g.file, seedHeapAt, uint64(g.p.c.Units)*SeedUnit); err != nil {
+		g.w.end(verdict{wire.StatusWorkerDied, "has changed the mappings of its seed's heap while pages of it were missing"})
+		<-g.w.done
+	}
+}
+
+func (g *pager) leave() {
+	g.p.mu.Lock()
+	delete(g.p.pagers, g)
+	g.p.mu.Unlock()
+	g.file.Close() // so listen ends
+	g.p.detached.Done()
+}
+
+// listen reads the faults.
+func (g *pager) listen() {
+	events := make([]byte, 16*uffdMessage)
+	for {
+		n, err := g.file.Read(events)
+		if err != nil {
+			return
+		}
+		for _, at := range faults(events[:n]) {
+			g.fault(at)
+		}
+	}
+}
+
+// fault answers a fault. A fault outside of the heap can only come from a mapping that the worker has moved.
+func (g *pager) fault(address uint64) {
+	offset := (address - seedHeapAt) &^ (seedPage - 1)
+	if offset >= uint64(g.p.c.Units)*SeedUnit {
+		return
+	}
+	p := g.p
+	l, has := p.leafAt(offset)
+	if !has { // the source has no memory there either
+		time.Sleep(g.again.Reserve().Delay())
+		showZeros(g.file, seedHeapAt+offset)
+		return
+	}
+	p.mu.Lock()
+	wait, r := !p.valid[l], g.window(l)
+	if wait && !g.waits[l] {
+		g.waits[l] = true
+		if !slices.Contains(p.wanted, r) {
+			p.wanted = append(p.wanted, r)
+		}
+	}
+	again := g.shown[l]
+	if !p.o.Exact { // another node chooses what it reads around the page
+		r = SeedRun{l, 1}
+	}
+	p.touch(r)
+	select {
+	case p.asked <- struct{}{}:
+	default:
+	}
+	p.mu.Unlock()
+	if again {
+		time.Sleep(g.again.Reserve().Delay())
+	}
+	if !wait {
+		g.show(SeedRun{l, 1})
+	}
+}
+
+// window returns what is read and shown for a leaf. Of a sequence of leaves for which the worker waits, the next ones are read too, an eighth of those before. Under p.mu.
+func (g *pager) window(l uint32) SeedRun {
+	r := g.p.window(l)
+	if g.p.o.Exact {
+		if l != g.next {
+			g.sequence = 0
+		}
+		r.Count = min(1+g.sequence/8, g.p.base[g.p.segment(l)+1]-l)
+		g.next, g.sequence = l+r.Count, g.sequence+r.Count
+	}
+	return r
+}
+
+// arrived notes that runs have arrived. show: the worker gets them even if it does not wait for them. Under p.mu.
+func (g *pager) arrived(runs []SeedRun, show bool) {
+	before := len(g.ready)
+	for l := range g.waits {
+		if g.p.valid[l] {
+			delete(g.waits, l)
+			g.ready = append(g.ready, SeedRun{l, 1})
+		}
+	}
+	if show {
+		g.ready = append(g.ready, runs...)
+	}
+	if len(g.ready) == before {
+		return
+	}
+	select {
+	case g.poke <- struct{}{}:
+	default:
+	}
+}
+
+// show maps what has arrived of a run into the worker, with valid leaves before and after it.
+func (g *pager) show(r SeedRun) {
+	p := g.p
+	for l := r.First; l < r.First+r.Count; l++ {
+		p.mu.Lock()
+		part := p.around(l)
+		for k := range part.Count {
+			g.shown[part.First+k] = true
+		}
+		p.mu.Unlock()
+		if part.Count == 0 {
+			continue
+		}
+		x := p.bytes(part)
+		if end := min(x.Offset+x.Size, uint64(p.c.Units)*SeedUnit); x.Offset < end {
+			showPages(g.file, seedHeapAt+x.Offset, end-x.Offset)
+		}
+		l = part.First + part.Count - 1
+	}
+}

@@ -1,0 +1,249 @@
+package zygote
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"sort"
+)
+
+// join makes one run of runs that follow each other.
+func join(runs []SeedRun) (list []SeedRun) {
+	for _, r := range runs {
+		if n := len(list) - 1; n >= 0 && list[n].First+list[n].Count == r.First {
+			list[n].Count += r.Count
+		} else {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// cleanRuns returns the part of a list that may be used. The list can come from another process.
+func cleanRuns(list []SeedRun, leaves uint32) (clean []SeedRun) {
+	sum := uint32(0)
+	for _, r := range list[:min(len(list), touchedMost)] {
+		if r.First >= leaves {
+			continue
+		}
+		r.Count = min(r.Count, leaves-r.First, leaves-sum)
+		if r.Count > 0 {
+			sum, clean = sum+r.Count, append(clean, r)
+		}
+	}
+	return clean
+}
+
+// count returns the number of leaves.
+func (p *paging) count() uint32 { return p.base[len(p.c.Segments)] }
+
+// segment returns the segment of a leaf.
+func (p *paging) segment(l uint32) int {
+	return sort.Search(len(p.c.Segments), func(i int) bool { return p.base[i+1] > l })
+}
+
+// bytes returns where in the file a run is that lies in one segment.
+func (p *paging) bytes(r SeedRun) SeedSegment {
+	i := p.segment(r.First)
+	x := p.c.Segments[i]
+	from := uint64(r.First-p.base[i]) * p.leaf
+	return SeedSegment{Offset: x.Offset + from, Size: min(uint64(r.Count)*p.leaf, x.Size-from)}
+}
+
+// window returns what is read for a leaf for which a worker waits.
+func (p *paging) window(l uint32) SeedRun {
+	if p.o.Exact {
+		return SeedRun{l, 1}
+	}
+	i, most := p.segment(l), uint32(max(segmentSize/p.leaf, 1))
+	from := l - (l-p.base[i])%most
+	return SeedRun{from, min(most, p.base[i+1]-from)}
+}
+
+// take takes about fetchMost bytes from the front of a list. It returns those of them that are not valid, as runs that lie in one segment each.
+func (p *paging) take(list *[]SeedRun) (runs []SeedRun) {
+	for room := uint32(max(fetchMost/p.leaf, 1)); len(*list) > 0 && room > 0; {
+		r := &(*list)[0]
+		n := min(r.Count, room)
+		runs = p.missing(runs, SeedRun{r.First, n})
+		room -= n
+		r.First, r.Count = r.First+n, r.Count-n
+		if r.Count == 0 {
+			*list = (*list)[1:]
+		}
+	}
+	return runs
+}
+
+// windows returns what is read for the leaves of a list, each only once.
+func (p *paging) windows(list []SeedRun) (all []SeedRun) {
+	done := make([]bool, p.count())
+	for _, r := range list {
+		for l := r.First; l < r.First+r.Count; l++ {
+			if done[l] {
+				continue
+			}
+			w := p.window(l)
+			for k := w.First; k < w.First+w.Count; k++ {
+				done[k] = true
+			}
+			all = append(all, w)
+		}
+	}
+	return join(all)
+}
+
+// missing appends the parts of a run that are not valid, each of which lies in one segment.
+func (p *paging) missing(list []SeedRun, r SeedRun) []SeedRun {
+	for l, i := r.First, -1; l < r.First+r.Count; l++ {
+		if p.valid[l] {
+			i = -1
+			continue
+		}
+		if i < 0 || l == p.base[i+1] {
+			i, list = p.segment(l), append(list, SeedRun{l, 0})
+		}
+		list[len(list)-1].Count++
+	}
+	return list
+}
+
+// fetch reads runs, each of which lies in one segment, checks them, and puts them into the file. show: workers get them even if they do not wait for them.
+func (p *paging) fetch(runs []SeedRun, show bool) error {
+	var parts []SeedPart
+	var proofs []uint32 // first leaves of the groups whose proofs are read
+	size := uint64(0)
+	add := func(x SeedPart) {
+		size += x.Size
+		if n := len(parts) - 1; n >= 0 && parts[n].Segment == x.Segment && parts[n].Offset+parts[n].Size == x.Offset {
+			parts[n].Size += x.Size
+		} else {
+			parts = append(parts, x)
+		}
+	}
+	for _, r := range runs {
+		i := p.segment(r.First)
+		if r == (SeedRun{p.base[i], p.base[i+1] - p.base[i]}) {
+			continue
+		}
+		for l := r.First - (r.First-p.base[i])%groupLeaves; l < r.First+r.Count; l += groupLeaves {
+			if !p.proved[l] && !slices.Contains(proofs, l) {
+				proofs = append(proofs, l)
+				add(SeedPart{-1, p.proofs[i] + uint64(l-p.base[i])/groupLeaves*proofSize, proofSize})
+			}
+		}
+	}
+	for _, r := range runs {
+		i := p.segment(r.First)
+		add(SeedPart{i, uint64(r.First-p.base[i]) * p.leaf, p.bytes(r).Size})
+	}
+	p.buffer = slices.Grow(p.buffer[:0], int(size))[:size]
+	if err := p.o.Read(parts, p.buffer); err != nil {
+		return err
+	}
+	b := p.buffer
+	for _, l := range proofs {
+		if err := p.prove(l, b[:proofSize]); err != nil {
+			return err
+		}
+		b = b[proofSize:]
+	}
+	for _, r := range runs {
+		x := p.bytes(r)
+		if err := p.check(r, b[:x.Size]); err != nil {
+			return err
+		}
+		copy(p.mem[x.Offset:], b[:x.Size])
+		b = b[x.Size:]
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.moved += size
+	for _, r := range runs {
+		for l := r.First; l < r.First+r.Count; l++ {
+			if !p.valid[l] {
+				p.valid[l] = true
+				p.left--
+			}
+		}
+	}
+	for g := range p.pagers {
+		g.arrived(runs, show)
+	}
+	return nil
+}
+
+// prove takes the hashes of the leaves of the group that begins with leaf l from a proof.
+func (p *paging) prove(l uint32, proof []byte) error {
+	i := p.segment(l)
+	own, err := checkProof(p.c.Segments[i], i, int(l-p.base[i])/groupLeaves, int(p.base[i+1]-p.base[i]), proof)
+	if err == nil {
+		p.know(l, own)
+	}
+	return err
+}
+
+// know records the hashes of leaves from l on.
+func (p *paging) know(l uint32, sums []byte) {
+	copy(p.c.leaves[int(l)*sha256.Size:], sums)
+	for k := range len(sums) / sha256.Size {
+		p.proved[int(l)+k] = true
+	}
+}
+
+// check checks the bytes of a run.
+func (p *paging) check(r SeedRun, b []byte) error {
+	i := p.segment(r.First)
+	x, got := p.c.Segments[i], appendLeaves(nil, b, p.leaf)
+	if r == (SeedRun{p.base[i], p.base[i+1] - p.base[i]}) {
+		if root(got) != x.Sum {
+			return wrongSum(i, x, got)
+		}
+		p.know(r.First, got)
+		return nil
+	}
+	for k := range int(r.Count) {
+		want, has := p.c.leaves[(int(r.First)+k)*sha256.Size:][:sha256.Size], got[k*sha256.Size:][:sha256.Size]
+		if !slices.Equal(want, has) {
+			return fmt.Errorf("seed: leaf %d of segment %d was announced as SHA-256 %x, but the bytes have %x", r.First+uint32(k)-p.base[i], i, want, has)
+		}
+	}
+	return nil
+}
+
+// pick returns the runs to read next: what a worker waits for, what was recorded on another node, or if everything is to be read, the rest. show: see fetch.
+func (p *paging) pick(all bool) (runs []SeedRun, show bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = all
+	for len(p.wanted) > 0 && len(runs) == 0 {
+		runs = p.take(&p.wanted)
+	}
+	for len(p.first) > 0 && len(runs) == 0 {
+		runs, show = p.take(&p.first), true
+	}
+	for all && len(p.rest) > 0 && len(runs) == 0 {
+		runs = p.take(&p.rest)
+	}
+	return runs, show
+}
+
+// leafAt returns the leaf that contains an offset of the file, or false if the offset is in a hole.
+func (p *paging) leafAt(offset uint64) (uint32, bool) {
+	i := sort.Search(len(p.c.Segments), func(i int) bool { return p.c.Segments[i].Offset+p.c.Segments[i].Size > offset })
+	if i < len(p.c.Segments) && p.c.Segments[i].Offset <= offset {
+		return p.base[i] + uint32((offset-p.c.Segments[i].Offset)/p.leaf), true
+	}
+	return 0, false
+}
+
+// around returns a leaf with those of its segment before and after it that have arrived. Empty: it has not arrived. Under mu.
+func (p *paging) around(l uint32) (r SeedRun) {
+	i := p.segment(l)
+	from, end := l, l
+	for ; end < p.base[i+1] && p.valid[end]; end++ {
+	}
+	for ; end > l && from > p.base[i] && p.valid[from-1]; from-- {
+	}
+	return SeedRun{from, end - from}
+}
