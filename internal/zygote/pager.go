@@ -183,6 +183,7 @@ func (g *pager) fault(address uint64) {
 		r = SeedRun{l, 1}
 	}
 	p.touch(r)
+	p.hush(faultQuiet)
 	select {
 	case p.asked <- struct{}{}:
 	default:

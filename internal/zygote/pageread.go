@@ -212,7 +212,8 @@ func (p *paging) check(r SeedRun, b []byte) error {
 }
 
 // pick returns the runs to read next: what a worker waits for, what was recorded on another node, or if everything is to be read, the rest. show: see fetch.
-func (p *paging) pick(all bool) (runs []SeedRun, show bool) {
+// all: nothing is left out in the end. now: the rest may be read now. last: it is part of the rest.
+func (p *paging) pick(all, now bool) (runs []SeedRun, show, last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.all = all
@@ -222,10 +223,10 @@ func (p *paging) pick(all bool) (runs []SeedRun, show bool) {
 	for len(p.first) > 0 && len(runs) == 0 {
 		runs, show = p.take(&p.first), true
 	}
-	for all && len(p.rest) > 0 && len(runs) == 0 {
-		runs = p.take(&p.rest)
+	for all && now && len(p.rest) > 0 && len(runs) == 0 {
+		runs, last = p.take(&p.rest), true
 	}
-	return runs, show
+	return runs, show, last
 }
 
 // leafAt returns the leaf that contains an offset of the file, or false if the offset is in a hole.

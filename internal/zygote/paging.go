@@ -29,7 +29,12 @@ const (
 	seedExtents     = 49184
 	seedExtentsMost = 1024
 	// fetchMost is how many bytes are read at a time. A worker that waits for another page can wait for as many.
-	fetchMost = 512 << 10
+	fetchMost = 256 << 10
+	// The rest is read when no worker has waited for a page for faultQuiet, or has started within startQuiet, so that it does not delay these. Without such a pause, a part of it
+	// is read every restEvery.
+	faultQuiet = 2 * time.Millisecond
+	startQuiet = 10 * time.Millisecond
+	restEvery  = 10 * time.Millisecond
 	// touchedQuiet is how long no worker may have touched a further page before Options.Touched is called.
 	touchedQuiet = 200 * time.Millisecond
 	// touchedMost is the number of runs that are recorded.
@@ -78,6 +83,7 @@ type paging struct {
 	first   []SeedRun // the part of o.First that has not been read
 	rest    []SeedRun // everything that has not been read, and some that has
 	all     bool      // the rest is read, too
+	calm    time.Time // when the rest may be read
 	seen    []bool    // leaves in touched
 	touched []SeedRun // that workers have used, in this order
 	touches int       // number of leaves in touched
@@ -151,14 +157,19 @@ func (p *paging) open(fd int, s *Seed) error {
 // begin reads what workers need at their start: everything but the heap, which they read from the file and not by faults.
 func (p *paging) begin() error {
 	var need []SeedRun
-	for l := uint32(0); l < p.count(); {
-		if x := p.bytes(SeedRun{l, 1}); x.Offset >= seedFirst && x.Offset+x.Size <= uint64(p.c.Units)*SeedUnit {
-			l++
-			continue
+	for i, whole := range p.c.Segments {
+		for l := p.base[i]; l < p.base[i+1]; {
+			switch x := p.bytes(SeedRun{l, 1}); {
+			case whole.Offset >= seedFirst && whole.Offset+whole.Size <= uint64(p.c.Units)*SeedUnit:
+				l = p.base[i+1]
+			case x.Offset >= seedFirst && x.Offset+x.Size <= uint64(p.c.Units)*SeedUnit:
+				l++
+			default:
+				w := p.window(l)
+				need = append(need, w)
+				l = w.First + w.Count
+			}
 		}
-		w := p.window(l)
-		need = append(need, w)
-		l = w.First + w.Count
 	}
 	for need = join(need); len(need) > 0; {
 		if err := p.fetch(p.take(&need), false); err != nil {
@@ -193,6 +204,7 @@ func (s *Seed) Fill(ctx context.Context, rest <-chan struct{}) error {
 
 func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 	all, told := false, 0
+	var lastRest time.Time
 	tell := func() {
 		list, n := p.touchedRuns()
 		if n > told && p.o.Touched != nil {
@@ -206,7 +218,14 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if runs, show := p.pick(all); len(runs) > 0 {
+		pause := time.Duration(0)
+		if now := time.Now(); all {
+			pause = min(p.busy(now), restEvery-now.Sub(lastRest))
+		}
+		if runs, show, last := p.pick(all, pause <= 0); len(runs) > 0 {
+			if last {
+				lastRest = time.Now()
+			}
 			if err := p.fetch(runs, show); err != nil {
 				if p.o.Lost == nil {
 					return err
@@ -220,18 +239,50 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 			}
 			continue
 		}
+		var over <-chan time.Time
+		if pause > 0 {
+			over = time.After(pause)
+		}
+		begin := rest
+		if all {
+			begin = nil
+		}
 		select {
 		case <-p.asked:
 			quiet.Reset(touchedQuiet)
 		case <-quiet.C:
 			tell()
-		case <-rest:
+		case <-over:
+		case <-begin:
 			all = true
 		case <-ctx.Done():
 		}
 	}
 	tell()
 	return nil
+}
+
+// busy returns for how long the rest should still wait for workers.
+func (p *paging) busy(now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.calm.Sub(now)
+}
+
+// hush delays the rest. Under mu.
+func (p *paging) hush(pause time.Duration) {
+	if t := time.Now().Add(pause); t.After(p.calm) {
+		p.calm = t
+	}
+}
+
+// starting notes that a worker begins to start from the seed.
+func (s *Seed) starting() {
+	if p := s.paging; p != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.hush(startQuiet)
+	}
 }
 
 // end ends the reading.

@@ -295,6 +295,7 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 	if seed == nil {
 		return z.start(ctx, &spec)
 	}
+	seed.starting()
 	if seed.Lost() == nil {
 		if w, err := z.start(ctx, &spec); err == nil || seed.Lost() == nil {
 			return w, err
