@@ -61,6 +61,7 @@ type goCaller struct {
 	mu     sync.Mutex
 	report report
 	saidAt time.Time
+	busy   string // the latest reason why there was no free slot
 }
 
 // callerMain is the main function of the client process. Its arguments are those of testdata/caller.c.
@@ -179,6 +180,9 @@ func (c *goCaller) checkError(op string, began time.Time, err error, alwaysSay b
 	}
 	c.mu.Lock()
 	c.report.Errors[strconv.Itoa(int(e.Status))]++
+	if class == client.ErrBusy {
+		c.busy = strings.ReplaceAll(err.Error(), "\n", " ")
+	}
 	c.mu.Unlock()
 	if alwaysSay || class != client.ErrFunction && class != client.ErrBusy {
 		started := 0
@@ -333,7 +337,10 @@ func (u *user) run(ctx context.Context, most int) {
 			if busySince.IsZero() {
 				busySince = time.Now()
 			}
-			u.tookCall(busySince, "no free slot")
+			u.mu.Lock()
+			why := u.busy
+			u.mu.Unlock()
+			u.tookCall(busySince, "no free slot ("+why+")")
 			time.Sleep(500 * time.Microsecond)
 		case client.ErrConnection:
 			bad++
