@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -127,9 +128,22 @@ func (how trouble) blink(t testing.TB) time.Duration {
 	return time.Duration(ns)
 }
 
-// crash ends the other machine like a power cut: nothing is sent, nothing is closed.
-func crash(t testing.TB) {
+// crash ends the other machine like a power cut: nothing is sent, nothing is closed. It waits until the machine is silent, and returns when it
+// was last asked for an answer that came. On a busy machine, seconds pass between the order and the end.
+func crash(t testing.TB) (last time.Time) {
 	t.Helper()
 	there.shell(t, "setsid sh -c 'sleep 0.2; echo b >/proc/sysrq-trigger' >/dev/null 2>&1 </dev/null &")
-	time.Sleep(200 * time.Millisecond)
+	last = time.Now()
+	for began := last; ; time.Sleep(50 * time.Millisecond) {
+		asked := time.Now()
+		c, err := net.DialTimeout("tcp", other, time.Second)
+		if err != nil {
+			return last
+		}
+		last = asked
+		c.Close()
+		if time.Since(began) > 30*time.Second {
+			t.Fatal("the other machine has not ended")
+		}
+	}
 }

@@ -277,8 +277,7 @@ func TestExecutorMachineKilled(t *testing.T) {
 	second := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond, timeout: callerBound})
 	p.ready(second)
 	solved := solverThatMoves(newWorld(t))
-	hit := time.Now()
-	crash(t)
+	hit := crash(t)
 	callers := []*caller{p.caller, second}
 	for _, c := range callers {
 		p.fails(c, hit, lost, client.StatusPeerGone, statusConnection)
