@@ -153,7 +153,7 @@ typedef struct rfaas_agent_session {
     /* The RDMA device for the board and for transfers of tables, as in rfaas_session_options. */
     int32_t port, pkey_index, traffic_class, service_level, mtu;
     uint32_t gid; /* gid_index + 1; 0: chosen */
-    uint32_t reserved;
+    uint32_t virtual_pairs; /* DP_VQP_VERSION of the library; earlier libraries send 0. If it differs from the agent's, no calls pass through the agent */
     char device[64];
     char manager[RFAAS_AGENT_ADDRESS], executor[RFAAS_AGENT_ADDRESS], tenant[RFAAS_AGENT_ADDRESS];
     char provider[16];

@@ -242,7 +242,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.cached_leases, .timeout_ns = s->timeout_ns,
                                     .data_encryption = o.data_encryption, .port = o.port, .pkey_index = o.pkey_index,
                                     .traffic_class = o.traffic_class, .service_level = o.service_level, .mtu = o.mtu,
-                                    .gid = (uint32_t)o.gid_index + 1u};
+                                    .gid = (uint32_t)o.gid_index + 1u, .virtual_pairs = DP_VQP_VERSION};
     pthread_mutex_unlock(&rfaas_api_mu);
     const struct {
         const char *name, *from;

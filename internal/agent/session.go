@@ -44,6 +44,7 @@ func (c *client) openSession(r *request) (body, error) {
 			TrafficClass: int(m.TrafficClass), ServiceLevel: int(m.ServiceLevel), MTU: int(m.MTU)},
 		Timeout: time.Duration(m.TimeoutNs), Keep: int(m.Keep),
 		Dropped: c.dropped}.WithEnvironment(c.env.get)
+	o.Broker = o.Broker && m.VirtualPairs == dataplane.VirtualPairs
 	// Reserve the name first, so that of two requests with the same name only one connects.
 	c.mu.Lock()
 	_, exists := c.sessions[m.Session]

@@ -15,6 +15,9 @@ import (
 // MaxLanes is the most completion queues of an endpoint. The first channels have one each.
 const MaxLanes = int(C.DP_LANES_MAX)
 
+// VirtualPairs is the version of the virtual queue pairs that a broker serves.
+const VirtualPairs = uint32(C.DP_VQP_VERSION)
+
 // Broker is a thread that posts for other processes of the node, on channels that this process has connected. Safe for concurrent use.
 type Broker struct{ c *C.dp_broker }
 

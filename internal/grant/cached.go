@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
 // EnvCached is the environment variable with the largest number of released leases that a session caches. 0: none.
@@ -320,7 +321,7 @@ func (p *Pending) takeHanded() *Cached {
 	s.mu.Lock()
 	var found *Cached
 	for _, k := range s.all {
-		if k.anyones() && p.suits(k) && !k.Claimed() && (found == nil || k.owner == nil && k.rank() >= found.rank()) {
+		if k.anyones() && p.suits(k) && (c.opts.Broker || !k.brokered()) && !k.Claimed() && (found == nil || k.owner == nil && k.rank() >= found.rank()) {
 			found = k
 		}
 	}
@@ -387,6 +388,9 @@ func (k *Cached) Late() bool { return k.late }
 
 // anyones reports whether a lease of any session can take the workers.
 func (k *Cached) anyones() bool { return k.handed != nil || k.Late() }
+
+// brokered reports whether the channels pass through this process. The caller holds the cache's mu.
+func (k *Cached) brokered() bool { return k.handed != nil && k.cand.Provider == dataplane.Verbs }
 
 // Spare reports whether no lease has used the workers.
 func (k *Cached) Spare() bool { return k.fresh }

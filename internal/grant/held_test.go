@@ -7,8 +7,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
@@ -143,5 +145,23 @@ func TestSearchAwaitsARelease(t *testing.T) {
 		if k != nil {
 			k.timer.Stop()
 		}
+	}
+}
+
+// A session without Broker, such as that of a library that does not know virtual queue pairs, takes no lease whose channels pass through the agent.
+func TestTakeHandedWithoutBroker(t *testing.T) {
+	c := &Control{shared: &shared{}, opts: Options{Keep: 1}}
+	p := &Pending{c: c, spec: Spec{Workers: 1}}
+	for provider, taken := range map[string]bool{dataplane.Verbs: false, dataplane.TCP: true} {
+		k := &Cached{name: 1, key: p.key(), cand: Candidate{Provider: provider}, handed: io.NopCloser(nil), timer: time.NewTimer(time.Hour)}
+		c.cache.all = []*Cached{k}
+		if got := p.takeHanded(); (got == k) != taken {
+			t.Errorf("%s: %v was taken, want %v", provider, got, taken)
+		}
+		c.opts.Broker = true
+		if got := p.takeHanded(); (got == k) == taken {
+			t.Errorf("%s with Broker: %v was taken", provider, got)
+		}
+		c.opts.Broker = false
 	}
 }

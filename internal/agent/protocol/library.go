@@ -42,7 +42,7 @@ func (s *Session) Encode(b []byte) []byte {
 	c := C.rfaas_agent_session{session: C.uint64_t(s.Session), flags: C.uint32_t(s.Flags), keep: C.int32_t(s.Keep),
 		timeout_ns: C.int64_t(s.TimeoutNs), data_encryption: C.uint32_t(slices.Index(encryptions[:], s.DataEncryption)),
 		port: C.int32_t(s.Port), pkey_index: C.int32_t(s.PKeyIndex), traffic_class: C.int32_t(s.TrafficClass),
-		service_level: C.int32_t(s.ServiceLevel), mtu: C.int32_t(s.MTU), gid: C.uint32_t(s.GID)}
+		service_level: C.int32_t(s.ServiceLevel), mtu: C.int32_t(s.MTU), gid: C.uint32_t(s.GID), virtual_pairs: C.uint32_t(s.VirtualPairs)}
 	set(c.device[:], s.Device)
 	set(c.manager[:], s.Manager)
 	set(c.executor[:], s.Executor)

@@ -34,7 +34,7 @@ func kinds() []kind {
 		of("welcome", Welcome{Protocol: Version, PID: 12, Version: "1.3"}, (*Welcome).Encode, DecodeWelcome),
 		of("report", []byte("{}"), func(t *[]byte, b []byte) []byte { return EncodeReport(b, *t) }, DecodeReport),
 		of("session", Session{Session: 1, Flags: 2, Keep: -1, TimeoutNs: 3, Manager: "m:1", Executor: "", Tenant: "t", Provider: "shm",
-			Device: "rdma0", Port: 1, GID: 4, PKeyIndex: 2, TrafficClass: 106, ServiceLevel: 3, MTU: 1024},
+			Device: "rdma0", Port: 1, GID: 4, PKeyIndex: 2, TrafficClass: 106, ServiceLevel: 3, MTU: 1024, VirtualPairs: 2},
 			(*Session).Encode, DecodeSession),
 		of("session name", SessionName{1, 2}, (*SessionName).Encode,
 			func(b []byte) (SessionName, error) { return DecodeSessionName(OpChanges, b) }),

@@ -24,6 +24,7 @@ type Session struct {
 	// GID is the index of the device's GID, and 1; 0 chooses.
 	Port, PKeyIndex, TrafficClass, ServiceLevel, MTU int32
 	GID                                              uint32
+	VirtualPairs                                     uint32 // version of the library's virtual queue pairs; 0: it knows none
 }
 
 // encryptions are the words for RFAAS_DATA_ENCRYPTION_*.
@@ -44,7 +45,7 @@ func DecodeSession(b []byte) (Session, error) {
 		Provider: t.of("provider", c.provider[:]), SecretFile: t.of("secret file", c.secret_file[:]),
 		TokenFile: t.of("token file", c.token_file[:]), DataEncryption: encryptions[c.data_encryption],
 		Device: t.of("device", c.device[:]), Port: int32(c.port), PKeyIndex: int32(c.pkey_index), TrafficClass: int32(c.traffic_class),
-		ServiceLevel: int32(c.service_level), MTU: int32(c.mtu), GID: uint32(c.gid)}, t.err
+		ServiceLevel: int32(c.service_level), MTU: int32(c.mtu), GID: uint32(c.gid), VirtualPairs: uint32(c.virtual_pairs)}, t.err
 }
 
 // EncodeOpened appends the body of a reply to OPEN. encrypt is a dataplane.Encrypt value. configured: the session has an address.
