@@ -555,7 +555,7 @@ int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *pa
         }
         if (!came) {
             rfaas_agent_drop(id);
-            *r = (rfaas_reply){.lost = leave_slow()};
+            *r = (rfaas_reply){.lost = leave_slow(), .unanswered = true};
             return rfaas_api_fail(RFAAS_PEER_GONE, 0, "%s: the agent (process %d) has not answered for %lld ms; is it stopped? `rfaas agent "
                                   "status` tells", what, agent_pid, (long long)(timeout_ns + GRACE_NS) / 1000000);
         }

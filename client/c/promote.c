@@ -5,7 +5,7 @@
  *                                                   └── later calls, still through the agent
  *                  a call ends, and no other is in flight on a worker: the worker is asked ──▶ it answers ──▶ calls do not pass through the agent
  *
- * A program that makes one call gets no thread. A call that has ended waits at most MOVE_NS for the workers' answers. If a worker has not
+ * A program that makes one call gets no thread. One call that has ended waits at most MOVE_NS for the workers' answers. If a worker has not
  * answered by then, the next call on it waits for the answer, in place of its reply.
  *
  * A channel fails if its worker dies or the agent ends. No channel is connected through the agent again. The call that replaces the
@@ -168,6 +168,7 @@ static bool ask(rfaas_grant *h, rfaas_promoting *g) {
         dp_error err = {0};
         if (w->moving || !settled(w) || !dp_channel_brokered(w->ch) || dp_channel_status(w->ch))
             continue;
+        w->awaited = false;
         if (dp_promotion_possible(g->p, w->ch))
             w->moving = !dp_promotion_ask(g->p, w->ch, &err);
         else
@@ -176,11 +177,16 @@ static bool ask(rfaas_grant *h, rfaas_promoting *g) {
     return busy;
 }
 
-/* Takes the answers that come by `until`. */
-static void meet(rfaas_lease *l, int64_t until) {
-    for (uint32_t i = 0; i < l->grant->n_workers; i++)
-        if (l->grant->workers[i].moving)
-            rfaas_api_promote_step(l, i, until);
+/* Takes the answers that come by `until`. Without `again` it does not wait for an answer for which it has waited before: a worker that does not
+ * answer delays one call on the other workers. */
+static void meet(rfaas_lease *l, int64_t until, bool again) {
+    for (uint32_t i = 0; i < l->grant->n_workers; i++) {
+        rfaas_worker *w = &l->grant->workers[i];
+        if (!w->moving)
+            continue;
+        rfaas_api_promote_step(l, i, w->awaited && !again ? 1 : until);
+        w->awaited = true;
+    }
 }
 
 /* One step. The caller owns the lease or holds all units. Returns true if no further one is needed. */
@@ -213,7 +219,7 @@ static bool step(rfaas_lease *l) {
         while (busy && dp_now_ns() < until && !dp_endpoint_wait_any(h->ep, until))
             busy = ask(h, g);
     }
-    meet(l, until);
+    meet(l, until, false);
     pthread_mutex_lock(&l->mu);
     bool complete = dp_promotion_complete(g->p);
     pthread_mutex_unlock(&l->mu);
@@ -242,5 +248,5 @@ void rfaas_api_promote(rfaas_lease *l, int status) {
 
 void rfaas_api_promote_settle(rfaas_lease *l) {
     if (l->grant->promoting)
-        meet(l, dp_now_ns() + MOVE_NS);
+        meet(l, dp_now_ns() + MOVE_NS, true);
 }

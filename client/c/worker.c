@@ -115,10 +115,12 @@ void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence) {
 /* Reports whether waiting for an event about a worker is useless: its death or the lease's end is known, or no event came before. */
 static bool explained(rfaas_lease *l, const rfaas_grant *h, const rfaas_worker *w) {
     pthread_mutex_lock(&l->mu);
-    bool known = h->ended || !w->pid || w->dead_pid == w->pid || w->silent_pid == w->pid;
+    bool known = h->ended || !w->pid || w->dead_pid == w->pid || w->silent_pid == w->pid || dp_channel_given_up(w->ch);
     pthread_mutex_unlock(&l->mu);
     return known;
 }
+
+static const char no_agent[] = "the first calls of the lease pass through the agent, which has not worked for 2 s; check whether it is stopped with `rfaas agent status`";
 
 int rfaas_api_reason(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status, int started, char *why, size_t size, char **details) {
     rfaas_worker *w = &h->workers[i];
@@ -131,7 +133,7 @@ int rfaas_api_reason(rfaas_lease *l, rfaas_grant *h, uint32_t i, int status, int
     if (started == RFAAS_MAYBE_EXECUTED && w->dead_pid != w->pid)
         w->silent_pid = w->pid; /* later calls do not wait again */
     bool died = w->pid && w->dead_pid == w->pid;
-    snprintf(why, size, "%s", h->ended ? h->ended_reason : died ? w->reason : "");
+    snprintf(why, size, "%s", h->ended ? h->ended_reason : died ? w->reason : dp_channel_given_up(w->ch) ? no_agent : "");
     if (h->ended) /* a call that was in flight keeps the status of its connection */
         status = started == RFAAS_MAYBE_EXECUTED ? h->ended : RFAAS_LEASE_ENDED;
     else if (died)
@@ -187,6 +189,7 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     w->pid = 0;
     pthread_mutex_unlock(&l->mu);
     w->broken = true;
+    w->kill |= dp_channel_given_up(w->ch); /* a stopped agent keeps the worker's connection */
     __atomic_store_n(&w->overdue, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&l->grant->held_by, 0, __ATOMIC_RELAXED); /* the agent holds the descriptors of the old worker */
     int status = rfaas_api_fail_ended(l, op);
@@ -232,11 +235,11 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience, bool init) {
     if (!status)
         status = rfaas_agent_ask(op, RFAAS_AGENT_REPLACE, &parts, req.timeout_ns, sizeof(rfaas_agent_worker), &reply);
     const rfaas_agent_worker *got = (const rfaas_agent_worker *)reply.data;
-    w->replacing = !status && got->pid == 0;
-    if (w->replacing) {
+    w->replacing = reply.unanswered || (!status && got->pid == 0);
+    if (w->replacing) { /* the next use repeats the offer, so that requests which wait in the agent's socket ask for the same worker */
         free(reply.data);
         dp_channel_hold(w->ch);
-        return RFAAS_BUSY;
+        return status ? status : RFAAS_BUSY;
     }
     if (!status) {
         status = rfaas_api_connect_worker(l, l->grant, i, got);

@@ -41,9 +41,11 @@ struct dp_brokered {
     dp_vqp_completion *completions;
     int memory, sock, client; /* the memory file, this side's socket, the client's; -1: passed on */
     uint32_t served, done;         /* as in the page */
+    uint32_t claimed;              /* requests: those up to here are posted even if the client closes the queue pair */
     uint32_t received, receives;   /* receives that the client has asked for and that were posted; those outstanding */
     uint32_t watched;              /* events of the completion queue's descriptor in epoll */
     int watched_fd;
+    uint32_t beat;                 /* as in the page */
     bool used;   /* the client has posted something */
     bool gone;   /* to be destroyed */
     bool broken; /* told to the client */
@@ -308,6 +310,19 @@ static int execute(dp_brokered *c, const dp_vqp_request *r, dp_vqp_reason *reaso
                                  : dp_post_write_imm(c->qp, sge, (int)r->n, r->raddr, r->rkey, r->imm, r->wr_id, r->flags);
 }
 
+/* Reports whether the client has closed the queue pair, or has damaged the word. */
+static bool is_closed(const dp_brokered *c) { return __atomic_load_n(&c->page->gate, __ATOMIC_ACQUIRE) != c->claimed; }
+
+/* Claims the requests up to index `to`, so that the client counts them as posted. Returns false if the client has closed the queue pair: they are
+ * not posted then. */
+static bool claim(dp_brokered *c, uint32_t to) {
+    uint64_t was = c->claimed;
+    if (!__atomic_compare_exchange_n(&c->page->gate, &was, to, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        return false;
+    c->claimed = to;
+    return true;
+}
+
 static bool take_requests(dp_brokered *c) {
     dp_broker *b = c->broker;
     uint32_t posted = __atomic_load_n(&c->page->posted, __ATOMIC_ACQUIRE), before = c->served;
@@ -315,12 +330,16 @@ static bool take_requests(dp_brokered *c) {
         return false;
     c->used = true;
     if (posted - c->served > c->l.n_requests) {
+        if (!claim(c, posted))
+            return false;
         push(c, (dp_vqp_completion){.status = DP_INVALID, .op = DP_OP_WRITE, .reason = DP_VQP_BAD_INDEX});
         count(&b->stats.refused);
         c->served = posted;
     }
     receive(c); /* those that were posted before the requests */
     for (int i = 0; i < BATCH && posted != c->served && room(c); i++) {
+        if (c->served == c->claimed && !claim(c, posted - c->served < BATCH ? posted : c->served + BATCH))
+            break;
         dp_vqp_request r;
         dp_vqp_reason reason = DP_VQP_GOOD;
         memcpy(&r, &c->requests[c->served & (c->l.n_requests - 1)], sizeof r);
@@ -350,7 +369,7 @@ static void note_broken(dp_brokered *c) {
     int status = dp_qp_broken(c->qp);
     if (!status && c->qp->state == DP_QP_ERROR)
         status = DP_CONNECTION;
-    if (!status || c->broken || __atomic_load_n(&c->page->closed, __ATOMIC_ACQUIRE)) /* closed: the worker may have ended since, which is no failure */
+    if (!status || c->broken || is_closed(c)) /* closed: the worker may have ended since, which is no failure */
         return;
     c->broken = true;
     count(&c->broker->stats.failed);
@@ -359,7 +378,7 @@ static void note_broken(dp_brokered *c) {
 }
 
 static bool serve(dp_brokered *c) {
-    if (__atomic_load_n(&c->page->closed, __ATOMIC_ACQUIRE)) {
+    if (is_closed(c)) {
         c->gone = true;
         return true;
     }
@@ -440,7 +459,10 @@ static bool serve_all(dp_broker *b, bool stop) {
 
 static void probe_all(dp_broker *b) {
     for (dp_brokered *c = b->all; c; c = c->next) {
-        if (!c->used || c->qp->state != DP_QP_CONNECTED)
+        if (!c->used)
+            continue;
+        __atomic_store_n(&c->page->beat, ++c->beat, __ATOMIC_RELAXED);
+        if (c->qp->state != DP_QP_CONNECTED)
             continue;
         dp_qp_probe(c->qp);
         __atomic_store_n(&c->page->sent, c->qp->posted, __ATOMIC_RELAXED);
@@ -494,7 +516,7 @@ static void sleep_until_event(dp_broker *b) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* partner: ring() in dp_vqp.c */
     for (dp_brokered *c = b->all; c && !any; c = c->next)
         any = serve(c) || c->gone;
-    take_events(b, any ? 0 : used ? DP_PROBE_EVERY_NS / 1000000 : -1);
+    take_events(b, any ? 0 : used ? DP_VQP_BEAT_NS / 1000000 : -1);
     for (dp_brokered *c = b->all; c; c = c->next)
         if (c->used) {
             __atomic_store_n(&c->page->broker_sleeps, 0, __ATOMIC_RELAXED);
@@ -522,7 +544,7 @@ static void *run(void *arg) {
         take_incoming(b, &stop);
         int64_t now = dp_now_ns();
         if (now >= b->probe_at) {
-            b->probe_at = now + DP_PROBE_EVERY_NS;
+            b->probe_at = now + DP_VQP_BEAT_NS;
             probe_all(b);
         }
         if (passes >= PASSES)

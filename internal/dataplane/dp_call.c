@@ -57,7 +57,7 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
             s->state = SLOT_DONE;
             s->status = status;
             s->size = 0;
-            s->started = s->parts && !dp_parts_started(s) ? DP_NOT_STARTED : DP_MAYBE_EXECUTED;
+            s->started = (s->parts ? !dp_parts_started(s) : dp_qp_kept(ch->qp, i)) ? DP_NOT_STARTED : DP_MAYBE_EXECUTED;
             if (s->parts)
                 dp_parts_end(ch, s);
             ch->n_busy--;

@@ -36,6 +36,8 @@ bool dp_endpoint_brokered(const dp_endpoint *ep) { return dp_vqp_is(ep->dev); }
 
 bool dp_channel_brokered(const dp_channel *ch) { return dp_vqp_is(ch->lane->cq->dev); }
 
+bool dp_channel_given_up(const dp_channel *ch) { return dp_channel_brokered(ch) && dp_vqp_given_up(ch->qp); }
+
 /* ---- preparing ---- */
 
 static int prepare_part(dp_promotion *p, part *t, dp_cq *beside, dp_error *err) {

@@ -13,6 +13,9 @@
 
 #include "dp_vqp.h"
 
+#define SILENT_NS 2000000000   /* without a beat of the broker, while this side listened: the broker is stopped */
+#define LISTENED_MAX_NS 500000000 /* most time between two looks that counts: this process may have been stopped itself */
+
 /* The mapping of a memory file. The queue pair and both regions use it. */
 typedef struct vqp_map {
     uint8_t *at;
@@ -35,6 +38,10 @@ typedef struct vqp_qp {
     dp_vqp_packed packed;
     int memory, sock;
     uint32_t posted, receives, taken; /* as in the page, which may be damaged */
+    uint32_t beat;                    /* the latest one */
+    int64_t looked_at, silent_ns;     /* when this side last looked for it; time without one */
+    bool closed, given_up;
+    uint32_t claimed; /* by the broker, when this side closed the queue pair */
 } vqp_qp;
 
 typedef struct vqp_cq {
@@ -163,6 +170,22 @@ static bool ring(const vqp_qp *q) {
     return n > 0 || errno == EAGAIN || errno == EINTR; /* EAGAIN: many bytes wait there already */
 }
 
+/* From now on the broker claims no more requests. */
+static void close_gate(vqp_qp *q) {
+    if (q->closed)
+        return;
+    q->closed = true;
+    q->claimed = (uint32_t)__atomic_fetch_or(&q->page->gate, DP_VQP_CLOSED, __ATOMIC_SEQ_CST);
+    send(q->sock, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* The broker is stopped. */
+static void give_up(vqp_qp *q) {
+    close_gate(q);
+    q->given_up = true;
+    dp_qp_break(&q->q, DP_PEER_GONE);
+}
+
 /* Takes the next completion. */
 static bool take(vqp_qp *q, dp_vqp_completion *c) {
     if (__atomic_load_n(&q->page->done, __ATOMIC_ACQUIRE) == q->taken)
@@ -219,6 +242,17 @@ static void look(vqp_qp *q) {
     if (!drain(q))
         dp_qp_break(&q->q, DP_PEER_GONE);
     note_broken(q);
+}
+
+/* Gives up if the broker has not worked for a while. */
+static void listen_to_broker(vqp_qp *q) {
+    uint32_t beat = __atomic_load_n(&q->page->beat, __ATOMIC_RELAXED);
+    int64_t now = dp_now_ns(), passed = now - q->looked_at;
+    q->looked_at = now;
+    q->silent_ns = beat != q->beat ? 0 : q->silent_ns + (passed < LISTENED_MAX_NS ? passed : LISTENED_MAX_NS);
+    q->beat = beat;
+    if (q->silent_ns >= SILENT_NS)
+        give_up(q);
 }
 
 static int cq_wait(dp_cq *c, int64_t timeout_ns) {
@@ -324,6 +358,8 @@ static int qp_unpack(dp_domain *d, dp_cq *c, const dp_packed_qp *packed, int *fd
     q->posted = __atomic_load_n(&q->page->posted, __ATOMIC_ACQUIRE);
     q->receives = __atomic_load_n(&q->page->receives, __ATOMIC_RELAXED);
     q->taken = __atomic_load_n(&q->page->taken, __ATOMIC_RELAXED);
+    q->beat = __atomic_load_n(&q->page->beat, __ATOMIC_RELAXED);
+    q->looked_at = dp_now_ns();
     dp_mem *results = new_region(d, map, l.results_at, p.region, DP_REMOTE_WRITE, p.base, p.rkey);
     dp_mem *staging = new_region(d, map, l.staging_at, p.region, 0, 0, 0);
     if (!results || !staging || attach(cq_of(c), q)) {
@@ -372,10 +408,22 @@ static void qp_destroy(dp_qp *base) {
     free(q);
 }
 
-void dp_vqp_close(dp_qp *base) {
+void dp_vqp_close(dp_qp *base) { close_gate(qp_of(base)); }
+
+bool dp_vqp_given_up(const dp_qp *base) { return ((const vqp_qp *)base)->given_up; }
+
+/* Reports whether the request with this wr_id whose write has an immediate is one of those that the broker did not claim. */
+static bool qp_kept(dp_qp *base, uint64_t wr_id) {
     const vqp_qp *q = qp_of(base);
-    __atomic_store_n(&q->page->closed, 1, __ATOMIC_SEQ_CST);
-    send(q->sock, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    uint32_t kept = q->posted - q->claimed;
+    if (!q->given_up || kept > q->l.n_requests)
+        return false;
+    for (uint32_t i = q->claimed; i != q->posted; i++) {
+        const dp_vqp_request *r = &q->requests[i & (q->l.n_requests - 1)];
+        if (r->op == DP_VQP_WRITE_IMM && r->wr_id == wr_id)
+            return true;
+    }
+    return false;
 }
 
 /* ---- posts ---- */
@@ -386,13 +434,16 @@ static dp_vqp_request *next(vqp_qp *q) {
     return under_way < q->q.max_send ? &q->requests[q->posted & (q->l.n_requests - 1)] : NULL;
 }
 
-/* False: the broker has ended. It will never serve the request, which therefore counts as not posted. */
+/* False: the broker has ended and has not claimed the request, which therefore counts as not posted. */
 static bool submit(vqp_qp *q) {
     __atomic_store_n(&q->page->posted, ++q->posted, __ATOMIC_RELEASE);
     if (ring(q))
         return true;
-    __atomic_store_n(&q->page->posted, --q->posted, __ATOMIC_RELEASE);
+    close_gate(q);
     dp_qp_break(&q->q, DP_PEER_GONE);
+    if (q->claimed == q->posted)
+        return true; /* the call ends with the queue pair */
+    __atomic_store_n(&q->page->posted, --q->posted, __ATOMIC_RELEASE);
     return false;
 }
 
@@ -506,6 +557,7 @@ static int qp_reset(dp_qp *q, dp_error *err) {
 static int qp_probe(dp_qp *base) {
     vqp_qp *q = qp_of(base);
     look(q);
+    listen_to_broker(q);
     base->posted = __atomic_load_n(&q->page->sent, __ATOMIC_RELAXED);
     base->arrived = __atomic_load_n(&q->page->arrived, __ATOMIC_RELAXED);
     return dp_qp_broken(base);
@@ -520,7 +572,7 @@ static const dp_ops ops = {
     .cq_disarm = cq_disarm, .cq_wait = cq_wait, .cq_wake = cq_wake, .cq_promise_hot = cq_promise_hot, .qp_create = qp_create,
     .qp_export = qp_export, .qp_connect = qp_connect, .qp_reset = qp_reset, .qp_destroy = qp_destroy, .post_write = post_write,
     .post_write_imm = post_write_imm, .post_read = post_read, .post_fetch_add = post_fetch_add, .post_compare_swap = post_compare_swap,
-    .post_recv = post_recv, .rkey_ptr = rkey_ptr, .qp_probe = qp_probe, .qp_notify = qp_notify,
+    .post_recv = post_recv, .rkey_ptr = rkey_ptr, .qp_probe = qp_probe, .qp_notify = qp_notify, .qp_kept = qp_kept,
 };
 
 bool dp_vqp_is(const dp_dev *dev) { return dev->ops == &ops; }

@@ -12,6 +12,10 @@
  * Each virtual queue pair has a queue pair, a completion queue and a protection domain of its own. So a client can fill only its own queues,
  * and a completion can only reach the client that owns the queue. The broker connects a queue pair once, before it serves the client: after the
  * worker's death the client makes a queue pair of its own (dp_promotion_replace).
+ *
+ * The broker may be stopped, or may have ended. Its thread counts `beat` in the page while it works. A client that has calls in flight and sees
+ * no beat for a while closes the queue pair. The word `gate` decides about each request: the broker adds to it before it posts requests, and the
+ * client sets DP_VQP_CLOSED in it, both by atomic operations. So each request is either claimed before that, and may be executed, or is never posted.
  */
 #ifndef RFAAS_DP_VQP_H
 #define RFAAS_DP_VQP_H
@@ -19,7 +23,9 @@
 #include "dp_fabric.h"
 
 #define DP_VQP_MAGIC 0x51565246u /* "FRVQ" */
-#define DP_VQP_VERSION 1u
+#define DP_VQP_VERSION 2u
+#define DP_VQP_CLOSED (1ull << 32) /* in dp_vqp_page.gate: the client does not use the queue pair any more */
+#define DP_VQP_BEAT_NS 100000000    /* between two beats of a broker that works */
 #define DP_VQP_INLINE 256          /* bytes that travel in a request */
 #define DP_VQP_MESSAGE (1u << 20)  /* bytes of one write */
 
@@ -71,14 +77,13 @@ typedef struct dp_vqp_completion {
 } dp_vqp_completion;
 _Static_assert(sizeof(dp_vqp_completion) == 32, "completion of a virtual queue pair");
 
-/* Indices are free running. Each line has one writer. */
+/* Indices are free running. Each line has one writer, except for `gate`. */
 typedef struct dp_vqp_page {
     /* the client */
     _Alignas(DP_CACHE_LINE) uint32_t posted; /* requests */
     uint32_t receives;                       /* receives posted since the broker made the queue pair */
     uint32_t taken;                          /* completions */
     uint32_t client_sleeps;                  /* 1: the broker sends a byte after it has added a completion. Either side clears it */
-    uint32_t closed;                         /* 1: the client does not use the queue pair any more */
     /* the broker */
     _Alignas(DP_CACHE_LINE) uint32_t served; /* requests */
     uint32_t done;                           /* completions */
@@ -86,6 +91,8 @@ typedef struct dp_vqp_page {
     int32_t broken;                          /* 0, or why the queue pair has failed */
     uint32_t sent, arrived;                  /* dp_qp.posted and .arrived of the last probe */
     uint32_t blob_len;                       /* address of the queue pair */
+    uint32_t beat;                           /* grows while the broker's thread works */
+    uint64_t gate;                           /* requests that the broker has claimed, and DP_VQP_CLOSED */
     _Alignas(DP_CACHE_LINE) uint8_t blob[DP_BLOB_MAX];
 } dp_vqp_page;
 
@@ -132,7 +139,9 @@ int dp_vqp_open(dp_provider_id of, dp_dev **out, dp_error *err);
 int dp_vqp_make(dp_provider_id of, dp_dev **out, dp_error *err); /* called through dp_vqp_open */
 /* Reports whether the device is one of dp_vqp_open. */
 bool dp_vqp_is(const dp_dev *dev);
-/* Ends a virtual queue pair also for other processes that could unpack it: the broker destroys the real one. */
+/* Ends a virtual queue pair also for other processes that could unpack it: the broker posts nothing more, and destroys the real one. */
 void dp_vqp_close(dp_qp *qp);
+/* Reports whether the queue pair was closed because its broker has made no progress. */
+bool dp_vqp_given_up(const dp_qp *qp);
 
 #endif

@@ -1,9 +1,11 @@
 /* The broker of virtual queue pairs, and moving from them to private queue pairs. The broker, its clients and the private device are in the
  * case's process, each worker in one of its own. Not on shm and ofi: their regions cannot be registered by two processes. */
 #include <stddef.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "dp_broker.h"
@@ -30,7 +32,20 @@ static uint32_t f_finish(void *args, uint32_t n, void *res) {
     dp_server_finish(this_server);
     return 0;
 }
-static const dp_function functions[] = {f_count, f_finish};
+
+/* Says that it runs, and returns when it may. The words are shared by all processes of a case. */
+typedef struct gate {
+    uint32_t runs, open;
+} gate;
+static gate *the_gate;
+static uint32_t f_gate(void *args, uint32_t n, void *res) {
+    (void)args, (void)n, (void)res;
+    __atomic_store_n(&the_gate->runs, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&the_gate->open, __ATOMIC_ACQUIRE))
+        dp_cpu_pause();
+    return 0;
+}
+static const dp_function functions[] = {f_count, f_finish, f_gate};
 
 static void worker_main(int sock, void *arg) {
     dp_error err;
@@ -46,7 +61,7 @@ static void worker_main(int sock, void *arg) {
         t_recv(sock, blob, len);
         CHECK_OK_ERR(dp_dev_open(t_provider(), &o, &dev, &err), err);
         CHECK_OK_ERR(dp_server_create(dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, blob, len, &s, &err), err);
-        dp_server_set_functions(s, functions, 2);
+        dp_server_set_functions(s, functions, 3);
         this_server = s;
         len = sizeof blob;
         CHECK_OK_ERR(dp_server_blob(s, blob, &len, &err), err);
@@ -664,6 +679,136 @@ T_CASE(broker_ends, "broker/broker-ends", .providers = ON, .seconds = 40, .verbs
     stream(&c, 4, 50);
     client_close(&c);
     house_close(&h);
+}
+
+/* ---- a stopped broker ---- */
+
+/* The broker in a process of its own, which can be stopped. It makes a channel to the worker for each byte that it receives. */
+static void agent_main(int sock, void *arg) {
+    house h = *(house *)arg; /* its workers */
+    dp_error err;
+    dp_dev_options o = quick_options();
+    char byte;
+    CHECK_OK_ERR(dp_dev_open(t_provider(), &o, &h.dev, &err), err);
+    CHECK_OK_ERR(dp_broker_start(h.dev, &h.broker, &err), err);
+    while (recv(sock, &byte, 1, MSG_WAITALL) == 1 && byte) {
+        packed p;
+        char control[CMSG_SPACE(DP_VQP_FDS * sizeof(int))] = {0};
+        struct iovec v = {&p.ch, sizeof p.ch};
+        struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+        broker_channel(&h, 0, 8, &p);
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        *c = (struct cmsghdr){CMSG_LEN(DP_VQP_FDS * sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+        memcpy(CMSG_DATA(c), p.fds, DP_VQP_FDS * sizeof(int));
+        CHECK_EQ(sendmsg(sock, &m, 0), sizeof p.ch);
+        for (int i = 0; i < DP_VQP_FDS; i++)
+            close(p.fds[i]);
+    }
+    dp_broker_stop(h.broker);
+    dp_dev_close(h.dev);
+}
+
+static void agent_channel(t_peer *agent, packed *p) {
+    char control[CMSG_SPACE(DP_VQP_FDS * sizeof(int))], byte = 1;
+    struct iovec v = {&p->ch, sizeof p->ch};
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    t_send(agent->sock, &byte, 1);
+    CHECK_EQ(recvmsg(agent->sock, &m, MSG_WAITALL | MSG_CMSG_CLOEXEC), sizeof p->ch);
+    CHECK(CMSG_FIRSTHDR(&m) && CMSG_FIRSTHDR(&m)->cmsg_len == CMSG_LEN(DP_VQP_FDS * sizeof(int)));
+    memcpy(p->fds, CMSG_DATA(CMSG_FIRSTHDR(&m)), DP_VQP_FDS * sizeof(int));
+}
+
+static void stop(t_peer *agent) {
+    int status;
+    CHECK(!kill(agent->pid, SIGSTOP));
+    CHECK(waitpid(agent->pid, &status, WUNTRACED) == agent->pid && WIFSTOPPED(status));
+}
+
+static void go_on(t_peer *agent) { CHECK(!kill(agent->pid, SIGCONT)); }
+
+/* Waits for a call that the broker does not finish. It has no deadline. */
+static void expect_given_up(client *c, uint32_t at, dp_started want) {
+    uint32_t size;
+    dp_started started;
+    CHECK_STATUS(dp_channel_wait(c->ch, at, 0), DP_OK);
+    CHECK_STATUS(dp_channel_finish(c->ch, at, NULL, &size, &started), DP_PEER_GONE);
+    CHECK_EQ(started, want);
+    CHECK(dp_channel_given_up(c->ch));
+}
+
+/* Waits until a broker that goes on has ended the channel, and the worker's server with it. Then the worker serves the client directly, and has
+ * executed `executed` calls before. */
+static void expect_count(house *h, client *c, uint64_t executed) {
+    replace_worker(h, c, 0);
+    c->calls = executed;
+    stream(c, 4, 20);
+}
+
+/* The agent is stopped while a client calls. The call that the agent has not claimed was not started and is never executed, also if the agent goes
+ * on. The call whose reply the agent does not deliver may have been executed. Both end without a deadline. A short stop ends no call. */
+T_CASE(broker_stopped, "broker/agent-stopped", .providers = ON, .seconds = 40, .verbs_seconds = 60) {
+    static const dp_wait_mode modes[] = {DP_WAIT_HOT, DP_WAIT_WARM};
+    dp_error err;
+    dp_dev_options o = quick_options();
+    the_gate = mmap(NULL, sizeof *the_gate, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(the_gate != MAP_FAILED);
+    for (int claimed = 0; claimed < 2; claimed++) {
+        house h = {.n = 1};
+        t_peer agent;
+        packed p;
+        client c;
+        *the_gate = (gate){0};
+        t_peer_start(&h.workers[0], true, worker_main, NULL);
+        house of_agent = h;
+        CHECK_GE(of_agent.workers[0].sock = dup(h.workers[0].sock), 0); /* a new peer process closes the sockets of the others */
+        t_peer_start(&agent, true, agent_main, &of_agent);
+        close(of_agent.workers[0].sock);
+        CHECK_OK_ERR(dp_dev_open(t_provider(), &o, &h.own, &err), err);
+        agent_channel(&agent, &p);
+        dp_provider_id of = !strcmp(t_provider(), "tcp") ? DP_PROVIDER_TCP : DP_PROVIDER_VERBS;
+        CHECK_OK_ERR(dp_vqp_open(of, &h.virtual, &err), err);
+        client_open(&h, &p, &c, modes[claimed]);
+        stream(&c, 4, 20);
+        for (int i = 0; i < 5; i++) { /* short stops */
+            stop(&agent);
+            uint32_t at = submit(&c, 100, (uint32_t)i);
+            go_on(&agent);
+            finish(&c, at, 100, (uint32_t)i);
+        }
+        uint64_t executed = c.calls;
+        uint32_t at[3];
+        if (claimed) {
+            CHECK_OK(dp_channel_submit(c.ch, 2, NULL, 0, NULL, 0, &at[0]));
+            while (!__atomic_load_n(&the_gate->runs, __ATOMIC_ACQUIRE))
+                dp_cpu_pause();
+            stop(&agent);
+            __atomic_store_n(&the_gate->open, 1, __ATOMIC_RELEASE);
+            at[1] = submit(&c, 30, 1);
+        } else {
+            stop(&agent);
+            at[0] = submit(&c, 5000, 1); /* two requests: its bytes, and its header */
+            at[1] = submit(&c, 30, 1);
+        }
+        expect_given_up(&c, at[0], claimed ? DP_MAYBE_EXECUTED : DP_NOT_STARTED);
+        expect_given_up(&c, at[1], DP_NOT_STARTED);
+        CHECK_STATUS(dp_channel_submit(c.ch, 0, NULL, 0, NULL, 64, &at[2]), DP_PEER_GONE);
+        go_on(&agent);
+        expect_count(&h, &c, executed);
+        client_close(&c);
+        char none = 0;
+        t_send(agent.sock, &none, 1);
+        t_peer_join(&agent);
+        dp_dev_close(h.virtual);
+        dp_dev_close(h.own);
+        uint32_t last = 0;
+        if (t_is_verbs()) {
+            t_peer_kill(&h.workers[0]);
+        } else {
+            t_send(h.workers[0].sock, &last, sizeof last);
+            t_peer_join(&h.workers[0]);
+        }
+    }
+    munmap(the_gate, sizeof *the_gate);
 }
 
 /* The client learns of the worker's death before or after the worker's answer. The channel stays failed on the new queue pair, and the worker is replaced. */

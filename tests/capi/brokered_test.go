@@ -231,6 +231,94 @@ func TestBrokeredSpread(t *testing.T) {
 	c.free()
 }
 
+// TestBrokeredStopped stops the agent while calls pass through it. The call in flight and the next one end without a deadline, by an error that names the
+// agent. When the agent goes on, the lease goes on with its own queue pair.
+func TestBrokeredStopped(t *testing.T) {
+	c := startBrokered(t, "0")
+	for _, line := range []string{"calls 1", "spread 1000"} {
+		l := c.begin()
+		l.do("calls 1")
+		agent := agentStatus(t, c.socket).PID
+		stop := func() {
+			if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil {
+				t.Error(err)
+			}
+		}
+		t.Cleanup(func() { syscall.Kill(agent, syscall.SIGCONT) })
+		if line == "calls 1" {
+			stop()
+			if a := l.ask(line); a.status != -501 || !strings.Contains(a.text, "agent") { // RFAAS_PEER_GONE
+				t.Errorf("a call while the agent is stopped: %+v", a)
+			}
+		} else {
+			if got := l.spread(line, stop); got != "-501" { // executed, but the agent delivers no reply
+				t.Errorf("a call that runs when the agent is stopped: status %s", got)
+			}
+			if a := l.ask("calls 1"); a.status == 0 || !strings.Contains(a.text, "agent") {
+				t.Errorf("the next call: %+v", a)
+			}
+		}
+		if err := syscall.Kill(agent, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, "calls succeed", func() bool { return l.ask("calls 1").status == 0 })
+		l.do("calls 100")
+		if own := l.own(); own != "1:1" {
+			t.Errorf("after the agent goes on: queue pairs and libibverbs %s, want 1:1", own)
+		}
+		l.do("release", "close", "finalize")
+		c.free()
+		for range 2 {
+			first := lead(t, 1, 0, c.env...)
+			first.do("init", "session", "open", "calls 3", "release", "close", "finalize")
+		}
+		c.ready()
+	}
+}
+
+// TestBrokeredMoveBound stops a worker before it is asked to move. Calls on the other worker return, and one of them at most waits for the answer: calls take
+// no longer than after the stopped worker has moved. The executor ends a worker that is stopped for a second. On a busy machine, the calls may take longer.
+func TestBrokeredMoveBound(t *testing.T) {
+	c := startSpare(t, "0", 2)
+	for range 3 {
+		if c.moveBound() {
+			return
+		}
+		c.ready()
+	}
+	t.Skip("the executor has ended the stopped worker each time")
+}
+
+// moveBound returns false if the executor has ended the stopped worker.
+func (c *brokeredCluster) moveBound() bool {
+	l := c.begin()
+	l.do("calls 1")
+	_, second, _ := strings.Cut(strings.Fields(l.ask("who").text)[1], ":")
+	pid, err := strconv.Atoi(second)
+	if err = errors.Join(err, syscall.Kill(pid, syscall.SIGSTOP)); err != nil {
+		c.t.Fatal(err)
+	}
+	moved := func(n string) func() bool { return func() bool { l.do("calls 5"); return l.own() == n+":1" } }
+	least := func() time.Duration {
+		return min(l.ask("calls 50").took, l.ask("calls 50").took, l.ask("calls 50").took)
+	}
+	testkit.Eventually(c.t, "the first worker has moved", moved("1"))
+	stopped := least()
+	still := l.own() == "1:1" && syscall.Kill(pid, syscall.SIGCONT) == nil
+	if still {
+		testkit.Eventually(c.t, "the second worker has moved", moved("2"))
+		if free := least(); stopped > 3*free {
+			c.t.Errorf("50 calls take %v while another worker does not answer, %v afterwards", stopped, free)
+		}
+		if got := l.spread("threads 1", func() {}); got != "0 0" {
+			c.t.Errorf("statuses %s, want 0 each", got)
+		}
+	}
+	l.do("release", "close", "finalize")
+	c.free()
+	return still
+}
+
 // TestBrokeredOff opens a lease with a spare worker that connects to the client's own queue pair.
 func TestBrokeredOff(t *testing.T) {
 	c := startSpare(t, "0", 1, "RFAAS_BROKER=0")

@@ -46,7 +46,7 @@ static void put_request(dp_brokered *c, input *in) {
 
 static void set_field(dp_brokered *c, input *in) {
     uint32_t *fields[] = {&c->page->posted,        &c->page->receives, &c->page->taken,  &c->page->client_sleeps,          &c->page->served, &c->page->done,
-                          &c->page->broker_sleeps, &c->page->blob_len, &c->page->closed, (uint32_t *)&c->page->broken};
+                          &c->page->broker_sleeps, &c->page->blob_len, (uint32_t *)&c->page->gate, (uint32_t *)&c->page->broken};
     uint8_t which = take8(in);
     uint32_t *field = fields[which % (sizeof fields / sizeof *fields)];
     *field = which & 0x80 ? *field + take8(in) : (uint32_t)take64(in);
