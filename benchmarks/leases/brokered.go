@@ -25,10 +25,10 @@ func brokered(ctx context.Context, cfg *Config) ([]Row, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s --broker %s: %w", cfg.Cold.Peer, provider, err)
 	}
-	var ns [2]int64
+	var ns, floor [2]int64
 	var rate [2]float64
 	var refused, failed, called, wrong, posted, lost, moves uint64
-	_, err = fmt.Fscanf(bytes.NewReader(out), "brokered %d %g\nprivate %d %g\nsoak %d %d %d %d %d %d %d\n", &ns[0], &rate[0], &ns[1], &rate[1],
+	_, err = fmt.Fscanf(bytes.NewReader(out), "brokered %d %g\nprivate %d %g\nfloor %d %d\nsoak %d %d %d %d %d %d %d\n", &ns[0], &rate[0], &ns[1], &rate[1], &floor[0], &floor[1],
 		&refused, &failed, &called, &wrong, &posted, &lost, &moves)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s --broker %s printed %q", cfg.Cold.Peer, provider, out), err)
@@ -41,6 +41,8 @@ func brokered(ctx context.Context, cfg *Config) ([]Row, error) {
 		{"K9", "the same with moves to a private queue pair under load", float64(wrong), "", none, false, fmt.Sprintf("%d moves on %s", moves, provider)},
 		{"K10", "call of 8 B through the broker against a private queue pair", float64(ns[0]) / float64(ns[1]), "times", 1.34, false,
 			fmt.Sprintf("p50 on %s: %s and %s", provider, us(ns[0]), us(ns[1]))},
+		{"K10", "the same against a bare round trip through another process", float64(ns[0]) / float64(floor[1]), "times", 1.34, false,
+			fmt.Sprintf("%s; it takes %s, without the other process %s (%.2f times)", provider, us(floor[1]), us(floor[0]), float64(floor[1])/float64(floor[0]))},
 		{"S5", "rate on a private queue pair against that through the broker", rate[1] / rate[0], "times", 1.3, true,
 			fmt.Sprintf("8 calls in flight on %s: %.1f and %.1f K/s", provider, rate[1]/1e3, rate[0]/1e3)},
 	}, nil

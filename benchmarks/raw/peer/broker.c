@@ -14,6 +14,7 @@
 #include "broker.h"
 #include "dp_broker.h"
 #include "dp_serve.h"
+#include "relay.h"
 
 enum { CLIENTS = 4, DEPTH = 8, BYTES = 8, ROUNDS = 5, POSTS = 5000, MALFORMED = 100000 };
 static const dp_channel_config sizes = {DEPTH, 4096, 0};
@@ -69,12 +70,32 @@ static _Noreturn void work(const char *provider, int sock) {
     _exit(0);
 }
 
+/* The other side of the floor. */
+static _Noreturn void work_bare(const char *provider, int sock) {
+    dp_dev *dev;
+    dp_error err = {0};
+    relay_card c;
+    const dp_dev_options o = {.active_side_only = 1};
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    while (recv(sock, &c, sizeof c, MSG_WAITALL) == sizeof c) {
+        int st = dp_dev_open(provider, &o, &dev, &err);
+        if (!st)
+            st = relay_serve(dev, sock, &c, &err);
+        if (st) {
+            fprintf(stderr, "rfaas-bench-peer: worker: %s\n", err.msg);
+            _exit(1);
+        }
+        dp_dev_close(dev);
+    }
+    _exit(0);
+}
+
 /* ---- clients ---- */
 
 typedef struct run {
     dp_dev *dev, *own, *virtual;
     dp_broker *broker;
-    int workers[CLIENTS]; /* their sockets */
+    int workers[CLIENTS + 1]; /* their sockets; the last one serves the floor */
     int calls;            /* of a measurement */
 } run;
 
@@ -187,9 +208,9 @@ static int by_time(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The same calls through the broker and on the private queue pair, in turn. Prints medians of the rounds. */
+/* The same calls through the broker and on the private queue pair, and the floor's round trips, in turn. Prints medians of the rounds. */
 static int paths(run *r, client *c) {
-    int64_t took[2][ROUNDS], whole[2][ROUNDS], *each = calloc((size_t)r->calls, sizeof *each);
+    int64_t took[2][ROUNDS], whole[2][ROUNDS], bare[2][ROUNDS], *each = calloc((size_t)r->calls, sizeof *each);
     int st = each ? DP_OK : DP_FATAL;
     for (int k = 0; k < ROUNDS && !st; k++) {
         st = begin(c);
@@ -205,6 +226,8 @@ static int paths(run *r, client *c) {
                 st = move(c);
         }
         end(c);
+        if (!st)
+            st = relay_measure(r->own, r->workers[CLIENTS], r->calls, &bare[0][k], &bare[1][k], &c->err);
     }
     free(each);
     if (st)
@@ -212,8 +235,10 @@ static int paths(run *r, client *c) {
     for (int path = 0; path < 2; path++) {
         qsort(took[path], ROUNDS, sizeof(int64_t), by_time);
         qsort(whole[path], ROUNDS, sizeof(int64_t), by_time);
+        qsort(bare[path], ROUNDS, sizeof(int64_t), by_time);
         printf("%s %lld %.0f\n", path ? "private" : "brokered", (long long)took[path][ROUNDS / 2], r->calls / ((double)whole[path][ROUNDS / 2] / 1e9));
     }
+    printf("floor %lld %lld\n", (long long)bare[0][ROUNDS / 2], (long long)bare[1][ROUNDS / 2]);
     return DP_OK;
 }
 
@@ -343,7 +368,7 @@ static int soak(run *r, dp_error *err) {
 
 /* Starts the workers before this process has threads. */
 static int hire(run *r, const char *provider, dp_error *err) {
-    for (int i = 0; i < CLIENTS; i++) {
+    for (int i = 0; i <= CLIENTS; i++) {
         int pair[2];
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
             return dp_fail(err, DP_FATAL, errno, "socket of a worker");
@@ -352,6 +377,8 @@ static int hire(run *r, const char *provider, dp_error *err) {
             for (int k = 0; k < i; k++)
                 close(r->workers[k]);
             close(pair[0]);
+            if (i == CLIENTS)
+                work_bare(provider, pair[1]);
             work(provider, pair[1]);
         }
         close(pair[1]);
