@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -259,4 +260,50 @@ func fetched(t *testing.T, web string) (n float64) {
 		}
 	}
 	return n
+}
+
+// TestSeedTableFigures prints what a lease that maps 100 MB of a seed and reads them takes, beside a lease to which the same bytes are sent as a payload: on the executor that has made
+// the seed, on another one that copies it first, and there once more. It judges nothing.
+func TestSeedTableFigures(t *testing.T) {
+	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
+		t.Skip("RFAAS_TEST_FIGURES is not set")
+	}
+	const mb, nodes = 100, 1000
+	all, s, _ := seedCluster(t, 2)
+	payload, answer := bytes.Repeat([]byte{7}, mb*1_000_000), make([]byte, 24)
+	memory := uint64(512 << 20)
+	lease := func(at *daemon, name string, in []byte) time.Duration {
+		t.Helper()
+		memory++ // no cached worker has these terms
+		began := time.Now()
+		l, err := s.Lease(t.Context(), client.LeaseOptions{Library: mappedLibrary(t, "uses"), Executor: at.Address, Bulk: int64(len(in)), Memory: memory})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Worker(0).Invoke(t.Context(), function(t, l, name), in, answer); err != nil {
+			t.Fatal(err)
+		}
+		took := time.Since(began)
+		release(t, l)
+		return took
+	}
+	mappedLibrary(t, "uses")
+	var here, there, again, sentHere, sentThere []time.Duration
+	for range 7 {
+		seed, err := makeTree(t, s, all[0].Address, "prepare", treeOf(nodes, mb))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sentHere, sentThere = append(sentHere, lease(all[0], "payload", payload)), append(sentThere, lease(all[1], "payload", payload))
+		if err := s.PutTableSeed(t.Context(), "tree", seed.Name()); err != nil {
+			t.Fatal(err)
+		}
+		here, there = append(here, lease(all[0], "walk", nil)), append(there, lease(all[1], "walk", nil))
+		again = append(again, lease(all[1], "walk", nil))
+		if err := errors.Join(s.DropTable("tree"), seed.Release()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%d MB over %s, lease and call: mapped %v, sent %v; on the other executor mapped with the copy %v, mapped again %v, sent %v", mb, provider(), middle(here), middle(sentHere), middle(there),
+		middle(again), middle(sentThere))
 }

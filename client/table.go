@@ -31,6 +31,20 @@ func (s *Session) PutTableAt(ctx context.Context, name string, address uint64, p
 	return err
 }
 
+// PutTableSeed publishes the memory of a seed as a table: functions of any library get what its setup function has named by rfaas_set_root, read-only and at the
+// address that it has in the seed. seed is its full name (Seed.Name). A session can have one such table. See rfaas_table_put_seed(3). Errors: ErrInvalid (also: the setup function
+// has named nothing), ErrLease (the seed has ended).
+func (s *Session) PutTableSeed(ctx context.Context, name, seed string) error {
+	const op = "publish a seed as a table"
+	if strings.Contains(name+seed, "\x00") {
+		return fail(op, dataplane.StatusInvalid, "%q, seed %q: want no NUL", name, seed)
+	}
+	_, err := during(ctx, s, op, func() (struct{}, error) {
+		return struct{}{}, s.c.TablePutSeed(name, seed)
+	}, func(struct{}) { _ = s.c.TableDrop(name) })
+	return err
+}
+
 // DropTable withdraws a table. ErrInvalid: the session has no such table, or has leases.
 func (s *Session) DropTable(name string) error {
 	const op = "drop a table"

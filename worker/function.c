@@ -86,3 +86,10 @@ uint32_t rfaas_worker_cores(void) {
 int rfaas_on_resume(void (*f)(void *arg), void *arg) { return dp_resume_add(f, arg); }
 
 uint32_t rfaas_child_number(void) { return dp_resume_child(); }
+
+void rfaas_set_root(const void *root, size_t size) {
+    if (!dp_heap_inside())
+        return;
+    dp_heap_kept_at()->root = root;
+    dp_heap_kept_at()->root_size = size;
+}

@@ -122,12 +122,15 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 #define DP_TABLE_NAME 64   /* bytes of a table's name, with its NUL */
 #define DP_TABLES_MAX 64u  /* tables of a worker */
 
-/* Body of TABLE. The descriptor is that of a sealed memory file of `size` bytes, opened for reading. */
+/* Body of TABLE. The descriptor is that of a sealed memory file of `size` bytes, opened for reading, or the file of a seed, whose heap is mapped. */
 typedef struct dp_msg_table {
     uint64_t size;
     uint64_t address; /* where to map it, whole pages; 0: anywhere */
     char name[DP_TABLE_NAME];
+    uint32_t seed_units; /* size of the seed's heap, in units of 32 MiB; 0: not a seed */
+    uint32_t pad;
 } dp_msg_table;
+_Static_assert(offsetof(dp_msg_table, name) == 16 && offsetof(dp_msg_table, seed_units) == 80 && sizeof(dp_msg_table) == 88, "table message layout");
 
 #define DP_FUNCTIONS_MAX 65536     /* a request's function index has 16 bits */
 #define DP_NAMES_MAX (4u << 20)    /* bytes of the names memfd */

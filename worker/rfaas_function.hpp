@@ -78,6 +78,26 @@ template <class T> span<const T> table(const char *name) {
     return {static_cast<const T *>(at), size / sizeof(T)};
 }
 
+/* rfaas_set_root for an object in memory from new. What it contains must be there, too: containers of the standard library are, objects with
+ * virtual functions are not. */
+template <class T> void set_root(const T &object) {
+    static_assert(!std::is_polymorphic<T>::value, "functions that map the seed lack the table of virtual functions");
+    rfaas_set_root(&object, sizeof object);
+}
+
+/* The object that a seed has as its root, where the program has published the seed as a table. T must have the same definition in both libraries.
+ * Throws std::runtime_error if there is no such table, or if its root has another size. */
+template <class T> const T &root(const char *name) {
+    std::size_t size = 0;
+    const void *at = rfaas_table(name, &size);
+    if (!at)
+        throw std::runtime_error("the program has published no table \"" + std::string(name) + "\"");
+    if (size != sizeof(T))
+        throw std::runtime_error("the root of table \"" + std::string(name) + "\" has " + std::to_string(size) + " bytes, want " +
+                                 std::to_string(sizeof(T)));
+    return *static_cast<const T *>(at);
+}
+
 /* What RFAAS_FUNCTION is made of. */
 namespace typed {
 

@@ -67,6 +67,7 @@ enum {
     RFAAS_AGENT_SEED_FIND = 23,    /* rfaas_agent_seed_name -> rfaas_agent_seed, function, payload */
     RFAAS_AGENT_SEED_KEEP = 24,    /* rfaas_agent_seed_name -> -. The agent takes over the renewal from an earlier agent */
     RFAAS_AGENT_SEED_RELEASE = 25, /* rfaas_agent_seed_name -> -. The executor withdraws the seed */
+    RFAAS_AGENT_TABLE_SEED = 26,   /* rfaas_agent_table_seed -> -. Leases that are acquired from now on have the seed as a table */
 };
 
 typedef struct rfaas_agent_header {
@@ -178,6 +179,13 @@ typedef struct rfaas_agent_table {
     uint64_t address; /* at which workers map it, or 0 */
     char name[RFAAS_AGENT_TABLE_NAME];
 } rfaas_agent_table;
+
+/* The memory of a seed as a table of a session. */
+typedef struct rfaas_agent_table_seed {
+    uint64_t session;
+    char name[RFAAS_AGENT_TABLE_NAME];
+    char seed[RFAAS_AGENT_SEED_NAME];
+} rfaas_agent_table_seed;
 
 /* A seed of the granted lease `key`. Followed by the name of the function, without NUL, and its payload. */
 typedef struct rfaas_agent_seed_create {

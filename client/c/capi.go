@@ -148,6 +148,13 @@ func (s *Session) TablePut(name string, p *Pieces, address uint64) error {
 	return errorOf(C.rfaas_shim_table_put(s.c(), texts.c(name), p.at(), C.size_t(len(p.all)), C.uint64_t(address)))
 }
 
+// TablePutSeed publishes the memory of a seed as a table.
+func (s *Session) TablePutSeed(name, seed string) error {
+	var texts strings
+	defer texts.free()
+	return errorOf(C.rfaas_shim_table_put_seed(s.c(), texts.c(name), texts.c(seed)))
+}
+
 // TableDrop withdraws a table.
 func (s *Session) TableDrop(name string) error {
 	var texts strings

@@ -1223,6 +1223,37 @@ RFAAS_API int rfaas_table_put(rfaas_session *session, const char *name, const rf
 RFAAS_API int rfaas_table_put_at(rfaas_session *session, const char *name, const rfaas_piece parts[], size_t count,
                                  uint64_t address);
 
+/* rfaas_table_put_seed publishes the memory of a seed as a table.
+ *
+ *   name: 1 to 63 bytes; no other table of the session has it.
+ *   seed: full name of the seed, as rfaas_seed_name returns it.
+ *
+ * Leases that are opened in the session from now on map the memory that the seed's setup function has
+ * allocated by malloc and new: read-only, and at the addresses that it has in the seed, so that
+ * pointers in it are valid. The lease may have another library than the seed. Functions call
+ * rfaas_table with the name, and get what the setup function has named by rfaas_set_root. The mapped
+ * memory has no code and no static data: a pointer to those is not valid, also where an object has
+ * virtual functions. The workers must not free or change the memory.
+ *
+ * An executor that does not have the seed copies it from one that has it, once, before it grants the
+ * lease. All workers of the tenant on a node map one copy. Leases that are open keep the memory when
+ * the seed ends, and later leases fail with RFAAS_LEASE_ENDED, except on executors that still have a
+ * copy.
+ *
+ * A session can have one such table, because all seeds have the same address. For the same reason a
+ * worker of a lease with such a table cannot start from a seed of its own: it starts without one, or
+ * the lease fails if it has the flag RFAAS_LEASE_SEED_REQUIRED. Functions of RFAAS_LEASE_LOCAL in this
+ * process do not have the table. Otherwise it is a table like that of rfaas_table_put.
+ *
+ * Errors:
+ *   RFAAS_INVALID: the name is empty, too long or taken, `seed` is not the full name of a seed, its
+ *     setup function has not called rfaas_set_root, or the session has another seed as a table or
+ *     RFAAS_TABLES_MAX tables.
+ *   RFAAS_LEASE_ENDED: the tenant has no such seed there: it was released, its time has run out, or
+ *     the executor was restarted.
+ *   RFAAS_UNSUPPORTED: the executor has an earlier version. */
+RFAAS_API int rfaas_table_put_seed(rfaas_session *session, const char *name, const char *seed);
+
 /* rfaas_table_drop withdraws a table, and frees this node's copy.
  *
  * rfaas_session_close withdraws all tables of its session. Executors keep a withdrawn table until they

@@ -201,6 +201,9 @@ static inline rfaas_shim_error *rfaas_shim_session_open(const rfaas_session_opti
 static inline rfaas_shim_error *rfaas_shim_table_put(rfaas_session *s, const char *name, const rfaas_piece *parts, size_t count, uint64_t address) {
     return rfaas_shim_check(rfaas_table_put_at(s, name, parts, count, address));
 }
+static inline rfaas_shim_error *rfaas_shim_table_put_seed(rfaas_session *s, const char *name, const char *seed) {
+    return rfaas_shim_check(rfaas_table_put_seed(s, name, seed));
+}
 static inline rfaas_shim_error *rfaas_shim_table_drop(rfaas_session *s, const char *name) { return rfaas_shim_check(rfaas_table_drop(s, name)); }
 static inline rfaas_shim_error *rfaas_shim_seed_create(rfaas_lease *l, const char *setup, const void *in, size_t size, const rfaas_seed_options *o, rfaas_seed **to) {
     return rfaas_shim_check(rfaas_seed_create(l, setup, in, size, o, to));

@@ -1,5 +1,6 @@
 /* Tables: read-only data that the workers of later leases map. The library copies a table into a sealed memory file, and passes its
- * descriptor to the agent, which lets executors read it. The library keeps the descriptor for another agent, and for calls in this process. */
+ * descriptor to the agent, which lets executors read it. The library keeps the descriptor for another agent, and for calls in this process. A table can also
+ * be a seed, of which the library passes the name: executors copy it from the one that has made it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,7 +14,8 @@
 struct rfaas_table {
     rfaas_table *next;
     rfaas_agent_table message;
-    int fd;         /* opened for reading */
+    char seed[RFAAS_AGENT_SEED_NAME]; /* full name of the seed that is the table; "": another table */
+    int fd;         /* opened for reading; -1: a seed */
     const void *at; /* for calls in this process; NULL: not mapped yet */
 };
 
@@ -139,7 +141,17 @@ static rfaas_table *remove_table(rfaas_session *s, const char *name) {
     return t;
 }
 
+static int publish_seed(rfaas_session *s, const char *op, const rfaas_table *t) {
+    rfaas_agent_table_seed m = {.session = t->message.session};
+    memcpy(m.name, t->message.name, sizeof m.name);
+    memcpy(m.seed, t->seed, sizeof m.seed);
+    rfaas_request_parts parts = {.body = &m, .body_size = sizeof m, .fd = -1};
+    return rfaas_agent_ask(op, RFAAS_AGENT_TABLE_SEED, &parts, s->timeout_ns, 0, NULL);
+}
+
 static int publish(rfaas_session *s, const char *op, const rfaas_table *t) {
+    if (*t->seed)
+        return publish_seed(s, op, t);
     rfaas_request_parts parts = {.body = &t->message, .body_size = sizeof t->message, .fd = t->fd};
     rfaas_reply reply;
     int status = rfaas_agent_ask(op, RFAAS_AGENT_TABLE, &parts, s->timeout_ns + transfer_ns(t->message.size), 0, &reply);
@@ -155,14 +167,15 @@ void rfaas_api_tables_publish(rfaas_session *s) {
     pthread_mutex_lock(&s->mu);
     for (const rfaas_table *t = s->tables; t && n < RFAAS_AGENT_TABLES; t = t->next) {
         copies[n] = *t;
-        copies[n++].fd = fcntl(t->fd, F_DUPFD_CLOEXEC, 3);
+        copies[n++].fd = *t->seed ? -1 : fcntl(t->fd, F_DUPFD_CLOEXEC, 3);
     }
     pthread_mutex_unlock(&s->mu);
     for (uint32_t i = 0; i < n; i++) {
-        if (copies[i].fd < 0)
+        if (copies[i].fd < 0 && !*copies[i].seed)
             continue; /* leases that need the table report that it is missing */
         publish(s, "publish a table", &copies[i]);
-        close(copies[i].fd);
+        if (copies[i].fd >= 0)
+            close(copies[i].fd);
     }
 }
 
@@ -180,7 +193,8 @@ void rfaas_api_tables_free(rfaas_session *s) {
 
 void rfaas_api_tables_forget(rfaas_session *s) {
     for (const rfaas_table *t = s->tables; t; t = t->next)
-        close(t->fd);
+        if (t->fd >= 0)
+            close(t->fd);
     s->tables = NULL;
 }
 
@@ -224,6 +238,24 @@ static bool add(rfaas_session *s, rfaas_table *t, uint32_t *n) {
     return room;
 }
 
+/* Takes the table over. */
+static int add_and_publish(rfaas_session *s, const char *op, rfaas_table *t) {
+    uint32_t n;
+    char name[RFAAS_AGENT_TABLE_NAME];
+    memcpy(name, t->message.name, sizeof name);
+    if (!add(s, t, &n)) {
+        destroy(t);
+        if (n == RFAAS_AGENT_TABLES)
+            return rfaas_api_fail(RFAAS_INVALID, 0, "%s \"%s\": the session already has %u tables, the maximum; drop one first", op, name, n);
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: the session has a table \"%s\" already; drop it first, or choose another name", op, name);
+    }
+    int status = publish(s, op, t);
+    if (status && (t = remove_table(s, name)))
+        destroy(t);
+    changed(s); /* a lease that was opened meanwhile may have the table or not */
+    return status;
+}
+
 int rfaas_table_put(rfaas_session *s, const char *name, const rfaas_piece *parts, size_t count) { return rfaas_table_put_at(s, name, parts, count, 0); }
 
 int rfaas_table_put_at(rfaas_session *s, const char *name, const rfaas_piece *parts, size_t count, uint64_t address) {
@@ -243,17 +275,25 @@ int rfaas_table_put_at(rfaas_session *s, const char *name, const rfaas_piece *pa
         free(t);
         return rfaas_api_fail(RFAAS_FATAL, 0, "%s \"%s\": no memory for a copy of %zu bytes: %s", op, name, size, strerror(e));
     }
-    uint32_t n;
-    if (!add(s, t, &n)) {
-        destroy(t);
-        if (n == RFAAS_AGENT_TABLES)
-            return rfaas_api_fail(RFAAS_INVALID, 0, "%s \"%s\": the session already has %u tables, the maximum; drop one first", op, name, n);
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: the session has a table \"%s\" already; drop it first, or choose another name", op, name);
-    }
-    if ((status = publish(s, op, t)) && (t = remove_table(s, name)))
-        destroy(t);
-    changed(s); /* a lease that was opened meanwhile may have the table or not */
-    return status;
+    return add_and_publish(s, op, t);
+}
+
+int rfaas_table_put_seed(rfaas_session *s, const char *name, const char *seed) {
+    static const char op[] = "publish a seed as a table";
+    int status = rfaas_api_bad_session(s, op);
+    if (status || (status = check_name(op, name)))
+        return status;
+    if (!seed || !*seed || strlen(seed) >= RFAAS_AGENT_SEED_NAME)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s \"%s\": the seed's name is \"%.80s\", want a full name of at most %d bytes, as rfaas_seed_name returns it", op, name,
+                              seed ? seed : "", RFAAS_AGENT_SEED_NAME - 1);
+    rfaas_table *t = calloc(1, sizeof *t);
+    if (!t)
+        return rfaas_api_fail(RFAAS_FATAL, 0, "%s \"%s\": out of memory", op, name);
+    t->message.session = s->open.session;
+    t->fd = -1;
+    strcpy(t->message.name, name);
+    strcpy(t->seed, seed);
+    return add_and_publish(s, op, t);
 }
 
 int rfaas_table_drop(rfaas_session *s, const char *name) {
@@ -287,6 +327,8 @@ rfaas_session *rfaas_api_tables_of(rfaas_session *s) {
 }
 
 static const void *map_here(rfaas_table *t) {
+    if (*t->seed)
+        return NULL;
     void *want = (void *)(uintptr_t)t->message.address; /* NOLINT(performance-no-int-to-ptr): the program chose it */
     void *at = mmap(want, t->message.size, PROT_READ, MAP_SHARED | (want ? MAP_FIXED_NOREPLACE : 0), t->fd, 0);
     if (at != MAP_FAILED && want && at != want) {

@@ -313,7 +313,7 @@ module rfaas
       rfaas_lease_chain, rfaas_lease_descriptor, rfaas_lease_arm
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
    public :: rfaas_pieces, rfaas_add_piece, rfaas_invokev, rfaas_iinvokev
-   public :: rfaas_table_put, rfaas_table_put_at, rfaas_table_drop
+   public :: rfaas_table_put, rfaas_table_put_at, rfaas_table_put_seed, rfaas_table_drop
    public :: rfaas_seed_create, rfaas_seed_open, rfaas_seed_name, rfaas_seed_info, rfaas_seed_release
    public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, &
       rfaas_waitany_for, rfaas_map, rfaas_reduce, rfaas_reduce_with
@@ -920,6 +920,15 @@ contains
       integer(c_int64_t), intent(in) :: address
       integer, intent(out), optional :: ierror
       call finish(rfaas_table_put_at_c(session%handle, name//c_null_char, parts%pieces, parts%count, address), ierror)
+   end subroutine
+
+   !> Publishes the memory of a seed as a table: functions of any library get what its setup function has named by rfaas_set_root, read-only and at
+   !> the address that it has in the seed. `seed` is its full name (rfaas_seed_name).
+   subroutine rfaas_table_put_seed(session, name, seed, ierror)
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: name, seed
+      integer, intent(out), optional :: ierror
+      call finish(rfaas_table_put_seed_c(session%handle, name//c_null_char, seed//c_null_char), ierror)
    end subroutine
 
    subroutine rfaas_table_drop(session, name, ierror)

@@ -675,6 +675,14 @@ module rfaas_c
          integer(c_int64_t), value :: address
       end function
 
+      !> rfaas_table_put_seed publishes the memory of a seed as a table.
+      integer(c_int) function rfaas_table_put_seed_c(session, name, seed) bind(c, name='rfaas_table_put_seed')
+         import
+         type(c_ptr), value :: session
+         character(kind=c_char), intent(in) :: name(*)
+         character(kind=c_char), intent(in) :: seed(*)
+      end function
+
       !> rfaas_table_drop withdraws a table, and frees this node's copy.
       integer(c_int) function rfaas_table_drop_c(session, name) bind(c, name='rfaas_table_drop')
          import

@@ -1,4 +1,5 @@
-/* Lookups in the table "cross sections", which the program publishes by rfaas_table_put. All workers of a node share one copy of it. */
+/* Lookups in the table "cross sections", which the program publishes by rfaas_table_put, or by rfaas_table_put_seed from a seed that
+ * prepared.c has made. All workers of a node share one copy of it. */
 #include <string.h>
 
 #include "rfaas_function.h"

@@ -1,5 +1,5 @@
 /* Lookups in a table of cross sections that a setup function has made. The workers that start from its seed share one copy of the table, and none of them
- * makes it again. */
+ * makes it again. Functions of other libraries can map the table, too (rfaas_table_put_seed): those of crosssections.c do. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +20,7 @@ __attribute__((visibility("default"))) uint32_t prepare(void *args, uint32_t siz
     if (!row)
         return rfaas_fail("no memory for %llu rows of %zu bytes", (unsigned long long)rows, sizeof *row);
     cross_fill(row, rows);
+    rfaas_set_root(row, rows * sizeof *row);
     return 0;
 }
 

@@ -443,6 +443,8 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 		err = c.closeSession(r)
 	case protocol.OpTable:
 		err = c.publish(r)
+	case protocol.OpTableSeed:
+		err = c.publishSeed(r)
 	case protocol.OpTableDrop:
 		err = c.dropTable(r)
 	case protocol.OpSeedCreate:

@@ -38,6 +38,8 @@ func (t *tables) add(table *grant.Table) error {
 		return nil
 	case slices.ContainsFunc(t.list, func(x *grant.Table) bool { return x.Name == table.Name }):
 		return failed(op, dataplane.StatusInvalid, "the session has a table \"%s\" already: drop it first, or choose another name", table.Name)
+	case table.IsSeed() && slices.ContainsFunc(t.list, (*grant.Table).IsSeed):
+		return failed(op, dataplane.StatusInvalid, "\"%s\": the session has another seed as a table, whose memory has the same address: drop it first, or open another session", table.Name)
 	case len(t.list) == protocol.MaxTables:
 		return failed(op, dataplane.StatusInvalid, "%q: the session has %d tables, the most", table.Name, protocol.MaxTables)
 	}
@@ -88,6 +90,23 @@ func (c *client) publish(r *request) error {
 		t.Close()
 	}
 	return err
+}
+
+// publishSeed adds a seed to the tables of a session.
+func (c *client) publishSeed(r *request) error {
+	m, err := protocol.DecodeTableSeed(r.body)
+	if err != nil {
+		return err
+	}
+	s, err := c.session("publish a seed as a table", m.Session)
+	if err != nil {
+		return err
+	}
+	t, err := s.control.SeedTable(c.ctx, m.Name, m.Seed)
+	if err != nil {
+		return err
+	}
+	return s.tables.add(t)
 }
 
 func (c *client) dropTable(r *request) error {

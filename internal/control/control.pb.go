@@ -1073,6 +1073,7 @@ type SeedReply struct {
 	Seed          *SeedDescription       `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"`
 	LeftMs        uint64                 `protobuf:"varint,2,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"` // until it ends unless it is renewed
 	Children      uint32                 `protobuf:"varint,3,opt,name=children,proto3" json:"children,omitempty"`           // workers that have started from it
+	Key           []byte                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`                      // 32 bytes, which no other seed has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1126,6 +1127,13 @@ func (x *SeedReply) GetChildren() uint32 {
 		return x.Children
 	}
 	return 0
+}
+
+func (x *SeedReply) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
 }
 
 type ReleaseSeedReply struct {
@@ -1186,7 +1194,8 @@ type SeedDescription struct {
 	LoadNs        uint64                 `protobuf:"varint,17,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // how long the process took to load the library, to execute the function, and to keep its memory
 	SetupNs       uint64                 `protobuf:"varint,18,opt,name=setup_ns,json=setupNs,proto3" json:"setup_ns,omitempty"`
 	CaptureNs     uint64                 `protobuf:"varint,19,opt,name=capture_ns,json=captureNs,proto3" json:"capture_ns,omitempty"`
-	Node          string                 `protobuf:"bytes,20,opt,name=node,proto3" json:"node,omitempty"` // host name of the executor that has made it
+	Node          string                 `protobuf:"bytes,20,opt,name=node,proto3" json:"node,omitempty"`  // host name of the executor that has made it
+	Root          uint64                 `protobuf:"varint,21,opt,name=root,proto3" json:"root,omitempty"` // bytes that functions get which map its heap (Table.seed); 0: its setup function has named none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1359,6 +1368,13 @@ func (x *SeedDescription) GetNode() string {
 		return x.Node
 	}
 	return ""
+}
+
+func (x *SeedDescription) GetRoot() uint64 {
+	if x != nil {
+		return x.Root
+	}
+	return 0
 }
 
 // SeedSegment is a range of a seed's file. Its hash is the root of a tree of SHA-256 (docs/PROTOCOL.md).
@@ -1671,6 +1687,7 @@ type Table struct {
 	Sha256        []byte                 `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`    // 32 bytes
 	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`       // bytes, 1 or more
 	Address       uint64                 `protobuf:"varint,4,opt,name=address,proto3" json:"address,omitempty"` // at which workers map it, 0: anywhere
+	Seed          bool                   `protobuf:"varint,5,opt,name=seed,proto3" json:"seed,omitempty"`       // it is the heap of a seed. sha256 is SeedReply.key, and size SeedDescription.bytes. Without address
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1731,6 +1748,13 @@ func (x *Table) GetAddress() uint64 {
 		return x.Address
 	}
 	return 0
+}
+
+func (x *Table) GetSeed() bool {
+	if x != nil {
+		return x.Seed
+	}
+	return false
 }
 
 type WorkerGrant struct {
@@ -2016,6 +2040,7 @@ type FetchRequest struct {
 	Bundle        bool                   `protobuf:"varint,6,opt,name=bundle,proto3" json:"bundle,omitempty"`                      // it is a bundle
 	Seed          *SeedCopy              `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`                          // it is a seed, of which another executor lends the memory; without sha256 and size
 	OnDemand      bool                   `protobuf:"varint,21,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // of a seed: leases may start before all of it has arrived. The caller keeps this stream and the stream of Lend open until this one ends
+	Table         []byte                 `protobuf:"bytes,25,opt,name=table,proto3" json:"table,omitempty"`                        // of a seed: SeedReply.key of the one that it is a copy of. Leases can name it in their tables. Not on demand
 	Proofs        *MemoryRef             `protobuf:"bytes,22,opt,name=proofs,proto3" json:"proofs,omitempty"`                      // of a seed: LendReply.proofs. None: single pages cannot be checked, so all of the seed is copied before leases start
 	Rest          bool                   `protobuf:"varint,24,opt,name=rest,proto3" json:"rest,omitempty"`                         // read the rest of a seed that is arriving, with the seed's description alone
 	Instead       bool                   `protobuf:"varint,23,opt,name=instead,proto3" json:"instead,omitempty"`                   // of a seed: read this executor's memory from now on, because the source of an earlier request, whose stream is still open, is lost
@@ -2109,6 +2134,13 @@ func (x *FetchRequest) GetOnDemand() bool {
 	return false
 }
 
+func (x *FetchRequest) GetTable() []byte {
+	if x != nil {
+		return x.Table
+	}
+	return nil
+}
+
 func (x *FetchRequest) GetProofs() *MemoryRef {
 	if x != nil {
 		return x.Proofs
@@ -2134,7 +2166,7 @@ type FetchReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`                // of the executor's queue pair
 	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`               // the node has the table
-	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`               // with done: names the copy of a seed
+	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`               // with done: names the copy of a seed; the copy of a table, for LendRequest.seed
 	Filling       bool                   `protobuf:"varint,21,opt,name=filling,proto3" json:"filling,omitempty"`        // with done: the rest of the seed is still being read. The stream ends when all of it has arrived
 	Touched       []uint32               `protobuf:"varint,22,rep,packed,name=touched,proto3" json:"touched,omitempty"` // after done: SeedCopy.touched as this executor has recorded it. The caller passes it on by LendRequest
 	Lost          string                 `protobuf:"bytes,23,opt,name=lost,proto3" json:"lost,omitempty"`               // after done: why the source cannot be read any more. The caller names another one by a request with `instead`, or ends this stream
@@ -5946,12 +5978,13 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\rR\aversion\x12\x15\n" +
 	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\x12\x1a\n" +
 	"\bsegments\x18\x04 \x01(\bR\bsegments\x12\x16\n" +
-	"\x06tenant\x18\x05 \x01(\tR\x06tenant\"w\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\"\x89\x01\n" +
 	"\tSeedReply\x125\n" +
 	"\x04seed\x18\x01 \x01(\v2!.rfaas.control.v1.SeedDescriptionR\x04seed\x12\x17\n" +
 	"\aleft_ms\x18\x02 \x01(\x04R\x06leftMs\x12\x1a\n" +
-	"\bchildren\x18\x03 \x01(\rR\bchildren\"\x12\n" +
-	"\x10ReleaseSeedReply\"\xf1\x04\n" +
+	"\bchildren\x18\x03 \x01(\rR\bchildren\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\fR\x03key\"\x12\n" +
+	"\x10ReleaseSeedReply\"\x85\x05\n" +
 	"\x0fSeedDescription\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\rR\aversion\x12\x16\n" +
@@ -5976,7 +6009,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bsetup_ns\x18\x12 \x01(\x04R\asetupNs\x12\x1d\n" +
 	"\n" +
 	"capture_ns\x18\x13 \x01(\x04R\tcaptureNs\x12\x12\n" +
-	"\x04node\x18\x14 \x01(\tR\x04node\"Q\n" +
+	"\x04node\x18\x14 \x01(\tR\x04node\x12\x12\n" +
+	"\x04root\x18\x15 \x01(\x04R\x04root\"Q\n" +
 	"\vSeedSegment\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x16\n" +
@@ -6007,12 +6041,13 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"not_cached\x18\x14 \x01(\bR\tnotCached\x12\x19\n" +
 	"\bcache_ms\x18\x15 \x01(\x04R\acacheMs\x12-\n" +
-	"\x05claim\x18\x16 \x01(\v2\x17.rfaas.control.v1.ClaimR\x05claim\"a\n" +
+	"\x05claim\x18\x16 \x01(\v2\x17.rfaas.control.v1.ClaimR\x05claim\"u\n" +
 	"\x05Table\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x18\n" +
-	"\aaddress\x18\x04 \x01(\x04R\aaddress\"\xca\x01\n" +
+	"\aaddress\x18\x04 \x01(\x04R\aaddress\x12\x12\n" +
+	"\x04seed\x18\x05 \x01(\bR\x04seed\"\xca\x01\n" +
 	"\vWorkerGrant\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
@@ -6033,7 +6068,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\"H\n" +
 	"\vUploadReply\x12\x1c\n" +
 	"\tfunctions\x18\x01 \x03(\tR\tfunctions\x12\x1b\n" +
-	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\xe7\x02\n" +
+	"\twas_known\x18\x02 \x01(\bR\bwasKnown\"\xfd\x02\n" +
 	"\fFetchRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1a\n" +
@@ -6042,7 +6077,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06memory\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06memory\x12\x16\n" +
 	"\x06bundle\x18\x06 \x01(\bR\x06bundle\x12.\n" +
 	"\x04seed\x18\x14 \x01(\v2\x1a.rfaas.control.v1.SeedCopyR\x04seed\x12\x1b\n" +
-	"\ton_demand\x18\x15 \x01(\bR\bonDemand\x123\n" +
+	"\ton_demand\x18\x15 \x01(\bR\bonDemand\x12\x14\n" +
+	"\x05table\x18\x19 \x01(\fR\x05table\x123\n" +
 	"\x06proofs\x18\x16 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06proofs\x12\x12\n" +
 	"\x04rest\x18\x18 \x01(\bR\x04rest\x12\x18\n" +
 	"\ainstead\x18\x17 \x01(\bR\ainstead\"\x90\x01\n" +

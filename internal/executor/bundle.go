@@ -174,7 +174,7 @@ func (r *readError) Read(b []byte) (int, error) {
 var errNoBundles = control.Errorf(control.ClassUnsupported, "this executor accepts no bundles: open the lease without files and with RFAAS_BUNDLE_LIBRARIES=off")
 
 // bundleOf checks the bundle of a request. It returns nil if there is none.
-func (e *Executor) bundleOf(t *control.Table) ([]sum, error) {
+func (e *Executor) bundleOf(t *control.Table) ([]tableRef, error) {
 	if t == nil {
 		return nil, nil
 	}
@@ -188,7 +188,7 @@ func (e *Executor) bundleOf(t *control.Table) ([]sum, error) {
 		return nil, invalidf("bundle of %d bytes: this executor keeps 1 to %d bytes of bundles and tables for a tenant (table-limit). "+
 			"Name fewer or smaller files, or ask the administrator for more", t.GetSize(), e.tables.limit)
 	}
-	return []sum{bundleKey(h)}, nil
+	return []tableRef{{bundleKey(h), isBundle}}, nil
 }
 
 // bundleIDOf is the inverse of BundleID.String.

@@ -62,7 +62,7 @@ func TestBundleOfAnotherTenant(t *testing.T) {
 	if calls.Load() != 1 || n.e.table.Capacity().SetAside != 16384 {
 		t.Errorf("fetched %d times, %d bytes set aside", calls.Load(), n.e.table.Capacity().SetAside)
 	}
-	if _, unknown := n.e.tables.acquire([]sum{bundleKey(h)}, 0, "tenant bob"); len(unknown) != 1 {
+	if _, unknown := n.e.tables.acquire([]tableRef{{bundleKey(h), isBundle}}, "tenant bob"); len(unknown) != 1 {
 		t.Fatal("bob may use ann's bundle")
 	}
 	wrong := bytes.Clone(b)
@@ -71,7 +71,7 @@ func TestBundleOfAnotherTenant(t *testing.T) {
 	if err := add("tenant bob", b); err != nil {
 		t.Fatal(err)
 	}
-	if _, unknown := n.e.tables.acquire([]sum{h}, 1, "tenant ann"); len(unknown) != 1 {
+	if _, unknown := n.e.tables.acquire([]tableRef{{h, isTable}}, "tenant ann"); len(unknown) != 1 {
 		t.Error("a bundle is taken for a table")
 	}
 	found, _ := filepath.Glob(path + "/*/file")

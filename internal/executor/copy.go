@@ -28,6 +28,25 @@ func copyKey(owner string, content sum) (key sum) {
 	return key
 }
 
+// mappedKey names the copy of a seed whose heap leases map as a table. Here the copy is the owner's alone, even if the owner has named a key of somebody else.
+func mappedKey(owner string, seed sum) (key sum) {
+	h := sha256.New()
+	fmt.Fprintf(h, "mapped seed\x00%d\x00%s", len(owner), owner)
+	h.Write(seed[:])
+	h.Sum(key[:0])
+	return key
+}
+
+// copyName returns the key of a requested copy in the store, and its name for the caller.
+func copyName(req *control.FetchRequest, owner string, content sum) (key, name sum, err error) {
+	if len(req.GetTable()) == 0 {
+		return copyKey(owner, content), content, nil
+	}
+	h, err := checkSum("table", req.GetTable())
+	key = mappedKey(owner, h)
+	return key, key, err
+}
+
 // seedOffer is the checked part of a request that describes a seed.
 type seedOffer struct {
 	c     *zygote.SeedCopy
@@ -70,7 +89,10 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	}
 	c := offer.c
 	size, owner, content := c.Bytes(), codeOwner(ctx), c.Sum()
-	key := copyKey(owner, content)
+	key, name, err := copyName(req, owner, content)
+	if err != nil {
+		return err
+	}
 	switch {
 	case req.GetRest():
 		if f := e.fillings.get(key); f != nil {
@@ -103,7 +125,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 			return nil, err
 		}
 		f.source = &seedSource{source, offer}
-		if !req.GetOnDemand() || size < onDemandLeast || offer.proofs.GetSize() == 0 || !e.cfg.Spawner.FillsPages() {
+		if !req.GetOnDemand() || len(req.GetTable()) > 0 || size < onDemandLeast || offer.proofs.GetSize() == 0 || !e.cfg.Spawner.FillsPages() {
 			return zygote.CopySeed(c, source)
 		}
 		f.seed, err = zygote.PageSeed(c, zygote.PageOptions{Read: f.read, Lost: f.lost, First: offer.first, Exact: e.cfg.Settings.SeedFill == config.SeedFillTouched, Touched: f.touched})
@@ -118,10 +140,10 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	}
 	e.tables.release([]*table{t})
 	if f.seed == nil {
-		return stream.Send(&control.FetchReply{Done: true, Seed: content[:]})
+		return stream.Send(&control.FetchReply{Done: true, Seed: name[:]})
 	}
 	defer e.fillings.add(key, f)()
-	if err := stream.Send(&control.FetchReply{Done: true, Seed: content[:], Filling: true}); err != nil {
+	if err := stream.Send(&control.FetchReply{Done: true, Seed: name[:], Filling: true}); err != nil {
 		end(errors.New("the caller has left")) // ends the reading
 	}
 	keep()

@@ -115,14 +115,14 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 func (e *Executor) lease(ctx context.Context, req *control.LeaseRequest) (*control.LeaseReply, error) {
 	defer e.turns.enter()()
 	rid, terms, hash, err := e.terms(ctx, req)
-	var hashes []sum
+	var wanted []tableRef
 	if err == nil {
-		hashes, err = e.tablesOf(req)
+		wanted, err = e.tablesOf(req)
 	}
 	if err == nil {
-		var bundle []sum
+		var bundle []tableRef
 		bundle, err = e.bundleOf(req.GetBundle())
-		hashes = append(hashes, bundle...)
+		wanted = append(wanted, bundle...)
 	}
 	if err == nil {
 		err = e.notCordoned()
@@ -143,7 +143,7 @@ func (e *Executor) lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		}
 		return &control.LeaseReply{CodeUnknown: true}, nil
 	}
-	tables, unknown := e.tables.acquire(hashes, len(req.GetTables()), codeOwner(ctx))
+	tables, unknown := e.tables.acquire(wanted, codeOwner(ctx))
 	if len(unknown) > 0 {
 		e.codes.release(code)
 		if e.isDraining() {

@@ -268,7 +268,7 @@ func (s *tableStore) save() (all []*handover.Table) {
 // saveTables returns the tables of a lease.
 func (h *holding) saveTables() (all [][]byte, err error) {
 	for i, t := range h.spec.Tables {
-		b, err := proto.Marshal(&control.Table{Name: t.Name, Sha256: h.tables[i].sum[:], Size: t.Size, Address: t.Address})
+		b, err := proto.Marshal(&control.Table{Name: t.Name, Sha256: h.tables[i].sum[:], Size: t.Size, Address: t.Address, Seed: t.Seed != nil})
 		if err != nil {
 			return nil, err
 		}

@@ -120,7 +120,7 @@ func (e *Executor) restoreTables(all []*handover.Table) error {
 // restoreTables takes over the tables of a lease.
 func (h *holding) restoreTables(s *tableStore, saved [][]byte, bundle []byte) error {
 	var wanted []*control.Table
-	var hashes []sum
+	var refs []tableRef
 	for _, b := range saved {
 		t := &control.Table{}
 		if err := proto.Unmarshal(b, t); err != nil {
@@ -129,14 +129,14 @@ func (h *holding) restoreTables(s *tableStore, saved [][]byte, bundle []byte) er
 		if len(t.GetSha256()) != len(sum{}) {
 			return fmt.Errorf("table %q has a hash of %d bytes", t.GetName(), len(t.GetSha256()))
 		}
-		wanted, hashes = append(wanted, t), append(hashes, sum(t.GetSha256()))
+		wanted, refs = append(wanted, t), append(refs, refOf(t, sum(t.GetSha256())))
 	}
 	if len(bundle) == len(sum{}) {
-		hashes = append(hashes, sum(bundle))
+		refs = append(refs, tableRef{sum(bundle), isBundle})
 	}
-	tables, unknown := s.acquire(hashes, len(wanted), "")
+	tables, unknown := s.acquire(refs, "")
 	if len(unknown) > 0 {
-		return fmt.Errorf("its table %d of %d is missing", unknown[0], len(hashes))
+		return fmt.Errorf("its table %d of %d is missing", unknown[0], len(refs))
 	}
 	h.tables = tables
 	h.spec.Tables, h.spec.Bundle = specTables(wanted, tables)

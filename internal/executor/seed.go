@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -112,7 +113,9 @@ func newWish(req *control.LeaseRequest, t *lease.Terms, owner string) *wish {
 	if req.GetProvider() == dataplane.OFI {
 		w.refused = "seed: workers on libfabric cannot start from one: use another provider, or open the lease without a seed"
 	}
-	if len(req.GetTables()) > 0 {
+	if i := slices.IndexFunc(req.GetTables(), (*control.Table).GetSeed); i >= 0 {
+		w.refused = fmt.Sprintf("seed: the lease maps another seed as its table %q, at the address of its own: drop the table, or open the lease without a seed", cutText(req.GetTables()[i].GetName()))
+	} else if len(req.GetTables()) > 0 {
 		w.refused = "seed: the lease has tables, and the init call could keep their addresses: open the lease without tables, or without the flag"
 	}
 	return w

@@ -72,7 +72,7 @@ func TestSeedStore(t *testing.T) {
 	if s.take(sum{1}, "tenant bob") != nil {
 		t.Error("bob may use ann's seed")
 	}
-	if got, _ := s.acquire([]sum{{1}}, 1, "tenant ann"); got != nil {
+	if got, _ := s.acquire([]tableRef{{sum{1}, isTable}}, "tenant ann"); got != nil {
 		t.Error("a seed can be mapped as a table")
 	}
 	for range 2 {

@@ -91,17 +91,33 @@ func newTableStore(limit uint64, bundles *bundles, reserve func(uint64) error, g
 	return s
 }
 
-// acquire returns the tables with new references, or the positions of those that the owner has not sent to this node. The first n hashes are of
-// tables, the others of bundles. A client can name a bundle as a table, and a table as a bundle: the owner has not sent those either.
-func (s *tableStore) acquire(hashes []sum, n int, owner string) (got []*table, unknown []uint32) {
+// tableRef names a table of a lease.
+type tableRef struct {
+	sum  sum
+	kind tableKind
+}
+
+// find returns a table that the owner may use, or nil. A seed is one of this executor, or a copy (mappedKey). The caller holds mu.
+func (s *tableStore) find(r tableRef, owner string) *table {
+	suits := func(t *table) bool {
+		return t != nil && t.usable(owner) && t.kind == r.kind && (t.kind != isSeed || t.seed != nil)
+	}
+	if t := s.tables[r.sum]; suits(t) {
+		return t
+	}
+	if t := s.tables[mappedKey(owner, r.sum)]; r.kind == isSeed && suits(t) {
+		return t
+	}
+	return nil
+}
+
+// acquire returns the tables with new references, or the positions of those that the owner has not sent to this node. A client can name a bundle as a
+// table, and a table as a bundle: the owner has not sent those either.
+func (s *tableStore) acquire(wanted []tableRef, owner string) (got []*table, unknown []uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, h := range hashes {
-		kind := isBundle
-		if i < n {
-			kind = isTable
-		}
-		if t := s.tables[h]; t != nil && t.usable(owner) && t.kind == kind {
+	for i, r := range wanted {
+		if t := s.find(r, owner); t != nil {
 			got = append(got, t)
 		} else {
 			unknown = append(unknown, uint32(i))
@@ -429,13 +445,22 @@ func (s *tableStore) close() {
 
 // ---- tables of leases ----
 
+// refOf names a table of a request.
+func refOf(t *control.Table, h sum) tableRef {
+	if t.GetSeed() {
+		return tableRef{h, isSeed}
+	}
+	return tableRef{h, isTable}
+}
+
 // tablesOf checks the tables of a request.
-func (e *Executor) tablesOf(req *control.LeaseRequest) (hashes []sum, err error) {
+func (e *Executor) tablesOf(req *control.LeaseRequest) (wanted []tableRef, err error) {
 	if n := len(req.GetTables()); n > zygote.MaxTables {
 		return nil, invalidf("%d tables, want at most %d", n, zygote.MaxTables)
 	}
 	names := map[string]bool{}
 	left := e.tables.limit
+	seed := ""
 	for i, t := range req.GetTables() {
 		h, err := checkSum(fmt.Sprintf("sha256 of table %d", i), t.GetSha256())
 		if err != nil {
@@ -450,6 +475,10 @@ func (e *Executor) tablesOf(req *control.LeaseRequest) (hashes []sum, err error)
 			return nil, invalidf("table %q has no bytes", name)
 		case t.GetAddress()%uint64(os.Getpagesize()) != 0:
 			return nil, invalidf("table %q: address %#x is not a multiple of the page size, %d", name, t.GetAddress(), os.Getpagesize())
+		case t.GetSeed() && t.GetAddress() != 0:
+			return nil, invalidf("table %q is a seed, and has address %#x: a seed has an address of its own", name, t.GetAddress())
+		case t.GetSeed() && seed != "":
+			return nil, invalidf("tables %q and %q are both seeds, whose memory has the same address: a lease can map one", seed, name)
 		case t.GetSize() > left:
 			return nil, invalidf("table %q of %d bytes, after others of %d bytes: this executor keeps at most %d bytes of tables for a tenant (table-limit). "+
 				"Publish fewer or smaller tables, or ask the administrator for more", name, t.GetSize(), e.tables.limit-left, e.tables.limit)
@@ -457,9 +486,12 @@ func (e *Executor) tablesOf(req *control.LeaseRequest) (hashes []sum, err error)
 			names[name] = true
 			left -= t.GetSize()
 		}
-		hashes = append(hashes, h)
+		if t.GetSeed() {
+			seed = t.GetName()
+		}
+		wanted = append(wanted, refOf(t, h))
 	}
-	return hashes, nil
+	return wanted, nil
 }
 
 func containsNUL(s string) bool {
@@ -474,7 +506,7 @@ func containsNUL(s string) bool {
 // specTables returns the tables of a request as workers get them, and the bundle, which comes after them.
 func specTables(wanted []*control.Table, tables []*table) (list []zygote.Table, bundle zygote.BundleID) {
 	for i, t := range wanted {
-		list = append(list, zygote.Table{Name: t.GetName(), File: tables[i].file, Size: tables[i].size, Address: t.GetAddress()})
+		list = append(list, zygote.Table{Name: t.GetName(), File: tables[i].file, Size: tables[i].size, Address: t.GetAddress(), Seed: tables[i].seed})
 	}
 	if len(tables) > len(wanted) {
 		bundle = tables[len(wanted)].bundle

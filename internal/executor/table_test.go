@@ -52,7 +52,7 @@ func TestTableIsFetchedOnce(t *testing.T) {
 	if calls.Load() != 1 {
 		t.Errorf("fetched %d times", calls.Load())
 	}
-	got, unknown := n.e.tables.acquire([]sum{h}, 1, "tenant ann")
+	got, unknown := n.e.tables.acquire([]tableRef{{h, isTable}}, "tenant ann")
 	if len(got) != 1 || len(unknown) > 0 {
 		t.Fatalf("%d tables, %v unknown", len(got), unknown)
 	}
@@ -87,13 +87,13 @@ func TestTableOfAnotherTenant(t *testing.T) {
 	if err := add("tenant ann", b); err != nil {
 		t.Fatal(err)
 	}
-	if _, unknown := n.e.tables.acquire([]sum{h}, 1, "tenant bob"); len(unknown) != 1 {
+	if _, unknown := n.e.tables.acquire([]tableRef{{h, isTable}}, "tenant bob"); len(unknown) != 1 {
 		t.Fatal("bob may use ann's table")
 	}
 	wrong := bytes.Clone(b)
 	wrong[4999]++
 	refuses(t, "other bytes", add("tenant bob", wrong), control.ClassInvalid, "they must not change while the table is published")
-	if _, unknown := n.e.tables.acquire([]sum{h}, 1, "tenant bob"); len(unknown) != 1 {
+	if _, unknown := n.e.tables.acquire([]tableRef{{h, isTable}}, "tenant bob"); len(unknown) != 1 {
 		t.Fatal("bob may use ann's table without its bytes")
 	}
 	if err := add("tenant bob", b); err != nil {
@@ -127,7 +127,7 @@ func TestTableThatDoesNotArrive(t *testing.T) {
 	} {
 		_, err := n.e.tables.add(t.Context(), h, false, "", c.size, c.fetch)
 		refuses(t, c.what, err, c.class, c.text)
-		if _, unknown := n.e.tables.acquire([]sum{h}, 1, ""); len(unknown) != 1 || n.e.table.Capacity().SetAside != 0 {
+		if _, unknown := n.e.tables.acquire([]tableRef{{h, isTable}}, ""); len(unknown) != 1 || n.e.table.Capacity().SetAside != 0 {
 			t.Errorf("%s: the table is there, or %d bytes are set aside", c.what, n.e.table.Capacity().SetAside)
 		}
 	}
@@ -150,7 +150,7 @@ func TestTablesMakeRoom(t *testing.T) {
 		return err
 	}
 	has := func(i int) bool {
-		got, _ := n.e.tables.acquire(hashes[i:i+1], 1, "tenant ann")
+		got, _ := n.e.tables.acquire([]tableRef{{hashes[i], isTable}}, "tenant ann")
 		n.e.tables.release(got)
 		return len(got) > 0
 	}
@@ -165,7 +165,7 @@ func TestTablesMakeRoom(t *testing.T) {
 	if err := add(); err != nil || has(1) || !has(0) || !has(2) {
 		t.Fatalf("the third: %v, has the first %t, second %t, third %t", err, has(0), has(1), has(2))
 	}
-	used, _ := n.e.tables.acquire([]sum{hashes[0], hashes[2]}, 2, "tenant ann")
+	used, _ := n.e.tables.acquire([]tableRef{{hashes[0], isTable}, {hashes[2], isTable}}, "tenant ann")
 	refuses(t, "beyond the limit", add(), control.ClassBusy, "leases of this tenant use tables of 83886080 bytes here, and it may have 104857600 (table-limit)")
 	r := n.request(1)
 	r.MemoryPerWorker = 230 << 20
@@ -204,7 +204,7 @@ func TestTableIsFreedOutsideTheLock(t *testing.T) {
 	<-begun
 	looked := make(chan int, 1)
 	go func() {
-		_, unknown := s.acquire([]sum{h}, 1, "tenant ann")
+		_, unknown := s.acquire([]tableRef{{h, isTable}}, "tenant ann")
 		looked <- len(unknown)
 		other <- s.evictOne() || n.e.table.Capacity().SetAside == 0 // it may come too late to wait
 	}()
@@ -405,7 +405,7 @@ func TestFetch(t *testing.T) {
 	if err := n.provide(newSource(t, b), h, true, nil); err != nil {
 		t.Fatal(err)
 	}
-	got, _ := n.e.tables.acquire([]sum{h}, 1, "")
+	got, _ := n.e.tables.acquire([]tableRef{{h, isTable}}, "")
 	if len(got) != 1 {
 		t.Fatal("the table is not there")
 	}

@@ -199,7 +199,7 @@ func (p *Pending) copySeed(ctx context.Context, cl control.ExecutorClient, cand 
 		if from == nil {
 			break
 		}
-		digest, err := p.copyFrom(ctx, cl, cand, from, false)
+		digest, err := p.copyFrom(ctx, cl, cand, from, nil, false)
 		done(err != nil && ctx.Err() == nil)
 		if err == nil {
 			t.copy = digest
@@ -227,8 +227,8 @@ func sharedProviders(a, b *control.InfoReply) (list []string) {
 	return list
 }
 
-// copyFrom has the candidate copy the seed from one executor. instead: the candidate has lost another source (anotherSource).
-func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, instead bool) (digest []byte, err error) {
+// copyFrom has the candidate copy the lease's seed, or the seed that is the table, from one executor. instead: the candidate has lost another source (anotherSource).
+func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, table *Table, instead bool) (digest []byte, err error) {
 	info := from.info
 	if info == nil {
 		if info, err = p.c.info(ctx, from.address); err != nil {
@@ -244,7 +244,7 @@ func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand 
 		return nil, err
 	}
 	for _, provider := range providers {
-		if digest, err = p.lendTo(ctx, control.NewExecutorClient(conn), cl, cand, from, provider, instead); err == nil || control.StatusOf(err) == int32(dataplane.StatusLeaseEnded) || ctx.Err() != nil {
+		if digest, err = p.lendTo(ctx, control.NewExecutorClient(conn), cl, cand, from, table, provider, instead); err == nil || control.StatusOf(err) == int32(dataplane.StatusLeaseEnded) || ctx.Err() != nil {
 			return digest, err
 		}
 		err = fmt.Errorf("over %s: %w", provider, err)

@@ -19,8 +19,8 @@ type (
 	fetchStream = grpc.ServerStreamingClient[control.FetchReply]
 )
 
-// lendTo has one executor lend a seed, and another one fetch it. It returns the hash of the copy. instead: see copyFrom.
-func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient, cand *Candidate, from *seedPlace, provider string, instead bool) (digest []byte, err error) {
+// lendTo has one executor lend a seed, and another one fetch it. It returns the name of the copy there. table, instead: see copyFrom.
+func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient, cand *Candidate, from *seedPlace, table *Table, provider string, instead bool) (digest []byte, err error) {
 	request := ctx
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	leave := context.AfterFunc(request, func() { cancel(context.Cause(request)) })
@@ -31,7 +31,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 			cancel(nil) // ends both streams
 		}
 	}()
-	limit := time.AfterFunc(p.c.opts.Timeout+p.spec.Seed.Limit(), func() { cancel(errors.New("no answer in time")) })
+	limit := time.AfterFunc(p.c.opts.Timeout+p.loanLimit(table), func() { cancel(errors.New("no answer in time")) })
 	defer limit.Stop()
 	cause := func(err error) error {
 		if why := context.Cause(ctx); why != nil && !errors.Is(why, context.Canceled) {
@@ -43,9 +43,10 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 	if err != nil {
 		return nil, err
 	}
-	ask := &control.LendRequest{Seed: from.key, Provider: provider, OnDemand: true}
+	ask := &control.LendRequest{Seed: from.key, Provider: provider, OnDemand: table == nil}
 	if from.key == nil {
-		ask.Name, ask.Version, ask.Tenant = p.spec.Seed.GetName(), p.spec.Seed.GetVersion(), p.c.opts.Tenant
+		ask.Name, ask.Version = p.seedName(table)
+		ask.Tenant = p.c.opts.Tenant
 	}
 	if err := loan.Send(ask); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
@@ -75,7 +76,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 			_, _ = loan.Recv()
 		} // otherwise the other executor notices when it reads, and asks for another source
 	}()
-	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Proofs: offer.GetProofs(), Seed: offer.GetSeed(), OnDemand: true, Instead: instead})
+	fetch, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Blob: offer.GetBlob(), Memory: offer.GetMemory(), Proofs: offer.GetProofs(), Seed: offer.GetSeed(), OnDemand: table == nil, Instead: instead, Table: table.seedKey()})
 	if err != nil {
 		return nil, cause(err)
 	}
@@ -144,7 +145,7 @@ func (p *Pending) anotherSource(ctx context.Context, id seedID, to control.Execu
 		}
 		*asked = append(*asked, from.address)
 		try, stop := context.WithTimeout(ctx, p.c.opts.Timeout)
-		_, err := p.copyFrom(try, to, cand, from, true)
+		_, err := p.copyFrom(try, to, cand, from, nil, true)
 		stop()
 		if err == nil {
 			return true

@@ -17,6 +17,7 @@ type Seed struct {
 	Address  string        // of the executor that has made it
 	Left     time.Duration // until it ends unless it is renewed
 	Children uint32        // workers that have started from it
+	key      []byte        // which no other seed has; an executor of an earlier version has none
 }
 
 // FullName is the name by which every program of the tenant finds the seed.
@@ -39,7 +40,7 @@ func seedOf(address string, r *control.SeedReply) (*Seed, error) {
 	if r.GetSeed() == nil {
 		return nil, fail("seed", dataplane.StatusProtocol, "%s does not describe the seed in its reply", address)
 	}
-	return &Seed{r.GetSeed(), address, milliseconds(r.GetLeftMs()), r.GetChildren()}, nil
+	return &Seed{r.GetSeed(), address, milliseconds(r.GetLeftMs()), r.GetChildren(), r.GetKey()}, nil
 }
 
 // CreateSeed executes a function of the lease's library beside its workers, and publishes the memory that it has prepared.

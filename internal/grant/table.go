@@ -30,6 +30,7 @@ type Table struct {
 	Sum           [sha256.Size]byte
 	Size, Address uint64 // Address: where workers map it, 0: anywhere
 
+	seed   *Seed          // whose memory it is, at an executor; nil: another table
 	bundle *bundle.Bundle // which is packed when an executor needs it; nil: a table
 
 	mu   sync.Mutex
@@ -128,7 +129,7 @@ func tablesKey(tables []*Table) (key [sha256.Size]byte) {
 // tables returns the tables as a lease request names them, and the bundle, or nil.
 func (p *Pending) tables() (list []*control.Table, bundle *control.Table) {
 	for _, t := range p.spec.Tables {
-		list = append(list, &control.Table{Name: t.Name, Sha256: t.Sum[:], Size: t.Size, Address: t.Address})
+		list = append(list, &control.Table{Name: t.Name, Sha256: t.Sum[:], Size: t.Size, Address: t.Address, Seed: t.seed != nil})
 	}
 	if b := p.spec.Bundle; b != nil {
 		bundle = &control.Table{Sha256: b.Sum[:], Size: b.Size}
@@ -153,7 +154,11 @@ func (p *Pending) provide(ctx context.Context, cl control.ExecutorClient, cand *
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.c.opts.Timeout+transferTime([]*Table{t}))
 	defer cancel()
-	err := fromControl(op, cand.Address, repeat(ctx, func() error { return p.transfer(ctx, cl, cand, t) }))
+	transfer := p.transfer
+	if t.seed != nil {
+		transfer = p.copyTable
+	}
+	err := fromControl(op, cand.Address, repeat(ctx, func() error { return transfer(ctx, cl, cand, t) }))
 	var typed *dataplane.Error
 	if errors.As(err, &typed) {
 		if t.bundle == nil {

@@ -16,12 +16,14 @@ import (
 // The header of a seed's file (worker/seed/seed.h), at the end of its heap.
 const (
 	seedMagic   = 0x4445455352
-	seedVersion = 3
+	seedVersion = 4
 	// Offsets and sizes.
 	seedModules    = 2072
 	seedModuleSize = 184
 	seedModuleName = 96
 	seedModulesMax = 256
+	seedRoot       = 65568
+	seedHeader     = seedRoot + 16
 )
 
 // SeedLayout says which process a seed is of. Workers compare it with their own, so it is information only.
@@ -30,6 +32,7 @@ type SeedLayout struct {
 	ThreadPointer uint64
 	Processor     [4]uint64 // what code may choose by
 	Modules       []SeedModule
+	RootSize      uint64 // bytes that functions get which map the heap; 0: the setup function has named none
 }
 
 // SeedModule is an object that was loaded when the seed was made.
@@ -47,7 +50,7 @@ func (s *Seed) Layout() (*SeedLayout, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := make([]byte, seedModules+seedModulesMax*seedModuleSize)
+	h := make([]byte, seedHeader)
 	if _, err := s.File.ReadAt(h, int64(s.Units)*SeedUnit); err != nil {
 		return nil, fmt.Errorf("seed: read its header: %w", err)
 	}
@@ -56,7 +59,7 @@ func (s *Seed) Layout() (*SeedLayout, error) {
 	if le.Uint64(h) != seedMagic || le.Uint32(h[8:]) != seedVersion || n > seedModulesMax || le.Uint64(h[16:]) != uint64(s.Units)*SeedUnit {
 		return nil, fmt.Errorf("seed: its header is damaged: version %d, %d modules, a heap of %d bytes", le.Uint32(h[8:]), n, le.Uint64(h[16:]))
 	}
-	l := &SeedLayout{Size: uint64(st.Size()), ThreadPointer: le.Uint64(h[24:])}
+	l := &SeedLayout{Size: uint64(st.Size()), ThreadPointer: le.Uint64(h[24:]), RootSize: le.Uint64(h[seedRoot+8:])}
 	for i := range l.Processor {
 		l.Processor[i] = le.Uint64(h[32+8*i:])
 	}

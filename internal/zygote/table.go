@@ -20,20 +20,35 @@ type Table struct {
 	Name          string   // 1 to TableName bytes, without a NUL
 	File          *os.File // sealed, opened for reading; the caller keeps it
 	Size, Address uint64   // Address 0: the worker chooses it
+	Seed          *Seed    // whose heap the worker maps at its address, instead of a file; nil: none
+}
+
+// file returns the file that the worker maps, all of which has arrived.
+func (t *Table) file(ctx context.Context) (*os.File, error) {
+	if t.Seed == nil {
+		return t.File, nil
+	}
+	return t.Seed.File, t.Seed.Whole(ctx)
 }
 
 // tableBody returns the body of TABLE.
 func (t *Table) tableBody() []byte {
-	b := make([]byte, 16+TableName+1)
+	b := make([]byte, 16+TableName+1+8)
 	binary.LittleEndian.PutUint64(b, t.Size)
 	binary.LittleEndian.PutUint64(b[8:], t.Address)
 	copy(b[16:], t.Name)
+	if t.Seed != nil {
+		binary.LittleEndian.PutUint32(b[16+TableName+1:], t.Seed.Units)
+	}
 	return b
 }
 
 // mapTable makes a worker that has just started map a table, and waits until it has.
 func (w *Worker) mapTable(ctx context.Context, t *Table) error {
-	err := wire.Control(t.File, func(fd int) error { return w.send(wire.Table, t.tableBody(), fd) })
+	f, err := t.file(ctx)
+	if err == nil {
+		err = wire.Control(f, func(fd int) error { return w.send(wire.Table, t.tableBody(), fd) })
+	}
 	if err != nil {
 		return fmt.Errorf("worker %d: table %q: %w", w.id, t.Name, err)
 	}

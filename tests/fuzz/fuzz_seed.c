@@ -34,6 +34,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         MUST(seed->magic == DP_SEED_MAGIC && seed->version == DP_SEED_VERSION && seed->heap_size == own.heap_size && seed->n_modules <= DP_MODULES_MAX);
         MUST(seed->thread_pointer == own.thread_pointer && !memcmp(seed->processor, own.processor, sizeof own.processor));
     }
+    if (dp_seed_root_lies(seed, own.heap_size))
+        MUST(seed->root >= DP_HEAP_AT && seed->root_size > 0 && seed->root_size <= own.heap_size && seed->root - DP_HEAP_AT <= own.heap_size - seed->root_size);
     check_apart(&seed->apart);
     free(seed);
     return 0;

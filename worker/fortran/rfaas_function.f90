@@ -66,6 +66,13 @@ module rfaas_function
       integer(c_int32_t) function rfaas_child_number() bind(c, name='rfaas_fortran_child_number')
          import
       end function
+      !> In a setup function, names what functions of other libraries get from rfaas_table when their program has published this seed as a table:
+      !> call rfaas_set_root(c_loc(x), bytes). x must be allocated.
+      subroutine rfaas_set_root(root, bytes) bind(c, name='rfaas_fortran_set_root')
+         import
+         type(c_ptr), value :: root
+         integer(c_size_t), value :: bytes
+      end subroutine
    end interface
 
 contains

@@ -13,6 +13,7 @@ FOR_FORTRAN const void *rfaas_fortran_table(const char *name, size_t *bytes);
 FOR_FORTRAN uint32_t rfaas_fortran_worker_cores(void);
 FOR_FORTRAN int rfaas_fortran_on_resume(void (*f)(void *), void *arg);
 FOR_FORTRAN uint32_t rfaas_fortran_child_number(void);
+FOR_FORTRAN void rfaas_fortran_set_root(const void *root, size_t bytes);
 
 static int precision(size_t length) { return length < INT_MAX ? (int)length : INT_MAX; }
 
@@ -33,3 +34,5 @@ uint32_t rfaas_fortran_worker_cores(void) { return rfaas_worker_cores(); }
 int rfaas_fortran_on_resume(void (*f)(void *), void *arg) { return rfaas_on_resume(f, arg); }
 
 uint32_t rfaas_fortran_child_number(void) { return rfaas_child_number(); }
+
+void rfaas_fortran_set_root(const void *root, size_t bytes) { rfaas_set_root(root, bytes); }

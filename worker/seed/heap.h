@@ -52,6 +52,8 @@ typedef struct dp_heap_kept {
     uint64_t tables; /* end of mimalloc's own tables in this unit; 0: there are none */
     uint64_t resumes;
     dp_heap_resume resume[DP_HEAP_RESUMES]; /* of rfaas_on_resume, in their order */
+    const void *root; /* of rfaas_set_root; NULL: none */
+    uint64_t root_size;
 } dp_heap_kept;
 
 /* Memory that user code has mapped. */

@@ -15,6 +15,7 @@
 #endif
 
 #include "heap.h"
+#include "mapped.h"
 #include "place.h"
 #include "resume.h"
 #include "state.h"
@@ -80,7 +81,7 @@ static int lay_arena(const dp_seed *s, const dp_seed_header *h, dp_error *err) {
     return st ? st : lay(s, DP_HEAP_AT, s->heap_size, 0, h->extents, h->n_extents, err);
 }
 
-static int get(int fd, void *to, uint64_t size, uint64_t at, dp_error *err) {
+int dp_seed_read(int fd, void *to, uint64_t size, uint64_t at, dp_error *err) {
     for (uint64_t done = 0; done < size;) {
         ssize_t n = pread(fd, (char *)to + done, size - done, (off_t)(at + done));
         if (n < 0 && errno == EINTR)
@@ -155,7 +156,7 @@ int dp_seed_make_begin(dp_seed *s, int fd, uint64_t heap_size, const dp_apart *a
 int dp_seed_begin(dp_seed *s, int fd, uint64_t heap_size, dp_error *err) {
     int st = prepare(s, fd, heap_size, err);
     if (!st)
-        st = get(fd, &s->apart, sizeof s->apart, heap_size + offsetof(dp_seed_header, apart), err);
+        st = dp_seed_read(fd, &s->apart, sizeof s->apart, heap_size + offsetof(dp_seed_header, apart), err);
     if (!st && !dp_apart_valid(&s->apart))
         st = dp_fail(err, DP_UNSUPPORTED, 0, "seed: its list of libraries is damaged");
     return st ? st : begin(s, false, err);
@@ -277,6 +278,17 @@ static int put_pages(int fd, uint64_t data, uint64_t size, uint64_t at, dp_error
 
 static bool tls_apart(const dp_module *m) { return m->own == DP_MODULE_OWN && m->tls && !dp_heap_has((const void *)(uintptr_t)m->tls); }
 
+/* Notes what rfaas_set_root has named. Functions that map the arena have nothing else of the seed. */
+static int put_root(const dp_seed *s, dp_seed_header *h, dp_error *err) {
+    const dp_heap_kept *k = dp_heap_kept_at();
+    h->root = (uintptr_t)k->root;
+    h->root_size = k->root_size;
+    if (!h->root || dp_seed_root_lies(h, s->heap_size))
+        return DP_OK;
+    return dp_fail(err, DP_UNSUPPORTED, 0, "seed: rfaas_set_root was called with %llu bytes at %p, which are not in memory from malloc or new: copy the root there, and what it "
+                                           "points to", (unsigned long long)h->root_size, k->root);
+}
+
 int dp_seed_capture(dp_seed *s, dp_error *err) {
     uint32_t loaded = s->modules.n;
     dp_modules_list(&s->modules, s->before);
@@ -318,6 +330,8 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
     }
     h.n_extents = find_extents(s, 0, s->heap_size, h.extents);
     if (!st)
+        st = put_root(s, &h, err);
+    if (!st)
         st = put(s->fd, &h, sizeof h, s->heap_size, err);
     dp_heap_watch_maps(false);
     return st ? st : lay_arena(s, &h, err);
@@ -345,7 +359,7 @@ static int lay_data(const dp_seed *s, const dp_module *m, uint64_t at, char *kep
 /* Makes the keys that setup has made, which get the same numbers. Their destructors are in the arena. */
 static int make_keys(const dp_seed *s, const dp_seed_header *seed, dp_error *err) {
     static dp_heap_kept kept;
-    int st = get(s->fd, &kept, sizeof kept, 0, err);
+    int st = dp_seed_read(s->fd, &kept, sizeof kept, 0, err);
     for (unsigned k = 0; k < DP_SEED_KEYS && !st; k++) {
         pthread_key_t got;
         if (seed->made[k / 64] >> k % 64 & 1 && (pthread_key_create(&got, kept.destructors[k]) || got != k))
@@ -396,7 +410,7 @@ static int begin_on_demand(const dp_seed *s, const dp_seed_header *h, dp_error *
 /* Everything that can be refused is looked at before the first byte changes. */
 int dp_seed_apply(dp_seed *s, dp_error *err) {
     static dp_seed_header own, seed;
-    int st = get(s->fd, &seed, sizeof seed, s->heap_size, err);
+    int st = dp_seed_read(s->fd, &seed, sizeof seed, s->heap_size, err);
     fill_header(s, &own);
     if (!st)
         st = differs(&own, &seed, err);
@@ -425,7 +439,7 @@ int dp_seed_apply(dp_seed *s, dp_error *err) {
     dp_heap_watch_maps(false);
     for (uint32_t i = 0; i < s->modules.n && !st; i++)
         if (tls_apart(&s->modules.list[i])) {
-            st = get(s->fd, (void *)(uintptr_t)s->modules.list[i].tls, s->modules.list[i].tls_size, at, err);
+            st = dp_seed_read(s->fd, (void *)(uintptr_t)s->modules.list[i].tls, s->modules.list[i].tls_size, at, err);
             at += s->modules.list[i].tls_size;
         }
     for (uint32_t k = 0; k < DP_SEED_KEYS && !st; k++)

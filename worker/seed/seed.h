@@ -27,7 +27,7 @@
 #include "modules.h"
 
 #define DP_SEED_MAGIC 0x4445455352ull /* "RSEED" */
-#define DP_SEED_VERSION 3u
+#define DP_SEED_VERSION 4u
 #define DP_SEED_KEYS DP_HEAP_KEYS
 #define DP_SEED_EXTENTS 1024
 
@@ -52,13 +52,14 @@ typedef struct dp_seed_header {
     /* What of the arena has memory. To find it in the file takes 5 ms for 100 MB. */
     uint32_t n_extents;
     dp_seed_extent extents[DP_SEED_EXTENTS];
+    uint64_t root, root_size; /* address and bytes of what functions get that map the arena (mapped.h); 0: nothing */
 } dp_seed_header;
 
 /* internal/zygote/layout.go reads these. */
 _Static_assert(offsetof(dp_seed_header, processor) == 32 && offsetof(dp_seed_header, modules) == 2072 && sizeof(dp_module) == 184 && offsetof(dp_module, build) == 96 &&
                    offsetof(dp_module, base) == 120 && offsetof(dp_module, data) == 128 && offsetof(dp_module, tls) == 160,
                "layout of a seed's header");
-_Static_assert(DP_MODULES_MAX == 256 && offsetof(dp_seed_header, extents) == 49184, "layout of a seed's header");
+_Static_assert(DP_MODULES_MAX == 256 && offsetof(dp_seed_header, extents) == 49184 && offsetof(dp_seed_header, root) == 65568, "layout of a seed's header");
 
 /* What dp_seed_begin finds before user code runs, and dp_seed_capture compares. */
 typedef struct dp_seed_before {
@@ -97,6 +98,9 @@ void dp_seed_free_keys(void);
 
 /* Bytes that the file of a seed must have at least, without the modules' data. */
 uint64_t dp_seed_file_size(uint64_t heap_size);
+
+/* Reads bytes of the file of a seed. */
+int dp_seed_read(int fd, void *to, uint64_t size, uint64_t at, dp_error *err);
 
 /* dp_seed_make_begin and dp_seed_begin map the arena, load the libraries that stay apart, and open the heap: in the process that makes the
  * seed, which knows those libraries, and in a worker that starts from it. fd is the seed's file. The caller loads user code next, with

@@ -17,7 +17,7 @@
 /* The functions of librfaas.so that the extension calls: RFAAS.invoke is rfaas_invoke. */
 #define BINDING_FUNCTIONS(_)                                                                                                                \
     _(init) _(finalize) _(version) _(last_error) _(started) _(function_code) _(session_open) _(session_close) _(session_cached)               \
-    _(session_changes) _(table_put_at) _(table_drop) _(lease_open) _(lease_open_at) _(places) _(lease_open_across) _(lease_release) _(lease_renew) _(lease_event) _(lease_workers)             \
+    _(session_changes) _(table_put_at) _(table_put_seed) _(table_drop) _(lease_open) _(lease_open_at) _(places) _(lease_open_across) _(lease_release) _(lease_renew) _(lease_event) _(lease_workers)             \
     _(seed_create) _(seed_open) _(seed_name) _(seed_info) _(seed_release) _(lease_info) _(lease_status) _(lease_statistics) _(worker_origin) _(worker_info) _(worker_replace) _(lease_function)                      \
     _(lease_function_name) _(lease_chain) _(invoke) _(invokev) _(iinvoke) _(iinvokev) _(test) _(waitany_for) _(cancel) _(call_worker) _(kept_result) _(lease_descriptor) _(lease_arm) _(map) _(reduce)
 #define BINDING_DECLARE(name) __typeof__(rfaas_##name) *name;

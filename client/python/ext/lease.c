@@ -133,6 +133,18 @@ static PyObject *Session_put_table(Session *s, PyObject *args) {
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+/* put_table_seed(name, full name) */
+static PyObject *Session_put_table_seed(Session *s, PyObject *args) {
+    const char *name, *seed;
+    int status;
+    if (!PyArg_ParseTuple(args, "ss", &name, &seed) || !is_open(s))
+        return NULL;
+    BEGIN_CALL
+    status = RFAAS.table_put_seed(s->handle, name, seed);
+    END_CALL
+    return status ? binding_raise(status) : Py_NewRef(Py_None);
+}
+
 static PyObject *Session_drop_table(Session *s, PyObject *arg) {
     const char *name = PyUnicode_AsUTF8AndSize(arg, NULL);
     int status = RFAAS_OK;
@@ -179,6 +191,7 @@ static PyMethodDef session_methods[] = {
     { "_changes", (PyCFunction)Session_changes, METH_NOARGS, NULL },
     { "_places", (PyCFunction)Session_places, METH_VARARGS, NULL },
     { "_put_table", (PyCFunction)Session_put_table, METH_VARARGS, NULL },
+    { "_put_table_seed", (PyCFunction)Session_put_table_seed, METH_VARARGS, NULL },
     { "drop_table", (PyCFunction)Session_drop_table, METH_O, "Withdraws a table." },
     { 0 },
 };

@@ -89,6 +89,13 @@ class Session(_rfaas.Session):
         """
         self._put_table(name, address, *parts)
 
+    def put_table_seed(self, name: str, seed: Seed | str) -> None:
+        """Publishes the memory of a seed as a table: functions of any library get what its setup function has named by rfaas_set_root.
+
+        They see it read-only, at the address that it has in the seed. seed: the seed or its full name. A session can have one such table.
+        """
+        self._put_table_seed(name, seed if isinstance(seed, str) else seed.name)
+
     def open_seed(self, name: str) -> Seed:
         """Opens a seed that this or another program has created. name: its full name (Seed.name)."""
         return Seed._open(self, name)

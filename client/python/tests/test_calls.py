@@ -199,6 +199,25 @@ class Ends(LeaseCase):
             with self.assertRaisesRegex(ValueError, "the session is closed"):
                 use()
 
+    def test_table_of_a_seed(self):
+        functions = os.path.join(os.path.dirname(ECHO), "")  # those of the examples
+        look = np.array([7, 1000], dtype="u8")
+        with rfaas.Session() as session, rfaas.Session() as consumer:
+            with session.lease(functions + "prepared.so", memory=64 << 20) as maker:
+                seed = maker.create_seed("prepare", np.array([2000], dtype="u8"), name="rows")
+            with session.lease(functions + "prepared.so", seed=seed, seed_required=True) as child:
+                want = float(child["lookups"](look, dtype="f8", shape=()))
+            consumer.put_table_seed("cross sections", seed)
+            with self.assertRaisesRegex(rfaas.InvalidError, "another seed as a table"):
+                consumer.put_table_seed("again", seed.name)
+            with consumer.lease(functions + "crosssections.so") as other:  # another library, which has nothing else of the seed
+                self.assertEqual(float(other["lookups"](look, dtype="f8", shape=())), want)
+            consumer.drop_table("cross sections")
+            name = seed.name
+            seed.release()
+            with self.assertRaises(rfaas.LeaseError):
+                consumer.put_table_seed("again", name)
+
     def test_seeds(self):
         with rfaas.Session() as session, session.lease(ECHO) as maker:
             with self.assertRaises(KeyError):

@@ -66,6 +66,14 @@ func (t *Table) Encode(b []byte) []byte {
 }
 
 // Encode appends the body of the message.
+func (t *TableSeed) Encode(b []byte) []byte {
+	c := C.rfaas_agent_table_seed{session: C.uint64_t(t.Session)}
+	set(c.name[:], t.Name)
+	set(c.seed[:], t.Seed)
+	return put(b, &c)
+}
+
+// Encode appends the body of the message.
 func (s *Spread) Encode(b []byte) []byte {
 	c := C.rfaas_agent_spread{session: C.uint64_t(s.Session), workers: C.uint64_t(s.Workers),
 		cores_per_worker: C.uint64_t(s.CoresPerWorker), memory: C.uint64_t(s.Memory), duration_ns: C.int64_t(s.DurationNs),

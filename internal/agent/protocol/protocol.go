@@ -78,13 +78,14 @@ const (
 	OpSeedFind    Op = C.RFAAS_AGENT_SEED_FIND
 	OpSeedKeep    Op = C.RFAAS_AGENT_SEED_KEEP
 	OpSeedRelease Op = C.RFAAS_AGENT_SEED_RELEASE
+	OpTableSeed   Op = C.RFAAS_AGENT_TABLE_SEED
 )
 
 // String is the operation's name in the header, in lower case.
 func (o Op) String() string {
 	names := [...]string{"?", "hello", "status", "stop", "open", "close", "acquire", "adopt", "replace", "release", "inspect",
 		"renew", "finish", "spread", "changes", "silent", "event", "hand", "table", "table-drop",
-		"region", "claimed", "seed-create", "seed-find", "seed-keep", "seed-release"}
+		"region", "claimed", "seed-create", "seed-find", "seed-keep", "seed-release", "table-seed"}
 	if int64(o) < int64(len(names)) {
 		return names[o]
 	}

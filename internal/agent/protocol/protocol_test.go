@@ -40,6 +40,7 @@ func kinds() []kind {
 			func(b []byte) (SessionName, error) { return DecodeSessionName(OpChanges, b) }),
 		of("table", Table{Session: 1, Size: 5 << 30, Address: 4096, Name: "cross sections"}, (*Table).Encode,
 			func(b []byte) (Table, error) { return DecodeTable(OpTable, b) }),
+		of("table seed", TableSeed{Session: 1, Name: "xs", Seed: "xs:1@a:1"}, (*TableSeed).Encode, DecodeTableSeed),
 		of("seed create", SeedCreate{Key: 1, LimitNs: 2, TTLNs: 3, Name: "xs", Function: "prepare", Payload: []byte{0, 1}}, (*SeedCreate).Encode, DecodeSeedCreate),
 		of("seed name", SeedName{1, "xs:1@a:1"}, (*SeedName).Encode, func(b []byte) (SeedName, error) { return DecodeSeedName(OpSeedFind, b) }),
 		of("seed", Seed{Bytes: 1, Memory: 2, LoadNs: 3, SetupNs: 4, CaptureNs: 5, LeftNs: 6, Version: 7, Children: 8, Name: "xs:7@a:1", Executor: "a:1", Node: "n", Function: "prepare"},

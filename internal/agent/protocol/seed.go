@@ -61,6 +61,26 @@ func DecodeSeedName(op Op, b []byte) (SeedName, error) {
 	return SeedName{uint64(c.session), t.of("name", c.name[:])}, t.err
 }
 
+// TableSeed publishes a seed as a table.
+type TableSeed struct {
+	Session    uint64
+	Name, Seed string // Seed: in full
+}
+
+// DecodeTableSeed decodes the body of the message.
+func DecodeTableSeed(b []byte) (TableSeed, error) {
+	var c C.rfaas_agent_table_seed
+	t := texts{op: OpTableSeed, err: exactly(OpTableSeed, b, &c)}
+	if t.err != nil {
+		return TableSeed{}, t.err
+	}
+	m := TableSeed{uint64(c.session), t.of("name", c.name[:]), t.of("seed", c.seed[:])}
+	if t.err == nil && m.Name == "" {
+		t.err = malformed(OpTableSeed, "a table without a name")
+	}
+	return m, t.err
+}
+
 // Seed describes a seed.
 type Seed struct {
 	Bytes, Memory                      uint64

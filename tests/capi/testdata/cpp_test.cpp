@@ -193,8 +193,11 @@ int main(int, char **argv) {
         std::vector<std::uint64_t> calls(1);
         child.invoke(child.function("count"), std::string(), calls);
         CHECK(calls[0] == 2 && child.origin(0).start == RFAAS_START_SEEDED);
+        const std::string name = made.name();
+        THROWS(rfaas::invalid_error, "count must call rfaas_set_root", own.put_table_seed("counter", name));
         opened.release();
         made.release();
+        THROWS(rfaas::lease_error, "no seed counter", own.put_table_seed("counter", name));
         THROWS(rfaas::lease_error, "no seed counter", own.open_seed("counter:1@" + std::string(maker.info().executor_address)));
     }
     rfaas::session_options nowhere;

@@ -77,3 +77,17 @@ function unsigned(args, size, res) bind(c) result(bytes)
    bytes = 0
    if (rfaas_unsigned(-1_c_int32_t) /= 4294967295_c_int64_t .or. rfaas_unsigned(7_c_int32_t) /= 7) bytes = rfaas_fail('wrong')
 end function
+
+! Setup function: names ten squares for functions that map the seed.
+function plant(args, size, res) bind(c) result(bytes)
+   use rfaas_function
+   implicit none
+   type(c_ptr), value :: args, res
+   integer(c_int32_t), value :: size
+   integer(c_int32_t) :: bytes
+   integer(c_int8_t), allocatable, target, save :: squares(:)
+   integer :: i
+   squares = [(int(i*i, c_int8_t), i=0, 9)]
+   call rfaas_set_root(c_loc(squares), 10_c_size_t)
+   bytes = 0
+end function

@@ -27,6 +27,31 @@ static void extras(rfaas_lease *l) {
     FAILS(rfaas_invoke(l, complain, large, sizeof large, &out, sizeof out, &n, NULL), RFAAS_FUNCTION_FAILED, "xxxxx");
 }
 
+/* Squares that a setup function has made, in a worker that maps its seed. */
+static void table_of_a_seed(void) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    rfaas_seed_options so = RFAAS_SEED_OPTIONS_INIT;
+    rfaas_session *own; /* without tables, which a setup function must not have */
+    rfaas_lease *l;
+    rfaas_seed *seed;
+    int64_t out[5];
+    size_t n;
+    o.library = library;
+    o.memory = 64 << 20;
+    so.name = "squares";
+    OK(rfaas_session_open(NULL, &own));
+    OK(rfaas_lease_open(own, &o, &l));
+    OK(rfaas_seed_create(l, "plant", NULL, 0, &so, &seed));
+    OK(rfaas_lease_release(l));
+    OK(rfaas_table_put_seed(own, "planted", rfaas_seed_name(seed)));
+    OK(rfaas_lease_open(own, &o, &l));
+    OK(rfaas_invoke(l, find(l, "look"), "planted", 7, out, sizeof out, &n, NULL));
+    CHECK(n == sizeof out && out[3] == 10 && out[4] == 285);
+    OK(rfaas_lease_release(l));
+    OK(rfaas_seed_release(seed));
+    OK(rfaas_session_close(own));
+}
+
 static void example(void) {
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
     rfaas_lease *l;
@@ -53,6 +78,7 @@ void everything(void) {
     OK(rfaas_table_put(session, "squares", &part, 1));
     extras(l = lease(1, 1, RFAAS_WAIT_ADAPTIVE));
     OK(rfaas_lease_release(l));
+    table_of_a_seed();
     example();
     OK(rfaas_finalize());
 }

@@ -360,6 +360,8 @@ contains
       call rfaas_invoke(child, count, calls, 0_c_size_t, calls, c_sizeof(calls))
       call rfaas_worker_origin(child, 0, start)
       call check(calls(1) == 2 .and. start%start == RFAAS_START_SEEDED, 'a worker of a seed')
+      call rfaas_table_put_seed(own, 'counter', rfaas_seed_name(made), ierror)
+      call fails(RFAAS_INVALID, 'count must call rfaas_set_root', 'a seed without a root')
       call rfaas_seed_release(opened)
       call rfaas_seed_release(made)
       call rfaas_seed_release(made, ierror)

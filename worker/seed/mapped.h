@@ -1,0 +1,17 @@
+/* The arena of a seed as a table: workers of other libraries map it read-only at its address, so that the pointers in it are valid. They have nothing
+ * else of the seed: no code, no static data. */
+#ifndef RFAAS_SEED_MAPPED_H
+#define RFAAS_SEED_MAPPED_H
+
+#include <stddef.h>
+
+#include "seed.h"
+
+/* dp_seed_map maps the arena of the seed in the file, whose size is heap_size, and returns its root. One thread at a time. The caller keeps fd.
+ * DP_INVALID: other memory of the process lies there, or the seed has no root. DP_UNSUPPORTED: the seed is of another version. */
+int dp_seed_map(int fd, uint64_t heap_size, const void **root, size_t *size, dp_error *err);
+
+/* Reports whether the header's root lies in an arena of this size. */
+bool dp_seed_root_lies(const dp_seed_header *h, uint64_t heap_size);
+
+#endif
