@@ -1,4 +1,5 @@
-"""Time of a call from Python beside the same call from C, in one process and one lease. Both wait hot.
+"""Time of a call from Python beside the same call from C, in one process and one lease. Both wait hot. The last rows call an echo function that is written in
+Python too.
 
 A pair is a batch of calls from C and one from Python, in alternating order. Many pairs are slow because something else runs on the
 same processors, so the table shows medians of the fastest twentieth: of the times, of the differences and of the ratios.
@@ -22,14 +23,17 @@ import rfaas
 from cluster import ECHO, Cluster
 
 
-def rows(echo):
-    """A statement, its argument, and a function that executes the statement so often and returns its time."""
+def python_echo(arguments, result):
+    result[:] = arguments
+
+
+def rows(f, *statements):
+    """A statement, its function and argument, and a function that executes the statement so often and returns its time."""
     x8, x64, b = np.zeros(1), np.zeros(8192), b"12345678"
-    for x, statements in (x8, ["f(x, out=y)", "f(x)", "f(b)", "f.submit(x, out=y).result()"]), (x64, ["f(x, out=y)", "f(x)"]):
-        for statement in statements:
-            names = {"f": echo, "x": x, "y": np.empty_like(x), "b": b, "now": time.perf_counter_ns, "repeat": itertools.repeat}
-            exec(f"def run(n):\n begin = now()\n for _ in repeat(None, n): {statement}\n return (now() - begin) / n", names)
-            yield statement, x, names["run"]
+    for x, statement in *((x8, s) for s in statements), *((x64, s) for s in statements if s in ("f(x, out=y)", "f(x)")):
+        names = {"f": f, "x": x, "y": np.empty_like(x), "b": b, "now": time.perf_counter_ns, "repeat": itertools.repeat}
+        exec(f"def run(n):\n begin = now()\n for _ in repeat(None, n): {statement}\n return (now() - begin) / n", names)
+        yield statement, f, x, names["run"]
 
 
 def awaits(lease):
@@ -103,6 +107,12 @@ def mapped(lease, chunk, items=20000, runs=20):
     return best * 1e6
 
 
+def table(loop, rows, arguments):
+    for what, f, x, run in rows:
+        c, p, more, ratio, pairs = measure(loop, f, x, run, arguments.seconds, arguments.calls // (10 if what.startswith("await") else 1))
+        print(f"{what:30} {x.nbytes:6} {c / 1e3:8.2f} {p / 1e3:11.2f} {more / 1e3:9.2f} {ratio:6.2f} {pairs:6}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3, help="for each row")
@@ -114,11 +124,12 @@ def main():
         loop = ctypes.CDLL(ROOT / "build/bench/python-loop.so")
         loop.loop_run.restype = ctypes.c_double
         with rfaas.lease(ECHO, wait_mode=rfaas.WaitMode.HOT) as lease:
-            echo = lease["echo"]
             print(f"{'call':30} {'bytes':>6} {'C, us':>8} {'Python, us':>11} {'more, us':>9} {'ratio':>6} {'pairs':>6}")
-            for what, f, x, run in itertools.chain(((what, echo, x, run) for what, x, run in rows(echo)), awaits(lease)):
-                c, p, more, ratio, pairs = measure(loop, f, x, run, arguments.seconds, arguments.calls // (1 if f is echo else 10))
-                print(f"{what:30} {x.nbytes:6} {c / 1e3:8.2f} {p / 1e3:11.2f} {more / 1e3:9.2f} {ratio:6.2f} {pairs:6}", flush=True)
+            table(loop, rows(lease["echo"], "f(x, out=y)", "f(x)", "f(b)", "f.submit(x, out=y).result()"), arguments)
+            table(loop, awaits(lease), arguments)
+        with rfaas.lease(rfaas.python(python_echo), wait_mode=rfaas.WaitMode.HOT) as lease:
+            print("calls of a Python function:")
+            table(loop, rows(lease["python_echo"], "f(x, out=y)", "f(x)"), arguments)
         with rfaas.lease(rfaas.compile(SPIN), wait_mode=rfaas.WaitMode.HOT) as lease:
             print(f"an item of spin.map(x), 1 us each: {mapped(lease, 0):.2f} us; with chunk=1: {mapped(lease, 1):.2f} us")
     finally:

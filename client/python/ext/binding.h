@@ -128,6 +128,7 @@ typedef struct Lease {
     PyObject_HEAD
     rfaas_lease *handle; /* NULL: released */
     PyObject *session, *functions /* dict: name to Function */;
+    bool named; /* the dict has all functions, by names that the library does not have */
     struct Request *flying; /* a list */
     size_t eager;
 } Lease;
@@ -143,6 +144,7 @@ typedef struct Function {
     void *vectorcall;
     Lease *lease;
     PyObject *name, *takes, *returns, *shape; /* takes: a tuple of dtypes; NULL: not given */
+    PyObject *exported; /* name in the library, NULL: as `name` */
     rfaas_function index;
     rfaas_call_options options;
     bool plain; /* options are the defaults */
@@ -202,6 +204,10 @@ void Plan_free(Plan *p);
 void Plan_free_inputs(Plan *p);
 
 static inline void *Plan_room(Plan *p) { return p->has_out ? p->out.buf : p->bytes; }
+
+/* binding_raise for a call of the function. */
+PyObject *Function_raise(Function *f, int status);
+PyObject *Function_raise_text(Function *f, int status, const char *text, int started, int32_t code);
 
 /* Starts a call when a slot is free. Returns -1 with an exception. */
 int Function_start(Function *f, Plan *p, rfaas_request *r);

@@ -352,24 +352,50 @@ static void Lease_dealloc(Lease *l) {
     binding_free((PyObject *)l);
 }
 
-/* lease["name"] */
-static PyObject *Lease_get(Lease *l, PyObject *name) {
-    PyObject *f = l->functions ? PyDict_GetItemWithError(l->functions, name) : NULL;
-    if (f || PyErr_Occurred())
-        return Py_XNewRef(f);
+/* Looks a function up in the library, and keeps it by the given name. */
+static PyObject *find(Lease *l, PyObject *name, PyObject *exported) {
     rfaas_function index;
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    const char *text = PyUnicode_Check(exported) ? PyUnicode_AsUTF8AndSize(exported, NULL) : NULL;
     if (!text)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "a function has a str as its name, not %R", name);
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "a function has a str as its name, not %R", exported);
     if (!Lease_open(l))
         return NULL;
     int status = RFAAS.lease_function(l->handle, text, &index);
     if (status)
         return binding_raise(status);
-    f = Function_make(l, name, index, NULL);
+    PyObject *f = Function_make(l, name, index, NULL);
+    if (f && name != exported)
+        ((Function *)f)->exported = Py_NewRef(exported);
     if (f && PyDict_SetItem(l->functions, name, f))
         Py_CLEAR(f);
     return f;
+}
+
+/* lease["name"] */
+static PyObject *Lease_get(Lease *l, PyObject *name) {
+    PyObject *f = l->functions ? PyDict_GetItemWithError(l->functions, name) : NULL;
+    if (f || PyErr_Occurred())
+        return Py_XNewRef(f);
+    if (l->named && Lease_open(l)) {
+        PyObject *text = PyUnicode_FromFormat("the lease has no function %R", name);
+        const char *utf8 = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+        if (utf8)
+            binding_raise_text(RFAAS_NO_FUNCTION, utf8, RFAAS_NOT_STARTED, 0);
+        Py_XDECREF(text);
+        return NULL;
+    }
+    return find(l, name, name);
+}
+
+/* _name(name, exported) */
+static PyObject *Lease_name(Lease *l, PyObject *args) {
+    PyObject *name, *exported;
+    if (!PyArg_ParseTuple(args, "UU", &name, &exported))
+        return NULL;
+    PyObject *f = find(l, name, exported);
+    Py_XDECREF(f);
+    l->named = true;
+    return f ? Py_NewRef(Py_None) : NULL;
 }
 
 /* function(name, **options) */
@@ -381,6 +407,8 @@ static PyObject *Lease_function(Lease *l, PyObject *args, PyObject *kwargs) {
     if (!base || !kwargs || !PyDict_Size(kwargs))
         return (PyObject *)base;
     PyObject *f = Function_make(l, name, base->index, kwargs);
+    if (f)
+        ((Function *)f)->exported = Py_XNewRef(base->exported);
     Py_DECREF(base);
     return f;
 }
@@ -403,6 +431,8 @@ PyObject *Lease_chain(Lease *l, PyObject *args) {
 
 static PyObject *Lease_names(Lease *l, void *unused) {
     (void)unused;
+    if (l->named && l->handle)
+        return PyDict_Keys(l->functions);
     rfaas_lease_details d = { .struct_size = sizeof d };
     int status = Lease_open(l) ? RFAAS.lease_info(l->handle, &d) : RFAAS_OK;
     PyObject *list = PyErr_Occurred() ? NULL : status ? binding_raise(status) : PyList_New(0);
@@ -639,6 +669,7 @@ static PyMethodDef lease_methods[] = {
     { "release", (PyCFunction)Lease_release, METH_NOARGS, "Releases the lease and its workers. Calls in flight are abandoned." },
     { "function", (PyCFunction)(void *)Lease_function, METH_VARARGS | METH_KEYWORDS, "Returns a function of the library, with options for all its calls." },
     { "_across", (PyCFunction)Lease_across, METH_VARARGS | METH_CLASS, NULL },
+    { "_name", (PyCFunction)Lease_name, METH_VARARGS, NULL },
     { "chain", (PyCFunction)Lease_chain, METH_VARARGS, "Returns a function that calls the first function, and the second with the result of the first." },
     { "renew", (PyCFunction)Lease_renew, METH_VARARGS, "Renews the lease." },
     { "check", (PyCFunction)Lease_check, METH_NOARGS, "Raises LeaseError if the lease has ended." },

@@ -206,7 +206,7 @@ static PyObject *Request_result(Request *r, PyObject *args, PyObject *kwargs) {
     if (status)
         return PyErr_Format(PyExc_TimeoutError, "the call of %U has not ended yet", r->function->name);
     if (r->status)
-        return binding_raise_text(r->status, r->cancelled ? "the call was cancelled" : r->text ? r->text : "", r->started, r->code);
+        return Function_raise_text(r->function, r->status, r->cancelled ? "the call was cancelled" : r->text ? r->text : "", r->started, r->code);
     if (!r->result) {
         r->result = Plan_result(&r->plan, r->function, r->size);
         if (r->result)

@@ -25,7 +25,7 @@ import time as _time
 from collections.abc import Iterable as _Iterable, Iterator as _Iterator
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
-from . import _communicator, _library, _loop, _numba, _rfaas
+from . import _communicator, _library, _loop, _numba, _python, _rfaas
 from ._compile import compile
 from ._executor import Executor, finish_all as _finish_all
 from ._futures import BrokenExecutor, Future, PythonVersionError, RemoteTraceback
@@ -33,6 +33,7 @@ from ._function import dtype_of as _dtype_of, new_result as _new_result, part_of
 from ._generated import *  # noqa: F403
 from ._generated import Change, Event, EventKind, ExecutorState, LeaseDetails, SeedDetails, Start, Statistics, WorkerDetails, WorkerStart, error as _error
 from ._numba import njit
+from ._python import python
 from ._rfaas import Function, Request
 
 if _TYPE_CHECKING:
@@ -44,8 +45,9 @@ if _TYPE_CHECKING:
 
 
 def _error_or_own(status: int, text: str, started: bool = True, code: int = 0) -> Exception:
-    """The exception for a status, or the one that a function of njit has raised."""
-    return (code == _numba.CODE and _numba.exception_of(text)) or _error(status, text, started, code)
+    """The exception for a status, or the one that a function of njit or rfaas.python has raised."""
+    e = _error(status, text, started, code)
+    return (code == _numba.CODE and _numba.exception_of(text)) or (code == _python.CODE and _python.exception_of(text, e)) or e
 
 
 _rfaas.hooks(_threading.main_thread().ident, _error_or_own, _library.load, _new_result, _part_of, _dtype_of, _loop.await_request)
@@ -73,11 +75,11 @@ class Session(_rfaas.Session):
     def __repr__(self) -> str:
         return f"<rfaas.Session, {'closed' if self.closed else 'open'}>"
 
-    def lease(self, library: str | _os.PathLike[str] | bytes, **options: Unpack[LeaseOptions]) -> Lease:
+    def lease(self, library: str | _os.PathLike[str] | bytes | python, **options: Unpack[LeaseOptions]) -> Lease:
         """Leases workers. See Lease."""
         return Lease(library, session=self, **options)
 
-    def places(self, count: int, library: str | _os.PathLike[str] | bytes, **options: Unpack[LeaseOptions]) -> list[str]:
+    def places(self, count: int, library: str | _os.PathLike[str] | bytes | python, **options: Unpack[LeaseOptions]) -> list[str]:
         """Returns an executor with room for each of `count` leases, on as few executors as possible. Nothing is reserved."""
         return self._places(count, _lease_options(library, options))
 
@@ -108,7 +110,7 @@ class Session(_rfaas.Session):
 class Lease(_rfaas.Lease):
     """A number of workers on one executor, which have loaded a library of functions.
 
-    library: the path of a shared library on this machine, or its contents as bytes.
+    library: the path of a shared library on this machine, or its contents as bytes, or functions of rfaas.python.
     session: the default is one session of this process, whose options come from the environment.
     comm: a communicator of mpi4py. All of its ranks open a lease, or none. Rank 0 chooses the executors.
     options: fields of LeaseOptions, such as workers=4, wait=60, failover=True. Times are in seconds. bundle may be a list of paths.
@@ -119,20 +121,27 @@ class Lease(_rfaas.Lease):
 
     _watch: _loop.Watch | None = None
 
-    def __new__(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, comm: _Any = None, **options: Unpack[LeaseOptions]) -> Lease:
+    def __new__(cls, library: str | _os.PathLike[str] | bytes | python, *, session: Session | None = None, comm: _Any = None,
+                **options: Unpack[LeaseOptions]) -> Lease:
         given, open_lease = _lease_options(library, options), super().__new__
-        if comm is None:
-            return open_lease(cls, session or default_session(), given)
 
         def open_at(*place: str) -> Lease:
             return open_lease(cls, session or default_session(), given, *place)
 
-        return _communicator.open_together(comm, lambda count: (session or default_session())._places(count, given), open_at)
+        def open_() -> Lease:
+            return open_at() if comm is None else _communicator.open_together(comm, lambda count: (session or default_session())._places(count, given), open_at)
+
+        return library.open(open_) if isinstance(library, python) else open_()
 
     @classmethod
-    def across(cls, library: str | _os.PathLike[str] | bytes, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> list[Lease]:
+    def across(cls, library: str | _os.PathLike[str] | bytes | python, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> list[Lease]:
         """Leases workers=n on as few executors as possible. Each executor's part is a lease of its own. Opens all of them or none."""
-        return cls._across(session or default_session(), _lease_options(library, options))
+        given = _lease_options(library, options)
+
+        def open_all() -> list[Lease]:
+            return cls._across(session or default_session(), given)
+
+        return library.open(open_all) if isinstance(library, python) else open_all()
 
     def __enter__(self) -> Lease:
         return self
@@ -197,8 +206,11 @@ class Seed(_rfaas.Seed):
         return SeedDetails(**self._info())
 
 
-def _lease_options(library: str | _os.PathLike[str] | bytes, options: _Any) -> dict[str, _Any]:
+def _lease_options(library: str | _os.PathLike[str] | bytes | python, options: _Any) -> dict[str, _Any]:
     given = dict(options)
+    if isinstance(library, python):
+        given = library.options(given)
+        library = given["library"]
     given["library_data" if isinstance(library, (bytes, bytearray, memoryview)) else "library"] = library
     if isinstance(given.get("seed"), Seed):
         given["seed"] = given["seed"].name

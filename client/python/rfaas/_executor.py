@@ -9,10 +9,11 @@ import weakref
 from typing import Any, Callable, Iterable, Iterator
 
 from . import _maps, _pickles
-from ._dispatch import ROOM, Dispatcher, said
+from ._dispatch import ROOM, Dispatcher
 from ._frames import CALL, CHUNK, STARRED
-from ._futures import BrokenExecutor, Future, PythonVersionError
+from ._futures import Future
 from ._generated import BusyError, FunctionError, InvalidError
+from ._python import start_error
 
 CHUNKS = 16  # calls that a map makes for each worker
 
@@ -74,10 +75,7 @@ class Executor(cf.Executor):
         try:
             opened = (Lease.across if across else Lease)(_pickles.WORKER_LIBRARY, session=session, **options)
         except FunctionError as e:
-            if e.code:
-                kind = PythonVersionError if e.code == 1 else BrokenExecutor
-                raise kind(said(e), -300 if e.code == 1 else -600, False, e.code) from None
-            raise
+            raise start_error(e) from None
         except (InvalidError, BusyError) as e:
             if across or max_workers == 1 or "cores" not in e.text:
                 raise

@@ -1,4 +1,4 @@
-"""What rfaas.Executor pickles: arguments, with their buffers outside of the pickle, functions by value, and the code with which a worker starts."""
+"""What rfaas.Executor and rfaas.python pickle: arguments, with their buffers outside of the pickle, functions by value, and the code with which a worker starts."""
 from __future__ import annotations
 
 import functools
@@ -136,13 +136,13 @@ def bundle(modules: Any) -> list[str]:
     return paths
 
 
-def start_payload(initializer: Any, initargs: tuple[Any, ...], bundled: list[str]) -> bytes:
-    """Returns the payload of the init call `start` in worker.c."""
+def start_payload(initializer: Any, initargs: tuple[Any, ...], bundled: list[str], functions: list[bytes] | None = None) -> bytes:
+    """Returns the payload of the init call `start` in worker.c. functions: those of rfaas.python, pickled."""
     environments = [os.path.basename(path) for path in bundled if os.path.isfile(os.path.join(path, "pyvenv.cfg"))]
     programs = [*(f":{name}/bin/python3" for name in environments), sys.executable, getattr(sys, "_base_executable", "")]
     strings = [f"{sys.version_info.major}.{sys.version_info.minor}.", "\n".join(_libraries()), "\n".join(dict.fromkeys(p for p in programs if p)),
                os.path.basename(bundled[0]) if bundled else ""]
-    options = {"code": _remote_code(), "cloudpickle": _cloudpickle_code(), "version": getattr(cloudpickle(), "__version__", ""), "initializer": b""}
+    options = {"code": _remote_code(), "cloudpickle": _cloudpickle_code(), "version": getattr(cloudpickle(), "__version__", ""), "initializer": b"", "functions": functions or []}
     if initializer is not None:
         Code(initializer)  # raises an error with its name if it cannot be pickled
         arguments(initializer, (initargs, {}))

@@ -1,4 +1,4 @@
-"""The worker's side of rfaas.Executor. worker.c runs this file in the interpreter of a worker, after _frames.py, in the same namespace."""
+"""The worker's side of rfaas.Executor and rfaas.python. worker.c runs this file in the interpreter of a worker, after _frames.py, in the same namespace."""
 import functools
 import importlib.abc
 import importlib.machinery
@@ -13,7 +13,7 @@ kept = []  # the pieces of a reply that had no room
 OUTPUT_MAX = 1 << 20  # characters of a call that go to the client
 
 MPI_TEXT = "mpi4py cannot be imported in a worker of rfaas, which is not part of an MPI program: use it in the program that calls the function"
-MISSING_TEXT = "; the worker's Python does not have this module: pass modules=[{!r}] to rfaas.Executor, or install the module on the executors' nodes"
+MISSING_TEXT = "; the worker's Python does not have this module: pass modules=[{!r}] to rfaas.Executor or rfaas.python, or install the module on the executors' nodes"
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -144,6 +144,12 @@ def dumps(value, callback=None):
         return cloudpickle.dumps(value, 5, buffer_callback=callback)
 
 
+def explain_missing(e):
+    if isinstance(e, ModuleNotFoundError) and e.name and isinstance(e.msg, str) and e.name in e.msg:
+        e.msg += MISSING_TEXT.format(e.name.partition(".")[0])
+        e.args = (e.msg,)
+
+
 def describe(e):
     """Returns the pickled exception and the text of its traceback."""
     import traceback
@@ -151,9 +157,7 @@ def describe(e):
     trace = e.__traceback__
     while trace and trace.tb_frame.f_globals is globals():
         trace = trace.tb_next
-    if isinstance(e, ModuleNotFoundError) and e.name and isinstance(e.msg, str) and e.name in e.msg:
-        e.msg += MISSING_TEXT.format(e.name.partition(".")[0])
-        e.args = (e.msg,)
+    explain_missing(e)
     text = "".join(traceback.format_exception(type(e), e, trace))
     e = e.with_traceback(None)
     e.__cause__ = e.__context__ = None  # their tracebacks would keep the function's variables
@@ -298,8 +302,23 @@ def use_bundle(os, path):
                 sys.prefix = sys.exec_prefix = os.path.join(directory, name)
 
 
+NONE = None  # for worker.c
+
+
+def report(e):
+    """Prints an exception of a function of rfaas.python. Returns its text for the client."""
+    import traceback
+
+    explain_missing(e)
+    traceback.print_exception(type(e), e, e.__traceback__)
+    where = traceback.extract_tb(e.__traceback__)[-1:]
+    place = f"line {where[0].lineno} of {where[0].filename}, in {where[0].name}, " if where else "the function "
+    name = type(e).__qualname__ if type(e).__module__ == "builtins" else f"{type(e).__module__}.{type(e).__qualname__}"
+    return f"{place}raised {name}: {e}"
+
+
 def start(options):
-    """Prepares the interpreter and executes the initializer. Returns the function that executes requests."""
+    """Prepares the interpreter and executes the initializer. Returns the functions of rfaas.python."""
     sys.argv = [""]
     use_cloudpickle(options["cloudpickle"], options["version"])
     import os
@@ -308,10 +327,17 @@ def start(options):
         continue_runtime(os.environ, options["cores"])
     if options["bundle"]:
         use_bundle(os, options["bundle"])
-    sys.stdout = sys.__stdout__ = Output(sys.stdout)
-    sys.stderr = sys.__stderr__ = Output(sys.stderr)
-    if options["initializer"]:
-        initializer, arguments = pickle.loads(options["initializer"])
-        initializer(*arguments)
-        take_output()
-    return call
+    functions = options["functions"]
+    if not functions:
+        sys.stdout = sys.__stdout__ = Output(sys.stdout)
+        sys.stderr = sys.__stderr__ = Output(sys.stderr)
+    try:
+        if options["initializer"]:
+            initializer, arguments = pickle.loads(options["initializer"])
+            initializer(*arguments)
+            if not functions:
+                take_output()
+        return [pickle.loads(code) for code in functions]
+    except ModuleNotFoundError as e:
+        explain_missing(e)
+        raise

@@ -21,7 +21,7 @@ class Documents(unittest.TestCase):
             subprocess.run(["gcc", "-shared", "-fPIC", "-o", "libhypot.so", "hypot.c", "-lm"], cwd=directory, check=True)
             for name, text in texts.items():
                 examples = [e for e in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "import rfaas" in e]
-                self.assertEqual(len(examples), 2 + (name != "README.md"), name)
+                self.assertEqual(len(examples), 2 + 2 * (name != "README.md"), name)
                 for example in examples:
                     done = subprocess.run([sys.executable, "-c", example], cwd=directory, capture_output=True, text=True, timeout=60,
                                           env=os.environ | {"XDG_CACHE_HOME": directory})

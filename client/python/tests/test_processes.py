@@ -41,12 +41,17 @@ class Executors(unittest.TestCase):
                 requests = [lease["echo"].submit(bytes([i])) for lease in leases for i in range(20)]
                 good = sorted(r.result() for r in rfaas.as_completed(requests)) == sorted(bytes([i]) for i in range(20) for _ in leases)
                 print(states, good, sum(lease.workers for lease in leases))
+                for lease in leases:
+                    lease.release()
+                echo = rfaas.python(lambda arguments, result: 0, eval)
+                leases = rfaas.Lease.across(echo, session=session, workers=3, cores_per_worker=1)
+                print(sum(lease.workers for lease in leases), {lease["<lambda>"](b"x") for lease in leases})
                 try:
                     rfaas.Lease.across(sys.argv[1], session=session, workers=1 << 17)
                 except rfaas.InvalidError:
                     print("refused")
         """), ECHO], capture_output=True, text=True, timeout=90)
-        self.assertEqual((done.stdout, done.returncode), ("['OPEN', 'OPEN'] True 3\nrefused\n", 0), done.stderr)
+        self.assertEqual((done.stdout, done.returncode), ("['OPEN', 'OPEN'] True 3\n3 {b''}\nrefused\n", 0), done.stderr)
 
 
 class Ranks(unittest.TestCase):

@@ -1,4 +1,4 @@
-/* The library of functions of rfaas.Executor: runs Python code in a worker.
+/* The library of functions of rfaas.Executor and rfaas.python: runs Python code in a worker.
  *
  * It is not linked with Python. The init call opens the libpython of the client's version and looks up the functions that this file uses. They
  * are all in the stable ABI, so one binary works with CPython 3.11 and later versions. This file only starts the interpreter and gives it access
@@ -16,15 +16,15 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Codes of rfaas_fail_code, as in _executor.py. */
-enum { FAILED_PYTHON = 1, FAILED_START = 2, FAILED_KEPT = 3 };
+/* Codes of rfaas_fail_code, as in _executor.py and _python.py. */
+enum { FAILED_PYTHON = 1, FAILED_START = 2, FAILED_KEPT = 3, FAILED_RAISED = 0x50797468 };
 
 /* Functions of libpython: PY.DecRef is Py_DecRef. */
 #define PY_FUNCTIONS(_)                                                                                                                     \
     _(PyOS, AfterFork_Child) _(Py, DecRef) _(Py, DecodeLocale) _(Py, GetVersion) _(Py, InitializeEx) _(PyBuffer, FillInfo) _(PyBytes, FromStringAndSize) _(PyDict, GetItemString) _(PyDict, New)      \
-    _(PyDict, SetItemString) _(PyErr, Clear) _(PyErr, Fetch) _(PyErr, NormalizeException) _(PyErr, Print) _(PyErr, Restore)                  \
-    _(PyEval, EvalCode) _(PyEval, GetBuiltins) _(PyEval, SaveThread) _(PyGC, Collect) _(PyGILState, Ensure) _(PyGILState, Release)            \
-    _(PyImport, ImportModule) _(PyLong, AsLong) _(PyObject, CallFunctionObjArgs) _(PyObject, CallMethod) _(PyObject, Str)                     \
+    _(PyDict, SetItemString) _(PyErr, Clear) _(PyErr, Fetch) _(PyErr, NormalizeException) _(PyErr, Occurred) _(PyErr, Print) _(PyErr, Restore) _(PyErr, SetString)        \
+    _(PyEval, EvalCode) _(PyEval, GetBuiltins) _(PyEval, SaveThread) _(PyException, SetTraceback) _(PyGC, Collect) _(PyGILState, Ensure) _(PyGILState, Release)            \
+    _(PyImport, ImportModule) _(PyList, GetItem) _(PyList, Size) _(PyLong, AsLong) _(PyMemoryView, FromObject) _(PyObject, CallFunctionObjArgs) _(PyObject, CallMethod) _(PyObject, Str)                     \
     _(PyType, FromSpec) _(PyType, GenericAlloc) _(PyUnicode, AsUTF8AndSize) _(PyUnicode, FromString)
 #define PY_DECLARE(group, name) __typeof__(group##_##name) *group##_##name;
 static struct {
@@ -65,6 +65,9 @@ static PyType_Spec window_spec = { "rfaas.Window", sizeof(Window), 0, Py_TPFLAGS
 static PyTypeObject *window_type;
 static Window *request_window, *result_window;
 static PyObject *call_function;
+static PyObject *functions; /* of rfaas.python: a list */
+static PyObject *report;    /* returns the text of an exception of one of them */
+static PyObject *none;
 
 static Window *new_window(void) { return (Window *)PY.PyType_GenericAlloc(window_type, 0); }
 
@@ -208,7 +211,8 @@ static uint32_t raised(int code, const char *what) {
     return 0;
 }
 
-/* Runs _remote.py and calls its function start(options). cores: their number in a worker with a runtime, else "". Returns the function that start returns, which executes requests. */
+/* Runs _remote.py and calls its function start(options), whose result is the list of functions of rfaas.python. cores: their number in a worker with a runtime,
+ * else "". Returns the function that executes requests of rfaas.Executor. */
 static PyObject *run_blob(const start_options *o, const char *cores_text) {
     PyObject *marshal = PY.PyImport_ImportModule("marshal"), *globals = PY.PyDict_New();
     PyObject *blob = PY.PyBytes_FromStringAndSize(o->blob, (Py_ssize_t)o->blob_size);
@@ -220,7 +224,10 @@ static PyObject *run_blob(const start_options *o, const char *cores_text) {
         PY.PyDict_SetItemString(globals, "__builtins__", PY.PyEval_GetBuiltins()) || PY.PyDict_SetItemString(globals, "__name__", name))
         return NULL;
     PyObject *done = PY.PyEval_EvalCode(code, globals, globals), *start = done ? PY.PyDict_GetItemString(globals, "start") : NULL;
-    return start ? PY.PyObject_CallFunctionObjArgs(start, options, NULL) : NULL; /* references are kept until the worker ends */
+    functions = start ? PY.PyObject_CallFunctionObjArgs(start, options, NULL) : NULL; /* references are kept until the worker ends */
+    none = PY.PyDict_GetItemString(globals, "NONE");
+    report = PY.PyDict_GetItemString(globals, "report");
+    return functions ? PY.PyDict_GetItemString(globals, "call") : NULL;
 }
 
 /* The init call. */
@@ -264,22 +271,89 @@ static bool is_kept(Window **w) {
     return true;
 }
 
-/* Executes a request: _remote.py reads it from `args`, and writes the reply to `res`. */
-EXPORT uint32_t call(void *args, uint32_t size, void *res) {
-    if (!call_function)
-        return rfaas_fail_code(FAILED_START, "Python has not started in this worker");
+/* Ends a call for whose memory Python still has views by an error. */
+static void check_kept(void) {
+    bool request_kept = is_kept(&request_window), result_kept = is_kept(&result_window);
+    if (request_kept || result_kept)
+        rfaas_fail_code(FAILED_KEPT, "the function keeps an argument, such as an array, whose memory the next call overwrites: let it keep a copy");
+}
+
+static PyGILState_STATE enter(void *args, uint32_t size, void *res) {
     PyGILState_STATE state = PY.PyGILState_Ensure();
     request_window->at = args, request_window->size = size;
     result_window->at = res, result_window->size = rfaas_result_capacity();
+    return state;
+}
+
+/* Executes a request of rfaas.Executor: _remote.py reads it from `args`, and writes the reply to `res`. */
+EXPORT uint32_t call(void *args, uint32_t size, void *res) {
+    if (!call_function)
+        return rfaas_fail_code(FAILED_START, "Python has not started in this worker");
+    PyGILState_STATE state = enter(args, size, res);
     PyObject *n = PY.PyObject_CallFunctionObjArgs(call_function, (PyObject *)request_window, (PyObject *)result_window, NULL);
     long length = n ? PY.PyLong_AsLong(n) : 0;
     if (n)
         PY.Py_DecRef(n);
     else
         raised(FAILED_START, "rfaas.Executor in the worker");
-    bool request_kept = is_kept(&request_window), result_kept = is_kept(&result_window);
-    if (request_kept || result_kept)
-        rfaas_fail_code(FAILED_KEPT, "the function keeps an argument, such as an array, whose memory the next call overwrites: let it keep a copy");
+    check_kept();
     PY.PyGILState_Release(state);
     return (uint32_t)length;
 }
+
+/* ---- functions of rfaas.python ---- */
+
+/* Ends a call of a function of rfaas.python with the exception that is set. */
+static void fail_raised(void) {
+    PyObject *type = NULL, *value = NULL, *trace = NULL;
+    PY.PyErr_Fetch(&type, &value, &trace);
+    PY.PyErr_NormalizeException(&type, &value, &trace);
+    if (trace)
+        PY.PyException_SetTraceback(value, trace);
+    PyObject *text = PY.PyObject_CallFunctionObjArgs(report, value, NULL);
+    const char *utf8 = text ? PY.PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    rfaas_fail_code(FAILED_RAISED, "%s", utf8 ? utf8 : "an exception without text");
+    PY.PyErr_Clear();
+    PyObject *const all[] = { text, type, value, trace };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i])
+            PY.Py_DecRef(all[i]);
+}
+
+/* The size of the result that a function returns as a number, or as None: all of its buffer. -1: with an exception. */
+static long size_of(PyObject *value) {
+    if (value == none)
+        return result_window->size;
+    long size = PY.PyLong_AsLong(value);
+    if (PY.PyErr_Occurred() || (size >= 0 && size <= UINT32_MAX))
+        return size;
+    PY.PyErr_SetString(PY.PyDict_GetItemString(PY.PyEval_GetBuiltins(), "ValueError"), "the function must return the size of its result, from 0 to 4294967295");
+    return -1;
+}
+
+static uint32_t execute(Py_ssize_t index, void *args, uint32_t size, void *res) {
+    if (!call_function)
+        return rfaas_fail_code(FAILED_START, "Python has not started in this worker");
+    PyGILState_STATE state = enter(args, size, res);
+    long length = 0;
+    if (index < PY.PyList_Size(functions)) {
+        PyObject *request = PY.PyMemoryView_FromObject((PyObject *)request_window), *result = PY.PyMemoryView_FromObject((PyObject *)result_window);
+        PyObject *value = request && result ? PY.PyObject_CallFunctionObjArgs(PY.PyList_GetItem(functions, index), request, result, NULL) : NULL;
+        if (!value || (length = size_of(value)) < 0)
+            fail_raised();
+        PyObject *const all[] = { value, request, result };
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            if (all[i])
+                PY.Py_DecRef(all[i]);
+        check_kept();
+    } else {
+        rfaas_fail_code(FAILED_START, "rfaas.python has fewer than %zd functions", index + 1);
+    }
+    PY.PyGILState_Release(state);
+    return (uint32_t)length;
+}
+
+/* python_00 to python_77 in octal, FUNCTIONS_MAX of _python.py. */
+#define PYTHON_1(n) EXPORT uint32_t python_##n(void *args, uint32_t size, void *res) { return execute(0##n, args, size, res); }
+#define PYTHON_8(n) PYTHON_1(n##0) PYTHON_1(n##1) PYTHON_1(n##2) PYTHON_1(n##3) PYTHON_1(n##4) PYTHON_1(n##5) PYTHON_1(n##6) PYTHON_1(n##7)
+PYTHON_8(0) PYTHON_8(1) PYTHON_8(2) PYTHON_8(3) PYTHON_8(4) PYTHON_8(5) PYTHON_8(6) PYTHON_8(7)
