@@ -132,10 +132,11 @@ func TestInitLimit(t *testing.T) {
 	w := newWorld(t, "--init-limit", "1500ms")
 	o := client.LeaseOptions{Library: stateful(t), InitFunction: "init_sleeps", InitPayload: u32(600), CallLimit: 200 * time.Millisecond}
 	l := w.lease(t, o)
-	sleep := func(ms uint32) error {
+	sleepIn := func(l *client.Lease, ms uint32) error {
 		_, err := l.Worker(0).Invoke(context.Background(), function(t, l, "init_sleeps"), u32(ms), nil)
 		return err
 	}
+	sleep := func(ms uint32) error { return sleepIn(l, ms) }
 	isTimeLimit := func(err error, texts ...string) bool {
 		var e *client.Error
 		return errors.As(err, &e) && e.Status == client.StatusTimeLimit && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(e.Text, text) })
@@ -149,6 +150,30 @@ func TestInitLimit(t *testing.T) {
 		}
 	}
 	release(t, l)
+	o.Reuse = true
+	for _, c := range []struct {
+		init   string
+		cached bool
+	}{{"", false}, {"init_sleeps", false}, {"init_sleeps", true}, {"", true}} { // each init call in a worker has the limit
+		o.InitFunction, o.InitPayload = c.init, nil
+		if c.init != "" {
+			o.InitPayload = u32(600)
+		}
+		l := w.lease(t, o)
+		if cached := l.Start() == client.StartCached; cached != c.cached {
+			t.Errorf("reuse with init call %q: started %v", c.init, l.Start())
+		}
+		if err := sleepIn(l, 0); err != nil {
+			t.Fatal(err)
+		}
+		release(t, l)
+	}
+	l = w.lease(t, o)
+	if err := sleep(60000); !isTimeLimit(err, "200ms") {
+		t.Errorf("a call of a reused worker that takes too long: %v", err)
+	}
+	release(t, l)
+	o.Reuse = false
 	o.InitFunction, o.InitPayload = "init_hangs", nil
 	if _, err := w.session.Lease(context.Background(), o); !isTimeLimit(err, "init call init_hangs on worker 0", "1.5s") {
 		t.Fatalf("an init call that takes too long: %v", err)

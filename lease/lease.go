@@ -94,7 +94,7 @@ func (t Terms) least() int {
 func (t Terms) fit(old Terms) bool {
 	return t.Kind != [32]byte{} && t.Kind == old.Kind && t.Tenant == old.Tenant && t.UID == old.UID && t.GID == old.GID && t.Workers == old.Workers &&
 		t.CoresPerWorker == old.CoresPerWorker && t.MemoryPerWorker == old.MemoryPerWorker && t.Wait == old.Wait &&
-		t.CallLimit == old.CallLimit && t.KeepsState == old.KeepsState && (t.KeepsState || t.InitCall == old.InitCall)
+		t.CallLimit == old.CallLimit && t.KeepsState == old.KeepsState && t.InitCall == old.InitCall
 }
 
 // Lease is a copy of what the table knows of one lease.

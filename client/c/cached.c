@@ -26,7 +26,7 @@ static void put(rfaas_grant *h) {
 /* Compares the terms of leases, except the number of workers. */
 static bool same_terms(const rfaas_agent_spec *a, const rfaas_agent_spec *b) {
     return a->cores_per_worker == b->cores_per_worker && a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager &&
-           a->memory == b->memory && a->bulk == b->bulk && a->call_limit_ns == b->call_limit_ns && (a->flags & RFAAS_LEASE_REUSE || a->init == b->init) &&
+           a->memory == b->memory && a->bulk == b->bulk && a->call_limit_ns == b->call_limit_ns && a->init == b->init &&
            (a->flags & (RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED)) == (b->flags & (RFAAS_LEASE_REUSE | RFAAS_LEASE_SEED)) && !strcmp(a->bundle, b->bundle) && !strcmp(a->runtime, b->runtime);
 }
 

@@ -58,6 +58,9 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	reply = &control.ReleaseReply{Cached: true, CacheMs: milliseconds(s.CacheTime)}
 	awake := claims && s.CacheAwake > 0 && k.spec.Provider == dataplane.SHM // elsewhere the client offers channels of the next generation
 	if k.awake = awake; awake {
+		for _, w := range k.workers {
+			w.ExpectLease()
+		}
 		reply.Claim = e.claims.arm(ctx, k, &l.Terms, claim.Awake)
 	}
 	if reply.Claim == nil {

@@ -253,6 +253,7 @@ func (w *fakeWorker) Claimable() (claim.Worker, error) {
 	return claim.Worker{}, errors.New("not a process")
 }
 
+func (w *fakeWorker) ExpectLease() {}
 func (w *fakeWorker) Claimed(zygote.Counters) {
 	if w.claimed != nil {
 		w.claimed()

@@ -36,6 +36,8 @@ type Worker interface {
 	// its client and changes its Blob. Stop and Finish also end a suspended worker.
 	Suspend(ctx context.Context) error
 	Resume(ctx context.Context, clientBlob []byte) error
+	// ExpectLease makes the next call of the worker the init call of another lease. Suspend does so too.
+	ExpectLease()
 	// Claimable returns what a claim needs to resume a suspended worker, instead of Resume. The caller closes it. Claimed records that another lease
 	// has claimed the worker. counted is what the worker had counted for the lease before.
 	Claimable() (claim.Worker, error)

@@ -33,14 +33,14 @@ type cachedKey struct {
 	bulk           uint64
 	tables         [sha256.Size]byte
 	keepsState     bool
-	initCall       bool // with keepsState it makes no difference
+	initCall       bool
 	seeded         bool // such leases are never cached
 	runtime        string
 }
 
 func (p *Pending) key() cachedKey {
 	s := &p.spec
-	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.all()), s.KeepsState, s.InitCall && !s.KeepsState, s.Seed != nil, s.Runtime}
+	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk, tablesKey(s.all()), s.KeepsState, s.InitCall, s.Seed != nil, s.Runtime}
 }
 
 // Cached is a released lease whose workers the executor caches, or a spare lease (Started). The session that released it caches the

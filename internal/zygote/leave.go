@@ -162,6 +162,7 @@ func (z *Zygote) Restore(s *handover.Worker, spec *Spec) (*Worker, error) {
 	w.serves.Store(spec)
 	if b := s.GetBefore(); len(b) == 5 {
 		w.before.Store(&Counters{Calls: b[0], Refused: b[1], Failed: b[2], BytesIn: b[3], BytesOut: b[4]})
+		w.limit.before.Store(b[0])
 	}
 	w.stopped.Store(s.GetStopped())
 	w.killed.Store(s.GetKilled())

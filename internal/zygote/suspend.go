@@ -33,11 +33,15 @@ func (w *Worker) Suspend(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("suspend worker %d: %w", w.id, err)
 	}
+	w.ExpectLease()
 	if w.killed.Load() || w.verdict.Load() != nil { // the spawner may have thawed the group before it was frozen
 		w.group.LetDie()
 	}
 	return nil
 }
+
+// ExpectLease makes the next call of the worker the init call of another lease, which may claim the worker before it is suspended.
+func (w *Worker) ExpectLease() { w.limit.next(w.page.calls()) }
 
 // Resume makes a suspended worker serve its client again, under the generation of the new client blob. It does not wait for
 // the worker, which serves calls that arrive earlier. The worker ends if the blob is not that of its client. After an error the worker must be

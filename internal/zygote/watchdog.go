@@ -32,17 +32,37 @@ func (w *Worker) judge(v verdict) {
 // callLimit is how long a worker's calls may run; 0: no limit.
 type callLimit struct {
 	call, init time.Duration
-	begun      atomic.Bool // the init call has returned once. A function cannot undo this by writing to the page
+	before     atomic.Uint64 // calls of the process before its present lease
+	inits      atomic.Int64  // nanoseconds for which calls have run under the limit of the init call
+	begun      atomic.Bool   // the init call has returned, or has had its time. A function cannot undo this by writing to the page
+}
+
+// now returns how long the present call may run, when the process has executed so many calls.
+func (l *callLimit) now(calls uint64) time.Duration {
+	if !l.begun.Load() && calls == l.before.Load() {
+		return l.init
+	}
+	l.begun.Store(true)
+	return l.call
+}
+
+// ran notes that calls have run for d. A thread of the init call could hide on the page that this call has returned. So the limit of the init call ends
+// when calls have run for as long. slack: how late the init call itself is ended.
+func (l *callLimit) ran(d, slack time.Duration) {
+	if !l.begun.Load() && l.init > 0 && l.inits.Add(int64(d)) > int64(l.init+slack) {
+		l.begun.Store(true)
+	}
+}
+
+// next makes the next call of the process the init call of another lease.
+func (l *callLimit) next(calls uint64) {
+	l.before.Store(calls)
+	l.inits.Store(0)
+	l.begun.Store(false)
 }
 
 // CallLimit returns how long the present call may run; 0: no limit.
-func (w *Worker) CallLimit() time.Duration {
-	if !w.limit.begun.Load() && w.page.calls() == 0 {
-		return w.limit.init
-	}
-	w.limit.begun.Store(true)
-	return w.limit.call
-}
+func (w *Worker) CallLimit() time.Duration { return w.limit.now(w.page.calls()) }
 
 // limitCalls ends the worker when one call takes longer than its limit. It reads the worker's page at intervals, so the
 // worker itself reads no clock. A call is never ended early, and at most about two intervals late. Time in which it
@@ -67,6 +87,9 @@ func (w *Worker) limitCalls() {
 		last = now
 		limit := w.CallLimit()
 		call, _, running := w.page.running()
+		if running {
+			w.limit.ran(passed, 4*pause)
+		}
 		switch {
 		case !running || call != seen:
 			seen, lasted = call, 0
