@@ -779,6 +779,8 @@ include packaging/packaging.mk
 
 .PHONY: install uninstall clean distclean proto
 install: build ## into PREFIX, below DESTDIR
+	$(Q)[[ -n '$(PYTHON_EXTENSION)' ]] || echo 'install: without the Python package, because $(PYTHON) is missing, is older than 3.11 or has no header files (Debian: python3-dev)' >&2
+	$(Q)[[ -n '$(FORTRAN)' ]] || echo 'install: without the Fortran modules, because the compiler $(FC) is missing (Debian: gfortran)' >&2
 	$(call say,INSTALL,$(DESTDIR)$(PREFIX))
 	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec/rfaas-demo,include,share/doc/rfaas,share/rfaas/slurm/examples}
 	$(Q)install -m 755 $(addprefix bin/,$(PROGRAMS) rfaas-cc) $(BINDIR)
