@@ -32,18 +32,19 @@ func (s *seedSource) close() {
 
 // filling is a seed that is being copied while workers use it. Only the goroutine that reads the seed uses source.
 type filling struct {
-	seed   *zygote.Seed
-	ctx    context.Context // of the first request; it also ends when the node drains
-	send   func(*control.FetchReply) error
-	source *seedSource
-	next   chan *seedSource // another source, when this one is lost
-	over   chan struct{}    // closed when nothing is read any more
-	rest   chan struct{}    // closed by begin: everything is read
-	begin  func()
+	seed    *zygote.Seed
+	ctx     context.Context // of the first request; it also ends when the node drains
+	send    func(*control.FetchReply) error
+	sending chan struct{} // capacity 1: full while a reply is sent
+	source  *seedSource
+	next    chan *seedSource // another source, when this one is lost
+	over    chan struct{}    // closed when nothing is read any more
+	rest    chan struct{}    // closed by begin: everything is read
+	begin   func()
 }
 
 func newFilling(ctx context.Context, send func(*control.FetchReply) error) *filling {
-	f := &filling{ctx: ctx, send: send, next: make(chan *seedSource), over: make(chan struct{}), rest: make(chan struct{})}
+	f := &filling{ctx: ctx, send: send, sending: make(chan struct{}, 1), next: make(chan *seedSource), over: make(chan struct{}), rest: make(chan struct{})}
 	f.begin = sync.OnceFunc(func() { close(f.rest) })
 	return f
 }
@@ -91,6 +92,38 @@ func (f *filling) read(parts []zygote.SeedPart, b []byte) error {
 	return s.readParts(b, list)
 }
 
+// sendPatience is how long the caller of a stream may delay a message by not reading the ones before it.
+const sendPatience = 500 * time.Millisecond
+
+var errNotRead = fmt.Errorf("the caller has not read its stream for %v", sendPatience)
+
+// sendWithin sends a message. If the caller of the stream does not read it, or ctx ends, sendWithin returns an error. Then the sending ends with the stream's handler.
+func sendWithin(ctx context.Context, send func() error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, sendPatience, errNotRead)
+	defer cancel()
+	sent := make(chan error, 1)
+	go func() { sent <- send() }()
+	select {
+	case err := <-sent:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// tell sends the caller a reply. Workers wait for pages meanwhile, and a drain for the end, so a caller that does not read can delay them only once.
+func (f *filling) tell(r *control.FetchReply) error {
+	select {
+	case f.sending <- struct{}{}:
+	default:
+		return errNotRead
+	}
+	return sendWithin(f.ctx, func() error {
+		defer func() { <-f.sending }()
+		return f.send(r)
+	})
+}
+
 // lost asks the caller for another source, and waits for it.
 func (f *filling) lost(why error) error {
 	f.source.close()
@@ -98,7 +131,7 @@ func (f *filling) lost(why error) error {
 	if f.ctx.Err() != nil { // the caller has left, or this node drains
 		return why
 	}
-	if err := f.send(&control.FetchReply{Lost: why.Error()}); err != nil {
+	if err := f.tell(&control.FetchReply{Lost: why.Error()}); err != nil {
 		return why
 	}
 	patience := time.NewTimer(fetchConnect)
@@ -115,7 +148,7 @@ func (f *filling) lost(why error) error {
 
 // touched sends the caller what workers have touched. It goes with the seed's description, so that other executors read that first.
 func (f *filling) touched(list []zygote.SeedRun) {
-	_ = f.send(&control.FetchReply{Touched: numbersOf(list)}) // if the caller has left, the reading ends
+	_ = f.tell(&control.FetchReply{Touched: numbersOf(list)}) // if the caller has left, the reading ends; a later list has all of this one
 }
 
 // replaceSource reads a seed whose source is lost from another source.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
+
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -187,4 +189,69 @@ func TestLenderDrains(t *testing.T) {
 	}
 	<-drained
 	idle.leave()
+}
+
+// unreadLoan is a stream of Lend whose caller does not read what follows the offer.
+type unreadLoan struct {
+	grpc.ServerStream
+	ctx      context.Context
+	requests chan *control.LendRequest
+	offered  chan struct{}
+	unread   chan struct{} // closed when Send waits for the caller
+}
+
+func (u *unreadLoan) Context() context.Context { return u.ctx }
+
+func (u *unreadLoan) Recv() (*control.LendRequest, error) {
+	select {
+	case r := <-u.requests:
+		return r, nil
+	case <-u.ctx.Done():
+		return nil, u.ctx.Err()
+	}
+}
+
+func (u *unreadLoan) Send(r *control.LendReply) error {
+	if !r.GetEnding() {
+		close(u.offered)
+		return nil
+	}
+	close(u.unread)
+	<-u.ctx.Done() // as with gRPC, until the handler has returned
+	return u.ctx.Err()
+}
+
+// A caller that does not read its streams delays neither a drain nor the pages of a seed.
+func TestCallerDoesNotRead(t *testing.T) {
+	n := newNodes(t, 1)[0]
+	data, key := library(3 * (256 << 10))
+	ctx, handled := context.WithCancel(t.Context())
+	defer handled()
+	got, err := n.e.tables.seed(ctx, key, codeOwner(ctx), func(*seedRoom) (*zygote.Seed, error) { return seedOf(t, data), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.e.tables.release([]*table{got})
+	u := &unreadLoan{ctx: ctx, requests: make(chan *control.LendRequest, 2), offered: make(chan struct{}), unread: make(chan struct{})}
+	u.requests <- &control.LendRequest{Seed: key[:], Provider: dataplane.SHM, OnDemand: true}
+	over := make(chan error, 1)
+	go func() { over <- n.e.Lend(u) }()
+	select {
+	case <-u.offered:
+	case err := <-over:
+		t.Fatal(err)
+	}
+	u.requests <- &control.LendRequest{}
+	n.e.lender.close()
+	<-u.unread
+	if err := <-over; !errors.Is(err, errNotRead) {
+		t.Errorf("the loan: %v", err)
+	}
+
+	f := newFilling(t.Context(), func(*control.FetchReply) error { <-ctx.Done(); return ctx.Err() })
+	f.touched(nil)
+	f.touched(nil)
+	if err := f.lost(io.ErrUnexpectedEOF); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the source is lost: %v", err)
+	}
 }

@@ -338,7 +338,7 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 			s.Record(runsOf(req.GetTouched()))
 		case until == turn && turn.Err() != nil && ctx.Err() == nil:
 			until = ctx
-			if err := stream.Send(&control.LendReply{Ending: true}); err != nil {
+			if err := sendWithin(ctx, func() error { return stream.Send(&control.LendReply{Ending: true}) }); err != nil {
 				return err
 			}
 		default:
