@@ -31,9 +31,9 @@ func (s *Session) PutTableAt(ctx context.Context, name string, address uint64, p
 	return err
 }
 
-// PutTableSeed publishes the memory of a seed as a table: functions of any library get what its setup function has named by rfaas_set_root, read-only and at the
-// address that it has in the seed. seed is its full name (Seed.Name). A session can have one such table. See rfaas_table_put_seed(3). Errors: ErrInvalid (also: the setup function
-// has named nothing), ErrLease (the seed has ended).
+// PutTableSeed publishes the memory of a seed as a table. Functions of any library get the bytes that its setup function has passed to rfaas_set_root, read-only and at the
+// same address. seed is its full name (Seed.Name). A session can have one such table. See rfaas_table_put_seed(3). Errors: ErrInvalid (also if the setup function has not
+// called rfaas_set_root), ErrLease (the seed has ended).
 func (s *Session) PutTableSeed(ctx context.Context, name, seed string) error {
 	const op = "publish a seed as a table"
 	if strings.Contains(name+seed, "\x00") {

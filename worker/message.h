@@ -122,7 +122,8 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 #define DP_TABLE_NAME 64   /* bytes of a table's name, with its NUL */
 #define DP_TABLES_MAX 64u  /* tables of a worker */
 
-/* Body of TABLE. The descriptor is that of a sealed memory file of `size` bytes, opened for reading, or the file of a seed, whose heap is mapped. */
+/* Body of TABLE. The descriptor is that of a sealed memory file of `size` bytes, opened for reading. If seed_units is not 0,
+ * it is the file of a seed, whose heap the worker maps. */
 typedef struct dp_msg_table {
     uint64_t size;
     uint64_t address; /* where to map it, whole pages; 0: anywhere */

@@ -74,8 +74,8 @@ RFAAS_FUNCTION_EXTRA void *rfaas_state(size_t size, int *fresh);
 RFAAS_FUNCTION_EXTRA uint32_t rfaas_worker_cores(void);
 
 /* The bytes that the caller's program has published by rfaas_table_put under this name, read-only and aligned to a page, and in *size (if
- * size is not NULL) their number. The workers of a node map one copy. For a seed (rfaas_table_put_seed) they are the bytes
- * of rfaas_set_root, at the address where the setup function made them. Valid as long as the worker. NULL and size 0: the program has
+ * size is not NULL) their number. The workers of a node map one copy. If the table is a seed (rfaas_table_put_seed), returns
+ * the bytes that its setup function has passed to rfaas_set_root, at the same address. Valid as long as the worker. NULL and size 0: the program has
  * published no such table. May be called from the first call on, but not in constructors of the library. With RFAAS_LEASE_LOCAL, in the
  * program, only on the thread that runs the function. Elsewhere NULL. */
 RFAAS_FUNCTION_EXTRA const void *rfaas_table(const char *name, size_t *size);
@@ -97,10 +97,11 @@ RFAAS_FUNCTION_EXTRA int rfaas_on_resume(void (*f)(void *arg), void *arg);
  * process that makes a seed has the number 0, so do not keep the number in the init call. Elsewhere 0. */
 RFAAS_FUNCTION_EXTRA uint32_t rfaas_child_number(void);
 
-/* In a setup function (rfaas_seed_create): names the bytes that functions of other libraries get from rfaas_table when their program has published
- * this seed as a table (rfaas_table_put_seed). They see all memory from malloc and new, read-only and at the same addresses. So the root can point
- * to other such memory, but not to code, static or thread-local variables. An object with virtual functions points to static memory. The last call
- * counts. The seed is refused if the root does not lie in such memory. Elsewhere it does nothing. */
+/* Chooses what rfaas_table returns in functions of other libraries: these bytes, the root, if a program publishes this seed as a table
+ * (rfaas_table_put_seed). Call it in the setup function (rfaas_seed_create). Those functions see all memory of the seed from malloc and new, read-only
+ * and at the same addresses. So the root must lie in such memory, else the seed is refused. It may point to other such memory, but not to code or to
+ * static or thread-local variables. An object with virtual functions contains a pointer to static data. If the function is called several times, the last
+ * call counts. Elsewhere it does nothing. */
 RFAAS_FUNCTION_EXTRA void rfaas_set_root(const void *root, size_t size);
 
 #ifdef __cplusplus

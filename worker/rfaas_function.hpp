@@ -78,14 +78,14 @@ template <class T> span<const T> table(const char *name) {
     return {static_cast<const T *>(at), size / sizeof(T)};
 }
 
-/* rfaas_set_root for an object in memory from new. What it contains must be there, too: containers of the standard library are, objects with
- * virtual functions are not. */
+/* Calls rfaas_set_root with an object that lies in memory from new. All memory to which it points must also come from new, as in containers of the
+ * standard library. Objects with virtual functions are not possible. */
 template <class T> void set_root(const T &object) {
-    static_assert(!std::is_polymorphic<T>::value, "functions that map the seed lack the table of virtual functions");
+    static_assert(!std::is_polymorphic<T>::value, "functions that map the seed cannot call virtual functions of its objects");
     rfaas_set_root(&object, sizeof object);
 }
 
-/* The object that a seed has as its root, where the program has published the seed as a table. T must have the same definition in both libraries.
+/* Returns the root of a seed that the program has published as a table. T must have the same definition in both libraries.
  * Throws std::runtime_error if there is no such table, or if its root has another size. */
 template <class T> const T &root(const char *name) {
     std::size_t size = 0;

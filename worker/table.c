@@ -38,7 +38,7 @@ static int map_bytes(const dp_msg_table *t, int fd, const void **out, size_t *si
     return DP_OK;
 }
 
-/* Maps the heap of a seed. What functions get is its root. */
+/* Maps the heap of a seed. Functions get its root. */
 static int map_seed(const dp_msg_table *t, int fd, const void **out, size_t *size, dp_error *err) {
     dp_error why = {0};
     int st = dp_seed_map(fd, t->seed_units * DP_HEAP_UNIT, out, size, &why);

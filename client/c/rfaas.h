@@ -1228,30 +1228,32 @@ RFAAS_API int rfaas_table_put_at(rfaas_session *session, const char *name, const
  *   name: 1 to 63 bytes; no other table of the session has it.
  *   seed: full name of the seed, as rfaas_seed_name returns it.
  *
- * Leases that are opened in the session from now on map the memory that the seed's setup function has
- * allocated by malloc and new: read-only, and at the addresses that it has in the seed, so that
- * pointers in it are valid. The lease may have another library than the seed. Functions call
- * rfaas_table with the name, and get what the setup function has named by rfaas_set_root. The mapped
- * memory has no code and no static data: a pointer to those is not valid, also where an object has
- * virtual functions. The workers must not free or change the memory.
+ * Workers of leases that are opened in the session from now on map the memory that the seed's setup
+ * function has allocated by malloc and new. They map it read-only, at the addresses that it has in the
+ * seed, so that pointers in it are valid. The library of the lease need not be that of the seed.
+ * Functions call rfaas_table with the name, and get the bytes that the setup function has passed to
+ * rfaas_set_root. The code and the static data of the seed's library are not mapped. Pointers to them
+ * are not valid, and objects with virtual functions contain such pointers. Functions must not free or
+ * change the memory.
  *
- * An executor that does not have the seed copies it from one that has it, once, before it grants the
- * lease. All workers of the tenant on a node map one copy. Leases that are open keep the memory when
- * the seed ends, and later leases fail with RFAAS_LEASE_ENDED, except on executors that still have a
- * copy.
+ * An executor that does not have the seed copies it once, from an executor that has it, before it
+ * grants the lease. All workers of the tenant on a node map one copy. Leases that are open when the
+ * seed ends keep the memory. Later leases then fail with RFAAS_LEASE_ENDED, unless the agent knows an
+ * executor that still has a copy.
  *
- * A session can have one such table, because all seeds have the same address. For the same reason a
- * worker of a lease with such a table cannot start from a seed of its own: it starts without one, or
- * the lease fails if it has the flag RFAAS_LEASE_SEED_REQUIRED. Functions of RFAAS_LEASE_LOCAL in this
- * process do not have the table. Otherwise it is a table like that of rfaas_table_put.
+ * A session can have one such table, because all seeds have the same address. For the same reason,
+ * workers of a lease with such a table cannot start from a seed of their own: they start without it,
+ * or the lease fails if it has the flag RFAAS_LEASE_SEED_REQUIRED. Functions of RFAAS_LEASE_LOCAL, in
+ * this process, do not have the table. In all other respects it is a table like that of
+ * rfaas_table_put.
  *
  * Errors:
  *   RFAAS_INVALID: the name is empty, too long or taken, `seed` is not the full name of a seed, its
  *     setup function has not called rfaas_set_root, or the session has another seed as a table or
  *     RFAAS_TABLES_MAX tables.
- *   RFAAS_LEASE_ENDED: the tenant has no such seed there: it was released, its time has run out, or
- *     the executor was restarted.
- *   RFAAS_UNSUPPORTED: the executor has an earlier version. */
+ *   RFAAS_LEASE_ENDED: the tenant has no such seed: it was released, its time to live is over, or
+ *     its executor was restarted.
+ *   RFAAS_UNSUPPORTED: the executor that has made the seed has an earlier version. */
 RFAAS_API int rfaas_table_put_seed(rfaas_session *session, const char *name, const char *seed);
 
 /* rfaas_table_drop withdraws a table, and frees this node's copy.

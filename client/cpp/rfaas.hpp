@@ -178,8 +178,8 @@ class session {
      * by rfaas_table. With an address, all workers map it there. */
     inline void put_table(const std::string &name, pieces<const_piece> parts);
     inline void put_table(const std::string &name, pieces<const_piece> parts, std::uint64_t address);
-    /* Publishes the memory of a seed as a table: functions of any library get what its setup function has named by rfaas_set_root, read-only and at the
-     * address that it has in the seed. By its full name (seed::name). */
+    /* Publishes the memory of a seed as a table. Functions of any library get the bytes that its setup function has passed to rfaas_set_root, read-only
+     * and at the same address. seed: its full name (seed::name). */
     void put_table_seed(const std::string &name, const std::string &seed) { check(rfaas_table_put_seed(handle_, name.c_str(), seed.c_str())); }
     /* Opens a seed that this or another program has created, by its full name (seed::name). */
     inline class seed open_seed(const std::string &name);

@@ -922,8 +922,8 @@ contains
       call finish(rfaas_table_put_at_c(session%handle, name//c_null_char, parts%pieces, parts%count, address), ierror)
    end subroutine
 
-   !> Publishes the memory of a seed as a table: functions of any library get what its setup function has named by rfaas_set_root, read-only and at
-   !> the address that it has in the seed. `seed` is its full name (rfaas_seed_name).
+   !> Publishes the memory of a seed as a table. Functions of any library get the bytes that its setup function has passed to rfaas_set_root,
+   !> read-only and at the same address. `seed` is its full name (rfaas_seed_name).
    subroutine rfaas_table_put_seed(session, name, seed, ierror)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: name, seed

@@ -66,7 +66,7 @@ module rfaas_function
       integer(c_int32_t) function rfaas_child_number() bind(c, name='rfaas_fortran_child_number')
          import
       end function
-      !> In a setup function, names what functions of other libraries get from rfaas_table when their program has published this seed as a table:
+      !> In a setup function, chooses what functions of other libraries get from rfaas_table if a program publishes this seed as a table:
       !> call rfaas_set_root(c_loc(x), bytes). x must be allocated.
       subroutine rfaas_set_root(root, bytes) bind(c, name='rfaas_fortran_set_root')
          import

@@ -52,7 +52,7 @@ typedef struct dp_heap_kept {
     uint64_t tables; /* end of mimalloc's own tables in this unit; 0: there are none */
     uint64_t resumes;
     dp_heap_resume resume[DP_HEAP_RESUMES]; /* of rfaas_on_resume, in their order */
-    const void *root; /* of rfaas_set_root; NULL: none */
+    const void *root; /* argument of rfaas_set_root; NULL: it was not called */
     uint64_t root_size;
 } dp_heap_kept;
 

@@ -11,19 +11,20 @@ bool dp_seed_root_lies(const dp_seed_header *h, uint64_t heap_size) {
     return h->root_size && at < heap_size && h->root_size <= heap_size - at;
 }
 
-/* Everything in the header is the tenant's. */
+/* The tenant's code may have written anything to the header. */
 static int check(const dp_seed_header *h, uint64_t heap_size, dp_error *err) {
     if (h->magic != DP_SEED_MAGIC || h->version != DP_SEED_VERSION)
         return dp_fail(err, DP_UNSUPPORTED, 0, "the seed has version %u, and workers of this executor map version %u: create it again", h->version, DP_SEED_VERSION);
     if (h->heap_size != heap_size)
-        return dp_fail(err, DP_INVALID, 0, "the seed says that its heap has %llu bytes, but it has %llu", (unsigned long long)h->heap_size, (unsigned long long)heap_size);
+        return dp_fail(err, DP_INVALID, 0, "the header of the seed says that its heap has %llu bytes, but it has %llu", (unsigned long long)h->heap_size, (unsigned long long)heap_size);
     if (!dp_seed_root_lies(h, heap_size))
         return dp_fail(err, DP_INVALID, 0, "the root of the seed, %llu bytes at %#llx, does not lie in its memory: call rfaas_set_root in the setup function",
                        (unsigned long long)h->root_size, (unsigned long long)h->root);
     return DP_OK;
 }
 
-/* Maps what has memory in the file. The rest stays anonymous memory of zeros: to read a hole of a memory file would allocate a page in it. */
+/* Maps the parts of the arena that have memory in the file. The rest stays anonymous memory of zeros, because reading a hole of a memory file would
+ * allocate a page in it. */
 static int map_extents(const dp_seed_header *h, uint64_t heap_size, int fd, dp_error *err) {
     for (uint32_t i = 0; i < h->n_extents && i < DP_SEED_EXTENTS; i++) {
         uint64_t from = h->extents[i].from & ~(PAGE - 1), end = h->extents[i].to & ~(PAGE - 1);
@@ -48,7 +49,7 @@ int dp_seed_map(int fd, uint64_t heap_size, const void **root, size_t *size, dp_
     void *want = (void *)DP_HEAP_AT;
     void *at = mmap(want, heap_size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     int e = errno;
-    if (at != MAP_FAILED && at != want) { /* a kernel before 4.17 takes the flag for none */
+    if (at != MAP_FAILED && at != want) { /* a kernel before 4.17 ignores the flag */
         munmap(at, heap_size);
         at = MAP_FAILED;
         e = EEXIST;

@@ -1,5 +1,5 @@
-/* The arena of a seed as a table: workers of other libraries map it read-only at its address, so that the pointers in it are valid. They have nothing
- * else of the seed: no code, no static data. */
+/* The arena of a seed as a table. Workers of other libraries map it read-only at the same address, so that the pointers in it are valid. They map no
+ * code and no static data of the seed. */
 #ifndef RFAAS_SEED_MAPPED_H
 #define RFAAS_SEED_MAPPED_H
 
@@ -7,7 +7,7 @@
 
 #include "seed.h"
 
-/* dp_seed_map maps the arena of the seed in the file, whose size is heap_size, and returns its root. One thread at a time. The caller keeps fd.
+/* dp_seed_map maps the arena, of heap_size bytes, of the seed in the file fd, and returns the seed's root. One thread at a time. The caller keeps fd.
  * DP_INVALID: other memory of the process lies there, or the seed has no root. DP_UNSUPPORTED: the seed is of another version. */
 int dp_seed_map(int fd, uint64_t heap_size, const void **root, size_t *size, dp_error *err);
 

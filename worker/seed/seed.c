@@ -278,7 +278,7 @@ static int put_pages(int fd, uint64_t data, uint64_t size, uint64_t at, dp_error
 
 static bool tls_apart(const dp_module *m) { return m->own == DP_MODULE_OWN && m->tls && !dp_heap_has((const void *)(uintptr_t)m->tls); }
 
-/* Notes what rfaas_set_root has named. Functions that map the arena have nothing else of the seed. */
+/* Writes the root of rfaas_set_root to the header. It must lie in the arena, because workers of other libraries map nothing else of the seed. */
 static int put_root(const dp_seed *s, dp_seed_header *h, dp_error *err) {
     const dp_heap_kept *k = dp_heap_kept_at();
     h->root = (uintptr_t)k->root;

@@ -52,7 +52,7 @@ typedef struct dp_seed_header {
     /* What of the arena has memory. To find it in the file takes 5 ms for 100 MB. */
     uint32_t n_extents;
     dp_seed_extent extents[DP_SEED_EXTENTS];
-    uint64_t root, root_size; /* address and bytes of what functions get that map the arena (mapped.h); 0: nothing */
+    uint64_t root, root_size; /* the bytes that rfaas_table returns in workers that map the arena (mapped.h); 0: none */
 } dp_seed_header;
 
 /* internal/zygote/layout.go reads these. */

@@ -92,9 +92,9 @@ class Session(_rfaas.Session):
         self._put_table(name, address, *parts)
 
     def put_table_seed(self, name: str, seed: Seed | str) -> None:
-        """Publishes the memory of a seed as a table: functions of any library get what its setup function has named by rfaas_set_root.
+        """Publishes the memory of a seed as a table. Functions of any library get the bytes that its setup function has passed to rfaas_set_root.
 
-        They see it read-only, at the address that it has in the seed. seed: the seed or its full name. A session can have one such table.
+        The memory is read-only, and has the same address as in the seed. seed: the seed or its full name. A session can have one such table.
         """
         self._put_table_seed(name, seed if isinstance(seed, str) else seed.name)
 
