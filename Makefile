@@ -26,7 +26,7 @@ Q := $(if $(filter 1,$(V)),,@)
 SILENT := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 say = @$(if $(SILENT),:,printf '  %-8s %s\n' '$(1)' '$(2)')
 
-# That of the tag v1.2.3 without its v, or a commit of git, else the file VERSION of a release archive.
+# The version: the tag v1.2.3 without its v, else the commit. In a release archive, which has no git, it is in the file VERSION.
 VERSION := $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null || cat VERSION 2>/dev/null || echo unknown))
 SONAME := librfaas.so.0
 # The time of the commit, for files that contain a time. A release archive has it in the file RELEASE, after the version of its packages.
@@ -362,7 +362,7 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
 RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(client|cmd|examples|benchmarks|invoke|tests/(capi|docs|faults|hostile|leakcheck|remote|slurm|cluster|etcdtest)|internal/(agent/protocol|api|apigen|board|config|conventions|handover|link|systemd|topology))(/|$$)')
-# Those that take longest, which go first, so that none of them runs alone at the end.
+# The packages whose tests take longest. They start first, so that none of them runs alone at the end.
 RACE_LONG := ./internal/executor ./internal/zygote ./internal/agent ./internal/etcd ./internal/slurm ./internal/cli ./internal/manager
 # Tests of the client in which several goroutines use the same lease, session, buffer or queue of events. The other tests concern other
 # processes, which the detector does not see, or C code.
@@ -386,7 +386,7 @@ build-tests: build test-programs remote-tests # all that lanes run
 # passed, nothing is built again.
 try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'make build failed; going on with the tests' >&2)
 
-# Lanes whose tests wait most of the time run in parts, several at the same time: tests/run chooses make's --jobs.
+# Lanes whose tests mostly wait consist of several parts, which run at the same time: tests/run chooses make's --jobs.
 .PHONY: tried-build
 tried-build:
 	$(Q)$(try_build)
@@ -767,7 +767,7 @@ INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec
 	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION)
 # Where Python looks for packages if PREFIX is /usr/local. The module file has it for other prefixes.
 PYTHONDIR ?= $(PREFIX)/lib/$(or $(word 2,$(PYTHON_PLACES)),python3/site-packages)
-# The version of the API, such as 0.4, and that of the release that this is or becomes, such as 0.4.0, for pkg-config, CMake and pip.
+# The version of the API, such as 0.4, and that of this release or of the next one, such as 0.4.0, for pkg-config, CMake and pip.
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
 RELEASE_VERSION = $(firstword $(subst ~, ,$(PACKAGE_VERSION)))
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)

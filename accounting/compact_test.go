@@ -111,7 +111,7 @@ func TestOpenDuringCompaction(t *testing.T) {
 	}
 }
 
-// A process that waits for the ledger while it is set aside begins no new one.
+// A process that waits for a ledger that is set aside meanwhile does not create a new one.
 func TestOpenWhileSetAside(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger")
 	l := openLedger(t, path)

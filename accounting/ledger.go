@@ -305,7 +305,7 @@ const pruneMost = 10_000
 func (l *Ledger) Prune(ctx context.Context, before time.Time) (n int, err error) {
 	var from []byte
 	for limit := pruneMost; limit > 0; {
-		most := max(1, l.most(1, limit)-1) // and the time
+		most := max(1, l.most(1, limit)-1) // one change of the transaction is the time
 		pruned, next, err := l.pruneSome(ctx, before, from, most)
 		if n += pruned; err != nil || next == nil {
 			return n, err
@@ -316,8 +316,8 @@ func (l *Ledger) Prune(ctx context.Context, before time.Time) (n int, err error)
 	return n, nil
 }
 
-// pruneSome removes leases from a key on, at most so many, in one transaction. It returns their number and the key at which to continue; nil: it has
-// seen all leases, and removed owners.
+// pruneSome removes at most `most` leases in one transaction, beginning at the key `from`. It returns their number and the key at which to continue. The key is nil if
+// it has seen all leases. Then it has removed owners too.
 func (l *Ledger) pruneSome(ctx context.Context, before time.Time, from []byte, most int) (n int, next []byte, err error) {
 	err = l.update(ctx, func(tx *writing) error {
 		n, next = 0, nil

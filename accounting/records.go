@@ -81,7 +81,7 @@ func (d *Digest) Sum() string {
 	return hex.EncodeToString(d.sum.Sum(nil))
 }
 
-// SetLedgerAside renames the ledger at path, so that it is not used any more, and returns its new name. The caller has it open.
+// SetLedgerAside renames the ledger at path, so that it is not used any more, and returns its new name. The caller must have the ledger open.
 func SetLedgerAside(path string) (aside string, err error) {
 	aside = fmt.Sprintf("%s.imported-%s", path, time.Now().UTC().Format("20060102T150405.000"))
 	if err := os.Rename(path, aside); err != nil {

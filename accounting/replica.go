@@ -169,7 +169,7 @@ func (l *Ledger) diverge(why error) error {
 	return err
 }
 
-// failed records trouble of the replica, unless the caller gave up before the replica had its time.
+// failed records an error of the replica, unless the caller gave up early: then the replica may only be slow.
 func (l *Ledger) failed(ctx context.Context, err error) {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		l.trouble.Store(&err)

@@ -165,7 +165,7 @@ func TestCachedWorkersOfAnEarlierExecutor(t *testing.T) {
 		t.Errorf("without an executor: %v, want class connection", err)
 	}
 	args := []string{"--listen", w.Address, "--cores", "2", "--providers", provider(), "--grace", "2s"}
-	if w.manager != "" { // it says soon that the earlier executor is silent
+	if w.manager != "" { // it soon reports the earlier executor as silent, so the next one must register
 		args = append(args, "--manager", w.manager)
 	}
 	next := start(t, "bin/executor", w.secret, args...)

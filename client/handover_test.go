@@ -107,7 +107,7 @@ func TestHandoverKeepsLeases(t *testing.T) {
 	var stops []func() uint64
 	var pids []int
 	var others time.Duration // of further leases
-	var asked time.Time      // when the last of them was asked for; it is charged while its workers are cached and awake, until the next handover
+	var asked time.Time      // when the latest of these was requested. It is charged until the next handover, while its workers are cached and awake
 	began := time.Now()
 	for range 2 {
 		l := w.lease(t, client.LeaseOptions{Duration: 10 * time.Minute})

@@ -1,7 +1,7 @@
 # Packages and the site: make deb, make dist, make oci, make docs. Part of the Makefile.
 
-# The version of packages: that of the tag v1.2.3, or 1.2.4~dev after it, with the number of commits and the commit. The first two numbers are
-# always those of the API. A release archive has the version in the file RELEASE.
+# The version of packages: 1.2.3 at the tag v1.2.3. After the tag, it is 1.2.4~dev with the number of commits and the commit, where the first two
+# numbers are those of the API. A release archive has the version in the file RELEASE.
 PACKAGE_VERSION = $(or $(PACKAGE_VERSION_OF_GIT),$(shell sed -n 1p RELEASE 2>/dev/null),$(API_VERSION).0~unknown)
 PACKAGE_VERSION_OF_GIT = $(shell [[ ! -e .git ]] || { git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null | sed -n 's/^v//p' | grep . || \
 	{ last=$$(git describe --tags --abbrev=0 --match 'v$(API_VERSION).[0-9]*' 2>/dev/null || echo .-1) && \

@@ -41,8 +41,8 @@ func brokered(ctx context.Context, cfg *Config) ([]Row, error) {
 		{"K9", "the same with moves to a private queue pair under load", float64(wrong), "", none, false, fmt.Sprintf("%d moves on %s", moves, provider)},
 		{"K10", "call of 8 B through the broker against a private queue pair", float64(ns[0]) / float64(ns[1]), "times", 1.34, false,
 			fmt.Sprintf("p50 on %s: %s and %s", provider, us(ns[0]), us(ns[1]))},
-		{"K10", "the same against a bare round trip through another process", float64(ns[0]) / float64(floor[1]), "times", 1.34, false,
-			fmt.Sprintf("%s; it takes %s, without the other process %s (%.2f times)", provider, us(floor[1]), us(floor[0]), float64(floor[1])/float64(floor[0]))},
+		{"K10", "the same against a bare round trip through another thread", float64(ns[0]) / float64(floor[1]), "times", 1.34, false,
+			fmt.Sprintf("%s; it takes %s, without the other thread %s (%.2f times)", provider, us(floor[1]), us(floor[0]), float64(floor[1])/float64(floor[0]))},
 		{"S5", "rate on a private queue pair against that through the broker", rate[1] / rate[0], "times", 1.3, true,
 			fmt.Sprintf("8 calls in flight on %s: %.1f and %.1f K/s", provider, rate[1]/1e3, rate[0]/1e3)},
 	}, nil

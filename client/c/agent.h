@@ -21,7 +21,7 @@ typedef uint32_t rfaas_ticket;
 typedef struct rfaas_reply {
     int status;
     uint32_t generation; /* of the connection that it came by */
-    bool unanswered; /* no reply came in time; the agent may do later what was asked */
+    bool unanswered; /* no reply came in time. The agent may still carry out the request later */
     bool lost; /* the agent is gone, or none could be reached; whether it has done what was asked is unknown */
     uint32_t size;
     uint8_t *data;

@@ -124,7 +124,7 @@ typedef struct rfaas_worker {
     bool kill;          /* the executor ends the worker at once when it replaces it */
     bool resumes;       /* the channel comes from a cached grant, so it is resumed and not connected */
     bool moving;        /* the worker was asked to use another queue pair, and the channel is reserved (promote.c) */
-    bool awaited;       /* a call has waited for the answer to that */
+    bool awaited;       /* a call has waited for the worker's answer already */
     bool initialising;  /* the init call is in flight, and the channel is reserved (init.c) */
     uint32_t init_slot; /* of the init call */
     int64_t init_until; /* its deadline */

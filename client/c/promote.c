@@ -177,8 +177,8 @@ static bool ask(rfaas_grant *h, rfaas_promoting *g) {
     return busy;
 }
 
-/* Takes the answers that come by `until`. Without `again` it does not wait for an answer for which it has waited before: a worker that does not
- * answer delays one call on the other workers. */
+/* Takes the answers that come by `until`. Unless `again` is set, it waits only once for the answer of each worker: so a worker that does not answer
+ * delays only one call on the other workers. */
 static void meet(rfaas_lease *l, int64_t until, bool again) {
     for (uint32_t i = 0; i < l->grant->n_workers; i++) {
         rfaas_worker *w = &l->grant->workers[i];

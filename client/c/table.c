@@ -1,6 +1,6 @@
 /* Tables: read-only data that the workers of later leases map. The library copies a table into a sealed memory file, and passes its
  * descriptor to the agent, which lets executors read it. The library keeps the descriptor for another agent, and for calls in this process. A table can also
- * be a seed, of which the library passes the name: executors copy it from the one that has made it. */
+ * be a seed: then the library passes only its name, and executors copy the seed from each other. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -14,8 +14,8 @@
 struct rfaas_table {
     rfaas_table *next;
     rfaas_agent_table message;
-    char seed[RFAAS_AGENT_SEED_NAME]; /* full name of the seed that is the table; "": another table */
-    int fd;         /* opened for reading; -1: a seed */
+    char seed[RFAAS_AGENT_SEED_NAME]; /* full name of the seed; "": the table is not a seed */
+    int fd;         /* opened for reading; -1: the table is a seed */
     const void *at; /* for calls in this process; NULL: not mapped yet */
 };
 
@@ -238,7 +238,7 @@ static bool add(rfaas_session *s, rfaas_table *t, uint32_t *n) {
     return room;
 }
 
-/* Takes the table over. */
+/* Adds the table to the session and publishes it. Owns the table from now on, and frees it on failure. */
 static int add_and_publish(rfaas_session *s, const char *op, rfaas_table *t) {
     uint32_t n;
     char name[RFAAS_AGENT_TABLE_NAME];

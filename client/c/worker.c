@@ -189,7 +189,7 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     w->pid = 0;
     pthread_mutex_unlock(&l->mu);
     w->broken = true;
-    w->kill |= dp_channel_given_up(w->ch); /* a stopped agent keeps the worker's connection */
+    w->kill |= dp_channel_given_up(w->ch); /* the stopped agent keeps the worker's connection open, so the worker does not end by itself */
     __atomic_store_n(&w->overdue, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&l->grant->held_by, 0, __ATOMIC_RELAXED); /* the agent holds the descriptors of the old worker */
     int status = rfaas_api_fail_ended(l, op);
@@ -236,7 +236,7 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience, bool init) {
         status = rfaas_agent_ask(op, RFAAS_AGENT_REPLACE, &parts, req.timeout_ns, sizeof(rfaas_agent_worker), &reply);
     const rfaas_agent_worker *got = (const rfaas_agent_worker *)reply.data;
     w->replacing = reply.unanswered || (!status && got->pid == 0);
-    if (w->replacing) { /* the next use repeats the offer, so that requests which wait in the agent's socket ask for the same worker */
+    if (w->replacing) { /* the next use makes the same offer again: requests that still wait in the agent's socket then get the same worker */
         free(reply.data);
         dp_channel_hold(w->ch);
         return status ? status : RFAAS_BUSY;

@@ -166,7 +166,7 @@ var executorOptions = slices.Concat([]option{
 	{"code-limit", "256MiB", "largest library that may be uploaded"},
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
 	{"table-limit", "auto", "memory that the tables, bundles and seeds of one tenant may use, of the memory that the executor lends (auto: three quarters)"},
-	{"seed-fill", SeedFillAll, "what to read of a seed that another executor has and of which workers need only parts yet: all, so that its workers soon depend on no other node, or touched, only the pages that workers touch"},
+	{"seed-fill", SeedFillAll, "what to read of a seed that workers use while it is copied from another executor: all of it, so that they soon depend on no other node, or only the pages that workers touch: all or touched"},
 	{"bundle-dir", "/dev/shm", "directory in which the executor makes its own directory for unpacked bundles; their files count as memory (table-limit)"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"pool", "2", "pooled workers for each provider: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},

@@ -46,7 +46,7 @@ var issuerOptions = []option{
 	{"log-format", "text", "text or json"},
 }
 
-// minNodeLife is the shortest life of certificates that daemons renew in time although some attempts fail.
+// minNodeLife is the shortest life of a certificate that leaves a daemon time for several attempts to renew it.
 const minNodeLife = 10 * time.Minute
 
 func issuerProgram(version string) program {

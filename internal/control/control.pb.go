@@ -845,7 +845,7 @@ type SeedCopy struct {
 	Units         uint32                 `protobuf:"varint,1,opt,name=units,proto3" json:"units,omitempty"`            // of its heap
 	Segments      []*SeedSegment         `protobuf:"bytes,2,rep,name=segments,proto3" json:"segments,omitempty"`       // whole pages, in order; the rest of the file is zero
 	At            []uint64               `protobuf:"varint,3,rep,packed,name=at,proto3" json:"at,omitempty"`           // where each segment is in the memory from which it is fetched
-	Touched       []uint32               `protobuf:"varint,4,rep,packed,name=touched,proto3" json:"touched,omitempty"` // leaves that the first workers elsewhere have used, in their order: number of the first leaf, how many, and so on. Only a hint
+	Touched       []uint32               `protobuf:"varint,4,rep,packed,name=touched,proto3" json:"touched,omitempty"` // runs of leaves that workers on other nodes have used, in the order of their use: two numbers for each run, its first leaf and how many leaves it has. Only a hint
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1073,7 +1073,7 @@ type SeedReply struct {
 	Seed          *SeedDescription       `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"`
 	LeftMs        uint64                 `protobuf:"varint,2,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"` // until it ends unless it is renewed
 	Children      uint32                 `protobuf:"varint,3,opt,name=children,proto3" json:"children,omitempty"`           // workers that have started from it
-	Key           []byte                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`                      // 32 bytes, which no other seed has
+	Key           []byte                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`                      // 32 bytes that identify the seed: no other seed has the same
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1195,7 +1195,7 @@ type SeedDescription struct {
 	SetupNs       uint64                 `protobuf:"varint,18,opt,name=setup_ns,json=setupNs,proto3" json:"setup_ns,omitempty"`
 	CaptureNs     uint64                 `protobuf:"varint,19,opt,name=capture_ns,json=captureNs,proto3" json:"capture_ns,omitempty"`
 	Node          string                 `protobuf:"bytes,20,opt,name=node,proto3" json:"node,omitempty"`  // host name of the executor that has made it
-	Root          uint64                 `protobuf:"varint,21,opt,name=root,proto3" json:"root,omitempty"` // bytes that functions get which map its heap (Table.seed); 0: its setup function has named none
+	Root          uint64                 `protobuf:"varint,21,opt,name=root,proto3" json:"root,omitempty"` // size of what functions get from rfaas_table in workers that map the heap (Table.seed); 0: the setup function has not called rfaas_set_root
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1377,7 +1377,7 @@ func (x *SeedDescription) GetRoot() uint64 {
 	return 0
 }
 
-// SeedSegment is a range of a seed's file. Its hash is the root of a tree of SHA-256 (docs/PROTOCOL.md).
+// SeedSegment is a range of a seed's file. Its hash is the root of a tree of SHA-256 hashes (docs/PROTOCOL.md).
 type SeedSegment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Offset        uint64                 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
@@ -1687,7 +1687,7 @@ type Table struct {
 	Sha256        []byte                 `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`    // 32 bytes
 	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`       // bytes, 1 or more
 	Address       uint64                 `protobuf:"varint,4,opt,name=address,proto3" json:"address,omitempty"` // at which workers map it, 0: anywhere
-	Seed          bool                   `protobuf:"varint,5,opt,name=seed,proto3" json:"seed,omitempty"`       // it is the heap of a seed. sha256 is SeedReply.key, and size SeedDescription.bytes. Without address
+	Seed          bool                   `protobuf:"varint,5,opt,name=seed,proto3" json:"seed,omitempty"`       // the table is the heap of a seed. Then sha256 is SeedReply.key, size is SeedDescription.bytes, and there is no address
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2040,10 +2040,10 @@ type FetchRequest struct {
 	Bundle        bool                   `protobuf:"varint,6,opt,name=bundle,proto3" json:"bundle,omitempty"`                      // it is a bundle
 	Seed          *SeedCopy              `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`                          // it is a seed, of which another executor lends the memory; without sha256 and size
 	OnDemand      bool                   `protobuf:"varint,21,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // of a seed: leases may start before all of it has arrived. The caller keeps this stream and the stream of Lend open until this one ends
-	Table         []byte                 `protobuf:"bytes,25,opt,name=table,proto3" json:"table,omitempty"`                        // of a seed: SeedReply.key of the one that it is a copy of. Leases can name it in their tables. Not on demand
-	Proofs        *MemoryRef             `protobuf:"bytes,22,opt,name=proofs,proto3" json:"proofs,omitempty"`                      // of a seed: LendReply.proofs. None: single pages cannot be checked, so all of the seed is copied before leases start
-	Rest          bool                   `protobuf:"varint,24,opt,name=rest,proto3" json:"rest,omitempty"`                         // read the rest of a seed that is arriving, with the seed's description alone
-	Instead       bool                   `protobuf:"varint,23,opt,name=instead,proto3" json:"instead,omitempty"`                   // of a seed: read this executor's memory from now on, because the source of an earlier request, whose stream is still open, is lost
+	Table         []byte                 `protobuf:"bytes,25,opt,name=table,proto3" json:"table,omitempty"`                        // of a seed: SeedReply.key of the original. The copy is whole, and leases can name it in their tables
+	Proofs        *MemoryRef             `protobuf:"bytes,22,opt,name=proofs,proto3" json:"proofs,omitempty"`                      // of a seed: LendReply.proofs. Without it, single pages cannot be checked, so all of the seed is copied before leases start
+	Rest          bool                   `protobuf:"varint,24,opt,name=rest,proto3" json:"rest,omitempty"`                         // read the rest of a seed that is being copied. The request only needs the seed's description
+	Instead       bool                   `protobuf:"varint,23,opt,name=instead,proto3" json:"instead,omitempty"`                   // of a seed: read it from this memory from now on, because the source of an earlier request is lost. The stream of that request is still open
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2166,10 +2166,10 @@ type FetchReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`                // of the executor's queue pair
 	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`               // the node has the table
-	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`               // with done: names the copy of a seed; the copy of a table, for LendRequest.seed
+	Seed          []byte                 `protobuf:"bytes,20,opt,name=seed,proto3" json:"seed,omitempty"`               // with done: names the copy of a seed. If the copy was made for tables, LendRequest.seed can have this value
 	Filling       bool                   `protobuf:"varint,21,opt,name=filling,proto3" json:"filling,omitempty"`        // with done: the rest of the seed is still being read. The stream ends when all of it has arrived
-	Touched       []uint32               `protobuf:"varint,22,rep,packed,name=touched,proto3" json:"touched,omitempty"` // after done: SeedCopy.touched as this executor has recorded it. The caller passes it on by LendRequest
-	Lost          string                 `protobuf:"bytes,23,opt,name=lost,proto3" json:"lost,omitempty"`               // after done: why the source cannot be read any more. The caller names another one by a request with `instead`, or ends this stream
+	Touched       []uint32               `protobuf:"varint,22,rep,packed,name=touched,proto3" json:"touched,omitempty"` // after done: SeedCopy.touched as this executor has recorded it. The caller passes it to the source by LendRequest
+	Lost          string                 `protobuf:"bytes,23,opt,name=lost,proto3" json:"lost,omitempty"`               // after done: why the source cannot be read any more. The caller names another source by a request with `instead`, or ends this stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2254,7 +2254,7 @@ type LendRequest struct {
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	Version       uint32                 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
 	Tenant        string                 `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"`                      // of an operator, with a name
-	OnDemand      bool                   `protobuf:"varint,7,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // workers of the other executor need the seed until all of it has arrived there, so a handover waits for the end of this stream, but not for long
+	OnDemand      bool                   `protobuf:"varint,7,opt,name=on_demand,json=onDemand,proto3" json:"on_demand,omitempty"` // workers of the other executor need the seed until all of it has arrived there, so a handover waits a few seconds for the end of this stream
 	Touched       []uint32               `protobuf:"varint,8,rep,packed,name=touched,proto3" json:"touched,omitempty"`            // alone in a message after the one with the blob: FetchReply.touched
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2352,7 +2352,7 @@ type LendReply struct {
 	Memory        *MemoryRef             `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	Seed          *SeedCopy              `protobuf:"bytes,3,opt,name=seed,proto3" json:"seed,omitempty"`
 	Proofs        *MemoryRef             `protobuf:"bytes,4,opt,name=proofs,proto3" json:"proofs,omitempty"`  // hashes by which single pages can be checked
-	Ending        bool                   `protobuf:"varint,5,opt,name=ending,proto3" json:"ending,omitempty"` // alone in a message: the executor drains or hands over, and ends the loan soon. The caller has the other one read the rest (FetchRequest.rest)
+	Ending        bool                   `protobuf:"varint,5,opt,name=ending,proto3" json:"ending,omitempty"` // alone in a message: the executor drains or hands over, and stops lending soon. The caller makes the other executor read the rest (FetchRequest.rest)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -41,7 +41,7 @@ struct dp_brokered {
     dp_vqp_completion *completions;
     int memory, sock, client; /* the memory file, this side's socket, the client's; -1: passed on */
     uint32_t served, done;         /* as in the page */
-    uint32_t claimed;              /* requests: those up to here are posted even if the client closes the queue pair */
+    uint32_t claimed;              /* requests up to this index are posted even if the client closes the queue pair */
     uint32_t received, receives;   /* receives that the client has asked for and that were posted; those outstanding */
     uint32_t watched;              /* events of the completion queue's descriptor in epoll */
     int watched_fd;
@@ -310,11 +310,11 @@ static int execute(dp_brokered *c, const dp_vqp_request *r, dp_vqp_reason *reaso
                                  : dp_post_write_imm(c->qp, sge, (int)r->n, r->raddr, r->rkey, r->imm, r->wr_id, r->flags);
 }
 
-/* Reports whether the client has closed the queue pair, or has damaged the word. */
+/* Reports whether the client has closed the queue pair, or has damaged the gate. */
 static bool is_closed(const dp_brokered *c) { return __atomic_load_n(&c->page->gate, __ATOMIC_ACQUIRE) != c->claimed; }
 
-/* Claims the requests up to index `to`, so that the client counts them as posted. Returns false if the client has closed the queue pair: they are
- * not posted then. */
+/* Claims the requests up to index `to`, so that the client counts them as posted. Returns false if the client has closed the queue pair. Then the
+ * broker must not post them. */
 static bool claim(dp_brokered *c, uint32_t to) {
     uint64_t was = c->claimed;
     if (!__atomic_compare_exchange_n(&c->page->gate, &was, to, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))

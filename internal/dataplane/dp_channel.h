@@ -130,7 +130,7 @@ void dp_promotion_free(dp_promotion *p);
 /* Reports whether the endpoint, or the channel, uses virtual queue pairs. */
 bool dp_endpoint_brokered(const dp_endpoint *ep);
 bool dp_channel_brokered(const dp_channel *ch);
-/* Reports whether the channel has failed because the broker has made no progress for 2 s. Calls that it had not posted are DP_NOT_STARTED. */
+/* Reports whether the channel has failed because the broker has made no progress for 2 s. Calls that the broker had not posted are DP_NOT_STARTED. */
 bool dp_channel_given_up(const dp_channel *ch);
 /* dp_channel_carry permits payloads and results that are larger than `bulk`, up to `most` bytes each. They pass through the bulk area in parts,
  * so the thread that waits for such a call, or tests it, also moves its parts. 0, as at first: `bulk` is the limit. */

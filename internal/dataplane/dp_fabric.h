@@ -268,7 +268,7 @@ struct dp_ops {
     int (*post_recv)(dp_qp *, uint64_t wr_id);
     void *(*rkey_ptr)(dp_qp *, uint64_t raddr, uint32_t rkey, uint64_t len);
     int (*qp_probe)(dp_qp *);
-    bool (*qp_kept)(dp_qp *, uint64_t wr_id); /* NULL: a write that was posted may always reach the peer */
+    bool (*qp_kept)(dp_qp *, uint64_t wr_id); /* NULL: any posted write may reach the peer */
     int (*qp_peer_fd)(dp_qp *); /* NULL: none */
     int (*qp_events)(dp_qp *, int *fd); /* NULL: never any */
     void (*qp_notify)(dp_qp *);
@@ -430,7 +430,7 @@ static inline int dp_qp_broken(const dp_qp *qp) { return __atomic_load_n(&qp->br
  * pair broken with DP_PEER_GONE. A probe uses one place of max_send while it is outstanding. Its completion is not returned. On tcp
  * the kernel sends the probes, and dp_qp_probe reads the kernel's counters: a peer that acknowledges nothing for 3.5 s is gone. */
 static inline int dp_qp_probe(dp_qp *qp) { return qp->ops->qp_probe(qp); }
-/* dp_qp_kept reports whether a posted write with an immediate and this wr_id will never reach the peer. Of a queue pair that has failed. */
+/* dp_qp_kept reports whether a posted write with an immediate and this wr_id is sure never to reach the peer. The queue pair must have failed. */
 static inline bool dp_qp_kept(dp_qp *qp, uint64_t wr_id) { return qp->ops->qp_kept && qp->ops->qp_kept(qp, wr_id); }
 /* Returns a descriptor that is readable once the process of the connected peer has ended, for poll() in any thread; -1 where only
  * probing tells (verbs, tcp). The queue pair owns it. */

@@ -13,8 +13,8 @@
 
 #include "dp_vqp.h"
 
-#define SILENT_NS 2000000000   /* without a beat of the broker, while this side listened: the broker is stopped */
-#define LISTENED_MAX_NS 500000000 /* most time between two looks that counts: this process may have been stopped itself */
+#define SILENT_NS 2000000000   /* after this time without a beat of the broker, it counts as stopped */
+#define LISTENED_MAX_NS 500000000 /* at most this much of the time between two looks counts, because this process may have been stopped itself */
 
 /* The mapping of a memory file. The queue pair and both regions use it. */
 typedef struct vqp_map {
@@ -39,7 +39,7 @@ typedef struct vqp_qp {
     int memory, sock;
     uint32_t posted, receives, taken; /* as in the page, which may be damaged */
     uint32_t beat;                    /* the latest one */
-    int64_t looked_at, silent_ns;     /* when this side last looked for it; time without one */
+    int64_t looked_at, silent_ns;     /* when this side last looked for a beat, and how long there has been no new one */
     bool closed, given_up;
     uint32_t claimed; /* by the broker, when this side closed the queue pair */
 } vqp_qp;
@@ -179,7 +179,7 @@ static void close_gate(vqp_qp *q) {
     send(q->sock, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/* The broker is stopped. */
+/* Fails the queue pair because the broker is stopped. */
 static void give_up(vqp_qp *q) {
     close_gate(q);
     q->given_up = true;
@@ -244,7 +244,7 @@ static void look(vqp_qp *q) {
     note_broken(q);
 }
 
-/* Gives up if the broker has not worked for a while. */
+/* Gives up if the broker has counted no beat for SILENT_NS. */
 static void listen_to_broker(vqp_qp *q) {
     uint32_t beat = __atomic_load_n(&q->page->beat, __ATOMIC_RELAXED);
     int64_t now = dp_now_ns(), passed = now - q->looked_at;
@@ -412,7 +412,7 @@ void dp_vqp_close(dp_qp *base) { close_gate(qp_of(base)); }
 
 bool dp_vqp_given_up(const dp_qp *base) { return ((const vqp_qp *)base)->given_up; }
 
-/* Reports whether the request with this wr_id whose write has an immediate is one of those that the broker did not claim. */
+/* Reports whether a write with an immediate and this wr_id is among the requests that the broker did not claim. */
 static bool qp_kept(dp_qp *base, uint64_t wr_id) {
     const vqp_qp *q = qp_of(base);
     uint32_t kept = q->posted - q->claimed;
@@ -434,7 +434,7 @@ static dp_vqp_request *next(vqp_qp *q) {
     return under_way < q->q.max_send ? &q->requests[q->posted & (q->l.n_requests - 1)] : NULL;
 }
 
-/* False: the broker has ended and has not claimed the request, which therefore counts as not posted. */
+/* Returns false if the broker has ended without claiming the request. Then the request counts as not posted. */
 static bool submit(vqp_qp *q) {
     __atomic_store_n(&q->page->posted, ++q->posted, __ATOMIC_RELEASE);
     if (ring(q))

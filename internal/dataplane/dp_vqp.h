@@ -13,9 +13,10 @@
  * and a completion can only reach the client that owns the queue. The broker connects a queue pair once, before it serves the client: after the
  * worker's death the client makes a queue pair of its own (dp_promotion_replace).
  *
- * The broker may be stopped, or may have ended. Its thread counts `beat` in the page while it works. A client that has calls in flight and sees
- * no beat for a while closes the queue pair. The word `gate` decides about each request: the broker adds to it before it posts requests, and the
- * client sets DP_VQP_CLOSED in it, both by atomic operations. So each request is either claimed before that, and may be executed, or is never posted.
+ * The broker may be stopped, or may have ended. Its thread increments `beat` in the page while it works. A client with calls in flight that sees no
+ * increment for 2 s closes the queue pair. The word `gate` decides about each request, by atomic operations: before the broker posts requests, it
+ * claims them by adding their number to `gate`, and to close the queue pair the client sets DP_VQP_CLOSED in it, after which the broker can claim no
+ * more. So each request is either claimed before, and may be executed, or is never posted.
  */
 #ifndef RFAAS_DP_VQP_H
 #define RFAAS_DP_VQP_H
@@ -77,7 +78,7 @@ typedef struct dp_vqp_completion {
 } dp_vqp_completion;
 _Static_assert(sizeof(dp_vqp_completion) == 32, "completion of a virtual queue pair");
 
-/* Indices are free running. Each line has one writer, except for `gate`. */
+/* Indices are free running. Each cache line is written by one side, except that both write `gate`, and both clear the words `..._sleeps`. */
 typedef struct dp_vqp_page {
     /* the client */
     _Alignas(DP_CACHE_LINE) uint32_t posted; /* requests */
@@ -139,7 +140,7 @@ int dp_vqp_open(dp_provider_id of, dp_dev **out, dp_error *err);
 int dp_vqp_make(dp_provider_id of, dp_dev **out, dp_error *err); /* called through dp_vqp_open */
 /* Reports whether the device is one of dp_vqp_open. */
 bool dp_vqp_is(const dp_dev *dev);
-/* Ends a virtual queue pair also for other processes that could unpack it: the broker posts nothing more, and destroys the real one. */
+/* Ends a virtual queue pair, also for other processes that could unpack it. The broker posts nothing more, and destroys the real queue pair. */
 void dp_vqp_close(dp_qp *qp);
 /* Reports whether the queue pair was closed because its broker has made no progress. */
 bool dp_vqp_given_up(const dp_qp *qp);

@@ -314,7 +314,7 @@ func (c *Cluster) campaign(ctx context.Context) (_ *Leader, err error) {
 	return l, nil
 }
 
-// hold renews the lease until ctx or the lease ends. Each time it may ask another member of etcd. The lease's renewal in etcd's client asks one until
+// hold renews the lease until ctx or the lease ends. Each renewal may go to another member of etcd. KeepAlive of etcd's client stays with one member until
 // TCP gives up, which is long after the end of the lease.
 func (l *Leader) hold(ctx context.Context) {
 	for {

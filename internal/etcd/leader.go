@@ -33,8 +33,8 @@ type Leader struct {
 	end      context.CancelFunc
 	running  sync.WaitGroup // of keep and measure
 
-	confirmed atomic.Pointer[time.Time] // when etcd was last asked whether this process is the leader, and said that it is
-	renewed   atomic.Pointer[time.Time] // when etcd was last asked to renew the lease, and did
+	confirmed atomic.Pointer[time.Time] // when the latest request by which etcd confirmed the leadership was sent
+	renewed   atomic.Pointer[time.Time] // when the latest request by which etcd renewed the lease was sent
 	once      sync.Once
 	lost      chan struct{}
 	why       error // of lost, set before it is closed
@@ -74,8 +74,8 @@ func (l *Leader) Abandon(why error) {
 	l.lose(why)
 }
 
-// Confirmed returns an error if another process may be the leader: for as long as the lease lasts, etcd has not confirmed the leadership, or has not
-// renewed the lease. The lease ends so long after its latest renewal, which may be before the latest confirmation.
+// Confirmed returns an error if another process may be the leader, because within the last leaseSeconds etcd has not confirmed the leadership, or has not
+// renewed the lease. Both are needed: the lease ends leaseSeconds after its latest renewal, even if etcd has confirmed the leadership since.
 func (l *Leader) Confirmed() error {
 	select {
 	case <-l.lost:

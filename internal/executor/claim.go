@@ -34,7 +34,7 @@ type claims struct {
 	socket  *net.UnixListener
 	regions map[context.Context]*region // by connection
 	far     map[string]*reachable       // by provider
-	closing sync.WaitGroup              // regions that are not in the map any more, but not closed yet
+	closing sync.WaitGroup              // regions that were removed from the map and are not closed yet
 
 	armed sync.Map // lease.ID of cached workers -> armedLine
 
@@ -316,7 +316,7 @@ func (c *claims) collect() {
 	}
 }
 
-// close revokes all lines and closes all regions, and the devices when no connection uses them any more.
+// close revokes all lines and closes all regions. It closes the devices when no connection uses them any more.
 func (c *claims) close() {
 	c.revokeAll()
 	c.mu.Lock()

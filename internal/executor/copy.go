@@ -28,7 +28,7 @@ func copyKey(owner string, content sum) (key sum) {
 	return key
 }
 
-// mappedKey names the copy of a seed whose heap leases map as a table. Here the copy is the owner's alone, even if the owner has named a key of somebody else.
+// mappedKey returns the key of the copy of a seed whose heap leases map as a table. The copy belongs to the owner alone, even if the owner has named another owner's key.
 func mappedKey(owner string, seed sum) (key sum) {
 	h := sha256.New()
 	fmt.Fprintf(h, "mapped seed\x00%d\x00%s", len(owner), owner)
@@ -52,7 +52,7 @@ type seedOffer struct {
 	c     *zygote.SeedCopy
 	parts []memoryPart // all segments
 	at    []uint64     // addresses of the segments
-	// Where the proofs are. No size: there are none.
+	// Where the proofs are. If the size is 0, there are none.
 	proofs *control.MemoryRef
 	first  []zygote.SeedRun
 }
@@ -144,7 +144,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	}
 	defer e.fillings.add(key, f)()
 	if err := stream.Send(&control.FetchReply{Done: true, Seed: name[:], Filling: true}); err != nil {
-		end(errors.New("the caller has left")) // ends the reading
+		end(errors.New("the caller has left"))
 	}
 	keep()
 	defer endAfterHandover(turn, end)()
@@ -161,7 +161,7 @@ const (
 	handoverRest = 5 * time.Second
 )
 
-// endAfterHandover calls end when a handover or a drain, which ends ctx, has waited for handoverRest. The caller calls stop.
+// endAfterHandover calls end handoverRest after ctx ends, which a handover or a drain does. The caller must call stop.
 func endAfterHandover(ctx context.Context, end context.CancelCauseFunc) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		time.AfterFunc(handoverRest, func() { end(fmt.Errorf("%w, and has waited for the seed for %v", context.Cause(ctx), handoverRest)) })
@@ -169,7 +169,7 @@ func endAfterHandover(ctx context.Context, end context.CancelCauseFunc) (stop fu
 }
 
 // fillSeed reads the rest of a seed from which workers can start. A handover waits for it for a while (handoverRest), because the next program could not go on with it. With
-// seed-fill=touched, only what workers touch is read until then, or until half of the time for which another executor lends a seed at most (lendMost).
+// seed-fill=touched, only what workers touch is read until then, or until half of lease-max has passed. The source lends the seed for longer than its own lease-max (Lend).
 func (e *Executor) fillSeed(turn context.Context, f *filling, size uint64) error {
 	wait := onDemandFirst
 	if e.cfg.Settings.SeedFill == config.SeedFillTouched {

@@ -204,7 +204,7 @@ func TestCopySeedRefused(t *testing.T) {
 		"overflow":    {func(r *control.FetchRequest) { r.Seed.At[1] = ^uint64(0) - 5 }, control.ClassInvalid, "segment 1"},
 		"memory":      {func(r *control.FetchRequest) { r.Memory.Size = 8192 }, control.ClassInvalid, "8192 bytes of memory"},
 		"proofs":      {func(r *control.FetchRequest) { r.Proofs.Size-- }, control.ClassInvalid, "proofs of"},
-		"no copying":  {func(r *control.FetchRequest) { r.Instead = true }, control.ClassLease, "no such seed arrives"},
+		"no copying":  {func(r *control.FetchRequest) { r.Instead = true }, control.ClassLease, "not copying this seed"},
 		"key":         {func(r *control.FetchRequest) { r.Memory.Key++ }, control.ClassConnection, "cannot read"},
 		"provider":    {func(r *control.FetchRequest) { r.Provider = "smoke" }, control.ClassInvalid, `provider "smoke" is unknown`},
 		"too large": {func(r *control.FetchRequest) {

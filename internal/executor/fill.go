@@ -39,7 +39,7 @@ type filling struct {
 	source  *seedSource
 	next    chan *seedSource // another source, when this one is lost
 	over    chan struct{}    // closed when nothing is read any more
-	rest    chan struct{}    // closed by begin: everything is read
+	rest    chan struct{}    // closed by begin: from then on, everything is read
 	begin   func()
 }
 
@@ -146,16 +146,16 @@ func (f *filling) lost(why error) error {
 	}
 }
 
-// touched sends the caller what workers have touched. It goes with the seed's description, so that other executors read that first.
+// touched sends the caller the list of what workers have touched. The source adds it to the seed's description, so that other executors read these parts early.
 func (f *filling) touched(list []zygote.SeedRun) {
 	_ = f.tell(&control.FetchReply{Touched: numbersOf(list)}) // if the caller has left, the reading ends; a later list has all of this one
 }
 
-// replaceSource reads a seed whose source is lost from another source.
+// replaceSource gives a seed that is being read a new source, in place of one that is lost.
 func (e *Executor) replaceSource(ctx context.Context, key sum, offer *seedOffer, req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
 	f := e.fillings.get(key)
 	if f == nil || offer.proofs.GetSize() == 0 {
-		return control.Errorf(control.ClassLease, "no such seed arrives here")
+		return control.Errorf(control.ClassLease, "the executor is not copying this seed")
 	}
 	source, err := e.connectSource(stream.Context(), req, nil, stream.Send)
 	if err != nil {
@@ -167,7 +167,7 @@ func (e *Executor) replaceSource(ctx context.Context, key sum, offer *seedOffer,
 	case f.next <- &seedSource{source, offer}:
 	case <-f.over:
 		source.close()
-		return control.Errorf(control.ClassLease, "the seed does not arrive any more")
+		return control.Errorf(control.ClassLease, "the executor is not copying this seed any more")
 	case <-ctx.Done():
 		source.close()
 		return fetchError(context.Cause(ctx))

@@ -35,7 +35,7 @@ type (
 	}
 )
 
-// move has a node copy a seed on demand.
+// move makes a node copy a seed on demand.
 func move(t *testing.T, from, to *node, key sum, instead bool) *transfer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(from.ctx())
@@ -87,7 +87,7 @@ func TestSecondSource(t *testing.T) {
 	c.hasSeed(key, data)
 	first := move(t, a, b, key, false)
 	f := b.arriving(first.digest)
-	read := func() error { // as the reading does, which waits for a fault
+	read := func() error { // as package zygote does after a page fault
 		got := make([]byte, 4096)
 		err := f.read([]zygote.SeedPart{{Segment: 2, Offset: 8192, Size: 4096}}, got)
 		if err == nil && !bytes.Equal(got, data[2*(4<<20)+8192:][:4096]) {

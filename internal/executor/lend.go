@@ -217,7 +217,7 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 		return err
 	}
 	defer e.tables.release([]*table{t})
-	if n := t.seed.Missing(); n > 0 { // it is a copy itself
+	if n := t.seed.Missing(); n > 0 { // this executor has copied only a part of the seed
 		return control.Errorf(control.ClassConnection, "the executor has not read %d bytes of the seed, and reads only what workers touch (seed-fill)", n)
 	}
 	if err := t.seed.Whole(ctx); err != nil {

@@ -227,7 +227,7 @@ func sharedProviders(a, b *control.InfoReply) (list []string) {
 	return list
 }
 
-// copyFrom has the candidate copy the lease's seed, or the seed that is the table, from one executor. instead: the candidate has lost another source (anotherSource).
+// copyFrom makes the candidate copy a seed from one executor: the seed of the table, or if table is nil, the seed of the lease. instead: the candidate has lost another source (anotherSource).
 func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, table *Table, instead bool) (digest []byte, err error) {
 	info := from.info
 	if info == nil {

@@ -28,8 +28,8 @@ const (
 	againMost  = 500 * time.Millisecond
 )
 
-// repeat makes a request that may be carried out twice, and makes it once more if its connection broke before the reply. It goes on for as long as the
-// executor closes new connections before its first answer, as a busy one does; until gRPC connects again, an attempt returns the error of the one before it.
+// repeat makes a request that may be carried out twice. If its connection breaks before the reply, repeat makes it once more. After that, it repeats the request for as
+// long as the executor closes new connections before its first answer, as a busy one does. Until gRPC has connected again, each attempt returns the error of the one before.
 func repeat(ctx context.Context, request func() error) error {
 	err := request()
 	if !broke(ctx, err) {

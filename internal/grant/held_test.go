@@ -41,7 +41,7 @@ func TestReleaseWhileTheExecutorEnds(t *testing.T) {
 	}
 }
 
-// A request is repeated while the executor closes connections before its first answer, but not when something else answers at the address.
+// A request is repeated while the executor closes connections before its first answer, but not if another program listens at the address.
 func TestRepeatWhileConnectionsClose(t *testing.T) {
 	c, port, _, _ := lessee(t, &lessor{})
 	good, err := c.dial("inspect", port.Address)

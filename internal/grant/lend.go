@@ -19,7 +19,7 @@ type (
 	fetchStream = grpc.ServerStreamingClient[control.FetchReply]
 )
 
-// lendTo has one executor lend a seed, and another one fetch it. It returns the name of the copy there. table, instead: see copyFrom.
+// lendTo makes one executor lend a seed, and another one fetch it. It returns the name of the copy at the latter. table, instead: see copyFrom.
 func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient, cand *Candidate, from *seedPlace, table *Table, provider string, instead bool) (digest []byte, err error) {
 	request := ctx
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -71,7 +71,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 		case r.GetEnding():
 			rest, err := to.Fetch(ctx, &control.FetchRequest{Provider: provider, Memory: offer.GetMemory(), Seed: offer.GetSeed(), Rest: true})
 			if err == nil {
-				_, _ = rest.Recv() // if that executor cannot be reached, it ends the other stream
+				_, _ = rest.Recv() // if that executor cannot be reached, the other stream ends too
 			}
 			_, _ = loan.Recv()
 		} // otherwise the other executor notices when it reads, and asks for another source
@@ -97,7 +97,7 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 				defer over()
 				defer cancel(nil)
 				p.keepLoan(ctx, id, loan, fetch, to, cand, from.address)
-				if loan.CloseSend() != nil { // what was sent last arrives
+				if loan.CloseSend() != nil { // unlike cancel, this lets the last message arrive
 					return
 				}
 				patience := time.NewTimer(p.c.opts.Timeout)
@@ -112,31 +112,31 @@ func (p *Pending) lendTo(ctx context.Context, lender, to control.ExecutorClient,
 			return r.GetSeed(), nil
 		}
 		if err := loan.Send(&control.LendRequest{Blob: r.GetBlob()}); err != nil {
-			<-ctx.Done() // the reason is received
+			<-ctx.Done() // the goroutine above receives the reason
 			return nil, cause(err)
 		}
 	}
 }
 
-// keepLoan serves an executor that reads a seed, until it does not read it any more, or nobody lends the seed any more.
+// keepLoan handles the messages of an executor that reads a seed. It returns when the reading ends, or when no executor lends the seed any more.
 func (p *Pending) keepLoan(ctx context.Context, id seedID, loan loanStream, fetch fetchStream, to control.ExecutorClient, cand *Candidate, from string) {
 	lost := []string{cand.Address, from}
 	for {
 		r, err := fetch.Recv()
 		switch {
-		case err != nil: // the executor itself reports an error to the clients of its workers
+		case err != nil: // the executor itself reports errors to the clients of its workers
 			return
 		case r.GetLost() != "":
 			if !p.anotherSource(ctx, id, to, cand, &lost) {
 				return
 			}
 		case len(r.GetTouched()) > 0:
-			_ = loan.Send(&control.LendRequest{Touched: r.GetTouched()}) // if that executor has ended the loan, nobody needs the list
+			_ = loan.Send(&control.LendRequest{Touched: r.GetTouched()}) // if the source has ended the loan, nobody needs the list
 		}
 	}
 }
 
-// anotherSource has another executor lend the seed to one that has lost its source. It appends the addresses of the executors that it has asked to `asked`, and asks none of these.
+// anotherSource finds a new source for an executor that has lost its source of a seed. It asks no executor whose address is in `asked`, and appends the addresses of those that it asks.
 func (p *Pending) anotherSource(ctx context.Context, id seedID, to control.ExecutorClient, cand *Candidate, asked *[]string) bool {
 	for range copyTries {
 		from := p.c.copies.other(id, *asked)
@@ -154,7 +154,7 @@ func (p *Pending) anotherSource(ctx context.Context, id seedID, to control.Execu
 	return false
 }
 
-// other returns an executor that has a seed and is none of the given ones, or nil.
+// other returns an executor that has a seed and whose address is not in `not`, or nil.
 func (c *copies) other(id seedID, not []string) *seedPlace {
 	c.mu.Lock()
 	defer c.mu.Unlock()

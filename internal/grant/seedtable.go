@@ -13,10 +13,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// A seed can be a table: workers of any library map its heap read-only, at the address where the setup function has made it. Executors copy it from each other,
-// as for workers that start from it, but whole, before the lease is granted.
+// A seed can be a table: workers of any library map its heap read-only, at the address that it has in the seed. Executors copy it from each other, as for workers that
+// start from it, but they grant the lease only when they have all of it.
 
-// SeedTable describes the seed of a full name as a table.
+// SeedTable returns the seed with this full name as a table.
 func (c *Control) SeedTable(ctx context.Context, name, full string) (*Table, error) {
 	const op = "publish a seed as a table"
 	s, err := c.FindSeed(ctx, full)
@@ -35,7 +35,7 @@ func (c *Control) SeedTable(ctx context.Context, name, full string) (*Table, err
 // IsSeed reports whether the table is the memory of a seed.
 func (t *Table) IsSeed() bool { return t.seed != nil }
 
-// seedKey identifies the seed that is the table. The caller passes nil for the seed of a lease.
+// seedKey returns the key of the table's seed, or nil if t is nil, which stands for the seed of a lease.
 func (t *Table) seedKey() []byte {
 	if t == nil {
 		return nil
@@ -43,7 +43,7 @@ func (t *Table) seedKey() []byte {
 	return t.seed.key
 }
 
-// seedName names the seed that is copied, to the executor that has made it.
+// seedName returns the name by which the executor that has made a seed knows it: the seed of the table, or if table is nil, that of the lease.
 func (p *Pending) seedName(table *Table) (name string, version uint32) {
 	if table == nil {
 		return p.spec.Seed.GetName(), p.spec.Seed.GetVersion()
@@ -59,7 +59,7 @@ func (p *Pending) loanLimit(table *Table) time.Duration {
 	return transferTime([]*Table{table})
 }
 
-// copyTable has the candidate copy the seed that is the table, from the executor that made the seed or from one that has copied it.
+// copyTable makes the candidate copy the table's seed, from the executor that made the seed or from one that has copied it.
 func (p *Pending) copyTable(ctx context.Context, cl control.ExecutorClient, cand *Candidate, table *Table) error {
 	t := p.c.copies.sources(table, cand.Address)
 	var why error
@@ -90,7 +90,7 @@ func (p *Pending) copyTable(ctx context.Context, cl control.ExecutorClient, cand
 	return fail("copy a seed", st, "%s: %v", table.seed.FullName(), why)
 }
 
-// sources returns the executors from which one at this address can copy the seed that is the table, first the one that has made it.
+// sources returns the executors from which the one at this address can copy the table's seed. The executor that has made the seed is added first if it is missing.
 func (c *copies) sources(table *Table, address string) *seedTurn {
 	id := seedID(sha256.Sum256(fmt.Appendf(nil, "table\x00%x", table.Sum)))
 	c.mu.Lock()
@@ -103,7 +103,7 @@ func (c *copies) sources(table *Table, address string) *seedTurn {
 	return &seedTurn{c: c, id: id, address: address, from: slices.Clone(s.at)}
 }
 
-// has notes an executor that has the seed from now on.
+// has records that an executor has the seed from now on.
 func (t *seedTurn) has(at *seedPlace) {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()

@@ -16,10 +16,10 @@ import (
 const (
 	// openBound is how long a stream may take to begin, and how long attempts to reopen a broken one may take together.
 	openBound = 6 * time.Second
-	// lossBound is how long after an executor's last event these attempts may go on. They may take at least watchBound: a stream that is
-	// silent for long may break although the executor lives.
+	// lossBound is how long after an executor's last event these attempts may go on. They may always take watchBound, because a stream that
+	// has been silent for long may break although the executor lives.
 	lossBound = 8 * time.Second
-	// watchBound is how long after a break new attempts begin.
+	// watchBound is the time after a break in which new attempts may begin.
 	watchBound = 3 * time.Second
 	// An executor says how often it sends events, at most maxPromise. It counts as lost after silentTimes such intervals without
 	// an event.
@@ -215,11 +215,11 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 	const op, shortest, longest = "follow the lease", 20 * time.Millisecond, 500 * time.Millisecond
 	heard, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ear := newEar(openBound)
-	go ear.listen(heard, cancel)
+	quiet := newSilenceTimer(openBound)
+	go quiet.run(heard, cancel)
 	pause, refusals := shortest, 0 // refusals in a row
 	for first := true; ; first = false {
-		end, opened, err := h.stream(heard, handle, ear)
+		end, opened, err := h.stream(heard, handle, quiet)
 		var silence *silence
 		switch {
 		case ctx.Err() != nil:
@@ -245,10 +245,10 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 		case errors.Is(err, dataplane.ErrCredential): // the executor answers; the user may renew the token
 			wait = untilRefused(refusals)
 			refusals++
-			ear.heard(wait + openBound)
+			quiet.heard(wait + openBound)
 		case opened, first:
-			ear.broke()
-		case ear.broken() > watchBound:
+			quiet.broke()
+		case quiet.broken() > watchBound:
 			return lost(err), true
 		}
 		select {
@@ -269,7 +269,7 @@ func lost(err error) Event {
 }
 
 // stream follows one event stream until it breaks. opened reports whether it was established.
-func (h *Held) stream(ctx context.Context, handle func(Event), ear *ear) (end *Event, opened bool, err error) {
+func (h *Held) stream(ctx context.Context, handle func(Event), quiet *silenceTimer) (end *Event, opened bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	limit := openBound
@@ -283,7 +283,7 @@ func (h *Held) stream(ctx context.Context, handle func(Event), ear *ear) (end *E
 			opened = true
 			limit = silentTimes * min(milliseconds(e.InMs), maxPromise)
 		}
-		ear.heard(limit)
+		quiet.heard(limit)
 		switch e.Kind {
 		case control.Event_KIND_WORKER_DIED:
 			handle(Event{Kind: WorkerDied, Worker: int(e.Worker), PID: int(e.Pid), Status: deathStatus(e.Status), Reason: e.Reason,
@@ -299,12 +299,12 @@ func (h *Held) stream(ctx context.Context, handle func(Event), ear *ear) (end *E
 	return nil, opened, err
 }
 
-// ear measures for how long an executor has sent nothing, over all event streams of a lease. It does not count time in which this process
-// could not read, because it or the whole node was stopped: events of that time are still to be read.
-type ear struct {
+// silenceTimer measures for how long an executor has sent nothing, over all event streams of a lease. It does not count time in which this
+// process could not read because it or the whole node was stopped: events may have arrived then that it has not read yet.
+type silenceTimer struct {
 	mu     sync.Mutex
 	limit  time.Duration // 0: none
-	silent time.Duration // at the time looked
+	silent time.Duration // length of the silence at the time `looked`
 	looked time.Time
 	pause  time.Duration // until the next look
 	before time.Duration // silence before the stream broke
@@ -315,17 +315,19 @@ type silence struct{ lasted time.Duration }
 
 func (s *silence) Error() string { return fmt.Sprintf("it sent nothing for %v", s.lasted) }
 
-func newEar(limit time.Duration) *ear { return &ear{limit: limit, looked: time.Now()} }
+func newSilenceTimer(limit time.Duration) *silenceTimer {
+	return &silenceTimer{limit: limit, looked: time.Now()}
+}
 
-// heard begins a new silence, which may last until limit; 0: without a limit.
-func (e *ear) heard(limit time.Duration) {
+// heard begins a new silence, which may last as long as limit; 0: without a limit.
+func (e *silenceTimer) heard(limit time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.limit, e.silent, e.looked = limit, 0, time.Now()
 }
 
 // broke notes that the stream has broken, and sets the limit of the silence.
-func (e *ear) broke() {
+func (e *silenceTimer) broke() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.before = e.look()
@@ -333,22 +335,22 @@ func (e *ear) broke() {
 }
 
 // broken returns the time since broke.
-func (e *ear) broken() time.Duration {
+func (e *silenceTimer) broken() time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.look() - e.before
 }
 
 // look returns how long the silence has lasted. The caller holds the lock.
-func (e *ear) look() time.Duration {
+func (e *silenceTimer) look() time.Duration {
 	now := time.Now()
 	e.silent += min(now.Sub(e.looked), 2*e.pause)
 	e.looked = now
 	return e.silent
 }
 
-// next returns the limit of the silence, whether it has lasted so long, and when to look again.
-func (e *ear) next() (limit time.Duration, reached bool, pause time.Duration) {
+// next returns the limit of the silence, whether it is reached, and the time until the next look.
+func (e *silenceTimer) next() (limit time.Duration, reached bool, pause time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	left := e.limit - e.look()
@@ -359,8 +361,8 @@ func (e *ear) next() (limit time.Duration, reached bool, pause time.Duration) {
 	return e.limit, e.limit > 0 && left <= 0, e.pause
 }
 
-// listen cancels ctx with a *silence after too long a silence. It returns when ctx ends.
-func (e *ear) listen(ctx context.Context, cancel context.CancelCauseFunc) {
+// run cancels ctx with a *silence when a silence reaches its limit. It returns when ctx ends.
+func (e *silenceTimer) run(ctx context.Context, cancel context.CancelCauseFunc) {
 	for {
 		limit, reached, pause := e.next()
 		if reached {

@@ -99,7 +99,7 @@ func readNode(dir string, open Opener) (*NodeFiles, error) {
 	return f, nil
 }
 
-// readPair reads a certificate and its key. If they do not belong together, it reads them again, because both may have been replaced meanwhile.
+// readPair reads a certificate and its key. If they do not belong together, it reads them again, because both may have been replaced between the reads.
 func readPair(cert, key string, open Opener) (pair tls.Certificate, err error) {
 	for range 2 {
 		var keyPEM, certPEM []byte
@@ -197,7 +197,7 @@ const (
 // watchEvery is how often WatchUntil calls Watch.
 const watchEvery = time.Minute
 
-// WatchUntil calls Watch every minute until ctx ends: for the log, and for connections that the daemon keeps open itself.
+// WatchUntil calls Watch every minute until ctx ends. So changed files and expiring certificates are noticed even if no calls arrive.
 func (n *Node) WatchUntil(ctx context.Context, now func() time.Time) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()

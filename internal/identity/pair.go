@@ -84,7 +84,7 @@ func replace(dir string, patience time.Duration, step func(), content func() ([]
 	return checkPairs(dir)
 }
 
-// checkLocked completes an interrupted replacement of files, and then is checkPairs while no files are being replaced.
+// checkLocked completes an interrupted replacement of files, and then calls checkPairs. It holds the lock, so no files are replaced meanwhile.
 func (c *Cluster) checkLocked(dir string) error {
 	lock, err := lockDir(dir, c.patience)
 	if err != nil {

@@ -34,7 +34,7 @@ func renewUntil(t *testing.T, clusterDir, dir string, step int) (killed bool) {
 	return true
 }
 
-// renewAndDie is the other process.
+// renewAndDie is the main function of the other process.
 func renewAndDie(t *testing.T, how string) {
 	words := strings.Split(how, ":")
 	left, err := strconv.Atoi(words[0])

@@ -14,19 +14,19 @@ import (
 	"syscall"
 )
 
-// filePending names the file that puts new files of a node's directory in force. The new files are first written completely, as `.NAME-SUFFIX`. Then this
-// file is made, by a rename. From that moment on, this package reads the new files instead of those at NAME. Then the new files are renamed to NAME one by
-// one, and this file is removed. If the process is killed meanwhile, finish does what is left. A file that somebody else has put at NAME after the kill,
-// such as a newer revocation list, is in force.
+// filePending is the name of the file that puts new files of a node's directory in force. The new files are first written completely, as `.NAME-SUFFIX`. Then
+// filePending is made, by a rename. From that moment on, this package reads the new files instead of those at NAME. Then the new files are renamed to NAME one
+// by one, and filePending is removed. If the process is killed meanwhile, finish does the rest. If a file at NAME was replaced after the kill, for example by a
+// newer revocation list, the file at NAME is in force.
 const filePending = ".pending"
 
-// pending is the content of that file.
+// pending is the content of filePending.
 type pending struct {
 	Suffix string            `json:"suffix"`
 	Old    map[string][]byte `json:"old"` // SHA-256 of each file that is replaced; empty: it is missing
 }
 
-// maxPending bounds its size, in bytes.
+// maxPending is the largest size of filePending, in bytes.
 const maxPending = 4 << 10
 
 // stagedPath returns the path of a new file that is not in its place yet.
@@ -49,7 +49,7 @@ func (o Opener) open(path string) (fs.File, error) {
 	return f, err
 }
 
-// isReplaced reports whether files of this name are replaced together with others.
+// isReplaced reports whether a file of this name is one of those that are replaced together.
 func isReplaced(name string) bool {
 	switch name {
 	case fileNode, fileNodeKey, filePage, filePageKey, fileCA, fileTokenPub, fileRevoked, fileIssuer:
@@ -58,7 +58,7 @@ func isReplaced(name string) bool {
 	return false
 }
 
-// direct opens the file that has this path.
+// direct opens the file at a path, even if a new file is in force instead of it.
 func (o Opener) direct(path string) (fs.File, error) {
 	if o != nil {
 		return o(path)
@@ -91,7 +91,7 @@ func (o Opener) pending(dir string) (*pending, error) {
 	return p, nil
 }
 
-// replaces reports whether the new file of this name is in force: the one in its place is still the old one.
+// replaces reports whether the new file of this name is in force. It is while the file at NAME is still the old one.
 func (p *pending) replaces(o Opener, dir, name string) bool {
 	old, listed := p.Old[name]
 	if !listed {
@@ -131,7 +131,7 @@ func isPending(dir string) bool {
 	return err == nil
 }
 
-// Complete completes a replacement of a node's files that was killed. Without one it does nothing.
+// Complete finishes a replacement of a node's files that was interrupted. If there is none, it does nothing.
 func Complete(dir string) error {
 	if !isPending(dir) {
 		return nil

@@ -382,8 +382,8 @@ func TestLimitsAreKept(t *testing.T) {
 	}
 }
 
-// While more parties than maxParties have not got their rates back, the memory is bounded. A party that has used up its own rate stays without, and one
-// that shares a rate can lose it only to those that share the same one.
+// With more than maxParties parties that have used up a part of their rate, the memory is bounded. A party with a limiter of its own that has used up its rate stays refused. A
+// party with a shared limiter can be refused only because of parties that share the same limiter.
 func TestLimitsOfManyParties(t *testing.T) {
 	var l limits
 	now := time.Now()

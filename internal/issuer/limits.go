@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	maxParties    = 1 << 16 // parties of one kind that have a rate of their own
-	sharedRates   = 1 << 12 // rates of the others
+	maxParties    = 1 << 16 // parties of one kind that have a limiter of their own
+	sharedRates   = 1 << 12 // limiters of all others
 	sweepEvery    = time.Minute
 	sweepWhenFull = time.Second
 )
 
-// limits holds the request rates of many parties of one kind. Its memory is bounded: while maxParties parties have not got their whole rate back, any
-// further one shares a rate with those of the others that have the same hash out of sharedRates. The hash is secret, so nobody can choose with whom it
-// shares. It is safe for concurrent use. The zero value is empty.
+// limits limits the request rates of many parties of one kind. Its memory is bounded: maxParties parties that have used up a part of their rate have a limiter
+// of their own, and all further parties share sharedRates limiters. A hash with a secret seed assigns a party to a shared limiter, so no party can choose with whom it
+// shares. limits is safe for concurrent use. The zero value is empty.
 type limits struct {
 	mu     sync.Mutex
 	of     map[string]*rate.Limiter

@@ -59,7 +59,7 @@ type Server struct {
 	errors  limits            // kinds of requests, by errors in the log
 	bad     limits            // addresses, by refused requests without a certificate
 	waiting [64]chan struct{} // addresses that have used up their rate in bad wait here, by their hash
-	seed    maphash.Seed      // of that hash, so that nobody can choose an address that waits behind a given one
+	seed    maphash.Seed      // secret seed of that hash, so that nobody can choose an address that waits behind a given one
 
 	mu     sync.Mutex
 	own    *tls.Certificate
@@ -353,13 +353,13 @@ func hostOf(remote string) string {
 	return net.String()
 }
 
-// A node may renew renewBurst times at once. Then it may renew once per renewEvery, or, if its certificate lasts less than some hours, once per
-// 1/renewShare of that time. A daemon renews at most three times in the life of a certificate, and two daemons can share a directory.
+// A node may renew renewBurst times at once. After that it may renew once per renewEvery, or once per 1/renewShare of the life of its certificate if that is
+// shorter. A daemon renews at most three times in the life of a certificate, and two daemons can share a directory.
 const (
 	renewBurst = 5
 	renewEvery = time.Hour
 	renewShare = 6
 )
 
-// renewRate returns the time between renewals of a node whose certificates last this long.
+// renewRate returns the least time between renewals of a node, after the burst, for certificates of this life.
 func renewRate(life time.Duration) time.Duration { return min(renewEvery, life/renewShare) }

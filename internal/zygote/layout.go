@@ -32,7 +32,7 @@ type SeedLayout struct {
 	ThreadPointer uint64
 	Processor     [4]uint64 // what code may choose by
 	Modules       []SeedModule
-	RootSize      uint64 // bytes that functions get which map the heap; 0: the setup function has named none
+	RootSize      uint64 // size of the root, which rfaas_table returns in workers that map the heap; 0: the setup function has not called rfaas_set_root
 }
 
 // SeedModule is an object that was loaded when the seed was made.

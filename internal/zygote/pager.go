@@ -17,7 +17,7 @@ import (
 // detachPatience is how long a worker may delay a change of its mappings.
 const detachPatience = 5 * time.Second
 
-// againRate is how many pages a second the executor maps again for a worker that drops them, after as many as the heap has. That takes 1 % to 2 % of a core.
+// againRate is how many pages a second the executor maps again for a worker that drops them, after it has mapped as many as the heap has. This rate takes 1 % to 2 % of a core.
 const againRate = 1000
 
 // ranges returns the parts of the heap that workers map from the file, as the seed's header names them. The header may have any content, because the tenant's user code could write to it.
@@ -42,19 +42,19 @@ type pager struct {
 	file *os.File      // its userfaultfd
 	poke chan struct{} // capacity 1: ready may have something
 
-	// again limits the faults on pages that the worker had already, or that the seed does not have. The worker may drop such pages as often as it wants, and nobody pays for mapping them again.
+	// again limits the faults on pages that the worker had already, or that the seed does not have. A worker may drop such pages again and again, and mapping them is charged to nobody.
 	again *rate.Limiter
 
 	// Guarded by p.mu.
 	shown    []bool          // leaves that the worker has had
-	waits    map[uint32]bool // leaves
-	ready    []SeedRun       // that have arrived
-	next     uint32          // leaf after the last one for which the worker has waited, and for how many one after the other
-	sequence uint32
+	waits    map[uint32]bool // leaves for which the worker waits
+	ready    []SeedRun       // runs that have arrived and are to be shown
+	next     uint32          // leaf after the last window
+	sequence uint32          // number of leaves in the windows that have followed each other
 }
 
-// attach begins to answer the faults of a worker that has mapped the seed's heap, and nothing else in the heap's range of addresses. If no segment is read any more, it
-// only returns the error of the reading, nil if the seed is whole.
+// attach begins to answer the faults of a worker that has mapped the seed's heap, and nothing else in the heap's range of addresses. If the reading has ended, it
+// only returns the error with which it ended, nil if the seed is whole.
 func (p *paging) attach(ctx context.Context, w *Worker) error {
 	file := w.pages.Swap(nil)
 	if file == nil {
@@ -88,7 +88,7 @@ func (p *paging) attach(ctx context.Context, w *Worker) error {
 	}
 }
 
-// serve answers faults until the worker has ended or all segments have arrived.
+// serve answers faults until the worker or the reading has ended.
 func (g *pager) serve(ranges []SeedSegment, registered chan<- error) {
 	defer g.leave()
 	for _, x := range ranges {
@@ -197,7 +197,7 @@ func (g *pager) fault(address uint64) {
 	}
 }
 
-// window returns what is read and shown for a leaf. Of a sequence of leaves for which the worker waits, the next ones are read too, an eighth of those before. Under p.mu.
+// window returns what is read and shown for a leaf. If the worker has waited for a sequence of leaves, leaves after this one are read too, an eighth of the length of the sequence. The caller holds p.mu.
 func (g *pager) window(l uint32) SeedRun {
 	r := g.p.window(l)
 	if g.p.o.Exact {
@@ -210,7 +210,7 @@ func (g *pager) window(l uint32) SeedRun {
 	return r
 }
 
-// arrived notes that runs have arrived. show: the worker gets them even if it does not wait for them. Under p.mu.
+// arrived notes that runs have arrived. If show is set, the worker gets them even if it does not wait for them. The caller holds p.mu.
 func (g *pager) arrived(runs []SeedRun, show bool) {
 	before := len(g.ready)
 	for l := range g.waits {
@@ -231,7 +231,7 @@ func (g *pager) arrived(runs []SeedRun, show bool) {
 	}
 }
 
-// show maps what has arrived of a run into the worker, with valid leaves before and after it.
+// show maps the leaves of a run that have arrived into the worker, together with valid leaves before and after them.
 func (g *pager) show(r SeedRun) {
 	p := g.p
 	for l := r.First; l < r.First+r.Count; l++ {

@@ -19,7 +19,7 @@ func join(runs []SeedRun) (list []SeedRun) {
 	return list
 }
 
-// cleanRuns returns the part of a list that may be used. The list can come from another process.
+// cleanRuns returns the valid part of a list. The list may come from an untrusted process.
 func cleanRuns(list []SeedRun, leaves uint32) (clean []SeedRun) {
 	sum := uint32(0)
 	for _, r := range list[:min(len(list), touchedMost)] {
@@ -42,7 +42,7 @@ func (p *paging) segment(l uint32) int {
 	return sort.Search(len(p.c.Segments), func(i int) bool { return p.base[i+1] > l })
 }
 
-// bytes returns where in the file a run is that lies in one segment.
+// bytes returns the place of a run in the file. The run must lie in one segment.
 func (p *paging) bytes(r SeedRun) SeedSegment {
 	i := p.segment(r.First)
 	x := p.c.Segments[i]
@@ -60,7 +60,7 @@ func (p *paging) window(l uint32) SeedRun {
 	return SeedRun{from, min(most, p.base[i+1]-from)}
 }
 
-// take takes about fetchMost bytes from the front of a list. It returns those of them that are not valid, as runs that lie in one segment each.
+// take removes about fetchMost bytes from the front of a list. It returns the leaves of these that are not valid, as runs each of which lies in one segment.
 func (p *paging) take(list *[]SeedRun) (runs []SeedRun) {
 	for room := uint32(max(fetchMost/p.leaf, 1)); len(*list) > 0 && room > 0; {
 		r := &(*list)[0]
@@ -93,7 +93,7 @@ func (p *paging) windows(list []SeedRun) (all []SeedRun) {
 	return join(all)
 }
 
-// missing appends the parts of a run that are not valid, each of which lies in one segment.
+// missing appends the parts of a run that are not valid, as runs each of which lies in one segment.
 func (p *paging) missing(list []SeedRun, r SeedRun) []SeedRun {
 	for l, i := r.First, -1; l < r.First+r.Count; l++ {
 		if p.valid[l] {
@@ -108,7 +108,7 @@ func (p *paging) missing(list []SeedRun, r SeedRun) []SeedRun {
 	return list
 }
 
-// fetch reads runs, each of which lies in one segment, checks them, and puts them into the file. show: workers get them even if they do not wait for them.
+// fetch reads runs, checks them, and puts them into the file. Each run must lie in one segment. If show is set, workers get them even if they do not wait for them.
 func (p *paging) fetch(runs []SeedRun, show bool) error {
 	var parts []SeedPart
 	var proofs []uint32 // first leaves of the groups whose proofs are read
@@ -173,7 +173,7 @@ func (p *paging) fetch(runs []SeedRun, show bool) error {
 	return nil
 }
 
-// prove takes the hashes of the leaves of the group that begins with leaf l from a proof.
+// prove checks the proof of the group that begins with leaf l, and records the hashes of its leaves.
 func (p *paging) prove(l uint32, proof []byte) error {
 	i := p.segment(l)
 	own, err := checkProof(p.c.Segments[i], i, int(l-p.base[i])/groupLeaves, int(p.base[i+1]-p.base[i]), proof)
@@ -211,8 +211,8 @@ func (p *paging) check(r SeedRun, b []byte) error {
 	return nil
 }
 
-// pick returns the runs to read next: what a worker waits for, what was recorded on another node, or if everything is to be read, the rest. show: see fetch.
-// all: nothing is left out in the end. now: the rest may be read now. last: it is part of the rest.
+// pick returns the runs to read next: those for which workers wait, else those that were recorded on another node, else a part of the rest. The rest is read
+// only if all and now are set. all: everything is to be read. now: reading delays no worker. show: see fetch. last: the runs belong to the rest.
 func (p *paging) pick(all, now bool) (runs []SeedRun, show, last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -238,7 +238,7 @@ func (p *paging) leafAt(offset uint64) (uint32, bool) {
 	return 0, false
 }
 
-// around returns a leaf with those of its segment before and after it that have arrived. Empty: it has not arrived. Under mu.
+// around returns the run of arrived leaves around a leaf, within its segment. It is empty if the leaf itself has not arrived. The caller holds mu.
 func (p *paging) around(l uint32) (r SeedRun) {
 	i := p.segment(l)
 	from, end := l, l

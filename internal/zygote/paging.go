@@ -28,16 +28,16 @@ const (
 	// Offset of the extents in the header, and their largest number.
 	seedExtents     = 49184
 	seedExtentsMost = 1024
-	// fetchMost is how many bytes are read at a time. A worker that waits for another page can wait for as many.
+	// fetchMost is how many bytes one read takes. A worker may have to wait for a whole read before its own page is read.
 	fetchMost = 256 << 10
-	// The rest is read when no worker has waited for a page for faultQuiet, or has started within startQuiet, so that it does not delay these. Without such a pause, a part of it
-	// is read every restEvery.
+	// The rest is read when no worker has waited for a page for faultQuiet, and none has started for startQuiet, so that reading it does not delay them. If there is no such pause,
+	// a part of the rest is read every restEvery.
 	faultQuiet = 2 * time.Millisecond
 	startQuiet = 10 * time.Millisecond
 	restEvery  = 10 * time.Millisecond
-	// touchedQuiet is how long no worker may have touched a further page before Options.Touched is called.
+	// PageOptions.Touched is called when no worker has touched a further page for touchedQuiet.
 	touchedQuiet = 200 * time.Millisecond
-	// touchedMost is the number of runs that are recorded.
+	// touchedMost is the largest number of runs that are recorded.
 	touchedMost = 8192
 )
 
@@ -48,17 +48,17 @@ var ErrReleased = errors.New("the seed is not needed any more")
 type PageOptions struct {
 	// Read reads parts of the source, and writes their bytes to b, one part after the other.
 	Read func(parts []SeedPart, b []byte) error
-	// Lost is called if reading has failed, or wrong bytes have come. After nil, Fill tries again: there is another source. Nil: there is none.
+	// Lost is called if reading has failed, or wrong bytes have come. If it returns nil, there is another source, and Fill tries again. If Lost is nil, there is never another source.
 	Lost func(error) error
-	// First has the leaves that are read first, for example those that the first worker of another node has touched. Its numbers may be wrong.
+	// First lists leaves that are read before the rest, for example those that the first worker of another node has touched. It need not be valid.
 	First []SeedRun
-	// Exact: single pages are read, and few of those that no worker waits for. Otherwise each read has 256 KiB.
+	// Exact: single pages are read, and few of those for which no worker waits. Otherwise 256 KiB are read at a time.
 	Exact bool
-	// Touched is called with the leaves that workers have touched, when there have been no further ones for a moment, and at the end. Nil: it is not.
+	// Touched is called with the leaves that workers have touched, when they have touched no further ones for a moment, and at the end. It may be nil.
 	Touched func([]SeedRun)
 }
 
-// paging fills a seed's file. Only Fill, and PageSeed before, use the fields that mu does not guard.
+// paging fills a seed's file. Only PageSeed and then Fill use the fields that mu does not guard.
 type paging struct {
 	c      *SeedCopy
 	o      PageOptions
@@ -81,10 +81,10 @@ type paging struct {
 	moved   uint64    // bytes that were read
 	wanted  []SeedRun // that workers wait for, in the order of their faults
 	first   []SeedRun // the part of o.First that has not been read
-	rest    []SeedRun // everything that has not been read, and some that has
+	rest    []SeedRun // all that has not been read, and parts that have
 	all     bool      // the rest is read, too
 	calm    time.Time // when the rest may be read
-	seen    []bool    // leaves in touched
+	seen    []bool    // leaves that are in touched
 	touched []SeedRun // that workers have used, in this order
 	touches int       // number of leaves in touched
 	pagers  map[*pager]bool
@@ -269,7 +269,7 @@ func (p *paging) busy(now time.Time) time.Duration {
 	return p.calm.Sub(now)
 }
 
-// hush delays the rest. Under mu.
+// hush delays the reading of the rest. The caller holds mu.
 func (p *paging) hush(pause time.Duration) {
 	if t := time.Now().Add(pause); t.After(p.calm) {
 		p.calm = t
@@ -371,7 +371,7 @@ func (s *Seed) Moved() uint64 {
 	return s.paging.moved
 }
 
-// Record keeps leaves that workers on another node have touched, for Touched. The list with the most leaves is kept. Its numbers may be wrong.
+// Record keeps a list of leaves that workers on another node have touched, for Touched. If there is a list already, the one with more leaves is kept. A list need not be valid.
 func (s *Seed) Record(list []SeedRun) {
 	list = slices.Clone(list[:min(len(list), touchedMost)])
 	before := s.recorded.Load()
@@ -407,7 +407,7 @@ func (p *paging) touchedRuns() ([]SeedRun, int) {
 	return slices.Clone(p.touched), p.touches
 }
 
-// touch records that a worker has used a run, of which a page was absent. Under mu.
+// touch records that a worker has used a run of which a page was absent. The caller holds mu.
 func (p *paging) touch(r SeedRun) {
 	for l := r.First; l < r.First+r.Count; l++ {
 		n := len(p.touched) - 1

@@ -6,10 +6,11 @@ import (
 	"slices"
 )
 
-// The hash of a segment is the root of a tree, so that a worker can get a page of it before the others have arrived. The tree's leaves are the SHA-256 hashes of a page, or of
-// several pages if the seed is larger than 1 GiB. A group has the hash of the hashes of up to 8 leaves, one after the other, and a segment that of the hashes of its up to 8 groups.
+// The hash of a segment is the root of a tree, so that a page can be checked before the rest of its segment has arrived. A leaf is a page, or several pages if the seed is larger than
+// 1 GiB. Up to 8 leaves form a group, and up to 8 groups a segment. The hash of a leaf is the SHA-256 of its bytes. The hash of a group is that of the hashes of its leaves, one after the
+// other, and the hash of a segment that of the hashes of its groups.
 //
-// A proof has what is needed to check the leaves of a group: the hashes of the segment's groups, and the hashes of the group's leaves.
+// A proof contains what is needed to check the leaves of a group: the hashes of the segment's groups, and the hashes of the group's leaves.
 
 const (
 	groupLeaves = 8
@@ -18,10 +19,10 @@ const (
 	proofSize   = 2 * groupSums
 )
 
-// SeedRun is a number of leaves, one after the other. A seed's leaves are numbered in the order of its segments.
+// SeedRun is a run of consecutive leaves. A seed's leaves are numbered in the order of its segments.
 type SeedRun struct{ First, Count uint32 }
 
-// SeedPart is a part of what the source of a seed has: bytes of a segment, or of the proofs if Segment is -1.
+// SeedPart is a part of the memory of a seed's source: bytes of a segment, or of the proofs if Segment is -1.
 type SeedPart struct {
 	Segment      int
 	Offset, Size uint64
@@ -41,7 +42,7 @@ func (c *SeedCopy) leafSize() uint64 {
 // leavesOf returns how many leaves a segment has.
 func leavesOf(x SeedSegment, leaf uint64) int { return int((x.Size + leaf - 1) / leaf) }
 
-// groupsOf returns how many groups so many leaves have.
+// groupsOf returns the number of groups that a number of leaves needs.
 func groupsOf(leaves int) int { return (leaves + groupLeaves - 1) / groupLeaves }
 
 // ProofsSize returns the number of bytes of all proofs.
@@ -53,7 +54,7 @@ func (c *SeedCopy) ProofsSize() (n uint64) {
 	return n
 }
 
-// Proofs writes the proofs of all groups, in their order, to b, which has ProofsSize bytes. The copy is a result of Seed.Contents.
+// Proofs writes the proofs of all groups, in their order, to b, which must have ProofsSize bytes. c must come from Seed.Contents.
 func (c *SeedCopy) Proofs(b []byte) {
 	leaf, leaves := c.leafSize(), c.leaves
 	for _, x := range c.Segments {
@@ -91,7 +92,7 @@ func appendLeaves(leaves, b []byte, leaf uint64) []byte {
 // root returns the hash of a segment.
 func root(leaves []byte) [sha256.Size]byte { return sha256.Sum256(groupHashes(leaves)) }
 
-// SumSegments sets the hashes of all segments. data has the bytes of the segments, one after the other.
+// SumSegments sets the hashes of all segments. data contains the bytes of the segments, one after the other.
 func (c *SeedCopy) SumSegments(data []byte) {
 	c.leaves = nil
 	leaf := c.leafSize()
@@ -107,7 +108,7 @@ func checkProof(x SeedSegment, i, group, leaves int, proof []byte) ([]byte, erro
 	groups := proof[:groupsOf(leaves)*sha256.Size]
 	own := proof[groupSums:][:min(groupLeaves, leaves-group*groupLeaves)*sha256.Size]
 	if sum := sha256.Sum256(own); sha256.Sum256(groups) != x.Sum || [sha256.Size]byte(groups[group*sha256.Size:]) != sum {
-		return nil, fmt.Errorf("seed: the hashes of segment %d, group %d, are not those that were announced by SHA-256 %x", i, group, x.Sum[:])
+		return nil, fmt.Errorf("seed: segment %d was announced as SHA-256 %x, which the hashes of its group %d do not have", i, x.Sum[:], group)
 	}
 	return own, nil
 }

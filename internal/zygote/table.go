@@ -20,10 +20,10 @@ type Table struct {
 	Name          string   // 1 to TableName bytes, without a NUL
 	File          *os.File // sealed, opened for reading; the caller keeps it
 	Size, Address uint64   // Address 0: the worker chooses it
-	Seed          *Seed    // whose heap the worker maps at its address, instead of a file; nil: none
+	Seed          *Seed    // the worker maps the heap of this seed at its address, instead of a file; nil: none
 }
 
-// file returns the file that the worker maps, all of which has arrived.
+// file returns the file that the worker maps. If it is a seed, all of it has arrived.
 func (t *Table) file(ctx context.Context) (*os.File, error) {
 	if t.Seed == nil {
 		return t.File, nil

@@ -40,7 +40,7 @@ const (
 	flights = 8 // requests in flight
 	tired   = 3 // connection errors in a row before a new lease is taken
 
-	slow = time.Second // a longer wait is printed
+	slow = time.Second // longer waits are printed
 
 	// Number of polls of a call after which the caller sleeps between polls. Under Linux 6.18, a caller that only polled has kept a processor
 	// for itself for over 20 s, while its worker and kernel threads on that processor were ready to run.

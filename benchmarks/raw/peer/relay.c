@@ -1,5 +1,5 @@
-/* The floor of a call through a broker: a thread that answers words in shared memory by bare writes with immediates to a process, and back. It
- * checks nothing, and knows no calls. All sides poll, and yield their processors. */
+/* The lower bound of a call through a broker. A thread takes words from shared memory, sends each to another process by a bare write with an immediate,
+ * and returns the answer. It checks nothing, and knows nothing of calls. All sides poll, and yield their processors. */
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>

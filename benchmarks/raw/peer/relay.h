@@ -13,7 +13,7 @@ typedef struct relay_card {
 
 /* Serves round trips of relay_measure in another process, whose card came. The answer goes to the socket. */
 int relay_serve(dp_dev *dev, int sock, relay_card *c, dp_error *err);
-/* Measures n round trips of 8 bytes in turn: of this thread, and of this thread through another one. Returns medians in ns. */
+/* Measures n bare round trips of 8 bytes by this thread, and then n through another thread. Returns the medians in ns. */
 int relay_measure(dp_dev *dev, int sock, int n, int64_t *bare, int64_t *relayed, dp_error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /* Lookups in a table of cross sections that is made once and shared by the workers of all ranks. Rank 0 executes the setup function in a lease and names the memory that
  * it has prepared. Every rank, rank 0 too, opens a lease by that name: its worker starts with the table. Every sum is compared with the same lookups in the rank's own
- * table, which takes as long to make as the setup function takes. Rank 0 also leases a worker of another library, crosssections.so, which maps the table of the seed and has nothing
- * else of it.
+ * table, which takes as long to make as the setup function takes. Rank 0 also leases a worker of another library, crosssections.so. This worker maps the memory of the
+ * seed and finds the table in it.
  *
  *     mpirun -n 2 build/examples/seeds [MB of the table, 64 if not given] [lookups of a rank, 200000]
  */
@@ -60,7 +60,7 @@ static void create(rfaas_session *session, rfaas_lease_options options, uint64_t
     snprintf(name, NAME, "%s", rfaas_seed_name(seed));
 }
 
-/* Does the lookups in a worker of another library that maps the table of the seed, and returns their sum. The lease and the call take so many seconds. */
+/* Does the lookups in a worker of another library that maps the table of the seed, and returns their sum. Stores the seconds that the lease and the call took. */
 static double map_table(rfaas_lease_options options, const char *seed, const cross_lookups *l, double took[2]) {
     rfaas_session *session; /* of its own: all its leases map the table */
     rfaas_lease *lease;

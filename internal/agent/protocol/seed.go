@@ -64,7 +64,7 @@ func DecodeSeedName(op Op, b []byte) (SeedName, error) {
 // TableSeed publishes a seed as a table.
 type TableSeed struct {
 	Session    uint64
-	Name, Seed string // Seed: in full
+	Name, Seed string // Seed is the full name of the seed
 }
 
 // DecodeTableSeed decodes the body of the message.
