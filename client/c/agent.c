@@ -22,6 +22,7 @@
 #define LOOK_TIMEOUT_NS 500000000ll /* to reach or start an agent and get its welcome, in the slow part of a wait */
 #define GRACE_NS 1000000000ll          /* added to an operation's time-out, which the agent enforces */
 #define QUIET_NS 200000000ll           /* between two attempts to reach an agent from the slow part of a wait */
+#define QUIET_TIMES 4 /* the pause is longer by this many times the time of the attempt, because calls wait for it */
 
 rfaas_agent_page *rfaas_agent_shared;
 static int page_fd = -1;
@@ -35,7 +36,7 @@ static int sending = -1;  /* a thread sends on this descriptor, without mu, and 
 static bool reopening;     /* a thread connects to an agent */
 static pthread_t reopener; /* that thread; only it sends meanwhile */
 static int32_t agent_pid;
-static uint32_t generation; /* written under mu */
+static uint32_t generation; /* agents that have sent a welcome; written under mu */
 static uint32_t connections; /* number of hellos that were sent */
 static int64_t retry_at; /* when a thread that waits for a call may try to connect again */
 /* Of the thread that reads, without mu: */
@@ -511,9 +512,12 @@ void rfaas_agent_look(void) {
     char text[RFAAS_AGENT_TEXT];
     if (sock >= 0 && !reading && !reopening)
         read_once(0);
-    if (sock < 0 && !reopening && agent_pid && dp_now_ns() >= retry_at) {
-        retry_at = dp_now_ns() + QUIET_NS;
-        connect_agent(dp_now_ns() + LOOK_TIMEOUT_NS, text); /* so that leases are handed over before executors end them */
+    int64_t began;
+    if (sock < 0 && !reopening && generation && (began = dp_now_ns()) >= retry_at) {
+        retry_at = INT64_MAX; /* other threads that look meanwhile have their calls to make */
+        connect_agent(began + LOOK_TIMEOUT_NS, text); /* so that leases are handed over before executors end them */
+        int64_t now = dp_now_ns();
+        retry_at = now + QUIET_NS + QUIET_TIMES * (now - began);
     }
     pthread_mutex_unlock(&mu);
     rfaas_api_attend();

@@ -11,6 +11,8 @@
  *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", STATUS 1 if fork() waits
  *   strand        threads fill the socket of a stopped agent for longer than a release may take, and this process releases its lease
  *   join          waits for these threads
+ *   fill LIMIT    starts calls until RFAAS_BUSY and gives them up: by a deadline, or with LIMIT "cancel" by cancelling them
+ *   again         starts a call, again and again while that is RFAAS_BUSY, for 20 s at most, and waits for it: "STATUS MILLISECONDS TEXT"
  *   table | drop  publishes and withdraws a table (table.c)
  *   look          a call that checks the table
  *   self          "THREADS HANDLERS RSS_KIB" of this process
@@ -84,6 +86,41 @@ static int look(void) {
     int status = rfaas_lease_function(lease, "sevens", &f);
     status = status ? status : rfaas_invoke(lease, f, NULL, 0, out, sizeof out, NULL, NULL);
     return status ? status : out[0] != SEVENS || out[1] != SEVENS;
+}
+
+enum { FILL = 1024 };
+
+/* Occupies every slot of the lease by calls that the program has given up. */
+static int fill(const char *how) {
+    static uint64_t in = 1, out[FILL][2];
+    static rfaas_request request[FILL];
+    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
+    bool cancels = !strcmp(how, "cancel");
+    int n = 0, status = 0;
+    if (!cancels)
+        o.timeout_ns = 20000000;
+    while (n < FILL && !(status = rfaas_iinvoke(lease, echo, &in, sizeof in, out[n], sizeof out[n], &o, &request[n])))
+        n++;
+    if (status != RFAAS_BUSY)
+        return status ? status : 1;
+    for (int i = 0; i < n; i++) {
+        status = cancels ? rfaas_cancel(&request[i]) : rfaas_wait(&request[i], NULL);
+        if (status != (cancels ? RFAAS_OK : RFAAS_DEADLINE))
+            return status ? status : 1;
+    }
+    return rfaas_iinvoke(lease, echo, &in, sizeof in, out[0], sizeof out[0], NULL, &request[0]) == RFAAS_BUSY ? 0 : 1;
+}
+
+static int again(void) {
+    uint64_t in[2] = {++sequence, ~sequence}, out[2] = {0, 0};
+    size_t n = 0;
+    rfaas_request request;
+    int status;
+    for (double end = now() + 20; (status = rfaas_iinvoke(lease, echo, in, sizeof in, out, sizeof out, NULL, &request)) == RFAAS_BUSY && now() < end;)
+        usleep(500);
+    if (!status)
+        status = rfaas_wait(&request, &n);
+    return status ? status : n != sizeof in || memcmp(in, out, sizeof in);
 }
 
 static int a_line_waits(void) {
@@ -310,6 +347,10 @@ int main(int argc, char **argv) {
             status = strand();
         else if (!strcmp(line, "join"))
             status = join();
+        else if (!strncmp(line, "fill ", 5))
+            status = fill(line + 5);
+        else if (!strcmp(line, "again"))
+            status = again();
         else if (!strcmp(line, "who"))
             status = who(workers, sizeof workers);
         else if (!strncmp(line, "spread ", 7) || !strncmp(line, "threads ", 8)) {
