@@ -47,12 +47,35 @@ func repeat(ctx context.Context, request func() error) error {
 	}
 }
 
+// whileWatched takes the context of a request to the executor, and its cancel function. The end of the watch cancels it, too, because an executor
+// that is lost never answers.
+func (h *Held) whileWatched(ctx context.Context, cancel context.CancelFunc) (context.Context, context.CancelFunc) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.watch == nil {
+		return ctx, cancel
+	}
+	stop := context.AfterFunc(h.watch.ctx, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// failed returns the error of a request that the executor refused or did not answer: the end of the lease if that is known, else err.
+func (h *Held) failed(op string, err error) error {
+	if ended := h.ended(op); ended != nil {
+		return ended
+	}
+	return fromControl(op, h.Address, err)
+}
+
 // Replace asks for a new worker in place of worker i, which is killed if it is alive: with kill at once, otherwise after a moment in which it may
 // end by itself. If the connection breaks before the reply, it
 // repeats the request. A repeated blob gets the worker that was started for it.
 func (h *Held) Replace(ctx context.Context, i int, blob []byte, kill bool) (Worker, error) {
 	const op = "replace a worker"
-	ctx, cancel := h.c.bound(ctx)
+	ctx, cancel := h.whileWatched(h.c.bound(ctx))
 	defer cancel()
 	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob, Kill: kill}
 	var from peer.Peer
@@ -62,7 +85,7 @@ func (h *Held) Replace(ctx context.Context, i int, blob []byte, kill bool) (Work
 		return err
 	})
 	if err != nil {
-		return Worker{}, fromControl(op, h.Address, err)
+		return Worker{}, h.failed(op, err)
 	}
 	w := workerOf(r.GetWorker())
 	if _, err := h.checkWorkers(op, &from, w); err != nil {
@@ -109,7 +132,7 @@ func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) { return 
 
 // inspect is Inspect, and also reports how long the worker has not answered.
 func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (Inspection, error) {
-	ctx, cancel := h.c.bound(ctx)
+	ctx, cancel := h.whileWatched(h.c.bound(ctx))
 	defer cancel()
 	req := &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i), UnansweredMs: uint64(max(unanswered, 0) / time.Millisecond)}
 	var r *control.InspectReply
@@ -118,7 +141,7 @@ func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (In
 		return err
 	})
 	if err != nil {
-		return Inspection{}, fromControl("inspect a worker", h.Address, err)
+		return Inspection{}, h.failed("inspect a worker", err)
 	}
 	return Inspection{PID: int(r.Pid), Running: r.Running, Output: r.OutputTail, Calls: r.Calls, Failed: r.Failed,
 		Refused: r.Refused, BytesIn: r.BytesIn, BytesOut: r.BytesOut, CPU: time.Duration(r.CpuNs), Runnable: r.Runnable}, nil
@@ -145,7 +168,7 @@ func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 	if err := h.ended(op); err != nil {
 		return err
 	}
-	ctx, cancel := h.c.bound(ctx)
+	ctx, cancel := h.whileWatched(h.c.bound(ctx))
 	defer cancel()
 	req := &control.RenewRequest{LeaseId: h.ID}
 	if d > 0 {
@@ -158,7 +181,7 @@ func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 		return err
 	})
 	if err != nil {
-		return fromControl(op, h.Address, err)
+		return h.failed(op, err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -172,10 +195,15 @@ func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 }
 
 // Finish ends the lease after the calls that were sent, for a client that starts no more calls. It returns when these calls have
-// ended, or the executor's time for draining is over. The watch continues and reports the end.
+// ended, the executor's time for draining is over, or the executor is lost. The watch continues and reports the end.
 func (h *Held) Finish(ctx context.Context) error {
+	ctx, cancel := h.whileWatched(context.WithCancel(ctx))
+	defer cancel()
 	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Finish: true})
-	if err = fromControl("finish", h.Address, err); errors.Is(err, dataplane.ErrLease) {
+	if err == nil {
+		return nil
+	}
+	if err = h.failed("finish", err); errors.Is(err, dataplane.ErrLease) {
 		return nil
 	}
 	return err

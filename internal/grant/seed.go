@@ -49,12 +49,12 @@ func (h *Held) CreateSeed(ctx context.Context, req *control.CreateSeedRequest) (
 	if err := h.ended(op); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, h.c.opts.Timeout+milliseconds(req.GetLimitMs()))
+	ctx, cancel := h.whileWatched(context.WithTimeout(ctx, h.c.opts.Timeout+milliseconds(req.GetLimitMs())))
 	defer cancel()
 	req.LeaseId = h.ID
 	r, err := h.cl.CreateSeed(ctx, req)
 	if err != nil {
-		return nil, fromControl(op, h.Address, err)
+		return nil, h.failed(op, err)
 	}
 	s, err := seedOf(h.Address, r)
 	if err != nil {

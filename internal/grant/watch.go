@@ -70,6 +70,7 @@ func deathStatus(st int32) dataplane.Status {
 }
 
 type watch struct {
+	ctx     context.Context // until the lease ends or is released
 	cancel  context.CancelFunc
 	done    chan struct{}
 	renewed chan struct{} // capacity 1: the end has moved
@@ -87,7 +88,7 @@ func (w *watch) wake() {
 // Release.
 func (h *Held) Watch(handle func(Event)) {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &watch{cancel: cancel, done: make(chan struct{}), renewed: make(chan struct{}, 1)}
+	w := &watch{ctx: ctx, cancel: cancel, done: make(chan struct{}), renewed: make(chan struct{}, 1)}
 	h.mu.Lock()
 	h.watch = w
 	h.mu.Unlock()

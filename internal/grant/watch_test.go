@@ -2,6 +2,7 @@ package grant
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -276,4 +277,74 @@ func TestStreamFailsAtOnce(t *testing.T) {
 			t.Errorf("lost %v, %v after the break: %+v", ended, took, e)
 		}
 	})
+}
+
+// unanswering is an executor that takes requests and answers none, as one whose node has failed.
+type unanswering struct{ stage }
+
+func unanswered[Reply any](ctx context.Context) (*Reply, error) {
+	<-ctx.Done()
+	return nil, status.FromContextError(ctx.Err()).Err()
+}
+
+func (*unanswering) Replace(ctx context.Context, _ *control.ReplaceRequest, _ ...grpc.CallOption) (*control.ReplaceReply, error) {
+	return unanswered[control.ReplaceReply](ctx)
+}
+
+func (*unanswering) Inspect(ctx context.Context, _ *control.InspectRequest, _ ...grpc.CallOption) (*control.InspectReply, error) {
+	return unanswered[control.InspectReply](ctx)
+}
+
+func (*unanswering) Renew(ctx context.Context, _ *control.RenewRequest, _ ...grpc.CallOption) (*control.RenewReply, error) {
+	return unanswered[control.RenewReply](ctx)
+}
+
+func (*unanswering) CreateSeed(ctx context.Context, _ *control.CreateSeedRequest, _ ...grpc.CallOption) (*control.SeedReply, error) {
+	return unanswered[control.SeedReply](ctx)
+}
+
+func (*unanswering) Release(ctx context.Context, _ *control.ReleaseRequest, _ ...grpc.CallOption) (*control.ReleaseReply, error) {
+	return unanswered[control.ReleaseReply](ctx)
+}
+
+// A request to an executor ends when the executor is known to be lost, and not only after the session's time-out. The client has been told of
+// the loss by then, so that the lease can move.
+func TestLossEndsRequests(t *testing.T) {
+	for name, ask := range map[string]func(context.Context, *Held) error{
+		"replace": func(ctx context.Context, h *Held) error { _, err := h.Replace(ctx, 0, nil, false); return err },
+		"inspect": func(ctx context.Context, h *Held) error { _, err := h.Inspect(ctx, 0); return err },
+		"renew":   func(ctx context.Context, h *Held) error { return h.Renew(ctx, 0) },
+		"seed": func(ctx context.Context, h *Held) error {
+			_, err := h.CreateSeed(ctx, &control.CreateSeedRequest{})
+			return err
+		},
+		"finish": func(ctx context.Context, h *Held) error {
+			if err := h.Finish(ctx); err != nil {
+				return err
+			}
+			return h.ended("finish")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				on := &unanswering{stage{promise: time.Second, plays: []play{{opens: true, breaks: never}}}}
+				h := &Held{c: &Control{opts: Options{Timeout: 10 * time.Second}}, cl: on, Candidate: Candidate{Address: "10.0.0.1:1"}, ID: 1,
+					end: time.Now().Add(time.Hour)}
+				var told Event
+				var lost time.Time
+				h.Watch(func(e Event) { told, lost = e, time.Now() })
+				defer h.StopWatch()
+				time.Sleep(3 * time.Second) // until the client notices that its worker does not answer
+				err := ask(ctx, h)
+				if late := time.Since(lost); told.Kind != LeaseEnded || late != 0 {
+					t.Errorf("returned %v after the event %+v", late, told)
+				}
+				if !errors.Is(err, dataplane.ErrLease) || !strings.Contains(err.Error(), told.Reason) {
+					t.Errorf("%v, want the end of the lease: %s", err, told.Reason)
+				}
+			})
+		})
+	}
 }
