@@ -126,22 +126,22 @@ static inline bool take_mailbox(dp_channel *ch) {
         return false;
     slot *s = &ch->slots[ch->mailbox_slot];
     /* Acquire pairs with the release in the worker's post_mailbox(). */
-    bool in_line = s->capacity <= DP_MAILBOX_RESULT;
+    uint32_t i = ch->mailbox_slot;
     uint64_t word = __atomic_load_n(dp_mailbox_word(ch, s->capacity), __ATOMIC_ACQUIRE);
     if (dp_mailbox_call_id(word) != s->call_id)
         return false;
-    if (!settle(ch, ch->mailbox_slot))
+    if (!settle(ch, i))
         return true;
     uint32_t size = dp_mailbox_result_size(word);
     int status = dp_mailbox_status(word);
     if (__builtin_expect(status != DP_OK, 0)) {
         refused(ch, s, status, status == DP_RESULT_TOO_LARGE ? size : 0);
-    } else if (__builtin_expect(size > s->capacity || size > DP_MAILBOX_MAX, 0)) {
+    } else if (__builtin_expect(!dp_mailbox_allows(ch, s->capacity, size), 0)) {
         refused(ch, s, DP_PROTOCOL, 0);
     } else {
         s->status = DP_OK;
         s->size = size;
-        s->result = in_line ? (uint8_t *)ch->mailbox->result : ch->mailbox->more_result;
+        s->result = dp_mailbox_result(ch, s->capacity, i);
         ch->stats.bytes_out += size;
     }
     return true;
@@ -367,8 +367,9 @@ static inline bool spin_for_mailbox(dp_channel *ch, const slot *s) {
     const dp_waiter *w = &ch->lane->waiter;
     if (s->capacity <= DP_MAILBOX_RESULT || w->mode == DP_WAIT_WARM || w->shared_until || !cq->peek)
         return false;
+    const uint64_t *reply = dp_mailbox_word(ch, s->capacity);
     for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
-        if (dp_mailbox_call_id(__atomic_load_n(&ch->mailbox->long_reply, __ATOMIC_RELAXED)) == s->call_id)
+        if (dp_mailbox_call_id(__atomic_load_n(reply, __ATOMIC_RELAXED)) == s->call_id)
             return take_mailbox(ch) && s->state == SLOT_DONE;
         if ((uint32_t)__atomic_load_n(cq->peek, __ATOMIC_RELAXED) == cq->peek_value)
             return false;

@@ -153,8 +153,6 @@ static int new_channel(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel
     ch->ep = ep;
     ch->cfg = (dp_channel_config){cfg->depth, (uint32_t)eager, (cfg->bulk + 63) & ~63ull};
     dp_layout_set(&ch->layout, ch->cfg.depth, ch->cfg.eager, ch->cfg.bulk);
-    uint64_t carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
-    ch->mailbox_max = carries < DP_MAILBOX_MAX ? (uint32_t)carries : DP_MAILBOX_MAX;
     ch->bulk_in.total = ch->bulk_out.total = (uint32_t)(ch->cfg.bulk / DP_BULK_UNIT);
     ch->slots = calloc(ch->cfg.depth, sizeof *ch->slots);
     ch->free = calloc(ch->cfg.depth, sizeof *ch->free);
@@ -180,9 +178,9 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
     int st = new_channel(ep, cfg, &ch, err);
     if (st)
         return st;
-    st = dp_layout_alloc(ep->domain, &ch->layout, DP_REMOTE_WRITE, &ch->results, err);
+    st = dp_layout_alloc(ep->domain, &ch->layout, ch->layout.size, DP_REMOTE_WRITE, &ch->results, err);
     if (!st && !(ep->dev->caps & DP_CAP_SYNC_SOURCE))
-        st = dp_layout_alloc(ep->domain, &ch->layout, 0, &ch->staging, err);
+        st = dp_layout_alloc(ep->domain, &ch->layout, ch->layout.size, 0, &ch->staging, err);
     if (!st) {
         dp_qp_attr attr = {.max_send = 2 * ch->cfg.depth + 8, .max_recv = ch->cfg.depth, .max_inline = 256,
                            .expose = {ch->results}, .n_expose = 1};
@@ -249,6 +247,16 @@ void dp_channel_unreserve(dp_channel *ch) {
     ch->reserved = false;
 }
 
+void dp_channel_find_mailbox(dp_channel *ch, bool large) {
+    uint64_t at = ch->peer.addr + ch->layout.mailbox_at, carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
+    ch->mailbox = large ? dp_rkey_ptr(ch->qp, at, ch->peer.rkey, DP_MAILBOX_LARGE_SIZE) : NULL;
+    ch->mailbox_large = ch->mailbox != NULL;
+    if (!ch->mailbox) /* none, or a worker of an earlier version */
+        ch->mailbox = dp_rkey_ptr(ch->qp, at, ch->peer.rkey, sizeof *ch->mailbox);
+    uint32_t most = dp_mailbox_most(ch->mailbox_large);
+    ch->mailbox_max = carries < most ? (uint32_t)carries : most;
+}
+
 int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err) {
     dp_side side;
     int st = dp_side_decode(blob, len, DP_ROLE_WORKER, ch->ep->dev->provider, &side, err);
@@ -265,7 +273,7 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
     if (st)
         return st;
     ch->peer = side;
-    ch->mailbox = dp_rkey_ptr(ch->qp, side.addr + side.layout.mailbox_at, side.rkey, sizeof *ch->mailbox);
+    dp_channel_find_mailbox(ch, true);
     if (ch->held && !dp_qp_broken(ch->qp))
         ch->failed = 0;
     ch->held = false;
@@ -321,7 +329,7 @@ static int unpack_sides(dp_channel *ch, const dp_packed_channel *p, uint32_t exp
     ch->next_call = p->next_call; /* the mailbox still holds the words of the last call */
     ch->peer = (dp_side){.layout = ch->layout, .generation = p->generation, .addr = p->addr, .rkey = p->rkey, .qp_len = p->blob_len};
     memcpy(ch->peer.qp_blob, p->blob, p->blob_len);
-    ch->mailbox = dp_rkey_ptr(ch->qp, p->addr + ch->layout.mailbox_at, p->rkey, sizeof *ch->mailbox);
+    dp_channel_find_mailbox(ch, true);
     if ((!ch->mailbox && ch->ep->dev->caps & DP_CAP_RKEY_PTR) || p->addr % DP_CACHE_LINE)
         return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: the worker's memory has no mailbox");
     return DP_OK;

@@ -99,7 +99,9 @@ struct dp_channel {
     uint32_t gather_size;
     dp_bulk bulk_in, bulk_out;
     dp_mailbox *mailbox;   /* the worker's, mapped here; NULL without shared memory */
+    bool mailbox_large;    /* it has the large form */
     uint32_t mailbox_max;  /* largest payload that takes the mailbox: no larger than the channel carries otherwise */
+    uint64_t mailbox_got;  /* bytes of the last result from the mailbox */
     uint32_t mailbox_slot; /* slot of the call in the mailbox, DP_NOTHING when there is none */
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
@@ -123,6 +125,9 @@ static inline bool dp_channel_serves(const dp_channel *ch) { return !ch->failed 
 /* Ends every call of the channel with this status; the first one stays. Abandoned slots are fenced until the reset,
  * since the old worker may still write to them. The endpoint's thread. */
 void dp_channel_end_calls(dp_channel *ch, int status);
+
+/* Finds the mailbox of the worker that the queue pair is connected to. large: use the large form if the worker has it. */
+void dp_channel_find_mailbox(dp_channel *ch, bool large);
 
 /* Submits DP_REQ_MOVE with a blob. The result is a blob, too. Otherwise as dp_channel_submit. */
 int dp_channel_submit_move(dp_channel *ch, const void *blob, uint32_t size, uint32_t *out);
@@ -186,9 +191,27 @@ static inline void dp_begin_wait(dp_lane *lane) {
         dp_cq_promise_hot(lane->cq, true);
 }
 
+/* Reports whether the result of a call of this capacity is in the client's slot. */
+static inline bool dp_mailbox_in_slot(const dp_channel *ch, uint32_t capacity) { return capacity > DP_MAILBOX_PAIR && ch->mailbox_large; }
+
 /* The word that announces the reply to a call of this capacity. */
 static inline const uint64_t *dp_mailbox_word(const dp_channel *ch, uint32_t capacity) {
-    return capacity <= DP_MAILBOX_RESULT ? &ch->mailbox->reply : &ch->mailbox->long_reply;
+    if (capacity <= DP_MAILBOX_RESULT)
+        return &ch->mailbox->reply;
+    return dp_mailbox_in_slot(ch, capacity) ? (const uint64_t *)(const void *)((const uint8_t *)ch->results->addr + dp_layout_reply(&ch->layout))
+                                            : &ch->mailbox->long_reply;
+}
+
+/* Its result. */
+static inline const uint8_t *dp_mailbox_result(const dp_channel *ch, uint32_t capacity, uint32_t i) {
+    if (capacity <= DP_MAILBOX_RESULT)
+        return (const uint8_t *)ch->mailbox->result;
+    return dp_mailbox_in_slot(ch, capacity) ? (const uint8_t *)ch->results->addr + dp_slot_payload(&ch->layout, i) : ch->mailbox->more_result;
+}
+
+/* Reports whether a result of so many bytes may be announced for a call of this capacity. */
+static inline bool dp_mailbox_allows(const dp_channel *ch, uint32_t capacity, uint32_t size) {
+    return size <= capacity && (size <= DP_MAILBOX_SMALL || dp_mailbox_in_slot(ch, capacity));
 }
 
 #endif

@@ -5,15 +5,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
-int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint32_t access, dp_mem **out, dp_error *err) {
-    int st = dp_mem_alloc(d, l->size, access | DP_MEM_LAZY, out, err);
+int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
+    int st = dp_mem_alloc(d, size, access | DP_MEM_LAZY, out, err);
     if (st)
         return st;
     enum { PAGE = 4096 };
     uint8_t *at = (*out)->addr;
     madvise(at, (l->bulk_at + PAGE - 1) & ~(uint64_t)(PAGE - 1), MADV_POPULATE_WRITE);
     uint64_t mailbox = l->mailbox_at & ~(uint64_t)(PAGE - 1);
-    madvise(at + mailbox, (l->size - mailbox + PAGE - 1) & ~(uint64_t)(PAGE - 1), MADV_POPULATE_WRITE);
+    madvise(at + mailbox, (size - mailbox + PAGE - 1) & ~(uint64_t)(PAGE - 1), MADV_POPULATE_WRITE);
     return DP_OK;
 }
 

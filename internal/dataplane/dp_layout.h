@@ -14,7 +14,7 @@ typedef struct dp_layout {
     uint64_t bulk;
     uint64_t bulk_at; /* offset of the bulk area */
     uint64_t mailbox_at; /* offset of the mailbox */
-    uint64_t size;
+    uint64_t size; /* with the small mailbox: what each side has at least */
 } dp_layout;
 
 /* The side that a blob describes, checked. */
@@ -38,6 +38,12 @@ static inline void dp_layout_set(dp_layout *l, uint32_t depth, uint32_t eager, u
     l->size = l->mailbox_at + sizeof(dp_mailbox);
 }
 
+/* Size of the region of a worker that serves the large mailbox. */
+static inline uint64_t dp_layout_large(const dp_layout *l) { return l->mailbox_at + DP_MAILBOX_LARGE_SIZE; }
+
+/* Offset, in the client's region, of the word that announces a result in a slot. */
+static inline uint64_t dp_layout_reply(const dp_layout *l) { return l->mailbox_at + DP_MAILBOX_REPLY_AT; }
+
 /* Offset of a slot's payload. */
 static inline uint64_t dp_slot_payload(const dp_layout *l, uint32_t slot) {
     return (uint64_t)slot * l->stride + DP_SLOT_ROOM;
@@ -46,9 +52,9 @@ static inline uint64_t dp_bulk_at(const dp_layout *l, uint32_t units) {
     return l->bulk_at + (uint64_t)units * DP_BULK_UNIT;
 }
 
-/* Allocates a side's region, its slots and mailbox prefaulted. The bulk area's pages come with the first large payloads, as
+/* Allocates a side's region of `size` bytes, its slots and mailbox prefaulted. The bulk area's pages come with the first large payloads, as
  * far as the provider lets them: most leases have none, and 2 MiB of pages take longer than all else in a lease's start. */
-int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint32_t access, dp_mem **out, dp_error *err);
+int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
 
 /* Writes this side's blob. */
 int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generation, const dp_mem *m, void *blob,

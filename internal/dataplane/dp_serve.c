@@ -264,7 +264,7 @@ static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, uin
     o->at = h->flags & DP_REQ_BULK_OUT ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
     o->in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
     o->res = o->in_place ? s->out + o->at : s->scratch;
-    uint64_t room = o->in_place ? l->size - o->at : s->scratch_size; /* the client's region ends with a mailbox that is not used */
+    uint64_t room = o->in_place ? dp_layout_reply(l) - o->at : s->scratch_size; /* nothing else is behind the bulk area */
     o->placed = place != NULL;
     if (__builtin_expect(o->placed, 0)) {
         o->res = place;
@@ -391,22 +391,26 @@ static inline void spin_for_mailbox(const dp_server *s) {
 
 static int answer_mailbox(dp_server *s, uint64_t word) {
     dp_mailbox *m = s->mailbox;
-    uint64_t sizes = *(const volatile uint64_t *)&m->sizes;
+    uint64_t sizes = dp_mailbox_predict(*(const volatile uint64_t *)&m->sizes, &s->mailbox_sizes);
+    uint64_t what = dp_mailbox_predict((uint32_t)word, &s->mailbox_what);
     uint32_t slot = dp_mailbox_slot(sizes);
     dp_request h = {.generation = dp_mailbox_generation(sizes), .call_id = dp_mailbox_call_id(word),
-                    .size = dp_mailbox_size(word), .capacity = dp_mailbox_capacity(sizes),
-                    .function = (uint16_t)dp_mailbox_function(word), .flags = DP_REQ_EXCLUSIVE};
-    int refuse = h.generation != s->client.generation || h.size > DP_MAILBOX_MAX || h.capacity > s->layout.eager ||
+                    .size = dp_mailbox_size(what), .capacity = dp_mailbox_capacity(sizes),
+                    .function = (uint16_t)dp_mailbox_function(what), .flags = DP_REQ_EXCLUSIVE};
+    bool large = dp_mailbox_large(what), in_line = h.capacity <= DP_MAILBOX_RESULT;
+    bool in_slot = large && h.capacity > DP_MAILBOX_PAIR;
+    int refuse = h.generation != s->client.generation || h.size > dp_mailbox_most(large) || h.capacity > s->layout.eager ||
                          slot >= s->layout.depth
                      ? DP_BAD_REQUEST
                  : h.function < s->n_functions ? DP_OK
                                                : DP_NO_FUNCTION;
+    uint64_t *reply_at = in_line ? &m->reply : in_slot ? (uint64_t *)(void *)(s->out + dp_layout_reply(&s->layout)) : &m->long_reply;
     if (__builtin_expect(refuse != DP_OK, 0)) {
         s->stats->refused++;
-        post_mailbox(s, h.capacity <= DP_MAILBOX_RESULT ? &m->reply : &m->long_reply, h.call_id, refuse, 0);
+        post_mailbox(s, reply_at, h.call_id, refuse, 0);
         return 1;
     }
-    void *args = m->more_payload;
+    void *args = dp_mailbox_payload(m, h.size, large);
     if (h.size <= DP_MAILBOX_PAYLOAD) {
         s->mailbox_args[0] = *(const volatile uint64_t *)&m->payload[0];
         s->mailbox_args[1] = *(const volatile uint64_t *)&m->payload[1];
@@ -415,17 +419,16 @@ static int answer_mailbox(dp_server *s, uint64_t word) {
     dp_invocation inv;
     outcome o;
     execute(s, slot, &h, h.function, args, h.size, NULL, 0, &inv, &o);
-    if (o.status || o.size > DP_MAILBOX_MAX) {
+    if (o.status || o.size > (in_slot ? DP_MAILBOX_RESULT_MAX : DP_MAILBOX_SMALL)) {
         int st = reply(s, slot, &h, &inv, &o);
         return st ? st : 1;
     }
-    if (h.capacity <= DP_MAILBOX_RESULT) {
+    uint8_t *result = in_slot ? s->out + o.at : m->more_result;
+    if (in_line)
         dp_copy_small(m->result, o.res, o.size);
-        post_mailbox(s, &m->reply, h.call_id, DP_OK, o.size);
-    } else {
-        dp_copy_mailbox(m->more_result, o.res, o.size);
-        post_mailbox(s, &m->long_reply, h.call_id, DP_OK, o.size);
-    }
+    else if (o.res != result)
+        dp_copy_mailbox(result, o.res, o.size);
+    post_mailbox(s, reply_at, h.call_id, DP_OK, o.size);
     return 1;
 }
 

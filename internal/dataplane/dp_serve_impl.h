@@ -56,6 +56,7 @@ struct dp_server {
     uint32_t n_functions;
     dp_mailbox *mailbox;      /* in our requests region; NULL without shared memory */
     uint64_t mailbox_seen;    /* last request word that was taken */
+    uint64_t mailbox_what, mailbox_sizes; /* its words, without the call id: dp_mailbox_predict() */
     _Alignas(DP_CACHE_LINE) uint64_t mailbox_args[8]; /* its payload, if short: copied once */
     dp_waiter waiter;
     dp_server_stats own, *stats;

@@ -72,15 +72,16 @@ static int make_queue_pair(dp_server *s, dp_qp **out, dp_error *err) {
 }
 
 static int make_parts(dp_server *s, bool hot, dp_error *err) {
+    bool shared = s->dev->caps & DP_CAP_RKEY_PTR;
     int st = dp_domain_create(s->dev, &s->domain, err);
     if (!st)
         st = dp_cq_create(s->dev, 2 * (3 * s->layout.depth + 8), &s->cq, err); /* for a second queue pair */
     if (!st && hot)
         dp_cq_promise_hot(s->cq, true);
     if (!st)
-        st = dp_layout_alloc(s->domain, &s->layout, DP_REMOTE_WRITE, &s->requests, err);
-    if (!st && !(s->dev->caps & DP_CAP_RKEY_PTR))
-        st = dp_layout_alloc(s->domain, &s->layout, 0, &s->staging, err);
+        st = dp_layout_alloc(s->domain, &s->layout, shared ? dp_layout_large(&s->layout) : s->layout.size, DP_REMOTE_WRITE, &s->requests, err);
+    if (!st && !shared)
+        st = dp_layout_alloc(s->domain, &s->layout, s->layout.size, 0, &s->staging, err);
     if (!st)
         st = scratch_create(s, err);
     if (st)

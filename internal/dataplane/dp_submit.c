@@ -143,19 +143,20 @@ static ALWAYS_INLINE bool fits_mailbox(const dp_channel *ch, uint32_t size, cons
 static ALWAYS_INLINE bool post_mailbox(dp_channel *ch, uint32_t function, const void *in, const dp_pieces *pieces, uint32_t size,
                                     uint32_t capacity) {
     dp_mailbox *m = ch->mailbox;
-    uint32_t call_id = ch->next_call;
+    uint32_t call_id = ch->next_call, at = ch->free[ch->n_free - 1];
     if (__builtin_expect(dp_mailbox_call_id(__atomic_load_n(dp_mailbox_word(ch, capacity), __ATOMIC_RELAXED)) == call_id ||
                              dp_mailbox_call_id(__atomic_load_n(&m->request, __ATOMIC_RELAXED)) == call_id, 0))
         return false;
+    bool large = ch->mailbox_large && dp_mailbox_wants_large(size, capacity);
     if (pieces)
-        dp_gather(size <= DP_MAILBOX_PAYLOAD ? (uint8_t *)m->payload : m->more_payload, pieces, size);
+        dp_gather(size <= DP_MAILBOX_PAYLOAD ? (uint8_t *)m->payload : dp_mailbox_payload(m, size, large), pieces, size);
     else if (size <= DP_MAILBOX_PAYLOAD)
         dp_copy_small(m->payload, in, size);
     else
-        dp_copy_mailbox(m->more_payload, in, size);
-    m->sizes = dp_mailbox_sizes(ch->generation, ch->free[ch->n_free - 1], capacity);
+        dp_copy_mailbox(dp_mailbox_payload(m, size, large), in, size);
+    m->sizes = dp_mailbox_sizes(ch->generation, at, capacity);
     /* Release pairs with the acquire in the worker's take_mailbox(). */
-    __atomic_store_n(&m->request, dp_mailbox_request(call_id, function, size), __ATOMIC_RELEASE);
+    __atomic_store_n(&m->request, dp_mailbox_request(call_id, function, size, large), __ATOMIC_RELEASE);
     dp_qp_notify(ch->qp);
     ch->next_call++;
     ch->stats.calls++;
@@ -432,18 +433,19 @@ static ALWAYS_INLINE bool call_by_mailbox(dp_channel *ch, uint32_t function, con
     if (!post_mailbox(ch, function, in, NULL, size, capacity))
         return false;
     dp_begin_wait(ch->lane);
+    uint32_t at = ch->free[ch->n_free - 1];
     const uint64_t *reply = dp_mailbox_word(ch, capacity);
     for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
         /* Acquire pairs with the release in the worker's post_mailbox(). */
         uint64_t word = __atomic_load_n(reply, __ATOMIC_ACQUIRE);
         if (dp_mailbox_call_id(word) == ch->next_call - 1) {
-            uint32_t got = dp_mailbox_result_size(word);
-            if (__builtin_expect(dp_mailbox_status(word) != DP_OK || got > capacity || got > DP_MAILBOX_MAX, 0))
+            uint32_t got = (uint32_t)dp_mailbox_predict(dp_mailbox_result_size(word), &ch->mailbox_got);
+            if (__builtin_expect(dp_mailbox_status(word) != DP_OK || !dp_mailbox_allows(ch, capacity, got), 0))
                 break;
             if (capacity <= DP_MAILBOX_RESULT)
                 dp_copy_small(out, ch->mailbox->result, got);
             else
-                dp_copy_mailbox(out, ch->mailbox->more_result, got);
+                dp_copy_mailbox(out, dp_mailbox_result(ch, capacity, at), got);
             ch->lane->ended++;
             ch->stats.replies++;
             ch->stats.bytes_out += got;

@@ -8,7 +8,7 @@ static const dp_wait_mode modes[] = {DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM
 
 T_CASE(sizes, "channel/sizes", .seconds = 20, .verbs_seconds = 60) {
     static const uint32_t n[] = {0,   1,   7,   8,    16,    24,    25,    39,    40,     41,      63,     64,
-                                 65,  255, 256, 257,  1000,  4096,  16383, 16384, 16385,  16448,   65536,  100001,
+                                 65,  255, 256, 257,  1000,  4095,   4096,    4097, 16383, 16384, 16385,  16448,   65536,  100001,
                                  1 << 20};
     for (size_t m = 0; m < 3; m++) {
         served s;

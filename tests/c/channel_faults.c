@@ -104,7 +104,7 @@ static void overrun(served *s, uint32_t capacity, uint32_t writes, uint32_t retu
 T_CASE(overrun_caught, "channel/overrun-is-caught") {
     served s;
     served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 1024, 64 << 10);
-    static const uint32_t capacities[] = {0, 1, 8, 48, 64, 255, 256, 257, 1000, 1024, 1025, 5000, 32 << 10, 64 << 10};
+    static const uint32_t capacities[] = {0, 1, 8, 48, 64, 255, 256, 257, 1000, 1024, 1025, 4096, 4097, 5000, 32 << 10, 64 << 10};
     for (size_t i = 0; i < sizeof capacities / sizeof *capacities; i++) {
         for (int alone = 0; alone < 2; alone++) {
             uint32_t c = capacities[i];

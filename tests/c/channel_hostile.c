@@ -140,8 +140,9 @@ T_CASE(hostile_worker, "channel/hostile-worker") {
     enum { FORGED = 11, TRUE_ONE = 8 };
     served s;
     served_by(&s, forger);
+    served_by_queue_pair(s.ch);
     uint32_t slot, size;
-    uint8_t out[512] = {0}; /* all payloads exceed the mailbox */
+    uint8_t out[512] = {0};
     dp_started started;
     CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, out, 300, NULL, 8, &slot));
     while (poll(&(struct pollfd){.fd = s.peer.sock, .events = POLLIN}, 1, 0) == 0) /* the request may leave only while the client polls */

@@ -8,22 +8,34 @@ T_CASE(hostile_client_mailbox, "channel/hostile-client-mailbox", .providers = T_
     dp_mailbox *m = raw_mailbox(&r, false);
     const struct {
         const char *what;
+        bool large;
         uint32_t generation, slot, capacity, function, size;
         int status;
     } t[] = {
-        {"good", 77, 0, 8, FN_ECHO, 8, DP_OK},
-        {"generation", 78, 0, 8, FN_ECHO, 8, DP_BAD_REQUEST},
-        {"slot", 77, 8, 8, FN_ECHO, 8, DP_BAD_REQUEST},
-        {"size", 77, 0, 8, FN_ECHO, 257, DP_BAD_REQUEST},
-        {"capacity", 77, 0, 513, FN_ECHO, 8, DP_BAD_REQUEST},
-        {"function", 77, 0, 8, FN_COUNT, 8, DP_NO_FUNCTION},
-        {"good at the end", 77, 0, 24, FN_ECHO, 24, DP_OK},
+        {"good", false, 77, 0, 8, FN_ECHO, 8, DP_OK},
+        {"generation", false, 78, 0, 8, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"slot", false, 77, 8, 8, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"size", false, 77, 0, 8, FN_ECHO, 257, DP_BAD_REQUEST},
+        {"capacity", false, 77, 0, 513, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"function", false, 77, 0, 8, FN_COUNT, 8, DP_NO_FUNCTION},
+        {"good at the end", false, 77, 0, 24, FN_ECHO, 24, DP_OK},
+        {"small, long", false, 77, 0, 256, FN_ECHO, 256, DP_OK},
+        {"large", true, 77, 0, 8, FN_ECHO, 8, DP_OK},
+        {"large, long", true, 77, 0, 512, FN_ECHO, 512, DP_OK},
+        {"large, size", true, 77, 0, 8, FN_ECHO, 4097, DP_BAD_REQUEST},
+        {"large, largest size", true, 77, 0, 300, FN_ECHO, 0x7fff, DP_BAD_REQUEST},
+        {"large, slot", true, 77, 8, 300, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"large, last slot", true, 77, 1023, 300, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"large, capacity", true, 77, 0, 513, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"large, another slot", true, 77, 7, 300, FN_ECHO, 300, DP_OK},
+        {"large, generation", true, 78, 0, 300, FN_ECHO, 300, DP_BAD_REQUEST},
+        {"large, good at the end", true, 77, 0, 257, FN_ECHO, 257, DP_OK},
     };
     for (uint32_t i = 0; i < sizeof t / sizeof *t; i++) {
         t_note("%s", t[i].what);
-        uint64_t *reply = t[i].capacity <= DP_MAILBOX_RESULT ? &m->reply : &m->long_reply;
+        uint64_t *reply = t[i].capacity <= DP_MAILBOX_RESULT ? &m->reply : t[i].large && t[i].capacity > 256 ? raw_slot_reply(&r, false) : &m->long_reply;
         m->sizes = dp_mailbox_sizes(t[i].generation, t[i].slot, t[i].capacity);
-        __atomic_store_n(&m->request, dp_mailbox_request(100 + i, t[i].function, t[i].size), __ATOMIC_RELEASE);
+        __atomic_store_n(&m->request, dp_mailbox_request(100 + i, t[i].function, t[i].size, t[i].large), __ATOMIC_RELEASE);
         dp_qp_notify(r.e.qp);
         int64_t until = dp_now_ns() + poll_ns();
         while (dp_mailbox_call_id(__atomic_load_n(reply, __ATOMIC_ACQUIRE)) != 100 + i)
@@ -106,7 +118,7 @@ static void foreteller(int sock, void *arg) {
     /* One answer each in the short and the long place, and a request that looks served. */
     for (uint32_t k = 1; k <= 3; k++) {
         t_sync(sock);
-        uint64_t *at = k == 1 ? &m->reply : k == 2 ? &m->long_reply : &m->request;
+        uint64_t *at = k == 1 ? &m->reply : k == 2 ? raw_slot_reply(&r, true) : &m->request;
         __atomic_store_n(at, dp_mailbox_reply(id + k, DP_OK, 8), __ATOMIC_RELEASE);
         t_sync(sock);
         dp_request q;

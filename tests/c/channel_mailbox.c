@@ -223,7 +223,7 @@ static uint32_t f_again(void *args, uint32_t n, void *res) {
     if (++endless_calls == 1000)
         dp_server_stop(endless_server->server);
     if (endless_calls < 100000) /* as a hostile client would do at this time */
-        __atomic_store_n(&mailbox->request, dp_mailbox_request(endless_calls, 0, 8), __ATOMIC_RELEASE);
+        __atomic_store_n(&mailbox->request, dp_mailbox_request(endless_calls, 0, 8, false), __ATOMIC_RELEASE);
     return 0;
 }
 
@@ -252,7 +252,7 @@ T_CASE(stop_busy, "channel/stop-while-requests-keep-coming", .providers = T_SHM)
     CHECK(mailbox);
     __atomic_store_n(&endless, mailbox, __ATOMIC_RELEASE);
     mailbox->sizes = dp_mailbox_sizes(77, 0, 8);
-    __atomic_store_n(&mailbox->request, dp_mailbox_request(1000000, 0, 8), __ATOMIC_RELEASE);
+    __atomic_store_n(&mailbox->request, dp_mailbox_request(1000000, 0, 8, false), __ATOMIC_RELEASE);
     dp_qp_notify(e.qp);
     local_end(&l);
     CHECK_OK(l.ended);
@@ -306,6 +306,7 @@ T_CASE(flood, "channel/deadline-in-a-flood", .providers = T_SHM | T_TCP, .second
             uint32_t slot;
             local_client(&l, NULL, true, (dp_channel_config){4, 1024, 0});
             local_connect(&l);
+            served_by_queue_pair(l.s.ch);
             hooked.cq_poll = flood_poll;
             hooked.post_recv = flood_recv;
             hooked.post_write_imm = flood_write_imm;
@@ -355,6 +356,7 @@ T_CASE(long_call_in_batch, "channel/batch-long-call") {
     uint32_t slot[2], size;
     local_client(&l, NULL, true, (dp_channel_config){4, 1024, 0});
     local_connect(&l);
+    served_by_queue_pair(l.s.ch);
     hooked.post_write_imm = counted_write_imm;
     fill_pattern(in, sizeof in, 3);
     __atomic_store_n(&answered, false, __ATOMIC_RELEASE);
@@ -403,6 +405,7 @@ T_CASE(limits, "channel/limits-are-the-same-when-busy") {
 T_CASE(bulk_abandoned, "channel/bulk-room-after-abandoned-call") {
     served s;
     served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 64, 1024);
+    served_by_queue_pair(s.ch);
     uint8_t buf[1024] = {1200 & 0xff, 1200 >> 8}; /* ms, longer than a machine pauses */
     uint32_t size, slot;
     dp_started started;
@@ -425,6 +428,7 @@ T_CASE(bulk_abandoned, "channel/bulk-room-after-abandoned-call") {
 T_CASE(bulk_broken, "channel/bulk-room-on-a-broken-channel") {
     served s;
     served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 64, 1024);
+    served_by_queue_pair(s.ch);
     uint8_t buf[1024] = {200};
     uint32_t slot, other;
     CHECK_OK(dp_channel_submit(s.ch, FN_SLOW, buf, 1024, NULL, 8, &slot));

@@ -20,13 +20,14 @@ static void receive(model *m, uint32_t i, bool mailbox, const uint8_t *in) {
     dp_request q = {0};
     const uint8_t *payload = end_bytes(&w->e) + dp_slot_payload(&w->l, i);
     if (mailbox) {
-        const dp_mailbox *b = raw_mailbox(w, true);
+        dp_mailbox *b = raw_mailbox(w, true);
         uint64_t word = __atomic_load_n(&b->request, __ATOMIC_ACQUIRE);
         q = (dp_request){.generation = dp_mailbox_generation(b->sizes), .call_id = dp_mailbox_call_id(word),
                          .size = dp_mailbox_size(word), .capacity = dp_mailbox_capacity(b->sizes),
                          .function = (uint16_t)dp_mailbox_function(word), .flags = DP_REQ_EXCLUSIVE};
         CHECK_EQ(dp_mailbox_slot(b->sizes), i);
-        payload = q.size <= DP_MAILBOX_PAYLOAD ? (const uint8_t *)b->payload : b->more_payload;
+        CHECK_EQ(dp_mailbox_large(word), m->ch->mailbox_large && dp_mailbox_wants_large(s->size, s->capacity));
+        payload = q.size <= DP_MAILBOX_PAYLOAD ? (const uint8_t *)b->payload : dp_mailbox_payload(b, q.size, dp_mailbox_large(word));
         m->words[0] = word;
     } else {
         bool bare;
@@ -216,12 +217,14 @@ static void m_connect(model *m) {
     CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_CLIENT, w->e.dev->provider, &w->peer, &err), err);
     w->l = w->peer.layout;
     CHECK_EQ(w->l.depth, m->depth);
-    memset(end_bytes(&w->e), 0, w->l.size); /* like that of a new worker */
+    memset(end_bytes(&w->e), 0, dp_layout_large(&w->l)); /* like that of a new worker */
     w->generation = w->peer.generation;
     CHECK_OK_ERR(dp_qp_connect(w->e.qp, w->peer.qp_blob, w->peer.qp_len, &err), err);
     len = sizeof blob;
     CHECK_OK_ERR(dp_side_encode(w->e.qp, &w->l, DP_ROLE_WORKER, w->generation, w->e.mem, blob, &len, &err), err);
     CHECK_OK_ERR(dp_channel_connect(m->ch, blob, len, &err), err);
+    if (pick(m, 2))
+        dp_channel_find_mailbox(m->ch, false); /* as with a worker of an earlier version */
     m->connected = true;
     m->lost = 0;
     m->any_call = false;
@@ -347,6 +350,7 @@ static void one_run(model *m, uint64_t seed) {
     m->depth = depths[pick(m, 4)];
     memset(m->slots, 0, sizeof m->slots);
     memset(&m->stats, 0, sizeof m->stats);
+    m->slot_word = 0;
     m->in_used = m->out_used = 0;
     m->mailbox_slot = -1;
     m->n_pending = 0;
@@ -385,7 +389,7 @@ T_CASE(slot_model, "channel/slot-model", .seconds = 60, .verbs_seconds = 60) {
     end_open(&m->worker.e, &opts, NULL);
     m->worker.client_polls = true;
     dp_layout_set(&m->worker.l, DEPTH_MAX, EAGER, BULK);
-    CHECK_LE(m->worker.l.size, m->worker.e.mem->size);
+    CHECK_LE(dp_layout_large(&m->worker.l), m->worker.e.mem->size);
     m->trace = only != NULL;
     uint64_t base = only ? strtoull(only, NULL, 0) : t_random() >> 1;
     long runs = only ? 1 : t_pick(T_ASAN || T_TSAN ? 1500 : 8000, 200), done = 0;

@@ -80,7 +80,7 @@ static int unpack(served *s, packed *p, dp_error *err) {
 }
 
 static void calls(served *s) {
-    static const uint32_t sizes[] = {0, 1, 8, 16, 17, 64, 256, 257, 1000, 4096, 5000, 60000};
+    static const uint32_t sizes[] = {0, 1, 8, 16, 17, 64, 256, 257, 1000, 4096, 4097, 5000, 60000};
     for (uint32_t round = 0; round < 3; round++)
         for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             served_echo(s, sizes[i], sizes[i] + round);

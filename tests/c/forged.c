@@ -103,9 +103,16 @@ void served_by_close(served *s) {
 dp_mailbox *raw_mailbox(raw *r, bool own) {
     if (own)
         return (dp_mailbox *)(void *)(end_bytes(&r->e) + r->l.mailbox_at);
-    dp_mailbox *m = dp_rkey_ptr(r->e.qp, r->peer.addr + r->l.mailbox_at, r->peer.rkey, sizeof *m);
+    dp_mailbox *m = dp_rkey_ptr(r->e.qp, r->peer.addr + r->l.mailbox_at, r->peer.rkey, DP_MAILBOX_LARGE_SIZE);
     CHECK(m);
     return m;
+}
+
+uint64_t *raw_slot_reply(raw *r, bool worker) {
+    uint64_t at = dp_layout_reply(&r->l);
+    void *p = worker ? dp_rkey_ptr(r->e.qp, r->peer.addr + at, r->peer.rkey, sizeof(uint64_t)) : end_bytes(&r->e) + at;
+    CHECK(p);
+    return p;
 }
 
 /* Writes the first `len` bytes of local memory so that they end `payload` bytes after the start of slot `at`'s payload. */

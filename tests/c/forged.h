@@ -25,8 +25,10 @@ void served_by(served *s, void (*worker)(int sock, void *arg));
 /* Waits for that process and closes the client's side. */
 void served_by_close(served *s);
 
-/* The mailbox: own memory's (worker), or the peer's (client). shm only. */
+/* The mailbox, which has both forms: own memory's (worker), or the peer's (client). shm only. */
 dp_mailbox *raw_mailbox(raw *r, bool own);
+/* The place of the reply that announces a result in the client's slot: in its own memory, or as the worker reaches it. */
+uint64_t *raw_slot_reply(raw *r, bool worker);
 
 /* Client: writes header and `payload` bytes into slot, with that tag. */
 void raw_request(raw *r, uint32_t slot, dp_request h, uint32_t payload, uint32_t tag);

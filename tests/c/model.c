@@ -104,16 +104,20 @@ static void m_arrival(model *m, const m_reply *r) {
     m_settle(m, r->slot, status, size, r->fill);
 }
 
+uint64_t *m_word(model *m, uint32_t capacity) {
+    return capacity <= DP_MAILBOX_RESULT ? &m->words[1] : dp_mailbox_in_slot(m->ch, capacity) ? &m->slot_word : &m->words[2];
+}
+
 void m_mailbox(model *m) {
     if (m->mailbox_slot < 0)
         return;
     m_slot *s = &m->slots[m->mailbox_slot];
-    uint64_t word = m->words[s->capacity <= DP_MAILBOX_RESULT ? 1 : 2];
+    uint64_t word = *m_word(m, s->capacity);
     if (dp_mailbox_call_id(word) != s->id)
         return;
     int status = worker_status(dp_mailbox_status(word));
     uint32_t size = dp_mailbox_result_size(word);
-    if (status == DP_OK && (size > s->capacity || size > DP_MAILBOX_MAX))
+    if (status == DP_OK && (size > s->capacity || (!dp_mailbox_in_slot(m->ch, s->capacity) && size > DP_MAILBOX_SMALL)))
         status = DP_PROTOCOL;
     m_settle(m, (uint32_t)m->mailbox_slot, status, status == DP_FUNCTION_FAILED ? 0 : size, m->mailbox_fill);
 }
@@ -142,10 +146,10 @@ int m_submit(model *m, m_slot *s, bool *mailbox) {
     m_reap(m);
     if (m->failed)
         return m->failed;
-    if (m->ch->mailbox && m_count(m, SLOT_FREE) == m->depth && s->size <= DP_MAILBOX_MAX && s->capacity <= EAGER) {
+    if (m->ch->mailbox && m_count(m, SLOT_FREE) == m->depth && s->size <= dp_mailbox_most(m->ch->mailbox_large) && s->capacity <= EAGER) {
         /* A word with this id would be taken for its answer, or hide it. */
         *mailbox = dp_mailbox_call_id(m->words[0]) != next &&
-                dp_mailbox_call_id(m->words[s->capacity <= DP_MAILBOX_RESULT ? 1 : 2]) != next;
+                dp_mailbox_call_id(*m_word(m, s->capacity)) != next;
         if (*mailbox)
             return DP_OK;
     }

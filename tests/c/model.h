@@ -56,6 +56,7 @@ typedef struct model {
     uint64_t in_used, out_used; /* units of the bulk areas */
     int mailbox_slot;           /* -1: none */
     uint64_t words[3];          /* the mailbox: request, reply, long reply */
+    uint64_t slot_word;         /* the reply that announces a result in a slot */
     int mailbox_fill;
     m_reply pending[DEPTH_MAX];
     uint32_t n_pending;
@@ -92,6 +93,8 @@ void m_fail(model *m, int status);
 void m_reap(model *m);
 /* the mailbox, */
 void m_mailbox(model *m);
+/* the word that announces a reply by the mailbox, */
+uint64_t *m_word(model *m, uint32_t capacity);
 /* or all arrivals, the mailbox included. */
 void m_progress(model *m);
 /* The status of a submit of call s. Takes its bulk ranges. *mailbox: whether it goes by the mailbox. */

@@ -4,6 +4,8 @@
 /* Writes a reply and updates the model. */
 void w_put(model *m, m_reply r) {
     raw *w = &m->worker;
+    if (m->mailbox_slot == (int)r.at) /* it may overwrite a result of the mailbox */
+        m->mailbox_fill = ANY_BYTES;
     uint32_t imm = (r.bare ? DP_IMM_BARE : 0) | dp_imm(r.slot, r.tag);
     r.byte_len = r.payload + (r.bare ? 0 : DP_REPLY_SIZE);
     if (r.in_bulk && r.bare) {
@@ -48,16 +50,27 @@ static int unanswered(model *m) {
     return -1;
 }
 
+/* The place of the word that announces a reply by the mailbox. */
+static uint64_t *place_of_word(model *m, uint32_t capacity) {
+    dp_mailbox *b = raw_mailbox(&m->worker, true);
+    return capacity <= DP_MAILBOX_RESULT ? &b->reply : dp_mailbox_in_slot(m->ch, capacity) ? raw_slot_reply(&m->worker, true) : &b->long_reply;
+}
+
 static void reply_by_mailbox(model *m, uint32_t i, int status, uint32_t size, int fill) {
     m_slot *s = &m->slots[i];
-    bool in_line = s->capacity <= DP_MAILBOX_RESULT;
-    dp_mailbox *b = raw_mailbox(&m->worker, true);
-    if (status == DP_OK)
-        memset(in_line ? (uint8_t *)b->result : b->more_result, fill, in_line ? sizeof b->result : sizeof b->more_result);
+    raw *w = &m->worker;
+    dp_mailbox *b = raw_mailbox(w, true);
+    uint64_t *place = place_of_word(m, s->capacity);
+    if (status == DP_OK && s->capacity <= DP_MAILBOX_RESULT)
+        memset(b->result, fill, sizeof b->result);
+    else if (status == DP_OK && dp_mailbox_in_slot(m->ch, s->capacity))
+        memset(dp_rkey_ptr(w->e.qp, w->peer.addr + dp_slot_payload(&w->l, i), w->peer.rkey, EAGER), fill, EAGER);
+    else if (status == DP_OK)
+        memset(b->more_result, fill, sizeof b->more_result);
     uint64_t word = dp_mailbox_reply(s->id, status, size);
-    __atomic_store_n(in_line ? &b->reply : &b->long_reply, word, __ATOMIC_RELEASE);
+    __atomic_store_n(place, word, __ATOMIC_RELEASE);
     dp_qp_notify(m->worker.e.qp);
-    m->words[in_line ? 1 : 2] = word;
+    *m_word(m, s->capacity) = word;
     m->mailbox_fill = fill;
 }
 
@@ -77,7 +90,7 @@ void w_reply(model *m) {
     bool malformed = ok && pick(m, 6) == 0, bare = ok && pick(m, 3);
     s->answered = true;
     if (s->mailbox && pick(m, 4)) {
-        uint32_t most = s->capacity < DP_MAILBOX_MAX ? s->capacity : DP_MAILBOX_MAX;
+        uint32_t form = dp_mailbox_in_slot(m->ch, s->capacity) ? EAGER : DP_MAILBOX_SMALL, most = s->capacity < form ? s->capacity : form;
         size = malformed ? most + 1 + pick(m, 60) : ok ? pick(m, most + 1) : status == DP_FUNCTION_FAILED ? 0 : size;
         STEP(m, "reply to slot %d by mailbox: %s, %u bytes", i, dp_status_text(status), size);
         reply_by_mailbox(m, (uint32_t)i, status, size, fill);
@@ -178,12 +191,12 @@ void w_odd_mailbox(model *m) {
     if (!m->connected || !m->ch->mailbox || !m->any_call || m->failed)
         return;
     uint32_t which = pick(m, 3), id = m->last_id + 1 - 2 * pick(m, 2);
-    uint64_t word = which ? dp_mailbox_reply(id, DP_OK, 8) : dp_mailbox_request(id, 0, 8);
+    uint64_t word = which ? dp_mailbox_reply(id, DP_OK, 8) : dp_mailbox_request(id, 0, 8, m->ch->mailbox_large);
     for (uint32_t i = 0; i < m->depth; i++)
         if (m->slots[i].mailbox && m->slots[i].state != SLOT_FREE)
             return; /* its mailbox words or result are still in use */
     STEP(m, "mailbox word %u for call %#x", which, id);
-    dp_mailbox *b = raw_mailbox(&m->worker, true);
-    __atomic_store_n(which == 0 ? &b->request : which == 1 ? &b->reply : &b->long_reply, word, __ATOMIC_RELEASE);
-    m->words[which] = word;
+    uint32_t capacity = which == 1 ? 0 : pick(m, 2) ? EAGER : DP_MAILBOX_SMALL;
+    __atomic_store_n(which ? place_of_word(m, capacity) : &raw_mailbox(&m->worker, true)->request, word, __ATOMIC_RELEASE);
+    *(which ? m_word(m, capacity) : &m->words[0]) = word;
 }

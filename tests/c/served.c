@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "dp_channel_impl.h"
 #include "ends.h"
 
 static uint32_t f_echo(void *args, uint32_t n, void *res) {
@@ -181,6 +182,8 @@ void served_close(served *s) {
     served_close_client(s);
     t_peer_join(&s->peer);
 }
+
+void served_by_queue_pair(dp_channel *ch) { ch->mailbox = NULL; }
 
 void served_echo(served *s, uint32_t n, uint32_t seed) {
     uint8_t *in = malloc(n + 64), *out = malloc(n + 64);

@@ -41,6 +41,9 @@ void served_close_client(served *s);
 /* Starts another server for the (reset) channel. */
 void served_again(served *s, bool process);
 
+/* Lets no call of the channel use the mailbox. */
+void served_by_queue_pair(dp_channel *ch);
+
 /* One good synchronous call with `n` bytes of pattern `seed`, echoed. */
 void served_echo(served *s, uint32_t n, uint32_t seed);
 

@@ -34,7 +34,7 @@ static void client_open(client *c, const dp_layout *l) {
     CHECK_OK_ERR(dp_dev_open("shm", NULL, &c->dev, &err), err);
     CHECK_OK_ERR(dp_domain_create(c->dev, &c->domain, &err), err);
     CHECK_OK_ERR(dp_cq_create(c->dev, 16, &c->cq, &err), err);
-    CHECK_OK_ERR(dp_layout_alloc(c->domain, l, DP_REMOTE_WRITE, &c->mem, &err), err);
+    CHECK_OK_ERR(dp_layout_alloc(c->domain, l, l->size, DP_REMOTE_WRITE, &c->mem, &err), err);
     dp_qp_attr attr = {.max_send = 4, .max_recv = 4, .expose = {c->mem}, .n_expose = 1};
     CHECK_OK_ERR(dp_qp_create(c->domain, c->cq, &attr, &c->qp, &err), err);
 }

@@ -20,6 +20,10 @@ static const char golden_reply[] = "4d 3c 2b 1a 02 00 01 00 00 00 00 00 40 00 00
 static const char golden_reply_too_large[] = "4d 3c 2b 1a 03 00 01 00 6f fe ff ff 00 00 30 00";
 static const char golden_reply_failed[] = "4d 3c 2b 1a 04 00 01 00 70 fe ff ff 07 00 00 00 6e 6f 00 d6 ff ff ff";
 static const char golden_reply_chain[] = "4d 3c 2b 1a 04 00 01 00 70 fe ff ff 08 00 00 00 6e 6f 00 d6 ff ff ff 01";
+static const char golden_mailbox_large[] = "d1 07 03 00 02 00 01 00";
+static const char golden_mailbox_small[] = "00 64 03 00 02 00 01 00";
+static const char golden_mailbox_sizes[] = "00 08 40 01 4d 3c 2b 1a";
+static const char golden_mailbox_reply[] = "e8 03 00 00 02 00 01 00";
 static const char golden_channel_blob[] = "52 46 43 48 01 00 01 01 4d 3c 2b 1a 08 00 04 00 "
                                           "00 40 00 00 11 00 00 00 40 33 22 11 00 7f 00 00 "
                                           "00 00 20 00 00 00 00 00 40 35 24 11 00 7f 00 00 "
@@ -77,6 +81,29 @@ T_CASE(wire_reply, "wire/reply") {
     check_golden(golden_reply_chain, &failed, DP_REPLY_SIZE + failed.head.size);
 }
 
+T_CASE(wire_mailbox, "wire/mailbox") {
+    uint64_t word = dp_mailbox_request(0x00010002, 3, 1000, true);
+    check_golden(golden_mailbox_large, &word, sizeof word);
+    for (uint32_t size = 0; size <= DP_MAILBOX_LARGE; size++) {
+        word = dp_mailbox_request(0xfffefdfc, 0xfbfa, size, true);
+        CHECK(dp_mailbox_large(word));
+        CHECK_EQ(dp_mailbox_size(word), size);
+        CHECK_EQ(dp_mailbox_call_id(word), 0xfffefdfc);
+        CHECK_EQ(dp_mailbox_function(word), 0xfbfa);
+    }
+    word = dp_mailbox_request(0x00010002, 3, 200, false);
+    check_golden(golden_mailbox_small, &word, sizeof word);
+    for (uint32_t size = 0; size <= DP_MAILBOX_SMALL; size++) {
+        word = dp_mailbox_request(0xfffefdfc, 0xfbfa, size, false);
+        CHECK(!dp_mailbox_large(word));
+        CHECK_EQ(dp_mailbox_size(word), size);
+    }
+    word = dp_mailbox_sizes(0x1a2b3c4d, 5, 2048);
+    check_golden(golden_mailbox_sizes, &word, sizeof word);
+    word = dp_mailbox_reply(0x00010002, DP_OK, 1000);
+    check_golden(golden_mailbox_reply, &word, sizeof word);
+}
+
 /* A worker may send anything as the message of a failed function. */
 T_CASE(wire_failure, "wire/failure") {
     char message[64 + DP_FAILURE_TAIL];
@@ -127,6 +154,7 @@ T_CASE(wire_layout, "wire/layout") {
     CHECK_EQ(dp_bulk_at(&l, 2), 131584u + 128);
     CHECK_EQ(l.mailbox_at, 131584u + (2 << 20));
     CHECK_EQ(l.size, l.mailbox_at + 704);
+    CHECK_EQ(dp_layout_large(&l), l.mailbox_at + 4864);
 }
 
 T_CASE(wire_crc, "wire/crc32c") {

@@ -2,7 +2,7 @@
  * program. What must hold: caller memory of exactly the announced size is never exceeded, and every slot is in
  * one state.
  *
- * Byte 0: 1 shared memory (mailbox), 2 posts take their source at once, bits 2 to 4 depth 1 to 8, bit 5 calls in parts. Byte 1: eager
+ * Byte 0: 1 shared memory (mailbox), 2 posts take their source at once, bits 2 to 4 depth 1 to 8, bit 5 calls in parts, bit 6 the large mailbox. Byte 1: eager
  * size and bulk area, in 64 bytes, half a byte each. Then operations, a byte each with the arguments that act() reads. */
 #include "dp_channel_impl.h"
 #include "fabric.h"
@@ -102,8 +102,8 @@ static void mailbox(script *s) {
     uint64_t word = take64(&s->in);
     uint8_t how = take8(&s->in);
     if (how & 1)
-        word = dp_mailbox_reply(dp_mailbox_call_id(m->request), status_of((uint8_t)(word >> 8)), (uint32_t)word % (DP_MAILBOX_MAX + 2));
-    *(how & 2 ? &m->long_reply : &m->reply) = word;
+        word = dp_mailbox_reply(dp_mailbox_call_id(m->request), status_of((uint8_t)(word >> 8)), (uint32_t)word % (DP_MAILBOX_SMALL + DP_CACHE_LINE * 16));
+    *(!(how & 2) ? &m->reply : how & 4 ? (uint64_t *)(void *)((uint8_t *)s->ch->results->addr + dp_layout_reply(&s->ch->layout)) : &m->long_reply) = word;
 }
 
 /* ---- the program ---- */
@@ -239,7 +239,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     MUST(dp_channel_create(s.ep, &cfg, &s.ch, &err) == DP_OK);
     MUST(dp_mem_alloc(dp_endpoint_domain(s.ep), 4096, 0, &s.reg, &err) == DP_OK);
     dp_channel_carry(s.ch, how & 32 ? 4096 : 0);
-    s.f.peer_size = s.ch->layout.size;
+    s.f.peer_size = how & 64 ? dp_layout_large(&s.ch->layout) : s.ch->layout.size;
     MUST(posix_memalign((void **)&s.f.peer, 128, s.f.peer_size) == 0);
     memset(s.f.peer, 0, s.f.peer_size);
     connect_again(&s);

@@ -25,13 +25,17 @@ static int asked_to_end(void) {
     return poll(&in, 1, 0) != 0;
 }
 
-/* Makes one call without RFAAS_IDEMPOTENT, so the library does not repeat it. */
+/* Makes one call without RFAAS_IDEMPOTENT, so the library does not repeat it. The sizes are on both sides of the limits of the mailbox of
+ * either version (256 bytes and 4 KiB). */
 static void call(rfaas_lease *lease, rfaas_function echo, int i) {
-    uint64_t in[4] = {++calls, (uint64_t)i, ~calls, 0}, out[4] = {0};
-    size_t n = 0;
-    if (rfaas_invoke(lease, echo, in, sizeof in, out, sizeof out, &n, NULL))
+    static const size_t sizes[] = {32, 256, 320, 4096, 4608};
+    static uint64_t in[576], out[576];
+    size_t size = sizes[++calls % 5], n = 0;
+    for (size_t k = 0; k < size / 8; k++)
+        in[k] = calls * 576 + k;
+    if (rfaas_invoke(lease, echo, in, size, out, sizeof out, &n, NULL))
         failed("call", i);
-    else if (n != sizeof in || memcmp(in, out, sizeof in) != 0)
+    else if (n != size || memcmp(in, out, size) != 0)
         failed("wrong result", i);
 }
 
