@@ -33,9 +33,10 @@ type cached struct {
 	start      *start        // of spare workers; nil: the workers have served a lease
 	late       bool          // spare workers that connect only when a lease takes them
 
-	mu    sync.Mutex // held during the freezing of the workers, and while they are resumed by message
-	awake bool       // the workers are not frozen yet (cool). The released lease is still charged
-	used  []used     // what the workers had used when they were frozen
+	mu     sync.Mutex // held during the freezing of the workers, and while they are resumed by message
+	awake  bool       // the workers are not frozen yet (cool). The released lease is still charged
+	failed error      // why the workers could not be frozen: they must not serve another lease
+	used   []used     // what the workers had used when they were frozen
 }
 
 // keep caches the workers of a released lease, in place of finishEnd. It returns nil if it cannot; some of the workers may be suspended
@@ -125,10 +126,12 @@ func (e *Executor) watchCached(k *cached) {
 	}
 }
 
-// freeze suspends workers and stops charging their lease. After an error the caller ends them.
-func (e *Executor) freeze(ctx context.Context, k *cached) error {
+// freeze suspends workers and stops charging their lease. After an error the caller ends them, unless a lease has taken them meanwhile. That lease finds
+// the error in failed, and ends them.
+func (e *Executor) freeze(ctx context.Context, k *cached) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, suspendPatience)
 	defer cancel()
+	defer func() { k.failed = err }()
 	if err := each(k.workers, func(_ int, w Worker) error { return w.Suspend(ctx) }); err != nil {
 		return err
 	}
@@ -380,6 +383,9 @@ func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.D
 	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
 	k.mu.Lock()
+	if err == nil {
+		err = k.failed
+	}
 	if err == nil && k.awake {
 		err = e.freeze(ctx, k)
 	}

@@ -3,6 +3,7 @@ package executor
 import (
 	"bytes"
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -153,6 +154,42 @@ func TestDirtyWorkersAreNotCached(t *testing.T) {
 	kept := n.keepLease(1)
 	if l := n.mustLease(n.keepable(1, forgets, reuse(kept.GetLeaseId()))); !l.GetNotCached() {
 		t.Error("a lease that does not keep state got the worker of one that does")
+	}
+}
+
+// Workers that could not be suspended are not resumed, even if a lease has taken them meanwhile: their answer may still come, and would be taken for that
+// to a later request.
+func TestFailedSuspensionEndsWorkers(t *testing.T) {
+	n := newNode(t)
+	l := n.keepLease(1)
+	w, k := n.z.alive()[0], n.e.cached[lease.ID(l.GetLeaseId())]
+	k.awake = true // as after a release whose workers can be claimed
+	began, may := make(chan struct{}), make(chan struct{})
+	w.suspend = func() error {
+		w.suspend = nil
+		close(began)
+		<-may
+		return errors.New("no answer")
+	}
+	cooled := make(chan struct{})
+	go func() { defer close(cooled); n.e.cool(k) }()
+	<-began
+	granted := make(chan *control.LeaseReply, 1)
+	go func() {
+		granted <- n.mustLease(n.keepable(1, func(r *control.LeaseRequest) { r.Reuse = l.GetLeaseId() }))
+	}()
+	eventually(t, "the lease has taken the workers", func() bool {
+		n.e.mu.Lock()
+		defer n.e.mu.Unlock()
+		return n.e.cached[k.id] == nil
+	})
+	close(may)
+	<-cooled
+	if r := <-granted; len(r.GetWorkers()) != 0 { // the client offers new channels next
+		t.Errorf("the lease has the workers %v", r.GetWorkers())
+	}
+	if !w.killed.Load() {
+		t.Error("the worker that could not be suspended was not killed")
 	}
 }
 

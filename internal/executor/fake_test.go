@@ -76,8 +76,9 @@ type fakeWorker struct {
 	done chan struct{}
 	exit zygote.Exit
 
-	stubborn  bool // does not stop when asked
-	uncalled  bool // has executed no function
+	stubborn  bool         // does not stop when asked
+	suspend   func() error // called first by Suspend; nil: nothing
+	uncalled  bool         // has executed no function
 	stopped   atomic.Bool
 	finished  atomic.Bool
 	killed    atomic.Bool
@@ -236,6 +237,11 @@ func (w *fakeWorker) die(x zygote.Exit) {
 }
 
 func (w *fakeWorker) Suspend(ctx context.Context) error {
+	if w.suspend != nil {
+		if err := w.suspend(); err != nil {
+			return err
+		}
+	}
 	if w.stubborn {
 		<-ctx.Done()
 		return ctx.Err()
