@@ -20,19 +20,16 @@ import (
 // the agent's lease request names it. Nothing here reads the seed's bytes, except to hash them.
 
 // copyKey names the copy of a seed before a lease uses it. No client can make a table with this hash.
-func copyKey(owner string, content sum) (key sum) {
-	h := sha256.New()
-	fmt.Fprintf(h, "copy of a seed\x00%d\x00%s", len(owner), owner)
-	h.Write(content[:])
-	h.Sum(key[:0])
-	return key
-}
+func copyKey(owner string, content sum) sum { return keyOf("copy of a seed", owner, content) }
 
 // mappedKey returns the key of the copy of a seed whose heap leases map as a table. The copy belongs to the owner alone, even if the owner has named another owner's key.
-func mappedKey(owner string, seed sum) (key sum) {
+func mappedKey(owner string, seed sum) sum { return keyOf("mapped seed", owner, seed) }
+
+// keyOf returns a key that no other kind, owner or hash has.
+func keyOf(kind, owner string, of sum) (key sum) {
 	h := sha256.New()
-	fmt.Fprintf(h, "mapped seed\x00%d\x00%s", len(owner), owner)
-	h.Write(seed[:])
+	fmt.Fprintf(h, "%s\x00%d\x00%s", kind, len(owner), owner)
+	h.Write(of[:])
 	h.Sum(key[:0])
 	return key
 }

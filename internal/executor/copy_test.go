@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"google.golang.org/grpc"
+
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
@@ -46,14 +48,7 @@ func (n *node) hasSeed(key sum, b []byte) {
 func copySeed(from, to *node, key sum, provider string, change func(*control.FetchRequest)) (digest sum, err error) {
 	ctx, cancel := context.WithCancelCause(from.ctx())
 	defer cancel(nil)
-	loan, err := from.Lend(ctx)
-	if err != nil {
-		return digest, err
-	}
-	if err = loan.Send(&control.LendRequest{Seed: key[:], Provider: provider}); err != nil && !errors.Is(err, io.EOF) { // EOF: Recv says why
-		return digest, err
-	}
-	offer, err := loan.Recv()
+	loan, offer, err := askLoan(ctx, from, &control.LendRequest{Seed: key[:], Provider: provider})
 	if err != nil {
 		return digest, err
 	}
@@ -82,6 +77,17 @@ func copySeed(from, to *node, key sum, provider string, change func(*control.Fet
 		err = context.Cause(ctx)
 	}
 	return digest, err
+}
+
+// askLoan asks an executor to lend a seed, and returns the stream and the offer.
+func askLoan(ctx context.Context, from control.ExecutorClient, req *control.LendRequest) (loan grpc.BidiStreamingClient[control.LendRequest, control.LendReply], offer *control.LendReply, err error) {
+	if loan, err = from.Lend(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err = loan.Send(req); err == nil || errors.Is(err, io.EOF) { // EOF: Recv says why
+		offer, err = loan.Recv()
+	}
+	return loan, offer, err
 }
 
 // newNodes returns nodes that also offer tcp, each connected before the next one starts. They free what they have before the first of them looks for leaks.
@@ -284,15 +290,8 @@ func TestLendOfAnotherTenant(t *testing.T) {
 	}
 	n.e.tables.release([]*table{got})
 	ask := func(c control.ExecutorClient) (*control.LendReply, error) {
-		loan, err := c.Lend(n.ctx())
-		if err != nil {
-			return nil, err
-		}
-		if err := loan.Send(&control.LendRequest{Seed: key[:], Provider: dataplane.SHM}); err != nil {
-			return nil, err
-		}
-		r, err := loan.Recv()
-		if cerr := loan.CloseSend(); err == nil && cerr == nil {
+		loan, r, err := askLoan(n.ctx(), c, &control.LendRequest{Seed: key[:], Provider: dataplane.SHM})
+		if err == nil && loan.CloseSend() == nil {
 			_, _ = loan.Recv() // its end
 		}
 		return r, err
@@ -302,6 +301,33 @@ func TestLendOfAnotherTenant(t *testing.T) {
 	if r, err := ask(n.as("ann", identity.RoleTenant.String(), 0)); err != nil || len(r.GetSeed().GetSegments()) != 3 {
 		t.Errorf("of the tenant: %v, %v", r, err)
 	}
+}
+
+// A loan takes memory from what leases may have, for as long as it lasts. Without memory there is no loan.
+func TestLoanTakesMemory(t *testing.T) {
+	n := newNode(t)
+	data, key := library(3 * (256 << 10))
+	n.hasSeed(key, data)
+	before := n.e.table.Capacity()
+	ask := &control.LendRequest{Seed: key[:], Provider: dataplane.SHM}
+	loan, offer, err := askLoan(n.ctx(), n, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := n.e.table.Capacity().SetAside - before.SetAside; took == 0 || took != offer.GetProofs().GetSize() {
+		t.Errorf("the loan takes %d bytes, want those of the proofs: %d", took, offer.GetProofs().GetSize())
+	}
+	if err := loan.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the memory is given back", func() bool { return n.e.table.Capacity().SetAside == before.SetAside })
+	rest := before.Memory - before.SetAside
+	if err := n.e.table.SetAside(rest); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = askLoan(n.ctx(), n, ask)
+	refuses(t, "without memory", err, control.ClassBusy, "no memory")
+	n.e.tables.giveBack(rest)
 }
 
 // An executor that lends a seed connects to other executors on tcp, and nowhere else.
@@ -359,14 +385,7 @@ func onDemand(t *testing.T, from, to *node, key sum) (digest sum, end context.Ca
 	t.Helper()
 	ctx, cancel := context.WithCancel(from.ctx())
 	t.Cleanup(cancel)
-	loan, err := from.Lend(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err = loan.Send(&control.LendRequest{Seed: key[:], Provider: dataplane.SHM, OnDemand: true}); err != nil {
-		t.Fatal(err)
-	}
-	offer, err := loan.Recv()
+	loan, offer, err := askLoan(ctx, from, &control.LendRequest{Seed: key[:], Provider: dataplane.SHM, OnDemand: true})
 	if err != nil {
 		t.Fatal(err)
 	}

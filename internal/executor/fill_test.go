@@ -40,19 +40,13 @@ func move(t *testing.T, from, to *node, key sum, instead bool) *transfer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(from.ctx())
 	t.Cleanup(cancel)
-	loan, err := from.Lend(ctx)
+	loan, offer, err := askLoan(ctx, from, &control.LendRequest{Seed: key[:], Provider: dataplane.TCP, OnDemand: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	fetching, leave := context.WithCancel(to.ctx())
 	t.Cleanup(leave)
-	m := &transfer{loan: loan, end: cancel, leave: leave}
-	if err = loan.Send(&control.LendRequest{Seed: key[:], Provider: dataplane.TCP, OnDemand: true}); err != nil {
-		t.Fatal(err)
-	}
-	if m.offer, err = loan.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	m := &transfer{loan: loan, offer: offer, end: cancel, leave: leave}
 	if m.fetch, err = to.Fetch(fetching, &control.FetchRequest{Provider: dataplane.TCP, Blob: m.offer.GetBlob(), Memory: m.offer.GetMemory(), Proofs: m.offer.GetProofs(), Seed: m.offer.GetSeed(),
 		OnDemand: true, Instead: instead}); err != nil {
 		t.Fatal(err)
@@ -146,17 +140,11 @@ func TestSecondSource(t *testing.T) {
 func ask(n *node, key sum) (*control.LendReply, error) {
 	ctx, cancel := context.WithCancel(n.ctx())
 	defer cancel()
-	loan, err := n.Lend(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := loan.Send(&control.LendRequest{Seed: key[:], Provider: dataplane.SHM}); err != nil {
-		return nil, err
-	}
-	return loan.Recv()
+	_, offer, err := askLoan(ctx, n, &control.LendRequest{Seed: key[:], Provider: dataplane.SHM})
+	return offer, err
 }
 
-// An executor that drains tells the borrowers of its seeds, which then read the rest at once. It does not wait for those that do not read.
+// An executor that drains tells the borrowers of its seeds, which then read the rest at once. It does not wait for a borrower that reads nothing.
 func TestLenderDrains(t *testing.T) {
 	nodes := newNodes(t, 3)
 	a, b, c := nodes[0], nodes[1], nodes[2]

@@ -281,6 +281,14 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 		return lendError(err)
 	}
 	defer done()
+	memory := c.ProofsSize()
+	if provider == dataplane.Verbs {
+		memory += c.Bytes() // exposeSeed makes a copy
+	}
+	if err := e.tables.makeRoom(memory); err != nil {
+		return control.Errorf(control.ClassBusy, "lend a seed: %d bytes for the loan: no memory: %v", memory, err)
+	}
+	defer e.tables.giveBack(memory)
 	domain, err := dev.NewDomain()
 	if err != nil {
 		return lendError(err)
@@ -310,7 +318,9 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 	if err := stream.Send(offer); err != nil {
 		return err
 	}
-	req, err := next(ctx)
+	answer, cancel := context.WithTimeoutCause(ctx, fetchLimit(c.Bytes()), errSlow) // an on-demand loan may last much longer
+	req, err := next(answer)
+	cancel()
 	if err != nil {
 		return unlessOver(err)
 	}

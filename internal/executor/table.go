@@ -111,7 +111,7 @@ func (s *tableStore) find(r tableRef, owner string) *table {
 	return nil
 }
 
-// acquire returns the tables with new references, or the positions of those that the owner has not sent to this node. A client can name a bundle as a
+// acquire returns the tables with new references, or the positions of the tables that the owner has not sent to this node. A client can name a bundle as a
 // table, and a table as a bundle: the owner has not sent those either.
 func (s *tableStore) acquire(wanted []tableRef, owner string) (got []*table, unknown []uint32) {
 	s.mu.Lock()

@@ -136,7 +136,7 @@ func (p *Pending) keepLoan(ctx context.Context, id seedID, loan loanStream, fetc
 	}
 }
 
-// anotherSource finds a new source for an executor that has lost its source of a seed. It asks no executor whose address is in `asked`, and appends the addresses of those that it asks.
+// anotherSource finds a new source for an executor that has lost its source of a seed. It asks no executor whose address is in `asked`, and appends the address of each executor that it asks.
 func (p *Pending) anotherSource(ctx context.Context, id seedID, to control.ExecutorClient, cand *Candidate, asked *[]string) bool {
 	for range copyTries {
 		from := p.c.copies.other(id, *asked)

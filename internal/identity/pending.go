@@ -32,7 +32,7 @@ const maxPending = 4 << 10
 // stagedPath returns the path of a new file that is not in its place yet.
 func stagedPath(dir, name, suffix string) string { return filepath.Join(dir, "."+name+"-"+suffix) }
 
-// open opens a file for reading. If it is one of those that are being replaced, it opens the one in force.
+// open opens a file for reading. While the file is being replaced, it opens the version in force.
 func (o Opener) open(path string) (fs.File, error) {
 	dir, name := filepath.Split(path)
 	if !isReplaced(name) {
@@ -49,7 +49,7 @@ func (o Opener) open(path string) (fs.File, error) {
 	return f, err
 }
 
-// isReplaced reports whether a file of this name is one of those that are replaced together.
+// isReplaced reports whether a file has one of the names whose files are replaced together.
 func isReplaced(name string) bool {
 	switch name {
 	case fileNode, fileNodeKey, filePage, filePageKey, fileCA, fileTokenPub, fileRevoked, fileIssuer:
@@ -111,12 +111,8 @@ func (o Opener) sum(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
+	if _, err := regular(f, path); err != nil {
 		return nil, err
-	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	h := sha256.New()
 	if _, err := io.Copy(h, io.LimitReader(f, maxRevoked+1)); err != nil {

@@ -34,12 +34,9 @@ func (o Opener) read(path string, private bool, most int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	st, err := f.Stat()
+	st, err := regular(f, path)
 	if err != nil {
 		return nil, err
-	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	if private {
 		if st.Mode().Perm()&0o077 != 0 {
@@ -54,6 +51,15 @@ func (o Opener) read(path string, private bool, most int64) ([]byte, error) {
 		err = fmt.Errorf("%s has more than %d bytes", path, most)
 	}
 	return b, err
+}
+
+// regular returns what the system knows about an open file, or an error if it is not a regular file.
+func regular(f fs.File, path string) (fs.FileInfo, error) {
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	return st, err
 }
 
 // lookAgain is how long the last check of the files is valid, and lookSoon how long if it failed.

@@ -211,8 +211,8 @@ func (p *paging) check(r SeedRun, b []byte) error {
 	return nil
 }
 
-// pick returns the runs to read next: those for which workers wait, else those that were recorded on another node, else a part of the rest. The rest is read
-// only if all and now are set. all: everything is to be read. now: reading delays no worker. show: see fetch. last: the runs belong to the rest.
+// pick returns the runs to read next. Runs for which workers wait come first. Then come the runs that were recorded on another node, then a part of the rest.
+// The rest is read only if all and now are set. all: everything is to be read. now: reading delays no worker. show: see fetch. last: the runs belong to the rest.
 func (p *paging) pick(all, now bool) (runs []SeedRun, show, last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
