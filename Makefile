@@ -670,15 +670,13 @@ run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
 	PROGRAM=build/examples/montecarlo EXECUTORS=$$executors scripts/demo -mourn -points 300000000; done; \
 	PROGRAM=build/examples/conjugate EXECUTORS=2 scripts/demo 32 100 lose
 
-.PHONY: softroce-tests test-softroce-core test-softroce-clients
-test-softroce: test-softroce-clients test-softroce-core ## everything that uses verbs, on real verbs devices in two virtual machines
-softroce-tests: tried-build
+test-softroce: build/ctest/dp_test ## everything that uses verbs, on a real verbs device in a virtual machine
+	$(Q)$(try_build)
 	$(Q)rm -rf build/gotest && mkdir -p build/gotest/programs
 	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
 	$(Q)cd tests/capi && RFAAS_REQUIRE_VERBS=1 RFAAS_TEST_PROGRAMS=$(CURDIR)/build/gotest/programs ../../build/gotest/capi.test -compile \
 		-test.skip '^TestCachedLease.*|^TestClaim.*|^TestSpareAhead$$|^Example.' || echo 'make: some programs of tests/capi were not compiled; going on with the tests' >&2
-test-softroce-core test-softroce-clients: test-softroce-%: softroce-tests build/ctest/dp_test
-	$(Q)scripts/softroce/run --timeout 740 -e RFAAS_REQUIRE_VERBS=1 -- tests/run --guest $*
+	$(Q)scripts/softroce/run --timeout 840 -e RFAAS_REQUIRE_VERBS=1 -- tests/run --guest
 
 test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine
 	$(Q)$(try_build)
