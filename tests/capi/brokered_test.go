@@ -294,7 +294,8 @@ func threadsStopped(t *testing.T, pid int) bool {
 }
 
 // TestBrokeredMoveBound stops a worker before it is asked to move. Calls on the other worker return, and one of them at most waits for the answer: calls take
-// no longer than after the stopped worker has moved. The executor ends a worker that is stopped for a second. On a busy machine, the calls may take longer.
+// no longer than after the stopped worker has moved. The executor ends a worker that is stopped for a second, so on a busy machine the test may need several
+// attempts. Both times are the shortest of many.
 func TestBrokeredMoveBound(t *testing.T) {
 	c := startSpare(t, "0", 2)
 	for range 3 {
@@ -303,7 +304,7 @@ func TestBrokeredMoveBound(t *testing.T) {
 		}
 		c.ready()
 	}
-	t.Skip("the executor has ended the stopped worker each time")
+	t.Error("the executor has ended the stopped worker each time")
 }
 
 // moveBound returns false if the executor has ended the stopped worker.
@@ -316,8 +317,13 @@ func (c *brokeredCluster) moveBound() bool {
 		c.t.Fatal(err)
 	}
 	moved := func(n string) func() bool { return func() bool { l.do("calls 5"); return l.own() == n+":1" } }
-	least := func() time.Duration {
-		return min(l.ask("calls 50").took, l.ask("calls 50").took, l.ask("calls 50").took)
+	least := func() (best time.Duration) {
+		for end := time.Now().Add(300 * time.Millisecond); best == 0 || time.Now().Before(end); {
+			if took := l.ask("calls 50").took; best == 0 || took < best {
+				best = took
+			}
+		}
+		return best
 	}
 	testkit.Eventually(c.t, "the first worker has moved", moved("1"))
 	stopped := least()
