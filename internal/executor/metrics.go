@@ -154,7 +154,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("cached_leases", "Cached leases and spare leases.", func() float64 { return float64(e.table.Capacity().Cached) })
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
-	gauge("table_bytes", "Lent memory that tables, bundles and seeds use.", func() float64 { return float64(e.table.Capacity().SetAside) })
+	gauge("table_bytes", "Lent memory that tables, bundles, seeds and loans of seeds use.", func() float64 { return float64(e.table.Capacity().SetAside) })
 	r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_executor_table_received_bytes_total",
 		Help: "Bytes of tables and bundles that clients have sent. They send each one to a node once."}, func() float64 { return float64(e.tables.received.Load()) }))
 	for name, c := range map[string]accounting.Counter{"calls": accounting.Calls, "call_failures": accounting.Failures, "call_seconds": accounting.ExecMicros} {
