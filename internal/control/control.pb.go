@@ -134,7 +134,7 @@ type Event_Kind int32
 
 const (
 	Event_KIND_UNSPECIFIED Event_Kind = 0
-	Event_KIND_OPEN        Event_Kind = 1 // first event: the stream is in place, and says something at least every in_ms (0: no promise)
+	Event_KIND_OPEN        Event_Kind = 1 // first event: the stream is in place, and has an event at least every in_ms. 0, and more than 10000, count as 10000
 	Event_KIND_WORKER_DIED Event_Kind = 2
 	Event_KIND_LEASE_ENDED Event_Kind = 3 // released, expired, revoked, drained: reason begins with which
 	Event_KIND_DRAINING    Event_Kind = 4 // the executor ends in in_ms: start no new calls, finish those in flight, release the lease

@@ -21,8 +21,8 @@ const (
 	lossBound = 8 * time.Second
 	// watchBound is the time after a break in which new attempts may begin.
 	watchBound = 3 * time.Second
-	// An executor says how often it sends events, at most maxPromise. It counts as lost after silentTimes such intervals without
-	// an event.
+	// An executor says how often it sends events, at most maxPromise, which also replaces 0. It counts as lost after silentTimes such
+	// intervals without an event.
 	silentTimes = 5
 	maxPromise  = 10 * time.Second
 )
@@ -282,7 +282,7 @@ func (h *Held) stream(ctx context.Context, handle func(Event), quiet *silenceTim
 		}
 		if e.Kind == control.Event_KIND_OPEN {
 			opened = true
-			limit = silentTimes * min(milliseconds(e.InMs), maxPromise)
+			limit = silentTimes * promise(e.InMs)
 		}
 		quiet.heard(limit)
 		switch e.Kind {
@@ -300,11 +300,19 @@ func (h *Held) stream(ctx context.Context, handle func(Event), quiet *silenceTim
 	return nil, opened, err
 }
 
+// promise returns the longest time between two events of an executor that names an interval.
+func promise(ms uint64) time.Duration {
+	if ms == 0 {
+		return maxPromise
+	}
+	return min(milliseconds(ms), maxPromise)
+}
+
 // silenceTimer measures for how long an executor has sent nothing, over all event streams of a lease. It does not count time in which this
 // process could not read because it or the whole node was stopped: events may have arrived then that it has not read yet.
 type silenceTimer struct {
 	mu     sync.Mutex
-	limit  time.Duration // 0: none
+	limit  time.Duration
 	silent time.Duration // length of the silence at the time `looked`
 	looked time.Time
 	pause  time.Duration // until the next look
@@ -320,7 +328,7 @@ func newSilenceTimer(limit time.Duration) *silenceTimer {
 	return &silenceTimer{limit: limit, looked: time.Now()}
 }
 
-// heard begins a new silence, which may last as long as limit; 0: without a limit.
+// heard begins a new silence, which may last as long as limit.
 func (e *silenceTimer) heard(limit time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -355,11 +363,8 @@ func (e *silenceTimer) next() (limit time.Duration, reached bool, pause time.Dur
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	left := e.limit - e.look()
-	e.pause = time.Second
-	if e.limit > 0 {
-		e.pause = min(e.pause, max(min(e.limit/8, left), 5*time.Millisecond))
-	}
-	return e.limit, e.limit > 0 && left <= 0, e.pause
+	e.pause = min(time.Second, max(min(e.limit/8, left), 5*time.Millisecond))
+	return e.limit, left <= 0, e.pause
 }
 
 // run cancels ctx with a *silence when a silence reaches its limit. It returns when ctx ends.

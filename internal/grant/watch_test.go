@@ -242,7 +242,8 @@ func TestStreamBreaks(t *testing.T) {
 		{"late, with a long promise", maxPromise, []play{breaks(45 * s)}, 45*s + watchBound},
 		{"late, with a long promise, and reopens", maxPromise, []play{breaks(45 * s), opens(2900 * ms)}, 0},
 		{"and the executor refuses the token", s, []play{breaks(4 * s), refused, refused, refused, refused, opens(5900 * ms)}, 0},
-		{"never, without a promise", 0, []play{breaks(never)}, 0},
+		{"never, without a promise", 0, []play{breaks(never)}, silentTimes * maxPromise},
+		{"late, without a promise, and reopens", 0, []play{breaks(45 * s), opens(2900 * ms)}, 0},
 		{"before it opens", s, []play{fails(4 * s), opens(3900 * ms)}, 0},
 		{"never, and does not open", s, nil, openBound},
 	} {
