@@ -382,6 +382,32 @@ func TestLimitsAreKept(t *testing.T) {
 	}
 }
 
+// A party has the rate of its latest request. The rate of a node's renewals changes with the life of its certificates.
+func TestLimitOfLatestRequest(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		old, new  time.Duration // between two requests
+		too, soon time.Duration // after the first request with the new rate: still refused, and given
+	}{
+		{"shorter", time.Hour, time.Minute, 30 * time.Second, time.Minute},
+		{"longer", time.Minute, time.Hour, 30 * time.Minute, time.Hour},
+	} {
+		var l limits
+		now := time.Now()
+		const burst = 3
+		for range burst {
+			if !l.take("node", rate.Every(c.old), burst, now) {
+				t.Fatal("less than the burst")
+			}
+		}
+		for i, at := range []time.Duration{0, c.too, c.soon} {
+			if got := l.take("node", rate.Every(c.new), burst, now.Add(at)); got != (i == 2) {
+				t.Errorf("%s: after %v: %v", c.name, at, got)
+			}
+		}
+	}
+}
+
 // With more than maxParties parties that have used up a part of their rate, the memory is bounded. A party with a limiter of its own that has used up its rate stays refused. A
 // party with a shared limiter can be refused only because of parties that share the same limiter.
 func TestLimitsOfManyParties(t *testing.T) {

@@ -38,7 +38,8 @@ func (l *limits) spent(party string, now time.Time) bool {
 	return h != nil && h.TokensAt(now) < 1
 }
 
-// take uses one unit of a party's rate, and returns false if there is none.
+// take uses one unit of a party's rate, and returns false if there is none. A party whose rate differs from that of its last call has the new rate
+// from now on.
 func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,6 +62,9 @@ func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) 
 	} else if h == nil {
 		h = rate.NewLimiter(every, burst)
 		l.of[party] = h
+	}
+	if h.Limit() != every {
+		h.SetLimitAt(now, every)
 	}
 	return h.AllowN(now, 1)
 }
