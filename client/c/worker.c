@@ -277,6 +277,10 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline) {
                               "queue pair", worker, (long long)(dp_now_ns() - start) / 1000000);
     if (status != RFAAS_BUSY || !l->workers[worker].replacing)
         return status;
+    rfaas_agent_look(); /* the executor may have been reported as lost together with that answer: the lease can then move */
+    status = rfaas_api_fail_ended(l, "replace worker");
+    if (status)
+        return status;
     return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: no new worker within %lld ms; the replacement continues", worker,
                           (long long)(dp_now_ns() - start) / 1000000);
 }

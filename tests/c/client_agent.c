@@ -319,6 +319,29 @@ T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM)
     fake_leave();
 }
 
+/* The executor is lost just when the wait for a new worker ends. The call says that the lease has ended, so that it can move, and not that its time
+ * is over. */
+T_CASE(api_lost_replacing, "api/lost-in-a-replacement", .providers = T_SHM) {
+    for (int when = -1; when <= 1; when += 2) {
+        rfaas_lease_options lo;
+        rfaas_lease *lease;
+        uint64_t in = 7, out = 0;
+        rfaas_session *session = fake_session(&lo);
+        CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+        pthread_mutex_lock(&fake_mu);
+        fake_loses = when;
+        pthread_mutex_unlock(&fake_mu);
+        int status = rfaas_worker_replace(lease, 0);
+        CHECKF(status == RFAAS_LEASE_ENDED && strstr(rfaas_last_error(), "lost: executor here"), "event %s the answer: %d %s",
+               when < 0 ? "before" : "after", status, rfaas_last_error());
+        CHECK(RFAAS_CLASS(rfaas_invoke(lease, 0, &in, sizeof in, &out, sizeof out, NULL, NULL)) == RFAAS_CLASS_LEASE);
+        (void)rfaas_lease_release(lease);
+        CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+        CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+        fake_leave();
+    }
+}
+
 static void nothing(int signal) { (void)signal; }
 
 /* Signals do not end a connection whose buffer is full, and texts that do not fit into a message give an error. */

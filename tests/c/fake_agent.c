@@ -7,7 +7,7 @@
 pthread_mutex_t fake_mu = PTHREAD_MUTEX_INITIALIZER;
 fake_lease fake_leases[LEASES];
 uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
-int fake_adopts_ms, fake_reads_ms, fake_adopt_status;
+int fake_adopts_ms, fake_reads_ms, fake_adopt_status, fake_loses;
 uint32_t fake_ends_at, fake_ends, fake_unreached, fake_leaves, fake_refused;
 int fake_unreached_as = DP_PEER_GONE;
 void (*fake_hands)(uint32_t id);
@@ -216,10 +216,32 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, &grant, WORKERS * sizeof *grant.workers + 10);
 }
 
+/* Answers that the new worker has not started, as at the end of the client's patience. The client receives the event and the answer together. */
+static void fake_lose(uint32_t id, const rfaas_agent_replace *req) {
+    struct {
+        rfaas_agent_header h;
+        rfaas_agent_worker worker;
+    } answer = {{.size = sizeof answer, .op = RFAAS_AGENT_REPLACE, .id = id}, {0}};
+    struct {
+        rfaas_agent_header h;
+        rfaas_agent_event e;
+    } event = {{.size = sizeof event, .op = RFAAS_AGENT_EVENT},
+               {.key = req->key, .kind = RFAAS_EVENT_ENDED, .status = RFAAS_PEER_GONE, .text = "lost: executor here: it sent nothing for 5s"}};
+    struct iovec a = {&answer, sizeof answer}, e = {&event, sizeof event}, both[2] = {fake_loses < 0 ? e : a, fake_loses < 0 ? a : e};
+    struct msghdr m = {.msg_iov = both, .msg_iovlen = 2};
+    sendmsg(fake_socket, &m, MSG_NOSIGNAL);
+    __atomic_add_fetch(&rfaas_agent_shared->events, 1, __ATOMIC_RELEASE);
+    fake_loses = 0;
+}
+
 static void fake_replace(uint32_t id, const rfaas_agent_replace *req) {
     rfaas_agent_worker w = {0};
     fake_lease *l = fake_find(req->key);
     CHECK(l && req->worker < WORKERS);
+    if (fake_loses && req->timeout_ns) {
+        fake_lose(id, req);
+        return;
+    }
     fake_stop(&l->workers[req->worker]);
     fake_start(&l->workers[req->worker], &req->offer, &w);
     fake_replaced++;
