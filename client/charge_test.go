@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // Charging does not slow down calls. The test compares an executor that charges ten times as often as by default with
@@ -53,6 +55,41 @@ func TestChargingCostsCallsNothing(t *testing.T) {
 	}
 	if best > 1.1 {
 		t.Errorf("charged calls take %.3f times as long", best)
+	}
+}
+
+// The metrics of an executor count calls, failed ones, and their time: by the clock and of the processor.
+func TestMetricsOfCalls(t *testing.T) {
+	dir := t.TempDir()
+	secret, web := filepath.Join(dir, "secret"), filepath.Join(dir, "web")
+	m := start(t, "bin/resource-manager", secret, "--executors", "8")
+	d := start(t, "bin/executor", secret, "--cores", "1", "--providers", provider(), "--grace", "1s", "--manager", m.Address, "--charge-interval", "100ms",
+		"--http-listen", "unix:"+web)
+	w := &world{daemon: d, secret: secret}
+	w.session = w.connect(t, client.Options{Executor: d.Address})
+	l := w.lease(t, client.LeaseOptions{})
+	const calls, nap = 4, 300 * time.Millisecond
+	sleep := function(t, l, "sleep_ns")
+	for range calls {
+		if _, err := sleep.Invoke(context.Background(), u64(uint64(nap)), make([]byte, 8)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := function(t, l, "fail").Invoke(context.Background(), []byte("on purpose"), nil); !errors.Is(err, client.ErrFunction) {
+		t.Fatal(err)
+	}
+	metric := func(name string) float64 {
+		v, err := strconv.ParseFloat(testkit.Metric(t, web, "rfaas_executor_"+name+"_total"), 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return v
+	}
+	testkit.Eventually(t, "all calls are counted", func() bool { return metric("calls") == calls+1 && metric("call_failures") == 1 })
+	elapsed, used := metric("call_elapsed_seconds"), metric("call_seconds")
+	t.Logf("%d calls that sleep %v each: %.3f s elapsed, %.3f s of the processor", calls, nap, elapsed, used)
+	if least := calls * nap.Seconds() / 2; elapsed < least || used >= elapsed { // a sample in 50 ms, so the estimate of a call of 300 ms is good to a sixth
+		t.Errorf("%.3f s elapsed, want at least %.3f, and %.3f s of the processor, want less", elapsed, least, used)
 	}
 }
 

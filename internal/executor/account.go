@@ -16,6 +16,9 @@ import (
 // for it.
 const sampleEvery = 50 * time.Millisecond
 
+// sampleMost is the longest time for which one sample counts, after this process was stopped.
+const sampleMost = time.Second
+
 // accounts measures what leases use and reports it to the resource manager: first to the journal, then to cells in the
 // manager's memory, or by message if there are none. The journal entry is dropped when the ledger has it. Leases never
 // wait for any of this.
@@ -33,6 +36,8 @@ type accounts struct {
 	ended   []*account
 	trouble map[string]bool // errors that were logged
 	total   accounting.Use  // of all leases, as measured last
+	sampled time.Time       // when the workers were last checked for running a function
+	running time.Duration   // time in functions of all workers, by these samples
 
 	// Used only by the settling goroutine.
 	settling sync.Mutex
@@ -88,7 +93,7 @@ type owed struct {
 }
 
 func newAccounts(node string, incarnation [16]byte, now func() time.Time, journal *accounting.Journal, log *slog.Logger) *accounts {
-	a := &accounts{node: node, incarnation: incarnation, now: now, log: log, poke: make(chan struct{}, 1), journal: journal,
+	a := &accounts{node: node, incarnation: incarnation, now: now, log: log, poke: make(chan struct{}, 1), journal: journal, sampled: now(),
 		leases: map[lease.ID]*account{}, tables: map[tableKey]*tableUse{}, using: map[lease.ID][]tableKey{}, owed: map[accounting.Key]*owed{}, trouble: map[string]bool{}}
 	if journal != nil {
 		for _, e := range journal.Live() {
@@ -396,10 +401,13 @@ func (w *metered) hot(used, wall time.Duration, called bool) time.Duration {
 	return max(min(used-inside, wall-inside), 0)
 }
 
-// sample counts which workers are in a function.
+// sample counts which workers are in a function. Each of them has run it for the time since the last sample, on average over many samples.
 func (a *accounts) sample() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	now := a.now()
+	since := min(max(now.Sub(a.sampled), 0), sampleMost)
+	a.sampled = now
 	for _, acc := range a.leases {
 		for _, w := range acc.workers {
 			if w == nil {
@@ -408,6 +416,7 @@ func (a *accounts) sample() {
 			w.samples++
 			if w.Running() != "" {
 				w.inside++
+				a.running += since
 			}
 		}
 	}
@@ -454,4 +463,14 @@ func (a *accounts) sum(c accounting.Counter) uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.total[c]
+}
+
+// callTime returns the time that calls have spent in functions, by samples.
+func (a *accounts) callTime() time.Duration {
+	if a == nil {
+		return 0
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.running
 }

@@ -110,6 +110,9 @@ func TestAccountsOfALease(t *testing.T) {
 	for range 4 {
 		a.sample()
 	}
+	if got := a.callTime(); got != time.Second {
+		t.Errorf("%v in functions, want the second of the one worker that runs one", got)
+	}
 	burn(t, 20*time.Millisecond)
 	a.step(t.Context(), m)
 	u := m.use[key].Since(base)
@@ -155,6 +158,9 @@ func TestAccountsOfALease(t *testing.T) {
 	none.join(nil)
 	none.detach()
 	none.finish(t.Context(), nil)
+	if none.callTime() != 0 {
+		t.Error("calls of no lease")
+	}
 }
 
 // look takes in what the workers have done.
@@ -164,6 +170,42 @@ func (a *accounts) look(t *testing.T) {
 	defer a.mu.Unlock()
 	for _, acc := range a.leases {
 		acc.lookAll(a.now())
+	}
+}
+
+// The time in functions is estimated from samples at any interval. The time in which the executor itself was stopped counts at most as sampleMost.
+func TestCallTime(t *testing.T) {
+	clock := time.Unix(1000, 0)
+	a := newAccounts("n", [16]byte{9}, func() time.Time { return clock }, nil, slog.New(slog.DiscardHandler))
+	w, v := newCountingWorker(), newCountingWorker()
+	a.begin(terms("ann", 2, 1), []Worker{w, v}, true, clock)
+	for _, c := range []struct {
+		name  string
+		after time.Duration
+		busy  int // workers in functions
+		more  time.Duration
+	}{
+		{"idle", sampleEvery, 0, 0},
+		{"one", sampleEvery, 1, sampleEvery},
+		{"both", sampleEvery, 2, 2 * sampleEvery},
+		{"a late sample", 5 * sampleEvery, 2, 10 * sampleEvery},
+		{"after a stop", time.Hour, 1, sampleMost},
+		{"a clock that went back", -time.Hour, 2, 0},
+		{"and on", sampleEvery, 1, sampleEvery},
+	} {
+		before := a.callTime()
+		clock = clock.Add(c.after)
+		w.function, v.function = "", ""
+		if c.busy > 0 {
+			w.function = "f"
+		}
+		if c.busy > 1 {
+			v.function = "f"
+		}
+		a.sample()
+		if got := a.callTime() - before; got != c.more {
+			t.Errorf("%s: %v, want %v", c.name, got, c.more)
+		}
 	}
 }
 
