@@ -97,7 +97,7 @@ var layers = map[string][]string{
 	"tests/hostile": {"client", "internal/control", "internal/identity"},
 	"tests/remote":  {},
 	"tests/slurm":   {"client", "internal/control"},
-	"tests/cluster": {"internal/identity", "internal/issuer"},
+	"tests/cluster": {"internal/etcd", "internal/identity", "internal/issuer"},
 	// `rfaas bench` starts the programs that it measures.
 	"benchmarks": {"internal/cli/command", "internal/agent", "internal/daemon", "client", "invoke", "accounting", "internal/board", "internal/claim", "internal/link", "internal/config", "internal/control", "internal/dataplane",
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},
