@@ -703,7 +703,7 @@ check: build test-programs lint build/ctest/dp_test ## before a commit: lint and
 	$(Q)build/ctest/dp_test --provider shm
 	$(Q)$(GO) test -short -vet=off ./...
 
-lint: lint-go lint-c lint-sh lint-prose lint-readme ## gofmt, go vet, staticcheck, compiler warnings, shellcheck, spelling, prose, README's table
+lint: lint-go lint-c lint-sh lint-prose lint-readme lint-rules ## gofmt, go vet, staticcheck, compiler warnings, shellcheck, spelling, prose, README's table, alerting rules
 
 STATICCHECK := build/tools/staticcheck
 $(STATICCHECK): tools/go.mod tools/go.sum
@@ -752,6 +752,14 @@ lint-prose: $(STATICCHECK)
 lint-readme:
 	$(call say,LINT,README.md)
 	$(Q)$(GO) run -buildvcs=false ./cmd/rfaas-bench report --readme README.md --check benchmarks/headline
+
+# The alerting rules, and their tests. TestMonitoringNamesExist checks that the metrics in them and in the dashboard exist.
+PROMTOOL ?= $(or $(shell command -v promtool 2>/dev/null),build/tools/promtool)
+.PHONY: lint-rules
+lint-rules:
+	$(call say,LINT,rfaas.rules.yml)
+	$(Q)if [[ -x $(PROMTOOL) ]]; then $(PROMTOOL) check rules packaging/monitoring/rfaas.rules.yml && $(PROMTOOL) test rules packaging/monitoring/rfaas.rules.test.yml; \
+		else echo 'promtool is missing: run make deps' >&2; [[ -z "$${CI:-}" ]]; fi
 
 # ---------------------------------------------------------------------------------------------- installing
 
