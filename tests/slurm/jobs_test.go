@@ -182,7 +182,8 @@ func TestControllerKilledAndDoubled(t *testing.T) {
 			}
 		}
 	}
-	// The controller, which is still running, ends and submits no more jobs.
+	// The controller, which is still running, ends and submits no more jobs. The executors leave nothing behind.
+	traces := c.traces()
 	asked := time.Now()
 	if out := c.must("head", c.root+"/bin/rfaas", "slurm", "stop", "--partition", "idle"); !strings.Contains(out, " jobs cancelled") {
 		t.Errorf("stop said %q", out)
@@ -192,6 +193,7 @@ func TestControllerKilledAndDoubled(t *testing.T) {
 		return len(processes(strings.Join([]string{"slurm", "follow", "--partition", "idle"}, "\x00"))) == 0
 	})
 	wait(t, "no job is left", func() bool { return c.must("head", "squeue", "-h", "-p", "idle") == "" })
+	traces.gone(4)
 }
 
 // The executor of a drained node ends, and the node is used again when it is resumed. Other nodes are not affected. On
