@@ -173,6 +173,7 @@ $(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP
 $(eval $(call c_program,libexec/rfaas-bench-peer,build/bench-peer,$(BENCH_PEER_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
 build/worker/$(WORKER)/main.o: VERSION_FLAG := -DRFAAS_VERSION='"$(VERSION)"'
 build/worker/$(WORKER)/main.o: build/version
+build/worker/$(WORKER)/runtime.o: client/python/rfaas/_frames.py client/python/rfaas/_remote.py
 build/version: FORCE
 	@echo '$(VERSION)' | $(call unless_same,$@)
 

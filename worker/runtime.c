@@ -25,6 +25,15 @@
 #define LIST_MAX 16384 /* bytes of a list of modules or paths */
 #define LINKS_MAX 40
 
+/* The source of what executes Python functions in workers. A client with the same source need not let each worker execute it. */
+__asm__(".pushsection .rodata\n"
+        "remote_source:\n"
+        ".incbin \"client/python/rfaas/_frames.py\"\n"
+        ".incbin \"client/python/rfaas/_remote.py\"\n"
+        ".byte 0\n"
+        ".popsection\n");
+extern const char remote_source[] __attribute__((visibility("hidden")));
+
 /* Imports the modules. Its variables come in the environment. Reports a failure in the variable `failed` of __main__. The base modules are
  * those that the worker's side of rfaas.Executor and cloudpickle use. Dictionaries of modules are frozen, so that no garbage collection of a
  * worker touches their pages.
@@ -75,7 +84,7 @@ static const char preload_code[] =
     "    site.addsitedir = add\n"
     "    sys.argv = ['']\n"
     "    sys.path[:0] = paths\n"
-    "    for name in ('collections.abc', 'copyreg', 'dis', 'functools', 'importlib.abc', 'importlib.machinery', 'io', 'itertools', 'logging',\n"
+    "    for name in ('collections.abc', 'copyreg', 'dis', 'functools', 'importlib.abc', 'importlib.machinery', 'importlib.util', 'io', 'itertools', 'logging',\n"
     "                 'marshal', 'pickle', 'platform', 'random', 'struct', 'threading', 'traceback', 'typing', 'uuid', 'weakref'):\n"
     "        importlib.import_module(name)\n"
     "    for name in modules:\n"
@@ -84,6 +93,11 @@ static const char preload_code[] =
     "        except BaseException as e:\n"
     "            raise ImportError(f'import {name}: {type(e).__name__}: {e}') from e\n"
     "    sys.meta_path.remove(Finder)\n"
+    "    remote = type(sys)('rfaas_remote')\n"
+    "    remote.SOURCE_HASH = importlib.util.source_hash(remote_source.encode()).hex()\n"
+    "    exec(compile(remote_source, 'rfaas/_remote.py', 'exec', dont_inherit=True), vars(remote))\n"
+    "    remote.adapt_own()\n"
+    "    sys.modules['rfaas_remote'] = remote\n"
     "    files = {file for m in list(sys.modules.values()) for file in (getattr(m, '__file__', None), getattr(m, '__cached__', None))}\n"
     "    for path in [*sys.path, *(mapped() - before), *(file for file in files if isinstance(file, str))]:\n"
     "        check(path)\n"
@@ -311,8 +325,8 @@ static const char *run_preload(void *library) {
     new_text = (void *(*)(const char *))dlsym(library, "PyUnicode_DecodeFSDefault");
     if (!run || !import || !get || !text || !set || !function || !save || !new_text)
         return lacks;
-    void *main = import("__main__"), *check = function(&check_method, NULL, NULL);
-    if (!main || !check || set(main, "only_root_changes", check))
+    void *main = import("__main__"), *check = function(&check_method, NULL, NULL), *source = new_text(remote_source);
+    if (!main || !check || !source || set(main, "only_root_changes", check) || set(main, "remote_source", source))
         return "no memory";
     void *failed = run(preload_code, NULL) ? NULL : get(main, "failed");
     const char *why = failed ? text(failed) : "see the traceback";

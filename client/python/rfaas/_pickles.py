@@ -96,17 +96,16 @@ FIXED = types.FunctionType, types.BuiltinFunctionType, type
 
 
 @functools.cache
-def _remote_code() -> Any:
-    source = "".join((HERE / name).read_text(encoding="utf-8") for name in ("_frames.py", "_remote.py"))
-    return compile(source, "rfaas/_remote.py", "exec", dont_inherit=True)
+def _remote() -> tuple[str, bytes]:
+    """Returns a hash of the source of what runs in workers, and its code. Runtimes have executed the same text (worker/runtime.c)."""
+    source = b"".join((HERE / name).read_bytes() for name in ("_frames.py", "_remote.py"))
+    return importlib.util.source_hash(source).hex(), marshal.dumps(compile(source, "rfaas/_remote.py", "exec", dont_inherit=True))
 
 
 @functools.cache
-def _cloudpickle_code() -> dict[str, bytes]:
-    if cloudpickle() is None:
-        return {}
-    modules = {name: module.__spec__ for name, module in sys.modules.items() if name.partition(".")[0] == "cloudpickle" and module}
-    return {name: marshal.dumps(spec.loader.get_code(name)) for name, spec in modules.items()}  # type: ignore[union-attr]
+def _cloudpickle_code() -> bytes:
+    modules = {} if cloudpickle() is None else {name: module.__spec__ for name, module in sys.modules.items() if name.partition(".")[0] == "cloudpickle" and module}
+    return marshal.dumps({name: marshal.dumps(spec.loader.get_code(name)) for name, spec in modules.items()})  # type: ignore[union-attr]
 
 
 def _libraries() -> list[str]:
@@ -140,11 +139,13 @@ def start_payload(initializer: Any, initargs: tuple[Any, ...], bundled: list[str
     """Returns the payload of the init call `start` in worker.c. functions: those of rfaas.python, pickled."""
     environments = [os.path.basename(path) for path in bundled if os.path.isfile(os.path.join(path, "pyvenv.cfg"))]
     programs = [*(f":{name}/bin/python3" for name in environments), sys.executable, getattr(sys, "_base_executable", "")]
+    source_hash, code = _remote()
     strings = [f"{sys.version_info.major}.{sys.version_info.minor}.", "\n".join(_libraries()), "\n".join(dict.fromkeys(p for p in programs if p)),
-               os.path.basename(bundled[0]) if bundled else ""]
-    options = {"code": _remote_code(), "cloudpickle": _cloudpickle_code(), "version": getattr(cloudpickle(), "__version__", ""), "initializer": b"", "functions": functions or []}
+               os.path.basename(bundled[0]) if bundled else "", source_hash, str(len(code))]
+    options = {"version": getattr(cloudpickle(), "__version__", ""), "initializer": b"", "functions": functions or []}
     if initializer is not None:
         Code(initializer)  # raises an error with its name if it cannot be pickled
         arguments(initializer, (initargs, {}))
         options["initializer"] = by_value((initializer, initargs))
-    return b"".join(os.fsencode(s) + b"\0" for s in strings) + marshal.dumps(options)
+    marshalled = marshal.dumps(options)
+    return b"".join([*(os.fsencode(s) + b"\0" for s in strings), code, len(marshalled).to_bytes(8, "little"), marshalled, _cloudpickle_code()])

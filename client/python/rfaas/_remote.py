@@ -1,4 +1,5 @@
-"""The worker's side of rfaas.Executor and rfaas.python. worker.c runs this file in the interpreter of a worker, after _frames.py, in the same namespace."""
+"""The worker's side of rfaas.Executor and rfaas.python. worker.c runs this file in the interpreter of a worker, after _frames.py, in the same namespace. A runtime
+has executed the same text before (worker/runtime.c)."""
 import functools
 import importlib.abc
 import importlib.machinery
@@ -40,20 +41,32 @@ def adapt(modules):
         for module in modules:
             f = getattr(module, name, None)
             if getattr(f, "__module__", None) == module.__name__:  # it is defined there. Other modules may have imported it
-                changed = change(f)
+                changed = change(getattr(f, "__wrapped__", f))  # a runtime with other code may have changed it
                 for other in modules:
                     if getattr(other, name, None) is f:
                         setattr(other, name, changed)
 
 
+adapted = False  # whether a runtime has changed its cloudpickle
+
+
+def adapt_own():
+    """Changes the cloudpickle of a runtime, which calls this before there are workers."""
+    global adapted
+    adapted = True
+    adapt([module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "cloudpickle"])
+
+
 def use_cloudpickle(sent, version):
-    """Prepares the client's cloudpickle. If the runtime has imported the same version, uses that one. Looks up names one by one: a loop over
-    sys.modules would write to the reference count of each name, and copy the pages that the workers of a runtime share."""
+    """Prepares the client's cloudpickle, or uses that of the runtime if it has the same version."""
     own = sys.modules.get("cloudpickle")
     if own and getattr(own, "__version__", None) == version:
-        adapt([sys.modules[name] for name in sent if name in sys.modules])
-    elif own:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "cloudpickle"]:
+        if not adapted:
+            adapt_own()
+        sent = {}
+    else:
+        sent = marshal.loads(sent)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "cloudpickle"] if own else ():
             del sys.modules[name]
     sys.meta_path.insert(0, Finder(sent))
 
@@ -317,16 +330,20 @@ def report(e):
     return f"{place}raised {name}: {e}"
 
 
-def start(options):
-    """Prepares the interpreter and executes the initializer. Returns the functions of rfaas.python."""
+def start(message, bundle, cores):
+    """Prepares the interpreter and executes the initializer. Returns the functions of rfaas.python. message: the size of the options, the options, and the
+    code of cloudpickle. bundle: the path of its first entry, or "". cores: their number in a worker of a runtime, or ""."""
     sys.argv = [""]
-    use_cloudpickle(options["cloudpickle"], options["version"])
+    size = 8 + int.from_bytes(message[:8], "little")
+    options = marshal.loads(message[8:size])
+    use_cloudpickle(message[size:], options["version"])
+    message = None  # its memory belongs to the init call
     import os
 
-    if options["cores"]:
-        continue_runtime(os.environ, options["cores"])
-    if options["bundle"]:
-        use_bundle(os, options["bundle"])
+    if cores:
+        continue_runtime(os.environ, cores)
+    if bundle:
+        use_bundle(os, bundle)
     functions = options["functions"]
     if not functions:
         sys.stdout = sys.__stdout__ = Output(sys.stdout)

@@ -115,22 +115,30 @@ class TestRuntimes(unittest.TestCase):
             with rfaas.Executor(runtime=runtime) as executor:
                 self.assertEqual("numpy" in executor.submit(lambda: list(sys.modules)).result(), runtime == "numpy")
 
-    def test_runtime_with_cloudpickle(self):
-        """Workers use the runtime's cloudpickle if it has the client's version, and then have less private memory."""
+    def test_runtime_with_the_code_of_the_client(self):
+        """Workers use what the runtime has executed if it is the client's code, and the runtime's cloudpickle if it has the client's version. They then
+        have less private memory."""
         def use():
             assert cloudpickle.loads(cloudpickle.dumps(lambda: 1))() == 1
             with open("/proc/self/smaps_rollup") as f:
                 private = sum(int(line.split()[1]) for line in f if line.startswith("Private_"))
-            return type(cloudpickle.__spec__.loader).__name__, private
+            return bool(sys.modules["rfaas_remote"].functions), type(cloudpickle.__spec__.loader).__name__, private
 
         private = {}
-        for runtime, version, loader in ("pickles", None, "SourceFileLoader"), ("pickles", "0.1", "Finder"), ("numpy", None, "Finder"):
-            with unittest.mock.patch.object(cloudpickle, "__version__", version or cloudpickle.__version__), rfaas.Executor(runtime=runtime) as executor:
-                found, private[runtime, version] = executor.submit(use).result()
-                self.assertEqual((runtime, version, found), (runtime, version, loader))
+        source_hash, code = rfaas._pickles._remote()
+        for runtime, hash_, version, expected in [("pickles", source_hash, None, (True, "SourceFileLoader")), ("pickles", source_hash, "0.1", (True, "Finder")),
+                                                  ("pickles", "0" * 16, None, (False, "SourceFileLoader")), ("numpy", source_hash, None, (True, "Finder")),
+                                                  ("numpy", "0" * 16, None, (False, "Finder"))]:
+            with self.subTest(runtime=runtime, hash=hash_, version=version), unittest.mock.patch.object(rfaas._pickles, "_remote", lambda: (hash_, code)), \
+                    unittest.mock.patch.object(cloudpickle, "__version__", version or cloudpickle.__version__), rfaas.Executor(runtime=runtime) as executor:
+                *found, private[runtime, hash_, version] = executor.submit(use).result()
+                self.assertEqual(tuple(found), expected)
                 executor.submit(note, 7).result()
                 self.assertEqual(executor.submit(get_noted).result(), 7)  # functions share the variables of their module
-        self.assertLess(private["pickles", None] + 400, private["numpy", None])
+        least = private["pickles", source_hash, None]
+        self.assertLess(least, 3 << 10)
+        self.assertLess(least + 400, private["pickles", "0" * 16, None])
+        self.assertLess(least + 400, private["numpy", source_hash, None])
 
     def test_unknown_runtime(self):
         with self.assertRaisesRegex(rfaas.UnsupportedError, 'runtime "pypy" is not available on this node, which has numpy, pickles, plain'):

@@ -24,8 +24,8 @@ enum { FAILED_PYTHON = 1, FAILED_START = 2, FAILED_KEPT = 3, FAILED_RAISED = 0x5
     _(PyOS, AfterFork_Child) _(Py, DecRef) _(Py, DecodeLocale) _(Py, GetVersion) _(Py, InitializeEx) _(PyBuffer, FillInfo) _(PyBytes, FromStringAndSize) _(PyDict, GetItemString) _(PyDict, New)      \
     _(PyDict, SetItemString) _(PyErr, Clear) _(PyErr, Fetch) _(PyErr, NormalizeException) _(PyErr, Occurred) _(PyErr, Print) _(PyErr, Restore) _(PyErr, SetString)        \
     _(PyEval, EvalCode) _(PyEval, GetBuiltins) _(PyEval, SaveThread) _(PyException, SetTraceback) _(PyGC, Collect) _(PyGILState, Ensure) _(PyGILState, Release)            \
-    _(PyImport, ImportModule) _(PyList, GetItem) _(PyList, Size) _(PyLong, AsLong) _(PyMemoryView, FromObject) _(PyObject, CallFunctionObjArgs) _(PyObject, CallMethod) _(PyObject, Str)                     \
-    _(PyType, FromSpec) _(PyType, GenericAlloc) _(PyUnicode, AsUTF8AndSize) _(PyUnicode, FromString)
+    _(PyImport, ImportModule) _(PyList, GetItem) _(PyList, Size) _(PyLong, AsLong) _(PyMemoryView, FromObject) _(PyModule, GetDict) _(PyObject, CallFunctionObjArgs)           \
+    _(PyObject, CallMethod) _(PyObject, Str) _(PySys, GetObject) _(PyType, FromSpec) _(PyType, GenericAlloc) _(PyUnicode, AsUTF8AndSize) _(PyUnicode, FromString)
 #define PY_DECLARE(group, name) __typeof__(group##_##name) *group##_##name;
 static struct {
     PY_FUNCTIONS(PY_DECLARE)
@@ -79,12 +79,15 @@ typedef struct start_options {
     const char *libraries; /* paths and names of libpython */
     const char *programs;  /* paths of the interpreter, which determine sys.prefix. A path that begins with : is in the bundle */
     const char *bundled;   /* a name in the bundle, or "" */
-    const void *blob;      /* marshal.dumps of a dictionary */
-    size_t blob_size;
+    const char *source;    /* hash of the source of _remote.py */
+    const char *code_size; /* in decimal */
+    const char *code;      /* marshal.dumps of the compiled source */
+    const char *options;   /* what start() of _remote.py reads */
+    size_t options_size;
 } start_options;
 
 static bool parse(start_options *o, const char *at, size_t size) {
-    const char **strings[] = { &o->version, &o->libraries, &o->programs, &o->bundled }, *end = at + size;
+    const char **strings[] = { &o->version, &o->libraries, &o->programs, &o->bundled, &o->source, &o->code_size }, *end = at + size;
     for (size_t i = 0; i < sizeof strings / sizeof *strings; i++) {
         size_t n = strnlen(at, (size_t)(end - at));
         if (at + n == end)
@@ -92,8 +95,12 @@ static bool parse(start_options *o, const char *at, size_t size) {
         *strings[i] = at;
         at += n + 1;
     }
-    o->blob = at;
-    o->blob_size = (size_t)(end - at);
+    size_t code_size = strtoul(o->code_size, NULL, 10);
+    if (code_size > (size_t)(end - at))
+        return false;
+    o->code = at;
+    o->options = at + code_size;
+    o->options_size = (size_t)(end - o->options);
     return true;
 }
 
@@ -211,20 +218,42 @@ static uint32_t raised(int code, const char *what) {
     return 0;
 }
 
-/* Runs _remote.py and calls its function start(options), whose result is the list of functions of rfaas.python. cores: their number in a worker with a runtime,
- * else "". Returns the function that executes requests of rfaas.Executor. */
-static PyObject *run_blob(const start_options *o, const char *cores_text) {
-    PyObject *marshal = PY.PyImport_ImportModule("marshal"), *globals = PY.PyDict_New();
-    PyObject *blob = PY.PyBytes_FromStringAndSize(o->blob, (Py_ssize_t)o->blob_size);
-    PyObject *options = marshal && blob ? PY.PyObject_CallMethod(marshal, "loads", "O", blob) : NULL;
-    PyObject *code = options ? PY.PyDict_GetItemString(options, "code") : NULL, *name = PY.PyUnicode_FromString("rfaas_remote");
-    const char *at = *o->bundled ? rfaas_bundle_path(o->bundled) : NULL;
-    PyObject *bundle = PY.PyUnicode_FromString(at ? at : ""), *cores = PY.PyUnicode_FromString(cores_text);
-    if (!code || !globals || !name || !bundle || !cores || PY.PyDict_SetItemString(options, "bundle", bundle) || PY.PyDict_SetItemString(options, "cores", cores) ||
-        PY.PyDict_SetItemString(globals, "__builtins__", PY.PyEval_GetBuiltins()) || PY.PyDict_SetItemString(globals, "__name__", name))
+/* Returns the namespace of _remote.py if the runtime has executed it from the same source as the client's (worker/runtime.c), or NULL. The worker then
+ * shares its memory with the runtime. */
+static PyObject *find_remote(const start_options *o) {
+    PyObject *modules = PY.PySys_GetObject("modules"), *module = modules ? PY.PyDict_GetItemString(modules, "rfaas_remote") : NULL;
+    PyObject *globals = module ? PY.PyModule_GetDict(module) : NULL, *hash = globals ? PY.PyDict_GetItemString(globals, "SOURCE_HASH") : NULL;
+    const char *text = hash ? PY.PyUnicode_AsUTF8AndSize(hash, NULL) : NULL;
+    return text && !strcmp(text, o->source) ? globals : NULL;
+}
+
+/* Executes the code of _remote.py that the client has sent. Returns its namespace, or NULL with an exception. */
+static PyObject *run_remote(const start_options *o) {
+    PyObject *marshal = PY.PyImport_ImportModule("marshal"), *bytes = PY.PyBytes_FromStringAndSize(o->code, o->options - o->code);
+    PyObject *code = marshal && bytes ? PY.PyObject_CallMethod(marshal, "loads", "O", bytes) : NULL;
+    PyObject *globals = PY.PyDict_New(), *name = PY.PyUnicode_FromString("rfaas_remote");
+    if (bytes)
+        PY.Py_DecRef(bytes);
+    if (!code || !globals || !name || PY.PyDict_SetItemString(globals, "__builtins__", PY.PyEval_GetBuiltins()) ||
+        PY.PyDict_SetItemString(globals, "__name__", name) || !PY.PyEval_EvalCode(code, globals, globals))
         return NULL;
-    PyObject *done = PY.PyEval_EvalCode(code, globals, globals), *start = done ? PY.PyDict_GetItemString(globals, "start") : NULL;
-    functions = start ? PY.PyObject_CallFunctionObjArgs(start, options, NULL) : NULL; /* references are kept until the worker ends */
+    return globals;
+}
+
+/* Calls start() of _remote.py, whose result is the list of functions of rfaas.python. cores: their number in a worker with a runtime, else "". Returns the
+ * function that executes requests of rfaas.Executor, or NULL with an exception. */
+static PyObject *start_remote(const start_options *o, bool running, const char *cores_text) {
+    PyObject *globals = running ? find_remote(o) : NULL;
+    if (!globals && !(globals = run_remote(o)))
+        return NULL;
+    const char *at = *o->bundled ? rfaas_bundle_path(o->bundled) : NULL;
+    request_window->at = (void *)o->options, request_window->size = (Py_ssize_t)o->options_size;
+    PyObject *options = PY.PyMemoryView_FromObject((PyObject *)request_window); /* a copy would stay in the heap of each worker */
+    PyObject *bundle = PY.PyUnicode_FromString(at ? at : ""), *cores = PY.PyUnicode_FromString(cores_text), *start = PY.PyDict_GetItemString(globals, "start");
+    if (options && bundle && cores && start)
+        functions = PY.PyObject_CallFunctionObjArgs(start, options, bundle, cores, NULL); /* references are kept until the worker ends */
+    if (options)
+        PY.Py_DecRef(options);
     none = PY.PyDict_GetItemString(globals, "NONE");
     report = PY.PyDict_GetItemString(globals, "report");
     return functions ? PY.PyDict_GetItemString(globals, "call") : NULL;
@@ -250,7 +279,7 @@ EXPORT uint32_t start(void *args, uint32_t size, void *res) {
         PY.Py_InitializeEx(0); /* without signal handlers. If there is no standard library, it prints why and ends the worker */
     }
     window_type = (PyTypeObject *)PY.PyType_FromSpec(&window_spec);
-    if (!window_type || !(request_window = new_window()) || !(result_window = new_window()) || !(call_function = run_blob(&o, running ? getenv("OMP_NUM_THREADS") : "")))
+    if (!window_type || !(request_window = new_window()) || !(result_window = new_window()) || !(call_function = start_remote(&o, running, running ? getenv("OMP_NUM_THREADS") : "")))
         raised(FAILED_START, "start Python");
     PY.PyEval_SaveThread(); /* threads that functions start run on between calls */
     return 0;
