@@ -1,2 +1,2 @@
-// Package docs has no code, only a test that runs the commands of the documents.
+// Package docs has no code, only tests that run the commands of the documents.
 package docs
