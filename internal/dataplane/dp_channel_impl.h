@@ -86,7 +86,6 @@ struct dp_channel {
     dp_qp *qp;
     dp_channel_config cfg;
     dp_layout layout;
-    uint32_t generation;
     uint32_t next_call;
     uint32_t n_free, n_busy, n_done, n_abandoned;
     uint32_t n_overdue; /* of those abandoned */
@@ -105,6 +104,7 @@ struct dp_channel {
     uint32_t mailbox_slot; /* slot of the call in the mailbox, DP_NOTHING when there is none */
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
+    uint32_t generation; /* not beside next_call: one load of both would wait until the last store of next_call has left the store buffer */
     bool held;  /* dp_channel_hold, and not connected since */
     bool reserved; /* dp_channel_reserve: `failed` only refuses new calls */
     bool submitting; /* dp_channel_submit_until waits for room */

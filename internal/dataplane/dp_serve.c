@@ -150,10 +150,11 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
     uint32_t head, where;
     if (__builtin_expect(dp_imm_bare(wc->imm), 1)) {
         head = 0;
-        told->call_id = call_id_of(told, wc->imm);
-        told->size = wc->byte_len;
-        where = told->flags & (DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_PARTS);
-        *h = *told;
+        /* The copy comes first: after the stores, it would wait until they have left the store buffer. */
+        *h = dp_request_load(told);
+        told->call_id = h->call_id = call_id_of(h, wc->imm);
+        told->size = h->size = wc->byte_len;
+        where = h->flags & (DP_REQ_BULK | DP_REQ_PLACED | DP_REQ_PARTS);
         if (where)
             return DP_BAD_REQUEST; /* bulk ranges and places are good for one call */
     } else {
