@@ -249,11 +249,12 @@ void dp_channel_unreserve(dp_channel *ch) {
 
 void dp_channel_find_mailbox(dp_channel *ch, bool large) {
     uint64_t at = ch->peer.addr + ch->layout.mailbox_at, carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
+    bool slots = large && dp_rkey_ptr(ch->qp, at, ch->peer.rkey, DP_MAILBOX_SLOTS_SIZE);
     ch->mailbox = large ? dp_rkey_ptr(ch->qp, at, ch->peer.rkey, DP_MAILBOX_LARGE_SIZE) : NULL;
     ch->mailbox_large = ch->mailbox != NULL;
     if (!ch->mailbox) /* none, or a worker of an earlier version */
         ch->mailbox = dp_rkey_ptr(ch->qp, at, ch->peer.rkey, sizeof *ch->mailbox);
-    uint32_t most = dp_mailbox_most(ch->mailbox_large);
+    uint32_t most = dp_mailbox_most(ch->mailbox_large, slots ? ch->cfg.eager : 0);
     ch->mailbox_max = carries < most ? (uint32_t)carries : most;
 }
 

@@ -39,7 +39,7 @@ static inline void dp_layout_set(dp_layout *l, uint32_t depth, uint32_t eager, u
 }
 
 /* Size of the region of a worker that serves the large mailbox. */
-static inline uint64_t dp_layout_large(const dp_layout *l) { return l->mailbox_at + DP_MAILBOX_LARGE_SIZE; }
+static inline uint64_t dp_layout_large(const dp_layout *l) { return l->mailbox_at + DP_MAILBOX_SLOTS_SIZE; }
 
 /* Offset, in the client's region, of the word that announces a result in a slot. */
 static inline uint64_t dp_layout_reply(const dp_layout *l) { return l->mailbox_at + DP_MAILBOX_REPLY_AT; }

@@ -400,7 +400,7 @@ static int answer_mailbox(dp_server *s, uint64_t word) {
                     .function = (uint16_t)dp_mailbox_function(what), .flags = DP_REQ_EXCLUSIVE};
     bool large = dp_mailbox_large(what), in_line = h.capacity <= DP_MAILBOX_RESULT;
     bool in_slot = large && h.capacity > DP_MAILBOX_PAIR;
-    int refuse = h.generation != s->client.generation || h.size > dp_mailbox_most(large) || h.capacity > s->layout.eager ||
+    int refuse = h.generation != s->client.generation || h.size > dp_mailbox_most(large, s->layout.eager) || h.capacity > s->layout.eager ||
                          slot >= s->layout.depth
                      ? DP_BAD_REQUEST
                  : h.function < s->n_functions ? DP_OK
@@ -411,7 +411,7 @@ static int answer_mailbox(dp_server *s, uint64_t word) {
         post_mailbox(s, reply_at, h.call_id, refuse, 0);
         return 1;
     }
-    void *args = dp_mailbox_payload(m, h.size, large);
+    void *args = dp_mailbox_payload(m, h.size, large, (uint8_t *)s->requests->addr + dp_slot_payload(&s->layout, slot));
     if (h.size <= DP_MAILBOX_PAYLOAD) {
         s->mailbox_args[0] = *(const volatile uint64_t *)&m->payload[0];
         s->mailbox_args[1] = *(const volatile uint64_t *)&m->payload[1];

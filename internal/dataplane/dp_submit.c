@@ -148,12 +148,13 @@ static ALWAYS_INLINE bool post_mailbox(dp_channel *ch, uint32_t function, const 
                              dp_mailbox_call_id(__atomic_load_n(&m->request, __ATOMIC_RELAXED)) == call_id, 0))
         return false;
     bool large = ch->mailbox_large && dp_mailbox_wants_large(size, capacity);
+    uint8_t *in_slot = (uint8_t *)m - ch->layout.mailbox_at + dp_slot_payload(&ch->layout, at); /* the worker's */
     if (pieces)
-        dp_gather(size <= DP_MAILBOX_PAYLOAD ? (uint8_t *)m->payload : dp_mailbox_payload(m, size, large), pieces, size);
+        dp_gather(size <= DP_MAILBOX_PAYLOAD ? (uint8_t *)m->payload : dp_mailbox_payload(m, size, large, in_slot), pieces, size);
     else if (size <= DP_MAILBOX_PAYLOAD)
         dp_copy_small(m->payload, in, size);
     else
-        dp_copy_mailbox(dp_mailbox_payload(m, size, large), in, size);
+        dp_copy_mailbox(dp_mailbox_payload(m, size, large, in_slot), in, size);
     m->sizes = dp_mailbox_sizes(ch->generation, at, capacity);
     /* Release pairs with the acquire in the worker's take_mailbox(). */
     __atomic_store_n(&m->request, dp_mailbox_request(call_id, function, size, large), __ATOMIC_RELEASE);

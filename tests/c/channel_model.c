@@ -27,7 +27,7 @@ static void receive(model *m, uint32_t i, bool mailbox, const uint8_t *in) {
                          .function = (uint16_t)dp_mailbox_function(word), .flags = DP_REQ_EXCLUSIVE};
         CHECK_EQ(dp_mailbox_slot(b->sizes), i);
         CHECK_EQ(dp_mailbox_large(word), m->ch->mailbox_large && dp_mailbox_wants_large(s->size, s->capacity));
-        payload = q.size <= DP_MAILBOX_PAYLOAD ? (const uint8_t *)b->payload : dp_mailbox_payload(b, q.size, dp_mailbox_large(word));
+        payload = q.size <= DP_MAILBOX_PAYLOAD ? (const uint8_t *)b->payload : dp_mailbox_payload(b, q.size, dp_mailbox_large(word), end_bytes(&w->e) + dp_slot_payload(&w->l, i));
         m->words[0] = word;
     } else {
         bool bare;

@@ -103,7 +103,7 @@ void served_by_close(served *s) {
 dp_mailbox *raw_mailbox(raw *r, bool own) {
     if (own)
         return (dp_mailbox *)(void *)(end_bytes(&r->e) + r->l.mailbox_at);
-    dp_mailbox *m = dp_rkey_ptr(r->e.qp, r->peer.addr + r->l.mailbox_at, r->peer.rkey, DP_MAILBOX_LARGE_SIZE);
+    dp_mailbox *m = dp_rkey_ptr(r->e.qp, r->peer.addr + r->l.mailbox_at, r->peer.rkey, DP_MAILBOX_SLOTS_SIZE);
     CHECK(m);
     return m;
 }

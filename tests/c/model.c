@@ -146,7 +146,7 @@ int m_submit(model *m, m_slot *s, bool *mailbox) {
     m_reap(m);
     if (m->failed)
         return m->failed;
-    if (m->ch->mailbox && m_count(m, SLOT_FREE) == m->depth && s->size <= dp_mailbox_most(m->ch->mailbox_large) && s->capacity <= EAGER) {
+    if (m->ch->mailbox && m_count(m, SLOT_FREE) == m->depth && s->size <= m->ch->mailbox_max && s->capacity <= EAGER) {
         /* A word with this id would be taken for its answer, or hide it. */
         *mailbox = dp_mailbox_call_id(m->words[0]) != next &&
                 dp_mailbox_call_id(*m_word(m, s->capacity)) != next;

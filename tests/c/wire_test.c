@@ -84,7 +84,7 @@ T_CASE(wire_reply, "wire/reply") {
 T_CASE(wire_mailbox, "wire/mailbox") {
     uint64_t word = dp_mailbox_request(0x00010002, 3, 1000, true);
     check_golden(golden_mailbox_large, &word, sizeof word);
-    for (uint32_t size = 0; size <= DP_MAILBOX_LARGE; size++) {
+    for (uint32_t size = 0; size <= DP_MAILBOX_IN_SLOT; size++) {
         word = dp_mailbox_request(0xfffefdfc, 0xfbfa, size, true);
         CHECK(dp_mailbox_large(word));
         CHECK_EQ(dp_mailbox_size(word), size);
@@ -154,7 +154,7 @@ T_CASE(wire_layout, "wire/layout") {
     CHECK_EQ(dp_bulk_at(&l, 2), 131584u + 128);
     CHECK_EQ(l.mailbox_at, 131584u + (2 << 20));
     CHECK_EQ(l.size, l.mailbox_at + 704);
-    CHECK_EQ(dp_layout_large(&l), l.mailbox_at + 4864);
+    CHECK_EQ(dp_layout_large(&l), l.mailbox_at + 4928);
 }
 
 T_CASE(wire_crc, "wire/crc32c") {

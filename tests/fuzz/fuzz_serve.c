@@ -141,7 +141,7 @@ static void mailbox(script *s, bool right) {
     uint64_t word = take64(&s->in), sizes = take64(&s->in);
     if (right) {
         word = dp_mailbox_request((uint32_t)(word >> 32), (word >> 16) % (sizeof functions / sizeof *functions),
-                               (uint32_t)word % (dp_mailbox_most(word >> 32 & 1) + 1), word >> 32 & 1);
+                               (uint32_t)word % (dp_mailbox_most(word >> 32 & 1, s->l.eager) + 1), word >> 32 & 1);
         sizes = dp_mailbox_sizes(GENERATION, (uint32_t)(sizes >> 8) % (s->l.depth + 2), (uint32_t)sizes % (s->l.eager + 65));
     }
     m->sizes = sizes;
