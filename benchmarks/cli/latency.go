@@ -24,6 +24,7 @@ type benchFlags struct {
 	cfg      latency.Config
 	modes    []string
 	payloads []string
+	result   string
 }
 
 func (b *benchFlags) common(c *cobra.Command) {
@@ -112,6 +113,7 @@ func (b *benchFlags) complete(a *app) error {
 	if b.cfg.Pairs < 1 || b.cfg.Duration <= 0 { // in a Config 0 selects the default; as a flag it is an error
 		return fmt.Errorf("--pairs %d and --duration %v: want at least 1 pair, and more than 0s", b.cfg.Pairs, b.cfg.Duration)
 	}
+	var err error
 	b.cfg.Modes, b.cfg.Payloads = nil, nil
 	for _, s := range b.modes {
 		m, err := dataplane.ParseWaitMode(s)
@@ -121,23 +123,35 @@ func (b *benchFlags) complete(a *app) error {
 		b.cfg.Modes = append(b.cfg.Modes, m)
 	}
 	for _, s := range b.payloads {
-		var n config.Bytes
-		if err := n.UnmarshalText([]byte(s)); err != nil {
-			return fmt.Errorf("payload: %w", err)
+		n, err := parseSize("payload", s)
+		if err != nil {
+			return err
 		}
-		if n < 1 || n > 1<<30 {
-			return fmt.Errorf("payload %q: want 1 byte to 1GiB", s)
+		b.cfg.Payloads = append(b.cfg.Payloads, n)
+	}
+	if b.result != "" {
+		if b.cfg.Result, err = parseSize("result", b.result); err != nil {
+			return err
 		}
-		b.cfg.Payloads = append(b.cfg.Payloads, int(n))
 	}
 	if b.cfg.Peer == "" {
-		var err error
 		if b.cfg.Peer, err = command.Beside("..", "libexec", "rfaas-bench-peer"); err != nil {
 			return err
 		}
 	}
 	b.cfg.Progress = a.progress()
 	return b.cfg.Validate()
+}
+
+func parseSize(what, s string) (int, error) {
+	var n config.Bytes
+	if err := n.UnmarshalText([]byte(s)); err != nil {
+		return 0, fmt.Errorf("%s: %w", what, err)
+	}
+	if n < 1 || n > 1<<30 {
+		return 0, fmt.Errorf("%s %q: want 1 byte to 1GiB", what, s)
+	}
+	return int(n), nil
 }
 
 // progress returns a function that prints progress lines: all of them on a terminal, otherwise one every 15 seconds.
@@ -165,6 +179,7 @@ func newBenchLatency(a *app) *cobra.Command {
 		Example: `  rfaas bench latency --payload 8,64,1KiB,64KiB,1MiB
   rfaas bench latency --mode hot,warm --json >now.json
   rfaas bench latency --depth 64 --payload 8
+  rfaas bench latency --payload 8 --result 4KiB
   rfaas bench latency --provider verbs --device mlx5_0 --payload 8,4KiB
   rfaas bench latency --provider verbs --connect node-b:7470      # there: rfaas bench serve --listen :7470`,
 		Args: cobra.NoArgs,
@@ -182,7 +197,8 @@ func newBenchLatency(a *app) *cobra.Command {
 	b.connect(c)
 	f := c.Flags()
 	f.StringSliceVar(&b.modes, "mode", []string{"hot"}, "hot, warm, adaptive: how both sides wait (several: hot,warm)")
-	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "4KiB", "64KiB", "1MiB"}, "bytes of payload, and of result")
+	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "4KiB", "64KiB", "1MiB"}, "bytes of payload, and of result unless --result is given")
+	f.StringVar(&b.result, "result", "", "bytes of result (default: as many as the payload)")
 	f.IntVar(&b.cfg.Depth, "depth", 1, "calls in flight")
 	f.BoolVar(&check, "check", false, "exit with 1 if a ratio is above its bound (the bounds of rfaas bench guard)")
 	return c

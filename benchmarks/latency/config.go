@@ -16,6 +16,7 @@ const (
 	FunctionEmpty = "empty" // returns as many bytes without touching them
 
 	functionDelayed = "delayed" // empty, but slower by Config.delay: for Prove
+	functionReply   = "reply"   // echo for results of another size than the payload
 
 	BuffersCopied     = "copied"     // payload and result in the caller's memory
 	BuffersRegistered = "registered" // payload in registered memory, result read where it arrives
@@ -40,6 +41,7 @@ type Config struct {
 	Device   dataplane.Options // verbs
 	Modes    []dataplane.WaitMode
 	Payloads []int // bytes
+	Result   int   // bytes; 0: as many as the payload
 	Depth    int   // calls in flight; 0: 1
 	Slots    int   // of the channel; 0: 8, the default of the client library, or Depth if that is more
 	Eager    int   // bytes; 0: the default
@@ -83,6 +85,9 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("payload of %d bytes, %d in flight (1 byte to %d MiB together)", p, c.Depth, memoryMax>>20)
 		}
 	}
+	if c.Result < 0 || int64(c.Result)*int64(c.Depth) > memoryMax {
+		return fmt.Errorf("result of %d bytes, %d in flight (at most %d MiB together)", c.Result, c.Depth, memoryMax>>20)
+	}
 	if c.Function == "" {
 		// The functions do what the servers of the floors do: shm's copies the payload, that of verbs sends what is in its memory.
 		c.Function = FunctionEcho
@@ -92,7 +97,9 @@ func (c *Config) Validate() error {
 	}
 	if c.delay > 0 {
 		c.Function = functionDelayed
-	} else if c.Function != FunctionEcho && c.Function != FunctionEmpty {
+	} else if c.Result > 0 && c.Function == FunctionEcho {
+		c.Function = functionReply
+	} else if c.Function != FunctionEcho && c.Function != FunctionEmpty && c.Function != functionReply {
 		return fmt.Errorf("function %q (echo, empty)", c.Function)
 	}
 	if c.Buffers == "" {

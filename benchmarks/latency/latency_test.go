@@ -355,7 +355,7 @@ func TestCheck(t *testing.T) {
 	}
 	slow := example()
 	slow.Ratio = 1.3
-	if v := Check(slow); v.OK() || !strings.Contains(v.Exceeds[0], "1.3, bound 1.25") {
+	if v := Check(slow); v.OK() || !strings.Contains(v.Exceeds[0], "1.3, bound 1.15") {
 		t.Errorf("slow: %+v", v)
 	}
 	unknown := example()
@@ -369,7 +369,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("few pairs: %+v", v)
 	}
 	rough := example()
-	rough.Ratio, rough.Pairs, rough.RatioRough, rough.PairsRough = 1.3, 4, 2.4, 12
+	rough.Ratio, rough.Pairs, rough.RatioRough, rough.PairsRough = 1.3, 4, 2.2, 12
 	if v := Check(rough); !v.OK() || v.Disturbed || !v.Rough {
 		t.Errorf("disturbed pairs below twice the bound: %+v", v)
 	}
@@ -398,12 +398,12 @@ func TestGuardTakesTheBetter(t *testing.T) {
 		ok, another bool
 	}{
 		"good at once":             {1, []*Result{result(1.1, 15)}, 0, true, false},
-		"noise":                    {1, []*Result{result(1.4, 15), result(1.2, 15)}, 1, true, false},
+		"noise":                    {1, []*Result{result(1.4, 15), result(1.12, 15)}, 1, true, false},
 		"a regression":             {1, []*Result{result(1.5, 15), result(1.4, 15), result(1.6, 15)}, 1, false, true},
-		"within the slack":         {1.4, []*Result{result(1.7, 15)}, 0, true, false},
+		"within the slack":         {1.4, []*Result{result(1.6, 15)}, 0, true, false},
 		"above the slack":          {1.4, []*Result{result(1.8, 15)}, 0, false, true},
 		"disturbed":                {1, []*Result{result(9, 2)}, 0, true, true},
-		"disturbed, then good":     {1, []*Result{result(1, 2), result(1.2, 15)}, 1, true, false},
+		"disturbed, then good":     {1, []*Result{result(1, 2), result(1.12, 15)}, 1, true, false},
 		"bad, then disturbed":      {1, []*Result{result(1.4, 15), result(1, 2)}, 0, false, true},
 		"disturbed, then too slow": {1, []*Result{result(1, 2), result(1.4, 15)}, 1, false, true},
 	} {

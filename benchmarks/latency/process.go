@@ -25,7 +25,7 @@ func ProcessStart(provider string, device dataplane.Options, peer string) (time.
 		return 0, err
 	}
 	defer s.close()
-	if _, err := s.bench.Calls(raw.FnEmpty, 8, 0, 1, nil); err != nil {
+	if _, err := s.bench.Calls(raw.FnEmpty, 8, 8, 0, 1, nil); err != nil {
 		return 0, s.explain(err)
 	}
 	return time.Since(began), nil

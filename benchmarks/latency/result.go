@@ -18,9 +18,10 @@ type Result struct {
 	Client   string `json:"client"`
 	Mode     string `json:"mode"`
 	Function string `json:"function"`
-	Buffers  string `json:"buffers"` // copied or registered
-	Payload  int    `json:"payload"` // bytes there, and as many back
-	Depth    int    `json:"depth"`   // calls in flight
+	Buffers  string `json:"buffers"`          // copied or registered
+	Payload  int    `json:"payload"`          // bytes there, and as many back unless Result says otherwise
+	Result   int    `json:"result,omitempty"` // bytes back
+	Depth    int    `json:"depth"`            // calls in flight
 
 	// Single calls, from batches in which each is timed.
 	Samples int   `json:"samples"`
@@ -130,6 +131,9 @@ func (n Number) format(decimals int) string {
 // Key names what was measured: results of the same key can be compared.
 func (r *Result) Key() string {
 	key := fmt.Sprintf("%s %s %s %s %s %d B depth %d", r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Payload, r.Depth)
+	if r.Result > 0 {
+		key += fmt.Sprintf(", %d B back", r.Result)
+	}
 	if r.Remote != "" {
 		key += ", another machine"
 	}
@@ -211,6 +215,7 @@ var csvColumns = []struct {
 	{"calibration_after_ns", func(r *Result) string { return r.Calibration.After.format(1) }},
 	{"load_avg", func(r *Result) string { return strconv.FormatFloat(r.Load, 'f', 2, 64) }},
 	{"skipped", func(r *Result) string { return r.Skipped }},
+	{"result", func(r *Result) string { return strconv.Itoa(or(r.Result, r.Payload)) }},
 	{"remote", func(r *Result) string { return r.Remote }},
 }
 
@@ -258,7 +263,7 @@ func WriteTable(w io.Writer, results ...*Result) error {
 		if !r.Complete {
 			pairs += " !"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s-%s\t%s\t%s\t%s\t\n", r.Provider, r.Client, r.Mode, r.Function, r.Depth, r.Payload,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s-%s\t%s\t%s\t%s\t\n", r.Provider, r.Client, r.Mode, r.Function, r.Depth, r.bytes(),
 			micro(r.P50NS), micro(r.P90NS), micro(r.P99NS), micro(r.P999NS), micro(r.MaxNS), micro(r.FloorP50),
 			r.Ratio.format(3), r.RatioLow.format(2), r.RatioHigh.format(2), dash(asked(r.RatioPayloadOnly, 3)),
 			rate(r.OpsPerS), pairs)
@@ -269,7 +274,7 @@ func WriteTable(w io.Writer, results ...*Result) error {
 	last := results[len(results)-1]
 	said := map[string]bool{}
 	for _, r := range results {
-		if line := fmt.Sprintf("floor of %s, %s, %d B: %s", r.Provider, r.Mode, r.Payload, r.FloorName); !said[line] {
+		if line := fmt.Sprintf("floor of %s, %s, %s B: %s", r.Provider, r.Mode, r.bytes(), r.FloorName); !said[line] {
 			said[line] = true
 			fmt.Fprintln(w, line)
 		}
@@ -287,6 +292,14 @@ func WriteTable(w io.Writer, results ...*Result) error {
 	}
 	_, err := fmt.Fprintf(w, "%s. %s; calibration %s ns before, %s ns after; load %.1f.\n", last.Method, cpus, last.Calibration.Before.format(0), last.Calibration.After.format(0), last.Load)
 	return err
+}
+
+// bytes names the sizes of payload and result.
+func (r *Result) bytes() string {
+	if r.Result > 0 {
+		return fmt.Sprintf("%d>%d", r.Payload, r.Result)
+	}
+	return strconv.Itoa(r.Payload)
 }
 
 func dash(s string) string {

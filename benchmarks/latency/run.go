@@ -56,7 +56,7 @@ func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit fun
 			return s.explain(err)
 		}
 		runtime.GC()
-		m := &measurement{s: s, cfg: cfg, payload: payload, pairs: pairing{tolerance: cfg.tolerance()}}
+		m := &measurement{s: s, cfg: cfg, payload: payload, reply: or(cfg.Result, payload), pairs: pairing{tolerance: cfg.tolerance()}}
 		r, err := m.run(ctx)
 		s = m.s
 		if err != nil {
@@ -80,6 +80,7 @@ type measurement struct {
 	s       *session
 	cfg     *Config
 	payload int
+	reply   int // bytes of the result
 
 	sides    []side // the floor first, the calls last
 	only     int    // index of the payload-only floor in sides; 0: none
@@ -167,7 +168,7 @@ func (c *Config) peers(m dataplane.WaitMode, payload int) int {
 
 // wanted is how many good pairs a result needs, and from how many peers.
 func (m *measurement) wanted() (pairs, peers int) {
-	pairs, peers = m.cfg.Pairs, m.cfg.peers(m.s.mode, m.payload)
+	pairs, peers = m.cfg.Pairs, m.cfg.peers(m.s.mode, max(m.payload, m.reply))
 	if peers > 1 {
 		pairs *= morePairs
 	}
@@ -197,7 +198,7 @@ type floorKind struct {
 
 // floorKinds are the candidates, the fastest of which is the floor.
 func (m *measurement) floorKinds() []floorKind {
-	p := m.payload
+	p, reply := m.payload, m.reply
 	warm := m.s.mode == dataplane.Warm
 	switch {
 	case m.cfg.Depth > 1 && warm:
@@ -210,16 +211,16 @@ func (m *measurement) floorKinds() []floorKind {
 		if m.cfg.Depth > 1 {
 			kind = raw.ImmWindow
 		}
-		if p > m.cfg.Eager {
+		if max(p, reply) > m.cfg.Eager {
 			head = raw.BulkRequestHeader
 		}
-		return []floorKind{{kind, p + head, p}}
+		return []floorKind{{kind, p + head, reply}}
 	case m.cfg.Depth > 1:
-		return []floorKind{{raw.Ring, p, p}}
+		return []floorKind{{raw.Ring, p, reply}}
 	case warm:
-		return []floorKind{{raw.Eventfd, p, p}, {raw.Futex, p, p}}
+		return []floorKind{{raw.Eventfd, p, reply}, {raw.Futex, p, reply}}
 	}
-	return []floorKind{{raw.Near, p, p}, {raw.Apart, p, p}}
+	return []floorKind{{raw.Near, p, reply}, {raw.Apart, p, reply}}
 }
 
 // chooseFloor returns the fastest candidate: the smallest median of interleaved batches. nil when there is none.
@@ -278,7 +279,7 @@ func (m *measurement) trial() int {
 	switch {
 	case m.cfg.Provider == dataplane.Verbs || m.s.mode == dataplane.Warm:
 		return 30
-	case m.payload > 16<<10:
+	case max(m.payload, m.reply) > 16<<10:
 		return 30
 	}
 	return 2000
@@ -316,7 +317,7 @@ func (m *measurement) setSides() {
 		m.sides = append(m.sides, side{floor.kind.String(), bare(*floor)})
 		if m.cfg.Provider == dataplane.Verbs {
 			m.only = len(m.sides)
-			m.sides = append(m.sides, side{"payload only", bare(floorKind{floor.kind, p, p})})
+			m.sides = append(m.sides, side{"payload only", bare(floorKind{floor.kind, p, m.reply})})
 		}
 	} else {
 		// A batch of the calibration stands in for the floor, so that pairs can be judged. No ratio is reported.
@@ -324,7 +325,7 @@ func (m *measurement) setSides() {
 			return s.floor(m.calibOf, m.calibLen, m.calibLen, warm, n, samples)
 		}})
 	}
-	m.sides = append(m.sides, side{"calls", func(warm, n int, samples []int64) (float64, error) { return s.calls(p, warm, n, samples) }})
+	m.sides = append(m.sides, side{"calls", func(warm, n int, samples []int64) (float64, error) { return s.calls(p, m.reply, warm, n, samples) }})
 }
 
 // sizeBatch chooses the number of calls of a batch, and warms everything up.
@@ -436,7 +437,7 @@ func (m *measurement) result() *Result {
 	wanted, _ := m.wanted()
 	r := &Result{
 		Name: "latency", Provider: m.cfg.Provider, Client: "c", Mode: m.s.mode.String(), Function: m.cfg.Function, Buffers: m.cfg.Buffers,
-		Payload: m.payload, Depth: m.cfg.Depth, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= wanted,
+		Payload: m.payload, Result: m.cfg.Result, Depth: m.cfg.Depth, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= wanted,
 		Slots: m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.peerCPU(), Remote: m.cfg.Remote,
 		ClockNS: raw.Clock(), Method: m.method(),
 	}

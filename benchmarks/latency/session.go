@@ -76,7 +76,7 @@ func openFDs(memory int64) (mine, theirs raw.FDs, closeAll func(), err error) {
 
 // openSession starts a peer and connects to it.
 func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
-	payload := slices.Max(cfg.Payloads)
+	payload := max(slices.Max(cfg.Payloads), cfg.Result)
 	mine, theirs, closeFDs, err := openFDs(raw.Memory(payload, cfg.Depth))
 	if err != nil {
 		return nil, err
@@ -240,13 +240,17 @@ func (s *session) function() uint32 {
 		return raw.FnEmpty
 	case functionDelayed:
 		return raw.FnDelayed
+	case functionReply:
+		return raw.FnReply
 	}
 	return raw.FnEcho
 }
 
 // calls runs one batch of calls and returns its average, ns.
-func (s *session) calls(size, warm, n int, samples []int64) (float64, error) {
-	return s.average(n, samples, func(samples []int64) (int64, error) { return s.bench.Calls(s.function(), size, warm, n, samples) })
+func (s *session) calls(size, reply, warm, n int, samples []int64) (float64, error) {
+	return s.average(n, samples, func(samples []int64) (int64, error) {
+		return s.bench.Calls(s.function(), size, reply, warm, n, samples)
+	})
 }
 
 // explain adds the cause of the peer's end to an error of the client, if the peer has ended.

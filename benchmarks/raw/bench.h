@@ -23,7 +23,7 @@
 
 /* Functions of the peer. */
 enum { DP_BENCH_FN_ECHO = 0, DP_BENCH_FN_EMPTY = 1, DP_BENCH_FN_FLOOR = 2, DP_BENCH_FN_VERBS = 3,
-       DP_BENCH_FN_DELAYED = 4, DP_BENCH_FN_BLOCKED = 5, DP_BENCH_FNS = 6 };
+       DP_BENCH_FN_DELAYED = 4, DP_BENCH_FN_BLOCKED = 5, DP_BENCH_FN_REPLY = 6, DP_BENCH_FNS = 7 };
 
 typedef enum dp_bench_kind {
     DP_BENCH_FLAG = 1, /* two flags on separate cache lines, no payload: the calibration */
@@ -77,7 +77,7 @@ typedef struct dp_bench_config {
     uint32_t slots;   /* of the channel */
     uint32_t depth;   /* calls in flight, at most slots */
     uint32_t eager;
-    uint32_t payload; /* largest payload of a call */
+    uint32_t payload; /* largest payload or result of a call */
     uint64_t bulk;
     dp_wait_mode mode; /* of both sides */
     int peer_cpu;      /* to which the peer pins itself; -1: none */
@@ -113,8 +113,8 @@ dp_channel *dp_bench_channel(dp_bench *b);
  * processors. The bench can be used afterwards. */
 int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n,
                    int64_t *samples, int64_t *ns, dp_error *err);
-/* dp_bench_calls does the same with calls of a function whose result is as long as its payload; `depth` in flight. */
-int dp_bench_calls(dp_bench *b, uint32_t function, uint32_t size, uint32_t warm, uint32_t n, int64_t *samples,
+/* dp_bench_calls does the same with calls of a function whose result has `reply` bytes; `depth` in flight. */
+int dp_bench_calls(dp_bench *b, uint32_t function, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n, int64_t *samples,
                    int64_t *ns, dp_error *err);
 /* dp_bench_verify makes one echo call and compares its result byte by byte. */
 int dp_bench_verify(dp_bench *b, uint32_t size, dp_error *err);
@@ -165,6 +165,7 @@ typedef struct dp_bench_side {
     uint64_t size;     /* of the shared memory */
     int ping, pong;    /* eventfds */
     uint8_t *in, *out; /* client only */
+    uint8_t *rest; /* peer only: as much as the largest payload, of which client and peer share nothing */
     struct dp_bench_verbs *verbs; /* NULL on shm */
 } dp_bench_side;
 
@@ -179,6 +180,15 @@ int dp_bench_floor_server(const dp_bench_side *s, const dp_bench_run *r);
 int dp_bench_floor_client(const dp_bench_side *s, const dp_bench_run *r, uint32_t warm, int64_t *samples, int64_t *ns);
 /* Zeroes the words in which a run counts. */
 void dp_bench_floor_reset(const dp_bench_side *s, const dp_bench_run *r);
+/* What a server does with `size` bytes at src: it returns `reply` bytes at dst. What a result has more than the payload comes from memory of
+ * the peer, and what a payload has more is copied there. So a server reads every byte of the payload, whatever the sizes. */
+static inline __attribute__((always_inline)) void dp_bench_move(uint8_t *rest, uint8_t *dst, const uint8_t *src, uint32_t size, uint32_t reply) {
+    __builtin_memcpy(dst, src, size < reply ? size : reply);
+    if (size < reply)
+        __builtin_memcpy(dst + size, rest, reply - size);
+    else if (size > reply)
+        __builtin_memcpy(rest, src + reply, size - reply);
+}
 /* Bytes of a ring entry for that payload. */
 static inline uint64_t dp_bench_stride(uint32_t size) { return (size + sizeof(uint64_t) + 63) & ~63ull; }
 

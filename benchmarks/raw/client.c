@@ -202,7 +202,7 @@ int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t repl
     uint32_t room = on_shm ? b->cfg.payload : b->cfg.payload + DP_REQ_LONG;
     if (b->remote && on_shm)
         return dp_fail(err, DP_UNSUPPORTED, 0, "bench floor of kind %d: the peer is on another machine", kind);
-    if (size > room || reply > room || (on_shm && kind != DP_BENCH_FLAG && reply > size))
+    if (size > room || reply > room)
         return dp_fail(err, DP_INVALID, 0, "bench floor: %u bytes there and %u back, at most %u", size, reply, room);
     uint32_t entries = 1;
     while (entries < b->cfg.depth)
@@ -232,42 +232,42 @@ int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t repl
 /* ---- calls ---- */
 
 /* Ends a call: copies its result to `out`, or reads it where it is. */
-static inline int finish(dp_bench *b, uint32_t slot, uint32_t size) {
+static inline int finish(dp_bench *b, uint32_t slot, uint32_t reply) {
     uint32_t got;
     int st = dp_channel_finish(b->ch, slot, b->registered ? NULL : b->side.out, &got, NULL);
-    return st ? st : got == size ? DP_OK : DP_PROTOCOL;
+    return st ? st : got == reply ? DP_OK : DP_PROTOCOL;
 }
 
-static inline int submit(dp_bench *b, uint32_t function, uint32_t size, uint32_t i, uint32_t *slot) {
+static inline int submit(dp_bench *b, uint32_t function, uint32_t size, uint32_t reply, uint32_t i, uint32_t *slot) {
     uint8_t *in = b->registered ? b->registered->addr : b->side.in;
     in[0] = (uint8_t)i;
-    return dp_channel_submit(b->ch, function, in, size, b->registered, size, slot);
+    return dp_channel_submit(b->ch, function, in, size, b->registered, reply, slot);
 }
 
-static inline int call(dp_bench *b, uint32_t function, uint32_t size, uint32_t i) {
+static inline int call(dp_bench *b, uint32_t function, uint32_t size, uint32_t reply, uint32_t i) {
     uint32_t got, slot;
     if (b->registered) {
-        int st = submit(b, function, size, i, &slot);
+        int st = submit(b, function, size, reply, i, &slot);
         if (!st)
             st = dp_channel_wait(b->ch, slot, 0);
-        return st ? st : finish(b, slot, size);
+        return st ? st : finish(b, slot, reply);
     }
     dp_started started;
     b->side.in[0] = (uint8_t)i;
-    int st = dp_channel_call(b->ch, function, b->side.in, size, NULL, b->side.out, size, &got, 0, &started);
-    return st ? st : got == size ? DP_OK : DP_PROTOCOL;
+    int st = dp_channel_call(b->ch, function, b->side.in, size, NULL, b->side.out, reply, &got, 0, &started);
+    return st ? st : got == reply ? DP_OK : DP_PROTOCOL;
 }
 
-static int calls_one(dp_bench *b, uint32_t function, uint32_t size, uint32_t warm, uint32_t n, int64_t *samples,
+static int calls_one(dp_bench *b, uint32_t function, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n, int64_t *samples,
                      int64_t *ns) {
     for (uint32_t i = 0; i < warm; i++) {
-        int st = call(b, function, size, i);
+        int st = call(b, function, size, reply, i);
         if (st)
             return st;
     }
     int64_t begin = dp_now_ns(), last = begin;
     for (uint32_t i = 0; i < n; i++) {
-        int st = call(b, function, size, i);
+        int st = call(b, function, size, reply, i);
         if (__builtin_expect(st, 0))
             return st;
         if (samples) {
@@ -280,7 +280,7 @@ static int calls_one(dp_bench *b, uint32_t function, uint32_t size, uint32_t war
     return DP_OK;
 }
 
-static int calls_many(dp_bench *b, uint32_t function, uint32_t size, uint32_t warm, uint32_t n, int64_t *samples,
+static int calls_many(dp_bench *b, uint32_t function, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n, int64_t *samples,
                       int64_t *ns) {
     uint64_t rounds = (uint64_t)warm + n, head = 0, tail = 0;
     uint32_t depth = b->cfg.depth, slots[DP_DEPTH_MAX];
@@ -289,7 +289,7 @@ static int calls_many(dp_bench *b, uint32_t function, uint32_t size, uint32_t wa
         while (head < rounds && head - tail < depth) {
             if (samples)
                 submitted[head % depth] = dp_now_ns();
-            int st = submit(b, function, size, (uint32_t)head, &slots[head % depth]);
+            int st = submit(b, function, size, reply, (uint32_t)head, &slots[head % depth]);
             if (__builtin_expect(st, 0))
                 return st;
             head++;
@@ -300,7 +300,7 @@ static int calls_many(dp_bench *b, uint32_t function, uint32_t size, uint32_t wa
             uint32_t slot = slots[tail % depth];
             int st = first ? dp_channel_wait(b->ch, slot, 0) : DP_OK;
             if (!st)
-                st = finish(b, slot, size);
+                st = finish(b, slot, reply);
             if (!first && st == DP_INVALID)
                 break; /* in flight */
             if (__builtin_expect(st, 0))
@@ -317,12 +317,12 @@ static int calls_many(dp_bench *b, uint32_t function, uint32_t size, uint32_t wa
     return DP_OK;
 }
 
-int dp_bench_calls(dp_bench *b, uint32_t function, uint32_t size, uint32_t warm, uint32_t n, int64_t *samples,
+int dp_bench_calls(dp_bench *b, uint32_t function, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n, int64_t *samples,
                    int64_t *ns, dp_error *err) {
-    if (size > b->cfg.payload)
-        return dp_fail(err, DP_INVALID, 0, "bench: payload of %u bytes, at most %u", size, b->cfg.payload);
-    int st = b->cfg.depth == 1 ? calls_one(b, function, size, warm, n, samples, ns)
-                               : calls_many(b, function, size, warm, n, samples, ns);
+    if (size > b->cfg.payload || reply > b->cfg.payload)
+        return dp_fail(err, DP_INVALID, 0, "bench: payload of %u bytes, result of %u, at most %u", size, reply, b->cfg.payload);
+    int st = b->cfg.depth == 1 ? calls_one(b, function, size, reply, warm, n, samples, ns)
+                               : calls_many(b, function, size, reply, warm, n, samples, ns);
     return st ? dp_fail(err, st, 0, "bench: call of %u bytes: %s", size, dp_status_text(st)) : DP_OK;
 }
 

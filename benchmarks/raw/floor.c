@@ -160,6 +160,8 @@ static ALWAYS_INLINE void fill_payload(const trip *t, uint64_t i) {
     memcpy(t->req.data, t->s->in, t->r->size);
 }
 
+static ALWAYS_INLINE void answer(const trip *t) { dp_bench_move(t->s->rest, t->rep.data, t->req.data, t->r->size, t->r->reply); }
+
 static ALWAYS_INLINE int box_client(const trip *t, uint64_t i) {
     fill_payload(t, i);
     publish_word(t->req.flag, i);
@@ -170,7 +172,7 @@ static ALWAYS_INLINE int box_client(const trip *t, uint64_t i) {
 
 static ALWAYS_INLINE int box_server(const trip *t, uint64_t i) {
     int st = await_word(t->s, t->req.flag, i);
-    memcpy(t->rep.data, t->req.data, t->r->reply);
+    answer(t);
     publish_word(t->rep.flag, i);
     return st;
 }
@@ -189,7 +191,7 @@ static ALWAYS_INLINE int event_server(const trip *t, uint64_t i) {
     int st = event_await(t->s->ping);
     if (st)
         return st;
-    memcpy(t->rep.data, t->req.data, t->r->reply);
+    answer(t);
     return event_publish(t->s->pong);
 }
 
@@ -203,7 +205,7 @@ static ALWAYS_INLINE int futex_client(const trip *t, uint64_t i) {
 
 static ALWAYS_INLINE int futex_server(const trip *t, uint64_t i) {
     int st = futex_await(t->s, t->req.flag, i);
-    memcpy(t->rep.data, t->req.data, t->r->reply);
+    answer(t);
     futex_publish(t->rep.flag, i);
     return st;
 }
@@ -265,7 +267,7 @@ static int ring_server(const dp_bench_side *s, const dp_bench_run *r) {
         int st = await_word(s, (uint64_t *)(void *)a, i + 1);
         if (__builtin_expect(st, 0))
             return st;
-        memcpy(b + sizeof(uint64_t), a + sizeof(uint64_t), r->reply);
+        dp_bench_move(s->rest, b + sizeof(uint64_t), a + sizeof(uint64_t), r->size, r->reply);
         publish_word((uint64_t *)(void *)b, i + 1);
     }
     return DP_OK;

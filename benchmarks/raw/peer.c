@@ -17,6 +17,7 @@ typedef struct peer {
     dp_bench_verbs *verbs;
     uint32_t payload;
     uint32_t depth;
+    uint64_t rest; /* bytes of side.rest */
 } peer;
 
 /* Functions have no context argument. One peer per thread. */
@@ -29,11 +30,21 @@ static uint32_t echo(void *args, uint32_t size, void *res) {
     return size;
 }
 
-/* Returns as many bytes as it got, without touching them. */
+/* Returns as many bytes as the caller accepts, without touching them. */
 static uint32_t empty(void *args, uint32_t size, void *res) {
     (void)args;
+    (void)size;
     (void)res;
-    return size;
+    return dp_current_invocation()->capacity;
+}
+
+/* Does what the floors' servers do with a payload and a result of different sizes. */
+static uint32_t reply(void *args, uint32_t size, void *res) {
+    uint32_t capacity = dp_current_invocation()->capacity;
+    if (size > serving->payload || capacity > serving->payload)
+        return UINT32_MAX;
+    dp_bench_move(serving->side.rest, res, args, size, capacity);
+    return capacity;
 }
 
 static uint32_t run_floor(void *args, uint32_t size, void *res) {
@@ -89,6 +100,7 @@ static const dp_function functions[DP_BENCH_FNS] = {
     [DP_BENCH_FN_VERBS] = join_verbs,
     [DP_BENCH_FN_DELAYED] = delayed,
     [DP_BENCH_FN_BLOCKED] = blocked,
+    [DP_BENCH_FN_REPLY] = reply,
 };
 
 /* ---- start and end ---- */
@@ -128,6 +140,11 @@ static int map_memory(peer *p, int fd, dp_error *err) {
         return dp_fail(err, DP_FATAL, errno, "bench peer: map %lld bytes", (long long)st.st_size);
     p->side.area = m;
     p->side.size = (uint64_t)st.st_size;
+    p->rest = (uint64_t)p->payload + 4096;
+    void *rest = mmap(NULL, p->rest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (rest == MAP_FAILED)
+        return dp_fail(err, DP_FATAL, errno, "bench peer: map %u bytes", p->payload);
+    p->side.rest = rest;
     return DP_OK;
 }
 
@@ -167,6 +184,8 @@ static void stop(peer *p) {
         dp_dev_close(p->dev);
     if (p->side.area)
         munmap(p->side.area, p->side.size);
+    if (p->side.rest)
+        munmap(p->side.rest, p->rest);
 }
 
 int dp_bench_serve(const dp_bench_fds *fds, const dp_bench_here *here, dp_error *err) {

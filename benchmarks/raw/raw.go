@@ -71,7 +71,8 @@ func (k Kind) String() string {
 // Functions of the bench's peer, as indices of Call.
 const (
 	FnEcho  uint32 = C.DP_BENCH_FN_ECHO  // copies its payload to its result
-	FnEmpty uint32 = C.DP_BENCH_FN_EMPTY // returns as many bytes without touching them
+	FnEmpty uint32 = C.DP_BENCH_FN_EMPTY // returns as many bytes as are wanted without touching them
+	FnReply uint32 = C.DP_BENCH_FN_REPLY // reads all of its payload, and writes a result of any size
 	// FnDelayed is FnEmpty, but takes the time set by Bench.Delay.
 	FnDelayed uint32 = C.DP_BENCH_FN_DELAYED
 )
@@ -86,7 +87,7 @@ type Config struct {
 	Depth   int // calls in flight, 1..Slots
 	Eager   int
 	Bulk    int64
-	Payload int // largest payload of a call, bytes
+	Payload int // largest payload or result of a call, bytes
 	Mode    dataplane.WaitMode
 	PeerCPU int // to which the peer pins itself; -1: none
 	// Registered: the C client's payloads are in registered memory and results are read where they arrive.
@@ -187,15 +188,15 @@ func (b *Bench) Floor(k Kind, size, reply, warm, n int, samples []int64) (int64,
 	return int64(ns), nil
 }
 
-// Calls is Floor for calls of a function. C makes all of them in one call from Go.
-func (b *Bench) Calls(fn uint32, size, warm, n int, samples []int64) (int64, error) {
+// Calls is Floor for calls of a function, whose result must have reply bytes. C makes all of them in one call from Go.
+func (b *Bench) Calls(fn uint32, size, reply, warm, n int, samples []int64) (int64, error) {
 	s, err := samplesOf(samples, n)
 	if err != nil {
 		return 0, err
 	}
 	var ns C.int64_t
 	var e C.dp_error
-	if C.dp_bench_calls(b.c, C.uint32_t(fn), C.uint32_t(size), C.uint32_t(warm), C.uint32_t(n), s, &ns, &e) != 0 {
+	if C.dp_bench_calls(b.c, C.uint32_t(fn), C.uint32_t(size), C.uint32_t(reply), C.uint32_t(warm), C.uint32_t(n), s, &ns, &e) != 0 {
 		return 0, failure("bench", &e)
 	}
 	return int64(ns), nil

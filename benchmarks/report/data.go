@@ -186,9 +186,9 @@ func (d *Data) result(match func(*latency.Result) bool) *latency.Result {
 	return nil
 }
 
-func (d *Data) call(provider, client, mode string, payload, depth int) *latency.Result {
+func (d *Data) call(provider, client, mode string, payload, result, depth int) *latency.Result {
 	return d.result(func(r *latency.Result) bool {
-		return r.Name == "latency" && r.Provider == provider && r.Client == client && r.Mode == mode && r.Payload == payload && r.Depth == depth
+		return r.Name == "latency" && r.Provider == provider && r.Client == client && r.Mode == mode && r.Payload == payload && r.Result == result && r.Depth == depth
 	})
 }
 

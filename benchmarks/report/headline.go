@@ -45,7 +45,7 @@ func HeadlineTable(d *Data, dir string) (string, error) {
 	}
 	b.WriteString(":\n\n| | call | p99 | floor | ratio |\n|---|---|---|---|---|\n")
 	for _, row := range headlineRows {
-		r := d.call(row.provider, "c", row.mode, row.payload, 1)
+		r := d.call(row.provider, "c", row.mode, row.payload, 0, 1)
 		if r == nil {
 			return "", fmt.Errorf("no result of %s, %s, %d B: the table needs it", row.provider, row.mode, row.payload)
 		}

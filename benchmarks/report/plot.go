@@ -116,7 +116,7 @@ func floorUS(r *latency.Result) float64 { return float64(r.FloorP50) / 1e3 }
 func latencyPlot(d *Data, dir, provider string) (*Picture, error) {
 	calls := func(client, mode string) func(*latency.Result) bool {
 		return func(r *latency.Result) bool {
-			return r.Name == "latency" && r.Provider == provider && r.Client == client && r.Mode == mode && r.Depth == 1
+			return r.Name == "latency" && r.Provider == provider && r.Client == client && r.Mode == mode && r.Depth == 1 && r.Result == 0
 		}
 	}
 	lines := []series{
@@ -153,7 +153,7 @@ func cdfPlot(d *Data, dir, provider string) (*Picture, error) {
 		return err
 	}
 	for _, payload := range []int{8, 64, 4096} {
-		r := d.call(provider, "c", "hot", payload, 1)
+		r := d.call(provider, "c", "hot", payload, 0, 1)
 		if r == nil {
 			continue
 		}
@@ -171,7 +171,7 @@ func bandwidthPlot(d *Data, dir string) (*Picture, error) {
 	var lines []series
 	for _, provider := range []string{"shm", "verbs"} {
 		deep := func(r *latency.Result) bool {
-			return r.Name == "latency" && r.Provider == provider && r.Client == "c" && r.Depth > 1 && r.Payload >= 1024
+			return r.Name == "latency" && r.Provider == provider && r.Client == "c" && r.Depth > 1 && r.Payload >= 1024 && r.Result == 0
 		}
 		lines = append(lines, byPayload(d, "rfaas, "+provider, deep, func(r *latency.Result) float64 { return r.BytesPerS / 1e9 }))
 		floor := byPayload(d, "floor, "+provider, deep, func(r *latency.Result) float64 { return float64(r.Payload) / float64(r.FloorMeanNS) })

@@ -82,9 +82,9 @@ func number(v float64) string {
 func value(n latency.Number) (float64, bool) { return float64(n), !math.IsNaN(float64(n)) && n != 0 }
 
 // ratio returns the ratio of a call to its floor.
-func ratio(provider, client, mode string, payload, depth int) func(*Data) (float64, bool) {
+func ratio(provider, client, mode string, payload, result, depth int) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
-		if r := d.call(provider, client, mode, payload, depth); r != nil {
+		if r := d.call(provider, client, mode, payload, result, depth); r != nil {
 			return value(r.Ratio)
 		}
 		return 0, false
@@ -93,7 +93,7 @@ func ratio(provider, client, mode string, payload, depth int) func(*Data) (float
 
 func payloadOnly(payload int) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
-		if r := d.call("verbs", "c", "hot", payload, 1); r != nil {
+		if r := d.call("verbs", "c", "hot", payload, 0, 1); r != nil {
 			return value(r.RatioPayloadOnly)
 		}
 		return 0, false
@@ -187,15 +187,15 @@ func charging(d *Data) (float64, bool) {
 func Promises() []Promise {
 	var all []Promise
 	for _, b := range latency.Bounds {
-		line := fmt.Sprintf("%s, %s, %s, depth %d", b.Provider, b.Mode, size(b.Payload), b.Depth)
+		line := fmt.Sprintf("%s, %s, %s, depth %d", b.Provider, b.Mode, sizes(b.Payload, b.Result), b.Depth)
 		switch {
 		case b.Depth > 1 && b.Ratio > 0:
-			of := ratio(b.Provider, "c", b.Mode.String(), b.Payload, b.Depth)
+			of := ratio(b.Provider, "c", b.Mode.String(), b.Payload, b.Result, b.Depth)
 			all = append(all, Promise{Section: "Calls", Line: line + ": share of the bare rings' rate", Bound: 1 / b.Ratio, Least: true,
 				of: func(d *Data) (float64, bool) { r, ok := of(d); return 1 / r, ok }})
 		case b.Ratio > 0:
 			all = append(all, Promise{Section: "Calls", Line: line + ": ratio to the floor", Bound: b.Ratio,
-				of: ratio(b.Provider, "c", b.Mode.String(), b.Payload, b.Depth)})
+				of: ratio(b.Provider, "c", b.Mode.String(), b.Payload, b.Result, b.Depth)})
 		}
 		if b.PayloadOnly > 0 {
 			all = append(all, Promise{Section: "Calls", Line: line + ": ratio to the bare payload (the first rFaaS)", Bound: b.PayloadOnly, of: payloadOnly(b.Payload)})
@@ -203,7 +203,9 @@ func Promises() []Promise {
 	}
 	ms := func(r *latency.Result) float64 { return float64(r.P99NS) / 1e6 }
 	return append(all, []Promise{
-		{Section: "Calls", Line: "shm, hot, 8 B: time that Go adds to a call from C", Bound: 40, Unit: "ns", figure: "go.over_c_ns"},
+		{Section: "Calls", Line: "shm, hot, 8 B: time that Go adds to a call from C", Bound: 40, Unit: "ns", figure: "go.over_c_ns.8"},
+		{Section: "Calls", Line: "shm, hot, 64 B: time that Go adds to a call from C", Bound: 40, Unit: "ns", figure: "go.over_c_ns.64"},
+		{Section: "Calls", Line: "shm, hot, 1 KiB: time that Go adds to a call from C", Bound: 40, Unit: "ns", figure: "go.over_c_ns.1024"},
 		{Section: "Calls", Line: "shm, hot, 8 B, 64 in flight: share of C's rate that a batch of Go has", Bound: 0.6, Least: true, figure: "go.batch_share"},
 		{Section: "Calls", Line: "allocations of a call from Go", Bound: 0, figure: "go.call.allocations"},
 		{Section: "Starts", Line: "shm, lease to first result, cold, p50", Bound: 8, Unit: "ms", of: start("shm", "cold")},
@@ -293,6 +295,14 @@ func Judge(d *Data) []Verdict {
 		out = append(out, v)
 	}
 	return out
+}
+
+// sizes formats the bytes of a payload and of its result; 0: as many.
+func sizes(payload, result int) string {
+	if result > 0 {
+		return fmt.Sprintf("%s there and %s back", size(payload), size(result))
+	}
+	return size(payload)
 }
 
 // size formats a number of bytes.

@@ -140,7 +140,7 @@ func calls(b *strings.Builder, results []*latency.Result, provider, title string
 		if r.Name != "latency" || r.Provider != provider {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %s |", r.Client, r.Mode, size(r.Payload), r.Depth,
+		lines = append(lines, fmt.Sprintf("| %s | %s | %s | %d | %s | %s | %s | %s | %s | %s | %s | %s | %s |", r.Client, r.Mode, sizes(r.Payload, r.Result), r.Depth,
 			us(float64(r.P50NS)), us(float64(r.P90NS)), us(float64(r.P99NS)), us(float64(r.P999NS)), us(float64(r.MaxNS)), us(float64(r.FloorP50)), ratioText(r.Ratio),
 			number(r.OpsPerS), pairs(r)))
 	}
