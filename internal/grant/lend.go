@@ -136,6 +136,10 @@ func (p *Pending) keepLoan(ctx context.Context, id seedID, loan loanStream, fetc
 	}
 }
 
+// sourcePatience is how long anotherSource waits for one executor. The executor whose workers wait gives up after 10 s (its fetchConnect), so that several must fit into that time: one that
+// is stopped, or whose node is lost, does not refuse.
+const sourcePatience = 10 * time.Second / (copyTries + 1)
+
 // anotherSource finds a new source for an executor that has lost its source of a seed. It asks no executor whose address is in `asked`, and appends the address of each executor that it asks.
 func (p *Pending) anotherSource(ctx context.Context, id seedID, to control.ExecutorClient, cand *Candidate, asked *[]string) bool {
 	for range copyTries {
@@ -144,7 +148,7 @@ func (p *Pending) anotherSource(ctx context.Context, id seedID, to control.Execu
 			return false
 		}
 		*asked = append(*asked, from.address)
-		try, stop := context.WithTimeout(ctx, p.c.opts.Timeout)
+		try, stop := context.WithTimeout(ctx, min(p.c.opts.Timeout, sourcePatience))
 		_, err := p.copyFrom(try, to, cand, from, nil, true)
 		stop()
 		if err == nil {
