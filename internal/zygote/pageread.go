@@ -19,16 +19,27 @@ func join(runs []SeedRun) (list []SeedRun) {
 	return list
 }
 
-// cleanRuns returns the valid part of a list. The list may come from an untrusted process.
+// recordedMost returns how many leaves of a seed a list may name. If workers touch more, the list saves little, and a list that names everything would make every node read everything.
+func recordedMost(leaves uint32) uint32 { return min(leaves, max(leaves/4, 512)) }
+
+// cleanRuns returns the valid part of a list, with each leaf once, and at most recordedMost of them. The list may come from an untrusted process.
 func cleanRuns(list []SeedRun, leaves uint32) (clean []SeedRun) {
-	sum := uint32(0)
+	left, has := recordedMost(leaves), make([]bool, leaves)
 	for _, r := range list[:min(len(list), touchedMost)] {
 		if r.First >= leaves {
 			continue
 		}
-		r.Count = min(r.Count, leaves-r.First, leaves-sum)
-		if r.Count > 0 {
-			sum, clean = sum+r.Count, append(clean, r)
+		for l := r.First; l < r.First+min(r.Count, leaves-r.First) && left > 0; l++ {
+			if has[l] {
+				continue
+			}
+			has[l] = true
+			left--
+			if n := len(clean) - 1; n >= 0 && clean[n].First+clean[n].Count == l {
+				clean[n].Count++
+			} else if n+1 < touchedMost {
+				clean = append(clean, SeedRun{l, 1})
+			}
 		}
 	}
 	return clean

@@ -64,11 +64,12 @@ type paging struct {
 	o      PageOptions
 	leaf   uint64     // bytes of a leaf
 	again  rate.Limit // of a pager
-	base   []uint32   // number of each segment's first leaf, and the number of all leaves
-	proofs []uint64   // where each segment's proofs are
-	file   *os.File   // sealed against writing, except by mem
-	mem    []byte     // the file, shared
-	proved []bool     // leaves whose hash is in c.leaves
+	pace   time.Duration
+	base   []uint32 // number of each segment's first leaf, and the number of all leaves
+	proofs []uint64 // where each segment's proofs are
+	file   *os.File // sealed against writing, except by mem
+	mem    []byte   // the file, shared
+	proved []bool   // leaves whose hash is in c.leaves
 	buffer []byte
 
 	over     chan struct{} // closed when nothing is read any more
@@ -90,6 +91,8 @@ type paging struct {
 	pagers  map[*pager]bool
 	err     error         // why not everything has arrived. Set before over is closed
 	asked   chan struct{} // capacity 1: a worker waits for something, or has touched something
+	hurry   func()        // closes hurried
+	hurried chan struct{} // something waits for all of the seed
 	stop    context.CancelCauseFunc
 	stopped context.Context // ends when the seed is not needed any more
 }
@@ -122,8 +125,9 @@ func PageSeed(c *SeedCopy, o PageOptions) (s *Seed, err error) {
 }
 
 func newPaging(c *SeedCopy, o PageOptions) *paging {
-	p := &paging{c: &SeedCopy{Units: c.Units, Segments: c.Segments}, o: o, leaf: c.leafSize(), again: againRate, base: []uint32{0}, proofs: []uint64{0}, over: make(chan struct{}), finished: make(chan struct{}),
-		asked: make(chan struct{}, 1), pagers: map[*pager]bool{}}
+	p := &paging{c: &SeedCopy{Units: c.Units, Segments: c.Segments}, o: o, leaf: c.leafSize(), again: againRate, pace: restEvery, base: []uint32{0}, proofs: []uint64{0}, over: make(chan struct{}), finished: make(chan struct{}),
+		asked: make(chan struct{}, 1), hurried: make(chan struct{}), pagers: map[*pager]bool{}}
+	p.hurry = sync.OnceFunc(func() { close(p.hurried) })
 	for i, x := range c.Segments {
 		n := leavesOf(x, p.leaf)
 		p.base, p.proofs = append(p.base, p.base[i]+uint32(n)), append(p.proofs, p.proofs[i]+uint64(groupsOf(n))*proofSize)
@@ -186,8 +190,9 @@ func (p *paging) isWhole() bool {
 	return p.left == 0
 }
 
-// Fill reads what workers wait for, and then the leaves of PageOptions.First. After `rest` is closed, it reads everything. If reading fails and there is no other source, Fill
-// ends the workers, because their memory is lost. Fill returns when no worker's memory is filled on demand any more.
+// Fill reads what workers wait for, and then the leaves of PageOptions.First. After `rest` is closed, it reads everything, but slowly while workers start or wait for pages. After
+// Hurry, it reads everything at once. If reading fails and there is no other source, Fill ends the workers, because their memory is lost. Fill returns when no worker's memory is
+// filled on demand any more.
 func (s *Seed) Fill(ctx context.Context, rest <-chan struct{}) error {
 	p := s.paging
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -203,7 +208,7 @@ func (s *Seed) Fill(ctx context.Context, rest <-chan struct{}) error {
 }
 
 func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
-	all, told := false, 0
+	all, told, hurried := false, 0, p.hurried
 	var lastRest time.Time
 	tell := func() {
 		list, n := p.touchedRuns()
@@ -219,8 +224,8 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 			return context.Cause(ctx)
 		}
 		pause := time.Duration(0)
-		if now := time.Now(); all {
-			pause = min(p.busy(now), restEvery-now.Sub(lastRest))
+		if now := time.Now(); all && hurried != nil {
+			pause = min(p.busy(now), p.pace-now.Sub(lastRest))
 		}
 		if runs, show, last := p.pick(all, pause <= 0); len(runs) > 0 {
 			if last {
@@ -236,6 +241,11 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 				p.mu.Lock()
 				p.wanted = append(runs, p.wanted...)
 				p.mu.Unlock()
+			}
+			select {
+			case <-hurried:
+				all, hurried = true, nil
+			default:
 			}
 			continue
 		}
@@ -255,6 +265,8 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 		case <-over:
 		case <-begin:
 			all = true
+		case <-hurried:
+			all, hurried = true, nil
 		case <-ctx.Done():
 		}
 	}
@@ -324,11 +336,19 @@ func (s *Seed) Lost() error {
 	}
 }
 
-// Whole waits until all pages of the seed have been read.
+// Hurry makes Fill read all pages as fast as it can, even while workers start.
+func (s *Seed) Hurry() {
+	if s.paging != nil {
+		s.paging.hurry()
+	}
+}
+
+// Whole makes Fill read all pages at once, and waits until they have been read.
 func (s *Seed) Whole(ctx context.Context) error {
 	if s.paging == nil {
 		return nil
 	}
+	s.Hurry()
 	select {
 	case <-s.paging.finished:
 		return s.paging.err
@@ -371,9 +391,10 @@ func (s *Seed) Moved() uint64 {
 	return s.paging.moved
 }
 
-// Record keeps a list of leaves that workers on another node have touched, for Touched. If there is a list already, the one with more leaves is kept. A list need not be valid.
+// Record keeps a list of leaves that workers on another node have touched, for Touched. If there is a list already, the one with more leaves is kept. A list need not be valid: Record
+// keeps its valid part. Contents must have succeeded.
 func (s *Seed) Record(list []SeedRun) {
-	list = slices.Clone(list[:min(len(list), touchedMost)])
+	list = cleanRuns(list, s.contents.Load().count())
 	before := s.recorded.Load()
 	if len(list) > 0 && (before == nil || leavesIn(list) > leavesIn(*before)) {
 		s.recorded.CompareAndSwap(before, &list)

@@ -39,6 +39,15 @@ func (c *SeedCopy) leafSize() uint64 {
 	return size
 }
 
+// count returns the number of leaves of all segments.
+func (c *SeedCopy) count() (n uint32) {
+	leaf := c.leafSize()
+	for _, x := range c.Segments {
+		n += uint32(leavesOf(x, leaf))
+	}
+	return n
+}
+
 // leavesOf returns how many leaves a segment has.
 func leavesOf(x SeedSegment, leaf uint64) int { return int((x.Size + leaf - 1) / leaf) }
 
