@@ -92,20 +92,23 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	}
 	switch {
 	case req.GetRest():
-		if f := e.fillings.get(key); f != nil {
-			f.begin()
-		}
+		e.fillings.hurry(key)
 		return stream.Send(&control.FetchReply{Done: true})
 	case req.GetInstead():
 		return e.replaceSource(ctx, key, offer, req, stream)
 	}
-	turn := ctx // ends for a handover
 	ctx, cancel := fetchContext(ctx, size)
 	defer cancel()
-	// A handover ends ctx, but not the reading of the rest, which uses this context.
-	long, end := context.WithCancelCause(stream.Context())
+	// A handover and the end of the stream end ctx, but not the reading of the rest, which uses this context: workers of other agents depend on it, too.
+	long, end := context.WithCancelCause(context.WithoutCancel(stream.Context()))
 	defer end(nil)
 	keep := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
+	buffers := uint64(0) // memory that copying takes
+	defer func() {
+		if buffers > 0 {
+			e.tables.giveBack(buffers)
+		}
+	}()
 	guard := &fetchSource{e: e, ctx: long} // a drain ends its context, too
 	if err := e.fabric.add(guard); err != nil {
 		return err
@@ -117,11 +120,15 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 		if err := room.take(size); err != nil {
 			return nil, err
 		}
+		if err := e.tables.makeRoom(c.CopyMemory()); err != nil {
+			return nil, fmt.Errorf("no memory for %d bytes of buffers: %w", c.CopyMemory(), err)
+		}
+		buffers = c.CopyMemory()
 		source, err := e.connectSource(guard.ctx, req, offer.parts, stream.Send)
 		if err != nil {
 			return nil, err
 		}
-		f.source = &seedSource{source, offer}
+		f.source = newSeedSource(source, offer)
 		if !req.GetOnDemand() || len(req.GetTable()) > 0 || size < onDemandLeast || offer.proofs.GetSize() == 0 || !e.cfg.Spawner.FillsPages() {
 			return zygote.CopySeed(c, source)
 		}
@@ -140,12 +147,14 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 		return stream.Send(&control.FetchReply{Done: true, Seed: name[:]})
 	}
 	defer e.fillings.add(key, f)()
-	if err := stream.Send(&control.FetchReply{Done: true, Seed: name[:], Filling: true}); err != nil {
-		end(errors.New("the caller has left"))
-	}
+	_ = stream.Send(&control.FetchReply{Done: true, Seed: name[:], Filling: true}) // if the caller has left, the reading goes on without it
 	keep()
-	defer endAfterHandover(turn, end)()
-	return e.fillSeed(turn, f, size)
+	handover, stop := e.turns.closing()
+	defer stop()
+	defer endAfter(handover, handoverRest, end)()
+	defer endAfter(stream.Context(), fetchLimit(size), end)()
+	defer context.AfterFunc(stream.Context(), f.seed.Hurry)()
+	return e.fillSeed(handover, f, size)
 }
 
 const (
@@ -158,16 +167,16 @@ const (
 	handoverRest = 5 * time.Second
 )
 
-// endAfterHandover calls end handoverRest after ctx ends, which a handover or a drain does. The caller must call stop.
-func endAfterHandover(ctx context.Context, end context.CancelCauseFunc) (stop func() bool) {
+// endAfter calls end some time after ctx ends. The caller must call stop.
+func endAfter(ctx context.Context, patience time.Duration, end context.CancelCauseFunc) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
-		time.AfterFunc(handoverRest, func() { end(fmt.Errorf("%w, and has waited for the seed for %v", context.Cause(ctx), handoverRest)) })
+		time.AfterFunc(patience, func() { end(fmt.Errorf("%w, and the seed has not arrived within %v", context.Cause(ctx), patience)) })
 	})
 }
 
 // fillSeed reads the rest of a seed from which workers can start. A handover waits for it for a while (handoverRest), because the next program could not go on with it. With
-// seed-fill=touched, only what workers touch is read until then, or until half of lease-max has passed. The source lends the seed for longer than its own lease-max (Lend).
-func (e *Executor) fillSeed(turn context.Context, f *filling, size uint64) error {
+// seed-fill=touched, only what workers touch is read until then, or until half of lease-max has passed. When half of the source's own lease-max has passed, the source asks for the rest (lend).
+func (e *Executor) fillSeed(handover context.Context, f *filling, size uint64) error {
 	wait := onDemandFirst
 	if e.cfg.Settings.SeedFill == config.SeedFillTouched {
 		wait = e.cfg.Settings.LeaseMax / 2
@@ -177,7 +186,7 @@ func (e *Executor) fillSeed(turn context.Context, f *filling, size uint64) error
 	limit := fetchLimit(size)
 	defer time.AfterFunc(wait+limit, func() { cancel(errSlow) }).Stop()
 	defer time.AfterFunc(wait, f.begin).Stop()
-	defer context.AfterFunc(turn, f.begin)()
+	defer context.AfterFunc(handover, f.seed.Hurry)()
 	err := f.seed.Fill(ctx, f.rest)
 	e.log.Debug("no page of a seed is read any more", "bytes", size, "read", f.seed.Moved(), "err", err)
 	if err == nil {

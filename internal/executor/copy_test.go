@@ -141,7 +141,7 @@ func TestCopySeed(t *testing.T) {
 				t.Errorf("again: %x, want %x, %v", again, digest, err)
 			}
 			var s *zygote.Seed
-			size := uint64(len(data))
+			size := uint64(len(data)) + uint64(len(data))/128 // and the hashes of its pages
 			next, err := b.e.tables.seed(b.ctx(), key, "", func(room *seedRoom) (*zygote.Seed, error) {
 				if b.e.tables.takeCopy(copyKey("tenant bob", digest), "tenant bob", room) != nil {
 					t.Error("another tenant has the copy")
@@ -442,7 +442,7 @@ func TestCopySeedOnDemand(t *testing.T) {
 		t.Errorf("the copy differs, %v", err)
 	}
 	s.Close()
-	b.e.tables.giveBack(s.Bytes)
+	b.e.tables.giveBack(s.Memory())
 
 	_, end, over := onDemand(t, a, b, key)
 	end()
@@ -455,6 +455,6 @@ func TestCopySeedOnDemand(t *testing.T) {
 		t.Error("the store has a seed whose pages are lost")
 	} else if s != nil { // all pages had arrived
 		s.Close()
-		b.e.tables.giveBack(s.Bytes)
+		b.e.tables.giveBack(s.Memory())
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,12 +22,18 @@ import (
 type seedSource struct {
 	*fetchSource
 	*seedOffer
+	closed chan struct{} // closed when nothing reads from it any more
+}
+
+func newSeedSource(s *fetchSource, o *seedOffer) *seedSource {
+	return &seedSource{s, o, make(chan struct{})}
 }
 
 // close closes the connection. Nil: there is none.
 func (s *seedSource) close() {
 	if s != nil {
 		s.fetchSource.close()
+		close(s.closed)
 	}
 }
 
@@ -37,14 +44,13 @@ type filling struct {
 	send    func(*control.FetchReply) error
 	sending chan struct{} // capacity 1: full while a reply is sent
 	source  *seedSource
-	next    chan *seedSource // another source, when this one is lost
-	over    chan struct{}    // closed when nothing is read any more
-	rest    chan struct{}    // closed by begin: from then on, everything is read
+	copies  *sameFillings
+	rest    chan struct{} // closed by begin: from then on, everything is read
 	begin   func()
 }
 
 func newFilling(ctx context.Context, send func(*control.FetchReply) error) *filling {
-	f := &filling{ctx: ctx, send: send, sending: make(chan struct{}, 1), next: make(chan *seedSource), over: make(chan struct{}), rest: make(chan struct{})}
+	f := &filling{ctx: ctx, send: send, sending: make(chan struct{}, 1), rest: make(chan struct{})}
 	f.begin = sync.OnceFunc(func() { close(f.rest) })
 	return f
 }
@@ -52,30 +58,55 @@ func newFilling(ctx context.Context, send func(*control.FetchReply) error) *fill
 // fillings are the seeds that arrive, by their copyKey. The zero value has none.
 type fillings struct {
 	mu   sync.Mutex
-	list map[sum]*filling
+	list map[sum]*sameFillings
+}
+
+// sameFillings are copies of one seed that arrive at the same time: the lease of an earlier one has taken it out of the store, or it was evicted. Each can use a source of the others,
+// because all have the same bytes and belong to the same owner.
+type sameFillings struct {
+	next chan *seedSource // another source, for one that has lost its own
+	over chan struct{}    // closed when none is left
+	all  []*filling       // guarded by the lock of the fillings
 }
 
 func (l *fillings) add(key sum, f *filling) (remove func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.list == nil {
-		l.list = map[sum]*filling{}
+		l.list = map[sum]*sameFillings{}
 	}
-	l.list[key] = f
+	same := l.list[key]
+	if same == nil {
+		same = &sameFillings{next: make(chan *seedSource), over: make(chan struct{})}
+		l.list[key] = same
+	}
+	f.copies, same.all = same, append(same.all, f)
 	return func() {
-		close(f.over)
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.list[key] == f {
+		if same.all = slices.DeleteFunc(same.all, func(x *filling) bool { return x == f }); len(same.all) == 0 {
+			close(same.over)
 			delete(l.list, key)
 		}
 	}
 }
 
-func (l *fillings) get(key sum) *filling {
+// get returns the copies of a seed that arrive, or nil.
+func (l *fillings) get(key sum) *sameFillings {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.list[key]
+}
+
+// hurry makes all copies of a seed arrive as fast as they can.
+func (l *fillings) hurry(key sum) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if same := l.list[key]; same != nil {
+		for _, f := range same.all {
+			f.seed.Hurry()
+		}
+	}
 }
 
 // read reads parts of the seed.
@@ -137,7 +168,7 @@ func (f *filling) lost(why error) error {
 	patience := time.NewTimer(fetchConnect)
 	defer patience.Stop()
 	select {
-	case f.source = <-f.next:
+	case f.source = <-f.copies.next:
 		return nil
 	case <-f.ctx.Done():
 		return fmt.Errorf("%w; no other executor has lent it", why)
@@ -153,32 +184,32 @@ func (f *filling) touched(list []zygote.SeedRun) {
 
 // replaceSource gives a seed that is being read a new source, in place of one that is lost.
 func (e *Executor) replaceSource(ctx context.Context, key sum, offer *seedOffer, req *control.FetchRequest, stream grpc.ServerStreamingServer[control.FetchReply]) error {
-	f := e.fillings.get(key)
-	if f == nil || offer.proofs.GetSize() == 0 {
+	copies := e.fillings.get(key)
+	if copies == nil || offer.proofs.GetSize() == 0 {
 		return control.Errorf(control.ClassLease, "the executor is not copying this seed")
 	}
-	source, err := e.connectSource(stream.Context(), req, nil, stream.Send)
-	if err != nil {
+	connect, end := context.WithCancelCause(context.WithoutCancel(stream.Context())) // after that, the source does not end with the stream
+	defer end(nil)
+	stop := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
+	source, err := e.connectSource(connect, req, nil, stream.Send)
+	if stop(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchConnect, errors.New("the seed still has a source"))
 	defer cancel()
+	given := newSeedSource(source, offer)
 	select {
-	case f.next <- &seedSource{source, offer}:
-	case <-f.over:
-		source.close()
+	case copies.next <- given:
+	case <-copies.over:
+		given.close()
 		return control.Errorf(control.ClassLease, "the executor is not copying this seed any more")
 	case <-ctx.Done():
-		source.close()
+		given.close()
 		return fetchError(context.Cause(ctx))
 	}
-	if err := stream.Send(&control.FetchReply{Done: true, Filling: true}); err != nil {
-		return err
-	}
-	select {
-	case <-f.over:
-	case <-stream.Context().Done():
-	}
+	_ = stream.Send(&control.FetchReply{Done: true, Filling: true}) // if the caller has left, the reading goes on without it
+	defer context.AfterFunc(stream.Context(), func() { e.fillings.hurry(key) })()
+	<-given.closed
 	return nil
 }
 

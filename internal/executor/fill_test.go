@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -29,6 +30,7 @@ type (
 	lendStream interface {
 		Send(*control.LendRequest) error
 		Recv() (*control.LendReply, error)
+		CloseSend() error
 	}
 	fetchStream interface {
 		Recv() (*control.FetchReply, error)
@@ -66,7 +68,7 @@ func move(t *testing.T, from, to *node, key sum, instead bool) *transfer {
 }
 
 // arriving returns the seed that arrives at a node.
-func (n *node) arriving(digest sum) *filling { return n.e.fillings.get(copyKey("", digest)) }
+func (n *node) arriving(digest sum) *filling { return n.e.fillings.get(copyKey("", digest)).all[0] }
 
 // An executor that has lost the source of a seed asks for another one, and reads from it. Without another one, it says so. It lends the seed only when it has all of it. The list of
 // touched pages reaches the source, and from there the next executor.
@@ -92,7 +94,7 @@ func TestSecondSource(t *testing.T) {
 	if err := read(); err != nil {
 		t.Fatal(err)
 	}
-	list := []zygote.SeedRun{{First: 3, Count: 2}, {First: 900, Count: 1}}
+	list := []zygote.SeedRun{{First: 3, Count: 2}, {First: 100, Count: 1}}
 	f.touched(list)
 	if r, err := first.fetch.Recv(); err != nil || len(r.GetTouched()) != 4 {
 		t.Fatalf("%v, %v", r, err)
@@ -109,7 +111,9 @@ func TestSecondSource(t *testing.T) {
 	_, err := ask(b, name)
 	refuses(t, "a part of the seed", err, control.ClassConnection, "reads only what workers touch")
 
-	first.end()
+	if err := first.loan.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
 	var lost error
 	eventually(t, "the source is lost", func() bool { lost = read(); return lost != nil })
 	answer := make(chan error, 1)
@@ -124,16 +128,109 @@ func TestSecondSource(t *testing.T) {
 	if err := read(); err != nil {
 		t.Errorf("from the second source: %v", err)
 	}
-	second.end()
+	if err := second.loan.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "the second source is lost", func() bool { lost = read(); return lost != nil })
 	go func() { answer <- f.lost(lost) }()
 	if r, err := first.fetch.Recv(); err != nil || r.GetLost() == "" {
 		t.Fatalf("%v, %v", r, err)
 	}
-	first.leave()
+	b.e.fabric.close() // a drain
 	if err := <-answer; err == nil || !strings.Contains(err.Error(), "no other executor") {
 		t.Error(err)
 	}
+}
+
+// A seed whose copy a lease has taken out of the store can arrive a second time. Each of the two copies gets another source when it loses its own.
+func TestSecondSourceOfTwoCopies(t *testing.T) {
+	nodes := newNodes(t, 3)
+	a, b, c := nodes[0], nodes[1], nodes[2]
+	lendTo(nodes...)
+	b.z.pages = true
+	b.e.cfg.Settings.SeedFill = "touched"
+	data, key := library(3 * (4 << 20))
+	a.hasSeed(key, data)
+	c.hasSeed(key, data)
+	first := move(t, a, b, key, false)
+	f := b.arriving(first.digest)
+	lease := sum{1}
+	got, err := b.e.tables.seed(b.ctx(), lease, "", func(room *seedRoom) (*zygote.Seed, error) {
+		return b.e.tables.takeCopy(copyKey("", first.digest), "", room), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.e.tables.release([]*table{got})
+	move(t, a, b, key, false)
+	answer := make(chan error, 1)
+	go func() { answer <- f.lost(io.ErrUnexpectedEOF) }()
+	if r, err := first.fetch.Recv(); err != nil || r.GetLost() == "" {
+		t.Fatalf("%v, %v", r, err)
+	}
+	move(t, c, b, key, true)
+	if err := <-answer; err != nil {
+		t.Errorf("the first copy: %v", err)
+	}
+}
+
+// Workers do not depend on the agent that has asked for the copy of their seed. When it ends, the executor reads the rest at once, and the source lends it until then.
+func TestCopyOutlivesAgent(t *testing.T) {
+	nodes := newNodes(t, 2)
+	a, b := nodes[0], nodes[1]
+	lendTo(nodes...)
+	b.z.pages = true
+	b.e.cfg.Settings.SeedFill = "touched"
+	data, key := library(3 * (4 << 20))
+	a.hasSeed(key, data)
+	first := move(t, a, b, key, false)
+	s := b.arriving(first.digest).seed
+	first.end() // as when its process is killed, but the order is certain
+	first.leave()
+	eventually(t, "the rest has arrived", func() bool { return !s.Filling() })
+	if err := s.Lost(); err != nil || s.Missing() != 0 {
+		t.Errorf("%d bytes are missing, %v", s.Missing(), err)
+	}
+	eventually(t, "the loan has ended", func() bool { return a.e.table.Capacity().SetAside == a.e.tables.bytesOf("") })
+}
+
+// An executor lends a seed for as long as its own lease-max permits. It asks for the rest in time, because that of the other executor may be longer.
+func TestLoanEndsInTime(t *testing.T) {
+	nodes := newNodes(t, 2)
+	a, b := nodes[0], nodes[1]
+	lendTo(nodes...)
+	b.z.pages = true
+	b.e.cfg.Settings.SeedFill = "touched"
+	a.e.cfg.Settings.LeaseMax = time.Millisecond
+	data, key := library(3 * (4 << 20))
+	a.hasSeed(key, data)
+	m := move(t, a, b, key, false)
+	if r, err := m.loan.Recv(); err != nil || !r.GetEnding() {
+		t.Errorf("%v, %v", r, err)
+	}
+}
+
+// Copying takes memory for buffers, which a large segment makes large, and the copy takes memory for the hashes of its pages.
+func TestCopyTakesMemory(t *testing.T) {
+	nodes := newNodes(t, 2)
+	a, b := nodes[0], nodes[1]
+	lendTo(nodes...)
+	b.z.pages = true
+	b.e.cfg.Settings.SeedFill = "touched"
+	data, key := library(3 * (4 << 20))
+	a.hasSeed(key, data)
+	m := move(t, a, b, key, false)
+	size := uint64(len(data))
+	if aside := b.e.table.Capacity().SetAside; aside <= size+size/128+4*(4<<20)/64 {
+		t.Errorf("%d bytes are set aside for a seed of %d while it is copied", aside, size)
+	}
+	s := b.arriving(m.digest).seed
+	s.Hurry()
+	eventually(t, "the copying has ended", func() bool { return b.e.fillings.get(copyKey("", m.digest)) == nil })
+	eventually(t, "its buffers are free", func() bool {
+		aside := b.e.table.Capacity().SetAside
+		return aside == 0 || aside == s.Memory()
+	})
 }
 
 // ask asks a node to lend a seed, and returns its offer.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -161,8 +162,11 @@ func (e *Executor) Lend(stream grpc.BidiStreamingServer[control.LendRequest, con
 	return e.turns.yieldTo(stream.Context(), func(ctx context.Context) error { return e.lend(ctx, stream) })
 }
 
+// errCallerGone ends a stream whose caller has broken it off.
+var errCallerGone = errors.New("the caller has broken off its stream")
+
 // inbox receives the requests of a stream, so that the receiver can wait for something else, too. The stream ends when its handler returns.
-func inbox(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply]) func(context.Context) (*control.LendRequest, error) {
+func inbox(caller context.Context, stream grpc.BidiStreamingServer[control.LendRequest, control.LendReply]) func(context.Context) (*control.LendRequest, error) {
 	type item struct {
 		r   *control.LendRequest
 		err error
@@ -173,7 +177,7 @@ func inbox(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequ
 			r, err := stream.Recv()
 			select {
 			case items <- item{r, err}:
-			case <-ctx.Done():
+			case <-caller.Done():
 				return
 			}
 			if err != nil {
@@ -184,7 +188,12 @@ func inbox(ctx context.Context, stream grpc.BidiStreamingServer[control.LendRequ
 	return func(ctx context.Context) (*control.LendRequest, error) {
 		select {
 		case i := <-items:
+			if i.err != nil && !errors.Is(i.err, io.EOF) {
+				return nil, errCallerGone
+			}
 			return i.r, i.err
+		case <-caller.Done():
+			return nil, errCallerGone
 		case <-ctx.Done():
 			return nil, interrupted(ctx, "lend a seed")
 		}
@@ -227,16 +236,27 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 	if err != nil {
 		return lendError(err)
 	}
-	turn := ctx
-	if req.GetOnDemand() { // workers of the other executor depend on it: a handover waits for it, and the end of this program does not end it
-		loan, end := context.WithCancelCause(stream.Context())
-		defer end(nil)
-		defer endAfterHandover(ctx, end)()
-		ctx = loan
-	}
-	most := fetchLimit(c.Bytes())
+	turn, most := ctx, fetchLimit(c.Bytes())
 	if req.GetOnDemand() {
-		most += e.cfg.Settings.LeaseMax // the other executor may read only what its workers touch
+		// Workers of the other executor depend on the loan. So it does not end with the stream, a handover waits for it, and a drain, too.
+		drain, over, err := e.lender.context(context.WithoutCancel(ctx))
+		if err != nil {
+			return err
+		}
+		defer over()
+		handover, stop := e.turns.closing()
+		defer stop()
+		loan, end := context.WithCancelCause(context.WithoutCancel(ctx))
+		defer end(nil)
+		for _, x := range []context.Context{drain, handover} {
+			defer endAfter(x, handoverRest, end)()
+		}
+		defer endAfter(stream.Context(), most, end)()
+		// The other executor may read only what its workers touch (seed-fill), and its lease-max may be longer. After half of the time here it must read the rest, as before a drain.
+		half, cancel := context.WithTimeout(drain, e.cfg.Settings.LeaseMax/2)
+		defer cancel()
+		defer context.AfterFunc(handover, cancel)()
+		ctx, turn, most = loan, half, most+e.cfg.Settings.LeaseMax
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, most, errSlow)
 	defer cancel()
@@ -346,6 +366,8 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 		switch {
 		case err == nil:
 			s.Record(runsOf(req.GetTouched()))
+		case errors.Is(err, errCallerGone) && ctx != turn:
+			return linger(ctx, conn)
 		case until == turn && turn.Err() != nil && ctx.Err() == nil:
 			until = ctx
 			if err := sendWithin(ctx, func() error { return stream.Send(&control.LendReply{Ending: true}) }); err != nil {
@@ -355,6 +377,23 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 			return unlessOver(err)
 		}
 	}
+}
+
+// lingerLook is how often linger looks whether the peer still exists.
+const lingerLook = 100 * time.Millisecond
+
+// linger keeps a loan whose caller has ended until the other executor has closed its connection, or ctx ends. The other executor reads the rest meanwhile (fetchSeed).
+func linger(ctx context.Context, conn *dataplane.Conn) error {
+	look := time.NewTicker(lingerLook)
+	defer look.Stop()
+	for conn.Err() == nil {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return errCallerGone
 }
 
 func memoryRef(m *dataplane.Memory) *control.MemoryRef {

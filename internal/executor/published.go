@@ -61,11 +61,11 @@ type publications struct {
 	mu     sync.Mutex
 	closed bool
 	all    map[seedID]*published
-	last   uint32 // version of the last publication. It begins with the Unix time, so that no earlier executor of this address has used the next one
+	last   uint32 // version of the last publication. It begins with a random number, so that hardly any other executor, or earlier one of this address, has used the next ones
 }
 
 func newPublications(tables *tableStore, accounts func() *accounts, now func() time.Time, log *slog.Logger) *publications {
-	return &publications{tables: tables, accounts: accounts, now: now, log: log, all: map[seedID]*published{}, last: uint32(now().Unix())}
+	return &publications{tables: tables, accounts: accounts, now: now, log: log, all: map[seedID]*published{}, last: uint32(randomID() >> 34)}
 }
 
 // add publishes a seed. The seed lasts for seedUnconfirmed unless it is renewed. add takes the reference to the table, and stores the seed's version in its description.

@@ -22,6 +22,9 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
+// layoutMemory is the memory of layoutSeed: two pages and their hashes.
+const layoutMemory = 2 * (4096 + 32)
+
 // layoutSeed is a seed of a process without libraries, with one page of memory.
 func layoutSeed(t *testing.T) *zygote.Seed {
 	t.Helper()
@@ -108,7 +111,7 @@ func TestNamedSeed(t *testing.T) {
 	refuses(t, "released", err, control.ClassLease, "released")
 	before := n.e.table.Capacity().SetAside
 	n.release(l.GetLeaseId())
-	if after := n.e.table.Capacity().SetAside; before-after != 8192 {
+	if after := n.e.table.Capacity().SetAside; before-after != layoutMemory {
 		t.Errorf("a released seed still takes memory: %d bytes, then %d", before, after)
 	}
 	n.e.published.close()
@@ -152,6 +155,32 @@ func TestNamedSeedUnsuited(t *testing.T) {
 	}
 	if got := unsuited(7); got != "seeded" {
 		t.Errorf("without the seed: %q", got)
+	}
+}
+
+// Seeds of two executors that have started in the same second have different versions, and a seed of another payload is not taken for the one of a lease.
+func TestNamedSeedOfAnotherExecutor(t *testing.T) {
+	n := newNode(t)
+	n.seeds()
+	made, err := n.createSeed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := n.e.published
+	if other := newPublications(p.tables, p.accounts, func() time.Time { return time.Unix(1, 0) }, p.log); other.last == newPublications(p.tables, p.accounts, other.now, p.log).last {
+		t.Errorf("two executors begin with version %d", other.last)
+	}
+	makes := 0
+	n.z.seeds = func(context.Context) (*zygote.Seed, error) { makes++; return layoutSeed(t), nil }
+	r := n.request(1)
+	r.Seed = &control.Seed{Function: "prepare", Payload: []byte("of another executor"), LimitMs: 1000, Name: "xs", Version: made.GetSeed().GetVersion(), Origin: "another:7101"}
+	l, err := n.Lease(n.ctx(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.release(l.GetLeaseId())
+	if makes != 1 {
+		t.Errorf("the setup function was executed %d times: the lease has the seed of another executor", makes)
 	}
 }
 
@@ -311,7 +340,7 @@ func TestNamedSeedThatDoesNotFit(t *testing.T) {
 	h, _ := n.e.find(lease.ID(l.GetLeaseId()))
 	n.e.unseeded(h, "another library")
 	n.release(l.GetLeaseId())
-	if all, _ := n.e.tables.bytes(); all != 8192 || len(n.e.tables.save()) != 1 {
+	if all, _ := n.e.tables.bytes(); all != layoutMemory || len(n.e.tables.save()) != 1 {
 		t.Errorf("the store has %d bytes and hands over %d tables", all, len(n.e.tables.save()))
 	}
 }

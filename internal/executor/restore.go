@@ -98,7 +98,7 @@ func (e *Executor) restoreTables(all []*handover.Table) error {
 		switch {
 		case m.GetSeedUnits() > 0:
 			t.kind = isSeed
-			t.seed = &zygote.Seed{File: os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-seed"), Units: m.GetSeedUnits(), Bytes: m.GetSize()}
+			t.seed = &zygote.Seed{File: os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-seed"), Units: m.GetSeedUnits(), Bytes: zygote.SeedBytes(m.GetSize())}
 		case m.GetBundle() == "":
 			t.file = os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-table")
 		default:

@@ -179,6 +179,10 @@ func (e *Executor) takeNamed(h *holding, w *wish) bool {
 	if t == nil {
 		return false
 	}
+	if about.GetFunction() != w.GetFunction() || !bytes.Equal(about.GetPayload(), w.GetPayload()) { // another executor's seed of the same name and version
+		e.tables.release([]*table{t})
+		return false
+	}
 	heap := uint64(about.GetHeapUnits()) * zygote.SeedUnit
 	switch {
 	case !bytes.Equal(about.GetCodeSha256(), h.code.sum[:]):
@@ -380,16 +384,17 @@ func (s *tableStore) storeSeed(u sending, make func(*seedRoom) (*zygote.Seed, er
 		}
 		return nil, err
 	}
-	if has := room.has(); made.Bytes > has {
-		err = room.take(made.Bytes - has)
+	memory := made.Memory()
+	if has := room.has(); memory > has {
+		err = room.take(memory - has)
 	}
 	if err != nil {
 		made.Close()
 		room.leave(0)
-		return nil, fmt.Errorf("no memory for its %d bytes: %w", made.Bytes, err)
+		return nil, fmt.Errorf("no memory for its %d bytes: %w", memory, err)
 	}
-	room.leave(made.Bytes)
-	t.seed, t.size = made, made.Bytes
+	room.leave(memory)
+	t.seed, t.size = made, memory
 	return t, nil
 }
 

@@ -70,6 +70,13 @@ func (t *turnstile) endOnClose(cancel context.CancelCauseFunc) (stop func()) {
 	}
 }
 
+// closing returns a context that ends when close is called. The caller has entered, and must call stop.
+func (t *turnstile) closing() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	remove := t.endOnClose(cancel)
+	return ctx, func() { remove(); cancel(nil) }
+}
+
 // errHandsOver has no class, like the error of a connection that breaks, so that clients repeat the request.
 var errHandsOver = status.Error(codes.Unavailable, "the executor hands over to the program that is installed now")
 

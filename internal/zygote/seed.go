@@ -3,6 +3,7 @@ package zygote
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -63,6 +64,15 @@ func (s *Seed) Children() uint32 { return s.children.Load() }
 
 // Continue makes the seed count its workers from n on.
 func (s *Seed) Continue(n uint32) { s.children.Store(n) }
+
+// Memory is how much memory keeping the seed takes: its file, and the hashes of its pages, which this process has when the seed was copied from another node or can be copied from here.
+func (s *Seed) Memory() uint64 { return s.Bytes + s.Bytes/seedPage*sha256.Size }
+
+// SeedBytes returns the Bytes of a seed with such a Memory.
+func SeedBytes(memory uint64) uint64 {
+	const each = seedPage + sha256.Size
+	return memory - (memory+each-1)/each*sha256.Size
+}
 
 // Heap is the size of its heap in bytes.
 func (s *Seed) Heap() uint64 { return uint64(s.Units) * SeedUnit }

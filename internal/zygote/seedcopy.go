@@ -43,6 +43,12 @@ func (c *SeedCopy) Bytes() (n uint64) {
 	return n
 }
 
+// CopyMemory is how much memory copying such a seed takes beside that of the seed, while it lasts: buffers of CopySeed or Fill, and what Fill notes of each leaf.
+func (c *SeedCopy) CopyMemory() uint64 {
+	const note = 4 // valid, proved, seen, and shown of a pager
+	return 2*min(c.Bytes(), readChunk) + hashersMost*hashBuffer(c.leafSize()) + uint64(c.count())*note
+}
+
 // Check checks a description that comes from another process.
 func (c *SeedCopy) Check() error {
 	if c.Units < SeedUnitsMin || c.Units > seedHeapMost/SeedUnit {
