@@ -62,7 +62,7 @@ void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status) {
         rfaas_api_explain(l, r == l->workers[r->worker].invoked ? "invoke" : "wait", r->function, r->worker, status, r->started);
         rfaas_api_kill_late(l, r->function, r->worker, status, r->result_in_place);
         free(r->text); /* of a shared lease: the replacement has settled this request, too, with an earlier text */
-        r->text = strdup(rfaas_last_error());
+        rfaas_api_keep_error(r);
     }
 }
 
