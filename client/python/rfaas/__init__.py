@@ -47,7 +47,7 @@ if _TYPE_CHECKING:
 def _error_or_own(status: int, text: str, started: bool = True, code: int = 0) -> Exception:
     """The exception for a status, or the one that a function of njit or rfaas.python has raised."""
     e = _error(status, text, started, code)
-    return (code == _numba.CODE and _numba.exception_of(text)) or (code == _python.CODE and _python.exception_of(text, e)) or e
+    return (code == _numba.CODE and _numba.exception_of(text, e)) or (code == _python.CODE and _python.exception_of(text, e)) or e
 
 
 _rfaas.hooks(_threading.main_thread().ident, _error_or_own, _library.load, _new_result, _part_of, _dtype_of, _loop.await_request)

@@ -10,6 +10,8 @@ import io
 import pickle
 from typing import Any, Callable
 
+from ._generated import Error
+
 CODE = 0x6E756D62  # of rfaas_fail_code, for exceptions
 
 # What code of numba needs: memory for arrays, and functions by which a callback reports an exception. Its message is numba's pickle of the exception.
@@ -185,11 +187,16 @@ class _Exceptions(pickle._Unpickler):  # type: ignore[name-defined, misc]
         return found
 
 
-def exception_of(text: str) -> Exception | None:
-    """The exception that a function of numba has raised, from the text of its error. None if it cannot be read."""
+def exception_of(text: str, error: Error) -> Exception | None:
+    """The exception that a function of numba has raised, from the text of the call's error. Its cause is such an error, whose text says where. None if it cannot be read."""
     try:
-        kind, arguments = _Exceptions(io.BytesIO(bytes.fromhex(text.rpartition("numba:")[2].split()[0]))).load()[:2]
+        call, _, pickled = text.rpartition("numba:")
+        kind, arguments, *place = _Exceptions(io.BytesIO(bytes.fromhex(pickled.split()[0]))).load()
         e = kind(*(arguments or ()))
-        return e if isinstance(e, Exception) else None
+        if not isinstance(e, Exception):
+            return None
+        where = f"line {place[0][2]} of {place[0][1]}, in {place[0][0]}, raised " if place and place[0] else ""
+        e.__cause__ = type(error)(f"{call}{where}{kind.__name__}: {e}", error.status, error.started, error.code)
+        return e
     except Exception:
         return None

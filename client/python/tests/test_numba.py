@@ -55,9 +55,10 @@ class Numba(unittest.TestCase):
             np.testing.assert_array_equal(lease["root"](np.array([4.0])), [2])
 
     def test_pickles_of_workers_name_exceptions_only(self):
+        error = rfaas.FunctionError("failed", -400, True, _numba.CODE)
         for pickled in b"cos\nsystem\n(S'true'\ntR.", b"cbuiltins\neval\n(S'1'\ntR.", b"cbuiltins\nValueError\n.", b"r\xff\xff\xff\x7f.", b"(":
-            self.assertIsNone(_numba.exception_of("numba:" + pickled.hex()))
-        self.assertIsNone(_numba.exception_of("numba:"))
+            self.assertIsNone(_numba.exception_of("numba:" + pickled.hex(), error))
+        self.assertIsNone(_numba.exception_of("numba:", error))
 
 
 if __name__ == "__main__":
