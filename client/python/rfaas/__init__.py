@@ -123,7 +123,9 @@ class Lease(_rfaas.Lease):
 
     def __new__(cls, library: str | _os.PathLike[str] | bytes | python, *, session: Session | None = None, comm: _Any = None,
                 **options: Unpack[LeaseOptions]) -> Lease:
-        given, open_lease = _lease_options(library, options), super().__new__
+        with _communicator.joined(comm):
+            given = _lease_options(library, options)
+        open_lease = super().__new__
 
         def open_at(*place: str) -> Lease:
             return open_lease(cls, session or default_session(), given, *place)

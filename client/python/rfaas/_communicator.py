@@ -2,10 +2,22 @@
 one, and a thousand ranks do not compete for the same cores."""
 from __future__ import annotations
 
+import contextlib
 import pickle
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from ._generated import BusyError, ConnectionError, Error
+
+
+@contextlib.contextmanager
+def joined(comm: Any) -> Iterator[None]:
+    """If the block, which precedes open_together, raises an error on a rank, open_together raises it on the other ranks. They would wait otherwise. comm: may be None."""
+    try:
+        yield
+    except BaseException as e:
+        if callable(getattr(comm, "Get_rank", None)):
+            agree(comm, comm.Get_rank(), e)
+        raise
 
 
 def open_together(comm: Any, places: Callable[[int], list[str]], open_at: Callable[..., Any]) -> Any:
@@ -20,7 +32,7 @@ def open_together(comm: Any, places: Callable[[int], list[str]], open_at: Callab
     if rank == 0:
         try:
             chosen = places(comm.Get_size())
-        except Exception as e:
+        except BaseException as e:  # Ctrl-C too: the other ranks wait for this one
             error = e
     agree(comm, rank, error)
     place = comm.scatter(chosen)
@@ -29,7 +41,7 @@ def open_together(comm: Any, places: Callable[[int], list[str]], open_at: Callab
             lease = open_at(place)
         except (BusyError, ConnectionError):  # another client has taken its cores meanwhile
             lease = open_at()
-    except Exception as e:
+    except BaseException as e:
         error = e
     try:
         agree(comm, rank, error)
@@ -40,7 +52,7 @@ def open_together(comm: Any, places: Callable[[int], list[str]], open_at: Callab
     return lease
 
 
-def agree(comm: Any, rank: int, error: Exception | None) -> None:
+def agree(comm: Any, rank: int, error: BaseException | None) -> None:
     """Raises an error on every rank if a rank has one."""
     errors = comm.allgather(None if error is None else portable(error))
     if error is not None:
@@ -52,7 +64,7 @@ def agree(comm: Any, rank: int, error: Exception | None) -> None:
             raise e
 
 
-def portable(error: Exception) -> Exception:
+def portable(error: BaseException) -> BaseException:
     """Returns the error, or one with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))

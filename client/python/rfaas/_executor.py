@@ -8,7 +8,7 @@ import time
 import weakref
 from typing import Any, Callable, Iterable, Iterator
 
-from . import _maps, _pickles
+from . import _communicator, _maps, _pickles
 from ._dispatch import ROOM, Dispatcher
 from ._frames import CALL, CHUNK, STARRED
 from ._futures import Future
@@ -54,24 +54,12 @@ class Executor(cf.Executor):
                  session: Any = None, across: bool = False, comm: Any = None, **options: Any) -> None:
         from . import Lease
 
-        if not isinstance(max_workers, int) or max_workers < 1:
-            raise ValueError(f"max_workers must be greater than 0, not {max_workers!r}")
-        if initializer is not None and not callable(initializer):
-            raise TypeError(f"initializer is {initializer!r}, which is not callable")
-        for name in "depth", "workers", "workers_min", "library", "init_function", "init_payload", "bundle", "local", "reuse":
-            if name in options:
-                raise TypeError(f"Executor sets the option {name} itself, or cannot use it")
-        if comm is not None:
-            if across:
-                raise TypeError("across and comm exclude each other")
-            options["comm"] = comm
-        bundled = _pickles.bundle(modules)
-        options = {"eager": ROOM, **options, "depth": 1, "workers": max_workers, "init_function": "start",
-                   "init_payload": _pickles.start_payload(initializer, tuple(initargs), bundled)}
-        if bundled:
-            options["bundle"] = bundled
-        if runtime:
-            options["runtime"] = runtime
+        with _communicator.joined(comm):
+            options = self._lease_options(max_workers, initializer, initargs, modules, runtime, options)
+            if comm is not None:
+                if across:
+                    raise TypeError("across and comm exclude each other")
+                options["comm"] = comm
         try:
             opened = (Lease.across if across else Lease)(_pickles.WORKER_LIBRARY, session=session, **options)
         except FunctionError as e:
@@ -85,6 +73,25 @@ class Executor(cf.Executor):
         _open.add(self._dispatcher)
         self._finalizer = weakref.finalize(self, self._dispatcher.close, False, False)
         self._finalizer.atexit = False
+
+    @staticmethod
+    def _lease_options(max_workers: int, initializer: Callable[..., Any] | None, initargs: tuple[Any, ...], modules: Any, runtime: str,
+                       options: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(max_workers, int) or max_workers < 1:
+            raise ValueError(f"max_workers must be greater than 0, not {max_workers!r}")
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"initializer is {initializer!r}, which is not callable")
+        for name in "depth", "workers", "workers_min", "library", "init_function", "init_payload", "bundle", "local", "reuse":
+            if name in options:
+                raise TypeError(f"Executor sets the option {name} itself, or cannot use it")
+        bundled = _pickles.bundle(modules)
+        options = {"eager": ROOM, **options, "depth": 1, "workers": max_workers, "init_function": "start",
+                   "init_payload": _pickles.start_payload(initializer, tuple(initargs), bundled)}
+        if bundled:
+            options["bundle"] = bundled
+        if runtime:
+            options["runtime"] = runtime
+        return options
 
     @property
     def leases(self) -> list[Any]:

@@ -88,13 +88,18 @@ class Ranks(unittest.TestCase):
                     rfaas.lease(sys.argv[1], comm=comm, **options)
                 except (rfaas.Error, TypeError, ValueError, OverflowError) as e:
                     errors.append(type(e).__name__)
+            for arguments in {"max_workers": comm.rank}, {"modules": ["nosuch"][comm.rank:]}, {"initializer": abs if comm.rank else 5}:
+                try:
+                    rfaas.Executor(**arguments, comm=comm)
+                except (TypeError, ValueError, ImportError) as e:
+                    errors.append(type(e).__name__)
             with rfaas.Executor(2, comm=comm) as executor:
                 total = comm.reduce(sum(executor.map(abs, range(-comm.rank, 10))))
             errors = comm.gather(errors)
             if comm.rank == 0:
                 print([answer for answer, _ in places], len({place for _, place in places}), errors[0] == errors[1], len(errors[0]), total)
         """)
-        self.assertEqual((done.stdout, done.returncode), ("[b'rank 0', b'rank 1'] 2 True 3 91\n", 0), done.stderr)
+        self.assertEqual((done.stdout, done.returncode), ("[b'rank 0', b'rank 1'] 2 True 6 91\n", 0), done.stderr)
 
     @unittest.skipUnless(shutil.which("mpiexec.mpich"), "needs MPICH")
     def test_mpich_with_threads(self):
