@@ -39,9 +39,10 @@ var Bounds = []Bound{
 	{dataplane.SHM, dataplane.Warm, 8, 1, 0, 1.25, 0},
 	{dataplane.Verbs, dataplane.Hot, 8, 1, 0, 1.08, 1.17},
 	{dataplane.Verbs, dataplane.Hot, 64, 1, 0, 1.08, 1.10},
-	{dataplane.Verbs, dataplane.Hot, 1 << 10, 1, 0, 1.08, 1.09},
-	{dataplane.Verbs, dataplane.Hot, 4 << 10, 1, 0, 1.08, 1.03},
-	{dataplane.Verbs, dataplane.Hot, 64 << 10, 1, 0, 1.08, 0},
+	{dataplane.Verbs, dataplane.Hot, 1 << 10, 1, 0, 1.03, 1.09},
+	{dataplane.Verbs, dataplane.Hot, 4 << 10, 1, 0, 1.03, 1.03},
+	{dataplane.Verbs, dataplane.Hot, 64 << 10, 1, 0, 1.03, 0},
+	{dataplane.Verbs, dataplane.Hot, 8, 64, 0, 1.08, 0},
 }
 
 // minPairs is how many good pairs a verdict needs. Fewer mean that the machine was busy, not that calls are slow.

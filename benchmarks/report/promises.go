@@ -183,6 +183,21 @@ func charging(d *Data) (float64, bool) {
 	return 0, false
 }
 
+// shareOfRings is the rate of 64 small calls in flight as a share of that of the bare rings.
+func shareOfRings(d *Data) (float64, bool) {
+	r, ok := ratio("shm", "c", "hot", 8, 0, 64)(d)
+	return 1 / r, ok
+}
+
+// inFlight is the rate of these calls, in millions a second.
+func inFlight(d *Data) (float64, bool) {
+	r := d.call("shm", "c", "hot", 8, 0, 64)
+	if r == nil || r.OpsPerS == 0 {
+		return 0, false
+	}
+	return r.OpsPerS / 1e6, true
+}
+
 // Promises are all claims in figures. Bounds other than those of calls (latency.Bounds) are defined only here.
 func Promises() []Promise {
 	var all []Promise
@@ -191,7 +206,7 @@ func Promises() []Promise {
 		switch {
 		case b.Depth > 1 && b.Ratio > 0:
 			of := ratio(b.Provider, "c", b.Mode.String(), b.Payload, b.Result, b.Depth)
-			all = append(all, Promise{Section: "Calls", Line: line + ": share of the bare rings' rate", Bound: 1 / b.Ratio, Least: true,
+			all = append(all, Promise{Section: "Calls", Line: line + ": share of the floor's rate", Bound: 1 / b.Ratio, Least: true,
 				of: func(d *Data) (float64, bool) { r, ok := of(d); return 1 / r, ok }})
 		case b.Ratio > 0:
 			all = append(all, Promise{Section: "Calls", Line: line + ": ratio to the floor", Bound: b.Ratio,
@@ -203,13 +218,15 @@ func Promises() []Promise {
 	}
 	ms := func(r *latency.Result) float64 { return float64(r.P99NS) / 1e6 }
 	return append(all, []Promise{
+		{Section: "Calls", Line: "shm, hot, 8 B, depth 64: share of the bare rings' rate that is wanted", Bound: 0.5, Least: true, of: shareOfRings},
+		{Section: "Calls", Line: "shm, hot, 8 B, depth 64: calls", Bound: 20, Least: true, Unit: "million a second", of: inFlight},
 		{Section: "Calls", Line: "shm, hot, 8 B: time that Go adds to a call from C", Bound: 40, Unit: "ns", figure: "go.over_c_ns.8"},
 		{Section: "Calls", Line: "shm, hot, 64 B: time that Go adds to a call from C", Bound: 40, Unit: "ns", figure: "go.over_c_ns.64"},
 		{Section: "Calls", Line: "shm, hot, 1 KiB: time that Go adds to a call from C", Bound: 40, Unit: "ns", figure: "go.over_c_ns.1024"},
 		{Section: "Calls", Line: "shm, hot, 8 B, 64 in flight: share of C's rate that a batch of Go has", Bound: 0.6, Least: true, figure: "go.batch_share"},
 		{Section: "Calls", Line: "allocations of a call from Go", Bound: 0, figure: "go.call.allocations"},
-		{Section: "Starts", Line: "shm, lease to first result, cold, p50", Bound: 8, Unit: "ms", of: start("shm", "cold")},
-		{Section: "Starts", Line: "shm, lease to first result, pooled, p50", Bound: 1, Unit: "ms", of: start("shm", "pooled")},
+		{Section: "Starts", Line: "shm, lease to first result, cold, p50", Bound: 2, Unit: "ms", of: start("shm", "cold")},
+		{Section: "Starts", Line: "shm, lease to first result, pooled, p50", Bound: 0.6, Unit: "ms", of: start("shm", "pooled")},
 		{Section: "Starts", Line: "shm, lease to first result, cached and frozen, p50", Bound: 0.1, Unit: "ms", of: start("shm", "cached")},
 		{Section: "Starts", Line: "shm, lease to first result, cached and awake, p50", Bound: 0.015, Unit: "ms", of: start("shm", "awake")},
 		{Section: "Starts", Line: "verbs, lease to first result, cold, p50", Bound: 60, Unit: "ms", of: start("verbs", "cold")},

@@ -80,7 +80,8 @@ static inline uint32_t dp_mailbox_most(bool large, uint32_t eager) {
 
 /* Returns value, and keeps it in *last. If both were equal, the result depends on *last alone. The processor predicts the comparison, so
  * whatever is computed from the result, such as the addresses of a copy, does not wait for the line that the value is in. Between
- * far cores, calls of 256 and 512 bytes took 1.37 and 1.31 of their floors without it, and take 1.11 and 1.05 (RATIONALE.md). */
+ * far cores, calls of 256 and 512 bytes took 1.37 and 1.31 of their floors without it, and take 1.12 to 1.15 and 1.05 to 1.13 in three
+ * quiet runs (RATIONALE.md, benchmarks/README.md). */
 static inline uint64_t dp_mailbox_predict(uint64_t value, uint64_t *last) {
     uint64_t guess = *last;
     if (__builtin_expect(value == guess, 1)) {
