@@ -158,6 +158,59 @@ func (w *Worker) Invoke(ctx context.Context, f *Function, in, out []byte) (n int
 	return n, err
 }
 
+// InvokeUpTo is [Function.Invoke] for results whose size is not known before. It returns the part of out that has the result, or if the result is
+// larger, new memory of its size. The function runs once. The result may have up to most bytes, which are reserved as if they were the size of out.
+// A context of [InPlace] has no effect if most is larger than out.
+//
+// Errors: those of Invoke. StatusResultTooLarge: the result has more than most bytes.
+func (f *Function) InvokeUpTo(ctx context.Context, in, out []byte, most int) ([]byte, error) {
+	l := f.lease
+	if !l.turns.take(ctx, l.over) {
+		return nil, l.noTurn(ctx, f.op())
+	}
+	defer l.turns.give()
+	return f.callUpTo(ctx, c.AnyWorker, in, out, most)
+}
+
+// InvokeUpTo is Function.InvokeUpTo on this worker.
+func (w *Worker) InvokeUpTo(ctx context.Context, f *Function, in, out []byte, most int) ([]byte, error) {
+	if err := w.check(f); err != nil {
+		return nil, err
+	}
+	if !w.turns.take(ctx, w.lease.over) {
+		return nil, w.lease.noTurn(ctx, f.op())
+	}
+	w.lease.chosen.Add(1)
+	defer w.lease.chosen.Add(-1)
+	defer w.turns.give()
+	return f.callUpTo(ctx, w.index, in, out, most)
+}
+
+// callUpTo makes a call whose result C may keep. The caller holds a turn.
+func (f *Function) callUpTo(ctx context.Context, worker int, in, out []byte, most int) ([]byte, error) {
+	if f.lease.released.Load() {
+		return nil, f.lease.noTurn(ctx, f.op())
+	}
+	if most < 0 {
+		return nil, fail(f.op(), dataplane.StatusInvalid, "results of up to %d bytes", most)
+	}
+	runtime.LockOSThread() // C keeps the result for the thread that has waited for the call
+	defer runtime.UnlockOSThread()
+	o := settingsOf(ctx).options(worker)
+	o.Keep = most
+	n, err := f.callWithin(ctx, o, in, out, nil)
+	if e, ok := err.(*Error); ok && e.Status == StatusResultTooLarge && len(out) < n && n <= most {
+		out = make([]byte, n)
+		if err = c.KeptResult(out); err != nil {
+			err = f.lease.explain(err)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out[:n], nil
+}
+
 func (w *Worker) check(f *Function) error {
 	if f == nil || f.lease != w.lease {
 		return fail("invoke", dataplane.StatusInvalid, "the function is nil or of another lease")

@@ -444,6 +444,7 @@ type CallOptions struct {
 	Timeout time.Duration // 0: none
 	Attempt time.Duration // 0: none
 	InPlace bool          // RFAAS_CALL_IN_PLACE
+	Keep    int           // most bytes of a result that KeptResult returns; only for Start
 }
 
 func (o *CallOptions) flags() (flags C.uint32_t) {
@@ -492,7 +493,13 @@ func failed(r *C.rfaas_shim_result) error { return take(C.rfaas_shim_error_of(r.
 func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, wait, patience time.Duration) (r Request, n int, done bool, err error) {
 	return begun(C.rfaas_shim_start(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
 		at(out), C.size_t(len(out)), C.int32_t(o.Worker), C.uint32_t(o.Repeats), C.int64_t(o.Timeout),
-		C.int64_t(o.Attempt), o.flags(), C.int64_t(wait), C.int64_t(patience)))
+		C.int64_t(o.Attempt), o.flags(), C.uint64_t(o.Keep), C.int64_t(wait), C.int64_t(patience)))
+}
+
+// KeptResult stores the result of the last call for which this thread has waited, if it was larger than its capacity but not than Keep. out has the size of the
+// result.
+func KeptResult(out []byte) error {
+	return errorOf(C.rfaas_shim_kept_result(at(out), C.size_t(len(out))))
 }
 
 func begun(c C.rfaas_shim_started) (r Request, n int, done bool, err error) {

@@ -97,11 +97,16 @@ static inline rfaas_shim_started rfaas_shim_wait_first(int status, rfaas_request
 
 static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
                                                   int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns, uint32_t flags,
-                                                  int64_t wait_ns, int64_t patience_ns) {
+                                                  uint64_t keep, int64_t wait_ns, int64_t patience_ns) {
     rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns, flags);
+    o.keep = keep;
     rfaas_request r = RFAAS_REQUEST_NULL;
     int status = rfaas_api_iinvoke_for(l, f, in, in_size, out, capacity, &o, wait_ns, &r);
     return rfaas_shim_wait_first(status, r, patience_ns);
+}
+
+static inline rfaas_shim_error *rfaas_shim_kept_result(uint8_t *out, size_t capacity) {
+    return rfaas_shim_check(rfaas_kept_result(out, capacity, NULL));
 }
 
 /* The array has in_count pieces of the payload, and out_count pieces of the result behind them. */
