@@ -4,7 +4,8 @@ from spack.package import *
 
 class Rfaas(MakefilePackage):
     """Functions on idle cluster nodes, called by remote memory write: leases of
-    workers in milliseconds, calls in little more time than the network needs."""
+    workers in some tens of milliseconds or less, calls in little more time than the
+    network needs."""
 
     homepage = "https://github.com/rfaas-go/rfaas"
     git = "https://github.com/rfaas-go/rfaas.git"
