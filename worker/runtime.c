@@ -27,12 +27,14 @@
 
 /* The source of what executes Python functions in workers. A client with the same source need not let each worker execute it. */
 __asm__(".pushsection .rodata\n"
-        "remote_source:\n"
+        ".globl dp_remote_source\n" /* so that -flto finds it */
+        ".hidden dp_remote_source\n"
+        "dp_remote_source:\n"
         ".incbin \"client/python/rfaas/_frames.py\"\n"
         ".incbin \"client/python/rfaas/_remote.py\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char remote_source[] __attribute__((visibility("hidden")));
+extern const char dp_remote_source[] __attribute__((visibility("hidden")));
 
 /* Imports the modules. Its variables come in the environment. Reports a failure in the variable `failed` of __main__. The base modules are
  * those that the worker's side of rfaas.Executor and cloudpickle use. Dictionaries of modules are frozen, so that no garbage collection of a
@@ -325,7 +327,7 @@ static const char *run_preload(void *library) {
     new_text = (void *(*)(const char *))dlsym(library, "PyUnicode_DecodeFSDefault");
     if (!run || !import || !get || !text || !set || !function || !save || !new_text)
         return lacks;
-    void *main = import("__main__"), *check = function(&check_method, NULL, NULL), *source = new_text(remote_source);
+    void *main = import("__main__"), *check = function(&check_method, NULL, NULL), *source = new_text(dp_remote_source);
     if (!main || !check || !source || set(main, "only_root_changes", check) || set(main, "remote_source", source))
         return "no memory";
     void *failed = run(preload_code, NULL) ? NULL : get(main, "failed");
