@@ -168,15 +168,18 @@ class TestRuntimes(unittest.TestCase):
             packages = Path(directory, "venv/lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
             packages.mkdir(parents=True)
             Path(directory, "venv/pyvenv.cfg").write_text("home = /usr/bin\n")
+            Path(directory, "venv/bin").mkdir()
+            Path(directory, "venv/bin/python3").symlink_to("/usr/bin/python3")
             (packages / "answers.py").write_text("answer = 42\n")
 
             def use():
                 import answers
                 return answers.answer, sys.prefix
 
-            with rfaas.Executor(runtime="numpy", modules=[f"{directory}/venv"]) as executor:
-                answer, prefix = executor.submit(use).result()
-        self.assertEqual((answer, os.path.basename(prefix)), (42, "venv"))
+            for runtime in "numpy", "":
+                with self.subTest(runtime), rfaas.Executor(runtime=runtime, modules=[f"{directory}/venv"]) as executor:
+                    answer, prefix = executor.submit(use).result()
+                    self.assertEqual((answer, os.path.basename(prefix)), (42, "venv"))
 
 
 class BadRuntimes(unittest.TestCase):
