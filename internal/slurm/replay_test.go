@@ -61,6 +61,7 @@ func TestReplayYielding(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 	}
+	t.Logf("figure: slurm.replay_seconds_covered = %.2f %%", 100*lent/idle)
 	if lent/idle < 0.9 || got.Jobs != 0 {
 		t.Errorf("%.3f of the idle time in gaps of 5 s or more, by %d jobs", lent/idle, got.Jobs)
 	}
