@@ -132,7 +132,7 @@ int dp_sandbox_hold(const dp_sandbox_fds *fds, int fd, dp_error *err) {
 }
 
 int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err) {
-    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_CONNECTS, s->fixed_cpus) : 0;
+    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_CONNECTS, s->fixed_cpus, s->idle) : 0;
     return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
 }
 
@@ -140,12 +140,12 @@ int dp_sandbox_seal(const dp_sandbox *s, bool early, bool connected, dp_error *e
     int e = connected && s->parts & DP_SANDBOX_LANDLOCK ? dp_sandbox_landlock_scope(s) : 0;
     if (e)
         return dp_fail(err, DP_FATAL, e, "sandbox: Landlock");
-    e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(early ? DP_FILTER_REST : DP_FILTER_ALL, s->fixed_cpus) : 0;
+    e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(early ? DP_FILTER_REST : DP_FILTER_ALL, s->fixed_cpus, s->idle) : 0;
     return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
 }
 
 int dp_sandbox_seal_sockets(const dp_sandbox *s, dp_error *err) {
-    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_SOCKETS, s->fixed_cpus) : 0;
+    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_SOCKETS, s->fixed_cpus, s->idle) : 0;
     return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
 }
 

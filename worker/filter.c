@@ -298,7 +298,7 @@ static void build_rest(program *p, bool fixed_cpus) {
     decide(p, RULES + 0);
 }
 
-static void build_list(program *p, dp_filter part, bool fixed_cpus) {
+static void build_list(program *p, dp_filter part, bool fixed_cpus, bool fixed_session) {
     bool connects = part == DP_FILTER_CONNECTS, sockets = part == DP_FILTER_SOCKETS;
     uint8_t what[NEWEST + 2]; /* the last is for all numbers above NEWEST */
     memset(what, NOT_ALLOWED, sizeof what);
@@ -313,6 +313,8 @@ static void build_list(program *p, dp_filter part, bool fixed_cpus) {
         what[accepting[i]] = ALLOWED;
     if (fixed_cpus && !connects) /* a worker that connects later still has to bind itself to its CPUs */
         what[SYS_sched_setaffinity] = NOT_ALLOWED;
+    if (fixed_session)
+        what[SYS_setsid] = NOT_ALLOWED;
     if (connects) {
         for (size_t i = 0; i < sizeof connecting / sizeof *connecting; i++)
             what[connecting[i]] = ALLOWED;
@@ -329,7 +331,7 @@ static void build_list(program *p, dp_filter part, bool fixed_cpus) {
     search(p, runs, n);
 }
 
-static void build(program *p, dp_filter part, bool fixed_cpus) {
+static void build(program *p, dp_filter part, bool fixed_cpus, bool fixed_session) {
     p->n = 0;
     load(p, offsetof(struct seccomp_data, arch));
     equal(p, ARCH, 1, 0);
@@ -338,7 +340,7 @@ static void build(program *p, dp_filter part, bool fixed_cpus) {
     if (part == DP_FILTER_REST)
         build_rest(p, fixed_cpus);
     else
-        build_list(p, part, fixed_cpus);
+        build_list(p, part, fixed_cpus, fixed_session);
 }
 
 static int install(program *p) {
@@ -352,9 +354,9 @@ static int install(program *p) {
     return st < 0 ? errno : st > 0 ? EBUSY : 0;
 }
 
-int dp_sandbox_filter(dp_filter part, bool fixed_cpus) {
+int dp_sandbox_filter(dp_filter part, bool fixed_cpus, bool fixed_session) {
     program p;
-    build(&p, part, fixed_cpus);
+    build(&p, part, fixed_cpus, fixed_session);
     return install(&p);
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "message.h"
@@ -44,6 +45,24 @@ void dp_worker_yield_to_others(bool idle) {
     struct sched_param none = {0};
     sched_setscheduler(0, SCHED_IDLE, &none);
     setpriority(PRIO_PROCESS, 0, 19);
+}
+
+int dp_worker_yield_session(void) {
+    if (getsid(0) != getpid())
+        return 0; /* somebody else's session */
+    int fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT ? 0 : errno;
+    int e = 0;
+    const struct timespec pause = {0, 20000000};
+    for (int i = 0; i < 100; i++) {
+        e = write(fd, "19", 2) == 2 ? 0 : errno;
+        if (e != EAGAIN)
+            break;
+        nanosleep(&pause, NULL); /* another process has just set a weight */
+    }
+    close(fd);
+    return e;
 }
 
 int dp_worker_pin(const uint8_t *cpus, dp_error *err) {

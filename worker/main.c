@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "limit.h"
 #include "message.h"
 #include "runtime.h"
 #include "seed/layout.h"
@@ -63,6 +64,9 @@ static int run_zygote(dp_sandbox *sandbox, dp_runtime *runtime) {
         fprintf(stderr, "rfaas-worker: descriptor %d is not a seqpacket socket\n%s", ZYGOTE_FD, usage);
         return DP_EXIT_USAGE;
     }
+    int e = sandbox->idle ? dp_worker_yield_session() : 0;
+    if (e)
+        fprintf(stderr, "rfaas-worker: /proc/self/autogroup: %s; workers may delay other programs\n", strerror(e));
     return dp_zygote_run(ZYGOTE_FD, sandbox, runtime, RFAAS_VERSION);
 }
 

@@ -58,7 +58,7 @@ typedef struct dp_sandbox {
     const char *paths[DP_SANDBOX_PATHS_MAX]; /* visible besides the system's; owned by the caller */
     int n_paths;
     uint32_t without; /* parts to leave out, for tests */
-    bool idle;       /* workers have idle priority */
+    bool idle;       /* workers have idle priority, and stay in the zygote's session (limit.h) */
     bool fixed_cpus; /* no cpuset keeps workers on their CPUs, so the filter refuses sched_setaffinity */
     uint32_t files;   /* most open descriptors of a worker, 0: as many as the executor */
     const char *bundles; /* the executor's directory of unpacked bundles, or NULL; owned by the caller */
@@ -130,15 +130,15 @@ int dp_sandbox_landlock_scope(const dp_sandbox *s);
 /* Returns the kernel's version of Landlock, 0: none. */
 int dp_sandbox_landlock_version(void);
 /* dp_sandbox_filter installs the system call filter, or one of its two parts, on all threads. DP_FILTER_CONNECTS is
- * the large part, which takes the kernel long to install; DP_FILTER_REST adds a few instructions. Returns 0 or an
- * errno. */
+ * the large part, which takes the kernel long to install; DP_FILTER_REST adds a few instructions. fixed_cpus refuses
+ * sched_setaffinity, fixed_session setsid. Returns 0 or an errno. */
 typedef enum dp_filter {
     DP_FILTER_ALL,
     DP_FILTER_CONNECTS, /* all but the rules against connecting */
     DP_FILTER_REST,
     DP_FILTER_SOCKETS,  /* all, but sockets that are open may accept, and send from several pieces */
 } dp_filter;
-int dp_sandbox_filter(dp_filter part, bool fixed_cpus);
+int dp_sandbox_filter(dp_filter part, bool fixed_cpus, bool fixed_session);
 /* dp_sandbox_filter_reader takes every system call from the process except send() on a connected socket, the return
  * from a signal handler, and exit_group(). Any other call ends the process. It replaces the filters above, or is
  * added to DP_FILTER_CONNECTS. Returns 0 or an errno. */

@@ -139,7 +139,10 @@ static void tie(int sock, pid_t parent, bool sandboxed) {
 static void detach(const worker *w, const dp_worker_fds *fds, pid_t parent) {
     int sock = fds->sock;
     tie(sock, parent, fds->sandbox.guard >= 0);
-    setsid();
+    if (w->sandbox->idle)
+        setpgid(0, 0); /* the zygote's session has the smallest weight, and a new one would not have it */
+    else
+        setsid();
     for (int sig = 1; sig < NSIG; sig++)
         signal(sig, SIG_DFL); /* fails for SIGKILL, SIGSTOP and glibc's own two */
     struct sigaction term = {.sa_sigaction = ignore_sigterm, .sa_flags = SA_SIGINFO | SA_RESTART};

@@ -28,7 +28,7 @@ import (
 
 // Names of testdata/functions.c, in index order.
 var testNames = []string{"echo", "crash", "aborts", "exits", "hangs", "chatty", "forks", "allocates", "extras",
-	"thread_id", "threads", "fails", "surroundings", "runs_on", "takes_cpus", "mappings"}
+	"thread_id", "threads", "fails", "surroundings", "runs_on", "takes_cpus", "mappings", "new_session"}
 
 const (
 	fnEcho = iota
@@ -47,6 +47,7 @@ const (
 	fnRunsOn
 	fnTakesCPUs
 	fnMappings
+	fnNewSession
 )
 
 const dataplane = "../dataplane"

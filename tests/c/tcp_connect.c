@@ -322,7 +322,7 @@ static void handed_worker(int sock, void *arg) {
     }
     if (h->sealed) {
         CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-        CHECK_OK(dp_sandbox_filter(DP_FILTER_ALL, false));
+        CHECK_OK(dp_sandbox_filter(DP_FILTER_ALL, false, false));
         CHECK(socket(AF_INET, SOCK_STREAM, 0) < 0 && errno == EPERM);
     }
     end_connect(&d.e, &d.peer);

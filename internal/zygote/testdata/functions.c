@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -163,6 +164,17 @@ uint32_t surroundings(void *args, uint32_t size, void *res) {
     int64_t out[5] = {(int64_t)mask[0], getsid(0), getppid(), open_fds, any_blocked};
     memcpy(res, out, sizeof out);
     return sizeof out;
+}
+
+/* The errno of setsid() in a child, which leads no process group. */
+uint32_t new_session(void *args, uint32_t size, void *res) {
+    (void)args, (void)size;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(setsid() < 0 ? errno : 0);
+    int status = 0;
+    *(uint8_t *)res = waitpid(child, &status, 0) == child && WIFEXITED(status) ? (uint8_t)WEXITSTATUS(status) : UINT8_MAX;
+    return 1;
 }
 
 static void *spin(void *arg) {
