@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/rfaas-go/rfaas/internal/beat"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/lease"
 )
@@ -32,7 +33,7 @@ func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamin
 	if err := stream.Send(&control.Event{Kind: control.Event_KIND_OPEN, InMs: uint64(aliveEvery.Milliseconds())}); err != nil {
 		return err
 	}
-	alive := time.NewTicker(aliveEvery)
+	alive := beat.New(aliveEvery)
 	defer alive.Stop()
 	t := newTeller(h, presence)
 	for {
@@ -51,6 +52,7 @@ func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamin
 		select {
 		case <-changed:
 		case <-alive.C:
+			alive.Next()
 			if err := stream.Send(&control.Event{Kind: control.Event_KIND_ALIVE}); err != nil {
 				return err
 			}

@@ -3,6 +3,7 @@ package zygote
 import (
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/beat"
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
@@ -15,14 +16,15 @@ const deviceLook = 500 * time.Millisecond
 
 // watchDevice ends a worker on verbs that runs a function and has closed its device. It returns when the worker ends.
 func (w *Worker) watchDevice() {
-	ticker := time.NewTicker(deviceLook)
-	defer ticker.Stop()
+	look := beat.New(deviceLook)
+	defer look.Stop()
 	var seen uint64
 	for {
 		select {
 		case <-w.done:
 			return
-		case <-ticker.C:
+		case <-look.C:
+			look.Next()
 		}
 		if w.lostDevice(&seen) {
 			w.end(verdict{wire.StatusWorkerDied, "closed the descriptors of its RDMA device"})

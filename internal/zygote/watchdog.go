@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/beat"
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
@@ -71,8 +72,8 @@ func (w *Worker) CallLimit() time.Duration { return w.limit.now(w.page.calls()) 
 // worker.
 func (w *Worker) limitCalls() {
 	pause := min(max(min(cmp.Or(w.limit.call, w.limit.init), cmp.Or(w.limit.init, w.limit.call))/8, shortestLook), longestLook)
-	ticker := time.NewTicker(pause)
-	defer ticker.Stop()
+	look := beat.New(pause)
+	defer look.Stop()
 	var seen uint64
 	var lasted time.Duration
 	last := time.Now()
@@ -80,7 +81,8 @@ func (w *Worker) limitCalls() {
 		select {
 		case <-w.done:
 			return
-		case <-ticker.C:
+		case <-look.C:
+			look.Next()
 		}
 		now := time.Now()
 		passed := min(now.Sub(last), 2*pause)
