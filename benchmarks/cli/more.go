@@ -195,6 +195,13 @@ func newBenchScaling(a *app) *cobra.Command {
 	return c
 }
 
+// newNeighbourJob is the job that rfaas-bench neighbour starts.
+func newNeighbourJob(a *app) *cobra.Command {
+	return &cobra.Command{Use: "neighbour-job", Hidden: true, Args: cobra.NoArgs, RunE: func(*cobra.Command, []string) error {
+		return neighbour.ServeJob(os.Stdin, a.Stdout)
+	}}
+}
+
 func newBenchNeighbour(a *app) *cobra.Command {
 	var cfg neighbour.Config
 	var out output
@@ -203,7 +210,9 @@ func newBenchNeighbour(a *app) *cobra.Command {
 		Short: "Measure how workers of an executor with yield-after slow down another job of the node, and how soon their leases end",
 		Long: `What the workers of an executor with yield-after do to another job of the node, and how soon they leave. Three kinds of jobs, with
 a thread on each CPU, are timed alone and with workers that compute without a pause: a loop in registers, a stream over memory, and threads that
-wait for each other. The ratio is the job's slowdown. Then the command measures the time from the start of a job to the end of a lease on its CPUs.`,
+wait for each other. The ratio is the job's slowdown. A control follows each result: the job alone once more, or beside an ordinary program in
+the workers' place. It shows what the machine does to the job without workers. Then the command measures the time from the start of a job on the CPUs
+of a lease, and of one that takes the node's memory, to the end of the lease.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if err := out.check(); err != nil {
@@ -220,6 +229,11 @@ wait for each other. The ratio is the job's slowdown. Then the command measures 
 			if cfg.Library, err = command.Beside("..", "build", "functions", "echo.so"); err != nil {
 				return err
 			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			cfg.Job = []string{self, "neighbour-job"}
 			dir, err := os.MkdirTemp("", "rfaas-bench")
 			if err != nil {
 				return err

@@ -36,7 +36,7 @@ benchmarks/README.md describes the method.`,
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: a.Name}
 	}
 	root.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a), newBenchBandwidth(a), newBenchOthers(a),
-		newBenchControl(a), newBenchLeases(a), newContact(a), newBenchScaling(a), newBenchNeighbour(a), newBenchServe(a), newBenchReport(a), newEchoServer(a), newMan(a))
+		newBenchControl(a), newBenchLeases(a), newContact(a), newBenchScaling(a), newBenchNeighbour(a), newNeighbourJob(a), newBenchServe(a), newBenchReport(a), newEchoServer(a), newMan(a))
 	a.Finish(root)
 	return root
 }

@@ -42,6 +42,7 @@ type Result struct {
 	Ratio     Number `json:"ratio"`
 	RatioLow  Number `json:"ratio_q1"`
 	RatioHigh Number `json:"ratio_q3"`
+	RatioP95  Number `json:"ratio_p95,omitzero"` // of all pairs' ratios; 0: not wanted
 	// RatioPayloadOnly is to a floor that moves the payload without our headers (verbs).
 	RatioPayloadOnly Number `json:"ratio_payload_only,omitzero"`
 

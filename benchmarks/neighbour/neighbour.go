@@ -1,6 +1,6 @@
-// Package neighbour measures what workers do to another job of their node, and how soon they leave it. The neighbour is a kernel of
-// fixed work on threads of this process, which have normal priority and one CPU each. Each pair of batches times the kernel
-// alone and with workers that compute without a pause, on the same CPUs or on the other half of the CPUs.
+// Package neighbour measures what workers do to another job of their node, and how soon they leave it. The neighbour is a process of normal
+// priority with a thread on each of its CPUs, which repeats fixed work. Each pair of batches times this work alone and with workers
+// that compute without a pause, on the same CPUs or on the other half of the CPUs.
 package neighbour
 
 import (
@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -22,11 +21,13 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/daemon"
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// Config says what to measure. Executor, Library and Secret are mandatory.
+// Config says what to measure. Executor, Job, Library and Secret are mandatory.
 type Config struct {
 	Executor string        // path of the program
+	Job      []string      // command that calls ServeJob
 	Library  string        // build/functions/echo.so
 	Secret   string        // path of a secret; created if it does not exist
 	CPUs     []int         // nil: all of this process
@@ -35,15 +36,6 @@ type Config struct {
 	Yield    time.Duration // yield-after while leases have to go; 0: 500 ms
 	Progress func(string)
 }
-
-// Kinds of neighbours: a loop in registers, a triad over arrays that exceed the caches, and threads that wait for each other's words.
-var kinds = []struct {
-	name string
-	make func(batch time.Duration) kernel
-}{{"compute", compute}, {"bandwidth", triad}, {"latency", pingPong}}
-
-// kernel is the work of one thread. thread is its index among n. A kernel of one thread alone may be nil.
-type kernel func(thread, n int, units int64)
 
 // Run measures each kind of neighbour on the workers' CPUs and beside them, then how soon a lease yields.
 func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) error {
@@ -70,12 +62,23 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 		name         string
 		job, workers []int
 	}{{"on the same CPUs", cfg.CPUs, cfg.CPUs}, {"beside", cfg.CPUs[:half], cfg.CPUs[half:]}} {
-		err := cfg.withExecutor(ctx, where.workers, time.Minute, func(h *harvest) error {
-			for _, k := range kinds {
-				if len(where.job) == 1 && k.name == "latency" {
+		err := cfg.withExecutor(ctx, where.workers, []string{"--yield-after", "1m"}, func(h *harvest) (err error) {
+			s := sides{cfg: &cfg, workers: where.workers, h: h}
+			if s.j, err = startJob(ctx, cfg.Job); err != nil {
+				return err
+			}
+			defer s.j.end()
+			if where.name == "beside" {
+				if s.other, err = startJob(ctx, cfg.Job); err != nil {
+					return err
+				}
+				defer s.other.end()
+			}
+			for _, kind := range []string{"compute", "bandwidth", "latency"} {
+				if len(where.job) == 1 && kind == "latency" {
 					continue // its threads need a CPU each
 				}
-				if err := cfg.measure(k.name+", workers "+where.name, k.make(cfg.Batch), where.job, h, emit); err != nil {
+				if err := s.measure(ctx, kind, where.name, where.job, emit); err != nil {
 					return err
 				}
 			}
@@ -85,7 +88,10 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 			return err
 		}
 	}
-	return cfg.leaving(ctx, emit)
+	if err := cfg.leaving(ctx, fmt.Sprintf("yield-after %v", cfg.Yield), cfg.useCPUs, emit); err != nil {
+		return err
+	}
+	return cfg.leaving(ctx, "yield-memory", cfg.useMemory, emit)
 }
 
 // allowed returns the CPUs that this process may use.
@@ -102,6 +108,9 @@ func allowed() (list []int) {
 	return list
 }
 
+// ErrOthers says that leases end although the neighbour has not begun.
+var ErrOthers = errors.New("other programs use the node's CPUs or memory: measure without them")
+
 // harvest is a lease with one worker on each CPU.
 type harvest struct {
 	session *client.Session
@@ -110,9 +119,9 @@ type harvest struct {
 }
 
 // withExecutor calls f with a lease on all cores of an executor that yields.
-func (cfg *Config) withExecutor(ctx context.Context, cpus []int, yield time.Duration, f func(*harvest) error) (err error) {
-	d, err := daemon.Start(ctx, cfg.Executor, "--listen", "127.0.0.1:0", "--secret-file", cfg.Secret, "--providers", "shm", "--grace", "2s",
-		"--cores", config.Cores{List: cpus}.String(), "--yield-after", yield.String(), "--pool", "0", "--cache-time", "0s")
+func (cfg *Config) withExecutor(ctx context.Context, cpus []int, settings []string, f func(*harvest) error) (err error) {
+	d, err := daemon.Start(ctx, cfg.Executor, append(settings, "--listen", "127.0.0.1:0", "--secret-file", cfg.Secret, "--providers", "shm", "--grace", "2s",
+		"--cores", config.Cores{List: cpus}.String(), "--pool", "0", "--cache-time", "0s")...)
 	if err != nil {
 		return err
 	}
@@ -182,187 +191,204 @@ func (h *harvest) during(ctx context.Context, f func(failed <-chan error)) error
 	return errors.Join(errs...)
 }
 
-// together runs a kernel on a thread for each CPU and returns the time until the last one has ended.
-func together(k kernel, cpus []int, units int64) time.Duration {
-	var ready, done sync.WaitGroup
-	begin := make(chan struct{})
-	for i, cpu := range cpus {
-		ready.Add(1)
-		done.Go(func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with its CPU
-			var set unix.CPUSet
-			set.Set(cpu)
-			_ = unix.SchedSetaffinity(0, &set)
-			ready.Done()
-			<-begin
-			k(i, len(cpus), units)
-		})
-	}
-	ready.Wait()
-	began := time.Now()
-	close(begin)
-	done.Wait()
-	return time.Since(began)
-}
-
 // unitsFor returns how many units of work take about as long as a batch.
-func unitsFor(k kernel, cpus []int, batch time.Duration) int64 {
-	together(k, cpus, 1) // the first run may allocate
+func unitsFor(j *job, kind string, cpus []int, batch time.Duration) (int64, error) {
+	if _, err := j.do(order{Kind: kind, CPUs: cpus, Units: 1}); err != nil { // the first run may allocate
+		return 0, err
+	}
 	for units := int64(1); ; units *= 2 {
-		if took := together(k, cpus, units); took > batch/4 {
-			return max(int64(float64(units)*float64(batch)/float64(took)), 1)
+		took, err := j.do(order{Kind: kind, CPUs: cpus, Units: units})
+		if err != nil || took > batch/4 {
+			return max(int64(float64(units)*float64(batch)/float64(took)), 1), err
 		}
 	}
 }
 
-func (cfg *Config) measure(name string, k kernel, cpus []int, h *harvest, emit func(*latency.Result) error) error {
-	r := &latency.Result{Name: "neighbour", Provider: "shm", Client: "go", Mode: "warm", Function: name, Buffers: latency.BuffersCopied, Depth: 1,
-		Workers: h.lease.Workers()}
-	end := latency.Start(r)
-	units := unitsFor(k, cpus, cfg.Batch)
-	var p latency.Paired
-	var slowdowns []float64
-	for pair := range cfg.Pairs {
-		var took [2]time.Duration // alone, with workers
-		sides := []int{0, 1}
-		if pair%2 == 1 {
-			slices.Reverse(sides)
+// sides times three batches in turn: the job alone, beside the workers, and the control. The control shows what the machine does without workers:
+// the job alone once more, or beside an ordinary program that computes on the workers' CPUs.
+type sides struct {
+	cfg     *Config
+	j       *job
+	other   *job // the ordinary program; nil: the job alone once more
+	workers []int
+	h       *harvest
+}
+
+func (s *sides) run(ctx context.Context, side int, o order) (took time.Duration, err error) {
+	switch {
+	case side == 1:
+		failed := s.h.during(ctx, func(<-chan error) { took, err = s.j.do(o) })
+		return took, errors.Join(err, failed)
+	case side == 2 && s.other != nil:
+		units, err := unitsFor(s.other, "compute", s.workers, 2*s.cfg.Batch)
+		if err != nil {
+			return 0, err
 		}
-		for _, side := range sides {
-			if side == 0 {
-				took[0] = together(k, cpus, units)
-			} else if err := h.during(context.Background(), func(<-chan error) { took[1] = together(k, cpus, units) }); err != nil {
+		if err := s.other.begin(order{Kind: "compute", CPUs: s.workers, Units: units}); err != nil {
+			return 0, err
+		}
+		if took, err = s.j.do(o); err != nil {
+			return 0, err
+		}
+		_, err = s.other.finish()
+		return took, err
+	}
+	return s.j.do(o)
+}
+
+func percentile95(list []float64) float64 {
+	list = slices.Sorted(slices.Values(list))
+	return list[int(math.Ceil(0.95*float64(len(list))))-1]
+}
+
+// measure emits a result for the job beside the workers, and one for the control. RatioP95 is over the pairs.
+func (s *sides) measure(ctx context.Context, kind, where string, cpus []int, emit func(*latency.Result) error) error {
+	control := "alone once more"
+	if s.other != nil {
+		control = "an ordinary program beside"
+	}
+	var results [2]*latency.Result
+	var paired [2]latency.Paired
+	var slowdowns [2][]float64
+	var ends [2]func()
+	for i, function := range []string{kind + ", workers " + where, kind + ", " + control} {
+		results[i] = &latency.Result{Name: "neighbour", Provider: "shm", Client: "go", Mode: "warm", Function: function, Buffers: latency.BuffersCopied, Depth: 1,
+			Workers: len(s.workers) * (1 - i)}
+		ends[i] = latency.Start(results[i])
+	}
+	units, err := unitsFor(s.j, kind, cpus, s.cfg.Batch)
+	if err != nil {
+		return err
+	}
+	for pair := range s.cfg.Pairs {
+		var took [3]time.Duration // alone, with workers, the control
+		for i := range took {
+			side := (i + pair) % len(took)
+			if took[side], err = s.run(ctx, side, order{Kind: kind, CPUs: cpus, Units: units}); err != nil {
 				return err
 			}
 		}
-		p.Samples.Add(int64(took[1]))
-		p.FloorSamples.Add(int64(took[0]))
-		p.Add(float64(took[1]), float64(took[0]))
-		slowdowns = append(slowdowns, float64(took[1])/float64(took[0]))
-		cfg.Progress(fmt.Sprintf("neighbour: %s: pair %d of %d", name, pair+1, cfg.Pairs))
+		for i := range paired {
+			paired[i].Samples.Add(int64(took[1+i]))
+			paired[i].FloorSamples.Add(int64(took[0]))
+			paired[i].Add(float64(took[1+i]), float64(took[0]))
+			slowdowns[i] = append(slowdowns[i], float64(took[1+i])/float64(took[0]))
+		}
+		s.cfg.Progress(fmt.Sprintf("neighbour: %s: pair %d of %d", results[0].Function, pair+1, s.cfg.Pairs))
 	}
-	p.Fill(r, "the neighbour alone")
-	r.Complete = true
-	end()
-	slices.Sort(slowdowns)
-	p95 := slowdowns[int(math.Ceil(0.95*float64(len(slowdowns))))-1]
-	r.Method = fmt.Sprintf("%d paired, interleaved batches of a kernel with a thread on each of the CPUs %v, alone and with %d workers that compute without a pause; the ratio is the neighbour's slowdown, its 95th percentile over the pairs %.3f",
-		cfg.Pairs, cpus, h.lease.Workers(), p95)
-	return emit(r)
+	for i, r := range results {
+		paired[i].Fill(r, "the neighbour alone")
+		r.RatioP95 = latency.Number(percentile95(slowdowns[i]))
+		r.Complete = true
+		ends[i]()
+		r.Method = fmt.Sprintf("%d interleaved batches of a job with a thread on each of the CPUs %v: alone, with %d workers that compute without a pause, and %s; the ratio is the job's slowdown, its 95th percentile over the pairs %.3f",
+			s.cfg.Pairs, cpus, len(s.workers), control, float64(r.RatioP95))
+		if err := emit(r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// leaving measures the time from the start of a neighbour on the workers' CPUs to the end of the lease.
-func (cfg *Config) leaving(ctx context.Context, emit func(*latency.Result) error) error {
-	r := &latency.Result{Name: "neighbour", Provider: "shm", Client: "go", Mode: "warm", Function: fmt.Sprintf("lease ends (yield-after %v)", cfg.Yield),
-		Buffers: latency.BuffersCopied, Depth: 1, Workers: len(cfg.CPUs)}
-	end := latency.Start(r)
-	var p latency.Paired
-	const rounds = 5
-	for round := range rounds {
-		err := cfg.withExecutor(ctx, cfg.CPUs, cfg.Yield, func(h *harvest) error {
-			units := unitsFor(compute(0), cfg.CPUs, cfg.Yield/5) // long batches, because no thread computes between two of them
-			var took time.Duration
-			var why error
-			err := h.during(ctx, func(failed <-chan error) {
-				for began := time.Now(); why == nil && took < 20*cfg.Yield; took = time.Since(began) {
-					together(compute(0), cfg.CPUs, units)
-					select {
-					case why = <-failed:
-					default:
-					}
-				}
-			})
-			switch {
-			case took == 0:
-				return fmt.Errorf("before the neighbour began: %w (if other programs use the CPUs %v, measure without them)", err, cfg.CPUs)
-			case why == nil:
-				return fmt.Errorf("the lease has not ended %v after the neighbour began", took)
-			case !strings.Contains(why.Error(), "yield-after"):
-				return fmt.Errorf("%v after the neighbour began: %w", took, why)
-			}
-			p.Samples.Add(int64(took))
-			p.Add(float64(took), float64(took))
-			return nil
-		})
+// useCPUs starts an executor with a lease and uses its CPUs until the lease ends.
+func (cfg *Config) useCPUs(ctx context.Context, j *job) (took time.Duration, err error) {
+	err = cfg.withExecutor(ctx, cfg.CPUs, []string{"--yield-after", cfg.Yield.String()}, func(h *harvest) error {
+		units, err := unitsFor(j, "compute", cfg.CPUs, cfg.Yield/5) // long batches, because no thread computes between two of them
 		if err != nil {
 			return err
 		}
-		cfg.Progress(fmt.Sprintf("neighbour: %s: round %d of %d", r.Function, round+1, rounds))
+		took, err = h.untilEnded(ctx, "yield-after", func() error {
+			_, err := j.do(order{Kind: "compute", CPUs: cfg.CPUs, Units: units})
+			return err
+		})
+		return err
+	})
+	return took, err
+}
+
+// useMemory starts an executor with a lease, and takes memory of the node until the lease ends.
+func (cfg *Config) useMemory(ctx context.Context, j *job) (took time.Duration, err error) {
+	const spare, step = 512 << 20, 768 << 20 // of the memory of the node: before the job takes some, and what it takes
+	m, err := topology.NodeMemory("/")
+	if err != nil {
+		return 0, err
+	}
+	if m.Available < 4*step {
+		return 0, fmt.Errorf("%d MiB of memory available: want %d", m.Available>>20, 4*step>>20)
+	}
+	settings := []string{"--yield-after", "1m", "--memory", "256MiB", "--yield-memory", fmt.Sprintf("%dMiB", (m.Available-spare)>>20)}
+	err = cfg.withExecutor(ctx, cfg.CPUs, settings, func(h *harvest) error {
+		took, err = h.untilEnded(ctx, "yield-memory", func() error {
+			_, err := j.do(order{Bytes: step})
+			return err
+		})
+		return err
+	})
+	return took, err
+}
+
+// untilEnded calls use until a call of a worker fails, which must be because of the setting. It returns the time from the first use to then.
+func (h *harvest) untilEnded(ctx context.Context, setting string, use func() error) (took time.Duration, err error) {
+	const most = time.Minute
+	var why error
+	failed := h.during(ctx, func(failed <-chan error) {
+		began := time.Now()
+		for err = use(); err == nil && why == nil && took < most; {
+			select {
+			case why = <-failed:
+			case <-time.After(time.Millisecond):
+				if setting == "yield-after" {
+					err = use()
+				}
+			}
+			took = time.Since(began)
+		}
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case took == 0:
+		return 0, fmt.Errorf("before the neighbour began: %w", failed)
+	case why == nil:
+		return 0, fmt.Errorf("the lease has not ended %v after the neighbour began", took)
+	case !strings.Contains(why.Error(), setting):
+		return 0, fmt.Errorf("%v after the neighbour began: %w", took, why)
+	}
+	return took, nil
+}
+
+// leaving measures the time from the start of a neighbour to the end of a lease.
+func (cfg *Config) leaving(ctx context.Context, name string, use func(context.Context, *job) (time.Duration, error), emit func(*latency.Result) error) error {
+	r := &latency.Result{Name: "neighbour", Provider: "shm", Client: "go", Mode: "warm", Function: "lease ends (" + name + ")", Buffers: latency.BuffersCopied, Depth: 1,
+		Workers: len(cfg.CPUs)}
+	end := latency.Start(r)
+	var p latency.Paired
+	const rounds = 5
+	others := 0
+	for round := 0; round < rounds; {
+		j, err := startJob(ctx, cfg.Job)
+		if err != nil {
+			return err
+		}
+		took, err := use(ctx, j)
+		j.end()
+		if errors.Is(err, client.ErrBusy) || errors.Is(err, client.ErrLease) { // the lease has ended, or was not given, before the job began
+			if others++; others > rounds {
+				return fmt.Errorf("%w: %w", ErrOthers, err)
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		round++
+		p.Samples.Add(int64(took))
+		p.Add(float64(took), float64(took))
+		cfg.Progress(fmt.Sprintf("neighbour: %s: round %d of %d", r.Function, round, rounds))
 	}
 	p.Fill(r, "")
 	r.Complete = true
 	end()
-	r.Method = fmt.Sprintf("%d times: from the start of a neighbour that computes on all CPUs of a lease to the first call that fails because its lease has ended", rounds)
+	r.Method = fmt.Sprintf("%d times: from the start of a neighbour that uses the CPUs of a lease, or takes the node's memory, to the first call that fails because its lease has ended", rounds)
 	return emit(r)
-}
-
-var sink atomic.Uint64
-
-// compute is a loop in registers.
-func compute(time.Duration) kernel {
-	return func(thread, _ int, units int64) {
-		x := uint64(thread) + 1
-		for range units * 1000 {
-			x ^= x << 13
-			x ^= x >> 7
-			x ^= x << 17
-		}
-		sink.Add(x)
-	}
-}
-
-// triad streams over arrays of 32 MiB.
-func triad(time.Duration) kernel {
-	const n = 4 << 20
-	var mu sync.Mutex
-	arrays := map[int][3][]float64{}
-	return func(thread, _ int, units int64) {
-		mu.Lock()
-		a, ok := arrays[thread]
-		if !ok {
-			for i := range a {
-				a[i] = make([]float64, n)
-				for j := range a[i] {
-					a[i][j] = float64(i)
-				}
-			}
-			arrays[thread] = a
-		}
-		mu.Unlock()
-		for range units {
-			x, y, z := a[0], a[1][:n], a[2][:n]
-			for j := range x {
-				x[j] = y[j] + 3*z[j]
-			}
-		}
-	}
-}
-
-// pingPong is a round trip between each pair of threads, as the messages of a job that waits for its neighbours.
-func pingPong(time.Duration) kernel {
-	words := make([]struct {
-		there, back atomic.Int64
-		_           [112]byte
-	}, 1024)
-	return func(thread, n int, units int64) {
-		if thread == n-1 && n%2 == 1 {
-			return // it has no partner
-		}
-		w := &words[thread/2]
-		for i := range units * 100 {
-			if thread%2 == 0 {
-				w.there.Store(i + 1)
-				for w.back.Load() != i+1 {
-				}
-			} else {
-				for w.there.Load() != i+1 {
-				}
-				w.back.Store(i + 1)
-			}
-		}
-		if thread%2 == 0 {
-			w.there.Store(0)
-			w.back.Store(0)
-		}
-	}
 }

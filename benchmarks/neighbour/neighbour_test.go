@@ -1,6 +1,7 @@
 package neighbour
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +18,8 @@ func settings(t *testing.T) Config {
 	t.Helper()
 	cfg := Config{Executor: "../../bin/executor", Library: "../../build/functions/echo.so", Secret: filepath.Join(t.TempDir(), "secret"),
 		Pairs: 2, Batch: 5 * time.Millisecond, Yield: 200 * time.Millisecond}
-	for _, p := range []*string{&cfg.Executor, &cfg.Library} {
+	cfg.Job = []string{"../../bin/rfaas-bench", "neighbour-job"}
+	for _, p := range []*string{&cfg.Executor, &cfg.Library, &cfg.Job[0]} {
 		path, err := filepath.Abs(*p)
 		if err == nil {
 			_, err = os.Stat(path)
@@ -33,16 +35,25 @@ func settings(t *testing.T) Config {
 // Each kind of neighbour is measured, and the executor ends the lease because of a neighbour on its CPUs.
 func TestRun(t *testing.T) {
 	var got []string
-	if err := Run(t.Context(), settings(t), func(r *latency.Result) error {
+	err := Run(t.Context(), settings(t), func(r *latency.Result) error {
 		got = append(got, r.Function)
 		if r.P50NS <= 0 || !r.Complete || !strings.HasPrefix(r.Function, "lease ends") && !(r.Ratio > 0) {
 			t.Errorf("%+v", r)
 		}
 		return nil
-	}); err != nil {
+	})
+	if err != nil && !errors.Is(err, ErrOthers) { // then what came before is judged
 		t.Fatal(err)
 	}
-	if len(got) < 6 || got[0] != "compute, workers on the same CPUs" || !strings.HasPrefix(got[len(got)-1], "lease ends") {
+	const slowdowns = 10 // compute, bandwidth and latency on the same CPUs, compute and bandwidth beside, each with its control
+	if err != nil {
+		t.Log(err)
+		if len(got) < slowdowns {
+			t.Errorf("%q", got)
+		}
+		return
+	}
+	if len(got) < slowdowns+2 || got[0] != "compute, workers on the same CPUs" || !strings.HasPrefix(got[len(got)-1], "lease ends") {
 		t.Errorf("%q", got)
 	}
 }

@@ -176,6 +176,31 @@ func fasterThan(system string) func(*Data) (float64, bool) {
 	}
 }
 
+func (d *Data) neighbour(function string) *latency.Result {
+	return d.result(func(r *latency.Result) bool { return r.Name == "neighbour" && r.Function == function })
+}
+
+// slowdown is the 95th percentile of a job's slowdown by workers, divided by that of the control.
+func slowdown(job, where, control string) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) {
+		with, without := d.neighbour(job+", workers "+where), d.neighbour(job+", "+control)
+		if with == nil || without == nil || !(without.RatioP95 > 0) {
+			return 0, false
+		}
+		return float64(with.RatioP95 / without.RatioP95), true
+	}
+}
+
+// leaving is the longest time, in seconds, until a lease ended because of a neighbour.
+func leaving(setting string) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) {
+		if r := d.neighbour("lease ends (" + setting + ")"); r != nil && r.Samples > 0 {
+			return float64(r.MaxNS) / 1e9, true
+		}
+		return 0, false
+	}
+}
+
 func charging(d *Data) (float64, bool) {
 	if r := d.control("shm", "call while charged"); r != nil {
 		return float64(r.OverFloor), r.Pairs > 0
@@ -234,6 +259,14 @@ func Promises() []Promise {
 		{Section: "Starts", Line: "verbs, cached, as a share of a process started for the call", Bound: 0.2, of: startShare("cached")},
 		{Section: "Starts", Line: "lease cycles of 8 clients, exact capacity at the end", Bound: 10_000, Least: true, figure: "leases.cycles"},
 		{Section: "Starts", Line: "drain under load: how long after its grace the executor ended (negative: before that)", Bound: 0.5, Unit: "s", figure: "drain.after_grace_s"},
+		{Section: "Executor", Line: "its own processor time while nothing happens", Bound: 1, Unit: "% of a core", figure: "executor.idle_cpu"},
+		{Section: "Executor", Line: "the same for 1,000 leases whose workers are asleep", Bound: 3, Unit: "% of a core", figure: "executor.thousand_leases_cpu"},
+		{Section: "Neighbour", Line: "a job that computes, workers on its CPUs: slowdown, p95, over that of the job alone once more", Bound: 1.01, of: slowdown("compute", "on the same CPUs", "alone once more")},
+		{Section: "Neighbour", Line: "a job bound by memory bandwidth, workers on its CPUs: the same", Bound: 1.03, of: slowdown("bandwidth", "on the same CPUs", "alone once more")},
+		{Section: "Neighbour", Line: "a job that computes, workers on other CPUs: slowdown, p95, over that beside an ordinary program", Bound: 1.01, of: slowdown("compute", "beside", "an ordinary program beside")},
+		{Section: "Neighbour", Line: "a job bound by memory bandwidth, workers on other CPUs: the same", Bound: 1.03, of: slowdown("bandwidth", "beside", "an ordinary program beside")},
+		{Section: "Neighbour", Line: "from the start of a job on the CPUs of a lease to the end of the lease (yield-after 500ms), longest", Bound: 1, Unit: "s", of: leaving("yield-after 500ms")},
+		{Section: "Neighbour", Line: "from the start of a job that takes the node's memory to the end of the lease, longest", Bound: 1, Unit: "s", of: leaving("yield-memory")},
 		{Section: "Resource manager", Line: "placement with 10,000 executors over placement with 10, p50", Bound: 1.5, of: placementGrowth},
 		{Section: "Resource manager", Line: "placement while the manager is stopped, p99", Bound: 5, Unit: "ms", of: controlP("shm", "placement, 10000 executors, manager stopped", ms)},
 		{Section: "Resource manager", Line: "shm, reading what a client needs to connect to an executor that it has never seen, manager stopped, p99", Bound: 0.01, Unit: "ms", of: controlP("shm", "look-up, manager stopped", ms)},

@@ -75,6 +75,7 @@ func Markdown(w io.Writer, d *Data, pictures []Picture) error {
 	picture("scaling.png")
 	starts(&b, d)
 	picture("starts.png")
+	rows(&b, d.Results, "neighbour", "Neighbour")
 	rows(&b, d.Results, "control", "Control")
 	leases(&b, d)
 	if u, missing := scale.UnitsFrom(d.Results); missing == "" {
