@@ -19,6 +19,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
@@ -303,6 +304,40 @@ func TestBillOverKills(t *testing.T) {
 	}
 	if code, out, _ := run("bill", "--csv", "--since", "1h"); code != 0 || !strings.HasPrefix(out, "tenant,item,units,quantity,price,amount,currency\nann,core-hour,") {
 		t.Errorf("code %d\n%s", code, out)
+	}
+}
+
+// troubled is a resource manager whose ledger accepts no charges.
+type troubled struct {
+	control.UnimplementedManagerServer
+}
+
+func (troubled) Bill(context.Context, *control.BillRequest) (*control.BillReply, error) {
+	return &control.BillReply{Currency: "CHF", Trouble: "the ledger does not accept charges: no space left on device",
+		Bills: []*control.TenantBill{{Tenant: "ann", Amount: "1.00", Lines: []*control.BillLine{{Item: "core-hour", Units: "2", Quantity: "2", Price: "0.5", Amount: "1.00"}}}}}, nil
+}
+
+// A bill that may lack charges is printed with a warning, in every format, and the warning is not in the output that programs read.
+func TestBillWarnsOfTheLedger(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	p, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	control.RegisterManagerServer(p.Server, troubled{})
+	if err := p.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	env := map[string]string{"RFAAS_SECRET_FILE": secret, "RFAAS_MANAGER": p.Address}
+	for _, format := range []string{"", "--json", "--csv"} {
+		var out, errs bytes.Buffer
+		args := strings.Fields("bill " + format)
+		code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &errs}, args)
+		if code != 0 || !strings.Contains(out.String(), "ann") || strings.Contains(out.String(), "ledger") ||
+			errs.String() != "rfaas: warning: the ledger does not accept charges: no space left on device\n" {
+			t.Errorf("%q: code %d\n%s\n%s", args, code, out.String(), errs.String())
+		}
 	}
 }
 
