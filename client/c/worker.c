@@ -212,9 +212,8 @@ static int initialise(rfaas_lease *l, uint32_t i, int64_t patience) {
     return status;
 }
 
-/* Asks for a new worker and waits for it, and with init also for its init call, at most for `patience`. RFAAS_BUSY: it has not started yet,
- * or executes the init call. If the worker is only moving to another queue pair, waits for that instead. */
-static int repair(rfaas_lease *l, uint32_t i, int64_t patience, bool init) {
+/* Does what repair says. last: not again with another offer. */
+static int repair_once(rfaas_lease *l, uint32_t i, int64_t patience, bool init, bool last) {
     static const char op[] = "replace worker";
     rfaas_worker *w = &l->workers[i];
     int64_t until = dp_now_ns() + patience;
@@ -249,6 +248,8 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience, bool init) {
         status = rfaas_api_init_start(l, l->grant, i);
     if (status) {
         dp_channel_fail(w->ch, DP_PEER_GONE); /* so that the next use tries again */
+        if (status == RFAAS_BAD_BLOB && !last) /* the agent ended before it answered, and a worker that used this offer has ended since */
+            return repair_once(l, i, until - dp_now_ns(), init, true);
         int ended = rfaas_api_fail_ended(l, op); /* the event may have come while the executor did not answer */
         return ended ? ended : status;
     }
@@ -259,6 +260,10 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience, bool init) {
     w->broken = false;
     return RFAAS_OK;
 }
+
+/* Asks for a new worker and waits for it, and with init also for its init call, at most for `patience`. RFAAS_BUSY: it has not started yet,
+ * or executes the init call. If the worker is only moving to another queue pair, waits for that instead. */
+static int repair(rfaas_lease *l, uint32_t i, int64_t patience, bool init) { return repair_once(l, i, patience, init, false); }
 
 int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker) { return repair(l, worker, 0, false); }
 

@@ -342,6 +342,29 @@ T_CASE(api_lost_replacing, "api/lost-in-a-replacement", .providers = T_SHM) {
     }
 }
 
+/* A new worker ends, and then the agent before it has answered. The next agent is asked for a worker with the offer that the first worker has used.
+ * The program does not notice it. */
+T_CASE(api_offer_used, "api/offer-used-by-an-ended-worker", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease;
+    uint64_t in = 7, out = 0;
+    rfaas_call_options co = RFAAS_CALL_OPTIONS_INIT;
+    co.worker = 0;
+    rfaas_session *session = fake_session(&lo);
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    pthread_mutex_lock(&fake_mu);
+    fake_uses = 1;
+    uint32_t before = fake_replaced;
+    pthread_mutex_unlock(&fake_mu);
+    CHECKF(rfaas_worker_replace(lease, 0) == RFAAS_OK, "replace: %s", rfaas_last_error());
+    CHECK_EQ(__atomic_load_n(&fake_replaced, __ATOMIC_ACQUIRE), before + 2);
+    CHECKF(rfaas_invoke(lease, 0, &in, sizeof in, &out, sizeof out, NULL, &co) == RFAAS_OK && out == in, "call: %s", rfaas_last_error());
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
 static void nothing(int signal) { (void)signal; }
 
 /* Signals do not end a connection whose buffer is full, and texts that do not fit into a message give an error. */

@@ -8,7 +8,7 @@ pthread_mutex_t fake_mu = PTHREAD_MUTEX_INITIALIZER;
 fake_lease fake_leases[LEASES];
 uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 int fake_adopts_ms, fake_reads_ms, fake_adopt_status, fake_loses;
-uint32_t fake_ends_at, fake_ends, fake_unreached, fake_leaves, fake_refused;
+uint32_t fake_ends_at, fake_ends, fake_unreached, fake_leaves, fake_refused, fake_uses;
 int fake_unreached_as = DP_PEER_GONE;
 void (*fake_hands)(uint32_t id);
 static uint64_t fake_pid;
@@ -33,11 +33,17 @@ static void *fake_serve(void *arg) {
 
 static void fake_suspended(void *arg) { sem_post(arg); }
 
-/* This function and the next ones need fake_mu. */
-static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
+/* Starts a worker. DP_BAD_BLOB: the offer was used already. This function and the next ones need fake_mu. */
+static int fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_error err;
     CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &w->dev, &err), err);
-    CHECK_OK_ERR(dp_server_create(w->dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, offer->bytes, offer->size, &w->server, &err), err);
+    int status = dp_server_create(w->dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, offer->bytes, offer->size, &w->server, &err);
+    if (status == DP_BAD_BLOB) {
+        dp_dev_close(w->dev);
+        w->server = NULL;
+        return status;
+    }
+    CHECK_OK_ERR(status, err);
     dp_server_set_functions(w->server, fake_functions, 2);
     sem_init(&w->suspended, 0, 0);
     dp_server_on_suspended(w->server, fake_suspended, &w->suspended);
@@ -47,15 +53,17 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
     out->pid = w->pid = ++fake_pid;
     out->start = 1;
     CHECK(!pthread_create(&w->thread, NULL, fake_serve, w->server));
+    return DP_OK;
 }
 
 /* Resumes a cached worker with its client's new generation. */
-static void fake_resume(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
+static int fake_resume(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_error err;
     CHECK_OK_ERR(dp_server_resume(w->server, offer->bytes, offer->size, &err), err);
     out->blob = w->blob;
     out->pid = w->pid;
     out->start = 3;
+    return DP_OK;
 }
 
 static void fake_stop(fake_worker *w) {
@@ -205,7 +213,7 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     l->cached = false;
     l->known = true;
     for (uint32_t i = 0; i < WORKERS; i++)
-        (from ? fake_resume : fake_start)(&l->workers[i], &offers[i], &grant.workers[i]);
+        CHECK_EQ((from ? fake_resume : fake_start)(&l->workers[i], &offers[i], &grant.workers[i]), DP_OK);
     fake_resumed += from != NULL;
     fake_granted++;
     c.granted = 1;
@@ -243,8 +251,19 @@ static void fake_replace(uint32_t id, const rfaas_agent_replace *req) {
         return;
     }
     fake_stop(&l->workers[req->worker]);
-    fake_start(&l->workers[req->worker], &req->offer, &w);
+    rfaas_agent_header refusal = {.size = sizeof refusal, .op = RFAAS_AGENT_REPLACE, .id = id};
+    refusal.status = fake_start(&l->workers[req->worker], &req->offer, &w);
+    if (refusal.status) {
+        CHECK(send(fake_socket, &refusal, sizeof refusal, MSG_NOSIGNAL) == sizeof refusal);
+        return;
+    }
     fake_replaced++;
+    if (fake_uses) {
+        fake_uses--;
+        fake_stop(&l->workers[req->worker]);
+        shutdown(fake_socket, SHUT_RDWR);
+        return;
+    }
     fake_send(RFAAS_AGENT_REPLACE, id, &w, sizeof w, NULL, 0);
 }
 
