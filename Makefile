@@ -57,7 +57,7 @@ help: ## this list
 
 # ---------------------------------------------------------------------------------------------- using it
 
-.PHONY: deps run demo-two-nodes bench soak chaos headline headline-table
+.PHONY: deps run demo-two-nodes bench bench-seeds soak chaos headline headline-table
 deps: ## install the packages that are missing (as root or by sudo), or say which
 	$(Q)scripts/deps
 
@@ -76,6 +76,14 @@ demo-two-nodes: ## the same with the executor in a separate network namespace, a
 
 bench: build test-programs build/bench-tcp/pingpong ## measure every promise: build/bench/report.md with plots; about thirteen minutes (the Slurm part as root)
 	$(Q)scripts/bench $(BENCH_ARGS)
+
+bench-seeds: build test-programs ## print what seeds cost as a table, with the bounds of docs/seeds.md and floors of the same run; about three minutes (as root)
+	$(Q)echo '| | measured | wanted | | beside it |'; echo '|---|---|---|---|---|'
+	$(Q)for p in shm tcp; do \
+		RFAAS_TEST_FIGURES=1 RFAAS_TEST_PROVIDER=$$p $(GO) test -p 1 -count=1 -v -vet=off -run "^TestSeed.*$$([ $$p = tcp ] && echo "(Copy|Touched|Table)")Figures" $$([ $$p = tcp ] || echo ./internal/zygote) ./client >build/bench-seeds.log 2>&1 || \
+			{ cat build/bench-seeds.log; exit 1; }; \
+		grep '^|' build/bench-seeds.log; \
+	done
 
 soak: build test-programs build/bench-tcp/pingpong ## bench, and longer tests: a thousand kills, 100 kills each of agents and clients, a race of 1000 clients, 10 minutes of attacks, 100 link outages, a real Slurm (as root); 35 minutes more
 	$(Q)scripts/bench --soak $(BENCH_ARGS)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // middle is the median.
@@ -25,12 +25,18 @@ func middle(all []time.Duration) time.Duration {
 	return all[len(all)/2]
 }
 
+// ms is the median in ms.
+func ms(all []time.Duration) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	return float64(middle(all).Nanoseconds()) / 1e6
+}
+
 // TestSeedFigures prints what seeds cost: making one of 1, 100 and 1000 MB beside copying as much, starting from one beside a pooled start, memory, and starts per second. It
 // judges nothing.
 func TestSeedFigures(t *testing.T) {
-	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
-		t.Skip("RFAAS_TEST_FIGURES is not set")
-	}
+	testkit.Figures(t)
 	w, o := newSeedWorld(t, "", 1)
 	o.Seed, o.InitFunction, o.InitPayload = false, "", nil
 	ctx := context.Background()
@@ -42,6 +48,8 @@ func TestSeedFigures(t *testing.T) {
 		}
 		return l, time.Since(began)
 	}
+	var rates []float64
+	prepare := map[uint32]float64{1: 0.5, 100: 15, 1000: 150}
 	for _, mb := range []uint32{1, 100, 1000} {
 		o.Memory = uint64(mb)*1_000_000 + 64<<20
 		var capture, copying, seeded, pooled, apply, load []time.Duration
@@ -85,8 +93,11 @@ func TestSeedFigures(t *testing.T) {
 			}
 			release(t, l)
 		}
-		fmt.Printf("%4d MB: capture %v (copying as much %v); lease to first result: seeded %v, pooled %v; library and seed %v, library only %v\n", mb, middle(capture), middle(copying),
-			middle(seeded), middle(append(pooled, 0)), middle(apply), middle(append(load, 0)))
+		size := fmt.Sprintf("%d MB: ", mb)
+		floor := fmt.Sprintf("library only: %.2f ms; from a lease to its first result: seeded %v, pooled %v", ms(load), middle(seeded), middle(append(pooled, 0)))
+		testkit.Figure(size+"capture", ms(capture), prepare[mb], false, "ms", fmt.Sprintf("copying as much: %.2f ms", ms(copying)))
+		testkit.Figure(size+"a C library and its seed", ms(apply), 3, false, "ms", floor)
+		testkit.Figure(size+"overlay", ms(apply)-ms(load), 0.1, false, "ms", "the difference between the two")
 		named.Workers = 8
 		l := w.lease(t, named)
 		var shared, own, channel []time.Duration
@@ -95,13 +106,13 @@ func TestSeedFigures(t *testing.T) {
 			shared, own, channel = append(shared, time.Duration(got[0]-got[1]-got[2])), append(own, time.Duration(got[1])), append(channel, time.Duration(got[2]))
 		}
 		release(t, l)
-		fmt.Printf("         8 workers that touch nothing: PSS of one %d KiB, beside %d KiB written and %d KiB of its channel\n", middle(shared), middle(own), middle(channel))
+		testkit.Figure(size+"memory of a worker that touches nothing (PSS), one of 8", float64(middle(shared)), 128, false, "KiB", fmt.Sprintf("it has written %d KiB, and has %d KiB of its channel", middle(own), middle(channel)))
 		began, starts := time.Now(), 0
 		for time.Since(began) < 3*time.Second {
 			release(t, w.lease(t, named))
 			starts += 8
 		}
-		fmt.Printf("         leases of 8 workers one after the other: %.0f starts a second\n", float64(starts)/time.Since(began).Seconds())
+		rates = append(rates, float64(starts)/time.Since(began).Seconds())
 		if err := s.Release(); err != nil {
 			t.Fatal(err)
 		}
@@ -114,15 +125,14 @@ func TestSeedFigures(t *testing.T) {
 		release(t, w.lease(t, o))
 		starts += 8
 	}
-	fmt.Printf("without a seed: %.0f starts a second\n", float64(starts)/time.Since(began).Seconds())
+	testkit.Figure("starts with the sandbox, in leases of 8 workers, 1 MB", rates[0], 4000, true, "a second",
+		fmt.Sprintf("100 MB: %.0f, 1 GB: %.0f, without a seed: %.0f", rates[1], rates[2], float64(starts)/time.Since(began).Seconds()))
 }
 
 // TestSeedCopyFigures prints how long a lease takes from its request to the first result where the executor copies its named seed from another executor, beside a lease
 // there when it has the seed. It judges nothing.
 func TestSeedCopyFigures(t *testing.T) {
-	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
-		t.Skip("RFAAS_TEST_FIGURES is not set")
-	}
+	testkit.Figures(t)
 	nodes, s, o := seedCluster(t, 2)
 	ctx := context.Background()
 	o.InitFunction, o.InitPayload, o.SeedRequired = "", nil, false
@@ -168,77 +178,77 @@ func TestSeedCopyFigures(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		fmt.Printf("%4d MB: lease to first result: copied %v, warm %v: %.1f times\n", mb, middle(copied), middle(warm), float64(middle(copied))/float64(middle(warm)))
-		for _, x := range steps {
-			fmt.Printf("         a warm one: %+v\n", x)
-		}
+		testkit.Figure(fmt.Sprintf("%d MB over %s: a lease whose executor copies the seed first, to its first result", mb, provider()), ms(copied)/ms(warm), 2, false, "times a later lease there",
+			fmt.Sprintf("%.1f and %.1f ms; a later one: code %v, sandbox %v, connect %v", ms(copied), ms(warm), steps[0].Code, steps[0].Sandbox, steps[0].Connect))
 	}
 }
 
 // TestSeedTouchedFigures prints how long it takes until a function has read 1 % of a seed of 100 MB on another node, and what the executor there has read meanwhile, for both values of
-// seed-fill, beside reading all of the seed. It judges nothing.
+// seed-fill, beside a lease to which all bytes are sent. It judges nothing.
 func TestSeedTouchedFigures(t *testing.T) {
-	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
-		t.Skip("RFAAS_TEST_FIGURES is not set")
-	}
-	const mb, rounds = 100, 7
+	testkit.Figures(t)
+	const mb, rounds, pages = 100, 7, 244
 	dir := t.TempDir()
 	web := func(i int) string { return fmt.Sprintf("unix:%s/%d", dir, i) }
+	fills := []string{"all", "all", "touched"}
 	var more [][]string
-	for i, fill := range []string{"all", "all", "touched", "touched"} {
+	for i, fill := range fills {
 		more = append(more, []string{"--seed-fill", fill, "--http-listen", web(i)})
 	}
 	nodes, s, o := seedCluster(t, len(more), more...)
 	ctx := context.Background()
 	o.InitFunction, o.InitPayload, o.SeedRequired = "", nil, false
-	o.Memory = mb*1_000_000 + 64<<20
-	at := func(i int, name string) *client.Lease {
+	o.Memory = 3*mb*1_000_000 + 64<<20
+	at := func(i int, change func(*client.LeaseOptions)) *client.Lease {
 		to := o
-		to.Executor, to.SeedName, to.SeedRequired = nodes[i].Address, name, name != ""
+		to.Executor = nodes[i].Address
+		change(&to)
 		l, err := s.Lease(ctx, to)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return l
 	}
-	type figure struct {
-		took  []time.Duration
-		bytes []float64
+	call := func(l *client.Lease, name string, in []byte) {
+		if _, err := l.Worker(0).Invoke(ctx, function(t, l, name), in, make([]byte, 12)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	shapes := map[string][3]uint32{"1 % in sequence": {10_000_000, 4096, 244}, "1 % scattered": {0, 409_600, 244}, "all": {0, 4096, mb * 1_000_000 / 4096}}
-	for _, what := range []string{"1 % in sequence", "1 % scattered", "all"} {
-		shape := shapes[what]
-		figures := make([]figure, len(nodes))
+	plain := func(*client.LeaseOptions) {}
+	payload := bytes.Repeat([]byte{7}, mb*1_000_000)
+	for what, shape := range map[string][2]uint32{"in sequence": {10_000_000, 4096}, "scattered": {0, 409_600}} {
+		took, read, sent := make([][]time.Duration, len(nodes)), make([][]float64, len(nodes)), make([][]time.Duration, len(nodes))
 		for range rounds {
-			maker := at(0, "")
+			maker := at(0, plain)
 			seed, err := maker.CreateSeed(ctx, "prepare_mb", binary.LittleEndian.AppendUint32(nil, mb), client.SeedOptions{Name: "figures"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			release(t, maker)
 			for i := 1; i < len(nodes); i++ {
-				release(t, at(i, "")) // so that it has the library
+				release(t, at(i, plain)) // so that it has the library
 				before, began := fetched(t, web(i)), time.Now()
-				l := at(i, seed.Name())
-				in := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, shape[0]), shape[1]), shape[2])
-				if _, err := l.Worker(0).Invoke(ctx, function(t, l, "peek"), in, make([]byte, 4)); err != nil {
-					t.Fatal(err)
-				}
-				f := &figures[i]
-				f.took, f.bytes = append(f.took, time.Since(began)), append(f.bytes, fetched(t, web(i))-before)
-				time.Sleep(300 * time.Millisecond) // so that the source knows the touched pages
+				l := at(i, func(o *client.LeaseOptions) { o.SeedName, o.SeedRequired = seed.Name(), true })
+				call(l, "peek", binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, shape[0]), shape[1]), pages))
+				took[i], read[i] = append(took[i], time.Since(began)), append(read[i], fetched(t, web(i))-before)
+				release(t, l)
+				began = time.Now()
+				l = at(i, func(o *client.LeaseOptions) { o.Bulk = mb * 1_000_000 })
+				call(l, "memory", payload)
+				sent[i] = append(sent[i], time.Since(began))
 				release(t, l)
 			}
 			if err := seed.Release(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		for i, name := range []string{"all", "touched", "touched, recorded"} {
-			f := figures[i+1]
-			slices.Sort(f.bytes)
-			n := f.bytes[len(f.bytes)/2]
-			fmt.Printf("%-16s seed-fill=%-18s lease to first result %8v, then %6.2f MB read, %.2f times the %d touched pages\n", what, name, middle(f.took).Round(100*time.Microsecond), n/1e6,
-				n/float64(shape[2]*4096), shape[2])
+		for i := 1; i < len(nodes); i++ {
+			slices.Sort(read[i])
+			row := fmt.Sprintf("100 MB over %s, 1 %% touched, %s, seed-fill=%s: ", provider(), what, fills[i])
+			testkit.Figure(row+"a lease there, to its first result", ms(took[i])/ms(sent[i]), 0.1, false, "times sending everything", fmt.Sprintf("%.1f and %.1f ms", ms(took[i]), ms(sent[i])))
+			if fills[i] == "touched" { // the other executor also reads the rest
+				testkit.Figure(row+"bytes read by then", read[i][rounds/2]/(mb*1e6), 0.1, false, "times the seed", fmt.Sprintf("%.2f MB, of which 1.00 MB are touched", read[i][rounds/2]/1e6))
+			}
 		}
 	}
 }
@@ -265,9 +275,7 @@ func fetched(t *testing.T, web string) (n float64) {
 // TestSeedTableFigures prints what a lease that maps 100 MB of a seed and reads them takes, beside a lease to which the same bytes are sent as a payload: on the executor that has made
 // the seed, on another one that copies it first, and there once more. It judges nothing.
 func TestSeedTableFigures(t *testing.T) {
-	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
-		t.Skip("RFAAS_TEST_FIGURES is not set")
-	}
+	testkit.Figures(t)
 	const mb, nodes = 100, 1000
 	all, s, _ := seedCluster(t, 2)
 	payload, answer := bytes.Repeat([]byte{7}, mb*1_000_000), make([]byte, 24)

@@ -1,0 +1,28 @@
+package testkit
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// Figures skips a test that measures, unless the figures are wanted.
+func Figures(t testing.TB) {
+	t.Helper()
+	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
+		t.Skip("RFAAS_TEST_FIGURES is not set")
+	}
+}
+
+// Figure prints a row of a table: what was measured, its bound, and whether it holds. floor says what was measured beside it in the same run. It judges nothing, because the
+// machine may be busy. least: the bound is the smallest value that is wanted.
+func Figure(what string, value, bound float64, least bool, unit, floor string) {
+	sign, verdict := "<=", "MISSED"
+	if least {
+		sign = ">="
+	}
+	if value <= bound && !least || value >= bound && least {
+		verdict = "holds"
+	}
+	fmt.Printf("| %s | %.3g %s | %s %g %s | %s | %s |\n", what, value, unit, sign, bound, unit, verdict, floor)
+}
