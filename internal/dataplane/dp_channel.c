@@ -20,6 +20,7 @@ static int make_lane(dp_endpoint *ep, int *page, dp_error *err) {
     }
     lane->ep = ep;
     dp_waiter_init(&lane->waiter, ep->mode);
+    lane->waiter.yields = ep->dev->provider == DP_PROVIDER_TCP || dp_vqp_is(ep->dev);
     if (ep->mode == DP_WAIT_HOT)
         dp_cq_promise_hot(lane->cq, true);
     ep->lanes[ep->n_lanes++] = lane;
@@ -285,6 +286,8 @@ bool dp_channel_idle(const dp_channel *ch) {
     return ch->qp->state == DP_QP_CONNECTED && !dp_channel_status(ch) && ch->n_free == ch->cfg.depth;
 }
 
+void dp_channel_expect(dp_channel *ch) { dp_waiter_expect(&ch->lane->waiter); }
+
 int dp_channel_next_generation(dp_channel *ch, dp_error *err) {
     if (!dp_channel_idle(ch))
         return dp_fail(err, DP_CONNECTION, 0, "next generation of the channel: %u of %u slots are free, status %d", ch->n_free, ch->cfg.depth,
@@ -293,6 +296,7 @@ int dp_channel_next_generation(dp_channel *ch, dp_error *err) {
     ch->generation = dp_generation_after(ch->generation);
     for (uint32_t i = 0; i < ch->cfg.depth; i++)
         ch->slots[i].told = DP_UNTOLD; /* the worker has forgotten all headers */
+    dp_channel_expect(ch);
     return DP_OK;
 }
 

@@ -69,8 +69,11 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
 int dp_channel_reset(dp_channel *ch, dp_error *err);
 /* Between leases: dp_channel_idle reports whether a connected channel can be cached: no call is in flight on it, and it has not failed.
  * dp_channel_next_generation gives such a channel the next generation, for an offer to the same worker, or after a claim (dp_claim.h).
- * dp_channel_resume checks that a blob, of any generation, is that worker's. Queue pair and memory stay. */
+ * dp_channel_resume checks that a blob, of any generation, is that worker's. Queue pair and memory stay.
+ * dp_channel_expect prepares for a first call on a worker that is being woken, or that other threads may keep from its core: the wait for it yields,
+ * and does not sleep soon. dp_channel_next_generation implies it. */
 bool dp_channel_idle(const dp_channel *ch);
+void dp_channel_expect(dp_channel *ch);
 int dp_channel_next_generation(dp_channel *ch, dp_error *err);
 int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
 /* Handing over a connected channel at rest to another process of this node, on shm. The worker does not notice. An endpoint is handed over

@@ -124,6 +124,7 @@ static int server_connect(dp_server *s, const dp_server_config *cfg, const dp_si
     s->cfg = *cfg;
     s->client = *client;
     dp_waiter_init(&s->waiter, cfg->mode);
+    s->waiter.yields = s->dev->provider == DP_PROVIDER_TCP;
     s->late = !client->qp_len;
     if (s->late) {
         int st = dp_qp_connect_late(s->qp, err);

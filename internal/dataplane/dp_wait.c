@@ -1,6 +1,5 @@
 #include "dp_wait.h"
 
-#include <sched.h>
 #include <sys/resource.h>
 
 static long involuntary_switches(void) {
@@ -35,8 +34,10 @@ int dp_waiter_look(dp_waiter *w) {
         return DP_SPIN_BLOCK;
     if (!w->since) { /* first look of this wait: what lies before it was not spent here */
         w->since = w->now;
-    } else if (!w->shared_until && w->now - before > DP_SHARED_GAP_NS) {
-        count_gap(w);
+    } else if (w->now - before > DP_BUSY_GAP_NS) {
+        w->patient_until = 0;
+        if (!w->shared_until && w->now - before > DP_SHARED_GAP_NS)
+            count_gap(w);
     }
     if (w->shared_until) {
         if (w->now < w->shared_until)

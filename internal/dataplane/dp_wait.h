@@ -9,12 +9,17 @@
 #ifndef RFAAS_DP_WAIT_H
 #define RFAAS_DP_WAIT_H
 
+#include <sched.h>
+
 #include "dp_channel.h"
 
 /* One wake-up costs 20 to 50 us between cores; spinning longer than that costs more than blocking. */
 #define DP_SPIN_BUDGET_NS 50000
 #define DP_SPIN_FIRST_NS 1000000 /* a server spins at least this long when its lease begins, because the first call will arrive soon */
+#define DP_SPIN_FIRST_WAITS 3    /* and the first waits yield, because the peer or the process that wakes it may need this core. A call has up to two */
 #define DP_SPINS_PER_LOOK 64
+#define DP_SPINS_PER_YIELD 2 /* of a waiter whose peer may need its core */
+#define DP_BUSY_GAP_NS 100000        /* longer without a look: other threads want this core, and a waiter need not be patient */
 #define DP_SHARED_GAP_NS 500000      /* longer without a look: something else ran on this core */
 #define DP_SHARED_NEAR_NS 40000000   /* gaps no further apart than this belong together */
 #ifndef DP_SHARED_GAPS
@@ -29,6 +34,8 @@
 
 typedef struct dp_waiter {
     dp_wait_mode mode;
+    bool yields; /* during short waits too: a yield costs 0.5 us, so only where a round trip takes ten times as long */
+    uint8_t first; /* waits that yield after dp_waiter_expect */
     uint32_t spins;
     int64_t now;          /* at the last look */
     int64_t since;        /* when this wait began to spin; 0: not looked yet */
@@ -47,12 +54,17 @@ typedef struct dp_waiter {
 void dp_waiter_init(dp_waiter *w, dp_wait_mode mode);
 
 /* Something is to come soon. */
-static inline void dp_waiter_expect(dp_waiter *w) { w->patient_until = dp_now_ns() + DP_SPIN_FIRST_NS; }
+static inline void dp_waiter_expect(dp_waiter *w) {
+    w->patient_until = dp_now_ns() + DP_SPIN_FIRST_NS;
+    w->first = DP_SPIN_FIRST_WAITS;
+}
 
 /* A new wait begins. */
 static inline void dp_waiter_begin(dp_waiter *w) {
     w->spins = 0;
     w->since = 0;
+    if (__builtin_expect(w->first, 0))
+        w->first--;
 }
 
 /* A wait that went on for a while is over: its last stretch counts too, for a spinner that was switched out
@@ -69,15 +81,21 @@ int dp_waiter_look(dp_waiter *w);
 static inline int dp_waiter_spin(dp_waiter *w) {
     if (w->mode != DP_WAIT_WARM && !w->shared_until) {
         dp_cpu_pause();
-        if (++w->spins % DP_SPINS_PER_LOOK)
+        if (++w->spins % DP_SPINS_PER_LOOK) {
+            if ((w->yields || w->first) && w->spins % DP_SPINS_PER_YIELD == 0)
+                sched_yield();
             return DP_SPIN_ON;
+        }
     }
     return dp_waiter_look(w);
 }
 
 static inline void dp_waiter_end(dp_waiter *w) {
-    if (__builtin_expect(w->since != 0 && w->mode != DP_WAIT_WARM, 0))
+    if (__builtin_expect(w->since != 0 && w->mode != DP_WAIT_WARM, 0)) {
         dp_waiter_look(w);
+        if (w->now - w->since > DP_SPIN_FIRST_NS)
+            w->first = DP_SPIN_FIRST_WAITS; /* the peer has been away, and may be back on this core */
+    }
 }
 
 /* How long to block at most when the deadline (0: none) is that: never longer than DP_BLOCK_MAX_NS. */

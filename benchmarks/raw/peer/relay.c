@@ -10,7 +10,7 @@
 #include "dp_wait.h"
 #include "relay.h"
 
-enum { RECVS = 8, BYTES = 8, END = 1u << 16, SPINS = 20 };
+enum { RECVS = 8, BYTES = 8, END = 1u << 16, SPINS = DP_SPINS_PER_YIELD };
 
 typedef struct end {
     dp_domain *domain;
