@@ -171,8 +171,10 @@ static rfaas_grant *spare_grant(rfaas_lease *l, rfaas_reply *reply) {
     memcpy(g->node, h->node, sizeof g->node);
     g->functions = l->functions;
     g->n_functions = l->n_functions;
+    g->library_fd = l->library_fd;
     l->functions = NULL;
     l->n_functions = 0;
+    l->library_fd = -1;
     return g;
 }
 
@@ -186,6 +188,7 @@ static int release_ahead(rfaas_lease *l) {
     }
     rfaas_api_tell_claims(); /* the agent must know the lease, to compare its terms */
     place->key = h->key;
+    place->library_fd = -1;
     place->session = l->session;
     put(place); /* before the request: if the spare lease ends at once, the event removes it */
     rfaas_agent_release req = {.key = h->key, .ahead = 1};
@@ -221,8 +224,10 @@ int rfaas_api_release_grant(rfaas_lease *l) {
     h->claim_by = 0;
     h->functions = l->functions;
     h->n_functions = l->n_functions;
+    h->library_fd = l->library_fd;
     l->functions = NULL;
     l->n_functions = 0;
+    l->library_fd = -1;
     rfaas_api_hand_over(h);
     put(h); /* before the request: the agent may report the end of cached workers at once */
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
@@ -280,7 +285,9 @@ uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at,
     uint32_t how = from->spare ? RFAAS_START_POOLED : RFAAS_START_CACHED;
     for (uint32_t i = 0; i < h->n_workers; i++) {
         rfaas_worker *w = &h->workers[i];
-        if (!won.awake)
+        if (won.awake)
+            dp_channel_expect(from->workers[i].ch);
+        else
             dp_channel_next_generation(from->workers[i].ch, &err); /* fails if the worker dies just now; the first call replaces it */
         w->pid = from->workers[i].pid;
         w->start = (rfaas_worker_start){.start = how};
@@ -304,6 +311,10 @@ uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at,
     l->n_functions = from->n_functions;
     from->functions = NULL;
     from->n_functions = 0;
+    if (l->library_fd < 0) { /* the same library */
+        l->library_fd = from->library_fd;
+        from->library_fd = -1;
+    }
     uint64_t key = from->key;
     *by = from->claim_by;
     rfaas_api_grant_destroy(from);

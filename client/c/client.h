@@ -174,6 +174,7 @@ typedef struct rfaas_grant {
     uint32_t claimed_by;          /* of a claimed lease: generation of the agent that cached the workers */
     char **functions;             /* names of the library's functions, n_functions of them */
     uint32_t n_functions;
+    int library_fd;               /* the library; -1: none */
     /* Of the lease: */
     rfaas_agent_spec spec;
     rfaas_library_id library;
@@ -276,7 +277,7 @@ struct rfaas_lease {
     rfaas_init_call init;
     char seed_name[RFAAS_AGENT_SEED_NAME]; /* of the seed from which the workers start; "": the lease names none */
     char seed_at[RFAAS_AGENT_ADDRESS];     /* executor that has made it, which is asked first */
-    int library_fd;              /* the library, to be passed to the agent; -1: none */
+    int library_fd;              /* the library, to be passed to the agent; -1: not opened */
     rfaas_library_id library;
     char **functions;
     rfaas_session *session;
@@ -384,6 +385,8 @@ rfaas_lease *rfaas_api_lease_at(uint32_t index);
 int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease);
 /* Writes the terms of a lease as the agent gets them. */
 int rfaas_api_spec(const rfaas_lease_options *o, rfaas_agent_spec *spec);
+/* rfaas_api_open_library opens the library while the lease is being opened, unless that was done. Returns the status and sets the thread's error. */
+int rfaas_api_open_library(rfaas_lease *l);
 /* The two halves of rfaas_api_lease_open, between which the caller calls rfaas_api_acquire_step until it returns true. *l is
  * NULL after an error. If a->done is set before, the lease is not acquired: a->status is the reason. may_be_local: with RFAAS_LEASE_LOCAL,
  * calls run in this process if there are no workers. */

@@ -10,32 +10,50 @@
 
 #include "call.h"
 
-/* Under rfaas_api_mu. An entry of `leases` is never removed while the library runs; its place is the lease's `index`. */
+#define HANDLES_FIRST 64 /* divides RFAAS_LEASES_MAX */
+
+/* Under rfaas_api_mu. An entry of `leases` is never removed while the library runs; its place is the lease's `index`. The first n_handles are used in
+ * turn, so that a released handle is not soon a lease again. There are more only if all of them are in use at once. */
 static rfaas_lease *leases[RFAAS_LEASES_MAX];
 static bool lease_taken[RFAAS_LEASES_MAX];
-static uint32_t lease_next;
+static uint32_t lease_next, n_handles = HANDLES_FIRST;
 static uint64_t lease_epoch;
 
 /* ---- lease handles ---- */
 
 rfaas_lease *rfaas_api_lease_at(uint32_t index) { return __atomic_load_n(&leases[index], __ATOMIC_ACQUIRE); }
 
+/* Returns the place of a free handle; RFAAS_LEASES_MAX if there is none. */
+static uint32_t free_handle(void) {
+    for (uint32_t n = 0; n < n_handles; n++) {
+        uint32_t i = lease_next++ % n_handles;
+        if (!lease_taken[i])
+            return i;
+    }
+    if (n_handles == RFAAS_LEASES_MAX)
+        return n_handles;
+    lease_next = n_handles;
+    n_handles *= 2;
+    return lease_next++;
+}
+
+/* Returns the handle at a place, which it makes for the first lease there; NULL without memory. */
+static rfaas_lease *handle_at(uint32_t i) {
+    rfaas_lease *l = leases[i];
+    if (!l && (l = calloc(1, sizeof *l))) {
+        pthread_mutex_init(&l->mu, NULL);
+        rfaas_api_threads_init(l);
+        l->index = i;
+        __atomic_store_n(&leases[i], l, __ATOMIC_RELEASE);
+    }
+    return l;
+}
+
 static rfaas_lease *take_lease(rfaas_session *s) {
-    rfaas_lease *l = NULL;
     pthread_mutex_lock(&rfaas_api_mu);
-    for (uint32_t n = 0; n < RFAAS_LEASES_MAX && !l; n++) {
-        uint32_t i = lease_next++ % RFAAS_LEASES_MAX;
-        if (lease_taken[i])
-            continue;
-        l = leases[i];
-        if (!l) {
-            if (!(l = calloc(1, sizeof *l)))
-                break;
-            pthread_mutex_init(&l->mu, NULL);
-            rfaas_api_threads_init(l);
-            l->index = i;
-            __atomic_store_n(&leases[i], l, __ATOMIC_RELEASE);
-        }
+    uint32_t i = free_handle();
+    rfaas_lease *l = i < RFAAS_LEASES_MAX ? handle_at(i) : NULL;
+    if (l) {
         lease_taken[i] = true;
         l->session = s;
         l->line = &rfaas_agent_shared->leases[i];
@@ -238,22 +256,35 @@ static int open_memory(rfaas_lease *l, const void *data, size_t size) {
     return RFAAS_OK;
 }
 
-/* Opens the library. The agent reads it through the descriptor, so it need not see the same files, and later leases get the file that
- * was opened. */
-static int open_library(rfaas_lease *l) {
+/* Takes the identity of the library's file from what stat has found. */
+static int identify(rfaas_lease *l, const struct stat *st) {
+    if (!S_ISREG(st->st_mode))
+        return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "read the library: %s is not a regular file", l->options.library);
+    l->library = (rfaas_library_id){.device = st->st_dev, .inode = st->st_ino, .size = (uint64_t)st->st_size,
+                                    .modified_ns = st->st_mtim.tv_sec * 1000000000ll + st->st_mtim.tv_nsec,
+                                    .changed_ns = st->st_ctim.tv_sec * 1000000000ll + st->st_ctim.tv_nsec};
+    return RFAAS_OK;
+}
+
+/* Finds out which library the lease has. A file is not opened for that, because a lease on cached workers has no need of it. */
+static int find_library(rfaas_lease *l) {
     const rfaas_lease_options *o = &l->options;
     struct stat st;
     if (!o->library)
         return open_memory(l, o->library_data, o->library_size);
-    l->library_fd = rfaas_agent_above_stdio(open(o->library, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-    if (l->library_fd < 0 || fstat(l->library_fd, &st))
+    if (stat(o->library, &st))
         return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "read the library: open %s: %s", o->library, strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "read the library: %s is not a regular file", o->library);
-    l->library = (rfaas_library_id){.device = st.st_dev, .inode = st.st_ino, .size = (uint64_t)st.st_size,
-                                    .modified_ns = st.st_mtim.tv_sec * 1000000000ll + st.st_mtim.tv_nsec,
-                                    .changed_ns = st.st_ctim.tv_sec * 1000000000ll + st.st_ctim.tv_nsec};
-    return RFAAS_OK;
+    return identify(l, &st);
+}
+
+int rfaas_api_open_library(rfaas_lease *l) {
+    struct stat st;
+    if (l->library_fd >= 0)
+        return RFAAS_OK;
+    l->library_fd = rfaas_agent_above_stdio(open(l->options.library, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (l->library_fd < 0 || fstat(l->library_fd, &st))
+        return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "read the library: open %s: %s", l->options.library, strerror(errno));
+    return identify(l, &st);
 }
 
 int rfaas_api_spec(const rfaas_lease_options *o, rfaas_agent_spec *spec) {
@@ -276,7 +307,7 @@ static int describe(rfaas_lease *l) {
     if (status)
         return status;
     l->bundle_ns = *l->spec.bundle ? rfaas_api_bundle_ns(l->spec.bundle, l->session->timeout_ns) : 0;
-    return open_library(l);
+    return find_library(l);
 }
 
 /* ---- opening ---- */

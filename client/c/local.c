@@ -82,7 +82,9 @@ uint64_t rfaas_api_local_limit(const rfaas_lease *l) {
 }
 
 int rfaas_api_local_open(rfaas_lease *l, const char *why) {
-    int status = l->functions ? RFAAS_OK : read_functions(l);
+    int status = l->functions ? RFAAS_OK : rfaas_api_open_library(l);
+    if (!status && !l->functions)
+        status = read_functions(l);
     if (status)
         return status;
     rfaas_grant *h = rfaas_api_grant_new(l);

@@ -49,7 +49,8 @@
  *
  * Handles. Sessions and leases are opaque pointers; requests are numbers. A NULL handle, a released
  * lease, a request that has ended, and a call before rfaas_init or after rfaas_finalize give
- * RFAAS_INVALID. Passing a pointer that never was a handle is undefined behaviour.
+ * RFAAS_INVALID. The handle of a released lease becomes that of a new one after 64 further leases at
+ * the earliest. Passing a pointer that never was a handle is undefined behaviour.
  *
  * Compatibility. From version 0.4 on, a program that was compiled against an older header runs with a
  * newer library. Option structures begin with their size, which the *_INIT initialiser sets. New

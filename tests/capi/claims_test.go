@@ -21,6 +21,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
@@ -326,4 +328,69 @@ func TestClaimSeesTables(t *testing.T) {
 	env, _, _ := agentCluster(t)
 	c := leadWith(t, tableLibrary(t), 1, reuse, env...)
 	c.do("init", "session", "open", "release", "table", "open", "look", "release", "open", "look", "release", "close", "finalize")
+}
+
+// A lease that claims workers does not open the library's file, as long as the file is the same, and uses the memory of an earlier lease.
+func TestClaimIsLight(t *testing.T) {
+	onNode(t)
+	env, _, _ := agentCluster(t)
+	file := filepath.Join(t.TempDir(), "library.so")
+	content, err := os.ReadFile(built(t, "build/functions/echo.so"))
+	if err == nil {
+		err = os.WriteFile(file, content, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := leadWith(t, file, 1, reuse, env...)
+	c.do("init", "session", "open", "release")
+	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err == nil {
+		defer unix.Close(fd)
+		_, err = unix.InotifyAddWatch(fd, file, unix.IN_OPEN)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := func() bool {
+		n, _ := unix.Read(fd, make([]byte, 4096))
+		return n > 0
+	}
+	light := false // workers that are just being frozen are reused by a message, which needs the library
+	for n := 0; n < 100 && !light; n++ {
+		opened()
+		c.do("open", "calls 3", "release")
+		light = !opened()
+	}
+	if !light {
+		t.Error("each lease on cached workers has opened the library")
+	}
+	rss := func() (kib int) {
+		var threads int
+		var caught string
+		c.say("self")
+		if !c.out.Scan() {
+			t.Fatalf("the client has ended: %s", c.error.String())
+		}
+		if _, err := fmt.Sscan(c.out.Text(), &threads, &caught, &kib); err != nil {
+			t.Fatal(err)
+		}
+		return kib
+	}
+	again := slices.Repeat([]string{"open", "release"}, 100)
+	c.do(again...)
+	before := rss()
+	c.do(slices.Concat(again, again)...)
+	if more := rss() - before; more > 1024 {
+		t.Errorf("200 leases, one after the other, took %d KiB", more)
+	}
+	opened()
+	if now := time.Now().Add(time.Hour); os.Chtimes(file, now, now) != nil {
+		t.Fatal("the time of the library cannot be set")
+	}
+	c.do("open", "release")
+	if !opened() {
+		t.Error("a lease with a changed library has not opened it")
+	}
+	c.do("close", "finalize")
 }
