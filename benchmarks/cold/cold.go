@@ -302,6 +302,7 @@ func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config, befo
 	if cfg.Mode == "awake" {
 		options.WaitMode = client.Hot // an adaptive worker would be asleep again when the release returns
 	}
+	ctx = context.WithoutCancel(ctx) // otherwise the client in Go makes each step on another goroutine, to watch the context
 	began := time.Now()
 	l, err := s.Lease(ctx, options)
 	if err != nil {
