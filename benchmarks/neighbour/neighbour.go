@@ -319,7 +319,10 @@ func (cfg *Config) useMemory(ctx context.Context, j *job) (took time.Duration, e
 	settings := []string{"--yield-after", "1m", "--memory", "256MiB", "--yield-memory", fmt.Sprintf("%dMiB", (m.Available-spare)>>20)}
 	err = cfg.withExecutor(ctx, cfg.CPUs, settings, func(h *harvest) error {
 		took, err = h.untilEnded(ctx, "yield-memory", func() error {
-			_, err := j.do(order{Bytes: step})
+			if now, err := topology.NodeMemory("/"); err != nil || now.Available < m.Available-spare {
+				return err
+			}
+			_, err := j.do(order{Bytes: step}) // more than once, if other programs give memory back meanwhile
 			return err
 		})
 		return err
@@ -337,9 +340,7 @@ func (h *harvest) untilEnded(ctx context.Context, setting string, use func() err
 			select {
 			case why = <-failed:
 			case <-time.After(time.Millisecond):
-				if setting == "yield-after" {
-					err = use()
-				}
+				err = use()
 			}
 			took = time.Since(began)
 		}
