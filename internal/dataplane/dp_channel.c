@@ -250,7 +250,8 @@ void dp_channel_unreserve(dp_channel *ch) {
 
 void dp_channel_find_mailbox(dp_channel *ch, bool large) {
     uint64_t at = ch->peer.addr + ch->layout.mailbox_at, carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
-    bool slots = large && dp_rkey_ptr(ch->qp, at, ch->peer.rkey, DP_MAILBOX_SLOTS_SIZE);
+    /* post_mailbox() reaches the slots from the mailbox, so one region must hold both. The worker chooses the addresses. */
+    bool slots = large && dp_rkey_ptr(ch->qp, ch->peer.addr, ch->peer.rkey, ch->layout.mailbox_at + DP_MAILBOX_SLOTS_SIZE);
     ch->mailbox = large ? dp_rkey_ptr(ch->qp, at, ch->peer.rkey, DP_MAILBOX_LARGE_SIZE) : NULL;
     ch->mailbox_large = ch->mailbox != NULL;
     if (!ch->mailbox) /* none, or a worker of an earlier version */
