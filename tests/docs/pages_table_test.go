@@ -21,8 +21,14 @@ type step struct {
 const machine = `
 now() { echo "+ $* ($(date +%T.%N | cut -c1-12))"; }
 layer() { mkdir -p "$DIR/layer$1/up" "$DIR/layer$1/work" && mount -t overlay -o "lowerdir=$1,upperdir=$DIR/layer$1/up,workdir=$DIR/layer$1/work" overlay "$1"; }
-mkdir "$DIR/layer" && mount -t tmpfs layer "$DIR/layer" && layer /etc && layer /var/lib && mount -t tmpfs -o mode=1777 shm /dev/shm
-ip link set lo up && for a in 10.0.0.1 10.0.0.7; do ip addr add "$a/32" dev lo; done
+# A line for each step: bash -e does not end at a failure before &&, and the next steps would change the real /etc and /var/lib.
+mkdir "$DIR/layer"
+mount -t tmpfs layer "$DIR/layer"
+layer /etc
+layer /var/lib
+mount -t tmpfs -o mode=1777 shm /dev/shm
+ip link set lo up
+for a in 10.0.0.1 10.0.0.7; do ip addr add "$a/32" dev lo; done
 echo '10.0.0.1 service service1
 10.0.0.7 node7 node1' >>/etc/hosts
 hostname service

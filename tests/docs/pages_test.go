@@ -141,7 +141,7 @@ func TestCommandsOfPages(t *testing.T) {
 // run executes a script on a machine of its own: a network, a host name, processes, and layers over /etc and /var/lib.
 func run(t *testing.T, root, page, script string) {
 	dir := t.TempDir()
-	for p := dir; p != "/tmp" && p != "/"; p = filepath.Dir(p) {
+	for p := dir; p != filepath.Clean(os.TempDir()) && p != "/"; p = filepath.Dir(p) { // not the directories of the machine itself
 		if err := os.Chmod(p, 0o755); err != nil {
 			break
 		}
@@ -180,6 +180,25 @@ func run(t *testing.T, root, page, script string) {
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%s: %v\n%s", page, err, out)
+	}
+}
+
+// If the layers cannot be mounted, the script ends before it changes /etc and /var/lib, which are then those of the machine.
+func TestMachineWithoutLayers(t *testing.T) {
+	testkit.Root(t, "mounts")
+	const before = `
+mount -t tmpfs etc /etc
+mount -t tmpfs lib /var/lib
+touch /etc/hosts
+mkdir /etc/rfaas /var/lib/rfaas
+mount() { [[ $* != *overlay* ]] && command mount "$@"; }
+trap 'find /etc /var/lib -type d; cat /etc/hosts' EXIT
+`
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--uts", "--net", "bash", "-euo", "pipefail", "-c", before+machine)
+	cmd.Env = []string{"DIR=" + t.TempDir(), "PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	out, err := cmd.Output()
+	if want := "/etc\n/etc/rfaas\n/var/lib\n/var/lib/rfaas\n"; err == nil || string(out) != want {
+		t.Errorf("%v: what is left:\n%s", err, out)
 	}
 }
 
