@@ -13,9 +13,11 @@
 #define HANDLES_FIRST 64 /* divides RFAAS_LEASES_MAX */
 
 /* Under rfaas_api_mu. An entry of `leases` is never removed while the library runs; its place is the lease's `index`. The first n_handles are used in
- * turn, so that a released handle is not soon a lease again. There are more only if all of them are in use at once. */
+ * turn, but none for one of the HANDLES_FIRST - 1 leases after its release. If that leaves none, there are more of them. */
 static rfaas_lease *leases[RFAAS_LEASES_MAX];
 static bool lease_taken[RFAAS_LEASES_MAX];
+static uint64_t lease_free_at[RFAAS_LEASES_MAX]; /* leases_opened from which a handle may be used again */
+static uint64_t leases_opened;
 static uint32_t lease_next, n_handles = HANDLES_FIRST;
 static uint64_t lease_epoch;
 
@@ -27,11 +29,15 @@ rfaas_lease *rfaas_api_lease_at(uint32_t index) { return __atomic_load_n(&leases
 static uint32_t free_handle(void) {
     for (uint32_t n = 0; n < n_handles; n++) {
         uint32_t i = lease_next++ % n_handles;
-        if (!lease_taken[i])
+        if (!lease_taken[i] && leases_opened >= lease_free_at[i])
             return i;
     }
-    if (n_handles == RFAAS_LEASES_MAX)
+    if (n_handles == RFAAS_LEASES_MAX) {
+        for (uint32_t i = 0; i < n_handles; i++)
+            if (!lease_taken[i]) /* rather than none */
+                return i;
         return n_handles;
+    }
     lease_next = n_handles;
     n_handles *= 2;
     return lease_next++;
@@ -55,6 +61,7 @@ static rfaas_lease *take_lease(rfaas_session *s) {
     rfaas_lease *l = i < RFAAS_LEASES_MAX ? handle_at(i) : NULL;
     if (l) {
         lease_taken[i] = true;
+        leases_opened++;
         l->session = s;
         l->line = &rfaas_agent_shared->leases[i];
         l->line->busy = 0;
@@ -132,6 +139,7 @@ static void destroy_lease(rfaas_lease *l) {
     l->session->opening--;
     l->session = NULL;
     lease_taken[l->index] = false;
+    lease_free_at[l->index] = leases_opened + HANDLES_FIRST - 1;
     pthread_mutex_unlock(&rfaas_api_mu);
 }
 

@@ -365,6 +365,32 @@ T_CASE(api_offer_used, "api/offer-used-by-an-ended-worker", .providers = T_SHM) 
     fake_leave();
 }
 
+/* The handle of a released lease is not that of one of the next 63 leases, whatever was opened before. A program that uses it after the release
+ * gets an error, and no other lease. */
+T_CASE(api_handles, "api/released-handles", .providers = T_SHM) {
+    enum { AGAIN = 64 };
+    rfaas_lease_options lo;
+    rfaas_session *session = fake_session(&lo);
+    rfaas_lease *first, *next;
+    uint64_t in = 7, out = 0;
+    CHECK_EQ(rfaas_lease_open(session, &lo, &first), RFAAS_OK);
+    for (int before = 0; before < AGAIN - 1; before++) { /* so that the place of `first` is the next one */
+        CHECK_EQ(rfaas_lease_open(session, &lo, &next), RFAAS_OK);
+        CHECK(next != first);
+        CHECK_EQ(rfaas_lease_release(next), RFAAS_OK);
+    }
+    CHECK_EQ(rfaas_lease_release(first), RFAAS_OK);
+    for (int after = 1; after < AGAIN; after++) {
+        CHECK_EQ(rfaas_lease_open(session, &lo, &next), RFAAS_OK);
+        CHECKF(next != first, "a released handle is that of lease %d after the release", after);
+        CHECK_EQ(rfaas_invoke(first, 0, &in, sizeof in, &out, sizeof out, NULL, NULL), RFAAS_INVALID);
+        CHECK_EQ(rfaas_lease_release(next), RFAAS_OK);
+    }
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
 static void nothing(int signal) { (void)signal; }
 
 /* Signals do not end a connection whose buffer is full, and texts that do not fit into a message give an error. */
