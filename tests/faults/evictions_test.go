@@ -71,9 +71,9 @@ func TestEvictionsLoseNoCall(t *testing.T) {
 	}
 	go func() {
 		defer close(done)
-		const enough = 20                            // lost calls
-		sizes := []int{8, 64, 300, 1024, 4096, 5000} // by the mailbox and by the queue pair
-		in, out := make([]byte, 5000), make([]byte, 5000)
+		const enough = 20                             // lost calls
+		sizes := []int{8, 64, 300, 1024, 5000, 20000} // by the mailbox, and those that do not fit into a slot by the queue pair
+		in, out := make([]byte, 20000), make([]byte, 20000)
 		for i := 0; (i < *evictionCalls || !over.Load()) && lost.Load() < enough; i++ {
 			size := sizes[i%len(sizes)]
 			binary.LittleEndian.PutUint64(in, uint64(i)*0x9e3779b97f4a7c15+1)
