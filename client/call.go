@@ -158,9 +158,9 @@ func (w *Worker) Invoke(ctx context.Context, f *Function, in, out []byte) (n int
 	return n, err
 }
 
-// InvokeUpTo is [Function.Invoke] for results whose size is not known before. It returns the part of out that has the result, or if the result is
-// larger, new memory of its size. The function runs once. The result may have up to most bytes, which are reserved as if they were the size of out.
-// A context of [InPlace] has no effect if most is larger than out.
+// InvokeUpTo is [Function.Invoke] for results whose size is not known before the call. It returns the part of out that has the result. If the
+// result is larger than out, it returns new memory of the result's size. The function runs once. The result may have up to most bytes, for
+// which memory is reserved as if out had that size. A context of [InPlace] has no effect if most is larger than len(out).
 //
 // Errors: those of Invoke. StatusResultTooLarge: the result has more than most bytes.
 func (f *Function) InvokeUpTo(ctx context.Context, in, out []byte, most int) ([]byte, error) {

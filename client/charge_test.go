@@ -58,7 +58,7 @@ func TestChargingCostsCallsNothing(t *testing.T) {
 	}
 }
 
-// The metrics of an executor count calls, failed ones, and their time: by the clock and of the processor.
+// The metrics of an executor count calls, failed calls, their elapsed time, and their processor time.
 func TestMetricsOfCalls(t *testing.T) {
 	dir := t.TempDir()
 	secret, web := filepath.Join(dir, "secret"), filepath.Join(dir, "web")

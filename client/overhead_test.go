@@ -35,7 +35,7 @@ func TestGoAddsLittle(t *testing.T) {
 	}
 }
 
-// overC is what a call from Go takes more than one from C, and what that one takes, in ns: medians of pairs.
+// overC returns how much longer a call from Go takes than one from C, and how long that one takes: medians of pairs, in ns.
 func overC(t *testing.T, l *client.Lease, echo *client.Function, size, pairs int) (more, base float64) {
 	const calls = 5000
 	in, out := make([]byte, size), make([]byte, size)

@@ -496,7 +496,7 @@ func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, wait, patience ti
 		C.int64_t(o.Attempt), o.flags(), C.uint64_t(o.Keep), C.int64_t(wait), C.int64_t(patience)))
 }
 
-// KeptResult stores the result of the last call for which this thread has waited, if it was larger than its capacity but not than Keep. out has the size of the
+// KeptResult copies to out the result of the last call for which this thread has waited, if it was larger than the call's capacity but at most Keep. out has the size of the
 // result.
 func KeptResult(out []byte) error {
 	return errorOf(C.rfaas_shim_kept_result(at(out), C.size_t(len(out))))

@@ -264,7 +264,7 @@ static int open_memory(rfaas_lease *l, const void *data, size_t size) {
     return RFAAS_OK;
 }
 
-/* Takes the identity of the library's file from what stat has found. */
+/* Sets the identity of the library from the stat of its file. */
 static int identify(rfaas_lease *l, const struct stat *st) {
     if (!S_ISREG(st->st_mode))
         return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "read the library: %s is not a regular file", l->options.library);
@@ -274,7 +274,7 @@ static int identify(rfaas_lease *l, const struct stat *st) {
     return RFAAS_OK;
 }
 
-/* Finds out which library the lease has. A file is not opened for that, because a lease on cached workers has no need of it. */
+/* Identifies the library of the lease by stat. Does not open the file, because a lease on cached workers does not need it. */
 static int find_library(rfaas_lease *l) {
     const rfaas_lease_options *o = &l->options;
     struct stat st;

@@ -212,7 +212,7 @@ static int initialise(rfaas_lease *l, uint32_t i, int64_t patience) {
     return status;
 }
 
-/* Does what repair says. last: not again with another offer. */
+/* repair, which see. last: do not try again with another offer. */
 static int repair_once(rfaas_lease *l, uint32_t i, int64_t patience, bool init, bool last) {
     static const char op[] = "replace worker";
     rfaas_worker *w = &l->workers[i];
@@ -248,7 +248,7 @@ static int repair_once(rfaas_lease *l, uint32_t i, int64_t patience, bool init, 
         status = rfaas_api_init_start(l, l->grant, i);
     if (status) {
         dp_channel_fail(w->ch, DP_PEER_GONE); /* so that the next use tries again */
-        if (status == RFAAS_BAD_BLOB && !last) /* the agent ended before it answered, and a worker that used this offer has ended since */
+        if (status == RFAAS_BAD_BLOB && !last) /* an agent gave this offer to a worker that has ended since, and ended before it answered */
             return repair_once(l, i, until - dp_now_ns(), init, true);
         int ended = rfaas_api_fail_ended(l, op); /* the event may have come while the executor did not answer */
         return ended ? ended : status;
@@ -282,7 +282,7 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline) {
                               "queue pair", worker, (long long)(dp_now_ns() - start) / 1000000);
     if (status != RFAAS_BUSY || !l->workers[worker].replacing)
         return status;
-    rfaas_agent_look(); /* the executor may have been reported as lost together with that answer: the lease can then move */
+    rfaas_agent_look(); /* a report that the executor is lost may have come with that answer; then the lease can move */
     status = rfaas_api_fail_ended(l, "replace worker");
     if (status)
         return status;

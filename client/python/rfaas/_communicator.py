@@ -11,7 +11,7 @@ from ._generated import BusyError, ConnectionError, Error
 
 @contextlib.contextmanager
 def joined(comm: Any) -> Iterator[None]:
-    """If the block, which precedes open_together, raises an error on a rank, open_together raises it on the other ranks. They would wait otherwise. comm: may be None."""
+    """Surrounds what precedes open_together. If it raises an error on a rank, open_together raises that on the other ranks, which would otherwise wait. comm may be None."""
     try:
         yield
     except BaseException as e:

@@ -188,7 +188,7 @@ class _Exceptions(pickle._Unpickler):  # type: ignore[name-defined, misc]
 
 
 def exception_of(text: str, error: Error) -> Exception | None:
-    """The exception that a function of numba has raised, from the text of the call's error. Its cause is such an error, whose text says where. None if it cannot be read."""
+    """Returns the exception that a numba function raised, from the text of the call's error, or None if it cannot be read. The text of its cause says where it was raised."""
     try:
         call, _, pickled = text.rpartition("numba:")
         kind, arguments, *place = _Exceptions(io.BytesIO(bytes.fromhex(pickled.split()[0]))).load()

@@ -97,7 +97,7 @@ FIXED = types.FunctionType, types.BuiltinFunctionType, type
 
 @functools.cache
 def _remote() -> tuple[str, bytes]:
-    """Returns a hash of the source of what runs in workers, and its code. Runtimes have executed the same text (worker/runtime.c)."""
+    """Returns a hash of the source that runs in workers, and the compiled code. Runtimes execute the same source (worker/runtime.c)."""
     source = b"".join((HERE / name).read_bytes() for name in ("_frames.py", "_remote.py"))
     return importlib.util.source_hash(source).hex(), marshal.dumps(compile(source, "rfaas/_remote.py", "exec", dont_inherit=True))
 

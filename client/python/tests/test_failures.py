@@ -1,5 +1,5 @@
-"""Bad arguments and failing functions: functions in C, of numba and of rfaas.python, all in the same way. Each failure is an exception that says what has
-happened, and in which function on which worker. test_executor.py has the same for rfaas.Executor."""
+"""Bad arguments and failing functions, with the same tests for functions in C, of numba and of rfaas.python. Each failure is an exception that says what
+happened, in which function, and on which worker. test_executor.py has such tests for rfaas.Executor."""
 import importlib.util
 import os
 import sys

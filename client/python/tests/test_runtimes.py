@@ -116,8 +116,8 @@ class TestRuntimes(unittest.TestCase):
                 self.assertEqual("numpy" in executor.submit(lambda: list(sys.modules)).result(), runtime == "numpy")
 
     def test_runtime_with_the_code_of_the_client(self):
-        """Workers use what the runtime has executed if it is the client's code, and the runtime's cloudpickle if it has the client's version. They then
-        have less private memory."""
+        """Workers use the code that the runtime has executed if it is the same as the client's, and the runtime's cloudpickle if it has the client's
+        version. Then they have less private memory."""
         def use():
             assert cloudpickle.loads(cloudpickle.dumps(lambda: 1))() == 1
             with open("/proc/self/smaps_rollup") as f:

@@ -218,8 +218,8 @@ static uint32_t raised(int code, const char *what) {
     return 0;
 }
 
-/* Returns the namespace of _remote.py if the runtime has executed it from the same source as the client's (worker/runtime.c), or NULL. The worker then
- * shares its memory with the runtime. */
+/* Returns the namespace of _remote.py if the runtime has executed the same source as the client's (worker/runtime.c), otherwise NULL. The worker shares
+ * the memory of that namespace with the runtime. */
 static PyObject *find_remote(const start_options *o) {
     PyObject *modules = PY.PySys_GetObject("modules"), *module = modules ? PY.PyDict_GetItemString(modules, "rfaas_remote") : NULL;
     PyObject *globals = module ? PY.PyModule_GetDict(module) : NULL, *hash = globals ? PY.PyDict_GetItemString(globals, "SOURCE_HASH") : NULL;
