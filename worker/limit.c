@@ -49,7 +49,7 @@ void dp_worker_yield_to_others(bool idle) {
 
 int dp_worker_yield_session(void) {
     if (getsid(0) != getpid())
-        return 0; /* somebody else's session */
+        return 0; /* this process does not lead its session */
     int fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT ? 0 : errno;

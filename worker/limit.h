@@ -17,9 +17,9 @@ int dp_worker_limit_memory(uint64_t has, uint64_t bytes, dp_error *err);
 /* dp_worker_yield_to_others makes the kernel kill this process first when memory runs out, and disables core dumps. With `idle`, all other
  * programs of the node run before this process. */
 void dp_worker_yield_to_others(bool idle);
-/* dp_worker_yield_session does the same for the session that the calling process leads. The kernel may share a CPU between sessions by weight
- * (autogroup), whatever the policy of their threads is. Without a control group of their own, workers must therefore stay in a session with the
- * smallest weight. A user without CAP_SYS_ADMIN may set one weight in 100 ms, so the zygote sets it once, waiting for at most 2 s. Returns 0 or an
+/* dp_worker_yield_session gives the smallest weight to the session of the calling process, if the process leads it. The kernel may share a CPU between
+ * sessions by weight (autogroup), whatever the policy of their threads is. So workers without a control group of their own must stay in a session with
+ * the smallest weight. A user without CAP_SYS_ADMIN may set one weight in 100 ms, so the zygote sets it once. Waits for at most 2 s. Returns 0 or an
  * errno. */
 int dp_worker_yield_session(void);
 /* dp_worker_limit sets the soft and the hard limit of a resource (RLIMIT_*) of the calling process to `most`, or to

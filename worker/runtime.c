@@ -25,7 +25,7 @@
 #define LIST_MAX 16384 /* bytes of a list of modules or paths */
 #define LINKS_MAX 40
 
-/* The source of what executes Python functions in workers. A client with the same source need not let each worker execute it. */
+/* The source of the code that executes Python functions in workers. If a client has the same source, its workers need not execute it. */
 __asm__(".pushsection .rodata\n"
         ".globl dp_remote_source\n" /* so that -flto finds it */
         ".hidden dp_remote_source\n"

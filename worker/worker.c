@@ -140,7 +140,7 @@ static void detach(const worker *w, const dp_worker_fds *fds, pid_t parent) {
     int sock = fds->sock;
     tie(sock, parent, fds->sandbox.guard >= 0);
     if (w->sandbox->idle)
-        setpgid(0, 0); /* the zygote's session has the smallest weight, and a new one would not have it */
+        setpgid(0, 0); /* stay in the zygote's session, which has the smallest weight */
     else
         setsid();
     for (int sig = 1; sig < NSIG; sig++)

@@ -54,7 +54,7 @@ void reflex_free_workers(reflex_worker *workers, uint32_t n) {
 /* Thaws and wakes a worker. A worker that is dead, or dies now, does not matter: its connection tells the client. */
 static void resume(const reflex_worker *w) {
     __atomic_fetch_add(&w->knock->claimed, 1, __ATOMIC_SEQ_CST);
-    __atomic_fetch_add(&w->knock->rung, 1, __ATOMIC_SEQ_CST); /* so that a wait that the thaw restarts ends at once */
+    __atomic_fetch_add(&w->knock->rung, 1, __ATOMIC_SEQ_CST); /* the thaw restarts the worker's wait, which now ends at once */
     ssize_t thawed = w->old ? pwrite(w->freezer, "THAWED", 6, 0) : pwrite(w->freezer, "0", 1, 0);
     (void)thawed;
     dp_claim_ring(&w->knock->rung, 1); /* after the thaw: a wake-up before it may be lost */

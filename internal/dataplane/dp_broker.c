@@ -563,7 +563,7 @@ int dp_broker_start(dp_dev *dev, dp_broker **out, dp_error *err) {
     pthread_mutex_init(&b->mu, NULL);
     pthread_cond_init(&b->changed, NULL);
     dp_waiter_init(&b->waiter, DP_WAIT_ADAPTIVE);
-    b->waiter.yields = true; /* a client and a worker wait for this thread, and there may be two processors for all three */
+    b->waiter.yields = true; /* a client and a worker wait for this thread, and the node may have only two processors for the three */
     b->epoll = epoll_create1(EPOLL_CLOEXEC);
     b->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = b};

@@ -70,8 +70,8 @@ int dp_channel_reset(dp_channel *ch, dp_error *err);
 /* Between leases: dp_channel_idle reports whether a connected channel can be cached: no call is in flight on it, and it has not failed.
  * dp_channel_next_generation gives such a channel the next generation, for an offer to the same worker, or after a claim (dp_claim.h).
  * dp_channel_resume checks that a blob, of any generation, is that worker's. Queue pair and memory stay.
- * dp_channel_expect prepares for a first call on a worker that is being woken, or that other threads may keep from its core: the wait for it yields,
- * and does not sleep soon. dp_channel_next_generation implies it. */
+ * dp_channel_expect is for the first call on a worker that is being woken, or whose core other threads may use: the wait for its reply yields,
+ * and spins for longer before it sleeps. dp_channel_next_generation implies it. */
 bool dp_channel_idle(const dp_channel *ch);
 void dp_channel_expect(dp_channel *ch);
 int dp_channel_next_generation(dp_channel *ch, dp_error *err);

@@ -104,7 +104,7 @@ struct dp_channel {
     uint32_t mailbox_slot; /* slot of the call in the mailbox, DP_NOTHING when there is none */
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
-    uint32_t generation; /* not beside next_call: one load of both would wait until the last store of next_call has left the store buffer */
+    uint32_t generation; /* not beside next_call: a load of both together would wait until the last store to next_call has left the store buffer */
     bool held;  /* dp_channel_hold, and not connected since */
     bool reserved; /* dp_channel_reserve: `failed` only refuses new calls */
     bool submitting; /* dp_channel_submit_until waits for room */

@@ -38,7 +38,7 @@ static inline void dp_layout_set(dp_layout *l, uint32_t depth, uint32_t eager, u
     l->size = l->mailbox_at + sizeof(dp_mailbox);
 }
 
-/* Size of the region of a worker that serves the large mailbox. */
+/* Returns the size of the region of a worker of this version: with the large mailbox, and with larger payloads in the slots. */
 static inline uint64_t dp_layout_large(const dp_layout *l) { return l->mailbox_at + DP_MAILBOX_SLOTS_SIZE; }
 
 /* Offset, in the client's region, of the word that announces a result in a slot. */

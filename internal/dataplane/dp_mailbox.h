@@ -1,7 +1,7 @@
 /* The mailbox: the form of a call between processes that share memory when nothing else is under way on their channel. Request and
  * reply pass through no queue. A call with a payload and a capacity of at most 64 bytes has the small form, others the large form. Only a
  * worker whose region ends behind the large form serves it. Earlier workers and clients know the small form, up to 256 bytes.
- * In the large form, a payload of more than 4096 bytes is in the worker's slot. A worker whose region has 64 bytes more takes such payloads.
+ * In the large form, a payload of more than 4096 bytes is in the worker's slot. A worker takes such payloads if its region has 64 bytes more.
  *
  *     0           8            16          32           40              64
  *     | request   | sizes      | payload   | reply      | result        |   first line, in the worker's memory
@@ -35,8 +35,8 @@
 
 #define DP_MAILBOX_PAIR 64      /* bytes that share a pair of lines with the word that announces them */
 #define DP_MAILBOX_SMALL 256    /* bytes of payload, and of result, in the small form */
-#define DP_MAILBOX_LARGE 4096   /* bytes of payload in the large form; more are in the slot, */
-#define DP_MAILBOX_IN_SLOT 0x7fff /* up to this, or to what a slot has */
+#define DP_MAILBOX_LARGE 4096   /* bytes of payload in the mailbox in the large form; larger payloads are in the slot */
+#define DP_MAILBOX_IN_SLOT 0x7fff /* most bytes of a payload in the slot, if a slot has as many */
 #define DP_MAILBOX_RESULT_MAX UINT16_MAX /* bytes of result in the large form; the slot may have room for more */
 #define DP_MAILBOX_PAYLOAD 16   /* of them in the line */
 #define DP_MAILBOX_RESULT 24
@@ -58,7 +58,7 @@ typedef struct dp_mailbox {
 #define DP_MAILBOX_REPLY_AT 640    /* offset, from where the client's region could have a mailbox, of the word that announces a result in a slot */
 #define DP_MAILBOX_LARGE_AT 768    /* offset of the large form's payload */
 #define DP_MAILBOX_LARGE_SIZE 4864 /* bytes of the mailbox with the large form */
-#define DP_MAILBOX_SLOTS_SIZE 4928 /* the same if the worker takes larger payloads in its slots */
+#define DP_MAILBOX_SLOTS_SIZE 4928 /* the same for a worker that takes larger payloads in its slots */
 _Static_assert(offsetof(dp_mailbox, reply) == 32 && offsetof(dp_mailbox, more_payload) == 64 &&
                    offsetof(dp_mailbox, long_reply) == 384 && offsetof(dp_mailbox, more_result) == 448 &&
                    sizeof(dp_mailbox) == 704,
@@ -66,13 +66,13 @@ _Static_assert(offsetof(dp_mailbox, reply) == 32 && offsetof(dp_mailbox, more_pa
 _Static_assert(DP_MAILBOX_REPLY_AT % DP_MAILBOX_ALIGN == 0 && DP_MAILBOX_REPLY_AT + 8 <= sizeof(dp_mailbox), "the word is in the client's region");
 _Static_assert(DP_MAILBOX_LARGE_SIZE == DP_MAILBOX_LARGE_AT + DP_MAILBOX_LARGE && DP_MAILBOX_LARGE_AT % DP_MAILBOX_ALIGN == 0, "layout of the large form");
 
-/* The place of a payload that does not fit into the line. slot: the payload of the call's slot. */
+/* Returns where a payload is that does not fit into the line. slot: the place for a payload in the call's slot. */
 static inline uint8_t *dp_mailbox_payload(dp_mailbox *m, uint32_t size, bool large, uint8_t *slot) {
     return size <= DP_MAILBOX_PAIR || !large ? m->more_payload : size <= DP_MAILBOX_LARGE ? (uint8_t *)m + DP_MAILBOX_LARGE_AT : slot;
 }
 /* Reports whether a worker that serves both forms gets the large one. */
 static inline bool dp_mailbox_wants_large(uint32_t size, uint32_t capacity) { return size > DP_MAILBOX_PAIR || capacity > DP_MAILBOX_PAIR; }
-/* Most bytes of a payload. eager: of a slot if the worker takes payloads there, otherwise 0. */
+/* Returns the most bytes of a payload. eager: the size of a slot if the worker takes payloads there, otherwise 0. */
 static inline uint32_t dp_mailbox_most(bool large, uint32_t eager) {
     uint32_t slot = eager < DP_MAILBOX_IN_SLOT ? eager : DP_MAILBOX_IN_SLOT;
     return !large ? DP_MAILBOX_SMALL : slot > DP_MAILBOX_LARGE ? slot : DP_MAILBOX_LARGE;

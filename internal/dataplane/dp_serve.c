@@ -150,7 +150,7 @@ static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_
     uint32_t head, where;
     if (__builtin_expect(dp_imm_bare(wc->imm), 1)) {
         head = 0;
-        /* The copy comes first: after the stores, it would wait until they have left the store buffer. */
+        /* Copy before the stores: a copy after them would wait until they have left the store buffer. */
         *h = dp_request_load(told);
         told->call_id = h->call_id = call_id_of(h, wc->imm);
         told->size = h->size = wc->byte_len;

@@ -16,10 +16,10 @@
 /* One wake-up costs 20 to 50 us between cores; spinning longer than that costs more than blocking. */
 #define DP_SPIN_BUDGET_NS 50000
 #define DP_SPIN_FIRST_NS 1000000 /* a server spins at least this long when its lease begins, because the first call will arrive soon */
-#define DP_SPIN_FIRST_WAITS 3    /* and the first waits yield, because the peer or the process that wakes it may need this core. A call has up to two */
+#define DP_SPIN_FIRST_WAITS 3    /* number of waits that yield then, because the peer or the process that wakes it may need this core. A call has up to two waits */
 #define DP_SPINS_PER_LOOK 64
-#define DP_SPINS_PER_YIELD 2 /* of a waiter whose peer may need its core */
-#define DP_BUSY_GAP_NS 100000        /* longer without a look: other threads want this core, and a waiter need not be patient */
+#define DP_SPINS_PER_YIELD 2 /* for a waiter whose peer may need its core */
+#define DP_BUSY_GAP_NS 100000        /* a longer time between two looks means that other threads want this core: the waiter is no longer patient */
 #define DP_SHARED_GAP_NS 500000      /* longer without a look: something else ran on this core */
 #define DP_SHARED_NEAR_NS 40000000   /* gaps no further apart than this belong together */
 #ifndef DP_SHARED_GAPS
@@ -34,8 +34,8 @@
 
 typedef struct dp_waiter {
     dp_wait_mode mode;
-    bool yields; /* during short waits too: a yield costs 0.5 us, so only where a round trip takes ten times as long */
-    uint8_t first; /* waits that yield after dp_waiter_expect */
+    bool yields; /* yield during short waits too. A yield costs 0.5 us, so set this only where a round trip takes ten times as long */
+    uint8_t first; /* number of next waits that yield, from dp_waiter_expect */
     uint32_t spins;
     int64_t now;          /* at the last look */
     int64_t since;        /* when this wait began to spin; 0: not looked yet */
@@ -94,7 +94,7 @@ static inline void dp_waiter_end(dp_waiter *w) {
     if (__builtin_expect(w->since != 0 && w->mode != DP_WAIT_WARM, 0)) {
         dp_waiter_look(w);
         if (w->now - w->since > DP_SPIN_FIRST_NS)
-            w->first = DP_SPIN_FIRST_WAITS; /* the peer has been away, and may be back on this core */
+            w->first = DP_SPIN_FIRST_WAITS; /* the peer was away for long, and may have returned to this core */
     }
 }
 
