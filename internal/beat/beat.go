@@ -1,5 +1,5 @@
-// Package beat lets periodic work of many goroutines happen at the same moments. A process with a thousand tickers of their own phases wakes a
-// thousand times in each period, and each time the kernel switches to it and back. With one phase it wakes once.
+// Package beat makes periodic work of many goroutines happen at the same moments. A process with a thousand independent tickers wakes a thousand times
+// in each period, and each time the kernel switches to it and back. If all of them fire together, it wakes once.
 package beat
 
 import "time"
@@ -20,7 +20,7 @@ func New(every time.Duration) *Beat {
 	return b
 }
 
-// Next must be called after each receive from C. Beats that were missed until then are left out.
+// Next sets the timer for the next beat. It must be called after each receive from C. Beats that were missed are skipped.
 func (b *Beat) Next() { b.timer.Reset(until(time.Since(start), b.every)) }
 
 // Stop ends the beat.

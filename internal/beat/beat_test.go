@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Beats that begin at different times fire at the same moments, and a receiver that is late leaves out what it has missed.
+// Beats that begin at different times fire at the same moments. A late receiver skips the beats that it has missed.
 func TestBeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const every = 250 * time.Millisecond

@@ -38,12 +38,12 @@ const (
 	sizeEvery = 10 * time.Second
 	// pause is the time from one attempt to reach etcd to the next one.
 	pause = 100 * time.Millisecond
-	// expiryLook is how often etcd looks for expired leases. That is not one of its settings.
+	// expiryLook is how often etcd looks for expired leases. etcd has no setting for it.
 	expiryLook = 500 * time.Millisecond
 )
 
-// TakeOver is how long after the death of a leader a standby can become the leader at the latest, apart from the time that processes compute: the lease
-// expires, etcd notices that, and the standby asks etcd.
+// TakeOver is the longest time from the death of a leader until a standby can become the leader: the lease expires, etcd notices that, and the standby
+// asks etcd. It does not contain the time for which processes compute.
 const TakeOver = leaseSeconds*time.Second + expiryLook + pause
 
 // Config says where etcd is.

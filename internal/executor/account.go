@@ -16,7 +16,7 @@ import (
 // for it.
 const sampleEvery = 50 * time.Millisecond
 
-// sampleMost is the longest time for which one sample counts, after this process was stopped.
+// sampleMost is the longest time for which one sample counts. A sample after this process was stopped would count for longer.
 const sampleMost = time.Second
 
 // accounts measures what leases use and reports it to the resource manager: first to the journal, then to cells in the
@@ -37,7 +37,7 @@ type accounts struct {
 	trouble map[string]bool // errors that were logged
 	total   accounting.Use  // of all leases, as measured last
 	sampled time.Time       // when the workers were last checked for running a function
-	running time.Duration   // time in functions of all workers, by these samples
+	running time.Duration   // time that all workers spent in functions, by these samples
 
 	// Used only by the settling goroutine.
 	settling sync.Mutex

@@ -173,7 +173,7 @@ func (a *accounts) look(t *testing.T) {
 	}
 }
 
-// The time in functions is estimated from samples at any interval. The time in which the executor itself was stopped counts at most as sampleMost.
+// The time in functions is estimated from samples, whatever their interval. A time for which the executor itself was stopped counts as at most sampleMost.
 func TestCallTime(t *testing.T) {
 	clock := time.Unix(1000, 0)
 	a := newAccounts("n", [16]byte{9}, func() time.Time { return clock }, nil, slog.New(slog.DiscardHandler))

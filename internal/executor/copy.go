@@ -99,7 +99,7 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 	}
 	ctx, cancel := fetchContext(ctx, size)
 	defer cancel()
-	// A handover and the end of the stream end ctx, but not the reading of the rest, which uses this context: workers of other agents depend on it, too.
+	// This context is for reading the rest, on which workers of other agents depend too. A handover and the end of the stream end ctx, but not this one.
 	long, end := context.WithCancelCause(context.WithoutCancel(stream.Context()))
 	defer end(nil)
 	keep := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
@@ -167,7 +167,7 @@ const (
 	handoverRest = 5 * time.Second
 )
 
-// endAfter calls end some time after ctx ends. The caller must call stop.
+// endAfter calls end when patience has passed after the end of ctx. The caller must call stop.
 func endAfter(ctx context.Context, patience time.Duration, end context.CancelCauseFunc) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		time.AfterFunc(patience, func() { end(fmt.Errorf("%w, and the seed has not arrived within %v", context.Cause(ctx), patience)) })
@@ -175,7 +175,7 @@ func endAfter(ctx context.Context, patience time.Duration, end context.CancelCau
 }
 
 // fillSeed reads the rest of a seed from which workers can start. A handover waits for it for a while (handoverRest), because the next program could not go on with it. With
-// seed-fill=touched, only what workers touch is read until then, or until half of lease-max has passed. When half of the source's own lease-max has passed, the source asks for the rest (lend).
+// seed-fill=touched, it reads only what workers touch until a handover, or until half of lease-max has passed. The source asks it to read the rest when half of its own lease-max has passed (lend).
 func (e *Executor) fillSeed(handover context.Context, f *filling, size uint64) error {
 	wait := onDemandFirst
 	if e.cfg.Settings.SeedFill == config.SeedFillTouched {

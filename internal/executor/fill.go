@@ -22,7 +22,7 @@ import (
 type seedSource struct {
 	*fetchSource
 	*seedOffer
-	closed chan struct{} // closed when nothing reads from it any more
+	closed chan struct{} // closed when nothing reads from the source any more
 }
 
 func newSeedSource(s *fetchSource, o *seedOffer) *seedSource {
@@ -61,11 +61,11 @@ type fillings struct {
 	list map[sum]*sameFillings
 }
 
-// sameFillings are copies of one seed that arrive at the same time: the lease of an earlier one has taken it out of the store, or it was evicted. Each can use a source of the others,
-// because all have the same bytes and belong to the same owner.
+// sameFillings are copies of one seed that arrive at the same time. A second copy begins when the first one is no longer in the store, because a lease has taken it out or it was evicted.
+// Each copy can use a source of the others, because all have the same bytes and the same owner.
 type sameFillings struct {
 	next chan *seedSource // another source, for one that has lost its own
-	over chan struct{}    // closed when none is left
+	over chan struct{}    // closed when no copy is left
 	all  []*filling       // guarded by the lock of the fillings
 }
 
@@ -91,7 +91,7 @@ func (l *fillings) add(key sum, f *filling) (remove func()) {
 	}
 }
 
-// get returns the copies of a seed that arrive, or nil.
+// get returns the copies of a seed that are arriving, or nil.
 func (l *fillings) get(key sum) *sameFillings {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,7 +188,7 @@ func (e *Executor) replaceSource(ctx context.Context, key sum, offer *seedOffer,
 	if copies == nil || offer.proofs.GetSize() == 0 {
 		return control.Errorf(control.ClassLease, "the executor is not copying this seed")
 	}
-	connect, end := context.WithCancelCause(context.WithoutCancel(stream.Context())) // after that, the source does not end with the stream
+	connect, end := context.WithCancelCause(context.WithoutCancel(stream.Context())) // after connecting, the end of the stream does not end the source
 	defer end(nil)
 	stop := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
 	source, err := e.connectSource(connect, req, nil, stream.Send)

@@ -174,7 +174,7 @@ func TestSecondSourceOfTwoCopies(t *testing.T) {
 	}
 }
 
-// Workers do not depend on the agent that has asked for the copy of their seed. When it ends, the executor reads the rest at once, and the source lends it until then.
+// Workers do not depend on the agent that asked for the copy of their seed. When the agent ends, the executor reads the rest at once, and the source lends the seed until that is done.
 func TestCopyOutlivesAgent(t *testing.T) {
 	nodes := newNodes(t, 2)
 	a, b := nodes[0], nodes[1]
@@ -194,7 +194,7 @@ func TestCopyOutlivesAgent(t *testing.T) {
 	eventually(t, "the loan has ended", func() bool { return a.e.table.Capacity().SetAside == a.e.tables.bytesOf("") })
 }
 
-// An executor lends a seed for as long as its own lease-max permits. It asks for the rest in time, because that of the other executor may be longer.
+// An executor lends a seed no longer than its own lease-max permits. It asks the other executor in time to read the rest, because that one's lease-max may be longer.
 func TestLoanEndsInTime(t *testing.T) {
 	nodes := newNodes(t, 2)
 	a, b := nodes[0], nodes[1]
@@ -210,7 +210,7 @@ func TestLoanEndsInTime(t *testing.T) {
 	}
 }
 
-// Copying takes memory for buffers, which a large segment makes large, and the copy takes memory for the hashes of its pages.
+// Memory is set aside for the buffers of copying, which are larger for a large segment, and for the hashes of the copy's pages.
 func TestCopyTakesMemory(t *testing.T) {
 	nodes := newNodes(t, 2)
 	a, b := nodes[0], nodes[1]

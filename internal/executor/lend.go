@@ -238,7 +238,7 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 	}
 	turn, most := ctx, fetchLimit(c.Bytes())
 	if req.GetOnDemand() {
-		// Workers of the other executor depend on the loan. So it does not end with the stream, a handover waits for it, and a drain, too.
+		// Workers of the other executor depend on the loan. So it does not end with the stream, and a handover and a drain wait for it.
 		drain, over, err := e.lender.context(context.WithoutCancel(ctx))
 		if err != nil {
 			return err
@@ -252,7 +252,7 @@ func (e *Executor) lend(ctx context.Context, stream grpc.BidiStreamingServer[con
 			defer endAfter(x, handoverRest, end)()
 		}
 		defer endAfter(stream.Context(), most, end)()
-		// The other executor may read only what its workers touch (seed-fill), and its lease-max may be longer. After half of the time here it must read the rest, as before a drain.
+		// The other executor may read only what its workers touch (seed-fill), and its lease-max may be longer. After half of this executor's lease-max it must read the rest, as before a drain.
 		half, cancel := context.WithTimeout(drain, e.cfg.Settings.LeaseMax/2)
 		defer cancel()
 		defer context.AfterFunc(handover, cancel)()
@@ -379,7 +379,7 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 	}
 }
 
-// lingerLook is how often linger looks whether the peer still exists.
+// lingerLook is how often linger checks whether the peer still exists.
 const lingerLook = 100 * time.Millisecond
 
 // linger keeps a loan whose caller has ended until the other executor has closed its connection, or ctx ends. The other executor reads the rest meanwhile (fetchSeed).

@@ -61,7 +61,7 @@ type publications struct {
 	mu     sync.Mutex
 	closed bool
 	all    map[seedID]*published
-	last   uint32 // version of the last publication. It begins with a random number, so that hardly any other executor, or earlier one of this address, has used the next ones
+	last   uint32 // version of the last publication. The first one is random, so that it is unlikely that another executor, or an earlier one at this address, has used the same versions
 }
 
 func newPublications(tables *tableStore, accounts func() *accounts, now func() time.Time, log *slog.Logger) *publications {

@@ -158,7 +158,7 @@ func TestNamedSeedUnsuited(t *testing.T) {
 	}
 }
 
-// Seeds of two executors that have started in the same second have different versions, and a seed of another payload is not taken for the one of a lease.
+// Seeds of two executors that started in the same second have different versions, and a lease does not get a seed that was made from another payload.
 func TestNamedSeedOfAnotherExecutor(t *testing.T) {
 	n := newNode(t)
 	n.seeds()

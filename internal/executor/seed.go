@@ -179,7 +179,7 @@ func (e *Executor) takeNamed(h *holding, w *wish) bool {
 	if t == nil {
 		return false
 	}
-	if about.GetFunction() != w.GetFunction() || !bytes.Equal(about.GetPayload(), w.GetPayload()) { // another executor's seed of the same name and version
+	if about.GetFunction() != w.GetFunction() || !bytes.Equal(about.GetPayload(), w.GetPayload()) { // it is another executor's seed with the same name and version
 		e.tables.release([]*table{t})
 		return false
 	}

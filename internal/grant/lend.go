@@ -136,8 +136,8 @@ func (p *Pending) keepLoan(ctx context.Context, id seedID, loan loanStream, fetc
 	}
 }
 
-// sourcePatience is how long anotherSource waits for one executor. The executor whose workers wait gives up after 10 s (its fetchConnect), so that several must fit into that time: one that
-// is stopped, or whose node is lost, does not refuse.
+// sourcePatience is how long anotherSource waits for the answer of one executor. The executor that needs the source gives up after 10 s (its fetchConnect), and several executors must be
+// asked within that time, because one that is stopped, or whose node is lost, does not answer.
 const sourcePatience = 10 * time.Second / (copyTries + 1)
 
 // anotherSource finds a new source for an executor that has lost its source of a seed. It asks no executor whose address is in `asked`, and appends the address of each executor that it asks.

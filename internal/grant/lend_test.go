@@ -11,7 +11,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// lending is an executor that lends a seed, or if it is silent, answers nothing.
+// lending is an executor that lends a seed, or if it is silent, does not answer.
 type lending struct {
 	control.UnimplementedExecutorServer
 	silent bool
@@ -29,7 +29,7 @@ func (x *lending) Lend(s grpc.BidiStreamingServer[control.LendRequest, control.L
 	return s.Context().Err()
 }
 
-// borrowing is an executor that copies a seed, which never arrives as a whole.
+// borrowing is an executor that copies a seed that never arrives completely.
 type borrowing struct{ lessor }
 
 func (*borrowing) Fetch(_ *control.FetchRequest, s grpc.ServerStreamingServer[control.FetchReply]) error {

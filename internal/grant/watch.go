@@ -21,8 +21,8 @@ const (
 	lossBound = 8 * time.Second
 	// watchBound is the time after a break in which new attempts may begin.
 	watchBound = 3 * time.Second
-	// An executor says how often it sends events, at most maxPromise, which also replaces 0. It counts as lost after silentTimes such
-	// intervals without an event.
+	// An executor names the interval at which it sends events. 0, and any longer interval than maxPromise, count as maxPromise. The executor
+	// counts as lost after silentTimes such intervals without an event.
 	silentTimes = 5
 	maxPromise  = 10 * time.Second
 )
@@ -328,7 +328,7 @@ func newSilenceTimer(limit time.Duration) *silenceTimer {
 	return &silenceTimer{limit: limit, looked: time.Now()}
 }
 
-// heard begins a new silence, which may last as long as limit.
+// heard notes an event: from now on, limit may pass until the next one.
 func (e *silenceTimer) heard(limit time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

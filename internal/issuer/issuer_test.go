@@ -382,12 +382,12 @@ func TestLimitsAreKept(t *testing.T) {
 	}
 }
 
-// A party has the rate of its latest request. The rate of a node's renewals changes with the life of its certificates.
+// A party is limited by the rate of its latest request. The rate of a node's renewals changes with the life of its certificates.
 func TestLimitOfLatestRequest(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		old, new  time.Duration // between two requests
-		too, soon time.Duration // after the first request with the new rate: still refused, and given
+		too, soon time.Duration // times after the first request with the new rate: still refused, and granted
 	}{
 		{"shorter", time.Hour, time.Minute, 30 * time.Second, time.Minute},
 		{"longer", time.Minute, time.Hour, 30 * time.Minute, time.Hour},

@@ -38,8 +38,8 @@ func (l *limits) spent(party string, now time.Time) bool {
 	return h != nil && h.TokensAt(now) < 1
 }
 
-// take uses one unit of a party's rate, and returns false if there is none. A party whose rate differs from that of its last call has the new rate
-// from now on.
+// take uses one unit of a party's rate, and returns false if there is none. If every differs from the
+// rate of the party's last call, it is the party's rate from now on.
 func (l *limits) take(party string, every rate.Limit, burst int, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

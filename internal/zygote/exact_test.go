@@ -132,7 +132,7 @@ func TestPagesDropped(t *testing.T) {
 	}
 }
 
-// A list of touched pages can have any content. Every page arrives as without it, and the list makes an executor read at most a quarter of the seed.
+// Whatever a list of touched pages contains, every page arrives, and the executor reads at most a quarter of the seed because of it.
 func TestPagesRecordedHostile(t *testing.T) {
 	p := newPagedSeed(t)
 	leaves := newPaging(p.c, PageOptions{}).count()
@@ -170,7 +170,7 @@ func TestPagesRecordedHostile(t *testing.T) {
 	}
 }
 
-// What waits for all of a seed waits neither for workers that start meanwhile, nor until the rest would be read anyway.
+// If something waits for all of a seed, the rest is read at once, even while workers start.
 func TestPagesHurry(t *testing.T) {
 	p := newPagedSeed(t)
 	for what, wait := range map[string]func(context.Context) error{

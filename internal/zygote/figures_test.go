@@ -12,7 +12,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// TestSeedPageFigures prints what pages of a seed of 16 MiB cost that arrive on demand, and how many workers a second start from a seed without the sandbox. There is no network: the
+// TestSeedPageFigures prints how long pages of a seed of 16 MiB take to arrive on demand, and how many workers a second start from a seed without the sandbox. There is no network: the
 // source is a file of this node.
 func TestSeedPageFigures(t *testing.T) {
 	testkit.Figures(t)

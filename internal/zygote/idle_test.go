@@ -12,7 +12,7 @@ import (
 )
 
 // With the setting Idle, workers have the policy SCHED_IDLE and the nice value 19, whether they are confined or not, and their session
-// has the smallest weight. A confined worker's child cannot leave that session. Without the setting, they have none of that.
+// has the smallest weight. A confined worker's child cannot leave that session. Without the setting, nothing of this holds.
 func TestIdlePriority(t *testing.T) {
 	const policy, nice = 40, 18 // fields of /proc/PID/stat, from 0; the first two are cut off below
 	for name, box := range map[string]Sandbox{"confined": confined, "confined, idle": confined, "not confined, idle": {}} {

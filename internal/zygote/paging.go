@@ -92,7 +92,7 @@ type paging struct {
 	err     error         // why not everything has arrived. Set before over is closed
 	asked   chan struct{} // capacity 1: a worker waits for something, or has touched something
 	hurry   func()        // closes hurried
-	hurried chan struct{} // something waits for all of the seed
+	hurried chan struct{} // closed when something waits for all of the seed
 	stop    context.CancelCauseFunc
 	stopped context.Context // ends when the seed is not needed any more
 }

@@ -65,10 +65,10 @@ func (s *Seed) Children() uint32 { return s.children.Load() }
 // Continue makes the seed count its workers from n on.
 func (s *Seed) Continue(n uint32) { s.children.Store(n) }
 
-// Memory is how much memory keeping the seed takes: its file, and the hashes of its pages, which this process has when the seed was copied from another node or can be copied from here.
+// Memory returns the bytes of memory that the seed uses while it is kept: its file, and the hashes of its pages. This process has these if the seed was copied from another node or may be copied from here.
 func (s *Seed) Memory() uint64 { return s.Bytes + s.Bytes/seedPage*sha256.Size }
 
-// SeedBytes returns the Bytes of a seed with such a Memory.
+// SeedBytes returns the Bytes of a seed whose Memory is memory.
 func SeedBytes(memory uint64) uint64 {
 	const each = seedPage + sha256.Size
 	return memory - (memory+each-1)/each*sha256.Size

@@ -43,9 +43,9 @@ func (c *SeedCopy) Bytes() (n uint64) {
 	return n
 }
 
-// CopyMemory is how much memory copying such a seed takes beside that of the seed, while it lasts: buffers of CopySeed or Fill, and what Fill notes of each leaf.
+// CopyMemory returns the bytes of memory that copying such a seed uses, in addition to the seed's own: the buffers of CopySeed or Fill, and what Fill notes about each leaf.
 func (c *SeedCopy) CopyMemory() uint64 {
-	const note = 4 // valid, proved, seen, and shown of a pager
+	const note = 4 // bytes for each leaf: valid, proved, seen and shown of a pager
 	return 2*min(c.Bytes(), readChunk) + hashersMost*hashBuffer(c.leafSize()) + uint64(c.count())*note
 }
 
