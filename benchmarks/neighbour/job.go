@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The job is a process of its own, in a session of its own. In the process of the workers' client, Go would take its threads from the job
-// whenever a call ends.
+// The job is a process and a session of its own. In the process of the workers' client, the Go runtime would stop a thread of the job whenever a
+// call ends.
 
-// order is a batch of the job. Without units, its process takes memory.
+// order tells the job to do a batch of Units, or to take memory if Units is 0.
 type order struct {
 	Kind  string
 	CPUs  []int
@@ -59,7 +59,7 @@ func (j *job) end() {
 	_ = j.cmd.Wait() // an order that failed has its own error
 }
 
-// begin gives an order, and finish waits until it is done and returns how long that took.
+// begin sends an order. finish waits until it is done, and returns how long that took.
 func (j *job) begin(o order) error { return json.NewEncoder(j.in).Encode(o) }
 
 func (j *job) finish() (took time.Duration, err error) {
@@ -182,7 +182,7 @@ func triad() kernel {
 	}
 }
 
-// pingPong is a round trip between each pair of threads, as the messages of a job that waits for its neighbours.
+// pingPong is a round trip between each pair of threads, like the messages of a job whose threads wait for each other.
 func pingPong() kernel {
 	words := make([]struct {
 		there, back atomic.Int64

@@ -1,6 +1,6 @@
-// Package neighbour measures what workers do to another job of their node, and how soon they leave it. The neighbour is a process of normal
-// priority with a thread on each of its CPUs, which repeats fixed work. Each pair of batches times this work alone and with workers
-// that compute without a pause, on the same CPUs or on the other half of the CPUs.
+// Package neighbour measures how workers slow down another job of their node, and how soon they leave the node. The job, called the neighbour, is a
+// process of normal priority with a thread on each of its CPUs, which repeats fixed work. Batches time this work alone, with workers that
+// compute without a pause on the same CPUs or on the other half of the CPUs, and with a control.
 package neighbour
 
 import (
@@ -204,8 +204,8 @@ func unitsFor(j *job, kind string, cpus []int, batch time.Duration) (int64, erro
 	}
 }
 
-// sides times three batches in turn: the job alone, beside the workers, and the control. The control shows what the machine does without workers:
-// the job alone once more, or beside an ordinary program that computes on the workers' CPUs.
+// sides times three batches in turn: the job alone, the job beside the workers, and the control. The control shows how the machine slows down the
+// job without workers: it is the job alone once more, or beside an ordinary program that computes on the workers' CPUs.
 type sides struct {
 	cfg     *Config
 	j       *job
@@ -308,7 +308,7 @@ func (cfg *Config) useCPUs(ctx context.Context, j *job) (took time.Duration, err
 
 // useMemory starts an executor with a lease, and takes memory of the node until the lease ends.
 func (cfg *Config) useMemory(ctx context.Context, j *job) (took time.Duration, err error) {
-	const spare, step = 512 << 20, 768 << 20 // of the memory of the node: before the job takes some, and what it takes
+	const spare, step = 512 << 20, 768 << 20 // bytes of the node's memory: free above the setting at first, and taken by the job
 	m, err := topology.NodeMemory("/")
 	if err != nil {
 		return 0, err
@@ -330,7 +330,7 @@ func (cfg *Config) useMemory(ctx context.Context, j *job) (took time.Duration, e
 	return took, err
 }
 
-// untilEnded calls use until a call of a worker fails, which must be because of the setting. It returns the time from the first use to then.
+// untilEnded calls use until a worker's call fails. The setting must be the reason. It returns the time from the first use to the failure.
 func (h *harvest) untilEnded(ctx context.Context, setting string, use func() error) (took time.Duration, err error) {
 	const most = time.Minute
 	var why error

@@ -165,7 +165,7 @@ typedef struct dp_bench_side {
     uint64_t size;     /* of the shared memory */
     int ping, pong;    /* eventfds */
     uint8_t *in, *out; /* client only */
-    uint8_t *rest; /* peer only: as much as the largest payload, of which client and peer share nothing */
+    uint8_t *rest; /* peer only: private memory, as large as the largest payload */
     struct dp_bench_verbs *verbs; /* NULL on shm */
 } dp_bench_side;
 

@@ -319,8 +319,8 @@ T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM)
     fake_leave();
 }
 
-/* The executor is lost just when the wait for a new worker ends. The call says that the lease has ended, so that it can move, and not that its time
- * is over. */
+/* The executor is lost just when the wait for a new worker ends. The call returns that the lease has ended, so that the lease can move, and not that
+ * its deadline has passed. */
 T_CASE(api_lost_replacing, "api/lost-in-a-replacement", .providers = T_SHM) {
     for (int when = -1; when <= 1; when += 2) {
         rfaas_lease_options lo;
@@ -342,8 +342,8 @@ T_CASE(api_lost_replacing, "api/lost-in-a-replacement", .providers = T_SHM) {
     }
 }
 
-/* A new worker ends, and then the agent before it has answered. The next agent is asked for a worker with the offer that the first worker has used.
- * The program does not notice it. */
+/* A new worker ends, and then the agent ends before it has answered. The client asks the next agent for a worker with the offer that the first worker
+ * has used. The program does not notice this. */
 T_CASE(api_offer_used, "api/offer-used-by-an-ended-worker", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *lease;

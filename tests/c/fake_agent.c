@@ -224,7 +224,7 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, &grant, WORKERS * sizeof *grant.workers + 10);
 }
 
-/* Answers that the new worker has not started, as at the end of the client's patience. The client receives the event and the answer together. */
+/* Answers that the new worker has not started, as when the client's time is over. The client receives the event and the answer together. */
 static void fake_lose(uint32_t id, const rfaas_agent_replace *req) {
     struct {
         rfaas_agent_header h;

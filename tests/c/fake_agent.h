@@ -38,8 +38,8 @@ extern uint32_t fake_ends_at, fake_ends;         /* at this operation the agent 
 extern uint32_t fake_unreached;                  /* number of further grants on tcp that name workers that have ended */
 extern int fake_unreached_as;                    /* status with which connecting to them fails */
 extern uint32_t fake_leaves, fake_refused;       /* such grants until the agent ends; refused steps from an earlier agent's lease */
-extern int fake_loses;                           /* -1: the next replacement does not end in time, and the lease ends just before the answer; 1: just after it */
-extern uint32_t fake_uses;                       /* number of further replacements whose worker ends, and then the agent, before it has answered */
+extern int fake_loses;                           /* not 0: the next replacement does not end in time, and the lease ends just before the answer (-1) or just after it (1) */
+extern uint32_t fake_uses;                       /* number of further replacements whose worker ends, and whose agent then ends before it has answered */
 extern int fake_adopt_status;                    /* not 0: the next adoption is refused with it */
 /* If not NULL, it is called for the first step of an acquisition that offers no cached channels. The reply then says that channels were
  * handed over. Needs fake_mu. */

@@ -330,7 +330,7 @@ func TestClaimSeesTables(t *testing.T) {
 	c.do("init", "session", "open", "release", "table", "open", "look", "release", "open", "look", "release", "close", "finalize")
 }
 
-// A lease that claims workers does not open the library's file, as long as the file is the same, and uses the memory of an earlier lease.
+// A lease that claims workers does not open the library's file unless the file has changed, and reuses the memory of an earlier lease.
 func TestClaimIsLight(t *testing.T) {
 	onNode(t)
 	env, _, _ := agentCluster(t)
@@ -356,7 +356,7 @@ func TestClaimIsLight(t *testing.T) {
 		n, _ := unix.Read(fd, make([]byte, 4096))
 		return n > 0
 	}
-	light := false // workers that are just being frozen are reused by a message, which needs the library
+	light := false // workers that are just being frozen are reused by a message, for which the library is opened
 	for n := 0; n < 100 && !light; n++ {
 		opened()
 		c.do("open", "calls 3", "release")

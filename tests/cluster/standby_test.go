@@ -130,11 +130,11 @@ func (p *pair) exact() {
 	}
 }
 
-// failOver is how soon a standby serves and a new lease is granted after the death of a leader, on a machine that has time.
+// failOver is how soon a standby serves, and a new lease is granted, after the death of a leader on a machine that is not busy.
 const failOver = 5 * time.Second
 
-// The leader is killed three times while a client calls. A standby takes over, calls go on, and the bill is exact. The fastest of the three is compared
-// with the fail-over after a regular end, in which nothing waits for a lease to expire: so the bound holds on a slow machine too.
+// The leader is killed three times while a client calls. A standby takes over, calls go on, and the bill is exact. The fastest of the three
+// fail-overs is compared with one after a regular end, in which nothing waits for a lease to expire. So the bound holds on a slow machine too.
 func TestStandbyTakesOver(t *testing.T) {
 	p := newPair(t, etcdtest.Options{})
 	if etcd.TakeOver > failOver*3/5 {

@@ -1,12 +1,12 @@
 package docs
 
-// page is a page whose commands run, or are accounted for.
+// page is a document. The test runs each of its commands, or knows why it does not.
 type page struct {
 	name  string
 	steps []step
 }
 
-// step is what happens to a command of a page. It runs, unless there is a file or a reason.
+// step says what the test does with a command of a page: it runs the command, unless by or reason is set.
 type step struct {
 	command string
 	by      string   // FILE: TEXT, a script or a test that CI runs, and which runs this command by a line with that text

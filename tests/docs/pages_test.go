@@ -20,7 +20,7 @@ type command struct {
 	line       int
 }
 
-// firstWord begins a command. A block that begins with another word is not one of commands.
+// firstWord matches the first word of a command. A block that begins with another word has no commands.
 var firstWord = regexp.MustCompile(`^(?:[A-Z_]+=\S+ (?:\\\n)?)*(?:ansible-playbook|apt|c\+\+|cc|curl|etcd|executor|export|for|gfortran|make|mpicc|mpirun|pdcp|pdsh|` +
 	`resource-manager|rfaas|rfaas-cc|rsync|runuser|sbatch|scripts/\S+|sudo|systemctl|\./\S+)(?:\s|$)`)
 
@@ -69,8 +69,8 @@ func commands(t *testing.T, page string) (all []command) {
 	return all
 }
 
-// The commands of the pages work. Those that steps names run as the page has them, apart from placeholders. For each other command, steps names
-// the test that runs it, or the reason why none does. The flags of those are checked too.
+// The commands of the pages work. For each command, steps says whether it runs here, as the page has it apart from placeholders, which other test runs
+// it, or why no test does. The flags of commands that do not run here are checked too.
 func TestCommandsOfPages(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -21,9 +21,9 @@ var (
 	evictionsFlag = flag.Int("evictions", 4, "how often TestEvictionsLoseNoCall evicts the lease")
 )
 
-// TestEvictionsLoseNoCall evicts a lease with Failover again and again while its client makes one idempotent call after the other: the owner of the
-// node ends the executor by SIGTERM, as a batch system does whose job needs the node. Each call ends with its own result, and the bill
-// agrees with the calls and with the audit lines.
+// TestEvictionsLoseNoCall evicts a lease with Failover again and again while its client makes one idempotent call after the other. The owner of the
+// node ends the executor by SIGTERM, as when a batch system needs the node for a job. Each call ends with its own result, and the bill agrees
+// with the calls and with the audit lines.
 func TestEvictionsLoseNoCall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("evicts leases for seconds")

@@ -50,7 +50,7 @@ func (tr *traces) made() (found []string) {
 	return found
 }
 
-// gone waits until the executors have left nothing: no control group, no secret, and no file in the places of their nodes for temporary files.
+// gone waits until nothing of the executors is left: no control group, no secret, and no temporary file on their nodes.
 func (tr *traces) gone(nodes int) {
 	c := tr.c
 	c.t.Helper()

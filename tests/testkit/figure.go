@@ -14,8 +14,8 @@ func Figures(t testing.TB) {
 	}
 }
 
-// Figure prints a row of a table: what was measured, its bound, and whether it holds. floor says what was measured beside it in the same run. It judges nothing, because the
-// machine may be busy. least: the bound is the smallest value that is wanted.
+// Figure prints a row of a table: what was measured, its bound, and whether the bound holds. floor says what else was measured in the same run. Figure never fails the test, because
+// the machine may be busy. least: the bound is a minimum.
 func Figure(what string, value, bound float64, least bool, unit, floor string) {
 	sign, verdict := "<=", "MISSED"
 	if least {
