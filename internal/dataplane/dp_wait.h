@@ -16,7 +16,7 @@
 /* One wake-up costs 20 to 50 us between cores; spinning longer than that costs more than blocking. */
 #define DP_SPIN_BUDGET_NS 50000
 #define DP_SPIN_FIRST_NS 1000000 /* a server spins at least this long when its lease begins, because the first call will arrive soon */
-#define DP_SPIN_FIRST_WAITS 3    /* number of waits that yield then, because the peer or the process that wakes it may need this core. A call has up to two waits */
+#define DP_SPIN_FIRST_WAITS 3    /* waits that yield then: the peer, or what wakes it, may need this core. A call has up to two waits */
 #define DP_SPINS_PER_LOOK 64
 #define DP_SPINS_PER_YIELD 2 /* for a waiter whose peer may need its core */
 #define DP_BUSY_GAP_NS 100000        /* a longer time between two looks means that other threads want this core: the waiter is no longer patient */
