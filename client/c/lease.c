@@ -13,7 +13,7 @@
 #define HANDLES_FIRST 64 /* divides RFAAS_LEASES_MAX */
 
 /* Under rfaas_api_mu. An entry of `leases` is never removed while the library runs; its place is the lease's `index`. The first n_handles are used in
- * turn, but none for one of the HANDLES_FIRST - 1 leases after its release. If that leaves none, there are more of them. */
+ * turn. A released handle is not used for the next HANDLES_FIRST - 1 leases. If no handle is left then, their number doubles. */
 static rfaas_lease *leases[RFAAS_LEASES_MAX];
 static bool lease_taken[RFAAS_LEASES_MAX];
 static uint64_t lease_free_at[RFAAS_LEASES_MAX]; /* leases_opened from which a handle may be used again */
