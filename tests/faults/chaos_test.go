@@ -66,6 +66,7 @@ type chaos struct {
 	events   executorEvents
 	history  lines
 	began    time.Time
+	starved  *starvation
 }
 
 // kindOfFault is a line of the final table.
@@ -131,7 +132,8 @@ func newChaos(t *testing.T) *chaos {
 	started.Unlock()
 	w := newWorld(t)
 	c := &chaos{t: t, storm: newStorm(t, w, "chaos"), state: filepath.Join(dir, "state"), http: filepath.Join(w.dir, "http"),
-		identity: filepath.Join(w.dir, "node"), token: filepath.Join(w.dir, "token"), agent: filepath.Join(w.dir, "agent.sock"), kinds: map[string]*kindOfFault{}}
+		identity: filepath.Join(w.dir, "node"), token: filepath.Join(w.dir, "token"), agent: filepath.Join(w.dir, "agent.sock"), kinds: map[string]*kindOfFault{},
+		starved: watchStarvation(t)}
 	cluster := filepath.Join(w.dir, "cluster")
 	for _, args := range [][]string{{"cluster", "init", "--dir", cluster}, {"cluster", "node", "127.0.0.1", "--dir", cluster, "--out", c.identity},
 		{"token", "issue", "--dir", cluster, "--tenant", "ann", "--out", c.token}} {
@@ -557,7 +559,8 @@ func (c *chaos) slowest() string {
 			before = append(before, strings.TrimSpace(line))
 		}
 	}
-	return fmt.Sprintf("%s of caller %s took %.1f s, until %.1f s; faults since 5 s before: %s", most.op, who, most.took.Seconds(), ended, strings.Join(before, "; "))
+	return fmt.Sprintf("%s of caller %s took %.1f s, until %.1f s; a processor ran nothing of this test for %.1f s of it; faults since 5 s before: %s", most.op, who,
+		most.took.Seconds(), ended, c.starved.longest(most.ended.Add(-most.took), most.ended).Seconds(), strings.Join(before, "; "))
 }
 
 // table prints the count and the result of each kind of fault.
