@@ -34,11 +34,7 @@ type user struct {
 func newUser(t *testing.T, uid uint32, env ...string) *user {
 	t.Helper()
 	u := &user{t: t, uid: uid, dir: t.TempDir()}
-	for p := u.dir; p != os.TempDir() && p != "/"; p = filepath.Dir(p) {
-		if err := os.Chmod(p, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	testkit.OpenUp(t, u.dir, 0o755)
 	u.env = append([]string{"PATH=" + os.Getenv("PATH"), "RFAAS_AGENT=" + u.program("libexec/rfaas-agent")}, env...)
 	return u
 }

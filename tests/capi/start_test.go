@@ -17,11 +17,7 @@ func TestSetUserIDProgram(t *testing.T) {
 	testkit.Root(t, "can make a set-user-ID program of another user")
 	const uid = 12345
 	dir := t.TempDir()
-	for p := dir; p != os.TempDir() && p != "/"; p = filepath.Dir(p) {
-		if err := os.Chmod(p, 0o777); err != nil {
-			t.Fatal(err)
-		}
-	}
+	testkit.OpenUp(t, dir, 0o777)
 	copied := func(from, name string) string {
 		b, err := os.ReadFile(from)
 		if err != nil {

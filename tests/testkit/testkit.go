@@ -3,6 +3,8 @@ package testkit
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -32,6 +34,20 @@ func Lacks(t testing.TB, format string, args ...any) {
 		t.Fatalf("CI has to run this test: "+format, args...)
 	}
 	t.Skipf(format, args...)
+}
+
+// OpenUp gives mode to path and to the directories above it, below the directory of temporary files, so that other users reach it.
+func OpenUp(t testing.TB, path string, mode os.FileMode) {
+	t.Helper()
+	top := filepath.Clean(os.TempDir())
+	if !strings.HasPrefix(path, top+"/") {
+		t.Fatalf("%s is not below %s", path, top)
+	}
+	for ; path != top; path = filepath.Dir(path) {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Root ends a test that only root can run.
