@@ -135,6 +135,10 @@ func (e *Executor) fetchSeed(ctx context.Context, req *control.FetchRequest, str
 		f.seed, err = zygote.PageSeed(c, zygote.PageOptions{Read: f.read, Lost: f.lost, First: offer.first, Exact: e.cfg.Settings.SeedFill == config.SeedFillTouched, Touched: f.touched})
 		return f.seed, err
 	})
+	if f.seed == nil { // nothing more is copied: the memory is free before the caller learns that
+		e.tables.giveBack(buffers)
+		buffers = 0
+	}
 	e.changed()
 	switch {
 	case err != nil && control.IsClassed(err):

@@ -91,14 +91,12 @@ func (e *Executor) restoreTables(all []*handover.Table) error {
 		if len(m.GetSum()) != len(sum{}) || m.GetFile() < 3 && (m.GetBundle() == "" || s.bundles == nil) {
 			return fmt.Errorf("take over a table: hash of %d bytes, descriptor %d, bundle %q", len(m.GetSum()), m.GetFile(), m.GetBundle())
 		}
-		if err := e.table.SetAside(m.GetSize()); err != nil {
-			return fmt.Errorf("take over a table: %w", err)
-		}
 		t := &table{sum: sum(m.GetSum()), size: m.GetSize(), used: m.GetUsed(), owners: map[string]bool{}}
 		switch {
 		case m.GetSeedUnits() > 0:
 			t.kind = isSeed
-			t.seed = &zygote.Seed{File: os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-seed"), Units: m.GetSeedUnits(), Bytes: zygote.SeedBytes(m.GetSize())}
+			t.seed = &zygote.Seed{File: os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-seed"), Units: m.GetSeedUnits(), Bytes: m.GetSize()}
+			t.size = t.seed.Memory()
 		case m.GetBundle() == "":
 			t.file = os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-table")
 		default:
@@ -107,6 +105,9 @@ func (e *Executor) restoreTables(all []*handover.Table) error {
 			if t.bundle, err = bundleIDOf(m.GetBundle()); err != nil {
 				return fmt.Errorf("take over a bundle: %w", err)
 			}
+		}
+		if err := e.table.SetAside(t.size); err != nil {
+			return fmt.Errorf("take over a table: %w", err)
 		}
 		for _, owner := range m.GetOwners() {
 			t.owners[owner] = true

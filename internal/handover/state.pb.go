@@ -966,7 +966,7 @@ type Table struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sum           []byte                 `protobuf:"bytes,1,opt,name=sum,proto3" json:"sum,omitempty"`
 	File          int32                  `protobuf:"varint,2,opt,name=file,proto3" json:"file,omitempty"`
-	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"` // of a seed: of its file
 	Used          uint64                 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"` // rank of its last use
 	Owners        []string               `protobuf:"bytes,5,rep,name=owners,proto3" json:"owners,omitempty"`
 	Bundle        string                 `protobuf:"bytes,6,opt,name=bundle,proto3" json:"bundle,omitempty"`                         // identifier of an unpacked bundle, which has no file

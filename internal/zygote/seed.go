@@ -68,12 +68,6 @@ func (s *Seed) Continue(n uint32) { s.children.Store(n) }
 // Memory returns the bytes of memory that the seed uses while it is kept: its file, and the hashes of its pages. This process has these if the seed was copied from another node or may be copied from here.
 func (s *Seed) Memory() uint64 { return s.Bytes + s.Bytes/seedPage*sha256.Size }
 
-// SeedBytes returns the Bytes of a seed whose Memory is memory.
-func SeedBytes(memory uint64) uint64 {
-	const each = seedPage + sha256.Size
-	return memory - (memory+each-1)/each*sha256.Size
-}
-
 // Heap is the size of its heap in bytes.
 func (s *Seed) Heap() uint64 { return uint64(s.Units) * SeedUnit }
 
