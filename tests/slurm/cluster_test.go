@@ -54,6 +54,7 @@ type cluster struct {
 	t      *testing.T
 	root   string
 	dir    string // of the cluster
+	began  time.Time
 	files  string // directory of the test, writable on all nodes
 	script string
 
@@ -90,11 +91,11 @@ func up(t *testing.T, nodes int, args ...string) *cluster {
 			t.Errorf("processes of the cluster are left: %v", left)
 		}
 	})
-	begin := time.Now()
+	c.began = time.Now()
 	if out, err := c.testcluster(2*bound, append([]string{"up", strconv.Itoa(nodes)}, args...)...); err != nil {
 		t.Fatalf("up: %v\n%s", err, out)
 	}
-	t.Logf("%d nodes are up after %v", nodes, time.Since(begin).Round(time.Millisecond))
+	t.Logf("%d nodes are up after %v", nodes, time.Since(c.began).Round(time.Millisecond))
 	return c
 }
 

@@ -39,11 +39,14 @@ func (c *cluster) traces() *traces {
 	return tr
 }
 
-// made returns the control groups of the executors.
+// made returns the control groups of the executors. Groups that are older than the cluster are those of executors of an earlier test, which were killed
+// in a namespace whose number the kernel has used again.
 func (tr *traces) made() (found []string) {
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.IsDir() && slices.ContainsFunc(tr.groups, func(prefix string) bool { return strings.HasPrefix(e.Name(), prefix) }) {
-			found = append(found, path)
+			if st, err := e.Info(); err == nil && st.ModTime().After(tr.c.began) {
+				found = append(found, path)
+			}
 		}
 		return nil // other control groups may vanish during the walk
 	})
