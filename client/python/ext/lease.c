@@ -352,8 +352,8 @@ static void Lease_dealloc(Lease *l) {
     binding_free((PyObject *)l);
 }
 
-/* Looks a function up in the library, and keeps it by the given name. */
-static PyObject *find(Lease *l, PyObject *name, PyObject *exported) {
+/* Looks a function up in the library, and keeps it by the given name. options: a dict of options of all its calls, or NULL. */
+static PyObject *find(Lease *l, PyObject *name, PyObject *exported, PyObject *options) {
     rfaas_function index;
     const char *text = PyUnicode_Check(exported) ? PyUnicode_AsUTF8AndSize(exported, NULL) : NULL;
     if (!text)
@@ -363,7 +363,7 @@ static PyObject *find(Lease *l, PyObject *name, PyObject *exported) {
     int status = RFAAS.lease_function(l->handle, text, &index);
     if (status)
         return binding_raise(status);
-    PyObject *f = Function_make(l, name, index, NULL);
+    PyObject *f = Function_make(l, name, index, options);
     if (f && name != exported)
         ((Function *)f)->exported = Py_NewRef(exported);
     if (f && PyDict_SetItem(l->functions, name, f))
@@ -384,15 +384,15 @@ static PyObject *Lease_get(Lease *l, PyObject *name) {
         Py_XDECREF(text);
         return NULL;
     }
-    return find(l, name, name);
+    return find(l, name, name, NULL);
 }
 
-/* _name(name, exported) */
-static PyObject *Lease_name(Lease *l, PyObject *args) {
+/* _name(name, exported, **options) */
+static PyObject *Lease_name(Lease *l, PyObject *args, PyObject *kwargs) {
     PyObject *name, *exported;
     if (!PyArg_ParseTuple(args, "UU", &name, &exported))
         return NULL;
-    PyObject *f = find(l, name, exported);
+    PyObject *f = find(l, name, exported, kwargs);
     Py_XDECREF(f);
     l->named = true;
     return f ? Py_NewRef(Py_None) : NULL;
@@ -406,11 +406,14 @@ static PyObject *Lease_function(Lease *l, PyObject *args, PyObject *kwargs) {
     Function *base = (Function *)Lease_get(l, name);
     if (!base || !kwargs || !PyDict_Size(kwargs))
         return (PyObject *)base;
-    PyObject *f = Function_make(l, name, base->index, kwargs);
-    if (f)
-        ((Function *)f)->exported = Py_XNewRef(base->exported);
+    Function *f = (Function *)Function_make(l, name, base->index, kwargs);
+    if (f) {
+        f->exported = Py_XNewRef(base->exported);
+        f->takes = f->takes ? f->takes : Py_XNewRef(base->takes);
+        f->returns = f->returns ? f->returns : Py_XNewRef(base->returns);
+    }
     Py_DECREF(base);
-    return f;
+    return (PyObject *)f;
 }
 
 PyObject *Lease_chain(Lease *l, PyObject *args) {
@@ -669,7 +672,7 @@ static PyMethodDef lease_methods[] = {
     { "release", (PyCFunction)Lease_release, METH_NOARGS, "Releases the lease and its workers. Calls in flight are abandoned." },
     { "function", (PyCFunction)(void *)Lease_function, METH_VARARGS | METH_KEYWORDS, "Returns a function of the library, with options for all its calls." },
     { "_across", (PyCFunction)Lease_across, METH_VARARGS | METH_CLASS, NULL },
-    { "_name", (PyCFunction)Lease_name, METH_VARARGS, NULL },
+    { "_name", (PyCFunction)(void *)Lease_name, METH_VARARGS | METH_KEYWORDS, NULL },
     { "chain", (PyCFunction)Lease_chain, METH_VARARGS, "Returns a function that calls the first function, and the second with the result of the first." },
     { "renew", (PyCFunction)Lease_renew, METH_VARARGS, "Renews the lease." },
     { "check", (PyCFunction)Lease_check, METH_NOARGS, "Raises LeaseError if the lease has ended." },

@@ -22,10 +22,10 @@ import concurrent.futures as _concurrent
 import os as _os
 import threading as _threading
 import time as _time
-from collections.abc import Iterable as _Iterable, Iterator as _Iterator
+from collections.abc import Callable as _Callable, Iterable as _Iterable, Iterator as _Iterator
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
-from . import _communicator, _library, _loop, _numba, _python, _rfaas
+from . import _communicator, _compile, _library, _loop, _numba, _python, _rfaas
 from ._compile import compile
 from ._executor import Executor, finish_all as _finish_all
 from ._futures import BrokenExecutor, Future, PythonVersionError, RemoteTraceback
@@ -133,7 +133,7 @@ class Lease(_rfaas.Lease):
         def open_() -> Lease:
             return open_at() if comm is None else _communicator.open_together(comm, lambda count: (session or default_session())._places(count, given), open_at)
 
-        return library.open(open_) if isinstance(library, python) else open_()
+        return _named(library, open_)
 
     @classmethod
     def across(cls, library: str | _os.PathLike[str] | bytes | python, *, session: Session | None = None, **options: Unpack[LeaseOptions]) -> list[Lease]:
@@ -143,7 +143,7 @@ class Lease(_rfaas.Lease):
         def open_all() -> list[Lease]:
             return cls._across(session or default_session(), given)
 
-        return library.open(open_all) if isinstance(library, python) else open_all()
+        return _named(library, open_all)
 
     def __enter__(self) -> Lease:
         return self
@@ -206,6 +206,17 @@ class Seed(_rfaas.Seed):
     def info(self) -> SeedDetails:
         """Describes the seed."""
         return SeedDetails(**self._info())
+
+
+def _named(library: _Any, open_lease: _Callable[[], _Any]) -> _Any:
+    """Opens a lease, or a list of leases, which know the functions of the library if these are in Python."""
+    if isinstance(library, python):
+        return library.open(open_lease)
+    opened = open_lease()
+    if isinstance(library, _compile.CompiledLibrary):
+        for lease in opened if isinstance(opened, list) else [opened]:
+            library.name_in(lease)
+    return opened
 
 
 def _lease_options(library: str | _os.PathLike[str] | bytes | python, options: _Any) -> dict[str, _Any]:

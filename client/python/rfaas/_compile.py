@@ -13,6 +13,18 @@ from typing import Any
 
 from ._generated import BadLibraryError
 
+
+class CompiledLibrary(str):
+    """The path of a library of functions of rfaas.njit. Their signatures say which dtypes their arguments and results have."""
+
+    functions: dict[str, tuple[Any, Any]]  # dtypes of the argument and the result
+
+    def name_in(self, lease: Any) -> None:
+        """Lets the lease check arguments and make results accordingly."""
+        for name, (takes, dtype) in self.functions.items():
+            lease._name(name, name, takes=takes, dtype=dtype)
+
+
 SUFFIXES = {"c": ".c", "c++": ".cpp", "fortran": ".f90"}
 
 
@@ -51,12 +63,18 @@ def compile(source: Any, *options: str, language: str = "c") -> str:
 
     Raises BadLibraryError with the compiler's messages if the source does not compile, and FileNotFoundError if rfaas-cc is missing.
     """
-    objects: list[bytes] = []
     if not isinstance(source, str):
         from . import _numba
 
-        source, objects = _numba.source_of(source if isinstance(source, (list, tuple)) else [source])
-        options = *options, "-lm"  # numba calls the functions of libm
+        functions = source if isinstance(source, (list, tuple)) else [source]
+        text, objects = _numba.source_of(functions)
+        library = CompiledLibrary(_compiled(text, (*options, "-lm"), language, objects))  # numba calls the functions of libm
+        library.functions = {f.name: f.dtypes for f in functions}
+        return library
+    return _compiled(source, options, language, [])
+
+
+def _compiled(source: str, options: tuple[str, ...], language: str, objects: list[bytes]) -> str:
     if language not in SUFFIXES:
         raise ValueError(f"language is {language!r}, want one of {', '.join(map(repr, SUFFIXES))}")
     compiler = _compiler()

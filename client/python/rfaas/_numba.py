@@ -104,6 +104,7 @@ class NumbaFunction:
         self.name, self.function = f.__name__, numba.njit(f, error_model="numpy")
         self.types = [t.dtype if arrays else t for t in (arguments[0], result)]
         self.sizes = [t.bitwidth // 8 for t in self.types]
+        self.dtypes = tuple(numba.np.numpy_support.as_dtype(t) for t in self.types)
         self.callback = self._callback(numba, arrays)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -158,7 +159,7 @@ def njit(signature: str) -> Callable[[Callable[..., Any]], NumbaFunction]:
         with rfaas.lease(rfaas.compile([price, sums])) as lease:
             lease["price"].map(x)
 
-    An exception of the function is raised again by the call.
+    Arguments of another dtype are refused. An exception of the function is raised again by the call.
     """
     return lambda f: NumbaFunction(f, signature)
 

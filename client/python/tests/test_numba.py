@@ -41,10 +41,16 @@ class Numba(unittest.TestCase):
         with rfaas.lease(rfaas.compile([root, running]), workers=2) as lease:
             self.assertEqual(lease.functions, ["root", "running"])
             np.testing.assert_array_equal(lease["root"].map(np.arange(1000.0)), np.arange(1000.0) ** 0.5)
-            np.testing.assert_array_equal(lease["running"](np.arange(5.0), dtype="i8"), [0, 1, 3, 6, 10])
+            sums = lease["running"](np.arange(5.0))
+            np.testing.assert_array_equal(sums, [0, 1, 3, 6, 10])
+            self.assertEqual(sums.dtype, np.int64)
             for kind, text, call in [
                 (ValueError, "^a negative number$", lambda: lease["root"](np.array([-1.0]))),
-                (rfaas.FunctionError, "the payload has 3 bytes, which is not a multiple of 8", lambda: lease["root"](b"abc")),
+                (TypeError, "dtype int64, want float64", lambda: lease["root"](np.arange(3))),
+                (TypeError, "dtype int64, want float64", lambda: lease["root"].map(np.arange(3))),
+                (TypeError, "dtype float32, want float64", lambda: lease.function("running", timeout=60)(np.ones(3, "f4"))),
+                (rfaas.NoFunctionError, "no function 'other'", lambda: lease["other"]),
+                (TypeError, "of <class 'bytes'>, which has no dtype, want float64", lambda: lease["root"](b"abc")),
                 (rfaas.ResultTooLargeError, "80 bytes", lambda: lease["root"](np.arange(10.0), shape=2)),
                 (TypeError, "want a result and one argument", lambda: rfaas.njit("float64(float64, float64)")(max)),
                 (TypeError, "an array as the argument and the result, or a number as both", lambda: rfaas.njit("float64(float64[:])")(max)),
