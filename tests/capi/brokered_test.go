@@ -296,8 +296,8 @@ func threadsStopped(t *testing.T, pid int) bool {
 // moveLimit is MOVE_NS of client/c/promote.c: how long one call waits for the workers' answers.
 const moveLimit = 2 * time.Millisecond
 
-// TestBrokeredMoveBound stops a worker before it is asked to move. Calls on the other worker return, and one of them at most waits for the answer. If each
-// call waited, 50 of them would take 50 times moveLimit longer than after the stopped worker has moved. They may take 5 times moveLimit longer, because
+// TestBrokeredMoveBound stops a worker before it is asked to move. Calls on the other worker return, and one of them at most waits for the answer. If at
+// least one of 20 calls waited, they would take moveLimit longer than after the stopped worker has moved. They take somewhat longer in any case, because
 // the agent's thread shares the processors with them. The executor ends a worker that is stopped for a second, so on a busy machine the test may need
 // several attempts. Both times are the shortest of many.
 func TestBrokeredMoveBound(t *testing.T) {
@@ -323,7 +323,7 @@ func (c *brokeredCluster) moveBound() bool {
 	moved := func(n string) func() bool { return func() bool { l.do("calls 5"); return l.own() == n+":1" } }
 	least := func() (best time.Duration) {
 		for end := time.Now().Add(300 * time.Millisecond); best == 0 || time.Now().Before(end); {
-			if took := l.ask("calls 50").took; best == 0 || took < best {
+			if took := l.ask("calls 20").took; best == 0 || took < best {
 				best = took
 			}
 		}
@@ -334,8 +334,8 @@ func (c *brokeredCluster) moveBound() bool {
 	still := l.own() == "1:1" && syscall.Kill(pid, syscall.SIGCONT) == nil
 	if still {
 		testkit.Eventually(c.t, "the second worker has moved", moved("2"))
-		if free := least(); stopped-free > 5*moveLimit {
-			c.t.Errorf("50 calls take %v while another worker does not answer, %v afterwards", stopped, free)
+		if free := least(); stopped-free > moveLimit {
+			c.t.Errorf("20 calls take %v while another worker does not answer, %v afterwards", stopped, free)
 		}
 		if got := l.spread("threads 1", func() {}); got != "0 0" {
 			c.t.Errorf("statuses %s, want 0 each", got)
