@@ -17,7 +17,6 @@ __thread int dp_heap_outside;
 
 /* Constant while `open` is true, except `next`. */
 static struct {
-    void *library;
     void *(*malloc)(size_t);
     void *(*calloc)(size_t, size_t);
     void *(*realloc)(void *, size_t);
@@ -37,8 +36,6 @@ static bool open; /* set once, by the only thread */
 enum { HEAD = 16 };
 
 bool dp_heap_has(const void *p) { return (uintptr_t)p - DP_HEAP_AT < heap.size; }
-
-void *dp_heap_library(void) { return heap.library; }
 
 bool dp_heap_inside(void) { return open && !dp_heap_outside; }
 
@@ -217,7 +214,6 @@ int dp_heap_open(uint64_t size, dp_error *err) {
     if (mmap((void *)LINKED_AT, DP_HEAP_LINKED, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) !=
         (void *)LINKED_AT)
         return dp_fail(err, DP_UNSUPPORTED, errno, "seeds: other memory of the worker lies below the heap");
-    heap.library = l;
     heap.size = size;
     heap.mapped = DP_HEAP_LINKED + size;
     heap.next = LINKED_AT;

@@ -88,7 +88,4 @@ static inline dp_heap_kept *dp_heap_kept_at(void) { return (dp_heap_kept *)DP_HE
 /* Reports whether user code calls: a heap is open, and this thread is not the worker's own. */
 bool dp_heap_inside(void);
 
-/* The handle of mimalloc, for dlsym; NULL: no heap is open. */
-void *dp_heap_library(void);
-
 #endif
