@@ -70,17 +70,23 @@ func move(t *testing.T, from, to *node, key sum, instead bool) *transfer {
 // arriving returns the seed that arrives at a node.
 func (n *node) arriving(digest sum) *filling { return n.e.fillings.get(copyKey("", digest)).all[0] }
 
+// twoSources returns a node that reads only what workers touch of a seed, and two others that have the seed.
+func twoSources(t *testing.T, key sum, data []byte) (one, reader, other *node) {
+	t.Helper()
+	nodes := newNodes(t, 3)
+	lendTo(nodes...)
+	nodes[1].z.pages = true
+	nodes[1].e.cfg.Settings.SeedFill = "touched"
+	nodes[0].hasSeed(key, data)
+	nodes[2].hasSeed(key, data)
+	return nodes[0], nodes[1], nodes[2]
+}
+
 // An executor that has lost the source of a seed asks for another one, and reads from it. Without another one, it says so. It lends the seed only when it has all of it. The list of
 // touched pages reaches the source, and from there the next executor.
 func TestSecondSource(t *testing.T) {
-	nodes := newNodes(t, 3)
-	a, b, c := nodes[0], nodes[1], nodes[2]
-	lendTo(nodes...)
-	b.z.pages = true
-	b.e.cfg.Settings.SeedFill = "touched"
 	data, key := library(3 * (4 << 20))
-	a.hasSeed(key, data)
-	c.hasSeed(key, data)
+	a, b, c := twoSources(t, key, data)
 	first := move(t, a, b, key, false)
 	f := b.arriving(first.digest)
 	read := func() error { // as package zygote does after a page fault
@@ -144,14 +150,8 @@ func TestSecondSource(t *testing.T) {
 
 // A seed whose copy a lease has taken out of the store can arrive a second time. Each of the two copies gets another source when it loses its own.
 func TestSecondSourceOfTwoCopies(t *testing.T) {
-	nodes := newNodes(t, 3)
-	a, b, c := nodes[0], nodes[1], nodes[2]
-	lendTo(nodes...)
-	b.z.pages = true
-	b.e.cfg.Settings.SeedFill = "touched"
 	data, key := library(3 * (4 << 20))
-	a.hasSeed(key, data)
-	c.hasSeed(key, data)
+	a, b, c := twoSources(t, key, data)
 	first := move(t, a, b, key, false)
 	f := b.arriving(first.digest)
 	lease := sum{1}

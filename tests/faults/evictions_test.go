@@ -72,7 +72,7 @@ func TestEvictionsLoseNoCall(t *testing.T) {
 	go func() {
 		defer close(done)
 		const enough = 20                             // lost calls
-		sizes := []int{8, 64, 300, 1024, 5000, 20000} // by the mailbox, and those that do not fit into a slot by the queue pair
+		sizes := []int{8, 64, 300, 1024, 5000, 20000} // the last size does not fit into a slot and travels by the queue pair, the others by the mailbox
 		in, out := make([]byte, 20000), make([]byte, 20000)
 		for i := 0; (i < *evictionCalls || !over.Load()) && lost.Load() < enough; i++ {
 			size := sizes[i%len(sizes)]
