@@ -332,7 +332,7 @@ func TestDoctor(t *testing.T) {
 	_, p, run := world(t)
 	// A test binary has no executor beside it: one problem at least, with the way to mend it.
 	code, out, errs := run("doctor")
-	for _, want := range []string{"verbs devices", "verbs library", "encryption", "libfabric", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "data ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+	for _, want := range []string{"verbs devices", "verbs library", "encryption", "libfabric", "soft-RoCE", "CPUs for sessions", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "data ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -342,10 +342,10 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 20 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 21 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if f := list[16]; f.State != "note" || f.Mend == "" {
+	if f := list[17]; f.State != "note" || f.Mend == "" {
 		t.Errorf("an executor that is not there: %+v", f)
 	}
 	wrong := filepath.Join(t.TempDir(), "secret")
@@ -376,6 +376,21 @@ func TestSoftRoCEOfLinux61(t *testing.T) {
 	}
 	if f := checkDevices(nil, nil); f.State != "ok" || f.Mend != "" || !strings.Contains(f.Detail, "tcp") {
 		t.Errorf("without a device: %+v", f)
+	}
+}
+
+func TestCheckSessions(t *testing.T) {
+	setting := filepath.Join(t.TempDir(), "sched_autogroup_enabled")
+	if f := checkSessions(setting, "6.18.44"); f.State != "ok" {
+		t.Errorf("a kernel without the setting: %+v", f)
+	}
+	for _, c := range []struct{ value, release, state string }{{"1", "6.18.44", "note"}, {"0", "6.18.44", "ok"}, {"1", "6.1.0-40-amd64", "ok"}} {
+		if err := os.WriteFile(setting, []byte(c.value+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if f := checkSessions(setting, c.release); f.State != c.state || f.State == "note" && f.Mend == "" {
+			t.Errorf("autogroup %s on Linux %s: %+v", c.value, c.release, f)
+		}
 	}
 }
 

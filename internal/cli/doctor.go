@@ -59,6 +59,7 @@ func newDoctor(a *app) *cobra.Command {
 				checkCryptoLibrary(dataplane.LoadCrypto),
 				checkOFI(a.Getenv, dataplane.Open),
 				checkSoftRoCE("/sys/class/infiniband", kernelRelease()),
+				checkSessions("/proc/sys/kernel/sched_autogroup_enabled", kernelRelease()),
 				checkGIDs("/sys/class/infiniband"),
 				checkDeviceFiles("/dev/infiniband", len(devices) > 0),
 				checkMemlock(len(devices) > 0),
@@ -221,6 +222,22 @@ func checkSoftRoCE(class, release string) finding {
 			"%s on Linux %s: the kernel can lock up when the network interface loses its carrier under load", text, release)
 	default:
 		return note(check, "for tests and trials only; an RDMA adapter is faster and keeps tenants further apart", "%s", text)
+	}
+}
+
+// checkSessions warns of a fault of Linux 6.18: if the kernel shares CPUs between sessions, a session whose threads wake each other often can keep all
+// CPUs for up to 11 s. Programs of other sessions and kernel threads are ready then and do not run.
+func checkSessions(setting, release string) finding {
+	const check = "CPUs for sessions"
+	text, err := os.ReadFile(setting)
+	switch on := err == nil && strings.TrimSpace(string(text)) != "0"; {
+	case !on:
+		return ok(check, "not shared between sessions")
+	case strings.HasPrefix(release, "6.18."):
+		return note(check, "sysctl kernel.sched_autogroup_enabled=0",
+			"Linux %s shares CPUs between sessions (autogroup): one session can keep the others waiting for up to 11 s, and calls with them", release)
+	default:
+		return ok(check, "shared between sessions (autogroup)")
 	}
 }
 
