@@ -341,6 +341,8 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_ar
  * the end of the lease, ends it. */
 #define BACK_OFF_NS 1000000
 
+#define BACK_OFF_MAX_NS 32000000 /* the longest pause after an attempt that found no worker; each is twice as long as the one before */
+
 /* Most moves of one call whose grants are lost one after the other. */
 #define MOVES_MAX 16
 
@@ -353,12 +355,22 @@ static bool worker_ended(rfaas_lease *l, uint32_t w, uint64_t key, int status) {
     return same && (status == DP_WORKER_DIED || status == DP_TIME_LIMIT || status == DP_MEMORY_LIMIT);
 }
 
-/* *ever: some attempt may have been executed. key: names the grant in which the last attempt was made. */
+/* Reports whether the grant in which the last attempt was made has ended, or its executor drains. */
+static bool grant_over(rfaas_lease *l, uint64_t key) {
+    pthread_mutex_lock(&l->mu);
+    bool over = l->grant->key != key || l->grant->ended;
+    pthread_mutex_unlock(&l->mu);
+    return over || draining(l);
+}
+
+/* *ever: some attempt may have been executed. key: names the grant in which the last attempt was made. Without a time limit, the call is
+ * repeated for as long as the session's time-out after the first of several attempts that found no worker. That time begins again with
+ * each attempt that may have run and each move, whose number is limited. */
 static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, int status, uint32_t *got, bool *ever) {
     const call_plan *p = a->p;
     bool over = rfaas_api_fails_over(l);
     uint32_t left = p->repeats;
-    int64_t patience = dp_now_ns() + l->session->timeout_ns;
+    int64_t patience = dp_now_ns() + l->session->timeout_ns, no_worker = 0, pause = BACK_OFF_NS;
     for (int moves = 0;;) {
         int class = dp_status_class(status), ran = last.started == RFAAS_MAYBE_EXECUTED;
         *ever |= ran;
@@ -383,11 +395,20 @@ static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, 
             if (!left)
                 return status;
             left--;
+            no_worker = 0;
             __atomic_add_fetch(&l->past.repeated, 1, __ATOMIC_RELAXED);
+        } else if (over ? class == RFAAS_CLASS_CONNECTION && !grant_over(l, key) : status == DP_PEER_GONE) {
+            /* There is no worker now: the agent is stopped, for example, or has not reported yet that the executor is lost. */
+            no_worker = no_worker ? no_worker : now;
+            if (now >= (p->deadline ? p->deadline : no_worker + l->session->timeout_ns))
+                return status;
+            rfaas_agent_wait(rfaas_api_sooner(p->deadline, now, pause));
+            pause = 2 * pause < BACK_OFF_MAX_NS ? 2 * pause : BACK_OFF_MAX_NS;
         } else if (!over) {
             return status;
         }
-        if (over && class != RFAAS_CLASS_BUSY && (class == RFAAS_CLASS_LEASE || !ran || draining(l))) {
+        if (over && class != RFAAS_CLASS_BUSY && (class == RFAAS_CLASS_LEASE || grant_over(l, key))) {
+            no_worker = 0;
             int st = ++moves > MOVES_MAX ? status : rfaas_api_move_shared(l, "invoke", key, p);
             if (st)
                 return st;

@@ -350,6 +350,28 @@ func TestAgentStopped(t *testing.T) {
 	c.do("calls 1000")
 }
 
+// TestAgentStoppedWithoutWorker kills the only worker while the agent is stopped. A call with repeats asks the agent for a new worker. Nobody answers, so it asks
+// again, and the agent continues then.
+func TestAgentStoppedWithoutWorker(t *testing.T) {
+	crosses(t)
+	env, socket, _ := agentCluster(t)
+	c := lead(t, 1, 0, env...)
+	c.do("init", "session", "open", "calls 100")
+	agent := agentStatus(t, socket).PID
+	worker, err := strconv.Atoi(c.who().pid)
+	if err = errors.Join(err, syscall.Kill(agent, syscall.SIGSTOP)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Kill(agent, syscall.SIGCONT) })
+	if err := syscall.Kill(worker, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if a := c.ask(fmt.Sprintf("resume %d", agent)); a.status != 0 {
+		t.Errorf("a call that may be repeated: status %d after %v: %s", a.status, a.took, a.text)
+	}
+	c.do("calls 100", "release", "close", "finalize")
+}
+
 // When a client is killed its lease is released at once.
 func TestClientKilled(t *testing.T) {
 	crosses(t)

@@ -7,6 +7,7 @@
  *   own           queue pairs that the lease has made in this process, and whether libibverbs is loaded: "STATUS MILLISECONDS QUEUE_PAIRS:0|1"
  *   spread N      starts a call of N ms on each worker, prints the line "calling", and waits for all: "STATUS MILLISECONDS STATUS STATUS ..."
  *   threads N     as spread, with a thread for each worker, and calls that are repeated
+ *   resume PID    makes a call that may be repeated, and continues the stopped agent PID when the library has asked it twice for a new worker
  *   fork          a child of this process opens and uses a lease of its own
  *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", STATUS 1 if fork() waits
  *   strand        threads fill the socket of a stopped agent for longer than a release may take, and this process releases its lease
@@ -18,16 +19,21 @@
  *   self          "THREADS HANDLERS RSS_KIB" of this process
  * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most. */
 #include <dirent.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rfaas.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -201,6 +207,55 @@ static int spread(long ms, bool threads, char *text, size_t room) {
     return status;
 }
 
+/* Returns the descriptor of this process's connection to its agent, or -1. */
+static int agent_socket(void) {
+    const char *path = getenv("RFAAS_AGENT_SOCKET");
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_un to = {0};
+        socklen_t size = sizeof to;
+        if (!getpeername(fd, (struct sockaddr *)&to, &size) && to.sun_family == AF_UNIX && path && !strcmp(to.sun_path, path))
+            return fd;
+    }
+    return -1;
+}
+
+/* Memory of the messages that the agent has not read, in bytes. */
+static int unread(int fd) {
+    int bytes = 0;
+    return ioctl(fd, SIOCOUTQ, &bytes) ? -1 : bytes;
+}
+
+enum { REQUEST_LEAST = 1024 }; /* memory of a request for a new worker, which has its channel's offer; other messages take less */
+
+static int resumed; /* atomic: the agent was continued, or the call has ended */
+
+static void *resume_agent(void *agent) {
+    int fd = agent_socket(), before = unread(fd), asked = 0;
+    while (asked < 2 && !__atomic_load_n(&resumed, __ATOMIC_ACQUIRE)) {
+        int bytes = unread(fd);
+        asked += bytes >= before + REQUEST_LEAST;
+        before = bytes;
+        sched_yield();
+    }
+    kill((pid_t)(intptr_t)agent, SIGCONT);
+    return NULL;
+}
+
+/* Makes a call while the agent is stopped and the worker is dead. */
+static int resume(pid_t agent) {
+    uint64_t in[2] = {++sequence, ~sequence}, out[2] = {0, 0};
+    size_t n = 0;
+    pthread_t thread;
+    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
+    o.repeats = 1;
+    if (pthread_create(&thread, NULL, resume_agent, (void *)(intptr_t)agent))
+        return 1;
+    int status = rfaas_invoke(lease, echo, in, sizeof in, out, sizeof out, &n, &o);
+    __atomic_store_n(&resumed, 1, __ATOMIC_RELEASE);
+    pthread_join(thread, NULL);
+    return status ? status : n != sizeof in || memcmp(in, out, sizeof in);
+}
+
 /* Returns the child's status, or 1. */
 static int forked(char **argv) {
     fflush(stdout);
@@ -339,6 +394,8 @@ int main(int argc, char **argv) {
             status = rfaas_table_drop(session, "sevens");
         else if (!strcmp(line, "look"))
             status = look();
+        else if (!strncmp(line, "resume ", 7))
+            status = resume((pid_t)atoi(line + 7));
         else if (!strcmp(line, "fork"))
             status = forked(argv);
         else if (!strcmp(line, "flood"))
