@@ -17,8 +17,6 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-func init() { seedCases["paged.c"] = []string{"gcc", "-std=gnu11"} }
-
 // errSpoil makes a source send a wrong byte.
 var errSpoil = errors.New("spoil the bytes")
 

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -18,33 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// seedCases are the libraries of tests/seeds, each with its compiler and flags.
-var seedCases = map[string][]string{
-	"c_state.c":         {"gcc", "-std=gnu11", "-lm"},
-	"cpp_state.cpp":     {"g++", "-O0", "-pthread"},
-	"fortran_state.f90": {"gfortran", "-Wno-unused-dummy-argument", "-Wno-c-binding-type"},
-	"openmp_state.c":    {"gcc", "-fopenmp"},
-	"openblas_state.c":  {"gcc", "-lopenblas"},
-	"libraries.c":       {"gcc", "-I/usr/include/libxml2", "-lfftw3", "-lgsl", "-lgslcblas", "-lxml2", "-lsqlite3", "-lm"},
-	"refused.c":         {"gcc", "-pthread", "-lm"},
-	"resume.c":          {"gcc", "-I../../worker"},
-}
-
-// seedLibrary compiles a library of tests/seeds. scripts/deps installs what it needs.
+// seedLibrary compiles a library of tests/seeds.
 func seedLibrary(t testing.TB, name string) *os.File {
 	t.Helper()
-	out := filepath.Join(t.TempDir(), name+".so")
-	line := append([]string{seedCases[name][0], "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-J" + t.TempDir(), "-o", out,
-		filepath.Join("../../tests/seeds", name)}, seedCases[name][1:]...)
-	if line[0] != "gfortran" {
-		line = append(line[:6], line[7:]...)
-	}
-	if text, err := exec.Command(line[0], line[1:]...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", line, err, text)
-	}
-	return sealedFile(t, out)
+	return sealedFile(t, testkit.SeedLibrary(t, "../..", name))
 }
 
 const seedMemory = 256 << 20 // OpenBLAS needs more than 64 MiB
@@ -88,10 +66,7 @@ func seeded(t testing.TB, z *Zygote, c *client, code *os.File, s *Seed, one bool
 func TestSeed(t *testing.T) {
 	z, other := startZygote(t), startZygote(t)
 	loadProvider(t, other)
-	for name := range seedCases {
-		if name == "refused.c" || name == "resume.c" {
-			continue
-		}
+	for _, name := range testkit.SeedStates {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			code := seedLibrary(t, name)

@@ -1,0 +1,52 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"testing"
+
+	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
+)
+
+// Workers of a seed that another executor has copied answer like workers of the executor that has made it, and like a worker that has made the init call itself: in C, C++, Fortran, with
+// OpenMP, OpenBLAS, and with FFTW, GSL, libxml2 and SQLite.
+func TestSeedStatesAreCopied(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "web")
+	nodes, s, o := seedCluster(t, 2, nil, []string{"--http-listen", "unix:" + socket})
+	o.InitFunction, o.InitPayload, o.Memory = "setup", nil, 256<<20
+	for _, name := range testkit.SeedStates {
+		t.Run(name, func(t *testing.T) {
+			o := o
+			o.Library = testkit.SeedLibrary(t, root, name)
+			var want [3]string
+			for i, at := range []*daemon{nodes[0], nodes[0], nodes[1]} {
+				o.Executor, o.SeedRequired = at.Address, i > 0
+				l, err := s.Lease(t.Context(), o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if seeded := l.Worker(0).StartSteps().Start == client.StartSeeded; seeded != o.SeedRequired {
+					t.Errorf("worker %d: seeded %v", i, seeded)
+				}
+				for n := range want {
+					out := make([]byte, 4096)
+					size, err := l.Worker(0).Invoke(context.Background(), function(t, l, "query"), nil, out)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := string(bytes.TrimRight(out[:size], "\x00")); i == 0 {
+						want[n] = got
+					} else if got != want[n] || got == "" {
+						t.Errorf("worker %d, call %d: %q, want %q", i, n, got, want[n])
+					}
+				}
+				release(t, l)
+			}
+		})
+	}
+	if got, want := testkit.Metric(t, socket, `rfaas_executor_seeds_total{result="copied"}`), "6"; got != want {
+		t.Errorf("the second executor has copied %s seeds, want %s", got, want)
+	}
+}
