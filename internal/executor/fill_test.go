@@ -306,26 +306,33 @@ func (u *unreadLoan) Send(r *control.LendReply) error {
 	return u.ctx.Err()
 }
 
-// A caller that does not read its streams delays neither a drain nor the pages of a seed.
-func TestCallerDoesNotRead(t *testing.T) {
-	n := newNodes(t, 1)[0]
+// lendDirectly makes a node lend a seed on demand over shm, and waits for its offer. The loan's error follows.
+func lendDirectly(t *testing.T, n *node, ctx context.Context) (u *unreadLoan, s *zygote.Seed, over chan error) {
+	t.Helper()
 	data, key := library(3 * (256 << 10))
-	ctx, handled := context.WithCancel(t.Context())
-	defer handled()
 	got, err := n.e.tables.seed(ctx, key, codeOwner(ctx), func(*seedRoom) (*zygote.Seed, error) { return seedOf(t, data), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.e.tables.release([]*table{got})
-	u := &unreadLoan{ctx: ctx, requests: make(chan *control.LendRequest, 2), offered: make(chan struct{}), unread: make(chan struct{})}
+	u = &unreadLoan{ctx: ctx, requests: make(chan *control.LendRequest, 2), offered: make(chan struct{}), unread: make(chan struct{})}
 	u.requests <- &control.LendRequest{Seed: key[:], Provider: dataplane.SHM, OnDemand: true}
-	over := make(chan error, 1)
+	over = make(chan error, 1)
 	go func() { over <- n.e.Lend(u) }()
 	select {
 	case <-u.offered:
 	case err := <-over:
 		t.Fatal(err)
 	}
+	return u, got.seed, over
+}
+
+// A caller that does not read its streams delays neither a drain nor the pages of a seed.
+func TestCallerDoesNotRead(t *testing.T) {
+	n := newNodes(t, 1)[0]
+	ctx, handled := context.WithCancel(t.Context())
+	defer handled()
+	u, _, over := lendDirectly(t, n, ctx)
 	u.requests <- &control.LendRequest{}
 	n.e.lender.close()
 	<-u.unread
@@ -338,5 +345,38 @@ func TestCallerDoesNotRead(t *testing.T) {
 	f.touched(nil)
 	if err := f.lost(io.ErrUnexpectedEOF); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("the source is lost: %v", err)
+	}
+}
+
+// A loan whose borrower has never connected ends with the stream of its caller, and not only when its time is over.
+func TestLoanWithoutBorrowerEnds(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	u, s, over := lendDirectly(t, newNodes(t, 1)[0], ctx)
+	dev, err := dataplane.Open(dataplane.SHM, dataplane.Options{GIDIndex: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	domain, err := dev.NewDomain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := domain.NewBulkConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	blob, err := conn.Blob()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	domain.Close()
+	dev.Close() // the borrower has ended
+	u.requests <- &control.LendRequest{Blob: blob}
+	u.requests <- &control.LendRequest{Touched: []uint32{3, 2}}
+	eventually(t, "the executor has tried to connect", func() bool { return len(s.Touched()) == 1 })
+	end()
+	if err := <-over; !errors.Is(err, errCallerGone) {
+		t.Errorf("the loan: %v", err)
 	}
 }

@@ -353,6 +353,7 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 	connect, cancel := context.WithTimeoutCause(ctx, fetchConnect, fmt.Errorf("the other executor has not connected within %v", fetchConnect))
 	err = conn.Connect(connect, req.GetBlob())
 	cancel()
+	connected := err == nil
 	if err != nil && provider != dataplane.SHM { // on shm, the other side may have read everything and closed already
 		return lendError(err)
 	}
@@ -366,7 +367,7 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 		switch {
 		case err == nil:
 			s.Record(runsOf(req.GetTouched()))
-		case errors.Is(err, errCallerGone) && ctx != turn:
+		case errors.Is(err, errCallerGone) && ctx != turn && connected:
 			return linger(ctx, conn)
 		case until == turn && turn.Err() != nil && ctx.Err() == nil:
 			until = ctx
