@@ -127,7 +127,7 @@ static int zygote_start(zygote *z) {
         return DP_EXIT_ZYGOTE;
     dp_crash_prepare();
     dp_modules_program();
-    dp_seed_hold_keys();
+    dp_seed_prepare();
     dp_error err;
     struct {
         uint32_t numbers[3];

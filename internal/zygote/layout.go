@@ -16,7 +16,7 @@ import (
 // The header of a seed's file (worker/seed/seed.h), at the end of its heap.
 const (
 	seedMagic   = 0x4445455352
-	seedVersion = 4
+	seedVersion = 5
 	// Offsets and sizes.
 	seedModules    = 2072
 	seedModuleSize = 184

@@ -23,7 +23,10 @@ static struct {
     void *(*memalign)(size_t, size_t);
     void (*free)(void *);
     size_t (*usable)(const void *);
+    bool (*manage)(void *, size_t, bool, bool, bool, int, bool, int *);
+    void (*set)(int, long);
     uint64_t size;
+    uintptr_t code, code_size;     /* mimalloc's; size 0: not loaded */
     uintptr_t linker, linker_size; /* the dynamic linker's code */
     uint64_t mapped;               /* bytes from LINKED_AT to the arena's end; 0: no heap is open */
     uintptr_t next;                /* free memory for the linker; 0: it uses libc's heap */
@@ -169,7 +172,8 @@ static int find_allocator(struct dl_phdr_info *i, size_t size, void *function) {
     (void)size;
     if ((uintptr_t)function - i->dlpi_addr >= size_of(i))
         return 0;
-    dp_heap_maps_of(i->dlpi_addr, size_of(i));
+    heap.code = i->dlpi_addr;
+    heap.code_size = size_of(i);
     return 1;
 }
 
@@ -181,11 +185,10 @@ static bool resolve(void *to, void *library, const char *name, dp_error *err) {
     return at;
 }
 
-int dp_heap_open(uint64_t size, dp_error *err) {
-    bool (*manage)(void *, size_t, bool, bool, bool, int, bool, int *);
-    void (*set)(int, long);
+int dp_heap_load(dp_error *err) {
     int (*version)(void);
-    enum { LIMIT_OS_ALLOC = 17 }; /* mi_option_limit_os_alloc */
+    if (heap.code_size)
+        return DP_OK;
     if (SANITIZED)
         return dp_fail(err, DP_UNSUPPORTED, 0, "seeds: this program is built with a sanitizer");
     if (!dl_iterate_phdr(find_linker, NULL))
@@ -199,17 +202,26 @@ int dp_heap_open(uint64_t size, dp_error *err) {
     if (!resolve(&heap.malloc, l, "mi_malloc", err) || !resolve(&heap.calloc, l, "mi_calloc", err) ||
         !resolve(&heap.realloc, l, "mi_realloc", err) || !resolve(&heap.memalign, l, "mi_memalign", err) ||
         !resolve(&heap.free, l, "mi_free", err) || !resolve(&heap.usable, l, "mi_usable_size", err) ||
-        !resolve(&manage, l, "mi_manage_os_memory_ex", err) || !resolve(&set, l, "mi_option_set", err) ||
+        !resolve(&heap.manage, l, "mi_manage_os_memory_ex", err) || !resolve(&heap.set, l, "mi_option_set", err) ||
         !resolve(&version, l, "mi_version", err))
         return DP_UNSUPPORTED;
     if (version() < 200 || version() >= 300) /* the numbers of its options may differ */
         return dp_fail(err, DP_UNSUPPORTED, 0, "seeds need %s of mimalloc 2, not of version %d", DP_HEAP_LIBRARY, version());
     void *function;
-    memcpy(&function, &manage, sizeof function);
+    memcpy(&function, &heap.manage, sizeof function);
     if (!dl_iterate_phdr(find_allocator, function))
         return dp_fail(err, DP_UNSUPPORTED, 0, "seeds: %s is not among the loaded objects", DP_HEAP_LIBRARY);
-    set(LIMIT_OS_ALLOC, 1); /* all memory comes from the arena, and mimalloc's own tables from its first unit */
-    if (!manage((void *)(DP_HEAP_AT + DP_HEAP_UNIT), size - DP_HEAP_UNIT, true, false, true, -1, false, NULL))
+    return DP_OK;
+}
+
+int dp_heap_open(uint64_t size, dp_error *err) {
+    enum { LIMIT_OS_ALLOC = 17 }; /* mi_option_limit_os_alloc */
+    int st = dp_heap_load(err);
+    if (st)
+        return st;
+    dp_heap_maps_of(heap.code, heap.code_size);
+    heap.set(LIMIT_OS_ALLOC, 1); /* all memory comes from the arena, and mimalloc's own tables from its first unit */
+    if (!heap.manage((void *)(DP_HEAP_AT + DP_HEAP_UNIT), size - DP_HEAP_UNIT, true, false, true, -1, false, NULL))
         return dp_fail(err, DP_FATAL, 0, "seeds: mimalloc refuses an arena of %llu bytes", (unsigned long long)size);
     if (mmap((void *)LINKED_AT, DP_HEAP_LINKED, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) !=
         (void *)LINKED_AT)

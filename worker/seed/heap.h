@@ -6,7 +6,7 @@
  * dynamic linker, whose tables must survive when a seed's memory is laid over the arena. free and realloc tell the heaps apart by the
  * address.
  *
- * The allocator in the arena is mimalloc, loaded like a library of user code. Its own state therefore travels with the seed. */
+ * The allocator in the arena is mimalloc, which counts as a library of user code. Its own state therefore travels with the seed. */
 #ifndef RFAAS_SEED_HEAP_H
 #define RFAAS_SEED_HEAP_H
 
@@ -66,6 +66,9 @@ typedef struct dp_heap_map {
 /* Threads of the worker set this, except the serving thread while user code may run on it. Other threads never do. */
 extern __thread int dp_heap_outside;
 
+/* dp_heap_load loads mimalloc, which changes nothing until dp_heap_open. The zygote calls it first, because loading takes a third of a worker's start
+ * from a seed. In another process, dp_heap_open does it. */
+int dp_heap_load(dp_error *err);
 /* dp_heap_open gives the arena, which the caller has mapped at DP_HEAP_AT, to mimalloc, and switches it on for this process. size is a
  * multiple of DP_HEAP_UNIT and at least two of them. Only once, with one thread, and inside dp_place_begin and dp_place_end. From then on
  * what the dynamic linker allocates lies at the same addresses in all workers that load the same libraries, until dp_heap_linked.

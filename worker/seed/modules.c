@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "heap.h"
+
 #define PAGE 4096ull
 #define UP(x) (((x) + PAGE - 1) & ~(PAGE - 1))
 #define DOWN(x) ((x) & ~(PAGE - 1))
@@ -52,7 +54,7 @@ static int add(struct dl_phdr_info *i, size_t size, void *arg) {
     memset(m, 0, sizeof *m);
     snprintf(m->name, sizeof m->name, "%s", slash ? slash + 1 : i->dlpi_name);
     m->base = i->dlpi_addr;
-    m->own = l->m->n++ >= l->before ? DP_MODULE_OWN : DP_MODULE_PROCESS;
+    m->own = l->m->n++ >= l->before || !strcmp(m->name, DP_HEAP_LIBRARY) ? DP_MODULE_OWN : DP_MODULE_PROCESS;
     uint64_t read_only = 0, low = 0, high = 0;
     for (int k = 0; k < i->dlpi_phnum; k++) {
         const ElfW(Phdr) *h = &i->dlpi_phdr[k];
@@ -144,7 +146,8 @@ void dp_modules_list(dp_modules *m, uint32_t before) {
         m->loaded[1] = m->n;
     }
     for (uint32_t i = m->loaded[0]; i < m->loaded[1] && i < m->n; i++)
-        m->list[i].own = DP_MODULE_UNRELATED;
+        if (m->list[i].own == DP_MODULE_PROCESS)
+            m->list[i].own = DP_MODULE_UNRELATED;
     related r = {.m = m, .any = true};
     while (r.any) {
         r.at = 0;

@@ -98,7 +98,24 @@ enum { HELD = 32 }; /* those that pthread_getspecific finds fastest */
 static pthread_key_t held[HELD];
 static int n_held;
 
-void dp_seed_hold_keys(void) {
+static uint64_t features[4]; /* of the processor */
+
+static void find_features(void) {
+    features[0] = getauxval(AT_HWCAP);
+    features[1] = getauxval(AT_HWCAP2);
+#if defined __x86_64__
+    unsigned a, b, c, d;
+    if (__get_cpuid(1, &a, &b, &c, &d))
+        features[2] = (uint64_t)c << 32 | d;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        features[3] = (uint64_t)c << 32 | b;
+#endif
+}
+
+void dp_seed_prepare(void) {
+    dp_error ignored; /* dp_seed_begin tries again and returns it */
+    dp_heap_load(&ignored);
+    find_features();
     while (n_held < HELD && !pthread_key_create(&held[n_held], NULL))
         n_held++;
 }
@@ -108,9 +125,9 @@ void dp_seed_free_keys(void) {
         pthread_key_delete(held[--n_held]);
 }
 
-static int begin(dp_seed *s, bool makes, dp_error *err) {
+static int begin(dp_seed *s, dp_error *err) {
     dp_seed_free_keys();
-    int st = map_arena(s, makes, makes, err);
+    int st = map_arena(s, s->makes, s->makes, err);
     if (!st)
         st = dp_place_begin(err);
     if (st)
@@ -118,7 +135,8 @@ static int begin(dp_seed *s, bool makes, dp_error *err) {
     dp_modules_list(&s->modules, UINT32_MAX);
     st = dp_apart_load(&s->apart, err);
     if (!st) {
-        dp_state_note(&s->was);
+        if (s->makes)
+            dp_state_note(&s->was);
         dp_modules_list(&s->modules, DP_MODULES_MAX);
         s->before = s->modules.n;
         st = dp_heap_open(s->heap_size, err);
@@ -133,7 +151,6 @@ static int begin(dp_seed *s, bool makes, dp_error *err) {
 }
 
 static int prepare(dp_seed *s, int fd, uint64_t heap_size, dp_error *err) {
-    memset(s, 0, sizeof *s);
     s->fd = fd;
     s->heap_size = heap_size;
     if (heap_size < 2 * DP_HEAP_UNIT || heap_size % DP_HEAP_UNIT || heap_size > DP_HEAP_MOST)
@@ -150,7 +167,8 @@ int dp_seed_make_begin(dp_seed *s, int fd, uint64_t heap_size, const dp_apart *a
     if (st)
         return st;
     s->apart = *apart;
-    return begin(s, true, err);
+    s->makes = true;
+    return begin(s, err);
 }
 
 int dp_seed_begin(dp_seed *s, int fd, uint64_t heap_size, dp_error *err) {
@@ -159,7 +177,7 @@ int dp_seed_begin(dp_seed *s, int fd, uint64_t heap_size, dp_error *err) {
         st = dp_seed_read(fd, &s->apart, sizeof s->apart, heap_size + offsetof(dp_seed_header, apart), err);
     if (!st && !dp_apart_valid(&s->apart))
         st = dp_fail(err, DP_UNSUPPORTED, 0, "seed: its list of libraries is damaged");
-    return st ? st : begin(s, false, err);
+    return st ? st : begin(s, err);
 }
 
 /* A key that does not exist has no value, and cannot be given one. */
@@ -169,6 +187,8 @@ void dp_seed_loaded(dp_seed *s) {
     dp_modules_touch_tls(&s->modules, s->before);
     dp_heap_linked();
     dp_place_end();
+    if (!s->makes)
+        return;
     dp_state_loaded(&s->was);
     for (unsigned k = 0; k < DP_SEED_KEYS; k++)
         s->keys[k / 64] |= (uint64_t)key_exists(k) << k % 64;
@@ -176,28 +196,15 @@ void dp_seed_loaded(dp_seed *s) {
 
 /* ---- comparing ---- */
 
-static void processor(uint64_t word[4]) {
-    word[0] = getauxval(AT_HWCAP);
-    word[1] = getauxval(AT_HWCAP2);
-    word[2] = word[3] = 0;
-#if defined __x86_64__
-    unsigned a, b, c, d;
-    if (__get_cpuid(1, &a, &b, &c, &d))
-        word[2] = (uint64_t)c << 32 | d;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
-        word[3] = (uint64_t)c << 32 | b;
-#endif
-}
-
+/* *h is zero, and only those of its pages that get values are written: most have none. */
 static void fill_header(const dp_seed *s, dp_seed_header *h) {
-    memset(h, 0, sizeof *h);
     h->magic = DP_SEED_MAGIC;
     h->version = DP_SEED_VERSION;
     h->n_modules = s->modules.n;
     h->heap_size = s->heap_size;
     h->thread_pointer = (uintptr_t)__builtin_thread_pointer();
     h->apart = s->apart;
-    processor(h->processor);
+    memcpy(h->processor, features, sizeof features);
     memcpy(h->modules, s->modules.list, s->modules.n * sizeof *h->modules);
 }
 
@@ -407,10 +414,21 @@ static int begin_on_demand(const dp_seed *s, const dp_seed_header *h, dp_error *
     return s->laid(s->laid_arg, err);
 }
 
+/* Reads what a worker needs of the header, without the unused parts of its lists. */
+static int read_header(const dp_seed *s, dp_seed_header *h, dp_error *err) {
+    int st = dp_seed_read(s->fd, h, offsetof(dp_seed_header, modules), s->heap_size, err);
+    if (!st && h->n_modules <= DP_MODULES_MAX)
+        st = dp_seed_read(s->fd, h->modules, h->n_modules * sizeof *h->modules, s->heap_size + offsetof(dp_seed_header, modules), err);
+    if (!st)
+        st = dp_seed_read(s->fd, &h->n_extents, sizeof h->n_extents, s->heap_size + offsetof(dp_seed_header, n_extents), err);
+    uint32_t n = h->n_extents < DP_SEED_EXTENTS ? h->n_extents : DP_SEED_EXTENTS;
+    return st ? st : dp_seed_read(s->fd, h->extents, n * sizeof *h->extents, s->heap_size + offsetof(dp_seed_header, extents), err);
+}
+
 /* Everything that can be refused is looked at before the first byte changes. */
 int dp_seed_apply(dp_seed *s, dp_error *err) {
     static dp_seed_header own, seed;
-    int st = dp_seed_read(s->fd, &seed, sizeof seed, s->heap_size, err);
+    int st = read_header(s, &seed, err);
     fill_header(s, &own);
     if (!st)
         st = differs(&own, &seed, err);

@@ -27,7 +27,7 @@
 #include "modules.h"
 
 #define DP_SEED_MAGIC 0x4445455352ull /* "RSEED" */
-#define DP_SEED_VERSION 4u
+#define DP_SEED_VERSION 5u
 #define DP_SEED_KEYS DP_HEAP_KEYS
 #define DP_SEED_EXTENTS 1024
 
@@ -61,7 +61,7 @@ _Static_assert(offsetof(dp_seed_header, processor) == 32 && offsetof(dp_seed_hea
                "layout of a seed's header");
 _Static_assert(DP_MODULES_MAX == 256 && offsetof(dp_seed_header, extents) == 49184 && offsetof(dp_seed_header, root) == 65568, "layout of a seed's header");
 
-/* What dp_seed_begin finds before user code runs, and dp_seed_capture compares. */
+/* What dp_seed_make_begin finds before user code runs, and dp_seed_capture compares. */
 typedef struct dp_seed_before {
     int threads, descriptors;
     struct sigaction actions[_NSIG];
@@ -78,6 +78,7 @@ typedef struct dp_seed_before {
 
 typedef struct dp_seed {
     int fd;
+    bool makes; /* the seed, and does not start from it */
     uint64_t heap_size;
     uint32_t before; /* modules that stay the process's own */
     dp_modules modules;
@@ -91,9 +92,12 @@ typedef struct dp_seed {
     void *laid_arg;
 } dp_seed;
 
-/* Thread-specific keys have numbers, which must be the same in all workers of a seed. dp_seed_hold_keys takes the first ones, so that what a process loads
+/* dp_seed_prepare does once, in the zygote, what would take longest in each worker that starts from a seed: it loads mimalloc, and asks for the features of
+ * the processor, which in a virtual machine ends in the hypervisor.
+ *
+ * Thread-specific keys have numbers, which must be the same in all workers of a seed. dp_seed_prepare takes the first ones, so that what a process loads
  * for itself, such as a provider, gets others. dp_seed_free_keys gives them to user code, before that is loaded; a second time it does nothing. */
-void dp_seed_hold_keys(void);
+void dp_seed_prepare(void);
 void dp_seed_free_keys(void);
 
 /* Bytes that the file of a seed must have at least, without the modules' data. */
@@ -103,7 +107,7 @@ uint64_t dp_seed_file_size(uint64_t heap_size);
 int dp_seed_read(int fd, void *to, uint64_t size, uint64_t at, dp_error *err);
 
 /* dp_seed_make_begin and dp_seed_begin map the arena, load the libraries that stay apart, and open the heap: in the process that makes the
- * seed, which knows those libraries, and in a worker that starts from it. fd is the seed's file. The caller loads user code next, with
+ * seed, which knows those libraries, and in a worker that starts from it. *s is zero, because to clear it would write to 15 pages. fd is the seed's file. The caller loads user code next, with
  * dp_heap_outside 0 meanwhile, then calls dp_seed_loaded. What the caller itself allocates until dp_seed_apply is outside, because the seed is
  * laid over the arena. heap_size is a multiple of DP_HEAP_UNIT, and at least two of them. DP_UNSUPPORTED: this process can have no seed, and
  * may go on without. */
