@@ -441,7 +441,7 @@ test-race-client: tried-build
 	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s -run '^($(subst $() ,|,$(strip $(RACE_CLIENT))))$$' ./client
 
 # The longest parts first, because the lane runs three of them at a time.
-test-c: test-c-tsan-shm test-c-asan-shm test-c-plain-shm test-c-asan-tcp test-c-asan-encrypted test-c-tsan-tcp test-c-plain-ofi ## conformance and unit tests of the C core on shm, ofi and tcp, plain and with sanitizers (tcp plain: make test-tcp)
+test-c: test-c-asan-shm test-c-tsan-shm test-c-plain-shm test-c-asan-shm-channel test-c-plain-shm-channel test-c-asan-tcp test-c-asan-encrypted test-c-tsan-tcp test-c-plain-ofi ## conformance and unit tests of the C core on shm, ofi and tcp, plain and with sanitizers (tcp plain: make test-tcp)
 
 # On tcp the cases run between two nodes (lane tcp), and with the address sanitizer on loopback. Cases of the provider tcp itself, which mostly
 # wait, run with both sanitizers only. Of the cases on encrypted connections, one half runs between nodes, the other half with the address sanitizer.
@@ -449,10 +449,15 @@ ENCRYPTED_PLAIN := $(patsubst %,'%/*',access atomic connect death device inspect
 TCP_PLAIN := $(ENCRYPTED_PLAIN) 'channel/*' 'read/*' 'write/*'
 ENCRYPTED_ASAN := 'channel/*' 'write/*' 'read/*' 'tcp/*'
 
-.PHONY: test-c-plain-shm test-c-plain-ofi test-c-asan-shm test-c-asan-tcp test-c-asan-encrypted test-c-tsan-shm test-c-tsan-tcp
-test-c-plain: test-c-plain-shm test-c-plain-ofi
+# The cases of shm run in two parts, since one would take longer than all others.
+SHM_CHANNEL := 'channel/*'
+SHM_OTHERS = $(patsubst %,'%/*',$(filter-out channel,$(sort $(shell $< --list --provider shm | cut -d/ -f1))))
+.PHONY: test-c-plain-shm test-c-plain-shm-channel test-c-plain-ofi test-c-asan-shm test-c-asan-shm-channel test-c-asan-tcp test-c-asan-encrypted test-c-tsan-shm test-c-tsan-tcp
+test-c-plain: test-c-plain-shm test-c-plain-shm-channel test-c-plain-ofi
 test-c-plain-shm: build/ctest/dp_test
-	$(Q)build/ctest/dp_test --provider shm
+	$(Q)build/ctest/dp_test --provider shm $(SHM_OTHERS)
+test-c-plain-shm-channel: build/ctest/dp_test
+	$(Q)build/ctest/dp_test --provider shm $(SHM_CHANNEL)
 test-c-plain-ofi: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider ofi $(OFI_QUICK)
 	$(Q)RFAAS_OFI_PROVIDER=tcp:cxi build/ctest/dp_test --provider ofi $(OFI_QUICK_CXI)
@@ -462,9 +467,11 @@ OFI_QUICK := '*ofi*' 'load/*' 'access/*-device' 'reset/*@one-device' 'write/sour
 	channel/reserved channel/pieces-refused 'death/atomics*' 'death/idle*'
 OFI_QUICK_CXI := 'access/*@one-device' 'write/source*@processes' 'channel/sizes' 'channel/shuffle-hot' 'channel/shuffle-depth-1024'
 
-test-c-asan: test-c-asan-shm test-c-asan-tcp test-c-asan-encrypted
+test-c-asan: test-c-asan-shm test-c-asan-shm-channel test-c-asan-tcp test-c-asan-encrypted
+test-c-asan-shm-channel: build/ctest/dp_test-asan
+	$(Q)build/ctest/dp_test-asan --provider shm $(SHM_CHANNEL)
 test-c-asan-shm: build/ctest/dp_test-asan
-	$(Q)build/ctest/dp_test-asan --provider shm
+	$(Q)build/ctest/dp_test-asan --provider shm $(SHM_OTHERS)
 	$(Q)$(GO) test -asan -count=1 -vet=off ./internal/dataplane
 test-c-asan-tcp: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider tcp
