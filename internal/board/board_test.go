@@ -293,12 +293,17 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-func TestCordonedLine(t *testing.T) {
-	l := goldenLine()
-	l.State, l.Cordoned = Draining, true
-	var b [LineSize]byte
-	l.Encode(b[:])
-	if got, err := ParseLine(b[:], l.Slot); err != nil || got != l {
-		t.Errorf("%+v %v, want %+v", got, err, l)
+func TestFlagsOfLine(t *testing.T) {
+	for _, slowdown := range []uint32{0, 1, 1010, MaxSlowdown, MaxSlowdown + 1} {
+		for _, cordoned := range []bool{false, true} {
+			l := goldenLine()
+			l.State, l.Cordoned, l.Slowdown = Draining, cordoned, slowdown
+			var b [LineSize]byte
+			l.Encode(b[:])
+			l.Slowdown = min(slowdown, MaxSlowdown)
+			if got, err := ParseLine(b[:], l.Slot); err != nil || got != l {
+				t.Errorf("%+v %v, want %+v", got, err, l)
+			}
+		}
 	}
 }

@@ -94,7 +94,8 @@ type Line struct {
 	Leases      uint32
 	State       State
 	Providers   Providers
-	Cordoned    bool // Draining, but leases continue and the executor does not end
+	Cordoned    bool   // Draining, but leases continue and the executor does not end
+	Slowdown    uint32 // of other programs of the node by the workers, in thousandths, at most MaxSlowdown; 0: not measured
 }
 
 // ShortIncarnation is what of an executor's incarnation stands in its line.
@@ -108,6 +109,9 @@ func unixMilli(t time.Time) uint64 {
 }
 
 const flagCordoned = 1
+
+// MaxSlowdown is the largest value of Line.Slowdown.
+const MaxSlowdown = 1<<12 - 1
 
 // Encode writes the line into LineSize bytes.
 func (l *Line) Encode(b []byte) {
@@ -123,10 +127,12 @@ func (l *Line) Encode(b []byte) {
 	le.PutUint32(b[44:], l.MemoryMiB)
 	le.PutUint32(b[48:], l.FreeMiB)
 	le.PutUint32(b[52:], l.Leases)
-	b[56], b[57], b[58], b[59] = byte(l.State), byte(l.Providers), 0, 0
+	b[56], b[57] = byte(l.State), byte(l.Providers)
+	flags := uint16(min(l.Slowdown, MaxSlowdown)) << 4
 	if l.Cordoned {
-		b[58] = flagCordoned
+		flags |= flagCordoned
 	}
+	le.PutUint16(b[58:], flags)
 	seal(b[:LineSize])
 }
 
@@ -143,7 +149,7 @@ func ParseLine(b []byte, slot uint32) (Line, error) {
 	le := binary.LittleEndian
 	l := Line{Beat: le.Uint64(b), Incarnation: le.Uint64(b[8:]), Slot: le.Uint32(b[32:]), Cores: le.Uint32(b[36:]),
 		FreeCores: le.Uint32(b[40:]), MemoryMiB: le.Uint32(b[44:]), FreeMiB: le.Uint32(b[48:]), Leases: le.Uint32(b[52:]),
-		State: State(b[56]), Providers: Providers(b[57]), Cordoned: b[58]&flagCordoned != 0}
+		State: State(b[56]), Providers: Providers(b[57]), Cordoned: b[58]&flagCordoned != 0, Slowdown: uint32(le.Uint16(b[58:]) >> 4)}
 	written, until := le.Uint64(b[16:]), le.Uint64(b[24:])
 	switch {
 	case l.Slot != slot:

@@ -145,7 +145,7 @@ func (v *boardView) read() ([]executorRow, error) {
 func rowOfLine(l *board.Line, id *board.Identity, now time.Time, heartbeat time.Duration) executorRow {
 	r := executorRow{Address: id.Control, Node: id.Node, State: stateText(l.State != board.Silent && !l.Stale(now, heartbeat), l.State == board.Draining, l.Cordoned, l.FreeCores, l.Cores),
 		Cores: l.Cores, FreeCores: l.FreeCores, MemoryBytes: uint64(l.MemoryMiB) << 20, FreeMemoryBytes: uint64(l.FreeMiB) << 20,
-		Providers: l.Providers.Names(), Leases: l.Leases, AgeMS: uint64(max(now.Sub(l.Written), 0).Milliseconds()),
+		Providers: l.Providers.Names(), Leases: l.Leases, Slowdown: float64(l.Slowdown) / 1000, AgeMS: uint64(max(now.Sub(l.Written), 0).Milliseconds()),
 		Incarnation: fmt.Sprintf("%x", id.Incarnation), By: "memory", nodeID: id.NodeID}
 	if !l.Until.IsZero() {
 		r.Until = uint64(l.Until.Unix())

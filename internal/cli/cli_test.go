@@ -101,7 +101,7 @@ func (s *stub) List(context.Context, *control.ListRequest) (*control.ListReply, 
 	}
 	r := &control.ListReply{NowMs: uint64(time.Now().UnixMilli() + s.ahead.Load()), Executors: []*control.ExecutorEntry{
 		{Address: "a:1", Alive: true, AgeMs: 300, Info: &control.InfoReply{Node: "n1", Cores: 4, FreeCores: 4, MemoryBytes: 3 << 30, FreeMemoryBytes: 1 << 30, Providers: []string{"shm", "verbs"}}},
-		{Address: "b:1", Alive: true, Info: &control.InfoReply{Node: "n2", Cores: 4, FreeCores: 1, AvailableUntil: uint64(time.Now().Add(time.Minute).Unix())}},
+		{Address: "b:1", Alive: true, Info: &control.InfoReply{Node: "n2", Cores: 4, FreeCores: 1, NeighbourSlowdown: 1012, AvailableUntil: uint64(time.Now().Add(time.Minute).Unix())}},
 		{Address: "c:1", Alive: true, Info: &control.InfoReply{Node: "n3", Cores: 4, FreeCores: 1, Draining: true}},
 		{Address: "d:1", Info: &control.InfoReply{Node: "n4"}},
 	}}
@@ -177,7 +177,7 @@ func TestExitCodes(t *testing.T) {
 func TestExecutors(t *testing.T) {
 	_, _, run := world(t)
 	code, out, errs := run("executors")
-	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    0       shm,verbs  -         300ms ago", "busy", "draining", "silent"} {
+	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    0       -         shm,verbs  -         300ms ago", "busy", "1.2%", "draining", "silent"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s%s", want, out, errs)
 		}

@@ -35,6 +35,7 @@ type executorRow struct {
 	Leases          uint32   `json:"leases"`
 	Addresses       []string `json:"addresses,omitempty"` // of its network devices
 	By              string   `json:"by"`                  // memory or message: how this was learned
+	Slowdown        float64  `json:"neighbour_slowdown"`  // of other programs of the node by the workers, 1.01 if they need 1 % more time; 0: not measured
 	Incarnation     string   `json:"incarnation"`
 
 	nodeID string
@@ -67,7 +68,7 @@ func rowOf(e *control.ExecutorEntry) executorRow {
 	i := e.GetInfo()
 	return executorRow{Address: e.GetAddress(), Node: i.GetNode(), State: stateText(e.GetAlive(), i.GetDraining(), i.GetCordoned(), i.GetFreeCores(), i.GetCores()),
 		Cores: i.GetCores(), FreeCores: i.GetFreeCores(), MemoryBytes: i.GetMemoryBytes(), FreeMemoryBytes: i.GetFreeMemoryBytes(),
-		Leases: i.GetLeases(), Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Incarnation: fmt.Sprintf("%x", i.GetIncarnation()), By: "message", nodeID: i.GetNodeId()}
+		Leases: i.GetLeases(), Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Slowdown: float64(i.GetNeighbourSlowdown()) / 1000, Incarnation: fmt.Sprintf("%x", i.GetIncarnation()), By: "message", nodeID: i.GetNodeId()}
 }
 
 func newExecutors(a *app) *cobra.Command {
@@ -149,10 +150,10 @@ func (a *app) watchExecutors(ctx context.Context, v *boardView, every time.Durat
 	}
 }
 
-// sameExecutors compares all but the ages.
+// sameExecutors compares all but the ages and the slowdowns, which always change.
 func sameExecutors(a, b []executorRow) bool {
 	return slices.EqualFunc(a, b, func(x, y executorRow) bool {
-		x.AgeMS, y.AgeMS = 0, 0
+		x.AgeMS, y.AgeMS, x.Slowdown, y.Slowdown = 0, 0, 0, 0
 		return reflect.DeepEqual(x, y)
 	})
 }
@@ -172,11 +173,11 @@ func (a *app) printExecutors(rows []executorRow) error {
 		return err
 	}
 	w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "ADDRESS\tNODE\tSTATE\tFREE/CORES\tFREE/MEMORY\tLEASES\tPROVIDERS\tUNTIL\tSEEN")
+	fmt.Fprintln(w, "ADDRESS\tNODE\tSTATE\tFREE/CORES\tFREE/MEMORY\tLEASES\tSLOWDOWN\tPROVIDERS\tUNTIL\tSEEN")
 	for _, r := range rows {
 		age := time.Duration(r.AgeMS) * time.Millisecond
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s/%s\t%d\t%s\t%s\t%v ago\n", plain(r.Address), plain(r.Node), r.State, r.FreeCores, r.Cores,
-			mib(r.FreeMemoryBytes), mib(r.MemoryBytes), r.Leases, plain(strings.Join(r.Providers, ",")), untilText(r.Until), age.Round(100*time.Millisecond))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s/%s\t%d\t%s\t%s\t%s\t%v ago\n", plain(r.Address), plain(r.Node), r.State, r.FreeCores, r.Cores,
+			mib(r.FreeMemoryBytes), mib(r.MemoryBytes), r.Leases, slowdownText(r.Slowdown), plain(strings.Join(r.Providers, ",")), untilText(r.Until), age.Round(100*time.Millisecond))
 	}
 	return w.Flush()
 }
@@ -193,6 +194,14 @@ func plain(name string) string {
 
 // mib rounds a size down for people.
 func mib(n uint64) string { return config.Bytes(n &^ (1<<20 - 1)).String() }
+
+// slowdownText is the slowdown of other programs in percent.
+func slowdownText(ratio float64) string {
+	if ratio == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*(ratio-1))
+}
 
 // untilText is local time of day, with the date unless it is within a day.
 func untilText(unix uint64) string {

@@ -236,29 +236,30 @@ func (x *InfoRequest) GetProtocolVersion() uint32 {
 }
 
 type InfoReply struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
-	Node            string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`                   // host name, for people
-	NodeId          string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // boot id and network namespace: equal on both sides means shm can be used
-	Incarnation     []byte                 `protobuf:"bytes,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`     // 16 random bytes per start of the executor
-	Cores           uint32                 `protobuf:"varint,5,opt,name=cores,proto3" json:"cores,omitempty"`
-	FreeCores       uint32                 `protobuf:"varint,6,opt,name=free_cores,json=freeCores,proto3" json:"free_cores,omitempty"`
-	MemoryBytes     uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	FreeMemoryBytes uint64                 `protobuf:"varint,8,opt,name=free_memory_bytes,json=freeMemoryBytes,proto3" json:"free_memory_bytes,omitempty"`
-	Providers       []string               `protobuf:"bytes,9,rep,name=providers,proto3" json:"providers,omitempty"` // usable ones, "shm", "verbs"
-	MaxDepth        uint32                 `protobuf:"varint,10,opt,name=max_depth,json=maxDepth,proto3" json:"max_depth,omitempty"`
-	MaxEager        uint32                 `protobuf:"varint,11,opt,name=max_eager,json=maxEager,proto3" json:"max_eager,omitempty"`
-	MaxBulk         uint64                 `protobuf:"varint,12,opt,name=max_bulk,json=maxBulk,proto3" json:"max_bulk,omitempty"`
-	Draining        bool                   `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`
-	AvailableUntil  uint64                 `protobuf:"varint,14,opt,name=available_until,json=availableUntil,proto3" json:"available_until,omitempty"` // Unix time in s at which the node is wanted back; 0: not known
-	Leases          uint32                 `protobuf:"varint,15,opt,name=leases,proto3" json:"leases,omitempty"`                                       // that hold cores
-	Fabric          []*FabricAddress       `protobuf:"bytes,16,rep,name=fabric,proto3" json:"fabric,omitempty"`                                        // of its RDMA devices
-	DataAddress     string                 `protobuf:"bytes,17,opt,name=data_address,json=dataAddress,proto3" json:"data_address,omitempty"`           // "IP:port" at which clients connect to workers on tcp; empty: tcp is not offered
-	NodeCores       uint32                 `protobuf:"varint,18,opt,name=node_cores,json=nodeCores,proto3" json:"node_cores,omitempty"`                // physical cores of the node, lent or not
-	Stats           []uint64               `protobuf:"varint,19,rep,packed,name=stats,proto3" json:"stats,omitempty"`                                  // in calls to the manager only: what the executor has counted, in the order of docs/BOARD.md
-	Cordoned        bool                   `protobuf:"varint,20,opt,name=cordoned,proto3" json:"cordoned,omitempty"`                                   // draining is set too, but leases continue and the executor does not end
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	ProtocolVersion   uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	Node              string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`                   // host name, for people
+	NodeId            string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // boot id and network namespace: equal on both sides means shm can be used
+	Incarnation       []byte                 `protobuf:"bytes,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`     // 16 random bytes per start of the executor
+	Cores             uint32                 `protobuf:"varint,5,opt,name=cores,proto3" json:"cores,omitempty"`
+	FreeCores         uint32                 `protobuf:"varint,6,opt,name=free_cores,json=freeCores,proto3" json:"free_cores,omitempty"`
+	MemoryBytes       uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	FreeMemoryBytes   uint64                 `protobuf:"varint,8,opt,name=free_memory_bytes,json=freeMemoryBytes,proto3" json:"free_memory_bytes,omitempty"`
+	Providers         []string               `protobuf:"bytes,9,rep,name=providers,proto3" json:"providers,omitempty"` // usable ones, "shm", "verbs"
+	MaxDepth          uint32                 `protobuf:"varint,10,opt,name=max_depth,json=maxDepth,proto3" json:"max_depth,omitempty"`
+	MaxEager          uint32                 `protobuf:"varint,11,opt,name=max_eager,json=maxEager,proto3" json:"max_eager,omitempty"`
+	MaxBulk           uint64                 `protobuf:"varint,12,opt,name=max_bulk,json=maxBulk,proto3" json:"max_bulk,omitempty"`
+	Draining          bool                   `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`
+	AvailableUntil    uint64                 `protobuf:"varint,14,opt,name=available_until,json=availableUntil,proto3" json:"available_until,omitempty"`          // Unix time in s at which the node is wanted back; 0: not known
+	Leases            uint32                 `protobuf:"varint,15,opt,name=leases,proto3" json:"leases,omitempty"`                                                // that hold cores
+	Fabric            []*FabricAddress       `protobuf:"bytes,16,rep,name=fabric,proto3" json:"fabric,omitempty"`                                                 // of its RDMA devices
+	DataAddress       string                 `protobuf:"bytes,17,opt,name=data_address,json=dataAddress,proto3" json:"data_address,omitempty"`                    // "IP:port" at which clients connect to workers on tcp; empty: tcp is not offered
+	NodeCores         uint32                 `protobuf:"varint,18,opt,name=node_cores,json=nodeCores,proto3" json:"node_cores,omitempty"`                         // physical cores of the node, lent or not
+	Stats             []uint64               `protobuf:"varint,19,rep,packed,name=stats,proto3" json:"stats,omitempty"`                                           // in calls to the manager only: what the executor has counted, in the order of docs/BOARD.md
+	Cordoned          bool                   `protobuf:"varint,20,opt,name=cordoned,proto3" json:"cordoned,omitempty"`                                            // draining is set too, but leases continue and the executor does not end
+	NeighbourSlowdown uint32                 `protobuf:"varint,21,opt,name=neighbour_slowdown,json=neighbourSlowdown,proto3" json:"neighbour_slowdown,omitempty"` // thousandths: 1010 if other programs of the node need 1 % more time beside the workers; 0: not measured
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *InfoReply) Reset() {
@@ -429,6 +430,13 @@ func (x *InfoReply) GetCordoned() bool {
 		return x.Cordoned
 	}
 	return false
+}
+
+func (x *InfoReply) GetNeighbourSlowdown() uint32 {
+	if x != nil {
+		return x.NeighbourSlowdown
+	}
+	return 0
 }
 
 type FabricAddress struct {
@@ -5888,7 +5896,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x1einternal/control/control.proto\x12\x10rfaas.control.v1\"8\n" +
 	"\vInfoRequest\x12)\n" +
-	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\x86\x05\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xb5\x05\n" +
 	"\tInfoReply\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x17\n" +
@@ -5912,7 +5920,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"node_cores\x18\x12 \x01(\rR\tnodeCores\x12\x14\n" +
 	"\x05stats\x18\x13 \x03(\x04R\x05stats\x12\x1a\n" +
-	"\bcordoned\x18\x14 \x01(\bR\bcordoned\"S\n" +
+	"\bcordoned\x18\x14 \x01(\bR\bcordoned\x12-\n" +
+	"\x12neighbour_slowdown\x18\x15 \x01(\rR\x11neighbourSlowdown\"S\n" +
 	"\rFabricAddress\x12\x1e\n" +
 	"\n" +
 	"infiniband\x18\x01 \x01(\bR\n" +

@@ -34,7 +34,7 @@ var layers = map[string][]string{
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/beat", "internal/board", "internal/bundle", "internal/link", "internal/config", "internal/control",
 		"internal/claim", "internal/datalisten", "internal/dataplane", "internal/handover", "internal/identity", "internal/issuer", "internal/observe", "internal/privilege", "internal/quota",
-		"internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
+		"internal/reference", "internal/sandbox", "internal/systemd", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/etcd", "internal/link",
 		"internal/history", "internal/identity", "internal/issuer", "internal/observe", "internal/quota", "internal/systemd"},
 
@@ -76,7 +76,8 @@ var layers = map[string][]string{
 	"internal/datalisten":  {"internal/control", "internal/dataplane"},
 	"internal/dataplane":   {"internal/api"},
 	"internal/claim":       {},
-	"internal/apigen":      {}, // what `make api` runs; no program contains it
+	"internal/reference":   {"internal/topology"}, // its tests
+	"internal/apigen":      {},                    // what `make api` runs; no program contains it
 	"internal/conventions": {"internal/apigen"},
 	"tests/channel":        {"internal/dataplane"},
 	"tests/ccalls":         {},
@@ -104,9 +105,9 @@ var layers = map[string][]string{
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},
 }
 
-// cgoLayers may import "C": the data plane, the executor's signals and its side of claims, the messages between library and agent, the binding of MPI, the bare round trips
+// cgoLayers may import "C": the data plane, the executor's signals, its side of claims and its reference, the messages between library and agent, the binding of MPI, the bare round trips
 // of the benchmarks, and the channels of tests.
-var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
+var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "internal/reference", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
 
 // testHelpers may be imported by the tests of any package. internal/datalisten is one for tests that stand in for an executor on tcp.
 var testHelpers = []string{"internal/datalisten", "tests/agenttest", "tests/ccalls", "tests/channel", "tests/etcdtest", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}

@@ -73,6 +73,7 @@ type Executor struct {
 	coming      coming               // resources of cached workers that are being reaped
 	draining    bool
 	memoryShort atomic.Bool     // other programs need memory: none is lent
+	slowdown    atomic.Uint32   // of other programs by the workers, in thousandths; 0: not measured
 	cordoned    string          // reason for which no new leases are granted; "": they are
 	until       time.Time       // end of the grace, while draining
 	grace       context.Context // of the drain: it also ends when the drain is cut short
@@ -143,7 +144,7 @@ func (e *Executor) info() *control.InfoReply {
 		MemoryBytes: c.Memory, FreeMemoryBytes: c.FreeMemory,
 		Providers: e.cfg.Providers, MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager,
 		MaxBulk: uint64(e.cfg.Settings.MaxBulk), Draining: e.isDraining() || cordoned, Cordoned: cordoned,
-		AvailableUntil: e.back.unix(), NodeCores: uint32(e.cfg.NodeCores),
+		AvailableUntil: e.back.unix(), NodeCores: uint32(e.cfg.NodeCores), NeighbourSlowdown: e.slowdown.Load(),
 	}
 }
 

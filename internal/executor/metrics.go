@@ -32,6 +32,7 @@ type metrics struct {
 	memoryShort, memoryYielded prometheus.Counter
 	seeds                      *prometheus.CounterVec // result
 	fetched                    prometheus.Counter     // bytes
+	neighbourWait              prometheus.Histogram
 
 	mu    sync.Mutex
 	count board.Stats // for the manager
@@ -60,6 +61,9 @@ func newMetrics() *metrics {
 			Help: "How often the node's memory became short, so that none was lent for a time (yield-memory)."}),
 		memoryYielded: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_leases_yielded_memory_total",
 			Help: "Leases that ended because other programs of the node needed memory (yield-memory)."}),
+		neighbourWait: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "rfaas_executor_neighbour_wait_seconds",
+			Help:    "How long a thread of normal priority waited for its CPU when it woke on a core that is lent (yield-after).",
+			Buckets: prometheus.ExponentialBuckets(10e-6, 4, 8)}),
 		fetched: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_fetched_bytes_total",
 			Help: "Bytes of tables, bundles and seeds that were read from the memory of clients and other executors."}),
 		seeds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_seeds_total",
@@ -142,7 +146,7 @@ func (m *metrics) uploaded(known bool) {
 // show adds the executor's metrics to what is shown.
 func (e *Executor) show(r prometheus.Registerer) {
 	m := e.metrics
-	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.yielded, m.memoryShort, m.memoryYielded, m.seeds, m.fetched)
+	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads, m.claims, m.yielded, m.memoryShort, m.memoryYielded, m.seeds, m.fetched, m.neighbourWait)
 	gauge := func(name, help string, f func() float64) {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_executor_" + name, Help: help}, f))
 	}
@@ -151,6 +155,8 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("memory_bytes", "Memory that is lent.", func() float64 { return float64(e.table.Capacity().Memory) })
 	gauge("free_memory_bytes", "Of this, free.", func() float64 { return float64(e.table.Capacity().FreeMemory) })
 	gauge("leases", "Leases that have resources.", func() float64 { return float64(e.table.Capacity().Leases) })
+	gauge("neighbour_slowdown_ratio", "Time of a fixed piece of work beside the workers, over its time while none runs (yield-after). 0: not measured.",
+		func() float64 { return float64(e.slowdown.Load()) / 1000 })
 	gauge("cached_leases", "Cached leases and spare leases.", func() float64 { return float64(e.table.Capacity().Cached) })
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })

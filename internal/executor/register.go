@@ -241,7 +241,8 @@ func (r *registrar) write() error {
 	info := r.info()
 	l := board.Line{Beat: r.beat, Incarnation: binary.LittleEndian.Uint64(info.GetIncarnation()), Written: time.Now(),
 		Cores: info.GetCores(), FreeCores: info.GetFreeCores(), MemoryMiB: mebibytes(info.GetMemoryBytes()),
-		FreeMiB: mebibytes(info.GetFreeMemoryBytes()), Leases: info.GetLeases(), State: board.Open, Providers: board.ProvidersOf(info.GetProviders())}
+		FreeMiB: mebibytes(info.GetFreeMemoryBytes()), Leases: info.GetLeases(), State: board.Open, Providers: board.ProvidersOf(info.GetProviders()),
+		Slowdown: info.GetNeighbourSlowdown()}
 	if info.GetDraining() {
 		l.State, l.Cordoned = board.Draining, info.GetCordoned()
 	}

@@ -243,6 +243,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, han
 	wg.Go(func() { watchMemory(background) })
 	if s.YieldAfter > 0 {
 		wg.Go(func() { e.yield(background, s.YieldAfter, readUse) })
+		wg.Go(func() { e.watchNeighbour(background, referenceEvery, newReference) })
 	}
 	if err := port.Serve(); err != nil {
 		return err

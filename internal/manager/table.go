@@ -112,7 +112,8 @@ func (t *table) line(e *entry) *board.Line {
 func lineOf(info *control.InfoReply, slot uint32, beat uint64, now time.Time) board.Line {
 	l := board.Line{Beat: beat, Incarnation: board.ShortIncarnation(incarnationOf(info)), Written: now, Slot: slot,
 		Cores: info.GetCores(), FreeCores: info.GetFreeCores(), MemoryMiB: uint32(min(info.GetMemoryBytes()>>20, 1<<32-1)),
-		FreeMiB: uint32(min(info.GetFreeMemoryBytes()>>20, 1<<32-1)), Leases: info.GetLeases(), State: board.Open, Providers: board.ProvidersOf(info.GetProviders())}
+		FreeMiB: uint32(min(info.GetFreeMemoryBytes()>>20, 1<<32-1)), Leases: info.GetLeases(), State: board.Open, Providers: board.ProvidersOf(info.GetProviders()),
+		Slowdown: info.GetNeighbourSlowdown()}
 	if info.GetDraining() {
 		l.State, l.Cordoned = board.Draining, info.GetCordoned()
 	}
@@ -442,7 +443,7 @@ func (t *table) refresh(e *entry) {
 	e.beat, e.seen = l.Beat, t.now()
 	info := proto.CloneOf(e.info)
 	info.FreeCores, info.FreeMemoryBytes = min(l.FreeCores, info.Cores), uint64(l.FreeMiB)<<20
-	info.Draining, info.Cordoned, info.Leases = l.State == board.Draining, l.Cordoned, l.Leases
+	info.Draining, info.Cordoned, info.Leases, info.NeighbourSlowdown = l.State == board.Draining, l.Cordoned, l.Leases, l.Slowdown
 	e.info = info
 	t.tell(e, t.stateOf(e))
 }

@@ -58,7 +58,8 @@ type ExecutorState struct {
 	Leases          uint32   `json:"leases"`
 	Providers       []string `json:"providers"`
 	AgeMS           uint64   `json:"age_ms"`
-	Until           uint64   `json:"available_until"` // Unix seconds, 0: not known
+	Until           uint64   `json:"available_until"`    // Unix seconds, 0: not known
+	Slowdown        float64  `json:"neighbour_slowdown"` // of other programs of the node by the workers, 1.01 if they need 1 % more time; 0: not measured
 }
 
 // LeaseState is a running lease, from its cell.
@@ -115,7 +116,7 @@ func (m *Manager) executorStates() []ExecutorState {
 		}
 		out = append(out, ExecutorState{Address: e.GetAddress(), Node: i.GetNode(), State: state, Cores: i.GetCores(), FreeCores: i.GetFreeCores(),
 			MemoryBytes: i.GetMemoryBytes(), FreeMemoryBytes: i.GetFreeMemoryBytes(), Leases: i.GetLeases(),
-			Providers: append([]string{}, i.GetProviders()...), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil()})
+			Providers: append([]string{}, i.GetProviders()...), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Slowdown: float64(i.GetNeighbourSlowdown()) / 1000})
 	}
 	return out
 }

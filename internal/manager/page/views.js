@@ -64,7 +64,8 @@ export class Overview {
 }
 
 const executorColumns = [["address", e => e.address], ["state", e => state(e.state)], ["cores used", e => `${e.cores - e.free_cores} of ${e.cores}`, "number"],
-  ["free memory", e => `${gib(e.free_memory_bytes)} of ${gib(e.memory_bytes)}`, "number"], ["leases", e => e.leases, "number"], ["reached by", e => e.providers.join(" ")],
+  ["free memory", e => `${gib(e.free_memory_bytes)} of ${gib(e.memory_bytes)}`, "number"], ["leases", e => e.leases, "number"],
+  ["slowdown of other programs", e => e.neighbour_slowdown ? (100 * (e.neighbour_slowdown - 1)).toFixed(1) + " %" : "–", "number"], ["reached by", e => e.providers.join(" ")],
   ["last report", e => seconds(e.age_ms / 1000) + " ago", "number"]];
 
 const leaseColumns = now => [["lease", leaseLink], ["tenant", l => l.tenant], ["node", l => nodeLink(l.node)], ["age", l => seconds((now - l.began_ms) / 1000), "number"],

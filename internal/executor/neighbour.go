@@ -1,0 +1,106 @@
+package executor
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/board"
+	"github.com/rfaas-go/rfaas/internal/reference"
+)
+
+// An executor with the setting yield-after measures what its workers do to other programs of the node. See internal/reference.
+
+const (
+	referenceEvery = time.Second // the shortest time between two measurements
+	referenceShare = 500         // the measurements use at most this fraction of one CPU
+	referencePairs = 61          // the most pairs of which the median is published: its error is about 1 %
+	referenceFirst = 11          // the fewest
+)
+
+// referenceWork measures the slowdown of a piece of work.
+type referenceWork interface {
+	Measure(cpu int, others []int, aloneFirst bool) (reference.Times, error)
+	Close()
+}
+
+func newReference() (referenceWork, error) { return reference.New() }
+
+// watchNeighbour measures until ctx ends, and publishes the median of the latest pairs. Without leases it does nothing and publishes nothing.
+func (e *Executor) watchNeighbour(ctx context.Context, every time.Duration, create func() (referenceWork, error)) {
+	timer := time.NewTimer(every)
+	defer timer.Stop()
+	var work referenceWork
+	forget := func() {
+		if e.slowdown.Store(0); work != nil {
+			work.Close()
+			work = nil
+		}
+	}
+	defer forget()
+	var ratios []float64
+	said := ""
+	for turn := 0; ; turn++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		wait := every
+		cpu, others := e.referenceCPUs(turn)
+		if len(others) == 0 {
+			forget()
+			ratios = nil
+		} else {
+			t, err := reference.Times{}, error(nil)
+			if work == nil {
+				work, err = create()
+			}
+			if err == nil {
+				t, err = work.Measure(cpu, others, turn%2 == 0)
+			}
+			if err != nil && err.Error() != said {
+				said = err.Error()
+				e.log.Warn("cannot measure the slowdown of other programs by the workers", "error", err)
+			}
+			if t.Waited {
+				e.metrics.neighbourWait.Observe(t.Wait.Seconds())
+			}
+			if t.Complete {
+				ratios = append(ratios[max(0, len(ratios)-referencePairs+1):], float64(t.Beside)/float64(t.Alone))
+			}
+			if list := slices.Sorted(slices.Values(ratios)); len(list) >= referenceFirst {
+				e.slowdown.Store(uint32(min(math.Round(1000*list[len(list)/2]), board.MaxSlowdown)))
+			}
+			wait = max(every, referenceShare*t.Cost)
+		}
+		timer.Reset(wait)
+	}
+}
+
+// referenceCPUs returns the CPU on which the work runs next, and the other CPUs of workers. The work takes turns on the CPUs of workers. If there is only
+// one, it runs on the other CPUs that the executor lends. others is empty if there is nothing to measure.
+func (e *Executor) referenceCPUs(turn int) (cpu int, others []int) {
+	var leased []int
+	for _, l := range e.table.List() {
+		for _, cpus := range l.CPUs {
+			leased = append(leased, cpus...)
+		}
+	}
+	slices.Sort(leased)
+	leased = slices.Compact(leased)
+	candidates := leased
+	if len(leased) == 1 {
+		candidates = nil
+		for _, c := range e.cfg.Cores {
+			candidates = append(candidates, c.CPUs...)
+		}
+		candidates = slices.DeleteFunc(candidates, func(c int) bool { return c == leased[0] })
+	}
+	if len(candidates) == 0 {
+		return 0, nil
+	}
+	cpu = candidates[turn%len(candidates)]
+	return cpu, slices.DeleteFunc(leased, func(c int) bool { return c == cpu })
+}

@@ -1,0 +1,111 @@
+package reference
+
+import (
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/topology"
+)
+
+func newWork(t *testing.T) *Work {
+	t.Helper()
+	w, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Close)
+	return w
+}
+
+// worker streams over memory with idle priority on a CPU, as the worker of an executor may, while running is set.
+func worker(t *testing.T, cpu int) (running *atomic.Bool) {
+	t.Helper()
+	running = &atomic.Bool{}
+	end := make(chan struct{})
+	begun, done := make(chan error), make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with its policy
+		var set unix.CPUSet
+		set.Set(cpu)
+		err := unix.SchedSetaffinity(0, &set)
+		if err == nil {
+			err = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0)
+		}
+		begun <- err
+		memory := make([]uint64, 8<<20)
+		for {
+			for i := 0; i < len(memory) && running.Load(); i += 8 {
+				memory[i]++
+			}
+			select {
+			case <-end:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		running.Store(false)
+		close(end)
+		<-done
+	})
+	if err := <-begun; err != nil {
+		t.Fatal(err)
+	}
+	return running
+}
+
+// A worker that uses the memory from another CPU slows the work down. Without it, the work shows less slowdown.
+func TestWorkerSlowsDown(t *testing.T) {
+	cpus, err := topology.Affinity()
+	if err != nil || len(cpus) < 2 {
+		t.Skipf("CPUs %v, %v: want two", cpus, err)
+	}
+	w, running := newWork(t), worker(t, cpus[1])
+	var ratios [2][]float64 // without the worker, and with it
+	median := func(i int) float64 {
+		slices.Sort(ratios[i])
+		return ratios[i][len(ratios[i])/2]
+	}
+	const rounds, pairs = 8, 31
+	interrupted := 0
+	for round := range rounds {
+		for i := range ratios {
+			running.Store(i == 1)
+			for len(ratios[i]) < (round+1)*pairs {
+				m, err := w.Measure(cpus[0], cpus[1:2], len(ratios[i])%2 == 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if m.Complete {
+					ratios[i] = append(ratios[i], float64(m.Beside)/float64(m.Alone))
+				} else if interrupted++; interrupted > 2000 {
+					t.Skip("other programs interrupt the measurements")
+				}
+				if m.Cost < m.Alone {
+					t.Fatalf("%+v: the measurement costs less than a part of it", m)
+				}
+			}
+		}
+		if median(1) > median(0)+0.01 {
+			break
+		}
+	}
+	t.Logf("slowdown %.3f beside the worker, %.3f without, of %d pairs", median(1), median(0), len(ratios[1]))
+	if median(1) <= median(0) {
+		t.Errorf("slowdown %.3f beside a worker that uses the memory, %.3f without it", median(1), median(0))
+	}
+}
+
+// A CPU that does not exist is no error, since a CPU may go offline at any time.
+func TestMissingCPU(t *testing.T) {
+	if m, err := newWork(t).Measure(4000, []int{4001}, false); err != nil || m.Complete {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
