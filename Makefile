@@ -742,7 +742,7 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/seed/*.c $(WORKER)/startup/*.c $(WORKER)/fortran/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/tcp/*.c benchmarks/python/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/seed/*.c $(WORKER)/startup/*.c $(WORKER)/fortran/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/fromc/*.c benchmarks/tcp/*.c benchmarks/python/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -I$(WORKER) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(if $(PYTHON_PLACES),$(wildcard client/python/ext/*.c client/python/worker/*.c)) | xargs -r -P 2 -I FILE \
 		$(CC) $(PYTHON_CFLAGS) -I$(WORKER) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE

@@ -21,7 +21,8 @@ func newBenchLeases(a *app) *cobra.Command {
 		Short: "Measure leases, beside the figures of KRCORE and Swift",
 		Long: `The figures of leases beside those of KRCORE and Swift, each with its floor or its counterpart from the same run, on shm: looking an executor up,
 claims, all kinds of start, a group of workers, the first contact of a process. Queue pairs of the agent that clients use at first are measured on verbs
-if this machine has a device, otherwise on tcp. benchmarks/README.md has the whole table.`,
+if this machine has a device, otherwise on tcp. With --provider verbs, only these are measured, and leases whose first calls use them.
+benchmarks/README.md has the whole table.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			b.modes, b.payloads = []string{"warm"}, []string{"64"}
@@ -29,8 +30,8 @@ if this machine has a device, otherwise on tcp. benchmarks/README.md has the who
 				return a.BadUsage(err)
 			}
 			switch {
-			case b.cfg.Provider != dataplane.SHM:
-				return a.BadUsage(fmt.Errorf("provider %q: want shm; bench cold and bench control measure other providers", b.cfg.Provider))
+			case b.cfg.Provider != dataplane.SHM && b.cfg.Provider != dataplane.Verbs:
+				return a.BadUsage(fmt.Errorf("provider %q: want shm or verbs; bench cold measures tcp too", b.cfg.Provider))
 			case b.asCSV:
 				return a.BadUsage(errors.New("--csv: want --json or neither"))
 			case cfg.Leases < 1 || cfg.Leases > 10_000 || cfg.Group < 2 || cfg.Group > 64:
@@ -48,7 +49,7 @@ if this machine has a device, otherwise on tcp. benchmarks/README.md has the who
 				return err
 			}
 			cfg.Contact = []string{self, "contact"}
-			cfg.Cold.Provider, cfg.Cold.Function, cfg.Cold.Progress = dataplane.SHM, "empty", a.progress()
+			cfg.Cold.Provider, cfg.Cold.Function, cfg.Cold.Progress = b.cfg.Provider, "empty", a.progress()
 			rows, err := leases.Run(c.Context(), cfg)
 			write := leases.WriteTable
 			if b.asJSON {

@@ -28,6 +28,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/rfaas-go/rfaas/benchmarks/fromc"
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -44,6 +45,7 @@ type Config struct {
 	Workers  int    // of each lease; 0: 1
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
+	Client   string // "go", or "c": leases are taken by C code; empty: go
 	Progress func(line string)
 
 	again bool // a later run: do not measure first contact with TLS and process starts again
@@ -54,7 +56,7 @@ type Config struct {
 type Result struct {
 	Name         string  `json:"name"` // "start"
 	Provider     string  `json:"provider"`
-	Client       string  `json:"client"` // go
+	Client       string  `json:"client"` // go or c
 	Mode         string  `json:"mode"`   // one of Modes
 	Function     string  `json:"function"`
 	Workers      int     `json:"workers"` // of each lease; the steps are those of the first one
@@ -133,6 +135,8 @@ func (cfg *Config) Check() error {
 		return fmt.Errorf("provider %q is not one of shm, verbs, tcp", cfg.Provider)
 	case cfg.Mode != "" && !slices.Contains(Modes(cfg.Provider), cfg.Mode):
 		return fmt.Errorf("mode %q on %s is not one of %s", cfg.Mode, cfg.Provider, strings.Join(Modes(cfg.Provider), ", "))
+	case cfg.Client != "" && cfg.Client != "go" && cfg.Client != "c":
+		return fmt.Errorf("client %q is not one of c, go", cfg.Client)
 	}
 	return nil
 }
@@ -156,7 +160,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	defer e.Stop()
-	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: cfg.Mode, Function: cfg.Function, Workers: cfg.Workers, Samples: n,
+	r := &Result{Name: "start", Provider: cfg.Provider, Client: cmp.Or(cfg.Client, "go"), Mode: cfg.Mode, Function: cfg.Function, Workers: cfg.Workers, Samples: n,
 		Load: latency.LoadAverage(), StartedAt: time.Now().UTC().Format(time.RFC3339),
 		Method: "one lease after the other; time from the lease's request to the first result, client connected, library uploaded; " +
 			"the client's Go runtime has one processor (GOMAXPROCS), like a rank that is bound to a core"}
@@ -166,6 +170,18 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	defer s.Close()
 	r.FirstContact = first
+	take := func(all *samples, before func() error) (string, error) { return all.lease(ctx, s, cfg, before) }
+	if cfg.Client == "c" {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		r.Method = "one lease from C, 5 ms after the release of the one before; time from the lease's request to the first result, client connected, library uploaded"
+		c, err := fromc.Open(e.Address, cfg.Provider, secret)
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		take = func(all *samples, before func() error) (string, error) { return all.leaseFromC(c, cfg, before) }
+	}
 	var all samples
 	for len(all.total) < n {
 		if done := len(all.total) + r.Others; cfg.Progress != nil && done%20 == 0 {
@@ -175,7 +191,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 			return nil, err
 		}
 		one := all
-		how, err := all.lease(ctx, s, cfg, func() error { return e.beforeRelease(ctx, &cfg) })
+		how, err := take(&all, e.beforeRelease(ctx, &cfg))
 		if err != nil {
 			return nil, err
 		}
@@ -296,6 +312,26 @@ func rank(sorted []int64, permille int) int64 {
 	return sorted[max((len(sorted)*permille+999)/1000-1, 0)]
 }
 
+// leaseFromC is lease, from C.
+func (a *samples) leaseFromC(c *fromc.Session, cfg Config, before func() error) (how string, err error) {
+	t, err := c.Lease(fromc.Terms{Library: cfg.Library, Function: cfg.Function, Workers: cfg.Workers, Bulk: cfg.Bulk,
+		Reuse: cfg.Mode == "cached" || cfg.Mode == "awake", Hot: cfg.Mode == "awake"}, before)
+	if err != nil {
+		return "", err
+	}
+	a.add(t.Total, t.Leased, t.Release, client.StartSteps{Fork: t.Fork, Sandbox: t.Sandbox, Connect: t.Connect, Code: t.Code})
+	return client.Start(t.Start).String(), nil
+}
+
+func (a *samples) add(total, leased, release time.Duration, steps client.StartSteps) {
+	a.release = append(a.release, int64(release))
+	a.total = append(a.total, int64(total))
+	a.control = append(a.control, int64(leased-steps.Fork-steps.Sandbox-steps.Connect-steps.Code))
+	a.sandbox = append(a.sandbox, int64(steps.Sandbox))
+	a.fork, a.connect, a.code = append(a.fork, int64(steps.Fork)), append(a.connect, int64(steps.Connect)), append(a.code, int64(steps.Code))
+	a.call = append(a.call, int64(total-leased))
+}
+
 // lease takes a lease, makes one call, calls before unless it is nil, releases the lease, and records the times. how says how the worker started.
 func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config, before func() error) (how string, err error) {
 	options := client.LeaseOptions{Library: cfg.Library, Workers: cfg.Workers, Bulk: cfg.Bulk, Reuse: cfg.Mode == "cached" || cfg.Mode == "awake"}
@@ -322,12 +358,7 @@ func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config, befo
 	if err = errors.Join(err, l.Release(ctx)); err != nil {
 		return "", err
 	}
-	a.release = append(a.release, int64(time.Since(began)))
-	a.total = append(a.total, int64(total))
-	a.control = append(a.control, int64(leased-steps.Fork-steps.Sandbox-steps.Connect-steps.Code))
-	a.sandbox = append(a.sandbox, int64(steps.Sandbox))
-	a.fork, a.connect, a.code = append(a.fork, int64(steps.Fork)), append(a.connect, int64(steps.Connect)), append(a.code, int64(steps.Code))
-	a.call = append(a.call, int64(total-leased))
+	a.add(total, leased, time.Since(began), steps)
 	return steps.Start.String(), nil
 }
 

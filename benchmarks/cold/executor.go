@@ -47,12 +47,12 @@ func (e executor) ready(ctx context.Context, cfg *Config, others int) error {
 	return nil
 }
 
-// beforeRelease waits, in mode ahead, until the agent has the spare lease that it gives with the release.
-func (e executor) beforeRelease(ctx context.Context, cfg *Config) error {
+// beforeRelease returns what to do before a release: in mode ahead, wait until the agent has the spare lease that it gives with the release. nil: nothing.
+func (e executor) beforeRelease(ctx context.Context, cfg *Config) func() error {
 	if cfg.Mode != "ahead" {
 		return nil
 	}
-	return e.untilSpare(ctx)
+	return func() error { return e.untilSpare(ctx) }
 }
 
 // StartExecutor starts an executor on this machine with the settings of cfg.Mode and further arguments.

@@ -30,14 +30,14 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"placement, 3 executors", "placement, 40 executors", "placement, 40 executors, manager stopped", "look-up",
-		"look-up, manager stopped", "look-up by message, 3 executors", "heartbeat by message",
+		"look-up, manager stopped", "clock, 1 us", "look-up by message, 3 executors", "heartbeat by message",
 		"heartbeat by write", "charge, 1 counter", "charge, 8 counters", "change told to 2 subscribers", "change told to 5 subscribers"} {
 		r := seen[name]
 		if r == nil || r.P50NS <= 0 || r.MaxNS < r.P50NS || r.Samples != r.BatchCalls*2 && !strings.HasPrefix(name, "change") {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
-	if len(seen) != 12 {
+	if len(seen) != 13 {
 		t.Errorf("%d results", len(seen))
 	}
 }

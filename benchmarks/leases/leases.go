@@ -1,5 +1,5 @@
 // Package leases measures what `rfaas-bench leases` prints: the lines of the table "The control plane beside KRCORE and Swift" of benchmarks/README.md
-// that one machine can measure, each beside its floor from the same run. It needs no RDMA device.
+// that one machine can measure, each beside its floor from the same run.
 package leases
 
 import (
@@ -24,6 +24,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/benchmarks/cold"
 	"github.com/rfaas-go/rfaas/benchmarks/control"
+	"github.com/rfaas-go/rfaas/benchmarks/fromc"
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/board"
@@ -59,10 +60,14 @@ func (r *Row) Holds() bool {
 	return r.Bound == 0 || r.Least && r.Value >= r.Bound || !r.Least && r.Value <= r.Bound
 }
 
-// Run measures everything, and returns the lines in the order of the table. After an error it returns those that were measured before.
+// Run measures everything, or, on verbs, what needs a device, and returns the lines in the order of the table. After an error it returns those that were measured before.
 func Run(ctx context.Context, cfg Config) (rows []Row, err error) {
 	cfg.Control.Executors, cfg.Control.Subscribers = []int{10, 1000}, []int{1}
-	for _, part := range []func(context.Context, *Config) ([]Row, error){metadata, claims, brokered, starts, group, contacts} {
+	parts := []func(context.Context, *Config) ([]Row, error){metadata, claims, brokered, starts, group, contacts}
+	if cfg.Cold.Provider == dataplane.Verbs {
+		parts = []func(context.Context, *Config) ([]Row, error){brokered}
+	}
+	for _, part := range parts {
 		var some []Row
 		some, err = part(ctx, &cfg)
 		if rows = append(rows, some...); err != nil {
@@ -72,9 +77,13 @@ func Run(ctx context.Context, cfg Config) (rows []Row, err error) {
 	return rows, err
 }
 
+// lookUps is the number of look-ups of a batch. The first one of each batch runs in cold caches, so a batch has many.
+const lookUps = 1000
+
 // metadata measures the look-up of an executor that the client has not used before.
 func metadata(ctx context.Context, cfg *Config) ([]Row, error) {
 	results := map[string]*latency.Result{}
+	cfg.Control.Batch = lookUps
 	err := control.Run(ctx, cfg.Control, func(r *latency.Result) error {
 		results[r.Function] = r
 		return nil
@@ -83,12 +92,13 @@ func metadata(ctx context.Context, cfg *Config) ([]Row, error) {
 		return nil, err
 	}
 	look, stopped, message := results["look-up"], results["look-up, manager stopped"], results["look-up by message, 10 executors"]
-	if look == nil || stopped == nil || message == nil {
+	clock := results["clock, 1 us"]
+	if look == nil || stopped == nil || message == nil || clock == nil {
 		return nil, errors.New("bench control measured no look-up")
 	}
 	floor := fmt.Sprintf("a bare read of %d B: p50 %s", look.Payload, us(look.FloorP50))
 	return []Row{
-		{"K1", "metadata of an executor that was never seen, p99", micro(look.P99NS), "us", 10, false, fmt.Sprintf("p50 %s; %s", us(look.P50NS), floor)},
+		{"K1", "metadata of an executor that was never seen, p99", micro(look.P99NS), "us", 10, false, fmt.Sprintf("p50 %s; %s; a loop that reads the clock for 1 us: p99 %s", us(look.P50NS), floor, us(clock.P99NS))},
 		{"K2", "such look-ups on one thread", look.OpsPerS / 1e3, "K/s", 150, true, floor},
 		{"K3", "metadata of an executor", board.LineSize + board.IdentitySize, "B", 58, false, "a line and an identity, with names and addresses"},
 		{"K4", "look-up against the message, manager stopped", float64(message.P50NS) / float64(stopped.P50NS), "times as fast", 4.4, true,
@@ -144,18 +154,42 @@ func claims(context.Context, *Config) ([]Row, error) {
 		fmt.Sprintf("a compare-and-swap and a wake-up of the executor's thread, which books all: %d ns (median of %d rounds)", swaps[len(swaps)/2], len(swaps))}}, nil
 }
 
-// starts measures the time from a lease's request to the first result, for each kind of start.
+// wakeRounds is how often a bare wake-up is measured.
+const wakeRounds = 100
+
+// starts measures the time from a lease's request to the first result, for each kind of start, from C. Beside the leases that wake processes stands the time
+// of the same wake-ups in a bare program.
 func starts(ctx context.Context, cfg *Config) ([]Row, error) {
 	cfg.Cold.Leases = cfg.Leases
+	w, err := fromc.MeasureWakes(wakeRounds)
+	if err != nil {
+		return nil, err
+	}
+	wakes := fmt.Sprintf("bare wake-up of a thread: %s; of a thread that thaws a process: %s", us(w.Thread), us(w.Frozen))
+	if w.Why != nil {
+		wakes = fmt.Sprintf("bare wake-up of a thread: %s; of a frozen process not measured: %v", us(w.Thread), w.Why)
+	}
+	cfg.Cold.Client = "go"
+	fromGo, err := series(ctx, cfg.Cold, "awake", "cached")
+	if err != nil {
+		return nil, err
+	}
+	cfg.Cold.Client = "c"
 	of, err := series(ctx, cfg.Cold, "awake", "cached", "ahead", "spare", "pooled", "cold")
 	if err != nil {
 		return nil, err
 	}
-	process := of["cold"].ProcessNS
-	process = cmp.Or(process, of["awake"].ProcessNS)
+	process := cmp.Or(fromGo["awake"].ProcessNS, of["awake"].ProcessNS)
 	line := func(id, what, mode string, bound float64) Row {
 		r := of[mode]
-		return Row{id, "lease to first result, " + what + ", p50", micro(r.P50NS), "us", bound, false, fmt.Sprintf("p90 %s, p99 %s", us(r.P90NS), us(r.P99NS))}
+		beside := fmt.Sprintf("p90 %s, p99 %s", us(r.P90NS), us(r.P99NS))
+		if g := fromGo[mode]; g != nil {
+			beside += fmt.Sprintf("; from Go %s", us(g.P50NS))
+		}
+		if mode == "cached" || mode == "ahead" {
+			beside += "; " + wakes
+		}
+		return Row{id, "lease to first result, " + what + ", p50", micro(r.P50NS), "us", bound, false, beside}
 	}
 	rows := []Row{
 		line("", "claimed and awake", "awake", 15),

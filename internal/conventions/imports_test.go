@@ -106,8 +106,8 @@ var layers = map[string][]string{
 }
 
 // cgoLayers may import "C": the data plane, the executor's signals, its side of claims and its reference, the messages between library and agent, the binding of MPI, the bare round trips
-// of the benchmarks, and the channels of tests.
-var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "internal/reference", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/ccalls", "tests/channel"}
+// and the leases from C of the benchmarks, and the channels of tests.
+var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "internal/reference", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "benchmarks/fromc", "tests/ccalls", "tests/channel"}
 
 // testHelpers may be imported by the tests of any package. internal/datalisten is one for tests that stand in for an executor on tcp.
 var testHelpers = []string{"internal/datalisten", "tests/agenttest", "tests/ccalls", "tests/channel", "tests/etcdtest", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}
