@@ -164,9 +164,16 @@ func TestNamedSeed(t *testing.T) {
 	if n := useTableless(t, l); n != 0 {
 		t.Error("the setup function ran in the lease's worker")
 	}
+	suspect, err := l.CreateSeed(ctx, "prepare", []byte("h"), client.SeedOptions{Name: "suspect"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, err := suspect.Info(ctx); err != nil || !strings.HasPrefix(d.Warning, "1 words of the heap look like pointers to memory outside of the seed") {
+		t.Errorf("a pointer to the stack: %q, %v", d.Warning, err)
+	}
 	release(t, l)
 	d, err := s.Info(ctx)
-	if err != nil || d.Bytes < 8<<20 || d.Memory != 64<<20 || d.Left <= 0 || d.Left > time.Minute || d.Function != "prepare_children" || !strings.HasPrefix(s.Name(), "table:") {
+	if err != nil || d.Warning != "" || d.Bytes < 8<<20 || d.Memory != 64<<20 || d.Left <= 0 || d.Left > time.Minute || d.Function != "prepare_children" || !strings.HasPrefix(s.Name(), "table:") {
 		t.Errorf("%q: %+v, %v", s.Name(), d, err)
 	}
 	other := w.connect(t, w.options())

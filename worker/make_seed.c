@@ -84,7 +84,11 @@ _Noreturn void dp_seed_make(int sock, uint32_t id, const dp_msg_seed *m, const i
     static char text[DP_MSG_MAX];
     dp_error err = {0};
     dp_function *table = NULL;
-    uint64_t times[3], at[4] = {now_ns()};
+    uint64_t at[4] = {now_ns()};
+    struct {
+        uint64_t times[3];
+        char warning[DP_SEED_WARNING];
+    } done = {0};
     int code = fds[0];
     void *payload = map_payload(&k, fds[3], m->payload_size);
     must(&k, dp_apart_find(load_library, &code, &apart, &err), &err);
@@ -102,7 +106,8 @@ _Noreturn void dp_seed_make(int sock, uint32_t id, const dp_msg_seed *m, const i
     must(&k, dp_seed_capture(&s, &err), &err);
     at[3] = now_ns();
     for (int i = 0; i < 3; i++)
-        times[i] = at[i + 1] - at[i];
-    dp_msg_send(sock, DP_MSG_SEEDED, id, times, sizeof times, -1);
+        done.times[i] = at[i + 1] - at[i];
+    size_t length = strlen(strcpy(done.warning, s.warning));
+    dp_msg_send(sock, DP_MSG_SEEDED, id, &done, sizeof done.times + length, -1);
     leave();
 }

@@ -23,7 +23,7 @@
  *   executor ── worker socket ──▶ worker      INSPECT + fds {code, output}: instead of a lease, read a library and exit
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  functions' names in the output; or FAILED {status, text}
  *   executor ── worker socket ──▶ worker      SEED + fds {code, names, seed, payload}: instead of a lease, make a seed and exit
- *   executor ◀─ worker socket ─── worker      SEEDED {times}            the seed is complete; or FAILED {status, text}
+ *   executor ◀─ worker socket ─── worker      SEEDED {times, warning}   the seed is complete; or FAILED {status, text}
  *   executor ── worker socket ──▶ worker      SYMBOLS + fds {code, output}: likewise, the functions at offsets in a library
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  one line in the output for each offset
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
@@ -83,7 +83,7 @@ enum {
     DP_MSG_TABLED = 23,
     DP_MSG_RESUMED = 24,   /* body: the worker's channel blob */
     DP_MSG_SEED = 25,      /* body: dp_msg_seed */
-    DP_MSG_SEEDED = 26,    /* body {u64 ns that loading took, u64 ns of the setup function, u64 ns of the capture} */
+    DP_MSG_SEEDED = 26,    /* body {u64 ns that loading took, u64 ns of the setup function, u64 ns of the capture}, and a warning if there is one */
     DP_MSG_UNSEEDED = 27,  /* body {i32 status, text}: why */
     DP_MSG_PAGES = 28,
     DP_MSG_LAID = 29,

@@ -1307,6 +1307,7 @@ typedef struct rfaas_seed_details {
     char executor[256];   /* address of the executor that has made it */
     char node[256];       /* host name of that executor */
     char setup[256];      /* name of the setup function, cut if it is longer */
+    char warning[256];    /* what looks wrong, such as pointers to other memory; "": nothing */
 } rfaas_seed_details;
 
 /* rfaas_seed_create executes a setup function once, and keeps its memory for workers of later leases.

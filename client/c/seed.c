@@ -289,6 +289,8 @@ int rfaas_seed_info(const rfaas_seed *d, rfaas_seed_details *details) {
     memcpy(i.executor, a->executor, sizeof i.executor);
     memcpy(i.node, a->node, sizeof i.node);
     snprintf(i.setup, sizeof i.setup, "%s", now->function);
+    size_t behind = strlen(a->node) + 1;
+    snprintf(i.warning, sizeof i.warning, "%.*s", (int)(sizeof a->node - behind), a->node + behind);
     destroy(now);
     memcpy(details, &i, details->struct_size < sizeof i ? details->struct_size : sizeof i);
     return RFAAS_OK;

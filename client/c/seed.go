@@ -25,6 +25,7 @@ type SeedDetails struct {
 	Load, Setup, Capture time.Duration
 	Executor, Node       string
 	Function             string
+	Warning              string // words on the heap look like pointers to memory that workers do not get; "": there are no such words
 }
 
 // SeedCreate executes a function, and keeps its memory under a name.
@@ -66,7 +67,7 @@ func (s *Seed) Info() (SeedDetails, error) {
 	d := C.rfaas_seed_details{struct_size: C.sizeof_rfaas_seed_details}
 	err := errorOf(C.rfaas_shim_seed_info(s.c(), &d))
 	return SeedDetails{uint32(d.version), uint64(d.bytes), uint64(d.memory), uint64(d.children), time.Duration(d.left_ns), time.Duration(d.load_ns), time.Duration(d.setup_ns),
-		time.Duration(d.capture_ns), C.GoString(&d.executor[0]), C.GoString(&d.node[0]), C.GoString(&d.setup[0])}, err
+		time.Duration(d.capture_ns), C.GoString(&d.executor[0]), C.GoString(&d.node[0]), C.GoString(&d.setup[0]), C.GoString(&d.warning[0])}, err
 }
 
 // Release withdraws the seed, or frees the handle of an opened one.

@@ -262,6 +262,7 @@ module rfaas_c
       character(kind=c_char) :: executor(256) = c_null_char
       character(kind=c_char) :: node(256) = c_null_char
       character(kind=c_char) :: setup(256) = c_null_char
+      character(kind=c_char) :: warning(256) = c_null_char
    end type
 
    type, bind(c) :: rfaas_map_options_c

@@ -14,6 +14,7 @@ enum { TABLE = 8 << 20 };
 static unsigned char *table;
 static unsigned used, token;
 static pthread_t thread;
+static char *volatile *stale;
 
 static void *wait_for_end(void *unused) {
     for (;;)
@@ -21,7 +22,7 @@ static void *wait_for_end(void *unused) {
     return unused;
 }
 
-/* The payload is a letter. k: the process that makes a seed ends. t: leaves a thread. f: fails. */
+/* The payload is a letter. k: the process that makes a seed ends. t: leaves a thread. f: fails. h: leaves a pointer to the stack on the heap. */
 uint32_t prepare(void *args, uint32_t size, void *res) {
     char name[16] = "", way = *(const char *)args;
     (void)size, (void)res;
@@ -32,6 +33,8 @@ uint32_t prepare(void *args, uint32_t size, void *res) {
         pthread_create(&thread, NULL, wait_for_end, NULL);
     if (way == 'f' || getrandom(&token, sizeof token, 0) != sizeof token)
         return rfaas_fail("on purpose");
+    if (way == 'h' && (stale = malloc(sizeof *stale)))
+        *stale = name;
     table = malloc(TABLE);
     for (unsigned i = 0; i < TABLE; i++)
         table[i] = (unsigned char)(i * 7);

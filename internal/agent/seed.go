@@ -104,7 +104,7 @@ func (s *seeds) close() {
 
 func seedBody(s *grant.Seed) (body, error) {
 	m := protocol.Seed{Bytes: s.GetBytes(), Memory: s.GetMemory(), LoadNs: int64(s.GetLoadNs()), SetupNs: int64(s.GetSetupNs()), CaptureNs: int64(s.GetCaptureNs()), LeftNs: int64(s.Left),
-		Version: s.GetVersion(), Children: s.Children, Name: s.FullName(), Executor: s.Address, Node: s.GetNode(), Function: s.GetFunction(), Payload: s.GetPayload()}
+		Version: s.GetVersion(), Children: s.Children, Name: s.FullName(), Executor: s.Address, Node: s.GetNode(), Warning: s.GetWarning(), Function: s.GetFunction(), Payload: s.GetPayload()}
 	if len(m.Name) > protocol.MaxSeedName {
 		return nil, failed("seed", dataplane.StatusUnsupported, "its full name has %d bytes, want at most %d: start executor %s with a shorter --advertise", len(m.Name), protocol.MaxSeedName, s.Address)
 	}

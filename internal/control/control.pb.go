@@ -1202,8 +1202,9 @@ type SeedDescription struct {
 	LoadNs        uint64                 `protobuf:"varint,17,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // how long the process took to load the library, to execute the function, and to keep its memory
 	SetupNs       uint64                 `protobuf:"varint,18,opt,name=setup_ns,json=setupNs,proto3" json:"setup_ns,omitempty"`
 	CaptureNs     uint64                 `protobuf:"varint,19,opt,name=capture_ns,json=captureNs,proto3" json:"capture_ns,omitempty"`
-	Node          string                 `protobuf:"bytes,20,opt,name=node,proto3" json:"node,omitempty"`  // host name of the executor that has made it
-	Root          uint64                 `protobuf:"varint,21,opt,name=root,proto3" json:"root,omitempty"` // size of what functions get from rfaas_table in workers that map the heap (Table.seed); 0: the setup function has not called rfaas_set_root
+	Node          string                 `protobuf:"bytes,20,opt,name=node,proto3" json:"node,omitempty"`       // host name of the executor that has made it
+	Warning       string                 `protobuf:"bytes,22,opt,name=warning,proto3" json:"warning,omitempty"` // words on its heap look like pointers to memory that workers do not get; none: there are no such words
+	Root          uint64                 `protobuf:"varint,21,opt,name=root,proto3" json:"root,omitempty"`      // size of what functions get from rfaas_table in workers that map the heap (Table.seed); 0: the setup function has not called rfaas_set_root
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1374,6 +1375,13 @@ func (x *SeedDescription) GetCaptureNs() uint64 {
 func (x *SeedDescription) GetNode() string {
 	if x != nil {
 		return x.Node
+	}
+	return ""
+}
+
+func (x *SeedDescription) GetWarning() string {
+	if x != nil {
+		return x.Warning
 	}
 	return ""
 }
@@ -5993,7 +6001,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\aleft_ms\x18\x02 \x01(\x04R\x06leftMs\x12\x1a\n" +
 	"\bchildren\x18\x03 \x01(\rR\bchildren\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\"\x12\n" +
-	"\x10ReleaseSeedReply\"\x85\x05\n" +
+	"\x10ReleaseSeedReply\"\x9f\x05\n" +
 	"\x0fSeedDescription\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\rR\aversion\x12\x16\n" +
@@ -6018,7 +6026,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bsetup_ns\x18\x12 \x01(\x04R\asetupNs\x12\x1d\n" +
 	"\n" +
 	"capture_ns\x18\x13 \x01(\x04R\tcaptureNs\x12\x12\n" +
-	"\x04node\x18\x14 \x01(\tR\x04node\x12\x12\n" +
+	"\x04node\x18\x14 \x01(\tR\x04node\x12\x18\n" +
+	"\awarning\x18\x16 \x01(\tR\awarning\x12\x12\n" +
 	"\x04root\x18\x15 \x01(\x04R\x04root\"Q\n" +
 	"\vSeedSegment\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n" +

@@ -320,7 +320,7 @@ func (e *Executor) describe(h *holding, terms *lease.Terms, w *wish, t *table) (
 	}
 	d := &control.SeedDescription{Tenant: terms.Tenant, CodeSha256: h.code.sum[:], Function: w.GetFunction(), Payload: w.GetPayload(), Memory: h.spec.MemoryLimit, HeapUnits: t.seed.Units,
 		Size: layout.Size, Bytes: t.seed.Bytes, ThreadPointer: layout.ThreadPointer, Processor: layout.Processor[:], LoadNs: uint64(t.seed.Load), SetupNs: uint64(t.seed.Setup),
-		CaptureNs: uint64(t.seed.Capture), Node: e.cfg.Node, BundleSha256: h.bundleSum(), Root: layout.RootSize}
+		CaptureNs: uint64(t.seed.Capture), Node: e.cfg.Node, BundleSha256: h.bundleSum(), Root: layout.RootSize, Warning: t.seed.Warning}
 	for _, m := range layout.Modules {
 		d.Modules = append(d.Modules, &control.SeedModule{Name: m.Name, BuildId: m.Build[:], Base: m.Base, Data: m.Data, DataSize: m.DataSize, Tls: m.TLS, TlsSize: m.TLSSize})
 	}

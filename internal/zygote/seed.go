@@ -22,6 +22,8 @@ const (
 	seedHeapMost = 1 << 40  // bytes of a heap
 	SeedUnitsMin = 2
 	seedData     = 64 << 20 // room of the file for its header and small static data
+	seededTimes  = 24       // bytes of the durations that a maker sends
+	seedWarning  = 192      // bytes of the warning behind them, with its NUL
 )
 
 // StatusUnsupported is the status of a *WorkerError about a state that no seed can keep.
@@ -48,6 +50,8 @@ type Seed struct {
 	File  *os.File // opened for reading, sealed
 	Units uint32   // of its heap
 	Bytes uint64   // memory that the seed takes
+	// Warning says what may be wrong with the seed: words on its heap that look like pointers to memory that workers do not get. "": nothing.
+	Warning string
 	// Load, Setup and Capture are the durations of making it, as the process that made it has measured them.
 	Load, Setup, Capture time.Duration
 	children             atomic.Uint32
@@ -215,9 +219,9 @@ func (w *Worker) makeSeed(ctx context.Context, spec *SeedSpec, units uint32, fil
 	m, err := wire.Decode(buf[:n])
 	switch {
 	case err != nil:
-	case m.Type == wire.Seeded && len(m.Body) == 24:
+	case m.Type == wire.Seeded && len(m.Body) >= seededTimes && len(m.Body) < seededTimes+seedWarning:
 		ns := func(at int) time.Duration { return time.Duration(min(le.Uint64(m.Body[at:]), 1<<62)) }
-		return &Seed{Load: ns(0), Setup: ns(8), Capture: ns(16)}, nil
+		return &Seed{Load: ns(0), Setup: ns(8), Capture: ns(16), Warning: wire.Printable(m.Body[seededTimes:])}, nil
 	case m.Type == wire.Failed:
 		return nil, m.Failure()
 	default:

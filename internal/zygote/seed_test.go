@@ -109,7 +109,7 @@ func TestSeedRefused(t *testing.T) {
 	for way, want := range map[string]string{"threads": "has left 1 threads", "files": "has left 1 files open", "handler": "a handler for signal 10", "mask": "the signal mask",
 		"mode mask": "the file mode mask", "environment": "the environment", "directory": "the working directory", "locale": "the locale",
 		"thread's locale": "the locale", "handler's flags": "a handler for signal 15", "CPUs": "the CPUs", "kernel's timer": "has left a timer", "rounding": "the rounding", "child": "child processes", "timer": "a timer running", "library": "has loaded libresolv",
-		"payload": "points to the payload", "stack": "points to the stack",
+		"payload": "points to the payload", "stack": "points to the stack", "result": "points to memory that others have mapped",
 		"memory": "has left memory mapped", "fork": "has forked"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
@@ -123,6 +123,21 @@ func TestSeedRefused(t *testing.T) {
 		if !errors.As(err, &e) || e.Status != want {
 			t.Errorf("%s: %v, want status %d", setup, err, want)
 		}
+	}
+}
+
+// Pointers on the heap to memory that workers do not get are no reason to refuse a seed, but it says that there are some. Pointers to libraries and to the heap itself are valid.
+func TestSeedWarns(t *testing.T) {
+	z, code := startZygote(t), seedLibrary(t, "refused.c")
+	for way, want := range map[string]string{"nothing": "", "heap": "2 words of the heap look like pointers to memory outside of the seed, the first one at 0x6"} {
+		s, err := z.MakeSeed(t.Context(), seedSpec(code, "setup", way+"\x00"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(s.Warning, want) || want == "" && s.Warning != "" || want != "" && !strings.Contains(s.Warning, "to the stack: copy") {
+			t.Errorf("%s: %q, want %q", way, s.Warning, want)
+		}
+		s.Close()
 	}
 }
 

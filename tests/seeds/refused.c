@@ -28,7 +28,7 @@ static void *rest(void *unused) {
 }
 
 uint32_t setup(void *in, uint32_t size, void *out) {
-    (void)size, (void)out;
+    (void)size;
     const char *way = in;
     pthread_t t;
     if (!strcmp(way, "threads"))
@@ -80,6 +80,8 @@ uint32_t setup(void *in, uint32_t size, void *out) {
         dlopen("libresolv.so.2", RTLD_NOW);
     else if (!strcmp(way, "payload"))
         kept = in;
+    else if (!strcmp(way, "result"))
+        kept = out;
     else if (!strcmp(way, "stack"))
         kept = &way;
     else if (!strcmp(way, "memory"))
@@ -90,7 +92,11 @@ uint32_t setup(void *in, uint32_t size, void *out) {
             _exit(0);
         waitpid(child, NULL, 0);
     }
-    else if (!strcmp(way, "sleep"))
+    else if (!strcmp(way, "heap")) {
+        const void **list = malloc(5 * sizeof *list);
+        memcpy(list, (const void *[]){&way, list, in, stdout, (void *)rest}, 5 * sizeof *list); /* the 2nd, 4th and 5th are the same in all workers */
+        kept = list;
+    } else if (!strcmp(way, "sleep"))
         rest(NULL);
     return 0;
 }

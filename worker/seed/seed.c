@@ -37,6 +37,23 @@ static int map_arena(const dp_seed *s, bool shared, bool of_file, dp_error *err)
     return dp_fail(err, DP_FATAL, errno, "seed: map %llu MiB for the heap", (unsigned long long)(s->heap_size >> 20));
 }
 
+/* Returns the end of the pages in memory from an offset of the arena on: all of them have memory in the file. lseek looks at each page for 15 to 65 ns, mincore for 1 ns. */
+static uint64_t resident_end(uint64_t from, uint64_t limit) {
+    unsigned char in_memory[1024];
+    for (uint64_t most = 16;; most *= 2) { /* to ask for pages without memory is slow */
+        uint64_t n = (limit - from) / PAGE, k = 0;
+        most = most < sizeof in_memory ? most : sizeof in_memory;
+        n = n < most ? n : most;
+        if (n == 0 || mincore((void *)(uintptr_t)(DP_HEAP_AT + from), n * PAGE, in_memory))
+            return from;
+        while (k < n && in_memory[k] & 1)
+            k++;
+        from += k * PAGE;
+        if (k < n)
+            return from;
+    }
+}
+
 /* Finds the next bytes of the file at or after *from and before `limit` that have memory, with gaps of at most `gap` bytes. Returns their end, 0: there are
  * none. */
 static uint64_t next_extent(const dp_seed *s, uint64_t *from, uint64_t limit, uint64_t gap) {
@@ -45,7 +62,7 @@ static uint64_t next_extent(const dp_seed *s, uint64_t *from, uint64_t limit, ui
         return 0;
     *from = (uint64_t)data;
     do
-        hole = lseek(s->fd, data, SEEK_HOLE);
+        hole = lseek(s->fd, (off_t)resident_end((uint64_t)data, limit), SEEK_HOLE);
     while (hole >= 0 && (uint64_t)hole < limit && (data = lseek(s->fd, hole, SEEK_DATA)) >= 0 && (uint64_t)data < limit && (uint64_t)(data - hole) <= gap);
     return hole < 0 || (uint64_t)hole > limit ? limit : (uint64_t)hole;
 }
@@ -308,8 +325,11 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
     if (s->modules.more)
         return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the process has %u libraries, and a seed can keep the state of at most %u", s->modules.n + s->modules.more, DP_MODULES_MAX);
     int st = dp_state_compare(&s->was, &s->modules, err);
-    if (!st)
-        st = dp_state_scan(&s->modules, s->payload, s->payload_size, err);
+    static dp_foreign foreign;
+    if (!st) {
+        dp_foreign_find(&foreign, s->payload, s->payload_size);
+        st = dp_state_scan(&foreign, &s->modules, err);
+    }
     if (st)
         return st;
     static dp_seed_header h;
@@ -336,6 +356,7 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
         }
     }
     h.n_extents = find_extents(s, 0, s->heap_size, h.extents);
+    dp_state_scan_heap(&foreign, h.extents, h.n_extents, s->warning, sizeof s->warning);
     if (!st)
         st = put_root(s, &h, err);
     if (!st)

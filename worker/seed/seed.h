@@ -30,6 +30,7 @@
 #define DP_SEED_VERSION 5u
 #define DP_SEED_KEYS DP_HEAP_KEYS
 #define DP_SEED_EXTENTS 1024
+#define DP_SEED_WARNING 192 /* bytes of the text with its NUL */
 
 /* Bytes [from, to) of the file, whole pages. */
 typedef struct dp_seed_extent {
@@ -86,6 +87,7 @@ typedef struct dp_seed {
     uint64_t keys[DP_SEED_KEYS / 64]; /* those that exist when the library is loaded */
     const void *payload; /* of the setup function; set by the caller of dp_seed_capture */
     uint64_t payload_size;
+    char warning[DP_SEED_WARNING]; /* set by dp_seed_capture: what may be wrong with the seed; "": nothing */
     dp_seed_before was;
     /* Set before dp_seed_apply if the file is filled on demand: called when the heap is mapped and before anything reads it. */
     int (*laid)(void *arg, dp_error *err);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -179,47 +180,54 @@ int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *e
 
 /* ---- pointers ---- */
 
-typedef struct range {
-    const char *what;
-    uintptr_t from, to;
-} range;
-
-/* Finds the process's heap and stack, which differ between processes. */
-static int find_ranges(range own[2]) {
-    FILE *f = fopen("/proc/self/maps", "re");
-    char line[512];
-    int n = 0;
-    while (f && n < 2 && fgets(line, sizeof line, f)) {
-        char *rest;
-        bool heap = strstr(line, "[heap]");
-        if (!heap && !strstr(line, "[stack]"))
+int dp_state_scan(const dp_foreign *f, const dp_modules *m, dp_error *err) {
+    uint64_t looks = UINT64_MAX;
+    for (uint32_t i = 0; i < m->n; i++) {
+        const dp_module *own = &m->list[i];
+        const uintptr_t *data = (const uintptr_t *)(uintptr_t)own->data, *end = data + own->data_size / sizeof *data;
+        const char *what;
+        const uintptr_t *word = own->own == DP_MODULE_OWN ? dp_foreign_next(f, data, end, &looks, &what) : NULL;
+        if (!word)
             continue;
-        uintptr_t from = strtoull(line, &rest, 16);
-        own[n++] = (range){heap ? "memory that was allocated before the library was loaded" : "the stack", from, strtoull(rest + 1, NULL, 16)};
+        Dl_info info;
+        bool named = dladdr(word, &info) && info.dli_sname;
+        return dp_fail(err, DP_UNSUPPORTED, 0, "seed: static data of %.60s (%.60s) points to %s, which a seed cannot keep: make a copy in the init call", own->name,
+                       named ? info.dli_sname : "a static variable", what);
     }
-    if (f)
-        fclose(f);
-    return n;
-}
-
-static int scan(const dp_module *m, const range *r, int n, dp_error *err) {
-    const uintptr_t *word = (const uintptr_t *)(uintptr_t)m->data, *end = word + m->data_size / sizeof *word;
-    for (; word < end; word++)
-        for (int i = 0; i < n; i++)
-            if (*word - r[i].from < r[i].to - r[i].from) {
-                Dl_info info;
-                bool named = dladdr(word, &info) && info.dli_sname;
-                return dp_fail(err, DP_UNSUPPORTED, 0, "seed: static data of %.60s (%.60s) points to %s, which a seed cannot keep: make a copy in the init call", m->name,
-                               named ? info.dli_sname : "a static variable", r[i].what);
-            }
     return DP_OK;
 }
 
-int dp_state_scan(const dp_modules *m, const void *payload, uint64_t size, dp_error *err) {
-    range r[3] = {{"the payload of the init call", (uintptr_t)payload, (uintptr_t)payload + size}};
-    int n = 1 + find_ranges(r + 1), st = DP_OK;
-    for (uint32_t i = 0; i < m->n && !st; i++)
-        if (m->list[i].own == DP_MODULE_OWN && m->list[i].data_size)
-            st = scan(&m->list[i], r, n, err);
-    return st;
+/* Skips pages without memory: to read a hole of a memory file allocates a page in it, which would stay. */
+static uint64_t scan_heap(const dp_foreign *f, uintptr_t from, uintptr_t end, uint64_t found, uint64_t *looks, const uintptr_t **first, const char **what) {
+    enum { PAGE = 4096, PAGES = 1024 };
+    unsigned char has[PAGES];
+    for (; from < end; from += PAGE * PAGES) {
+        uintptr_t n = (end - from) / PAGE < PAGES ? (end - from) / PAGE : PAGES;
+        if (mincore((void *)from, n * PAGE, has))
+            return found;
+        for (uintptr_t i = 0, k; i < n; i = k + 1) {
+            for (k = i; k < n && has[k] & 1; k++)
+                ;
+            const uintptr_t *word = (const uintptr_t *)(from + i * PAGE), *limit = (const uintptr_t *)(from + k * PAGE);
+            for (const char *of; (word = dp_foreign_next(f, word, limit, looks, &of)); word++)
+                if (!found++) {
+                    *first = word;
+                    *what = of;
+                }
+        }
+    }
+    return found;
+}
+
+void dp_state_scan_heap(const dp_foreign *f, const dp_seed_extent *list, uint32_t n, char *text, size_t room) {
+    enum { LOOKS = 4 << 20 };
+    uint64_t found = 0, looks = LOOKS;
+    const uintptr_t *first = NULL;
+    const char *what = NULL;
+    for (uint32_t i = 0; i < n && looks; i++)
+        found = scan_heap(f, DP_HEAP_AT + list[i].from, DP_HEAP_AT + list[i].to, found, &looks, &first, &what);
+    *text = 0;
+    if (found)
+        snprintf(text, room, "%llu words of the heap look like pointers to memory outside of the seed, the first one at %p to %s: copy that memory, or set the pointers in rfaas_on_resume",
+                 (unsigned long long)found, (const void *)first, what);
 }

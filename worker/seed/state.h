@@ -2,6 +2,9 @@
 #ifndef RFAAS_SEED_STATE_H
 #define RFAAS_SEED_STATE_H
 
+#include <stddef.h>
+
+#include "foreign.h"
 #include "seed.h"
 
 void dp_state_note(dp_seed_before *was);
@@ -12,6 +15,9 @@ int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *e
 void dp_state_loaded(dp_seed_before *was);
 /* Looks for pointers from static data of user code to memory that does not travel. Returns DP_OK if there is none, else DP_UNSUPPORTED. A
  * number that looks like such a pointer counts as one. */
-int dp_state_scan(const dp_modules *m, const void *payload, uint64_t size, dp_error *err);
+int dp_state_scan(const dp_foreign *f, const dp_modules *m, dp_error *err);
+/* Looks for such pointers in the heap, of which the list has what is used, and describes what it finds; "": nothing. The init call may never use them, and freed memory may contain
+ * them, so they are no reason to refuse the seed. */
+void dp_state_scan_heap(const dp_foreign *f, const dp_seed_extent *list, uint32_t n, char *text, size_t room);
 
 #endif

@@ -161,6 +161,7 @@ __attribute__((unused)) static const binding_field rfaas_seed_details_fields[] =
     { "executor", FIELD_TEXT, offsetof(rfaas_seed_details, executor), sizeof(((rfaas_seed_details *)0)->executor) },
     { "node", FIELD_TEXT, offsetof(rfaas_seed_details, node), sizeof(((rfaas_seed_details *)0)->node) },
     { "setup", FIELD_TEXT, offsetof(rfaas_seed_details, setup), sizeof(((rfaas_seed_details *)0)->setup) },
+    { "warning", FIELD_TEXT, offsetof(rfaas_seed_details, warning), sizeof(((rfaas_seed_details *)0)->warning) },
     { 0 },
 };
 

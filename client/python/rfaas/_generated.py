@@ -373,6 +373,7 @@ class SeedDetails:
     executor: str
     node: str
     setup: str
+    warning: str
 
 
 class MapOptions(_TypedDict, total=False):

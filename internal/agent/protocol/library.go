@@ -358,6 +358,9 @@ func DecodeSeed(b []byte) (Seed, error) {
 	t := texts{op: OpSeedFind}
 	s := Seed{Bytes: uint64(c.bytes), Memory: uint64(c.memory), LoadNs: int64(c.load_ns), SetupNs: int64(c.setup_ns), CaptureNs: int64(c.capture_ns), LeftNs: int64(c.left_ns),
 		Version: uint32(c.version), Children: uint32(c.children), Name: t.of("name", c.name[:]), Executor: t.of("executor", c.executor[:]), Node: t.of("node", c.node[:])}
+	if behind := len(s.Node) + 1; behind < len(c.node) {
+		s.Warning = t.of("warning", c.node[behind:])
+	}
 	if t.err != nil {
 		return Seed{}, t.err
 	}

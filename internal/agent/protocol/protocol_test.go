@@ -43,7 +43,7 @@ func kinds() []kind {
 		of("table seed", TableSeed{Session: 1, Name: "xs", Seed: "xs:1@a:1"}, (*TableSeed).Encode, DecodeTableSeed),
 		of("seed create", SeedCreate{Key: 1, LimitNs: 2, TTLNs: 3, Name: "xs", Function: "prepare", Payload: []byte{0, 1}}, (*SeedCreate).Encode, DecodeSeedCreate),
 		of("seed name", SeedName{1, "xs:1@a:1"}, (*SeedName).Encode, func(b []byte) (SeedName, error) { return DecodeSeedName(OpSeedFind, b) }),
-		of("seed", Seed{Bytes: 1, Memory: 2, LoadNs: 3, SetupNs: 4, CaptureNs: 5, LeftNs: 6, Version: 7, Children: 8, Name: "xs:7@a:1", Executor: "a:1", Node: "n", Function: "prepare"},
+		of("seed", Seed{Bytes: 1, Memory: 2, LoadNs: 3, SetupNs: 4, CaptureNs: 5, LeftNs: 6, Version: 7, Children: 8, Name: "xs:7@a:1", Executor: "a:1", Node: "n", Warning: "w", Function: "prepare"},
 			(*Seed).Encode, DecodeSeed),
 		of("first acquire", Acquire{Key: 1, Session: 2, Cached: 4, WaitNs: 5, First: true, At: "a:1", Provider: "verbs", Spec: spec,
 			Offers: [][]byte{blob, {1}}, SeedFunction: "prepare", SeedPayload: []byte{0, 1}, SeedName: "xs:1@a:1", SeedLimitNs: 6}, (*Acquire).Encode, DecodeAcquire),

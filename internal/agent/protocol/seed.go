@@ -87,6 +87,7 @@ type Seed struct {
 	LoadNs, SetupNs, CaptureNs, LeftNs int64
 	Version, Children                  uint32
 	Name, Executor, Node, Function     string // Name in full
+	Warning                            string // cut to the room behind Node
 	Payload                            []byte
 }
 
@@ -98,5 +99,8 @@ func (s *Seed) Encode(b []byte) []byte {
 	set(c.name[:], s.Name)
 	set(c.executor[:], s.Executor)
 	set(c.node[:], s.Node)
+	if behind := len(s.Node) + 1; behind < len(c.node) {
+		set(c.node[behind:], s.Warning)
+	}
 	return append(append(put(b, &c), s.Function...), s.Payload...)
 }
