@@ -97,6 +97,7 @@ _Noreturn void dp_seed_make(int sock, uint32_t id, const dp_msg_seed *m, const i
     if (st)
         refuse(&k, st, text);
     dp_seed_loaded(&s);
+    must(&k, dp_seed_check_library(&s, &err), &err);
     at[1] = now_ns();
     s.payload = payload;
     s.payload_size = m->payload_size;

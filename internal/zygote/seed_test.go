@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -124,6 +126,16 @@ func TestSeedRefused(t *testing.T) {
 			t.Errorf("%s: %v, want status %d", setup, err, want)
 		}
 	}
+}
+
+// A library whose runtime has threads is refused before its init call, by name.
+func TestSeedOfGo(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "go.so")
+	if text, err := exec.Command("go", "build", "-buildmode=c-shared", "-o", out, "./testdata/goruntime").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	_, err := startZygote(t).MakeSeed(t.Context(), seedSpec(sealedFile(t, out), "setup", ""))
+	wantError(t, err, wire.StatusUnsupported, "threads when it was loaded, which are the runtime of Go, and a seed cannot keep them: use the init call without RFAAS_LEASE_SEED")
 }
 
 // Pointers on the heap to memory that workers do not get are no reason to refuse a seed, but it says that there are some. Pointers to libraries and to the heap itself are valid.

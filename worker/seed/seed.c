@@ -211,6 +211,8 @@ void dp_seed_loaded(dp_seed *s) {
         s->keys[k / 64] |= (uint64_t)key_exists(k) << k % 64;
 }
 
+int dp_seed_check_library(const dp_seed *s, dp_error *err) { return dp_state_library(&s->was, err); }
+
 /* ---- comparing ---- */
 
 /* *h is zero, and only those of its pages that get values are written: most have none. */

@@ -117,6 +117,8 @@ int dp_seed_make_begin(dp_seed *s, int fd, uint64_t heap_size, const dp_apart *a
 int dp_seed_begin(dp_seed *s, int fd, uint64_t heap_size, dp_error *err);
 /* dp_seed_loaded ends the loading. */
 void dp_seed_loaded(dp_seed *s);
+/* dp_seed_check_library returns DP_UNSUPPORTED if the state of the library cannot travel, whatever its init call does. After dp_seed_loaded. */
+int dp_seed_check_library(const dp_seed *s, dp_error *err);
 
 /* dp_seed_capture writes the seed, after user code has prepared its state. On the thread that executed user code, with no call running.
  * DP_UNSUPPORTED: the state cannot travel; the text names what is in the way and the remedy. From now on, changes to the state are this

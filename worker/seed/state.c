@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
 #include <locale.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -126,6 +127,29 @@ static int refuse(dp_error *err, const char *what, const char *remedy) {
 /* The kernel knows _NSIG - 1 signals. libc fills the rest of a mask with anything. */
 static bool same_action(const struct sigaction *a, const struct sigaction *b) {
     return a->sa_handler == b->sa_handler && a->sa_flags == b->sa_flags && !memcmp(&a->sa_mask, &b->sa_mask, (_NSIG - 1) / 8);
+}
+
+/* Reports whether an object was built by Go. */
+static int built_by_go(struct dl_phdr_info *i, size_t size, void *unused) {
+    (void)size, (void)unused;
+    for (int k = 0; k < i->dlpi_phnum; k++) {
+        const ElfW(Phdr) *h = &i->dlpi_phdr[k];
+        const uint8_t *at = (const void *)(uintptr_t)(i->dlpi_addr + h->p_vaddr), *end = at + h->p_memsz;
+        for (const ElfW(Nhdr) *note; h->p_type == PT_NOTE && at + sizeof *note + 4 <= end; at += sizeof *note + ((note->n_namesz + 3u) & ~3u) + ((note->n_descsz + 3u) & ~3u)) {
+            note = (const void *)at;
+            if (note->n_namesz == 4 && !memcmp(note + 1, "Go", 3))
+                return 1;
+        }
+    }
+    return 0;
+}
+
+int dp_state_library(const dp_seed_before *was, dp_error *err) {
+    int now = entries("/proc/self/task");
+    if (now <= was->threads)
+        return DP_OK;
+    return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the library has started %d threads when it was loaded%s, and a seed cannot keep them: use the init call without RFAAS_LEASE_SEED", now - was->threads,
+                   dl_iterate_phdr(built_by_go, NULL) ? ", which are the runtime of Go" : "");
 }
 
 int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *err) {

@@ -10,6 +10,8 @@
 void dp_state_note(dp_seed_before *was);
 /* Returns DP_OK if nothing has changed, else DP_UNSUPPORTED with a text that names what has, and the remedy. */
 int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *err);
+/* Returns DP_UNSUPPORTED if the library has started threads when it was loaded. Before the init call, which may take long. */
+int dp_state_library(const dp_seed_before *was, dp_error *err);
 /* Begins to count what only the init call must not leave behind: forks and mapped memory. The mode of floating point is what the library's constructors
  * have set. When the library is loaded. */
 void dp_state_loaded(dp_seed_before *was);
