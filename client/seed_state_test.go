@@ -5,6 +5,7 @@ import (
 	"context"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/tests/testkit"
@@ -48,5 +49,50 @@ func TestSeedStatesAreCopied(t *testing.T) {
 	}
 	if got, want := testkit.Metric(t, socket, `rfaas_executor_seeds_total{result="copied"}`), "6"; got != want {
 		t.Errorf("the second executor has copied %s seeds, want %s", got, want)
+	}
+}
+
+// The setup function is executed once in a cluster. 8 workers on a node share its table, also on a node that joins later and copies the seed.
+func TestSeedTableIsShared(t *testing.T) {
+	const workers, whole = 8, 8 << 10 // KiB
+	sockets := []string{filepath.Join(t.TempDir(), "web"), filepath.Join(t.TempDir(), "web")}
+	var more [][]string
+	for _, s := range sockets {
+		more = append(more, []string{"--share-cores", "8", "--http-listen", "unix:" + s})
+	}
+	nodes, s, o := seedCluster(t, 2, more...)
+	o.Workers = workers
+	var once uint32
+	for i, n := range nodes {
+		began := time.Now()
+		l, token := leaseAt(t, s, o, n)
+		t.Logf("executor %d: %v from the request to the first result", i, time.Since(began))
+		if once == 0 {
+			once = token
+		}
+		var sum uint32
+		for w := range workers {
+			if w > 0 {
+				token = useSeed(t, l, w, 1)
+			}
+			if token != once {
+				t.Errorf("executor %d, worker %d: the setup function was executed again", i, w)
+			}
+		}
+		for w := range workers {
+			sum += numbers(t, l, w, "share")[0]
+		}
+		if sum > whole+whole/4 {
+			t.Errorf("executor %d: the workers have %d KiB of a table of %d KiB", i, sum, whole)
+		}
+		release(t, l)
+	}
+	for i, want := range []string{"made", "copied"} {
+		for _, result := range []string{"made", "copied", "refused", "failed"} {
+			n := testkit.Metric(t, sockets[i], `rfaas_executor_seeds_total{result="`+result+`"}`)
+			if (n == "1") != (result == want) {
+				t.Errorf("executor %d has %q seeds that were %s", i, n, result)
+			}
+		}
 	}
 }
