@@ -30,6 +30,14 @@ type order struct {
 	Bytes int64 // of memory to take
 }
 
+// answer is what the job says about an order.
+type answer struct {
+	Took   time.Duration
+	CPU    time.Duration   // that all threads used
+	Waited time.Duration   // that all threads waited for a CPU
+	Late   []time.Duration // of a kind that sleeps: how much later than wanted a thread ran
+}
+
 // job is the neighbour's process.
 type job struct {
 	cmd *exec.Cmd
@@ -62,21 +70,21 @@ func (j *job) end() {
 // begin sends an order. finish waits until it is done, and returns how long that took.
 func (j *job) begin(o order) error { return json.NewEncoder(j.in).Encode(o) }
 
-func (j *job) finish() (took time.Duration, err error) {
-	if err = j.out.Decode(&took); err == nil && took <= 0 {
+func (j *job) finish() (a answer, err error) {
+	if err = j.out.Decode(&a); err == nil && a.Took <= 0 {
 		err = errors.New("the job did nothing")
 	}
-	return took, err
+	return a, err
 }
 
-func (j *job) do(o order) (time.Duration, error) {
+func (j *job) do(o order) (answer, error) {
 	if err := j.begin(o); err != nil {
-		return 0, err
+		return answer{}, err
 	}
 	return j.finish()
 }
 
-// ServeJob is the job's process. It reads orders until the end of its input, and writes the nanoseconds that each one took.
+// ServeJob is the job's process. It reads orders until the end of its input, and writes an answer to each.
 func ServeJob(in io.Reader, out io.Writer) error {
 	debug.SetGCPercent(-1)
 	made := map[string]kernel{}
@@ -88,6 +96,7 @@ func ServeJob(in io.Reader, out io.Writer) error {
 		} else if err != nil {
 			return err
 		}
+		var a answer
 		began := time.Now()
 		if o.Bytes > 0 {
 			_, err := unix.Mmap(-1, 0, int(o.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
@@ -103,23 +112,33 @@ func ServeJob(in io.Reader, out io.Writer) error {
 				made[o.Kind] = make()
 			}
 			runtime.GOMAXPROCS(len(o.CPUs) + 2)
-			began = together(made[o.Kind], o.CPUs, o.Units)
+			began = together(made[o.Kind], o.CPUs, o.Units, &a)
 		}
-		if err := answers.Encode(time.Since(began)); err != nil {
+		a.Took = time.Since(began)
+		if err := answers.Encode(a); err != nil {
 			return err
 		}
 	}
 }
 
-// kinds has the kinds of jobs: a loop in registers, a triad over arrays that exceed the caches, and threads that wait for each other's words.
-var kinds = map[string]func() kernel{"compute": compute, "bandwidth": triad, "latency": pingPong}
+// kinds has the kinds of jobs: a loop in registers, a triad over arrays that exceed the caches, threads that wait for each other's words, and threads
+// that sleep for 1 ms at a time.
+var kinds = map[string]func() kernel{"compute": compute, "bandwidth": triad, "latency": pingPong, "wake-up": sleeper}
 
-// kernel is the work of one thread. thread is its index among n.
-type kernel func(thread, n int, units int64)
+// kernel is the work of one thread. thread is its index among n. It returns how late it ran after each sleep, if it sleeps.
+type kernel func(thread, n int, units int64) (late []time.Duration)
 
-// together runs a kernel on a thread for each CPU, and returns when these threads began.
-func together(k kernel, cpus []int, units int64) (began time.Time) {
+// scheduled returns the processor time of the calling thread, and the time that it has waited for a CPU. Without the kernel's figures it returns zeros.
+func scheduled() (cpu, waited time.Duration) {
+	b, _ := os.ReadFile("/proc/thread-self/schedstat")
+	_, _ = fmt.Sscan(string(b), (*int64)(&cpu), (*int64)(&waited))
+	return cpu, waited
+}
+
+// together runs a kernel on a thread for each CPU, and returns when these threads began. It fills a, but for Took.
+func together(k kernel, cpus []int, units int64, a *answer) (began time.Time) {
 	var ready, done sync.WaitGroup
+	var mu sync.Mutex
 	begin := make(chan struct{})
 	for i, cpu := range cpus {
 		ready.Add(1)
@@ -130,7 +149,12 @@ func together(k kernel, cpus []int, units int64) (began time.Time) {
 			_ = unix.SchedSetaffinity(0, &set)
 			ready.Done()
 			<-begin
-			k(i, len(cpus), units)
+			cpu, waited := scheduled()
+			late := k(i, len(cpus), units)
+			cpuAfter, waitedAfter := scheduled()
+			mu.Lock()
+			defer mu.Unlock()
+			a.CPU, a.Waited, a.Late = a.CPU+cpuAfter-cpu, a.Waited+waitedAfter-waited, append(a.Late, late...)
 		})
 	}
 	ready.Wait()
@@ -144,7 +168,7 @@ var sink atomic.Uint64
 
 // compute is a loop in registers.
 func compute() kernel {
-	return func(thread, _ int, units int64) {
+	return func(thread, _ int, units int64) []time.Duration {
 		x := uint64(thread) + 1
 		for range units * 1000 {
 			x ^= x << 13
@@ -152,6 +176,7 @@ func compute() kernel {
 			x ^= x << 17
 		}
 		sink.Add(x)
+		return nil
 	}
 }
 
@@ -160,7 +185,7 @@ func triad() kernel {
 	const n = 4 << 20
 	var mu sync.Mutex
 	arrays := map[int][3][]float64{}
-	return func(thread, _ int, units int64) {
+	return func(thread, _ int, units int64) []time.Duration {
 		mu.Lock()
 		a, ok := arrays[thread]
 		if !ok {
@@ -179,6 +204,7 @@ func triad() kernel {
 				x[j] = y[j] + 3*z[j]
 			}
 		}
+		return nil
 	}
 }
 
@@ -188,9 +214,9 @@ func pingPong() kernel {
 		there, back atomic.Int64
 		_           [112]byte
 	}, 1024)
-	return func(thread, n int, units int64) {
+	return func(thread, n int, units int64) []time.Duration {
 		if thread == n-1 && n%2 == 1 {
-			return // it has no partner
+			return nil // it has no partner
 		}
 		w := &words[thread/2]
 		for i := range units * 100 {
@@ -208,5 +234,24 @@ func pingPong() kernel {
 			w.there.Store(0)
 			w.back.Store(0)
 		}
+		return nil
+	}
+}
+
+// sleeper sleeps until each next millisecond, as a thread of a job that waits for messages or for its file system.
+func sleeper() kernel {
+	const every = time.Millisecond
+	return func(_, _ int, units int64) (late []time.Duration) {
+		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // else the kernel may wake a thread 50 us later
+		var now unix.Timespec
+		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+		for range units {
+			wanted := unix.NsecToTimespec(now.Nano() + int64(every))
+			for unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &wanted, nil) == unix.EINTR {
+			}
+			_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+			late = append(late, time.Duration(now.Nano()-wanted.Nano()))
+		}
+		return late
 	}
 }

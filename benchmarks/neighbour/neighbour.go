@@ -74,9 +74,9 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 				}
 				defer s.other.end()
 			}
-			for _, kind := range []string{"compute", "bandwidth", "latency"} {
-				if len(where.job) == 1 && kind == "latency" {
-					continue // its threads need a CPU each
+			for _, kind := range []string{"compute", "bandwidth", "latency", "wake-up"} {
+				if len(where.job) == 1 && kind == "latency" || s.other != nil && kind == "wake-up" {
+					continue // its threads need a CPU each; they do not sleep on CPUs of workers
 				}
 				if err := s.measure(ctx, kind, where.name, where.job, emit); err != nil {
 					return err
@@ -197,9 +197,9 @@ func unitsFor(j *job, kind string, cpus []int, batch time.Duration) (int64, erro
 		return 0, err
 	}
 	for units := int64(1); ; units *= 2 {
-		took, err := j.do(order{Kind: kind, CPUs: cpus, Units: units})
-		if err != nil || took > batch/4 {
-			return max(int64(float64(units)*float64(batch)/float64(took)), 1), err
+		a, err := j.do(order{Kind: kind, CPUs: cpus, Units: units})
+		if err != nil || a.Took > batch/4 {
+			return max(int64(float64(units)*float64(batch)/float64(a.Took)), 1), err
 		}
 	}
 }
@@ -214,24 +214,24 @@ type sides struct {
 	h       *harvest
 }
 
-func (s *sides) run(ctx context.Context, side int, o order) (took time.Duration, err error) {
+func (s *sides) run(ctx context.Context, side int, o order) (a answer, err error) {
 	switch {
 	case side == 1:
-		failed := s.h.during(ctx, func(<-chan error) { took, err = s.j.do(o) })
-		return took, errors.Join(err, failed)
+		failed := s.h.during(ctx, func(<-chan error) { a, err = s.j.do(o) })
+		return a, errors.Join(err, failed)
 	case side == 2 && s.other != nil:
 		units, err := unitsFor(s.other, "compute", s.workers, 2*s.cfg.Batch)
 		if err != nil {
-			return 0, err
+			return a, err
 		}
 		if err := s.other.begin(order{Kind: "compute", CPUs: s.workers, Units: units}); err != nil {
-			return 0, err
+			return a, err
 		}
-		if took, err = s.j.do(o); err != nil {
-			return 0, err
+		if a, err = s.j.do(o); err != nil {
+			return a, err
 		}
 		_, err = s.other.finish()
-		return took, err
+		return a, err
 	}
 	return s.j.do(o)
 }
@@ -239,6 +239,44 @@ func (s *sides) run(ctx context.Context, side int, o order) (took time.Duration,
 func percentile95(list []float64) float64 {
 	list = slices.Sorted(slices.Values(list))
 	return list[int(math.Ceil(0.95*float64(len(list))))-1]
+}
+
+// total adds up what a job's threads did in one kind of batches.
+type total struct{ took, cpu, waited time.Duration }
+
+func (t *total) add(a *answer, threads int) {
+	t.took, t.cpu, t.waited = t.took+a.Took*time.Duration(threads), t.cpu+a.CPU, t.waited+a.Waited
+}
+
+// parts says of what a slowdown consists: time without a CPU, and more processor time for the same work.
+func (t *total) parts(alone *total) string {
+	if t.took == 0 || alone.cpu == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; its threads waited for a CPU for %.2f %% of their time (alone %.2f %%), and used %.3f of the processor time",
+		100*float64(t.waited)/float64(t.took), 100*float64(alone.waited)/float64(alone.took), float64(t.cpu)/float64(alone.cpu))
+}
+
+// record adds a pair: the times of the batches, or of the wake-ups in them.
+func record(p *latency.Paired, with, alone *answer) (ratio float64) {
+	if len(with.Late) == 0 || len(alone.Late) == 0 {
+		p.Samples.Add(int64(with.Took))
+		p.FloorSamples.Add(int64(alone.Took))
+		ratio = float64(with.Took) / float64(alone.Took)
+		p.Add(float64(with.Took), float64(alone.Took))
+		return ratio
+	}
+	mean := func(h *latency.Histogram, list []time.Duration) float64 {
+		sum := time.Duration(0)
+		for _, l := range list {
+			h.Add(int64(max(l, 1)))
+			sum += max(l, 1)
+		}
+		return float64(sum) / float64(len(list))
+	}
+	with1, alone1 := mean(&p.Samples, with.Late), mean(&p.FloorSamples, alone.Late)
+	p.Add(with1, alone1)
+	return with1 / alone1
 }
 
 // measure emits a result for the job beside the workers, and one for the control. RatioP95 is over the pairs.
@@ -250,6 +288,7 @@ func (s *sides) measure(ctx context.Context, kind, where string, cpus []int, emi
 	var results [2]*latency.Result
 	var paired [2]latency.Paired
 	var slowdowns [2][]float64
+	var sums [3]total
 	var ends [2]func()
 	for i, function := range []string{kind + ", workers " + where, kind + ", " + control} {
 		results[i] = &latency.Result{Name: "neighbour", Provider: "shm", Client: "go", Mode: "warm", Function: function, Buffers: latency.BuffersCopied, Depth: 1,
@@ -261,18 +300,16 @@ func (s *sides) measure(ctx context.Context, kind, where string, cpus []int, emi
 		return err
 	}
 	for pair := range s.cfg.Pairs {
-		var took [3]time.Duration // alone, with workers, the control
-		for i := range took {
-			side := (i + pair) % len(took)
-			if took[side], err = s.run(ctx, side, order{Kind: kind, CPUs: cpus, Units: units}); err != nil {
+		var did [3]answer // alone, with workers, the control
+		for i := range did {
+			side := (i + pair) % len(did)
+			if did[side], err = s.run(ctx, side, order{Kind: kind, CPUs: cpus, Units: units}); err != nil {
 				return err
 			}
+			sums[side].add(&did[side], len(cpus))
 		}
 		for i := range paired {
-			paired[i].Samples.Add(int64(took[1+i]))
-			paired[i].FloorSamples.Add(int64(took[0]))
-			paired[i].Add(float64(took[1+i]), float64(took[0]))
-			slowdowns[i] = append(slowdowns[i], float64(took[1+i])/float64(took[0]))
+			slowdowns[i] = append(slowdowns[i], record(&paired[i], &did[1+i], &did[0]))
 		}
 		s.cfg.Progress(fmt.Sprintf("neighbour: %s: pair %d of %d", results[0].Function, pair+1, s.cfg.Pairs))
 	}
@@ -281,8 +318,11 @@ func (s *sides) measure(ctx context.Context, kind, where string, cpus []int, emi
 		r.RatioP95 = latency.Number(percentile95(slowdowns[i]))
 		r.Complete = true
 		ends[i]()
-		r.Method = fmt.Sprintf("%d interleaved batches of a job with a thread on each of the CPUs %v: alone, with %d workers that compute without a pause, and %s; the ratio is the job's slowdown, its 95th percentile over the pairs %.3f",
-			s.cfg.Pairs, cpus, len(s.workers), control, float64(r.RatioP95))
+		r.Method = fmt.Sprintf("%d interleaved batches of a job with a thread on each of the CPUs %v: alone, with %d workers that compute without a pause, and %s; the ratio is the job's slowdown, its 95th percentile over the pairs %.3f%s",
+			s.cfg.Pairs, cpus, len(s.workers), control, float64(r.RatioP95), sums[1+i].parts(&sums[0]))
+		if kind == "wake-up" {
+			r.Method += ". Times are those from when a sleeping thread should wake until it runs"
+		}
 		if err := emit(r); err != nil {
 			return err
 		}

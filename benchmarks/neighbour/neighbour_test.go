@@ -45,7 +45,7 @@ func TestRun(t *testing.T) {
 	if err != nil && !errors.Is(err, ErrOthers) { // then what came before is judged
 		t.Fatal(err)
 	}
-	const slowdowns = 10 // compute, bandwidth and latency on the same CPUs, compute and bandwidth beside, each with its control
+	const slowdowns = 12 // compute, bandwidth, latency and wake-up on the same CPUs, compute and bandwidth beside, each with its control
 	if err != nil {
 		t.Log(err)
 		if len(got) < slowdowns {

@@ -201,6 +201,14 @@ func leaving(setting string) func(*Data) (float64, bool) {
 	}
 }
 
+// waking is the 99th percentile of the wait, in ms, of a job's thread that wakes on a CPU on which a worker computes.
+func waking(d *Data) (float64, bool) {
+	if r := d.neighbour("wake-up, workers on the same CPUs"); r != nil && r.Samples > 0 {
+		return float64(r.P99NS) / 1e6, true
+	}
+	return 0, false
+}
+
 func charging(d *Data) (float64, bool) {
 	if r := d.control("shm", "call while charged"); r != nil {
 		return float64(r.OverFloor), r.Pairs > 0
@@ -265,6 +273,7 @@ func Promises() []Promise {
 		{Section: "Neighbour", Line: "a job bound by memory bandwidth, workers on its CPUs: the same", Bound: 1.03, of: slowdown("bandwidth", "on the same CPUs", "alone once more")},
 		{Section: "Neighbour", Line: "a job that computes, workers on other CPUs: slowdown, p95, over that beside an ordinary program", Bound: 1.01, of: slowdown("compute", "beside", "an ordinary program beside")},
 		{Section: "Neighbour", Line: "a job bound by memory bandwidth, workers on other CPUs: the same", Bound: 1.03, of: slowdown("bandwidth", "beside", "an ordinary program beside")},
+		{Section: "Neighbour", Line: "from when a job's thread wakes on a worker's CPU until it runs there, p99", Bound: 10, Unit: "ms", of: waking},
 		{Section: "Neighbour", Line: "from the start of a job on the CPUs of a lease to the end of the lease (yield-after 500ms), longest", Bound: 1, Unit: "s", of: leaving("yield-after 500ms")},
 		{Section: "Neighbour", Line: "from the start of a job that takes the node's memory to the end of the lease, longest", Bound: 1, Unit: "s", of: leaving("yield-memory")},
 		{Section: "Resource manager", Line: "placement with 10,000 executors over placement with 10, p50", Bound: 1.5, of: placementGrowth},
