@@ -196,7 +196,7 @@ func (r *Region) Arm(id uint64, client time.Duration, state State, workers []Wor
 
 // open maps a worker's page and duplicates the descriptor of its freezer, for the reflex.
 func open(c *C.reflex_worker, w Worker) error {
-	page, err := unix.MmapPtr(w.Page, 0, nil, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	page, err := unix.MmapPtr(w.Page, 0, nil, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE) // no page fault at the claim
 	if err != nil {
 		return os.NewSyscallError("mmap", err)
 	}

@@ -463,6 +463,7 @@ static bool suspend(dp_server *s) {
     if (!what) {
         s->next_generation = dp_generation_after(s->client.generation);
         resume(s);
+        dp_waiter_expect_now(&s->waiter);
     }
     return what && what != STOP_RESUME;
 }

@@ -32,6 +32,11 @@ int dp_waiter_look(dp_waiter *w) {
     w->now = dp_now_ns();
     if (w->mode == DP_WAIT_WARM)
         return DP_SPIN_BLOCK;
+    if (w->brief) {
+        w->brief = false;
+        if (w->mode == DP_WAIT_ADAPTIVE)
+            return DP_SPIN_BLOCK;
+    }
     if (!w->since) { /* first look of this wait: what lies before it was not spent here */
         w->since = w->now;
     } else if (w->now - before > DP_BUSY_GAP_NS) {
