@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -16,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define IDLE_NS 1000000
+#define IDLE_NS 5000000
 #define SPIN_NS 20000 /* before the waiter of a round blocks, as a client does */
 #define PATIENCE_NS 1000000000ll
 
@@ -81,13 +82,17 @@ static void serve(words *w) {
     }
 }
 
-fromc_chain *fromc_chain_new(void) {
+fromc_chain *fromc_chain_new(int cpu) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
     fromc_chain *c = calloc(1, sizeof *c);
     if (!c)
         return NULL;
     c->w = mmap(NULL, sizeof *c->w, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     c->process = c->w == MAP_FAILED ? -1 : fork();
     if (!c->process) {
+        sched_setaffinity(0, sizeof one, &one);
         serve(c->w);
         _exit(0);
     }
@@ -101,8 +106,10 @@ fromc_chain *fromc_chain_new(void) {
         c->process = -1;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (c->process > 0)
+    if (c->process > 0) {
+        pthread_setaffinity_np(c->thread, sizeof one, &one);
         return c;
+    }
     if (c->w != MAP_FAILED)
         munmap(c->w, sizeof *c->w);
     free(c);

@@ -28,10 +28,10 @@ int fromc_release(rfaas_lease *lease, int64_t *ns);
 
 typedef struct fromc_chain fromc_chain;
 
-/* Starts a thread that waits for futex wake-ups, and a process that waits in the same way. Returns NULL with errno after an error. */
-fromc_chain *fromc_chain_new(void);
+/* Starts a thread that waits for futex wake-ups, and a process that waits in the same way, on that CPU. Returns NULL with errno after an error. */
+fromc_chain *fromc_chain_new(int cpu);
 int fromc_chain_process(const fromc_chain *c);
-/* One round: sleeps for a millisecond, so that the processors without work halt. Then it wakes the thread, and returns the ns until the thread's answer,
+/* One round: sleeps for 5 ms, so that the processors without work halt. Then it wakes the thread, and returns the ns until the thread's answer,
  * which is -1 if none comes within a second. With a freezer (a descriptor; old: of version 1), the process must be frozen. The thread then thaws and
  * wakes it, and the answer is the process's. */
 int64_t fromc_chain_round(fromc_chain *c, int freezer, int old);

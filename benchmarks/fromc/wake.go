@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Wakes are the medians of bare wake-ups, in ns.
@@ -23,11 +25,32 @@ type Wakes struct {
 	Why    error
 }
 
-// MeasureWakes measures wake-ups while the processors without work halt.
+// MeasureWakes measures wake-ups of a thread and a process on another CPU than this thread's, which has no work and has halted.
 func MeasureWakes(rounds int) (w Wakes, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c, err := C.fromc_chain_new()
+	var cpus, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
+		return w, os.NewSyscallError("sched_getaffinity", err)
+	}
+	own, other := -1, -1
+	for i := range len(cpus) * 64 {
+		if cpus.IsSet(i) && own < 0 {
+			own = i
+		} else if cpus.IsSet(i) {
+			other = i
+			break
+		}
+	}
+	if other < 0 {
+		return w, errors.New("wake-ups need two CPUs")
+	}
+	one.Set(own)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return w, os.NewSyscallError("sched_setaffinity", err)
+	}
+	defer unix.SchedSetaffinity(0, &cpus)
+	c, err := C.fromc_chain_new(C.int(other))
 	if c == nil {
 		return w, fmt.Errorf("start a thread and a process: %w", err)
 	}
