@@ -140,9 +140,10 @@ type Steps struct {
 	Sandbox time.Duration // namespaces, credentials, filters; the work of its guard process is in Fork
 	Connect time.Duration // device, memory, queue pair; of a pooled worker on shm, until its client's answer
 	Code    time.Duration // the library, including its constructors
+	Overlay time.Duration // the part of Code in which the seed is laid over the worker's memory
 	Pooled  bool          // a pooled worker: Fork is the time to wake it
 	Cached  bool          // a cached worker: Connect is the duration of Resume
-	Seeded  bool          // it has the state of its seed. Code includes the time to lay it over the worker's memory
+	Seeded  bool          // it has the state of its seed. Code includes what that takes
 	// Unseeded says why a worker whose Spec has a seed does not have the seed's state.
 	Unseeded string
 }
@@ -351,10 +352,9 @@ func (w *Worker) beginPages(ctx context.Context) error {
 }
 
 // loadedTimes is the number of bytes in LOADED before the blob.
-const loadedTimes = 24
+const loadedTimes = 32
 
-// loaded records how the time to LOADED is divided, according to the worker: its own time, and in it the sandbox's and
-// the library's.
+// loaded records how the time to LOADED is divided, according to the worker: its own time, in it the sandbox's and the library's, and in the latter the seed's.
 func (w *Worker) loaded(took time.Duration, times []byte) {
 	part := func(i int, of time.Duration) time.Duration {
 		return min(max(time.Duration(binary.LittleEndian.Uint64(times[8*i:])), 0), of)
@@ -364,6 +364,7 @@ func (w *Worker) loaded(took time.Duration, times []byte) {
 	w.steps.Sandbox = part(1, own)
 	w.steps.Code = part(2, own-w.steps.Sandbox)
 	w.steps.Connect = own - w.steps.Sandbox - w.steps.Code
+	w.steps.Overlay = part(3, w.steps.Code)
 }
 
 // startFailed returns the error when the socket closed or time ran out before LOADED.
