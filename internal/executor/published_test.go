@@ -37,7 +37,7 @@ func layoutSeed(t *testing.T) *zygote.Seed {
 	header := make([]byte, 80<<10)
 	le := binary.LittleEndian
 	le.PutUint64(header, 0x4445455352)
-	le.PutUint32(header[8:], 4)
+	le.PutUint32(header[8:], zygote.SeedVersion)
 	le.PutUint64(header[16:], heap)
 	le.PutUint64(header[24:], 0x7000)
 	if _, err := f.WriteAt([]byte("heap"), 1<<20); err != nil {

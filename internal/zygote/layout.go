@@ -16,7 +16,7 @@ import (
 // The header of a seed's file (worker/seed/seed.h), at the end of its heap.
 const (
 	seedMagic   = 0x4445455352
-	seedVersion = 5
+	SeedVersion = 5
 	// Offsets and sizes.
 	seedModules    = 2072
 	seedModuleSize = 184
@@ -56,7 +56,7 @@ func (s *Seed) Layout() (*SeedLayout, error) {
 	}
 	le := binary.LittleEndian
 	n := le.Uint32(h[12:])
-	if le.Uint64(h) != seedMagic || le.Uint32(h[8:]) != seedVersion || n > seedModulesMax || le.Uint64(h[16:]) != uint64(s.Units)*SeedUnit {
+	if le.Uint64(h) != seedMagic || le.Uint32(h[8:]) != SeedVersion || n > seedModulesMax || le.Uint64(h[16:]) != uint64(s.Units)*SeedUnit {
 		return nil, fmt.Errorf("seed: its header is damaged: version %d, %d modules, a heap of %d bytes", le.Uint32(h[8:]), n, le.Uint64(h[16:]))
 	}
 	l := &SeedLayout{Size: uint64(st.Size()), ThreadPointer: le.Uint64(h[24:]), RootSize: le.Uint64(h[seedRoot+8:])}

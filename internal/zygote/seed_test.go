@@ -403,7 +403,7 @@ func FuzzSeedLayout(f *testing.F) {
 	header := make([]byte, seedModules+2*seedModuleSize)
 	le := binary.LittleEndian
 	le.PutUint64(header, seedMagic)
-	le.PutUint32(header[8:], seedVersion)
+	le.PutUint32(header[8:], SeedVersion)
 	le.PutUint32(header[12:], 2)
 	le.PutUint64(header[16:], 2*SeedUnit)
 	copy(header[seedModules:], "libc.so.6")

@@ -22,7 +22,7 @@ func TestSeedTable(t *testing.T) {
 	}{
 		"good":              {func([]byte) {}, 0, ""},
 		"no seed":           {func(h []byte) { clear(h) }, wire.StatusUnsupported, "has version 0"},
-		"another version":   {func(h []byte) { le.PutUint32(h[8:], seedVersion-1) }, wire.StatusUnsupported, "has version 4, and workers of this executor map version 5"},
+		"another version":   {func(h []byte) { le.PutUint32(h[8:], SeedVersion-1) }, wire.StatusUnsupported, "has version 4, and workers of this executor map version 5"},
 		"another size":      {func(h []byte) { le.PutUint64(h[16:], 3*SeedUnit) }, wire.StatusInvalid, "says that its heap has"},
 		"no root":           {func(h []byte) { clear(h[seedRoot:seedHeader]) }, wire.StatusInvalid, "call rfaas_set_root"},
 		"a root before":     {func(h []byte) { le.PutUint64(h[seedRoot:], at-1) }, wire.StatusInvalid, "does not lie in its memory"},
@@ -45,7 +45,7 @@ func TestSeedTable(t *testing.T) {
 			defer f.Close()
 			h := make([]byte, seedHeader)
 			le.PutUint64(h, seedMagic)
-			le.PutUint32(h[8:], seedVersion)
+			le.PutUint32(h[8:], SeedVersion)
 			le.PutUint64(h[16:], 2*SeedUnit)
 			le.PutUint64(h[seedRoot:], at+4096)
 			le.PutUint64(h[seedRoot+8:], 8)
