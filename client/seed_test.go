@@ -168,7 +168,7 @@ func TestNamedSeed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d, err := suspect.Info(ctx); err != nil || !strings.HasPrefix(d.Warning, "1 words of the heap look like pointers to memory outside of the seed") {
+	if d, err := suspect.Info(ctx); err != nil || !strings.HasPrefix(d.Warning, "words of the heap that look like pointers to memory outside the seed: 1, the first at") {
 		t.Errorf("a pointer to the stack: %q, %v", d.Warning, err)
 	}
 	release(t, l)

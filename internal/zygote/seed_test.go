@@ -111,7 +111,7 @@ func TestSeedRefused(t *testing.T) {
 	for way, want := range map[string]string{"threads": "has left 1 threads", "files": "has left 1 files open", "handler": "a handler for signal 10", "mask": "the signal mask",
 		"mode mask": "the file mode mask", "environment": "the environment", "directory": "the working directory", "locale": "the locale",
 		"thread's locale": "the locale", "handler's flags": "a handler for signal 15", "CPUs": "the CPUs", "kernel's timer": "has left a timer", "rounding": "the rounding", "child": "child processes", "timer": "a timer running", "library": "has loaded libresolv",
-		"payload": "points to the payload", "stack": "points to the stack", "result": "points to memory that others have mapped",
+		"payload": "points to the payload", "stack": "points to the stack", "result": "points to memory mapped outside the seed",
 		"memory": "has left memory mapped", "fork": "has forked"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
@@ -128,25 +128,25 @@ func TestSeedRefused(t *testing.T) {
 	}
 }
 
-// A library whose runtime has threads is refused before its init call, by name.
+// A seed of a library of Go is refused before the init call, because its runtime has threads. The error names the runtime.
 func TestSeedOfGo(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "go.so")
 	if text, err := exec.Command("go", "build", "-buildmode=c-shared", "-o", out, "./testdata/goruntime").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	_, err := startZygote(t).MakeSeed(t.Context(), seedSpec(sealedFile(t, out), "setup", ""))
-	wantError(t, err, wire.StatusUnsupported, "threads when it was loaded, which are the runtime of Go, and a seed cannot keep them: use the init call without RFAAS_LEASE_SEED")
+	wantError(t, err, wire.StatusUnsupported, "threads when it was loaded, which belong to the runtime of Go, and a seed cannot keep them: use the init call without RFAAS_LEASE_SEED")
 }
 
-// Pointers on the heap to memory that workers do not get are no reason to refuse a seed, but it says that there are some. Pointers to libraries and to the heap itself are valid.
+// Pointers on the heap that workers cannot use are no reason to refuse a seed, but its warning counts them. Pointers to libraries and to the heap itself are valid.
 func TestSeedWarns(t *testing.T) {
 	z, code := startZygote(t), seedLibrary(t, "refused.c")
-	for way, want := range map[string]string{"nothing": "", "heap": "2 words of the heap look like pointers to memory outside of the seed, the first one at 0x6"} {
+	for way, want := range map[string]string{"nothing": "", "heap": "words of the heap that look like pointers to memory outside the seed: 2, the first at 0x6"} {
 		s, err := z.MakeSeed(t.Context(), seedSpec(code, "setup", way+"\x00"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.HasPrefix(s.Warning, want) || want == "" && s.Warning != "" || want != "" && !strings.Contains(s.Warning, "to the stack: copy") {
+		if !strings.HasPrefix(s.Warning, want) || want == "" && s.Warning != "" || want != "" && !strings.Contains(s.Warning, "to the stack. Copy") {
 			t.Errorf("%s: %q, want %q", way, s.Warning, want)
 		}
 		s.Close()

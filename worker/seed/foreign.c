@@ -54,7 +54,7 @@ static void add_range(dp_foreign *f, const char *what, uintptr_t from, uintptr_t
     }
 }
 
-/* Adds what the spans, from one on, do not cover. */
+/* Adds the parts of [from, to) that none of the spans from index `first` on covers. */
 static void add_outside(dp_foreign *f, const char *what, uintptr_t from, uintptr_t to, const spans *s, int first) {
     for (int i = first; i < s->n; i++)
         if (from < s->list[i].to && s->list[i].from < to) {
@@ -81,7 +81,7 @@ void dp_foreign_find(dp_foreign *f, const void *payload, uint64_t size) {
         uintptr_t from = strtoull(line, &rest, 16), to = *rest ? strtoull(rest + 1, &rest, 16) : 0;
         if (strncmp(rest, " rw", 3))
             continue;
-        const char *what = strstr(line, "[heap]") ? "memory from before the library was loaded" : strstr(line, "[stack]") ? "the stack" : "memory that others have mapped";
+        const char *what = strstr(line, "[heap]") ? "memory from before the library was loaded" : strstr(line, "[stack]") ? "the stack" : "memory mapped outside the seed";
         add_outside(f, what, from, to, &stays, 0);
     }
     if (maps)
@@ -109,7 +109,7 @@ static inline bool any_top(const two *words, const four *top, int n) {
 }
 
 /* First compares the upper halves of 8 words with those of all foreign addresses. This takes little more time than reading the memory: 7 ms for 100 MB. Comparing each word with
- * ranges takes twice as long. */
+ * the ranges would take twice as long. */
 const uintptr_t *dp_foreign_next(const dp_foreign *f, const uintptr_t *from, const uintptr_t *end, uint64_t *looks, const char **what) {
     enum { FEW = 4, WORDS = 8 };
     four top[DP_FOREIGN_TOPS];

@@ -148,8 +148,8 @@ int dp_state_library(const dp_seed_before *was, dp_error *err) {
     int now = entries("/proc/self/task");
     if (now <= was->threads)
         return DP_OK;
-    return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the library has started %d threads when it was loaded%s, and a seed cannot keep them: use the init call without RFAAS_LEASE_SEED", now - was->threads,
-                   dl_iterate_phdr(built_by_go, NULL) ? ", which are the runtime of Go" : "");
+    return dp_fail(err, DP_UNSUPPORTED, 0, "seed: the library started %d threads when it was loaded%s, and a seed cannot keep them: use the init call without RFAAS_LEASE_SEED", now - was->threads,
+                   dl_iterate_phdr(built_by_go, NULL) ? ", which belong to the runtime of Go" : "");
 }
 
 int dp_state_compare(const dp_seed_before *was, const dp_modules *m, dp_error *err) {
@@ -221,7 +221,7 @@ int dp_state_scan(const dp_foreign *f, const dp_modules *m, dp_error *err) {
     return DP_OK;
 }
 
-/* Skips pages without memory: to read a hole of a memory file allocates a page in it, which would stay. */
+/* Skips pages without memory: reading a hole of a memory file would allocate a page there, which would stay. */
 static uint64_t scan_heap(const dp_foreign *f, uintptr_t from, uintptr_t end, uint64_t found, uint64_t *looks, const uintptr_t **first, const char **what) {
     enum { PAGE = 4096, PAGES = 1024 };
     unsigned char has[PAGES];
@@ -252,6 +252,6 @@ void dp_state_scan_heap(const dp_foreign *f, const dp_seed_extent *list, uint32_
         found = scan_heap(f, DP_HEAP_AT + list[i].from, DP_HEAP_AT + list[i].to, found, &looks, &first, &what);
     *text = 0;
     if (found)
-        snprintf(text, room, "%llu words of the heap look like pointers to memory outside of the seed, the first one at %p to %s: copy that memory, or set the pointers in rfaas_on_resume",
+        snprintf(text, room, "words of the heap that look like pointers to memory outside the seed: %llu, the first at %p to %s. Copy the data, or use rfaas_on_resume",
                  (unsigned long long)found, (const void *)first, what);
 }
