@@ -449,7 +449,7 @@ ENCRYPTED_PLAIN := $(patsubst %,'%/*',access atomic connect death device inspect
 TCP_PLAIN := $(ENCRYPTED_PLAIN) 'channel/*' 'read/*' 'write/*'
 ENCRYPTED_ASAN := 'channel/*' 'write/*' 'read/*' 'tcp/*'
 
-# The cases of shm run in two parts, since one would take longer than all others.
+# The cases on shm run in two parts, because a single part would take longer than all others of the lane.
 SHM_CHANNEL := 'channel/*'
 SHM_OTHERS = $(patsubst %,'%/*',$(filter-out channel,$(sort $(shell $< --list --provider shm | cut -d/ -f1))))
 .PHONY: test-c-plain-shm test-c-plain-shm-channel test-c-plain-ofi test-c-asan-shm test-c-asan-shm-channel test-c-asan-tcp test-c-asan-encrypted test-c-tsan-shm test-c-tsan-tcp

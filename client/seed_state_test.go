@@ -11,8 +11,8 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// Workers of a seed that another executor has copied answer like workers of the executor that has made it, and like a worker that has made the init call itself: in C, C++, Fortran, with
-// OpenMP, OpenBLAS, and with FFTW, GSL, libxml2 and SQLite.
+// Workers of a seed that another executor has copied answer like workers of the executor that has made it, and like a worker that has made the init call itself.
+// The libraries are those of testkit.SeedStates.
 func TestSeedStatesAreCopied(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "web")
 	nodes, s, o := seedCluster(t, 2, nil, []string{"--http-listen", "unix:" + socket})
@@ -52,7 +52,7 @@ func TestSeedStatesAreCopied(t *testing.T) {
 	}
 }
 
-// The setup function is executed once in a cluster. 8 workers on a node share its table, also on a node that joins later and copies the seed.
+// The setup function is executed once in a cluster. On each node, 8 workers share its table, also if the node has copied the seed.
 func TestSeedTableIsShared(t *testing.T) {
 	const workers, whole = 8, 8 << 10 // KiB
 	sockets := []string{filepath.Join(t.TempDir(), "web"), filepath.Join(t.TempDir(), "web")}

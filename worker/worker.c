@@ -82,7 +82,7 @@ typedef struct worker {
     uint64_t began;      /* time of the first instruction, or of the lease */
     uint64_t sandbox_ns; /* duration of the sandbox's steps since then */
     uint64_t code_ns;    /* duration of loading the library */
-    uint64_t overlay_ns; /* and in it, of laying the seed over this process */
+    uint64_t overlay_ns; /* the part of code_ns in which the seed is laid over this process's memory */
     bool told;           /* LOADED was sent */
     int pages;           /* userfaultfd, -1: none */
     int seed;            /* file of the seed from which the worker starts, -1: none */

@@ -75,7 +75,7 @@ still connected (RFAAS_LEASE_REUSE) and frozen. awake: that worker within cache-
 	}
 	f := c.Flags()
 	f.StringVar(&cfg.Provider, "provider", "shm", "shm, verbs or tcp")
-	f.StringVar(&cfg.Client, "client", "go", "go or c: which code takes the leases")
+	f.StringVar(&cfg.Client, "client", "go", "language of the code that takes the leases: go or c")
 	f.StringSliceVar(&modes, "mode", nil, "ways to start: "+strings.Join(cold.Modes("shm"), ", ")+" (default: all of the provider)")
 	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
 	f.IntVar(&cfg.Workers, "workers", 1, "workers of each lease, at most 64")

@@ -20,8 +20,8 @@ func newBenchLeases(a *app) *cobra.Command {
 		Use:   "leases",
 		Short: "Measure leases, beside the figures of KRCORE and Swift",
 		Long: `The figures of leases beside those of KRCORE and Swift, each with its floor or its counterpart from the same run, on shm: looking an executor up,
-claims, all kinds of start, a group of workers, the first contact of a process. Queue pairs of the agent that clients use at first are measured on verbs
-if this machine has a device, otherwise on tcp. With --provider verbs, only these are measured, and leases whose first calls use them.
+claims, all kinds of start, a group of workers, the first contact of a process. Queue pairs of the agent, which clients use at first, are measured on
+verbs if this machine has a device, otherwise on tcp. With --provider verbs, the command measures only these queue pairs, and leases whose first calls use them.
 benchmarks/README.md has the whole table.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
@@ -31,7 +31,7 @@ benchmarks/README.md has the whole table.`,
 			}
 			switch {
 			case b.cfg.Provider != dataplane.SHM && b.cfg.Provider != dataplane.Verbs:
-				return a.BadUsage(fmt.Errorf("provider %q: want shm or verbs; bench cold measures tcp too", b.cfg.Provider))
+				return a.BadUsage(fmt.Errorf("provider %q: want shm or verbs; bench cold also measures tcp", b.cfg.Provider))
 			case b.asCSV:
 				return a.BadUsage(errors.New("--csv: want --json or neither"))
 			case cfg.Leases < 1 || cfg.Leases > 10_000 || cfg.Group < 2 || cfg.Group > 64:

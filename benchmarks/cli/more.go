@@ -210,10 +210,10 @@ func newBenchNeighbour(a *app) *cobra.Command {
 		Short: "Measure how workers of an executor with yield-after slow down another job of the node, and how soon their leases end",
 		Long: `What the workers of an executor with yield-after do to another job of the node, and how soon they leave. Three kinds of jobs, with
 a thread on each CPU, are timed alone and with workers that compute without a pause: a loop in registers, a stream over memory, and threads that
-wait for each other. The ratio is the job's slowdown. For a fourth kind, threads that sleep for 1 ms at a time, the times are those from when a
-thread should wake until it runs. A control follows each result: the job alone once more, or beside an ordinary program in
-the workers' place. It shows what the machine does to the job without workers. The method says how much of its time the job waited for a CPU, and
-how much more processor time it used. Then the command measures the time from the start of a job on the CPUs
+wait for each other. The ratio is the job's slowdown. The threads of a fourth kind sleep for 1 ms at a time. Its times are the delays
+from the moment at which a thread should wake until it runs. A control follows each result: the job alone once more, or beside an ordinary program in
+the workers' place. It shows what the machine does to the job without workers. The text of a result's method says for which part of its
+time the job waited for a CPU, and how much more processor time it used than alone. Then the command measures the time from the start of a job on the CPUs
 of a lease, and of one that takes the node's memory, to the end of the lease.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {

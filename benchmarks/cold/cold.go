@@ -45,7 +45,7 @@ type Config struct {
 	Workers  int    // of each lease; 0: 1
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
-	Client   string // "go", or "c": leases are taken by C code; empty: go
+	Client   string // language of the code that takes the leases, "go" or "c"; empty: go
 	Progress func(line string)
 
 	again bool // a later run: do not measure first contact with TLS and process starts again
@@ -174,7 +174,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if cfg.Client == "c" {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		r.Method = "one lease from C, 5 ms after the release of the one before; time from the lease's request to the first result, client connected, library uploaded"
+		r.Method = "one lease after the other from C, each requested 5 ms after the release before it; time from the lease's request to the first result, client connected, library uploaded"
 		c, err := fromc.Open(e.Address, cfg.Provider, secret)
 		if err != nil {
 			return nil, err
@@ -312,7 +312,7 @@ func rank(sorted []int64, permille int) int64 {
 	return sorted[max((len(sorted)*permille+999)/1000-1, 0)]
 }
 
-// leaseFromC is lease, from C.
+// leaseFromC does from C what lease does from Go.
 func (a *samples) leaseFromC(c *fromc.Session, cfg Config, before func() error) (how string, err error) {
 	t, err := c.Lease(fromc.Terms{Library: cfg.Library, Function: cfg.Function, Workers: cfg.Workers, Bulk: cfg.Bulk,
 		Reuse: cfg.Mode == "cached" || cfg.Mode == "awake", Hot: cfg.Mode == "awake"}, before)

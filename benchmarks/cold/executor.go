@@ -47,7 +47,7 @@ func (e executor) ready(ctx context.Context, cfg *Config, others int) error {
 	return nil
 }
 
-// beforeRelease returns what to do before a release: in mode ahead, wait until the agent has the spare lease that it gives with the release. nil: nothing.
+// beforeRelease returns a function to call before a release, or nil. In mode ahead, it waits until the agent has the spare lease that it gives with the release.
 func (e executor) beforeRelease(ctx context.Context, cfg *Config) func() error {
 	if cfg.Mode != "ahead" {
 		return nil

@@ -251,8 +251,8 @@ func (u *unseen) next() (err error) {
 	return err
 }
 
-// readClock reads the clock for a microsecond, which is about the time of a look-up, and touches no other memory. Its percentiles show what the machine does to
-// any operation of that length.
+// readClock reads the clock for a microsecond, which is about the time of a look-up, and touches no other memory. Its percentiles show how much the machine
+// disturbs any operation of that length.
 func readClock() error {
 	for began := time.Now(); time.Since(began) < time.Microsecond; {
 	}

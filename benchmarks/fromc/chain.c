@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define IDLE_NS 5000000
-#define SPIN_NS 20000 /* before the waiter of a round blocks, as a client does */
+#define SPIN_NS 20000 /* how long the waiter of a round spins before it blocks, as a client does */
 #define PATIENCE_NS 1000000000ll
 
 /* In shared memory, each word on a cache line of its own. Each counts rounds. */
@@ -97,7 +97,7 @@ fromc_chain *fromc_chain_new(int cpu) {
         _exit(0);
     }
     int why = errno;
-    sigset_t all, old; /* signals are for threads of Go */
+    sigset_t all, old; /* threads of Go handle signals */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     if (c->process > 0 && (why = pthread_create(&c->thread, NULL, thaw, c))) {

@@ -22,7 +22,7 @@ import (
 // Session is a session of the C library with an executor.
 type Session struct{ s *C.rfaas_session }
 
-// Terms are those of a lease. Bulk is the bytes of each channel's bulk area; 0: the library's default, negative: none.
+// Terms are the terms of a lease. Bulk is the size of each channel's bulk area in bytes; 0: the library's default, negative: none.
 type Terms struct {
 	Library, Function string
 	Workers           int
@@ -30,7 +30,8 @@ type Terms struct {
 	Reuse, Hot        bool
 }
 
-// Times are those of a lease, from its request. Start is an RFAAS_START_* number, the other fields are steps of the first worker's start.
+// Times are the times of a lease. Leased and Total begin with its request. Start is an RFAAS_START_* number. Fork, Sandbox, Connect and Code are the steps of
+// the first worker's start.
 type Times struct {
 	Leased, Total, Release       time.Duration
 	Start                        uint32
@@ -86,8 +87,8 @@ func (s *Session) Lease(terms Terms, before func() error) (t Times, err error) {
 		time.Duration(times.start.sandbox_ns), time.Duration(times.start.connect_ns), time.Duration(times.start.code_ns)}, err
 }
 
-// Clock returns n differences of successive readings of the clock, in ns, from a loop that does nothing else. The longest show what the machine does
-// to any program.
+// Clock returns n differences of successive readings of the clock, in ns, from a loop that does nothing else. The longest ones show how the machine
+// interrupts any program.
 func Clock(n int) []int64 {
 	samples := make([]int64, n)
 	C.fromc_clock((*C.int64_t)(unsafe.SliceData(samples)), C.uint32_t(n))

@@ -20,12 +20,13 @@ import (
 
 // Wakes are the medians of bare wake-ups, in ns.
 type Wakes struct {
-	Thread int64 // of a thread that waits for a futex, until it has answered
-	Frozen int64 // of such a thread, which thaws a frozen process and wakes it, until the process has answered; 0: Why says why it was not measured
-	Why    error
+	Thread int64 // from waking a thread that waits for a futex, until its answer
+	Frozen int64 // from waking such a thread, which thaws and wakes a frozen process, until the answer of the process; 0: not measured
+	Why    error // why Frozen was not measured
 }
 
-// MeasureWakes measures wake-ups of a thread and a process on another CPU than this thread's, which has no work and has halted.
+// MeasureWakes measures wake-ups of a thread and of a process. Both are on another CPU than the calling thread, and that CPU halts between the rounds if it
+// has no other work.
 func MeasureWakes(rounds int) (w Wakes, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -87,8 +88,8 @@ func medianOf(rounds int, round func() (C.int64_t, error)) (int64, error) {
 	return all[len(all)/2], nil
 }
 
-// freezer is a control group with one process. In version 1 there is a second group, empty and frozen, as an executor has one: without it the kernel
-// rewrites its own code whenever the last frozen group thaws.
+// freezer is a control group with one process. In version 1 there is a second group, which is empty and always frozen, as on an executor's node. Without it,
+// the kernel patches its own code whenever the last frozen group thaws.
 type freezer struct {
 	dir, above string
 	held       string // the second group; "": none
@@ -97,7 +98,7 @@ type freezer struct {
 	old        int      // 1: version 1
 }
 
-// freezerOf returns the directory of this process's control group that has a freezer.
+// freezerOf returns the directory of this process's control group that has a freezer. old is 1 for version 1.
 func freezerOf() (dir string, old int, err error) {
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

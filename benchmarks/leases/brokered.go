@@ -13,10 +13,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// roundTrips is the bound of a lease on verbs: as many bare round trips of 8 bytes.
+// roundTrips is the bound of the time from a lease's request to the first result on verbs, in bare round trips of 8 bytes.
 const roundTrips = 6
 
-// far measures leases on verbs whose first calls pass through the agent, in parts of a bare round trip of 8 bytes from the same machine.
+// far measures leases on verbs whose first calls pass through the agent. Its unit is a bare round trip of 8 bytes on the same machine, which takes trip ns.
 func far(ctx context.Context, cfg *Config, trip int64) ([]Row, error) {
 	w, err := fromc.MeasureWakes(wakeRounds)
 	if err != nil {

@@ -60,7 +60,8 @@ func (r *Row) Holds() bool {
 	return r.Bound == 0 || r.Least && r.Value >= r.Bound || !r.Least && r.Value <= r.Bound
 }
 
-// Run measures everything, or, on verbs, what needs a device, and returns the lines in the order of the table. After an error it returns those that were measured before.
+// Run measures all lines of the table, or on verbs only those that need a device, and returns them in the table's order. After an error it returns the lines
+// that were measured before.
 func Run(ctx context.Context, cfg Config) (rows []Row, err error) {
 	cfg.Control.Executors, cfg.Control.Subscribers = []int{10, 1000}, []int{1}
 	parts := []func(context.Context, *Config) ([]Row, error){metadata, claims, brokered, starts, group, contacts}
@@ -157,7 +158,7 @@ func claims(context.Context, *Config) ([]Row, error) {
 // wakeRounds is how often a bare wake-up is measured.
 const wakeRounds = 100
 
-// starts measures the time from a lease's request to the first result, for each kind of start, from C. Beside the leases that wake processes stands the time
+// starts measures the time from a lease's request to the first result, for each kind of start, from C. Lines of leases that wake processes also have the time
 // of the same wake-ups in a bare program.
 func starts(ctx context.Context, cfg *Config) ([]Row, error) {
 	cfg.Cold.Leases = cfg.Leases

@@ -30,12 +30,12 @@ type order struct {
 	Bytes int64 // of memory to take
 }
 
-// answer is what the job says about an order.
+// answer is the job's report on an order.
 type answer struct {
 	Took   time.Duration
-	CPU    time.Duration   // that all threads used
-	Waited time.Duration   // that all threads waited for a CPU
-	Late   []time.Duration // of a kind that sleeps: how much later than wanted a thread ran
+	CPU    time.Duration   // processor time of all threads
+	Waited time.Duration   // time that all threads waited for a CPU
+	Late   []time.Duration // if the kind sleeps: the delay of each wake-up
 }
 
 // job is the neighbour's process.
@@ -67,7 +67,7 @@ func (j *job) end() {
 	_ = j.cmd.Wait() // an order that failed has its own error
 }
 
-// begin sends an order. finish waits until it is done, and returns how long that took.
+// begin sends an order. finish waits until it is done, and returns the job's answer.
 func (j *job) begin(o order) error { return json.NewEncoder(j.in).Encode(o) }
 
 func (j *job) finish() (a answer, err error) {
@@ -128,14 +128,14 @@ var kinds = map[string]func() kernel{"compute": compute, "bandwidth": triad, "la
 // kernel is the work of one thread. thread is its index among n. It returns how late it ran after each sleep, if it sleeps.
 type kernel func(thread, n int, units int64) (late []time.Duration)
 
-// scheduled returns the processor time of the calling thread, and the time that it has waited for a CPU. Without the kernel's figures it returns zeros.
+// scheduled returns the processor time of the calling thread, and the time that it has waited for a CPU. If the kernel does not report them, it returns zeros.
 func scheduled() (cpu, waited time.Duration) {
 	b, _ := os.ReadFile("/proc/thread-self/schedstat")
 	_, _ = fmt.Sscan(string(b), (*int64)(&cpu), (*int64)(&waited))
 	return cpu, waited
 }
 
-// together runs a kernel on a thread for each CPU, and returns when these threads began. It fills a, but for Took.
+// together runs a kernel on a thread for each CPU, and returns when these threads began. It fills a, except for Took.
 func together(k kernel, cpus []int, units int64, a *answer) (began time.Time) {
 	var ready, done sync.WaitGroup
 	var mu sync.Mutex
@@ -238,7 +238,7 @@ func pingPong() kernel {
 	}
 }
 
-// sleeper sleeps until each next millisecond, as a thread of a job that waits for messages or for its file system.
+// sleeper sleeps for a millisecond again and again, like a thread of a job that waits for messages or for its file system.
 func sleeper() kernel {
 	const every = time.Millisecond
 	return func(_, _ int, units int64) (late []time.Duration) {

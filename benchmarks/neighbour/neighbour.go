@@ -76,7 +76,7 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 			}
 			for _, kind := range []string{"compute", "bandwidth", "latency", "wake-up"} {
 				if len(where.job) == 1 && kind == "latency" || s.other != nil && kind == "wake-up" {
-					continue // its threads need a CPU each; they do not sleep on CPUs of workers
+					continue // threads of latency need a CPU each; wake-up is measured on the workers' CPUs only
 				}
 				if err := s.measure(ctx, kind, where.name, where.job, emit); err != nil {
 					return err
@@ -248,16 +248,16 @@ func (t *total) add(a *answer, threads int) {
 	t.took, t.cpu, t.waited = t.took+a.Took*time.Duration(threads), t.cpu+a.CPU, t.waited+a.Waited
 }
 
-// parts says of what a slowdown consists: time without a CPU, and more processor time for the same work.
+// parts names the two parts of a slowdown: time that was spent waiting for a CPU, and more processor time for the same work.
 func (t *total) parts(alone *total) string {
 	if t.took == 0 || alone.cpu == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; its threads waited for a CPU for %.2f %% of their time (alone %.2f %%), and used %.3f of the processor time",
+	return fmt.Sprintf("; its threads waited for a CPU for %.2f %% of their time (alone %.2f %%), and used %.3f times the processor time",
 		100*float64(t.waited)/float64(t.took), 100*float64(alone.waited)/float64(alone.took), float64(t.cpu)/float64(alone.cpu))
 }
 
-// record adds a pair: the times of the batches, or of the wake-ups in them.
+// record adds a pair of batches: their times or, if the job sleeps, the delays of its wake-ups.
 func record(p *latency.Paired, with, alone *answer) (ratio float64) {
 	if len(with.Late) == 0 || len(alone.Late) == 0 {
 		p.Samples.Add(int64(with.Took))
@@ -321,7 +321,7 @@ func (s *sides) measure(ctx context.Context, kind, where string, cpus []int, emi
 		r.Method = fmt.Sprintf("%d interleaved batches of a job with a thread on each of the CPUs %v: alone, with %d workers that compute without a pause, and %s; the ratio is the job's slowdown, its 95th percentile over the pairs %.3f%s",
 			s.cfg.Pairs, cpus, len(s.workers), control, float64(r.RatioP95), sums[1+i].parts(&sums[0]))
 		if kind == "wake-up" {
-			r.Method += ". Times are those from when a sleeping thread should wake until it runs"
+			r.Method += ". Times are the delays from the moment at which a sleeping thread should wake until it runs"
 		}
 		if err := emit(r); err != nil {
 			return err

@@ -201,7 +201,7 @@ func leaving(setting string) func(*Data) (float64, bool) {
 	}
 }
 
-// waking is the 99th percentile of the wait, in ms, of a job's thread that wakes on a CPU on which a worker computes.
+// waking returns the 99th percentile, in ms, of how long a job's thread waits when it wakes on a CPU on which a worker computes.
 func waking(d *Data) (float64, bool) {
 	if r := d.neighbour("wake-up, workers on the same CPUs"); r != nil && r.Samples > 0 {
 		return float64(r.P99NS) / 1e6, true

@@ -209,7 +209,7 @@ typedef struct rfaas_agent_seed {
     uint32_t function, payload; /* bytes */
     char name[RFAAS_AGENT_SEED_NAME];
     char executor[RFAAS_AGENT_ADDRESS];
-    char node[RFAAS_AGENT_ADDRESS]; /* and behind its NUL a warning with a NUL. Earlier libraries do not read it, and earlier agents send zeros */
+    char node[RFAAS_AGENT_ADDRESS]; /* and behind its NUL a warning with its NUL. Earlier libraries do not read the warning, and earlier agents send zeros */
 } rfaas_agent_seed;
 
 typedef struct rfaas_agent_blob {

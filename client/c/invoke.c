@@ -341,7 +341,7 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_ar
  * the end of the lease, ends it. */
 #define BACK_OFF_NS 1000000
 
-#define BACK_OFF_MAX_NS 32000000 /* the longest pause after an attempt that found no worker; each is twice as long as the one before */
+#define BACK_OFF_MAX_NS 32000000 /* the longest pause after an attempt that found no worker; each pause is twice as long as the previous one */
 
 /* Most moves of one call whose grants are lost one after the other. */
 #define MOVES_MAX 16
@@ -363,9 +363,9 @@ static bool grant_over(rfaas_lease *l, uint64_t key) {
     return over || draining(l);
 }
 
-/* *ever: some attempt may have been executed. key: names the grant in which the last attempt was made. Without a time limit, the call is
- * repeated for as long as the session's time-out after the first of several attempts that found no worker. That time begins again with
- * each attempt that may have run and each move, whose number is limited. */
+/* *ever: some attempt may have been executed. key: names the grant in which the last attempt was made. Without a time limit, the
+ * call is repeated until the session's time-out has passed since the first of successive attempts that found no worker. Attempts that may
+ * have run, and moves to another executor, end such a series. The number of both is limited. */
 static int repeat(rfaas_lease *l, const call_args *a, uint32_t w, uint64_t key, int status, uint32_t *got, bool *ever) {
     const call_plan *p = a->p;
     bool over = rfaas_api_fails_over(l);

@@ -901,11 +901,11 @@ typedef struct rfaas_call_options {
     int64_t timeout_ns;
     /* How often the call may be repeated. 0: never. Set it only if the function is idempotent: the
      * call is repeated on the next allowed worker when it may have run but its worker died, its lease
-     * ended, or attempt_ns passed. A call that cannot have run is repeated anyway where that helps.
-     * While there is no worker for it, because the agent or the executor does not answer, it is
-     * repeated until its time limit, or without one for the session's time-out. `in` must not change
-     * until the call ends, even for rfaas_iinvoke. The repetitions of rfaas_iinvoke are made by the
-     * function that waits for the request, and block it. */
+     * ended, or attempt_ns passed. A call that cannot have run is repeated anyway where that helps. A
+     * call that finds no worker, because the agent or the executor does not answer, is repeated until
+     * its time limit. Without a time limit, it is repeated for as long as the session's time-out. `in`
+     * must not change until the call ends, even for rfaas_iinvoke. The repetitions of rfaas_iinvoke
+     * are made by the function that waits for the request, and block it. */
     uint32_t repeats;
     uint32_t flags;       /* RFAAS_CALL_* or 0 */
     int64_t attempt_ns;   /* with repeats: time limit of one attempt; 0: until timeout_ns */
@@ -1307,7 +1307,7 @@ typedef struct rfaas_seed_details {
     char executor[256];   /* address of the executor that has made it */
     char node[256];       /* host name of that executor */
     char setup[256];      /* name of the setup function, cut if it is longer */
-    char warning[256];    /* what looks wrong, such as pointers to other memory; "": nothing */
+    char warning[256];    /* what may be wrong with the seed, such as pointers that workers cannot use; "": nothing */
 } rfaas_seed_details;
 
 /* rfaas_seed_create executes a setup function once, and keeps its memory for workers of later leases.

@@ -25,7 +25,7 @@ type SeedDetails struct {
 	Load, Setup, Capture time.Duration
 	Executor, Node       string
 	Function             string
-	Warning              string // words on the heap look like pointers to memory that workers do not get; "": there are no such words
+	Warning              string // what may be wrong with the seed: words of its heap that look like pointers which workers cannot use; "": nothing
 }
 
 // SeedCreate executes a function, and keeps its memory under a name.

@@ -252,7 +252,7 @@ module rfaas
       integer(c_int64_t) :: bytes = 0, memory = 0, children = 0
       real(c_double) :: left = 0, load = 0, setup_time = 0, capture = 0
       character(len=256) :: executor = '', node = '', setup = '' !< setup: name of the setup function
-      character(len=256) :: warning = '' !< what looks wrong, such as pointers to other memory; '': nothing
+      character(len=256) :: warning = '' !< what may be wrong with the seed, such as pointers that workers cannot use; '': nothing
    end type
 
    !> A change of an executor's state: RFAAS_EXECUTOR_*, its control address, the host name of its node.

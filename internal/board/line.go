@@ -95,7 +95,7 @@ type Line struct {
 	State       State
 	Providers   Providers
 	Cordoned    bool   // Draining, but leases continue and the executor does not end
-	Slowdown    uint32 // of other programs of the node by the workers, in thousandths, at most MaxSlowdown; 0: not measured
+	Slowdown    uint32 // time of other programs of the node beside the workers, in thousandths of their time without; at most MaxSlowdown, 0: not measured
 }
 
 // ShortIncarnation is what of an executor's incarnation stands in its line.

@@ -226,7 +226,7 @@ func checkSoftRoCE(class, release string) finding {
 }
 
 // checkSessions warns of a fault of Linux 6.18: if the kernel shares CPUs between sessions, a session whose threads wake each other often can keep all
-// CPUs for up to 11 s. Programs of other sessions and kernel threads are ready then and do not run.
+// CPUs for up to 11 s. Meanwhile, kernel threads and programs of other sessions are ready but do not run.
 func checkSessions(setting, release string) finding {
 	const check = "CPUs for sessions"
 	text, err := os.ReadFile(setting)
@@ -235,7 +235,7 @@ func checkSessions(setting, release string) finding {
 		return ok(check, "not shared between sessions")
 	case strings.HasPrefix(release, "6.18."):
 		return note(check, "sysctl kernel.sched_autogroup_enabled=0",
-			"Linux %s shares CPUs between sessions (autogroup): one session can keep the others waiting for up to 11 s, and calls with them", release)
+			"Linux %s shares CPUs between sessions (autogroup) and has a fault: one session can keep programs of the others waiting for up to 11 s", release)
 	default:
 		return ok(check, "shared between sessions (autogroup)")
 	}

@@ -35,7 +35,7 @@ type executorRow struct {
 	Leases          uint32   `json:"leases"`
 	Addresses       []string `json:"addresses,omitempty"` // of its network devices
 	By              string   `json:"by"`                  // memory or message: how this was learned
-	Slowdown        float64  `json:"neighbour_slowdown"`  // of other programs of the node by the workers, 1.01 if they need 1 % more time; 0: not measured
+	Slowdown        float64  `json:"neighbour_slowdown"`  // 1.01 if other programs of the node need 1 % more time beside the workers; 0: not measured
 	Incarnation     string   `json:"incarnation"`
 
 	nodeID string

@@ -1203,7 +1203,7 @@ type SeedDescription struct {
 	SetupNs       uint64                 `protobuf:"varint,18,opt,name=setup_ns,json=setupNs,proto3" json:"setup_ns,omitempty"`
 	CaptureNs     uint64                 `protobuf:"varint,19,opt,name=capture_ns,json=captureNs,proto3" json:"capture_ns,omitempty"`
 	Node          string                 `protobuf:"bytes,20,opt,name=node,proto3" json:"node,omitempty"`       // host name of the executor that has made it
-	Warning       string                 `protobuf:"bytes,22,opt,name=warning,proto3" json:"warning,omitempty"` // words on its heap look like pointers to memory that workers do not get; none: there are no such words
+	Warning       string                 `protobuf:"bytes,22,opt,name=warning,proto3" json:"warning,omitempty"` // what may be wrong with the seed: words of its heap that look like pointers which workers cannot use; none: nothing
 	Root          uint64                 `protobuf:"varint,21,opt,name=root,proto3" json:"root,omitempty"`      // size of what functions get from rfaas_table in workers that map the heap (Table.seed); 0: the setup function has not called rfaas_set_root
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

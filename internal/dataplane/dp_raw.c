@@ -33,7 +33,7 @@ static int create(dp_domain *d, dp_mem *const *expose, uint32_t n, bool bulk, dp
     dp_qp_attr attr = {.max_send = 2 * DP_RAW_BATCH, .max_recv = 1, .n_expose = n, .max_answers = bulk ? BULK_ANSWERS : DP_RAW_ANSWERS};
     for (uint32_t i = 0; i < n; i++)
         attr.expose[i] = expose[i];
-    /* Reads of a bulk connection are often few and small. Making all of its pages ahead would take 0.8 ms. */
+    /* A bulk connection often makes only a few small reads. To make all pages of its memory ahead would take 0.8 ms. */
     int st = dp_mem_alloc(d, (uint64_t)r->pieces * r->piece + SCRATCH_SIZE - DP_RAW_CHUNK, reads ? DP_MEM_LAZY : 0, &r->scratch, err);
     if (!st)
         st = dp_cq_create(d->dev, attr.max_send + attr.max_recv, &r->cq, err);

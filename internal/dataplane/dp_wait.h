@@ -36,7 +36,7 @@ typedef struct dp_waiter {
     dp_wait_mode mode;
     bool yields; /* yield during short waits too. A yield costs 0.5 us, so set this only where a round trip takes ten times as long */
     uint8_t first; /* number of next waits that yield, from dp_waiter_expect */
-    bool brief;    /* the next look blocks, from dp_waiter_expect_now */
+    bool brief;    /* the next look blocks, if adaptive; from dp_waiter_expect_now */
     uint32_t spins;
     int64_t now;          /* at the last look */
     int64_t since;        /* when this wait began to spin; 0: not looked yet */
@@ -60,8 +60,8 @@ static inline void dp_waiter_expect(dp_waiter *w) {
     w->first = DP_SPIN_FIRST_WAITS;
 }
 
-/* Something is to come at once, from a peer that was running when it woke this thread. If it has not come by the first look, the peer waits for this
- * processor, and yielding does not help: the scheduler prefers a thread that has slept. So an adaptive waiter blocks then. */
+/* A message should come at once, from a peer that was running when it woke this thread. If none has come by the first look, the peer waits for this
+ * processor. Yielding does not help then, because the scheduler prefers a thread that has slept. So an adaptive waiter blocks at that look. */
 static inline void dp_waiter_expect_now(dp_waiter *w) {
     w->patient_until = 0;
     w->first = DP_SPIN_FIRST_WAITS;

@@ -73,7 +73,7 @@ type Executor struct {
 	coming      coming               // resources of cached workers that are being reaped
 	draining    bool
 	memoryShort atomic.Bool     // other programs need memory: none is lent
-	slowdown    atomic.Uint32   // of other programs by the workers, in thousandths; 0: not measured
+	slowdown    atomic.Uint32   // as InfoReply.neighbour_slowdown
 	cordoned    string          // reason for which no new leases are granted; "": they are
 	until       time.Time       // end of the grace, while draining
 	grace       context.Context // of the drain: it also ends when the drain is cut short

@@ -306,7 +306,7 @@ func (u *unreadLoan) Send(r *control.LendReply) error {
 	return u.ctx.Err()
 }
 
-// lendDirectly makes a node lend a seed on demand over shm, and waits for its offer. The loan's error follows.
+// lendDirectly makes a node lend a seed on demand over shm, and waits for its offer. over receives the error with which the loan ends.
 func lendDirectly(t *testing.T, n *node, ctx context.Context) (u *unreadLoan, s *zygote.Seed, over chan error) {
 	t.Helper()
 	data, key := library(3 * (256 << 10))

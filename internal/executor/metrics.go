@@ -155,7 +155,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("memory_bytes", "Memory that is lent.", func() float64 { return float64(e.table.Capacity().Memory) })
 	gauge("free_memory_bytes", "Of this, free.", func() float64 { return float64(e.table.Capacity().FreeMemory) })
 	gauge("leases", "Leases that have resources.", func() float64 { return float64(e.table.Capacity().Leases) })
-	gauge("neighbour_slowdown_ratio", "Time of a fixed piece of work beside the workers, over its time while none runs (yield-after). 0: not measured.",
+	gauge("neighbour_slowdown_ratio", "Time of a fixed piece of work beside the workers, over its time while no worker runs (yield-after). 0: not measured.",
 		func() float64 { return float64(e.slowdown.Load()) / 1000 })
 	gauge("cached_leases", "Cached leases and spare leases.", func() float64 { return float64(e.table.Capacity().Cached) })
 	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })

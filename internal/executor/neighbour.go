@@ -10,13 +10,13 @@ import (
 	"github.com/rfaas-go/rfaas/internal/reference"
 )
 
-// An executor with the setting yield-after measures what its workers do to other programs of the node. See internal/reference.
+// An executor with the setting yield-after measures how much its workers slow down other programs of the node. See internal/reference.
 
 const (
 	referenceEvery = time.Second // the shortest time between two measurements
-	referenceShare = 500         // the measurements use at most this fraction of one CPU
-	referencePairs = 61          // the most pairs of which the median is published: its error is about 1 %
-	referenceFirst = 11          // the fewest
+	referenceShare = 500         // the measurements use at most 1/500 of one CPU
+	referencePairs = 61          // the latest pairs, of which the median is published; its error is about 1 %
+	referenceFirst = 11          // nothing is published before so many pairs
 )
 
 // referenceWork measures the slowdown of a piece of work.
@@ -62,7 +62,7 @@ func (e *Executor) watchNeighbour(ctx context.Context, every time.Duration, crea
 			}
 			if err != nil && err.Error() != said {
 				said = err.Error()
-				e.log.Warn("cannot measure the slowdown of other programs by the workers", "error", err)
+				e.log.Warn("cannot measure how much workers slow down other programs", "error", err)
 			}
 			if t.Waited {
 				e.metrics.neighbourWait.Observe(t.Wait.Seconds())
@@ -79,8 +79,8 @@ func (e *Executor) watchNeighbour(ctx context.Context, every time.Duration, crea
 	}
 }
 
-// referenceCPUs returns the CPU on which the work runs next, and the other CPUs of workers. The work takes turns on the CPUs of workers. If there is only
-// one, it runs on the other CPUs that the executor lends. others is empty if there is nothing to measure.
+// referenceCPUs returns the CPU on which the work runs next, and the other CPUs of workers. The work runs on each CPU of the workers in
+// turn. If they have only one CPU, the work runs on each other CPU that the executor lends in turn. others is empty if nothing can be measured.
 func (e *Executor) referenceCPUs(turn int) (cpu int, others []int) {
 	var leased []int
 	for _, l := range e.table.List() {

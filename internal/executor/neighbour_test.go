@@ -11,7 +11,7 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// fakeReference needs `slow` times as long beside workers. Every third measurement is interrupted, and has senseless times.
+// fakeReference needs `slow` times as long beside workers. Every third measurement is interrupted, and has meaningless times.
 type fakeReference struct {
 	slow, measured, open atomic.Int32
 	others               chan []int
@@ -30,7 +30,7 @@ func (f *fakeReference) Measure(cpu int, others []int, _ bool) (reference.Times,
 
 func (f *fakeReference) Close() { f.open.Add(-1) }
 
-// The slowdown is measured while there are leases, and published in what clients and the resource manager read.
+// The slowdown is measured while there are leases. Clients and the resource manager can read it.
 func TestWatchNeighbour(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.YieldAfter, c.Cores = time.Second, testCores(3) })
 	f := &fakeReference{others: make(chan []int)}
@@ -78,7 +78,7 @@ func TestWatchNeighbour(t *testing.T) {
 	}
 }
 
-// An executor with one core has no CPU beside which the work could run.
+// An executor with one core has no CPU on which the work could run beside the worker.
 func TestReferenceCPUsOfOneCore(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Cores = []lease.Core{{CPUs: []int{0}}} })
 	n.lease(1)

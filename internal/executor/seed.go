@@ -214,7 +214,7 @@ func (e *Executor) makeSeed(ctx context.Context, h *holding, w *wish) (*zygote.S
 		e.tell(h, slog.LevelInfo, "seed made", "lease", uint64(h.id), "function", w.GetFunction(), "bytes", s.Bytes, "load", s.Load, "init_call", s.Setup,
 			"capture", s.Capture)
 		if s.Warning != "" {
-			e.tell(h, slog.LevelWarn, "a seed may contain pointers to memory that workers do not get", "lease", uint64(h.id), "function", w.GetFunction(), "reason", s.Warning)
+			e.tell(h, slog.LevelWarn, "a seed may contain pointers that its workers cannot use", "lease", uint64(h.id), "function", w.GetFunction(), "reason", s.Warning)
 		}
 		e.lender.hashAhead(s)
 	}

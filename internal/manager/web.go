@@ -59,7 +59,7 @@ type ExecutorState struct {
 	Providers       []string `json:"providers"`
 	AgeMS           uint64   `json:"age_ms"`
 	Until           uint64   `json:"available_until"`    // Unix seconds, 0: not known
-	Slowdown        float64  `json:"neighbour_slowdown"` // of other programs of the node by the workers, 1.01 if they need 1 % more time; 0: not measured
+	Slowdown        float64  `json:"neighbour_slowdown"` // 1.01 if other programs of the node need 1 % more time beside the workers; 0: not measured
 }
 
 // LeaseState is a running lease, from its cell.

@@ -48,7 +48,7 @@ static uint64_t reference_clock(clockid_t id) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* reference_waited says how long the calling thread has waited for a CPU while it could run, in ns. Returns false if the kernel does not tell. */
+/* reference_waited says how long the calling thread has waited for a CPU while it could run, in ns. Returns false if the kernel does not report it. */
 static bool reference_waited(uint64_t *ns) {
   char path[64];
   snprintf(path, sizeof path, "/proc/self/task/%ld/schedstat", syscall(SYS_gettid));
@@ -142,7 +142,7 @@ static void *reference_work_thread(void *arg) {
   return NULL;
 }
 
-/* reference_occupy keeps a CPU from workers, which have idle priority, during the phase PHASE_ALONE. */
+/* reference_occupy runs on a CPU during PHASE_ALONE, so that no worker can run there, since workers have idle priority. */
 static void *reference_occupy(void *arg) {
   occupant o = *(occupant *)arg;
   reference *r = o.r;

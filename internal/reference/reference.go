@@ -1,6 +1,6 @@
-// Package reference measures how much workers slow down other programs of their node. A thread of normal priority does a fixed piece of work, which
-// takes a fraction of a millisecond, twice: beside the workers, and while further threads of this process occupy the workers' CPUs. Since workers
-// have idle priority, the kernel does not run them meanwhile. Both runs follow each other within milliseconds, so the clock frequency and the node's
+// Package reference measures how much workers slow down other programs of their node. A thread of normal priority does a fixed piece of work
+// twice: beside the workers, and while further threads of this process occupy the workers' CPUs. Since workers have idle priority, the kernel does not
+// run them meanwhile. Each run takes a fraction of a millisecond. The runs follow each other within milliseconds, so the clock frequency and the node's
 // other programs affect both.
 package reference
 
@@ -25,7 +25,7 @@ type Times struct {
 	Complete bool          // false: another program interrupted it, and Beside and Alone say nothing
 	Beside   time.Duration // processor time of the work beside workers
 	Alone    time.Duration // processor time of the work while no worker runs
-	Waited   bool          // false: the kernel does not tell Wait
+	Waited   bool          // false: the kernel does not report Wait
 	Wait     time.Duration // time that the thread waited for its CPU when it woke there
 	Cost     time.Duration // processor time of the measurement
 }
@@ -48,7 +48,8 @@ func New() (*Work, error) {
 // Close frees the memory. No measurement may be running.
 func (w *Work) Close() { _ = unix.Munmap(w.buffer) }
 
-// Measure does the work on a CPU, others being the other CPUs on which workers may run. It returns after some 20 ms, most of which it sleeps.
+// Measure does the work on a CPU. others are the other CPUs on which workers may run. aloneFirst: the run without workers comes first. Measure takes about
+// 20 ms, and sleeps for most of this time.
 func (w *Work) Measure(cpu int, others []int, aloneFirst bool) (Times, error) {
 	list := make([]C.int, len(others)+1)
 	for i, o := range others {

@@ -70,8 +70,8 @@ func worker(t *testing.T, cpu int) (running *atomic.Bool, used func() time.Durat
 	}
 }
 
-// A worker that uses the memory from another CPU slows the work down. Without it, the work shows less slowdown. The lane guard runs this test, since other
-// programs would interrupt the measurements.
+// A worker that uses the memory from another CPU slows the work down. Without it, the measured slowdown is smaller. Only the lane guard runs this test,
+// since other programs would interrupt the measurements.
 func TestWorkerSlowsDown(t *testing.T) {
 	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
 		t.Skip("RFAAS_TEST_FIGURES is not set")

@@ -45,7 +45,7 @@ func TestSeedPageFigures(t *testing.T) {
 		<-p.over
 	}
 	copied, fresh, hashed := copyFloors(t, pages)
-	testkit.Figure("first fetch of a page, 64 at a time, without the network", median(first), 6, false, "us", fmt.Sprintf("copying a page twice, into a new memory file: %.2f us, hashing it: %.2f us", copied+fresh, hashed))
+	testkit.Figure("first fetch of a page, 64 at a time, without the network", median(first), 6, false, "us", fmt.Sprintf("copying a page, and again into a new memory file: %.2f us; hashing it: %.2f us", copied+fresh, hashed))
 	testkit.Figure("page that the node has", median(cached), 0.5, false, "us", fmt.Sprintf("copying a page: %.2f us", copied))
 	testkit.Figure("remote reads for a second worker on the node", slices.Max(reads), 0, false, "reads", "")
 	testkit.Figure("bytes read, scattered pages, seed-fill=touched", median(ratio), 1.2, false, "times the touched bytes", "")
@@ -79,7 +79,7 @@ func TestSeedPageFigures(t *testing.T) {
 	plain := rate(nil)
 	overlay = nil
 	seeded := rate(s)
-	testkit.Figure("overlay of a seed of 16 MiB", median(overlay)/1e3, 0.1, false, "ms", "without what comes before: the place of the libraries, the heap, and loading them")
+	testkit.Figure("overlay of a seed of 16 MiB", median(overlay)/1e3, 0.1, false, "ms", "without the steps before it: placing the libraries, opening the heap, loading the library")
 	testkit.Figure("starts from a seed of 16 MiB, one after the other, without the sandbox", seeded, 4000, true, "a second", fmt.Sprintf("without a seed: %.0f", plain))
 }
 
@@ -88,7 +88,7 @@ func median(all []float64) float64 {
 	return all[len(all)/2]
 }
 
-// copyFloors returns how long copying a page takes, in us: into memory that exists, and into a new memory file; and how long hashing it takes.
+// copyFloors returns how long copying a page takes, into memory that exists and into a new memory file, and how long hashing it takes, in us.
 func copyFloors(t *testing.T, pages int) (copied, fresh, hashed float64) {
 	t.Helper()
 	from, to := make([]byte, pages*seedPage), make([]byte, pages*seedPage)

@@ -50,7 +50,7 @@ type Seed struct {
 	File  *os.File // opened for reading, sealed
 	Units uint32   // of its heap
 	Bytes uint64   // memory that the seed takes
-	// Warning says what may be wrong with the seed: words on its heap that look like pointers to memory that workers do not get. "": nothing.
+	// Warning says what may be wrong with the seed: words of its heap that look like pointers which workers cannot use. "": nothing.
 	Warning string
 	// Load, Setup and Capture are the durations of making it, as the process that made it has measured them.
 	Load, Setup, Capture time.Duration

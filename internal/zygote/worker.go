@@ -143,7 +143,7 @@ type Steps struct {
 	Overlay time.Duration // the part of Code in which the seed is laid over the worker's memory
 	Pooled  bool          // a pooled worker: Fork is the time to wake it
 	Cached  bool          // a cached worker: Connect is the duration of Resume
-	Seeded  bool          // it has the state of its seed. Code includes what that takes
+	Seeded  bool          // it has the state of its seed. Code includes the time for that
 	// Unseeded says why a worker whose Spec has a seed does not have the seed's state.
 	Unseeded string
 }
@@ -354,7 +354,8 @@ func (w *Worker) beginPages(ctx context.Context) error {
 // loadedTimes is the number of bytes in LOADED before the blob.
 const loadedTimes = 32
 
-// loaded records how the time to LOADED is divided, according to the worker: its own time, in it the sandbox's and the library's, and in the latter the seed's.
+// loaded records how the worker divides the time to LOADED. Its own time includes the times of the sandbox and of the library, and that of the library
+// includes the time of the overlay.
 func (w *Worker) loaded(took time.Duration, times []byte) {
 	part := func(i int, of time.Duration) time.Duration {
 		return min(max(time.Duration(binary.LittleEndian.Uint64(times[8*i:])), 0), of)

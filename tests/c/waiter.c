@@ -11,8 +11,8 @@ static uint32_t spins_until_look(dp_waiter *w, int *what) {
     return n;
 }
 
-/* A claim wakes a worker, and the client waits for the processor on which the worker spins. So the worker blocks at its first look, unless it waits hot.
- * After that it waits as usual. */
+/* After a claim has woken a worker, the client may wait for the processor on which the worker spins. So the worker blocks at its first look, unless it waits
+ * hot. Later waits are as usual. */
 T_CASE(waiter_claimed, "wait/claimed-blocks-at-once", .providers = T_SHM) {
     static const struct {
         dp_wait_mode mode;

@@ -350,8 +350,8 @@ func TestAgentStopped(t *testing.T) {
 	c.do("calls 1000")
 }
 
-// TestAgentStoppedWithoutWorker kills the only worker while the agent is stopped. A call with repeats asks the agent for a new worker. Nobody answers, so it asks
-// again, and the agent continues then.
+// TestAgentStoppedWithoutWorker kills the only worker while the agent is stopped. A call with repeats asks the agent for a new worker. The agent does not
+// answer, so the library asks again. Then the agent continues.
 func TestAgentStoppedWithoutWorker(t *testing.T) {
 	crosses(t)
 	env, socket, _ := agentCluster(t)

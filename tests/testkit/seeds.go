@@ -20,11 +20,11 @@ var seedCompilers = map[string][]string{
 	"paged.c":           {"gcc", "-std=gnu11"},
 }
 
-// SeedStates are those libraries of tests/seeds whose function setup prepares a state, and whose function query tells it and changes it: in C, C++, Fortran, with OpenMP, OpenBLAS, and
-// with FFTW, GSL, libxml2 and SQLite.
+// SeedStates are the libraries of tests/seeds with a function setup that prepares a state, and a function query that reports the state and changes it. They use
+// C, C++, Fortran, OpenMP, OpenBLAS, FFTW, GSL, libxml2 and SQLite.
 var SeedStates = []string{"c_state.c", "cpp_state.cpp", "fortran_state.f90", "openmp_state.c", "openblas_state.c", "libraries.c"}
 
-// SeedLibrary compiles a library of tests/seeds, and returns its path. root is the repository. scripts/deps installs what it needs.
+// SeedLibrary compiles a library of tests/seeds, and returns its path. root is the repository. scripts/deps installs the compilers and libraries.
 func SeedLibrary(t testing.TB, root, name string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), name+".so")

@@ -18,11 +18,12 @@ typedef struct dp_foreign {
     uint32_t tops[DP_FOREIGN_TOPS]; /* the upper halves of all addresses in the list */
 } dp_foreign;
 
-/* dp_foreign_find lists the memory. `payload` is that of the setup function. */
+/* dp_foreign_find lists this memory. `payload` is that of the setup function, which does not travel either. */
 void dp_foreign_find(dp_foreign *f, const void *payload, uint64_t size);
 
-/* dp_foreign_next returns the first word in [from, end) that points to such memory, and what that memory is; NULL: there is none. A number that looks like such a pointer counts as
- * one. `end` is a multiple of 64, and the bytes from the multiple of 64 before `from` on can be read. *looks limits how many words it compares with the list; it returns NULL when that is 0. */
+/* dp_foreign_next returns the first word in [from, end) that points to such memory, and sets *what to a description of that memory. NULL: there is
+ * none. A number that looks like such a pointer counts as one. `end` is a multiple of 64. The bytes between the multiple of 64 before `from` and `from`
+ * must be readable. *looks is the number of words that the function may still compare with the list. It returns NULL when *looks is 0. */
 const uintptr_t *dp_foreign_next(const dp_foreign *f, const uintptr_t *from, const uintptr_t *end, uint64_t *looks, const char **what);
 
 #endif

@@ -66,8 +66,8 @@ typedef struct dp_heap_map {
 /* Threads of the worker set this, except the serving thread while user code may run on it. Other threads never do. */
 extern __thread int dp_heap_outside;
 
-/* dp_heap_load loads mimalloc, which changes nothing until dp_heap_open. The zygote calls it first, because loading takes a third of a worker's start
- * from a seed. In another process, dp_heap_open does it. */
+/* dp_heap_load loads mimalloc. This has no effect until dp_heap_open. The zygote calls it for all its workers, because loading takes a third of a worker's
+ * start from a seed. In other processes, dp_heap_open calls it. */
 int dp_heap_load(dp_error *err);
 /* dp_heap_open gives the arena, which the caller has mapped at DP_HEAP_AT, to mimalloc, and switches it on for this process. size is a
  * multiple of DP_HEAP_UNIT and at least two of them. Only once, with one thread, and inside dp_place_begin and dp_place_end. From then on

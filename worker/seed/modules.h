@@ -38,7 +38,7 @@ typedef struct dp_modules {
 /* dp_modules_program notes that all loaded objects are those with which the program started. */
 void dp_modules_program(void);
 /* dp_modules_list lists the loaded objects in the linker's order. The first `before` ones were loaded before user code. UINT32_MAX: all, and those that
- * come later are for user code. mimalloc is the only one that counts as loaded for user code in any case. */
+ * come later are for user code. mimalloc always counts as loaded for user code. */
 void dp_modules_list(dp_modules *m, uint32_t before);
 /* dp_modules_touch_tls makes the serving thread's blocks of all own objects, which the linker otherwise makes at the first use. They are
  * in the arena afterwards, or in the thread's static block. */

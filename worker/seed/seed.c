@@ -37,10 +37,11 @@ static int map_arena(const dp_seed *s, bool shared, bool of_file, dp_error *err)
     return dp_fail(err, DP_FATAL, errno, "seed: map %llu MiB for the heap", (unsigned long long)(s->heap_size >> 20));
 }
 
-/* Returns the end of the pages in memory from an offset of the arena on: all of them have memory in the file. lseek looks at each page for 15 to 65 ns, mincore for 1 ns. */
+/* Returns the end of the pages that are in memory without a gap from an offset of the arena on. All of them have memory in the file. lseek takes 15 to 65 ns
+ * for each page, mincore takes 1 ns. */
 static uint64_t resident_end(uint64_t from, uint64_t limit) {
     unsigned char in_memory[1024];
-    for (uint64_t most = 16;; most *= 2) { /* to ask for pages without memory is slow */
+    for (uint64_t most = 16;; most *= 2) { /* mincore is slow for pages without memory */
         uint64_t n = (limit - from) / PAGE, k = 0;
         most = most < sizeof in_memory ? most : sizeof in_memory;
         n = n < most ? n : most;
@@ -130,7 +131,7 @@ static void find_features(void) {
 }
 
 void dp_seed_prepare(void) {
-    dp_error ignored; /* dp_seed_begin tries again and returns it */
+    dp_error ignored; /* dp_seed_begin tries again and returns the error */
     dp_heap_load(&ignored);
     find_features();
     while (n_held < HELD && !pthread_key_create(&held[n_held], NULL))
@@ -215,7 +216,7 @@ int dp_seed_check_library(const dp_seed *s, dp_error *err) { return dp_state_lib
 
 /* ---- comparing ---- */
 
-/* *h is zero, and only those of its pages that get values are written: most have none. */
+/* *h is zero. This writes only to those of its pages that get values, because most get none. */
 static void fill_header(const dp_seed *s, dp_seed_header *h) {
     h->magic = DP_SEED_MAGIC;
     h->version = DP_SEED_VERSION;

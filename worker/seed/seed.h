@@ -79,7 +79,7 @@ typedef struct dp_seed_before {
 
 typedef struct dp_seed {
     int fd;
-    bool makes; /* the seed, and does not start from it */
+    bool makes; /* this process makes the seed, and does not start from it */
     uint64_t heap_size;
     uint32_t before; /* modules that stay the process's own */
     dp_modules modules;
@@ -95,7 +95,7 @@ typedef struct dp_seed {
 } dp_seed;
 
 /* dp_seed_prepare does once, in the zygote, what would take longest in each worker that starts from a seed: it loads mimalloc, and asks for the features of
- * the processor, which in a virtual machine ends in the hypervisor.
+ * the processor, which in a virtual machine only the hypervisor can answer.
  *
  * Thread-specific keys have numbers, which must be the same in all workers of a seed. dp_seed_prepare takes the first ones, so that what a process loads
  * for itself, such as a provider, gets others. dp_seed_free_keys gives them to user code, before that is loaded; a second time it does nothing. */
@@ -109,15 +109,15 @@ uint64_t dp_seed_file_size(uint64_t heap_size);
 int dp_seed_read(int fd, void *to, uint64_t size, uint64_t at, dp_error *err);
 
 /* dp_seed_make_begin and dp_seed_begin map the arena, load the libraries that stay apart, and open the heap: in the process that makes the
- * seed, which knows those libraries, and in a worker that starts from it. *s is zero, because to clear it would write to 15 pages. fd is the seed's file. The caller loads user code next, with
- * dp_heap_outside 0 meanwhile, then calls dp_seed_loaded. What the caller itself allocates until dp_seed_apply is outside, because the seed is
- * laid over the arena. heap_size is a multiple of DP_HEAP_UNIT, and at least two of them. DP_UNSUPPORTED: this process can have no seed, and
- * may go on without. */
+ * seed, which knows those libraries, and in a worker that starts from it. *s must be zero: the functions do not clear it, because that would
+ * write to 15 pages. fd is the seed's file. The caller loads user code next, with dp_heap_outside 0 meanwhile, then calls dp_seed_loaded. What
+ * the caller itself allocates until dp_seed_apply is outside, because the seed is laid over the arena. heap_size is a multiple of DP_HEAP_UNIT,
+ * and at least two of them. DP_UNSUPPORTED: this process can have no seed, and may go on without. */
 int dp_seed_make_begin(dp_seed *s, int fd, uint64_t heap_size, const dp_apart *apart, dp_error *err);
 int dp_seed_begin(dp_seed *s, int fd, uint64_t heap_size, dp_error *err);
 /* dp_seed_loaded ends the loading. */
 void dp_seed_loaded(dp_seed *s);
-/* dp_seed_check_library returns DP_UNSUPPORTED if the state of the library cannot travel, whatever its init call does. After dp_seed_loaded. */
+/* dp_seed_check_library returns DP_UNSUPPORTED if the state of the library cannot travel, whatever its init call does. Call it after dp_seed_loaded. */
 int dp_seed_check_library(const dp_seed *s, dp_error *err);
 
 /* dp_seed_capture writes the seed, after user code has prepared its state. On the thread that executed user code, with no call running.

@@ -87,7 +87,7 @@ type Seed struct {
 	LoadNs, SetupNs, CaptureNs, LeftNs int64
 	Version, Children                  uint32
 	Name, Executor, Node, Function     string // Name in full
-	Warning                            string // cut to the room behind Node
+	Warning                            string // cut to the bytes behind Node
 	Payload                            []byte
 }
 

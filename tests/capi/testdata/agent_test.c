@@ -7,7 +7,7 @@
  *   own           queue pairs that the lease has made in this process, and whether libibverbs is loaded: "STATUS MILLISECONDS QUEUE_PAIRS:0|1"
  *   spread N      starts a call of N ms on each worker, prints the line "calling", and waits for all: "STATUS MILLISECONDS STATUS STATUS ..."
  *   threads N     as spread, with a thread for each worker, and calls that are repeated
- *   resume PID    makes a call that may be repeated, and continues the stopped agent PID when the library has asked it twice for a new worker
+ *   resume PID    makes a call that may be repeated, and continues the stopped agent PID once the library has asked it twice for a new worker
  *   fork          a child of this process opens and uses a lease of its own
  *   flood         threads fill the socket of a stopped agent, and this process forks meanwhile: "STATUS MILLISECONDS TEXT", STATUS 1 if fork() waits
  *   strand        threads fill the socket of a stopped agent for longer than a release may take, and this process releases its lease
@@ -219,13 +219,13 @@ static int agent_socket(void) {
     return -1;
 }
 
-/* Memory of the messages that the agent has not read, in bytes. */
+/* Returns the memory of the messages that the agent has not read, in bytes, or -1. */
 static int unread(int fd) {
     int bytes = 0;
     return ioctl(fd, SIOCOUTQ, &bytes) ? -1 : bytes;
 }
 
-enum { REQUEST_LEAST = 1024 }; /* memory of a request for a new worker, which has its channel's offer; other messages take less */
+enum { REQUEST_LEAST = 1024 }; /* bytes. A request for a new worker takes at least this, because it has the offer of a channel; other messages take less */
 
 static int resumed; /* atomic: the agent was continued, or the call has ended */
 

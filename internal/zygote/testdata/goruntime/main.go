@@ -1,4 +1,4 @@
-// A library with a runtime of its own, which has threads from the time at which it is loaded.
+// A library of Go. Its runtime starts threads when it is loaded.
 package main
 
 import "C"
