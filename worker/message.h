@@ -64,7 +64,7 @@ enum {
     DP_MSG_SPAWNED = 2,
     DP_MSG_SPAWN_FAILED = 3,
     DP_MSG_LOADED = 5, /* body {u64 ns from the worker's first instruction, or from its lease, until now; of these u64 ns that the
-                        * sandbox took, u64 ns that the library took; of the latter u64 ns that laying the seed took; channel blob} */
+                        * sandbox took, u64 ns that the library took; channel blob}. Not to be changed without handover.Version */
     DP_MSG_FAILED = 6,
     DP_MSG_STOP = 7,
     DP_MSG_HELLO = 8, /* zygote to executor once after start: body {u32 wire version, u32 verbs devices, u32 DP_SANDBOX_* that

@@ -82,7 +82,6 @@ typedef struct worker {
     uint64_t began;      /* time of the first instruction, or of the lease */
     uint64_t sandbox_ns; /* duration of the sandbox's steps since then */
     uint64_t code_ns;    /* duration of loading the library */
-    uint64_t overlay_ns; /* the part of code_ns in which the seed is laid over this process's memory */
     bool told;           /* LOADED was sent */
     int pages;           /* userfaultfd, -1: none */
     int seed;            /* file of the seed from which the worker starts, -1: none */
@@ -412,7 +411,7 @@ static int load_seeded(worker *w, dp_function **table, char *text, size_t room) 
     }
     uint64_t began = now_ns();
     bool unseeded = go_on_unseeded(w, dp_seed_apply(&seed, &err), &err);
-    w->overlay_ns = now_ns() - began;
+    w->page->overlay_ns = now_ns() - began; /* not in LOADED: after a handover, the executor and its workers have different versions */
     close(w->seed);
     if (unseeded)
         dp_seed_unseeded(&seed);
@@ -511,7 +510,7 @@ static void loaded(void *arg) {
     dp_error err = {0};
     w->told = true;
     struct {
-        uint64_t times[4];
+        uint64_t times[3];
         uint8_t blob[DP_CHANNEL_BLOB_MAX];
     } body;
     uint32_t len = sizeof body.blob;
@@ -519,7 +518,6 @@ static void loaded(void *arg) {
     body.times[0] = now_ns() - w->began;
     body.times[1] = w->sandbox_ns;
     body.times[2] = w->code_ns;
-    body.times[3] = w->overlay_ns;
     dp_msg_send(FD_SOCK, DP_MSG_LOADED, w->id, &body, (uint32_t)sizeof body.times + len, -1);
 }
 

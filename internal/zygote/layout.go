@@ -15,8 +15,11 @@ import (
 
 // The header of a seed's file (worker/seed/seed.h), at the end of its heap.
 const (
-	seedMagic   = 0x4445455352
-	SeedVersion = 5
+	seedMagic = 0x4445455352
+	// SeedVersion is that of the seeds which the zygote of this program makes. After a handover, the zygote is that of an earlier program. The header has
+	// been the same since seedVersionLeast.
+	SeedVersion      = 5
+	seedVersionLeast = 4
 	// Offsets and sizes.
 	seedModules    = 2072
 	seedModuleSize = 184
@@ -55,9 +58,9 @@ func (s *Seed) Layout() (*SeedLayout, error) {
 		return nil, fmt.Errorf("seed: read its header: %w", err)
 	}
 	le := binary.LittleEndian
-	n := le.Uint32(h[12:])
-	if le.Uint64(h) != seedMagic || le.Uint32(h[8:]) != SeedVersion || n > seedModulesMax || le.Uint64(h[16:]) != uint64(s.Units)*SeedUnit {
-		return nil, fmt.Errorf("seed: its header is damaged: version %d, %d modules, a heap of %d bytes", le.Uint32(h[8:]), n, le.Uint64(h[16:]))
+	v, n := le.Uint32(h[8:]), le.Uint32(h[12:])
+	if le.Uint64(h) != seedMagic || v < seedVersionLeast || v > SeedVersion || n > seedModulesMax || le.Uint64(h[16:]) != uint64(s.Units)*SeedUnit {
+		return nil, fmt.Errorf("seed: its header is damaged: version %d, %d modules, a heap of %d bytes", v, n, le.Uint64(h[16:]))
 	}
 	l := &SeedLayout{Size: uint64(st.Size()), ThreadPointer: le.Uint64(h[24:]), RootSize: le.Uint64(h[seedRoot+8:])}
 	for i := range l.Processor {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,7 @@ const (
 	pageSize    = 4096
 	pagePhase   = 56  // offset of dp_worker_page.phase
 	pageGone    = 60  // offset of dp_worker_page.client_gone
+	pageOverlay = 248 // offset of dp_worker_page.overlay_ns
 	pageDeath   = 256 // offset of dp_worker_page.death
 	deathText   = 40  // offset of dp_worker_death.text
 	textMax     = 3584
@@ -152,6 +154,13 @@ func (p *page) clientGone() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.mem[pageGone]))) != 0
+}
+
+// overlay returns how long the worker has laid its seed over its memory. User code can forge it.
+func (p *page) overlay() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Duration(p.word(pageOverlay / 8))
 }
 
 func (p *page) counters() Counters {

@@ -352,7 +352,7 @@ func (w *Worker) beginPages(ctx context.Context) error {
 }
 
 // loadedTimes is the number of bytes in LOADED before the blob.
-const loadedTimes = 32
+const loadedTimes = 24
 
 // loaded records how the worker divides the time to LOADED. Its own time includes the times of the sandbox and of the library, and that of the library
 // includes the time of the overlay.
@@ -365,7 +365,7 @@ func (w *Worker) loaded(took time.Duration, times []byte) {
 	w.steps.Sandbox = part(1, own)
 	w.steps.Code = part(2, own-w.steps.Sandbox)
 	w.steps.Connect = own - w.steps.Sandbox - w.steps.Code
-	w.steps.Overlay = part(3, w.steps.Code)
+	w.steps.Overlay = min(max(w.page.overlay(), 0), w.steps.Code)
 }
 
 // startFailed returns the error when the socket closed or time ran out before LOADED.

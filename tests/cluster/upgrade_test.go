@@ -70,6 +70,11 @@ func TestRollingUpgrade(t *testing.T) {
 		progress(fmt.Sprintf("the handover of executor %d", i))
 	}
 	c.listed(2)
+	// The spawners and zygotes are still those of the earlier program. They start the workers of new leases.
+	fresh := c.client("fresh", current, filepath.Join(current, "libexec/rfaas-agent"), leases)
+	clients = append(clients, fresh)
+	fresh.await(t, "ready")
+	progress("the handovers")
 
 	for _, k := range clients {
 		pid := k.agent(c)
