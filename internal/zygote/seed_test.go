@@ -141,7 +141,7 @@ func TestSeedOfGo(t *testing.T) {
 // Pointers on the heap that workers cannot use are no reason to refuse a seed, but its warning counts them. Pointers to libraries and to the heap itself are valid.
 func TestSeedWarns(t *testing.T) {
 	z, code := startZygote(t), seedLibrary(t, "refused.c")
-	for way, want := range map[string]string{"nothing": "", "heap": "words of the heap that look like pointers to memory outside the seed: 2, the first at 0x6"} {
+	for way, want := range map[string]string{"nothing": "", "unreadable": "", "heap": "words of the heap that look like pointers to memory outside the seed: 2, the first at 0x6"} {
 		s, err := z.MakeSeed(t.Context(), seedSpec(code, "setup", way+"\x00"))
 		if err != nil {
 			t.Fatal(err)

@@ -27,6 +27,7 @@ static void *rest(void *unused) {
     return unused;
 }
 
+extern uint32_t rfaas_fail(const char *text);
 uint32_t setup(void *in, uint32_t size, void *out) {
     (void)size;
     const char *way = in;
@@ -96,11 +97,17 @@ uint32_t setup(void *in, uint32_t size, void *out) {
         const void **list = malloc(5 * sizeof *list);
         memcpy(list, (const void *[]){&way, list, in, stdout, (void *)rest}, 5 * sizeof *list); /* the 2nd, 4th and 5th are the same in all workers */
         kept = list;
+    } else if (!strcmp(way, "unreadable")) {
+        void *page = NULL;
+        if (posix_memalign(&page, 4096, 4096))
+            return rfaas_fail("posix_memalign failed");
+        memset(page, 1, 4096);
+        mprotect(page, 4096, PROT_NONE); /* as below the stack of a coroutine */
+        kept = page;
     } else if (!strcmp(way, "sleep"))
         rest(NULL);
     return 0;
 }
-extern uint32_t rfaas_fail(const char *text);
 uint32_t fails(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, rfaas_fail("on purpose"); }
 uint32_t crashes(void *in, uint32_t size, void *out) { return (void)in, (void)size, (void)out, (uint32_t)kill(getpid(), SIGKILL); }
 /* Allocates memory until malloc fails. */

@@ -76,14 +76,15 @@ void dp_foreign_find(dp_foreign *f, const void *payload, uint64_t size) {
     dl_iterate_phdr(add_library, &stays);
     f->n = f->n_tops = 0;
     add_range(f, "the payload of the init call", (uintptr_t)payload, (uintptr_t)payload + size);
-    while (maps && fgets(line, sizeof line, maps)) {
-        char *rest;
-        uintptr_t from = strtoull(line, &rest, 16), to = *rest ? strtoull(rest + 1, &rest, 16) : 0;
-        if (strncmp(rest, " rw", 3))
-            continue;
-        const char *what = strstr(line, "[heap]") ? "memory from before the library was loaded" : strstr(line, "[stack]") ? "the stack" : "memory mapped outside the seed";
-        add_outside(f, what, from, to, &stays, 0);
-    }
+    for (int others = 0; maps && others < 2; others++, rewind(maps)) /* the heap and the stack first, because the list is short */
+        while (fgets(line, sizeof line, maps)) {
+            char *rest;
+            uintptr_t from = strtoull(line, &rest, 16), to = *rest ? strtoull(rest + 1, &rest, 16) : 0;
+            const char *what = strstr(line, "[heap]") ? "memory from before the library was loaded" : strstr(line, "[stack]") ? "the stack" : NULL;
+            if (strncmp(rest, " rw", 3) || (what == NULL) != others)
+                continue;
+            add_outside(f, what ? what : "memory mapped outside the seed", from, to, &stays, 0);
+        }
     if (maps)
         fclose(maps);
 }

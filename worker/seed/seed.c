@@ -63,7 +63,7 @@ static uint64_t next_extent(const dp_seed *s, uint64_t *from, uint64_t limit, ui
         return 0;
     *from = (uint64_t)data;
     do
-        hole = lseek(s->fd, (off_t)resident_end((uint64_t)data, limit), SEEK_HOLE);
+        hole = lseek(s->fd, limit <= s->heap_size ? (off_t)resident_end((uint64_t)data, limit) : data, SEEK_HOLE);
     while (hole >= 0 && (uint64_t)hole < limit && (data = lseek(s->fd, hole, SEEK_DATA)) >= 0 && (uint64_t)data < limit && (uint64_t)(data - hole) <= gap);
     return hole < 0 || (uint64_t)hole > limit ? limit : (uint64_t)hole;
 }
@@ -359,6 +359,7 @@ int dp_seed_capture(dp_seed *s, dp_error *err) {
         }
     }
     h.n_extents = find_extents(s, 0, s->heap_size, h.extents);
+    mprotect((void *)DP_HEAP_AT, s->heap_size, PROT_READ | PROT_WRITE); /* the init call may have made pages unreadable; workers get all rights anyway */
     dp_state_scan_heap(&foreign, h.extents, h.n_extents, s->warning, sizeof s->warning);
     if (!st)
         st = put_root(s, &h, err);
