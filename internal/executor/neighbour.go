@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -17,6 +18,7 @@ const (
 	referenceShare = 500         // the measurements use at most 1/500 of one CPU
 	referencePairs = 61          // the latest pairs, of which the median is published; its error is about 1 %
 	referenceFirst = 11          // nothing is published before so many pairs
+	referenceMiss  = 61          // and nothing after so many interrupted measurements in a row
 )
 
 // referenceWork measures the slowdown of a piece of work.
@@ -40,7 +42,7 @@ func (e *Executor) watchNeighbour(ctx context.Context, every time.Duration, crea
 	}
 	defer forget()
 	var ratios []float64
-	said := ""
+	said, missed := "", 0
 	for turn := 0; ; turn++ {
 		select {
 		case <-ctx.Done():
@@ -67,15 +69,19 @@ func (e *Executor) watchNeighbour(ctx context.Context, every time.Duration, crea
 			if t.Waited {
 				e.metrics.neighbourWait.Observe(t.Wait.Seconds())
 			}
-			if t.Complete {
+			if missed++; t.Complete {
+				missed = 0
 				ratios = append(ratios[max(0, len(ratios)-referencePairs+1):], float64(t.Beside)/float64(t.Alone))
+			} else if missed == referenceMiss {
+				ratios = nil
+				e.slowdown.Store(0)
 			}
 			if list := slices.Sorted(slices.Values(ratios)); len(list) >= referenceFirst {
 				e.slowdown.Store(uint32(min(math.Round(1000*list[len(list)/2]), board.MaxSlowdown)))
 			}
 			wait = max(every, referenceShare*t.Cost)
 		}
-		timer.Reset(wait)
+		timer.Reset(wait + rand.N(wait)) // workers must not know when
 	}
 }
 

@@ -15,10 +15,11 @@ import (
 type fakeReference struct {
 	slow, measured, open atomic.Int32
 	others               chan []int
+	interrupted          atomic.Bool // all measurements are
 }
 
 func (f *fakeReference) Measure(cpu int, others []int, _ bool) (reference.Times, error) {
-	if f.measured.Add(1)%3 == 0 {
+	if f.measured.Add(1)%3 == 0 || f.interrupted.Load() {
 		return reference.Times{Beside: time.Hour, Alone: 1}, nil
 	}
 	select {
@@ -70,6 +71,10 @@ func TestWatchNeighbour(t *testing.T) {
 		t.Error("the work keeps its memory although nothing is leased")
 	}
 	n.lease(3)
+	published(3000)
+	f.interrupted.Store(true)
+	published(0)
+	f.interrupted.Store(false)
 	published(3000)
 	cancel()
 	wg.Wait()

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,9 +94,12 @@ static void reference_work(uint64_t *buffer) {
 /* reference_timed does the work twice, and returns the time of the second run. The first one fills the caches. */
 static uint64_t reference_timed(reference *r) {
   reference_work(r->buffer);
+  long switches = reference_switches();
   uint64_t began = reference_clock(CLOCK_THREAD_CPUTIME_ID);
   reference_work(r->buffer);
-  return reference_clock(CLOCK_THREAD_CPUTIME_ID) - began;
+  uint64_t took = reference_clock(CLOCK_THREAD_CPUTIME_ID) - began;
+  if (reference_switches() != switches) atomic_store(&r->interrupted, 1); /* the caches contain data of another program */
+  return took;
 }
 
 static void reference_sleep(void) {
@@ -128,13 +132,17 @@ static void reference_alone(reference *r) {
       atomic_store(&r->interrupted, 1);
       break;
     }
-  r->times.alone = reference_timed(r);
+  if (!atomic_load(&r->interrupted)) r->times.alone = reference_timed(r);
   reference_enter(r, PHASE_AFTER);
 }
 
 static void *reference_work_thread(void *arg) {
   reference *r = arg;
-  if (reference_pin(r->cpu)) atomic_store(&r->interrupted, 1);
+  if (reference_pin(r->cpu)) {
+    atomic_store(&r->interrupted, 1);
+    reference_enter(r, PHASE_AFTER);
+    return NULL;
+  }
   if (r->alone_first) reference_alone(r);
   reference_beside(r);
   if (!r->alone_first) reference_alone(r);
@@ -147,7 +155,11 @@ static void *reference_occupy(void *arg) {
   occupant o = *(occupant *)arg;
   reference *r = o.r;
   free(arg);
-  if (reference_pin(o.cpu)) atomic_store(&r->interrupted, 1);
+  if (reference_pin(o.cpu)) {
+    atomic_store(&r->interrupted, 1);
+    atomic_fetch_add(&r->running, 1);
+    return NULL;
+  }
   pthread_mutex_lock(&r->lock);
   while (atomic_load(&r->phase) == PHASE_BEFORE) pthread_cond_wait(&r->begun, &r->lock);
   pthread_mutex_unlock(&r->lock);
@@ -191,6 +203,9 @@ int reference_start(reference **result, void *buffer, int cpu, const int *others
     return e;
   }
   pthread_attr_setstacksize(&attr, STACK);
+  sigset_t all, old; /* signals are for the threads of Go */
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
   for (int i = 0; i < n && !e; i++) {
     occupant *o = malloc(sizeof *o);
     if (!o) {
@@ -204,6 +219,7 @@ int reference_start(reference **result, void *buffer, int cpu, const int *others
   }
   if (!e) e = pthread_create(&r->work, &attr, reference_work_thread, r);
   pthread_attr_destroy(&attr);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
   if (e) {
     reference_enter(r, PHASE_AFTER);
     for (int i = 0; i < r->n; i++) pthread_join(r->occupants[i], NULL);
