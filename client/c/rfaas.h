@@ -902,10 +902,10 @@ typedef struct rfaas_call_options {
     /* How often the call may be repeated. 0: never. Set it only if the function is idempotent: the
      * call is repeated on the next allowed worker when it may have run but its worker died, its lease
      * ended, or attempt_ns passed. A call that cannot have run is repeated anyway where that helps. A
-     * call that finds no worker, because the agent or the executor does not answer, is repeated until
-     * its time limit. Without a time limit, it is repeated for as long as the session's time-out. `in`
-     * must not change until the call ends, even for rfaas_iinvoke. The repetitions of rfaas_iinvoke
-     * are made by the function that waits for the request, and block it. */
+     * call that finds no worker, because the agent does not answer, is repeated until its time limit.
+     * Without a time limit, it is repeated for as long as the session's time-out. `in` must not change
+     * until the call ends, even for rfaas_iinvoke. The repetitions of rfaas_iinvoke are made by the
+     * function that waits for the request, and block it. */
     uint32_t repeats;
     uint32_t flags;       /* RFAAS_CALL_* or 0 */
     int64_t attempt_ns;   /* with repeats: time limit of one attempt; 0: until timeout_ns */

@@ -463,7 +463,8 @@ static bool suspend(dp_server *s) {
     if (!what) {
         s->next_generation = dp_generation_after(s->client.generation);
         resume(s);
-        dp_waiter_expect_now(&s->waiter);
+        if (s->dev->provider == DP_PROVIDER_SHM) /* elsewhere the client was not running when it claimed */
+            dp_waiter_expect_now(&s->waiter);
     }
     return what && what != STOP_RESUME;
 }

@@ -227,12 +227,13 @@ static int unread(int fd) {
 
 enum { REQUEST_LEAST = 1024 }; /* bytes. A request for a new worker takes at least this, because it has the offer of a channel; other messages take less */
 
+static int agent_fd, unread_before; /* the socket to the agent, and what the agent had not read before the call */
 static int resumed; /* atomic: the agent was continued, or the call has ended */
 
 static void *resume_agent(void *agent) {
-    int fd = agent_socket(), before = unread(fd), asked = 0;
+    int before = unread_before, asked = 0;
     while (asked < 2 && !__atomic_load_n(&resumed, __ATOMIC_ACQUIRE)) {
-        int bytes = unread(fd);
+        int bytes = unread(agent_fd);
         asked += bytes >= before + REQUEST_LEAST;
         before = bytes;
         sched_yield();
@@ -248,6 +249,8 @@ static int resume(pid_t agent) {
     pthread_t thread;
     rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
     o.repeats = 1;
+    agent_fd = agent_socket();
+    unread_before = unread(agent_fd);
     if (pthread_create(&thread, NULL, resume_agent, (void *)(intptr_t)agent))
         return 1;
     int status = rfaas_invoke(lease, echo, in, sizeof in, out, sizeof out, &n, &o);
