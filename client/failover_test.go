@@ -203,11 +203,11 @@ func TestFailover(t *testing.T) {
 			}
 
 			g.nodes[l.Executor()].signal(syscall.SIGKILL)
-			ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond) // part of it passes until the client notices the loss
-			defer cancel()
 			var err error
 			for err == nil { // until the client notices the loss
+				ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 				_, err = echo.Invoke(client.Idempotent(ctx, 3), u64(1), make([]byte, 8))
+				cancel()
 			}
 			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no other executor until the deadline") {
 				t.Errorf("a call with nobody left: %v", err)
