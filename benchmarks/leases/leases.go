@@ -60,8 +60,8 @@ func (r *Row) Holds() bool {
 	return r.Bound == 0 || r.Least && r.Value >= r.Bound || !r.Least && r.Value <= r.Bound
 }
 
-// Run measures all lines of the table, or on verbs only those that need a device, and returns them in the table's order. After an error it returns the lines
-// that were measured before.
+// Run measures the lines of the table and returns them in its order. On verbs it measures only the lines that need a device. After an error it returns the
+// lines that it had measured before.
 func Run(ctx context.Context, cfg Config) (rows []Row, err error) {
 	cfg.Control.Executors, cfg.Control.Subscribers = []int{10, 1000}, []int{1}
 	parts := []func(context.Context, *Config) ([]Row, error){metadata, claims, brokered, starts, group, contacts}
