@@ -208,6 +208,16 @@ build/librfaas.map: $(CLIENT)/rfaas.h
 	$(Q)mkdir -p $(@D)
 	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
 
+# What is generated from the description of the API (make api) and not kept in git: the Fortran module rfaas_c, rfaas_enums.hpp, the
+# fields and classes of the Python package, and section 3 of the manual.
+GENERATED := build/generated
+$(GENERATED)/made: client/api/rfaas.yaml $(wildcard $(WORKER)/rfaas_function.* $(WORKER)/fortran/*.f90 internal/apigen/*.go internal/apigen/*/*)
+	$(call say,API,$(@D)/)
+	$(Q)rm -rf $(@D)
+	$(Q)$(GO) run -buildvcs=false ./internal/apigen/write built
+	$(Q)touch $@
+$(addprefix $(GENERATED)/,rfaas_enums.hpp rfaas_c.f90 rfaas_fields.h _generated.py): $(GENERATED)/made ;
+
 HEADERS := rfaas.h rfaas_function.h rfaas_function.hpp rfaas.hpp rfaas_async.hpp rfaas_span.hpp rfaas_enums.hpp rfaas_mpi.h rfaas_mpi.hpp
 headers: $(HEADERS:%=include/%) # include/rfaas*.h, rfaas*.hpp
 include/rfaas_mpi.%: client/mpi/rfaas_mpi.%
@@ -219,27 +229,22 @@ include/rfaas_function.%: $(WORKER)/rfaas_function.%
 include/%.h: $(CLIENT)/%.h
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
+include/rfaas_enums.hpp: $(GENERATED)/rfaas_enums.hpp
+	$(Q)install -D -m 644 $< $@
 include/%.hpp: client/cpp/%.hpp
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
 
 # Sections 1 and 8 come from the programs' own descriptions.
 .PHONY: man
-man: man3 build/man/rfaas.1
+man: $(GENERATED)/made build/man/rfaas.1
 build/man/rfaas.1: bin/rfaas bin/rfaas-bench
 	$(call say,MAN,build/man/)
 	$(Q)rm -rf $(@D).new && mkdir -p $(@D).new && bin/rfaas man $(@D).new && bin/rfaas-bench man $(@D).new && rm -rf $(@D) && mv $(@D).new $(@D)
 
-# Section 3 is generated from the description of the API (make api).
-MAN3 := $(sort $(wildcard docs/man3/*.3))
-.PHONY: man3
-man3: $(MAN3:docs/man3/%=build/man3/%) # build/man3/*.3
-build/man3/%: docs/man3/%
-	$(Q)install -D -m 644 $< $@
-
-# rfaas.h, the Fortran module rfaas_c, rfaas_enums.hpp, Go constants, section 3 and docs/languages.md.
+# rfaas.h, the Fortran procedures with options, the Go constants and docs/languages.md.
 .PHONY: api
-api: ## generate rfaas.h, the other interfaces and section 3 of the manual from client/api/rfaas.yaml
+api: ## generate rfaas.h and the other interfaces from client/api/rfaas.yaml
 	$(Q)$(GO) run -buildvcs=false ./internal/apigen/write
 
 # The Fortran modules, if there is a Fortran compiler. Only the compiler that wrote a .mod file can read it, so the sources
@@ -247,13 +252,13 @@ api: ## generate rfaas.h, the other interfaces and section 3 of the manual from 
 FORTRAN := $(if $(shell command -v $(FC) 2>/dev/null),lib/librfaas_fortran.a)
 .PHONY: fortran
 FORTRAN_MODULES := rfaas_c rfaas_options rfaas_piece_lists rfaas
-FORTRAN_SOURCES := $(addprefix client/fortran/,rfaas_c.f90 rfaas_pieces.f90 rfaas.f90 rfaas_pieces.c)
+FORTRAN_SOURCES := $(GENERATED)/rfaas_c.f90 $(addprefix client/fortran/,rfaas_pieces.f90 rfaas.f90 rfaas_pieces.c)
 fortran: $(FORTRAN) # lib/librfaas_fortran.a, include/rfaas*.mod
 lib/librfaas_fortran.a: $(FORTRAN_SOURCES)
 	$(call say,FC,$@)
 	$(Q)mkdir -p build/fortran include lib
-	$(Q)for f in rfaas_c rfaas_pieces rfaas; do \
-		$(FC) -O2 -g $(NO_PATHS) -fPIC -Wall -Jinclude -c -o build/fortran/$$f.o client/fortran/$$f.f90 || exit; done
+	$(Q)for f in $(filter %.f90,$(FORTRAN_SOURCES)); do \
+		$(FC) -O2 -g $(NO_PATHS) -fPIC -Wall -Jinclude -c -o build/fortran/$$(basename $$f .f90).o $$f || exit; done
 	$(Q)$(CC) -std=gnu11 -O2 -g $(NO_PATHS) -fPIC -Wall -Wextra -I$(CLIENT) -c -o build/fortran/rfaas_pieces_c.o client/fortran/rfaas_pieces.c
 	$(Q)rm -f $@ && ar rcs $@ $(addprefix build/fortran/,rfaas_c.o rfaas_pieces.o rfaas_pieces_c.o rfaas.o)
 
@@ -264,13 +269,16 @@ PYTHON ?= $(or $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3)),pyt
 PYTHON_PLACES := $(shell $(PYTHON) -c 'import os, sys, sysconfig; at = sysconfig.get_path; \
 	found = sys.version_info >= (3, 11) and os.path.exists(at("include") + "/Python.h"); \
 	print(*(found and [at("include"), "python%d.%d/%s" % (*sys.version_info[:2], os.path.basename(at("purelib")))] or []))' 2>/dev/null)
-PYTHON_FILES := $(if $(PYTHON_PLACES),$(patsubst client/python/%,lib/python/%,$(wildcard client/python/rfaas/*.py client/python/rfaas/*.pyi client/python/rfaas/py.typed)))
+PYTHON_FILES := $(if $(PYTHON_PLACES),$(patsubst client/python/%,lib/python/%,$(wildcard client/python/rfaas/*.py client/python/rfaas/*.pyi client/python/rfaas/py.typed)) lib/python/rfaas/_generated.py)
 PYTHON_EXTENSION := $(if $(PYTHON_PLACES),lib/python/rfaas/_rfaas.abi3.so lib/python/rfaas/_worker.abi3.so)
-PYTHON_CFLAGS = $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -Wno-cast-function-type -DPy_LIMITED_API=0x030b0000 -isystem $(firstword $(PYTHON_PLACES))
+PYTHON_CFLAGS = $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -Wno-cast-function-type -DPy_LIMITED_API=0x030b0000 -Iclient/python/ext -I$(GENERATED) -isystem $(firstword $(PYTHON_PLACES))
 .PHONY: python
 python: $(PYTHON_EXTENSION) $(PYTHON_FILES) # lib/python/rfaas
 $(eval $(call c_program,lib/python/rfaas/_rfaas.abi3.so,build/python,$(sort $(wildcard client/python/ext/*.c)),$(PYTHON_CFLAGS),-shared))
 $(eval $(call c_program,lib/python/rfaas/_worker.abi3.so,build/python-worker,client/python/worker/worker.c,$(PYTHON_CFLAGS) -I$(WORKER),-shared))
+$(patsubst %.c,build/python/%.o,$(wildcard client/python/ext/*.c)): | $(GENERATED)/rfaas_fields.h
+lib/python/rfaas/_generated.py: $(GENERATED)/_generated.py
+	$(Q)install -D -m 644 $< $@
 lib/python/%: client/python/%
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
@@ -738,7 +746,7 @@ lint-go: $(STATICCHECK)
 	$(Q)$(STATICCHECK) ./...
 
 # Compiles with optimisation, because many warnings come only from the optimiser. Each header must compile alone.
-lint-c:
+lint-c: $(GENERATED)/rfaas_fields.h
 	$(call say,LINT,c)
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
@@ -787,7 +795,7 @@ FORTRAN_INSTALLED := $(notdir $(FORTRAN_SOURCES) $(wildcard $(WORKER)/fortran/*)
 INSTALLED := $(addprefix bin/,$(PROGRAMS) rfaas-cc) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer $(DEMO_FILES) \
 	$(HEADERS:%=include/%) $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) \
 	$(addprefix $(LIB)/,$(SONAME) librfaas.so librfaas_fortran.a pkgconfig/rfaas.pc pkgconfig/rfaas-fortran.pc cmake/rfaas/rfaas-config.cmake cmake/rfaas/rfaas-config-version.cmake) \
-	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION)
+	share/modulefiles/rfaas/$(VERSION)
 # Where Python looks for packages if PREFIX is /usr/local. The module file has it for other prefixes.
 PYTHONDIR ?= $(PREFIX)/lib/$(or $(word 2,$(PYTHON_PLACES)),python3/site-packages)
 # The version of the API, such as 0.4, and that of this release or of the next one, such as 0.4.0, for pkg-config, CMake and pip.
@@ -823,7 +831,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)[[ -z '$(PYTHON_EXTENSION)' ]] || { install -d $(DESTDIR)$(PYTHONDIR)/rfaas && \
 		install -m 644 $(PYTHON_FILES) $(PYTHON_EXTENSION) $(DESTDIR)$(PYTHONDIR)/rfaas; }
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man{1,3,8} $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
-	$(Q)install -m 644 $(MAN3) $(DESTDIR)$(PREFIX)/share/man/man3
+	$(Q)install -m 644 $(GENERATED)/man3/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
 	$(Q)for s in 1 8; do install -m 644 build/man/*.$$s $(DESTDIR)$(PREFIX)/share/man/man$$s; done
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd/user $(DESTDIR)$(PREFIX)/share/rfaas/monitoring
 	$(Q)install -m 644 $(wildcard packaging/monitoring/*) $(DESTDIR)$(PREFIX)/share/rfaas/monitoring
@@ -841,7 +849,7 @@ install: build ## into PREFIX, below DESTDIR
 
 uninstall: ## remove the installed files
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
-	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager,rfaas-agent}.8
+	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man3/rfaas{,_*}.3 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager,rfaas-agent}.8
 	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd,monitoring} $(DESTDIR)$(PYTHONDIR)/rfaas
 	$(Q)for d in share/rfaas share/modulefiles/rfaas $(LIB)/cmake/rfaas libexec/rfaas-demo; do \
 		[[ ! -d $(DESTDIR)$(PREFIX)/$$d ]] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/$$d; done

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"go/format"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,23 +13,26 @@ import (
 	"text/template"
 )
 
+// Built is the directory of the generated files that only the build reads. Those that `go build` and readers of the repository need are kept in git.
+const Built = "build/generated"
+
 // Where everything is, relative to the root of the repository.
 const (
 	Source    = "client/api/rfaas.yaml"
 	Header    = "client/c/rfaas.h"
 	MPIHeader = "client/mpi/rfaas_mpi.h"
-	Enums     = "client/cpp/rfaas_enums.hpp"
+	Enums     = Built + "/rfaas_enums.hpp"
 	Cxx       = "client/cpp/rfaas.hpp"
 	CxxMPI    = "client/mpi/rfaas_mpi.hpp"
-	FortranC  = "client/fortran/rfaas_c.f90"
+	FortranC  = Built + "/rfaas_c.f90"
 	Fortran   = "client/fortran/rfaas.f90"
 	MPIModule = "client/mpi/rfaas_mpi.f90"
 	GoStatus  = "internal/dataplane/status_gen.go"
 	GoEnums   = "client/enums_gen.go"
 	GoAPI     = "internal/api/api_gen.go"
-	PythonC   = "client/python/ext/rfaas_fields.h"
-	Python    = "client/python/rfaas/_generated.py"
-	Manual    = "docs/man3"
+	PythonC   = Built + "/rfaas_fields.h"
+	Python    = Built + "/_generated.py"
+	Manual    = Built + "/man3"
 	Languages = "docs/languages.md"
 )
 
@@ -117,13 +119,16 @@ func replacePart(whole, part []byte) ([]byte, error) {
 	return slices.Concat(before, []byte(begin), first, []byte("\n"), part, last, []byte(end), after), nil
 }
 
-// Write writes the files that have changed, removes manual pages that are not generated any more, and returns their names.
-func Write(root string) (changed []string, err error) {
+// Write writes the generated files that have changed, and returns their names: those in Built, or those that are kept in git.
+func Write(root string, built bool) (changed []string, err error) {
 	files, err := Files(root)
 	if err != nil {
 		return nil, err
 	}
 	for name, contents := range files {
+		if strings.HasPrefix(name, Built+"/") != built {
+			continue
+		}
 		path := filepath.Join(root, filepath.FromSlash(name))
 		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, contents) {
 			continue
@@ -136,27 +141,8 @@ func Write(root string) (changed []string, err error) {
 			return nil, err
 		}
 	}
-	stale, err := Stale(root, files)
-	for _, name := range stale {
-		changed = append(changed, name)
-		err = errors.Join(err, os.Remove(filepath.Join(root, filepath.FromSlash(name))))
-	}
 	slices.Sort(changed)
-	return changed, err
-}
-
-// Stale returns the manual pages that are there and not among the generated files.
-func Stale(root string, files map[string][]byte) (stale []string, err error) {
-	entries, err := os.ReadDir(filepath.Join(root, filepath.FromSlash(Manual)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	for _, e := range entries {
-		if name := Manual + "/" + e.Name(); files[name] == nil && strings.HasSuffix(name, ".3") {
-			stale = append(stale, name)
-		}
-	}
-	return stale, err
+	return changed, nil
 }
 
 func functions(d *Description) template.FuncMap {

@@ -29,27 +29,35 @@ func description(t *testing.T) *apigen.Description {
 	return d
 }
 
-// The generated files are what the generator writes from the description.
+// generated returns the contents of a generated file that is not in git.
+func generated(t *testing.T, name string) string {
+	t.Helper()
+	files, err := apigen.Files("../..")
+	if err != nil || files[name] == nil {
+		t.Fatalf("%s: not generated (%v)", name, err)
+	}
+	return string(files[name])
+}
+
+// The generated files in git are what the generator writes from the description.
 func TestGeneratedFilesAreUpToDate(t *testing.T) {
 	files, err := apigen.Files("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		b, err := os.ReadFile(filepath.Join("../..", filepath.FromSlash(name)))
-		if err != nil {
-			t.Errorf("%v: run make api", err)
-		} else if string(b) != string(files[name]) {
-			t.Errorf("%s is not what the generator writes: run make api", name)
+		if !strings.HasPrefix(name, apigen.Built+"/") {
+			b, err := os.ReadFile(filepath.Join("../..", filepath.FromSlash(name)))
+			if err != nil {
+				t.Errorf("%v: run make api", err)
+			} else if string(b) != string(files[name]) {
+				t.Errorf("%s is not what the generator writes: run make api", name)
+			}
 		}
 		if first, _, _ := strings.Cut(string(files[name]), "\n"); !strings.Contains(first, "generated from "+apigen.Source) && !strings.Contains(first, "generated from "+apigen.FunctionHeader) &&
 			name != apigen.MPIHeader && name != apigen.Fortran { // these two have a generated part
 			t.Errorf("%s does not begin with a notice that it is generated", name)
 		}
-	}
-	stale, err := apigen.Stale("../..", files)
-	if err != nil || len(stale) > 0 {
-		t.Errorf("%v are not generated any more: run make api (%v)", stale, err)
 	}
 }
 
@@ -125,7 +133,7 @@ func TestPythonCounterpartsExist(t *testing.T) {
 		}
 		return text.String()
 	}
-	declared, used := all("rfaas/*.py")+all("rfaas/*.pyi"), all("tests/*.py")
+	declared, used := all("rfaas/*.py")+all("rfaas/*.pyi")+generated(t, apigen.Python), all("tests/*.py")
 	for _, f := range description(t).Functions() {
 		if f.Python == "" || strings.HasPrefix(f.Python, "not needed") {
 			continue

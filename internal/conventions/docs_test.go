@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/rfaas-go/rfaas/internal/apigen"
 )
 
 // The function and the programs that a newcomer copies out of README.md and docs/programs.md must compile.
@@ -88,7 +90,7 @@ func TestQuotedMessagesExist(t *testing.T) {
 
 // rfaas(3) has every environment variable that the client library and the control plane behind it read.
 func TestManualNamesVariables(t *testing.T) {
-	manual := source(t, "docs/man3/rfaas.3")
+	manual := generated(t, apigen.Manual+"/rfaas.3")
 	_, manual, _ = strings.Cut(manual, ".SH ENVIRONMENT")
 	var files []string
 	for _, pattern := range []string{"client/c/*.c", "internal/grant/*.go", "internal/identity/*.go", "internal/control/*.go"} {
@@ -113,7 +115,7 @@ func TestManualNamesVariables(t *testing.T) {
 	}
 	for name := range read {
 		if !regexp.MustCompile(`\b` + name + `\b`).MatchString(manual) {
-			t.Errorf("docs/man3/rfaas.3 does not describe %s", name)
+			t.Errorf("rfaas(3) does not describe %s", name)
 		}
 	}
 	if len(read) < 8 {

@@ -1,4 +1,5 @@
-// Command write writes the files that are generated from client/api/rfaas.yaml. It runs in the root of the repository: `make api`.
+// Command write writes the files that are generated from client/api/rfaas.yaml and kept in git (`make api`), or with the argument built
+// those that only the build reads. It runs in the root of the repository.
 package main
 
 import (
@@ -9,12 +10,15 @@ import (
 )
 
 func main() {
-	changed, err := apigen.Write(".")
+	built := len(os.Args) == 2 && os.Args[1] == "built"
+	changed, err := apigen.Write(".", built)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "apigen: %v\n", err)
 		os.Exit(1)
 	}
 	for _, name := range changed {
-		fmt.Println(name)
+		if !built {
+			fmt.Println(name)
+		}
 	}
 }
