@@ -208,15 +208,15 @@ build/librfaas.map: $(CLIENT)/rfaas.h
 	$(Q)mkdir -p $(@D)
 	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
 
-# What is generated from the description of the API (make api) and not kept in git: the Fortran module rfaas_c, rfaas_enums.hpp, the
-# fields and classes of the Python package, and section 3 of the manual.
+# What is generated from the description of the API (make api) and not kept in git: the Fortran module rfaas_c, rfaas_enums.hpp, and
+# section 3 of the manual.
 GENERATED := build/generated
 $(GENERATED)/made: client/api/rfaas.yaml $(wildcard $(WORKER)/rfaas_function.* $(WORKER)/fortran/*.f90 internal/apigen/*.go internal/apigen/*/*)
 	$(call say,API,$(@D)/)
 	$(Q)rm -rf $(@D)
 	$(Q)$(GO) run -buildvcs=false ./internal/apigen/write built
 	$(Q)touch $@
-$(addprefix $(GENERATED)/,rfaas_enums.hpp rfaas_c.f90 rfaas_fields.h _generated.py): $(GENERATED)/made ;
+$(addprefix $(GENERATED)/,rfaas_enums.hpp rfaas_c.f90): $(GENERATED)/made ;
 
 HEADERS := rfaas.h rfaas_function.h rfaas_function.hpp rfaas.hpp rfaas_async.hpp rfaas_span.hpp rfaas_enums.hpp rfaas_mpi.h rfaas_mpi.hpp
 headers: $(HEADERS:%=include/%) # include/rfaas*.h, rfaas*.hpp
@@ -242,7 +242,7 @@ build/man/rfaas.1: bin/rfaas bin/rfaas-bench
 	$(call say,MAN,build/man/)
 	$(Q)rm -rf $(@D).new && mkdir -p $(@D).new && bin/rfaas man $(@D).new && bin/rfaas-bench man $(@D).new && rm -rf $(@D) && mv $(@D).new $(@D)
 
-# rfaas.h, the Fortran procedures with options, the Go constants and docs/languages.md.
+# rfaas.h, the Fortran procedures with options, the Go constants, the fields and classes of the Python package, and docs/languages.md.
 .PHONY: api
 api: ## generate rfaas.h and the other interfaces from client/api/rfaas.yaml
 	$(Q)$(GO) run -buildvcs=false ./internal/apigen/write
@@ -269,16 +269,13 @@ PYTHON ?= $(or $(firstword $(wildcard /usr/bin/python3.11 /usr/bin/python3)),pyt
 PYTHON_PLACES := $(shell $(PYTHON) -c 'import os, sys, sysconfig; at = sysconfig.get_path; \
 	found = sys.version_info >= (3, 11) and os.path.exists(at("include") + "/Python.h"); \
 	print(*(found and [at("include"), "python%d.%d/%s" % (*sys.version_info[:2], os.path.basename(at("purelib")))] or []))' 2>/dev/null)
-PYTHON_FILES := $(if $(PYTHON_PLACES),$(patsubst client/python/%,lib/python/%,$(wildcard client/python/rfaas/*.py client/python/rfaas/*.pyi client/python/rfaas/py.typed)) lib/python/rfaas/_generated.py)
+PYTHON_FILES := $(if $(PYTHON_PLACES),$(patsubst client/python/%,lib/python/%,$(wildcard client/python/rfaas/*.py client/python/rfaas/*.pyi client/python/rfaas/py.typed)))
 PYTHON_EXTENSION := $(if $(PYTHON_PLACES),lib/python/rfaas/_rfaas.abi3.so lib/python/rfaas/_worker.abi3.so)
-PYTHON_CFLAGS = $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -Wno-cast-function-type -DPy_LIMITED_API=0x030b0000 -Iclient/python/ext -I$(GENERATED) -isystem $(firstword $(PYTHON_PLACES))
+PYTHON_CFLAGS = $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -Wno-cast-function-type -DPy_LIMITED_API=0x030b0000 -isystem $(firstword $(PYTHON_PLACES))
 .PHONY: python
 python: $(PYTHON_EXTENSION) $(PYTHON_FILES) # lib/python/rfaas
 $(eval $(call c_program,lib/python/rfaas/_rfaas.abi3.so,build/python,$(sort $(wildcard client/python/ext/*.c)),$(PYTHON_CFLAGS),-shared))
 $(eval $(call c_program,lib/python/rfaas/_worker.abi3.so,build/python-worker,client/python/worker/worker.c,$(PYTHON_CFLAGS) -I$(WORKER),-shared))
-$(patsubst %.c,build/python/%.o,$(wildcard client/python/ext/*.c)): | $(GENERATED)/rfaas_fields.h
-lib/python/rfaas/_generated.py: $(GENERATED)/_generated.py
-	$(Q)install -D -m 644 $< $@
 lib/python/%: client/python/%
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
@@ -746,7 +743,7 @@ lint-go: $(STATICCHECK)
 	$(Q)$(STATICCHECK) ./...
 
 # Compiles with optimisation, because many warnings come only from the optimiser. Each header must compile alone.
-lint-c: $(GENERATED)/rfaas_fields.h
+lint-c:
 	$(call say,LINT,c)
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE

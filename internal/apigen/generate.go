@@ -13,7 +13,7 @@ import (
 	"text/template"
 )
 
-// Built is the directory of the generated files that only the build reads. Those that `go build` and readers of the repository need are kept in git.
+// Built is the directory of the generated files that only the build reads. Those that `go build`, pip and readers of the repository need are kept in git.
 const Built = "build/generated"
 
 // Where everything is, relative to the root of the repository.
@@ -30,8 +30,8 @@ const (
 	GoStatus  = "internal/dataplane/status_gen.go"
 	GoEnums   = "client/enums_gen.go"
 	GoAPI     = "internal/api/api_gen.go"
-	PythonC   = Built + "/rfaas_fields.h"
-	Python    = Built + "/_generated.py"
+	PythonC   = "client/python/ext/rfaas_fields.h"
+	Python    = "client/python/rfaas/_generated.py"
 	Manual    = Built + "/man3"
 	Languages = "docs/languages.md"
 )

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <rfaas_fields.h>
+#include "rfaas_fields.h"
 #include <structmember.h> /* after Python.h */
 
 PyTypeObject *Function_type;

@@ -1,7 +1,7 @@
 /* Sessions and leases. */
 #include <stdio.h>
 
-#include <rfaas_fields.h>
+#include "rfaas_fields.h"
 
 PyTypeObject *Session_type, *Lease_type, *Seed_type;
 
