@@ -338,7 +338,7 @@ func (c *Executor) validate() error {
 	if _, err := privilege.Find(c.User); err != nil {
 		v.failf("%v", err)
 	}
-	v.between("share-cores", c.ShareCores, 1, 64)
+	v.between("share-cores", c.ShareCores, 1, 1024)
 	v.positive("client-first-use", c.ClientFirstUse)
 	v.positive("client-return", c.ClientReturn)
 	v.positive("agent-grace", c.AgentGrace)

@@ -19,6 +19,17 @@ const sampleEvery = 50 * time.Millisecond
 // sampleMost is the longest time for which one sample counts. A sample after this process was stopped would count for longer.
 const sampleMost = time.Second
 
+// sampleAtOnce is about how many workers are checked at once. If there are more, each lease is checked less often, and its samples count for longer,
+// so that the samples of a thousand workers use little processor time.
+const sampleAtOnce = 200
+
+// restEvery is how often the processor time of a worker at rest is read: one that has executed no function since the last read, and had used less than
+// 1/restShare of a core before. A read costs some microseconds. The last measurement of a lease reads all, so its sum is exact.
+const (
+	restEvery = 10 * time.Second
+	restShare = 1000
+)
+
 // accounts measures what leases use and reports it to the resource manager: first to the journal, then to cells in the
 // manager's memory, or by message if there are none. The journal entry is dropped when the ledger has it. Leases never
 // wait for any of this.
@@ -36,7 +47,9 @@ type accounts struct {
 	ended   []*account
 	trouble map[string]bool // errors that were logged
 	total   accounting.Use  // of all leases, as measured last
-	sampled time.Time       // when the workers were last checked for running a function
+	sampled time.Time       // when workers were last checked for running a function
+	turn    uint64          // counts these checks
+	turns   uint64          // the workers of a lease are checked in one of so many
 	running time.Duration   // time that all workers spent in functions, by these samples
 
 	// Used only by the settling goroutine.
@@ -75,10 +88,12 @@ type account struct {
 type metered struct {
 	Worker
 	polls           bool          // spins for calls
-	at              time.Time     // of the last measurement
+	at              time.Time     // of the last measurement that found more processor time
 	cpu, base       time.Duration // processor time at that measurement; before this lease
 	samples, inside uint64        // samples since then; those in a function
 	report          accounting.Report
+	read            time.Time // when the processor time was last read
+	rests           bool      // there was hardly more than before
 }
 
 // owed has the sums of a Key that the ledger may not have yet.
@@ -93,7 +108,7 @@ type owed struct {
 }
 
 func newAccounts(node string, incarnation [16]byte, now func() time.Time, journal *accounting.Journal, log *slog.Logger) *accounts {
-	a := &accounts{node: node, incarnation: incarnation, now: now, log: log, poke: make(chan struct{}, 1), journal: journal, sampled: now(),
+	a := &accounts{node: node, incarnation: incarnation, now: now, log: log, poke: make(chan struct{}, 1), journal: journal, sampled: now(), turns: 1,
 		leases: map[lease.ID]*account{}, tables: map[tableKey]*tableUse{}, using: map[lease.ID][]tableKey{}, owed: map[accounting.Key]*owed{}, trouble: map[string]bool{}}
 	if journal != nil {
 		for _, e := range journal.Live() {
@@ -369,7 +384,10 @@ func (acc *account) lookAll(now time.Time) {
 func (acc *account) look(i int, now time.Time) {
 	w := acc.workers[i]
 	r := workerReport(w.Worker)
-	if cpu, ok := w.Worker.CPUTime(); ok && cpu > w.cpu {
+	cpu, ok := w.Worker.CPUTime()
+	w.rests = ok && !w.read.IsZero() && restShare*(cpu-w.cpu) < max(now.Sub(w.read), 1)
+	w.read = now
+	if ok && cpu > w.cpu {
 		hot := w.hot(cpu-w.cpu, now.Sub(w.at), r.Calls > w.report.Calls)
 		w.report.Exec += cpu - w.cpu - hot
 		w.report.Hot += hot
@@ -378,6 +396,31 @@ func (acc *account) look(i int, now time.Time) {
 	r.Exec, r.Hot = w.report.Exec, w.report.Hot
 	w.report = r
 	acc.meter.Observe(i, r, w.cpu-w.base)
+}
+
+// lookAtAll measures all workers, also those at rest.
+func (a *accounts) lookAtAll() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.now()
+	for _, acc := range a.leases {
+		acc.lookAll(now)
+	}
+}
+
+// lookAtBusy measures the workers of a lease, without those at rest.
+func (acc *account) lookAtBusy(now time.Time) {
+	for i, w := range acc.workers {
+		if w != nil && !w.atRest(now) {
+			acc.look(i, now)
+		}
+	}
+}
+
+// atRest reports whether a worker's processor time need not be read yet.
+func (w *metered) atRest(now time.Time) bool {
+	since := now.Sub(w.read)
+	return w.rests && w.inside == 0 && since >= 0 && since < restEvery && w.Counters().Calls == w.report.Calls
 }
 
 // workerReport returns a worker's counters, without times. User code can forge them.
@@ -401,14 +444,19 @@ func (w *metered) hot(used, wall time.Duration, called bool) time.Duration {
 	return max(min(used-inside, wall-inside), 0)
 }
 
-// sample counts which workers are in a function. Each of them has run it for the time since the last sample, on average over many samples.
+// sample counts which workers are in a function. Each of them has run it for the time since its last sample, on average over many samples. The time
+// at which a worker is checked does not depend on what it does.
 func (a *accounts) sample() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.now()
 	since := min(max(now.Sub(a.sampled), 0), sampleMost)
 	a.sampled = now
-	for _, acc := range a.leases {
+	a.turn++
+	for id, acc := range a.leases {
+		if (uint64(id)+a.turn)%a.turns != 0 {
+			continue
+		}
 		for _, w := range acc.workers {
 			if w == nil {
 				continue
@@ -416,7 +464,7 @@ func (a *accounts) sample() {
 			w.samples++
 			if w.Running() != "" {
 				w.inside++
-				a.running += since
+				a.running += since * time.Duration(a.turns)
 			}
 		}
 	}
@@ -444,10 +492,13 @@ func (a *accounts) measure() []accounting.Entry {
 		}
 		entries = append(entries, e)
 	}
+	workers := 0
 	for _, acc := range a.leases {
-		acc.lookAll(now)
+		acc.lookAtBusy(now)
 		take(acc, false)
+		workers += len(acc.workers)
 	}
+	a.turns = uint64(1 + min(workers/sampleAtOnce, int(sampleMost/sampleEvery)-1))
 	for _, acc := range a.ended {
 		take(acc, true)
 	}

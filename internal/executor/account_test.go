@@ -102,7 +102,7 @@ func TestAccountsOfALease(t *testing.T) {
 	w, v := newCountingWorker(), newCountingWorker()
 	a.begin(terms("ann", 2, 3), []Worker{w, v}, true, clock)
 	key := accounting.Key{Incarnation: [16]byte{9}, Lease: 7}
-	a.look(t) // so that the time that this process has used before counts for nothing
+	a.lookAtAll() // so that the time that this process has used before counts for nothing
 	base := a.leases[7].meter.Use(clock)
 
 	clock = clock.Add(time.Second)
@@ -160,16 +160,6 @@ func TestAccountsOfALease(t *testing.T) {
 	none.finish(t.Context(), nil)
 	if none.callTime() != 0 {
 		t.Error("calls of no lease")
-	}
-}
-
-// look takes in what the workers have done.
-func (a *accounts) look(t *testing.T) {
-	t.Helper()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, acc := range a.leases {
-		acc.lookAll(a.now())
 	}
 }
 

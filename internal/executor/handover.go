@@ -386,11 +386,12 @@ func (a *accounts) saveOwed() (all [][]byte, err error) {
 		return nil, nil
 	}
 	a.endTables()
+	a.lookAtAll()
 	a.step(context.Background(), nil)
 	a.settling.Lock()
 	defer a.settling.Unlock()
-	for _, key := range a.inOrder() {
-		b, err := proto.Marshal(entryMessage(&a.owed[key].entry))
+	for _, o := range a.inOrder(nil) {
+		b, err := proto.Marshal(entryMessage(&o.entry))
 		if err != nil {
 			return nil, err
 		}

@@ -2,7 +2,6 @@ package executor
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"time"
 
@@ -103,8 +102,7 @@ func (a *accounts) leave() {
 
 // charge updates the cells and frees those that the ledger has.
 func (a *accounts) charge() error {
-	for _, key := range a.inOrder() {
-		o := a.owed[key]
+	for _, o := range a.inOrder(nil) {
 		if err := a.chargeOne(o); err != nil {
 			return err
 		}
@@ -125,11 +123,15 @@ func (a *accounts) charge() error {
 	return nil
 }
 
-// inOrder returns the keys of owed entries, oldest first.
-func (a *accounts) inOrder() []accounting.Key {
-	return slices.SortedFunc(maps.Keys(a.owed), func(x, y accounting.Key) int {
-		return a.owed[x].entry.Began.Compare(a.owed[y].entry.Began)
-	})
+// inOrder returns the owed entries that match, oldest first. nil: all of them.
+func (a *accounts) inOrder(match func(*owed) bool) (list []*owed) {
+	for _, o := range a.owed {
+		if match == nil || match(o) {
+			list = append(list, o)
+		}
+	}
+	slices.SortFunc(list, func(x, y *owed) int { return x.entry.Began.Compare(y.entry.Began) })
+	return list
 }
 
 func (a *accounts) chargeOne(o *owed) error {
@@ -174,15 +176,11 @@ const messageMost = 400
 
 // message settles entries without a cell. The ledger has them when the answer arrives.
 func (a *accounts) message(ctx context.Context, m control.ManagerClient) {
-	var batch []*owed
-	for _, key := range a.inOrder() {
-		if o := a.owed[key]; o.cell < 0 && len(batch) < messageMost {
-			batch = append(batch, o)
-		}
-	}
+	batch := a.inOrder(func(o *owed) bool { return o.cell < 0 })
 	if len(batch) == 0 {
 		return
 	}
+	batch = batch[:min(len(batch), messageMost)]
 	const what = "the resource manager does not accept charges; the executor keeps them and tries again"
 	err := settle(ctx, m, batch)
 	if control.ClassOf(err) == control.ClassInvalid && len(batch) > 1 {

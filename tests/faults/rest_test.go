@@ -52,8 +52,8 @@ func cpuTime(t *testing.T, pid int) (sum time.Duration) {
 }
 
 // TestExecutorAtRest measures the processor time of an executor, its spawner and its zygote while nothing happens, without leases and with many.
-// The executor reports to a resource manager, and the client's agent renews the leases. A core has at most 64 leases, so the figure for a thousand
-// leases is calculated from fewer. The measurement in CI is too short for a verdict.
+// The executor reports to a resource manager, and the client's agent renews the leases. With fewer than a thousand leases, the figure for a thousand is
+// calculated. The measurement in CI is too short for a verdict.
 func TestExecutorAtRest(t *testing.T) {
 	if testing.Short() || provider() != "shm" {
 		t.Skip("does not depend on the provider")
