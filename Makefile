@@ -77,13 +77,16 @@ demo-two-nodes: ## the same with the executor in a separate network namespace, a
 bench: build test-programs build/bench-tcp/pingpong ## measure every promise: build/bench/report.md with plots; about thirteen minutes (the Slurm part as root)
 	$(Q)scripts/bench $(BENCH_ARGS)
 
-bench-seeds: build test-programs ## print what seeds cost as a table, with the bounds of docs/seeds.md and floors of the same run; about three minutes (as root)
+bench-seeds: build test-programs twovm-programs ## print what seeds cost as a table, with the bounds of docs/seeds.md and floors of the same run, also between network namespaces and virtual machines; about six minutes (as root)
 	$(Q)echo '| | measured | wanted | | beside it |'; echo '|---|---|---|---|---|'
 	$(Q)for p in shm tcp; do \
 		RFAAS_TEST_FIGURES=1 RFAAS_TEST_PROVIDER=$$p $(GO) test -p 1 -count=1 -v -vet=off -run "^TestSeed.*$$([ $$p = tcp ] && echo "(Copy|Touched|Table)")Figures" $$([ $$p = tcp ] || echo ./internal/zygote) ./client >build/bench-seeds.log 2>&1 || \
 			{ cat build/bench-seeds.log; exit 1; }; \
 		grep '^|' build/bench-seeds.log; \
 	done
+	$(Q)export RFAAS_TEST_FIGURES=1 RFAAS_TEST_PROVIDER=tcp RFAAS_ALLOW_PLAINTEXT=1; cd client && \
+		for nodes in "" ../scripts/two-nodes; do $$nodes ../build/twovm/client.test -test.run '^TestSeedJoins$$' | grep '^|'; done
+	$(Q)$(TWOVM) -e RFAAS_TEST_FIGURES=1 -- tests/run --twovm figures -- $(TWOVM_SECOND) | sed -n 's/^a: |/|/p'
 
 soak: build test-programs build/bench-tcp/pingpong ## bench, and longer tests: a thousand kills, 100 kills each of agents and clients, a race of 1000 clients, 10 minutes of attacks, 100 link outages, a real Slurm (as root); 35 minutes more
 	$(Q)scripts/bench --soak $(BENCH_ARGS)
@@ -714,12 +717,15 @@ test-softroce-slurm: ## an MPI job on a real Slurm that is served by another nod
 
 # Both machines read the same secret. Its bytes do not matter: the network ends with the machines.
 TWOVM := scripts/softroce/run2 --expendable --timeout 680 -e FAULTS_REMOTE=10.77.0.3:7000
+TWOVM_SECOND := sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000' # the command of the second machine
 test-twovm: ## client in one virtual machine, executor in another: link outages, a killed machine, exact accounts
 	$(Q)$(try_build)
+	$(Q)$(MAKE) --no-print-directory twovm-programs
+	$(Q)for boot in first second; do $(TWOVM) -- tests/run --twovm $$boot -- $(TWOVM_SECOND); done
+.PHONY: twovm-programs
+twovm-programs:
 	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults ./client ./internal/manager && $(GO_BUILD) -o build/twovm/ ./tests/remote
 	$(Q)umask 077 && od -An -v -tx1 -N 32 /dev/urandom | tr -d ' \n' >build/twovm/secret && echo >>build/twovm/secret
-	$(Q)for boot in first second; do \
-		$(TWOVM) -- tests/run --twovm $$boot -- sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000'; done
 
 check: build test-programs lint build/ctest/dp_test ## before a commit: lint and the quick tests
 	$(Q)build/ctest/dp_test --provider shm

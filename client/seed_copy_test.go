@@ -109,7 +109,7 @@ func TestSeedSourceIsGone(t *testing.T) {
 // peek returns the sum of some bytes of the table in worker 0: `count` of them, from one on, with a distance of `step`.
 func peek(t *testing.T, l *client.Lease, from, step, count uint32) (err error) {
 	t.Helper()
-	out, want := make([]byte, 4), uint32(0)
+	out, want := make([]byte, 8), uint32(0)
 	for i := range count {
 		want += uint32(uint8((from + i*step) * 7))
 	}

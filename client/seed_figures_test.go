@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,65 +130,172 @@ func TestSeedFigures(t *testing.T) {
 		fmt.Sprintf("100 MB: %.0f, 1 GB: %.0f, without a seed: %.0f", rates[1], rates[2], float64(starts)/time.Since(began).Seconds()))
 }
 
+// trial measures leases of a seedCluster. Its seeds are made at the first executor, and have a table of some MB.
+type trial struct {
+	t     *testing.T
+	nodes []*daemon
+	s     *client.Session
+	o     client.LeaseOptions
+	mb    uint32
+	token map[string]uint32 // the number that the setup function of a seed has chosen, by the seed's name
+}
+
+func newTrial(t *testing.T, nodes []*daemon, s *client.Session, o client.LeaseOptions, mb uint32) *trial {
+	o.InitFunction, o.InitPayload, o.SeedRequired, o.Memory = "", nil, false, uint64(mb)*1_000_000+64<<20
+	return &trial{t, nodes, s, o, mb, map[string]uint32{}}
+}
+
+func (r *trial) lease(at int, change func(*client.LeaseOptions)) *client.Lease {
+	r.t.Helper()
+	o := r.o
+	o.Executor = r.nodes[at].Address
+	change(&o)
+	l, err := r.s.Lease(context.Background(), o)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return l
+}
+
+func plain(*client.LeaseOptions) {}
+
+func (r *trial) makeSeed() *client.Seed {
+	r.t.Helper()
+	l := r.lease(0, plain)
+	seed, err := l.CreateSeed(context.Background(), "prepare_mb", binary.LittleEndian.AppendUint32(nil, r.mb), client.SeedOptions{Name: "figures"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	release(r.t, l)
+	return seed
+}
+
+// part is some bytes of the table: count of them, from one on, with a distance of step.
+type part struct{ from, step, count uint32 }
+
+// peek reads a part of the table in a worker, and checks it. All workers must have the table of one call of the setup function.
+func (r *trial) peek(l *client.Lease, worker int, seed *client.Seed, p part) {
+	r.t.Helper()
+	in, out, want := []byte(nil), make([]byte, 8), uint32(0)
+	for _, n := range []uint32{p.from, p.step, p.count} {
+		in = binary.LittleEndian.AppendUint32(in, n)
+	}
+	if _, err := l.Worker(worker).Invoke(context.Background(), function(r.t, l, "peek"), in, out); err != nil {
+		r.t.Fatal(err)
+	}
+	for i := range p.count {
+		at := uint64(p.from + i*p.step)
+		want += uint32(uint8(at &^ 7 * 0x9e3779b97f4a7c15 >> (8 * (at & 7))))
+	}
+	sum, token := binary.LittleEndian.Uint32(out), binary.LittleEndian.Uint32(out[4:])
+	if once, known := r.token[seed.Name()]; known && token != once {
+		r.t.Errorf("worker %d: the setup function was executed again", worker)
+	}
+	r.token[seed.Name()] = token
+	if sum != want {
+		r.t.Errorf("worker %d: %+v of %d MB: the sum is %d, want %d", worker, p, r.mb, sum, want)
+	}
+}
+
+// seeded returns how long an executor's lease with the seed takes, from its request until each of its workers has read a part of the table.
+func (r *trial) seeded(at int, seed *client.Seed, p part) (took time.Duration, steps client.StartSteps) {
+	r.t.Helper()
+	began := time.Now()
+	l := r.lease(at, func(o *client.LeaseOptions) { o.SeedName, o.SeedRequired = seed.Name(), true })
+	for i := range r.o.Workers {
+		r.peek(l, i, seed, p)
+	}
+	took, steps = time.Since(began), l.Worker(0).StartSteps()
+	release(r.t, l)
+	return took, steps
+}
+
+// sent returns how long a lease without a seed takes, from its request until one of its workers has received as many bytes as the table has, and the others have executed
+// an empty call.
+func (r *trial) sent(at int) (took time.Duration) {
+	r.t.Helper()
+	payload := bytes.Repeat([]byte{7}, int(r.mb)*1_000_000)
+	began := time.Now()
+	l := r.lease(at, func(o *client.LeaseOptions) { o.Bulk = int64(len(payload)) })
+	for i := range r.o.Workers {
+		if _, err := l.Worker(i).Invoke(context.Background(), function(r.t, l, "child"), payload, make([]byte, 16)); err != nil {
+			r.t.Fatal(err)
+		}
+		payload = nil
+	}
+	took = time.Since(began)
+	release(r.t, l)
+	return took
+}
+
+// eight are the arguments of an executor that has a pooled worker at each lease of a trial. With one core, the pool is empty for 5 ms after a lease.
+var eight = []string{"--share-cores", "8"}
+
+// copies returns how long leases at the second executor take to their first result: of one that copies the seed first, and of later ones. The executor has the library.
+func (r *trial) copies(rounds int) (copied, later []time.Duration, steps client.StartSteps) {
+	r.t.Helper()
+	first := part{0, 4096, 1}
+	for range rounds {
+		seed := r.makeSeed()
+		release(r.t, r.lease(1, plain))
+		took, _ := r.seeded(1, seed, first)
+		copied = append(copied, took)
+		for range 3 {
+			took, steps = r.seeded(1, seed, first)
+			later = append(later, took)
+		}
+		if err := seed.Release(); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return copied, later, steps
+}
+
+// where says between what the executors of a seedCluster are.
+func where() string {
+	switch {
+	case far != "":
+		return "between two machines over " + provider()
+	case secondNode != "":
+		return "between two nodes over " + provider()
+	}
+	return "over " + provider()
+}
+
+func (r *trial) copyFigure(rounds int) {
+	r.t.Helper()
+	copied, later, steps := r.copies(rounds)
+	testkit.Figure(fmt.Sprintf("%d MB %s: a lease whose executor copies the seed first, to its first result", r.mb, where()), ms(copied)/ms(later), 2, false, "times a later lease there",
+		fmt.Sprintf("%.1f and %.1f ms; a later one: code %v, sandbox %v, connect %v", ms(copied), ms(later), steps.Code, steps.Sandbox, steps.Connect))
+}
+
 // TestSeedCopyFigures prints how long a lease takes from its request to the first result where the executor copies its named seed from another executor, beside a lease
 // there when it has the seed. It judges nothing.
 func TestSeedCopyFigures(t *testing.T) {
 	testkit.Figures(t)
-	nodes, s, o := seedCluster(t, 2)
-	ctx := context.Background()
-	o.InitFunction, o.InitPayload, o.SeedRequired = "", nil, false
+	nodes, s, o := seedCluster(t, 2, eight, eight)
 	for _, mb := range []uint32{1, 5, 20, 100} {
-		var steps []client.StartSteps
-		o.Memory = uint64(mb)*1_000_000 + 64<<20
-		open := func(name string, at int) time.Duration {
-			to := o
-			to.Executor, to.SeedName, to.SeedRequired = nodes[at].Address, name, name != ""
-			began := time.Now()
-			l, err := s.Lease(ctx, to)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := l.Worker(0).Invoke(ctx, function(t, l, "memory"), nil, make([]byte, 12)); err != nil {
-				t.Fatal(err)
-			}
-			took := time.Since(began)
-			steps = append(steps, l.Worker(0).StartSteps())
-			release(t, l)
-			return took
-		}
-		var copied, warm []time.Duration
-		for range 9 {
-			maker := o
-			maker.Executor = nodes[0].Address
-			l, err := s.Lease(ctx, maker)
-			if err != nil {
-				t.Fatal(err)
-			}
-			seed, err := l.CreateSeed(ctx, "prepare_mb", binary.LittleEndian.AppendUint32(nil, mb), client.SeedOptions{Name: "figures"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			release(t, l)
-			open("", 1) // so that it has the library
-			copied = append(copied, open(seed.Name(), 1))
-			steps = nil
-			for range 3 {
-				warm = append(warm, open(seed.Name(), 1))
-			}
-			if err := seed.Release(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		testkit.Figure(fmt.Sprintf("%d MB over %s: a lease whose executor copies the seed first, to its first result", mb, provider()), ms(copied)/ms(warm), 2, false, "times a later lease there",
-			fmt.Sprintf("%.1f and %.1f ms; a later one: code %v, sandbox %v, connect %v", ms(copied), ms(warm), steps[0].Code, steps[0].Sandbox, steps[0].Connect))
+		newTrial(t, nodes, s, o, mb).copyFigure(9)
 	}
+}
+
+// touched are two ways to touch 1 % of a table.
+func (r *trial) touched() map[string]part {
+	pages := r.mb * 1_000_000 / 4096 / 100
+	return map[string]part{"in sequence": {r.mb * 100_000, 4096, pages}, "scattered": {0, 409_600, pages}}
+}
+
+func (r *trial) touchFigure(what, fill string, took, sent []time.Duration) string {
+	row := fmt.Sprintf("%d MB %s, 1 %% touched, %s, seed-fill=%s: ", r.mb, where(), what, fill)
+	testkit.Figure(row+"a lease there, to its first result", ms(took)/ms(sent), 0.1, false, "times sending everything", fmt.Sprintf("%.1f and %.1f ms", ms(took), ms(sent)))
+	return row
 }
 
 // TestSeedTouchedFigures prints how long it takes until a function has read 1 % of a seed of 100 MB on another node, and what the executor there has read meanwhile, for both values of
 // seed-fill, beside a lease to which all bytes are sent. It judges nothing.
 func TestSeedTouchedFigures(t *testing.T) {
 	testkit.Figures(t)
-	const mb, rounds, pages = 100, 7, 244
+	const rounds = 7
 	dir := t.TempDir()
 	web := func(i int) string { return fmt.Sprintf("unix:%s/%d", dir, i) }
 	fills := []string{"all", "all", "touched"}
@@ -196,47 +304,18 @@ func TestSeedTouchedFigures(t *testing.T) {
 		more = append(more, []string{"--seed-fill", fill, "--http-listen", web(i)})
 	}
 	nodes, s, o := seedCluster(t, len(more), more...)
-	ctx := context.Background()
-	o.InitFunction, o.InitPayload, o.SeedRequired = "", nil, false
-	o.Memory = 3*mb*1_000_000 + 64<<20
-	at := func(i int, change func(*client.LeaseOptions)) *client.Lease {
-		to := o
-		to.Executor = nodes[i].Address
-		change(&to)
-		l, err := s.Lease(ctx, to)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return l
-	}
-	call := func(l *client.Lease, name string, in []byte) {
-		if _, err := l.Worker(0).Invoke(ctx, function(t, l, name), in, make([]byte, 12)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	plain := func(*client.LeaseOptions) {}
-	payload := bytes.Repeat([]byte{7}, mb*1_000_000)
-	for what, shape := range map[string][2]uint32{"in sequence": {10_000_000, 4096}, "scattered": {0, 409_600}} {
+	r := newTrial(t, nodes, s, o, 100)
+	r.o.Memory += 200_000_000 // the payload
+	for what, p := range r.touched() {
 		took, read, sent := make([][]time.Duration, len(nodes)), make([][]float64, len(nodes)), make([][]time.Duration, len(nodes))
 		for range rounds {
-			maker := at(0, plain)
-			seed, err := maker.CreateSeed(ctx, "prepare_mb", binary.LittleEndian.AppendUint32(nil, mb), client.SeedOptions{Name: "figures"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			release(t, maker)
+			seed := r.makeSeed()
 			for i := 1; i < len(nodes); i++ {
-				release(t, at(i, plain)) // so that it has the library
-				before, began := fetched(t, web(i)), time.Now()
-				l := at(i, func(o *client.LeaseOptions) { o.SeedName, o.SeedRequired = seed.Name(), true })
-				call(l, "peek", binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, shape[0]), shape[1]), pages))
-				took[i], read[i] = append(took[i], time.Since(began)), append(read[i], fetched(t, web(i))-before)
-				release(t, l)
-				began = time.Now()
-				l = at(i, func(o *client.LeaseOptions) { o.Bulk = mb * 1_000_000 })
-				call(l, "memory", payload)
-				sent[i] = append(sent[i], time.Since(began))
-				release(t, l)
+				release(t, r.lease(i, plain)) // so that it has the library
+				before := fetched(t, web(i))
+				d, _ := r.seeded(i, seed, p)
+				took[i], read[i] = append(took[i], d), append(read[i], fetched(t, web(i))-before)
+				sent[i] = append(sent[i], r.sent(i))
 			}
 			if err := seed.Release(); err != nil {
 				t.Fatal(err)
@@ -244,10 +323,9 @@ func TestSeedTouchedFigures(t *testing.T) {
 		}
 		for i := 1; i < len(nodes); i++ {
 			slices.Sort(read[i])
-			row := fmt.Sprintf("100 MB over %s, 1 %% touched, %s, seed-fill=%s: ", provider(), what, fills[i])
-			testkit.Figure(row+"a lease there, to its first result", ms(took[i])/ms(sent[i]), 0.1, false, "times sending everything", fmt.Sprintf("%.1f and %.1f ms", ms(took[i]), ms(sent[i])))
+			row := r.touchFigure(what, fills[i], took[i], sent[i])
 			if fills[i] == "touched" { // the other executor also reads the rest
-				testkit.Figure(row+"bytes read by then", read[i][rounds/2]/(mb*1e6), 0.1, false, "times the seed", fmt.Sprintf("%.2f MB, of which 1.00 MB are touched", read[i][rounds/2]/1e6))
+				testkit.Figure(row+"bytes read by then", read[i][rounds/2]/100e6, 0.1, false, "times the seed", fmt.Sprintf("%.2f MB, of which 1.00 MB are touched", read[i][rounds/2]/1e6))
 			}
 		}
 	}
@@ -318,5 +396,64 @@ func TestSeedTableFigures(t *testing.T) {
 	}{{"the executor that has made the seed", here, sentHere}, {"another executor, which copies the seed first", there, sentThere}, {"that executor once more", again, sentThere}} {
 		testkit.Figure(fmt.Sprintf("%d MB over %s mapped as a table, lease and call at %s", mb, provider(), x.where), ms(x.mapped)/ms(x.sent), 1, false, "times sending them as a payload",
 			fmt.Sprintf("%.1f and %.1f ms", ms(x.mapped), ms(x.sent)))
+	}
+}
+
+// A node that does not have a seed joins: from the request of a lease until its workers have read their table takes little longer than a lease without the seed to which the
+// table's bytes are sent. The setup function is executed once. Between two nodes or machines, the test also prints what TestSeedCopyFigures and TestSeedTouchedFigures print on one,
+// in fewer rounds.
+func TestSeedJoins(t *testing.T) {
+	const most, slack = 12, 4
+	table, large, workers, rounds := uint32(32), uint32(100), 8, 3
+	switch published := os.Getenv("RFAAS_TEST_FIGURES") != ""; {
+	case published && far == "":
+		rounds = 7
+	case far != "" && !published: // emulated machines, which read 8 MB a second
+		table, large, workers, rounds = 2, 8, 2, 2
+	}
+	nodes, s, o := seedCluster(t, 2, eight, eight)
+	o.Workers = workers
+	r := newTrial(t, nodes, s, o, table)
+	var joined, sent []time.Duration
+	for i := range most {
+		seed := r.makeSeed()
+		sent = append(sent, r.sent(1)) // now the executor has the library as well
+		took, _ := r.seeded(1, seed, part{0, 409_600, table * 1_000_000 / 409_600})
+		joined = append(joined, took)
+		if err := seed.Release(); err != nil {
+			t.Fatal(err)
+		}
+		if i+1 >= rounds && ms(joined) <= slack*ms(sent) {
+			break
+		}
+	}
+	ratio := ms(joined) / ms(sent)
+	beside := fmt.Sprintf("a lease of %d workers, and sending %d MB to one of them: %.1f ms; %.2f times as long", workers, table, ms(sent), ratio)
+	testkit.Figure(fmt.Sprintf("%d MB %s: a node joins, to the first results of %d workers", table, where(), workers), ms(joined)/1e3, 1, false, "s", beside)
+	if ratio > slack {
+		t.Errorf("a node joins in %.1f ms, %.2f times a lease without the seed and sending as many bytes, which takes %.1f ms; want at most %d times", ms(joined), ratio, ms(sent), slack)
+	}
+	if far == "" && secondNode == "" {
+		return
+	}
+	o.Workers = 1
+	newTrial(t, nodes, s, o, 5).copyFigure(rounds)
+	r = newTrial(t, nodes, s, o, large)
+	r.o.Memory += uint64(2*large) * 1_000_000
+	for what, p := range r.touched() {
+		if large < 100 && what == "scattered" { // parts of the whole seed
+			continue
+		}
+		var took, sent []time.Duration
+		for range rounds {
+			seed := r.makeSeed()
+			sent = append(sent, r.sent(1))
+			d, _ := r.seeded(1, seed, p)
+			took = append(took, d)
+			if err := seed.Release(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.touchFigure(what, "all", took, sent)
 	}
 }

@@ -51,14 +51,14 @@ uint32_t use_table(void *args, uint32_t size, void *res) {
     return sizeof out;
 }
 
-/* Returns the sum of some bytes of the table. The payload has the first one, their distance and their number. */
+/* Returns the sum of some bytes of the table, and the number that the setup function has chosen. The payload has the first byte, their distance and their number. */
 uint32_t peek(void *args, uint32_t size, void *res) {
-    uint32_t ask[3] = {0}, sum = 0;
+    uint32_t ask[3] = {0}, out[2] = {0, token};
     memcpy(ask, args, size < sizeof ask ? size : sizeof ask);
     for (uint32_t i = 0; i < ask[2]; i++)
-        sum += table[ask[0] + i * ask[1]];
-    memcpy(res, &sum, sizeof sum);
-    return sizeof sum;
+        out[0] += table[ask[0] + i * ask[1]];
+    memcpy(res, out, sizeof out);
+    return sizeof out;
 }
 
 /* Returns this worker's share of the table's memory in KiB (PSS). */
@@ -110,8 +110,8 @@ uint32_t prepare_mb(void *args, uint32_t size, void *res) {
     (void)size, (void)res;
     memcpy(&mb, args, sizeof mb);
     unsigned char *bytes = malloc((size_t)mb * 1000000);
-    if (!bytes)
-        return rfaas_fail("no memory for %u MB", mb);
+    if (!bytes || getrandom(&token, sizeof token, 0) != sizeof token)
+        return rfaas_fail("no memory for %u MB, or no random number", mb);
     for (size_t i = 0; i < (size_t)mb * 1000000; i += 8)
         memcpy(bytes + i, &(uint64_t){i * 0x9e3779b97f4a7c15u}, 8);
     table = bytes;
