@@ -151,15 +151,15 @@ static int take_arguments(Plan *p, Function *f, PyObject *const *values, Py_ssiz
 
 /* ---- results ---- */
 
-static int take_out(Plan *p, Function *f, PyObject *out) {
+static int take_out(Plan *p, Function *f, PyObject *out, PyObject *want) {
     PyObject *ndarray = binding_ndarray(), *dtype = NULL;
     if (ndarray && PyObject_TypeCheck(out, (PyTypeObject *)ndarray)) {
         Py_ssize_t size;
         if (!(dtype = dtype_of(f, out, "result", 1, &size)))
             return -1;
-        int same = f->returns && dtype != f->returns ? PyObject_RichCompareBool(dtype, f->returns, Py_EQ) : 1;
+        int same = want && dtype != want ? PyObject_RichCompareBool(dtype, want, Py_EQ) : 1; /* numpy compares with 'f8' and float, too */
         if (!same)
-            PyErr_Format(PyExc_TypeError, "out of %U has dtype %S, want %S", f->name, dtype, f->returns);
+            PyErr_Format(PyExc_TypeError, "out of %U has dtype %S, want %S", f->name, dtype, want);
         Py_DECREF(dtype);
         if (same != 1)
             return -1;
@@ -320,7 +320,7 @@ int Plan_make(Plan *p, Function *f, const call_arguments *a) {
                 return -1;
     }
     if (take_arguments(p, f, a->values, a->n) ||
-        (k.out ? take_out(p, f, k.out) : make_result(p, f, a->n ? a->values[0] : NULL, k.dtype, k.shape)))
+        (k.out ? take_out(p, f, k.out, k.dtype) : make_result(p, f, a->n ? a->values[0] : NULL, k.dtype, k.shape)))
         return Plan_free(p), -1;
     p->given = k.out != NULL;
     if (p->has_out)

@@ -74,11 +74,14 @@ def map(self: _rfaas.Function, x: Buffer, out: Any = None, *, dtype: Any = None,
     In the main thread, Ctrl-C is answered about every 0.2 s, or after one item of each worker if that takes longer.
     """
     items, whole, own = _items(self, x, copy)
+    dtype = dtype or self.dtype
     if out is None:
-        dtype = dtype or self.dtype or own
+        dtype = dtype or own
         if dtype is None:
             raise TypeError(f"{self.name}.map: give out or dtype, because the argument is not a numpy array")
         out = _empty((whole[0], *(whole[1:] if shape is None else _tuple(shape))), dtype)
+    elif dtype is not None and getattr(out, "dtype", dtype) != dtype:
+        raise TypeError(f"{self.name}.map: out has dtype {out.dtype}, want {dtype}")
     self._map(items, out, whole[0], 0, 0, **options)
     return out
 

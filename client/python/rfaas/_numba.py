@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from typing import Any, Callable
 
 from ._generated import Error
 
 CODE = 0x6E756D62  # of rfaas_fail_code, for exceptions
+ROOM = 239  # bytes of a pickle that the text of an error has room for, in hexadecimal digits
+# How numba's pickles of exceptions begin: module and name of the class, and often a text, which may be cut off.
+CUT = re.compile(rb"\x80\x04\x95.{8}\x8c.(\w+)\x94\x8c.(\w+)\x94\x93\x94(?:\x8c.|X.{4})(.*)", re.DOTALL)
 
 # What code of numba needs: memory for arrays, and functions by which a callback reports an exception. Its message is numba's pickle of the exception.
 RUNTIME = r"""
@@ -54,7 +58,7 @@ HIDDEN void NRT_MemInfo_call_dtor(MemInfo *m) {
         free(m->data);
     free(m);
 }
-static char raised[480];
+static char raised[2 * %d + 2];
 HIDDEN void numba_gil_ensure(void *state) { (void)state; }
 HIDDEN void numba_gil_release(void *state) { (void)state; }
 HIDDEN void *numba_unpickle(const char *data, int n, const char *hash) {
@@ -75,7 +79,7 @@ HIDDEN void *PyUnicode_FromString(const char *s) { return (void *)s; }
 HIDDEN void Py_DecRef(void *o) { (void)o; }
 HIDDEN void PyErr_WriteUnraisable(void *o) { (void)o; rfaas_fail_code(%d, "numba:%%s", raised); }
 HIDDEN void Py_FatalError(const char *text) { rfaas_fail("%%s", text); abort(); }
-""" % CODE
+""" % (ROOM, CODE)
 
 WRAPPER = """
 uint32_t native_{name}(void *, uint32_t, void *) __asm__("{native}");
@@ -191,8 +195,14 @@ class _Exceptions(pickle._Unpickler):  # type: ignore[name-defined, misc]
 def exception_of(text: str, error: Error) -> Exception | None:
     """Returns the exception that a numba function raised, from the text of the call's error, or None if it cannot be read. The text of its cause says where it was raised."""
     try:
-        call, _, pickled = text.rpartition("numba:")
-        kind, arguments, *place = _Exceptions(io.BytesIO(bytes.fromhex(pickled.split()[0]))).load()
+        call, _, digits = text.rpartition("numba:")
+        pickled = bytes.fromhex(digits.split()[0])
+        cut = CUT.match(pickled) if len(pickled) == ROOM and not pickled.endswith(pickle.STOP) else None
+        if cut:
+            kind, *place = _Exceptions(io.BytesIO()).find_class(cut[1].decode(), cut[2].decode()), None
+            arguments = (cut[3].decode(errors="ignore") + "...",)
+        else:
+            kind, arguments, *place = _Exceptions(io.BytesIO(pickled)).load()
         e = kind(*(arguments or ()))
         if not isinstance(e, Exception):
             return None

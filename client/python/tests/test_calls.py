@@ -121,6 +121,8 @@ class Arguments(LeaseCase):
             (TypeError, "argument 1 of echo has dtype int32, want float64", lambda: typed(x.astype(np.int32))),
             (TypeError, "argument 1 of echo is of <class 'bytes'>, which has no dtype, want float64", lambda: typed(b"12345678")),
             (TypeError, "out of echo has dtype float32, want float64", lambda: typed(x, out=np.zeros(4, np.float32))),
+            (TypeError, "out of echo has dtype float32, want f8", lambda: self.echo(x, out=np.zeros(8, "f4"), dtype="f8")),
+            (TypeError, "echo.map: out has dtype int32, want float64", lambda: typed.map(x, out=np.zeros(8, np.int32))),
             (TypeError, "result 1 of echo is an array of Python objects", lambda: self.echo(x, out=np.array([None] * 4))),
             (TypeError, "result 1 of echo is an array of Python objects", lambda: self.echo(x, dtype=object)),
             (TypeError, "echo: give dtype and shape", lambda: self.echo(b"ab", dtype="u1")),

@@ -28,6 +28,12 @@ class Numba(unittest.TestCase):
                 raise ValueError("a negative number")
             return x ** 0.5
 
+        @rfaas.njit("float64(float64)")
+        def wordy(x):
+            if x == 1:
+                raise ValueError("many words, " * 50)
+            return x
+
         @rfaas.njit("int64[:](float64[:])")
         def running(x, y):
             total = np.zeros(1, np.int64)
@@ -38,14 +44,15 @@ class Numba(unittest.TestCase):
         self.assertEqual(root(9.0), 3)
         directory = self.enterContext(tempfile.TemporaryDirectory())
         self.enterContext(mock.patch.dict(os.environ, XDG_CACHE_HOME=directory))
-        with rfaas.lease(rfaas.compile([root, running]), workers=2) as lease:
-            self.assertEqual(lease.functions, ["root", "running"])
+        with rfaas.lease(rfaas.compile([root, wordy, running]), workers=2) as lease:
+            self.assertEqual(lease.functions, ["root", "wordy", "running"])
             np.testing.assert_array_equal(lease["root"].map(np.arange(1000.0)), np.arange(1000.0) ** 0.5)
             sums = lease["running"](np.arange(5.0))
             np.testing.assert_array_equal(sums, [0, 1, 3, 6, 10])
             self.assertEqual(sums.dtype, np.int64)
             for kind, text, call in [
                 (ValueError, "^a negative number$", lambda: lease["root"](np.array([-1.0]))),
+                (ValueError, r"^(many words, ){15,}[many words,]*\.\.\.$", lambda: lease["wordy"](np.ones(1))),
                 (TypeError, "dtype int64, want float64", lambda: lease["root"](np.arange(3))),
                 (TypeError, "dtype int64, want float64", lambda: lease["root"].map(np.arange(3))),
                 (TypeError, "dtype float32, want float64", lambda: lease.function("running", timeout=60)(np.ones(3, "f4"))),
