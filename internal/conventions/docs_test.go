@@ -181,8 +181,8 @@ func TestSiteHasAllDocuments(t *testing.T) {
 	}
 }
 
-// What docs/THREAT_MODEL.md names as shown by a test is shown by a test.
-func TestThreatModelNamesTests(t *testing.T) {
+// What docs/THREAT_MODEL.md and benchmarks/README.md name as shown by a test is shown by a test.
+func TestDocumentsNameTests(t *testing.T) {
 	var tests, cases strings.Builder
 	for dir, all := range map[string]*strings.Builder{"../..": &tests, "../../tests/c": &cases} {
 		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -203,16 +203,17 @@ func TestThreatModelNamesTests(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n := 0
-	for _, m := range regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+|[a-z-]+/[a-z0-9-]+)`").FindAllStringSubmatch(source(t, "docs/THREAT_MODEL.md"), -1) {
-		n++
-		if name := m[1]; strings.Contains(name, "/") && !strings.Contains(cases.String(), `"`+name+`"`) && !strings.Contains(cases.String(), `"`+name+`@`) &&
-			!strings.Contains(cases.String(), `, "`+name) || !strings.Contains(name, "/") && !strings.Contains(tests.String(), "func "+name+"(") {
-			t.Errorf("docs/THREAT_MODEL.md says that %s shows something: there is no such test", name)
+	for doc, atLeast := range map[string]int{"docs/THREAT_MODEL.md": 40, "benchmarks/README.md": 20} {
+		found := regexp.MustCompile("\\b((?:Test|Fuzz)[A-Z][A-Za-z0-9]+)\\b|`([a-z-]+/[a-z0-9-]+)`").FindAllStringSubmatch(source(t, doc), -1)
+		for _, m := range found {
+			if name := m[1] + m[2]; m[1] == "" && !strings.Contains(cases.String(), `"`+name+`"`) && !strings.Contains(cases.String(), `"`+name+`@`) &&
+				!strings.Contains(cases.String(), `, "`+name) || m[2] == "" && !strings.Contains(tests.String(), "func "+name+"(") {
+				t.Errorf("%s says that %s shows something: there is no such test", doc, name)
+			}
 		}
-	}
-	if n < 40 {
-		t.Errorf("docs/THREAT_MODEL.md names %d tests", n)
+		if len(found) < atLeast {
+			t.Errorf("%s names %d tests", doc, len(found))
+		}
 	}
 }
 
