@@ -58,6 +58,9 @@ still connected (RFAAS_LEASE_REUSE) and frozen. awake: that worker within cache-
 				cfg.Library = filepath.Join(filepath.Dir(self), "..", "build", "functions", "echo.so")
 			}
 			cfg.Progress = a.progress()
+			if cfg.Client == "c" && !c.Flags().Changed("rest") {
+				cfg.Rest = cold.Rest
+			}
 			results, failed := cold.Series(c.Context(), cfg, modes, runs)
 			if out.asCSV && len(results) > 0 {
 				failed = errors.Join(cold.WriteCSV(a.Stdout, results...), failed)
@@ -76,6 +79,7 @@ still connected (RFAAS_LEASE_REUSE) and frozen. awake: that worker within cache-
 	f := c.Flags()
 	f.StringVar(&cfg.Provider, "provider", "shm", "shm, verbs or tcp")
 	f.StringVar(&cfg.Client, "client", "go", "language of the code that takes the leases: go or c")
+	f.DurationVar(&cfg.Rest, "rest", 0, "how long a client in C sleeps between a release and the next request (default 5ms)")
 	f.StringSliceVar(&modes, "mode", nil, "ways to start: "+strings.Join(cold.Modes("shm"), ", ")+" (default: all of the provider)")
 	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
 	f.IntVar(&cfg.Workers, "workers", 1, "workers of each lease, at most 64")

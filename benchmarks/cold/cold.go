@@ -40,12 +40,13 @@ type Config struct {
 	Provider string // shm, verbs or tcp
 	Library  string // with the function, which is called without a payload
 	Function string
-	Mode     string // one of Modes; empty: cold
-	Leases   int    // to measure; 0: 200
-	Workers  int    // of each lease; 0: 1
-	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
-	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
-	Client   string // language of the code that takes the leases, "go" or "c"; empty: go
+	Mode     string        // one of Modes; empty: cold
+	Leases   int           // to measure; 0: 200
+	Workers  int           // of each lease; 0: 1
+	Bulk     int64         // bytes of each channel's bulk area; 0: the client's default, negative: none
+	Peer     string        // path of rfaas-bench-peer, the process whose start is measured; empty: none is
+	Client   string        // language of the code that takes the leases, "go" or "c"; empty: go
+	Rest     time.Duration // from each release to the next request, if Client is c
 	Progress func(line string)
 
 	again bool // a later run: do not measure first contact with TLS and process starts again
@@ -135,6 +136,10 @@ func (cfg *Config) Check() error {
 		return fmt.Errorf("provider %q is not one of shm, verbs, tcp", cfg.Provider)
 	case cfg.Mode != "" && !slices.Contains(Modes(cfg.Provider), cfg.Mode):
 		return fmt.Errorf("mode %q on %s is not one of %s", cfg.Mode, cfg.Provider, strings.Join(Modes(cfg.Provider), ", "))
+	case cfg.Rest < 0 || cfg.Rest > time.Minute:
+		return fmt.Errorf("rest %v: want 0s to 1m", cfg.Rest)
+	case cfg.Rest > 0 && cfg.Client != "c":
+		return fmt.Errorf("rest %v: only a client in C rests, use client c", cfg.Rest)
 	case cfg.Client != "" && cfg.Client != "go" && cfg.Client != "c":
 		return fmt.Errorf("client %q is not one of c, go", cfg.Client)
 	}
@@ -174,7 +179,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if cfg.Client == "c" {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		r.Method = "one lease after the other from C, each requested 5 ms after the release before it; time from the lease's request to the first result, client connected, library uploaded"
+		r.Method = fmt.Sprintf("one lease after the other from C, each requested %v after the release before it; time from the lease's request to the first result, client connected, library uploaded", cfg.Rest)
 		c, err := fromc.Open(e.Address, cfg.Provider, secret)
 		if err != nil {
 			return nil, err
@@ -223,6 +228,9 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 
 // MostRuns is how often Series measures each mode at most.
 const MostRuns = 25
+
+// Rest is long enough for all work of a release to end and for processors without work to halt.
+const Rest = 5 * time.Millisecond
 
 // Series measures each mode runs times, an odd number, in turn, and returns the run with the median p50 of each mode, so that a
 // disturbance of some seconds hits a run and not the result. First contact with TLS and the start of a process are the first
@@ -315,7 +323,7 @@ func rank(sorted []int64, permille int) int64 {
 // leaseFromC does from C what lease does from Go.
 func (a *samples) leaseFromC(c *fromc.Session, cfg Config, before func() error) (how string, err error) {
 	t, err := c.Lease(fromc.Terms{Library: cfg.Library, Function: cfg.Function, Workers: cfg.Workers, Bulk: cfg.Bulk,
-		Reuse: cfg.Mode == "cached" || cfg.Mode == "awake", Hot: cfg.Mode == "awake"}, before)
+		Reuse: cfg.Mode == "cached" || cfg.Mode == "awake", Hot: cfg.Mode == "awake", Rest: cfg.Rest}, before)
 	if err != nil {
 		return "", err
 	}

@@ -22,12 +22,14 @@ import (
 // Session is a session of the C library with an executor.
 type Session struct{ s *C.rfaas_session }
 
-// Terms are the terms of a lease. Bulk is the size of each channel's bulk area in bytes; 0: the library's default, negative: none.
+// Terms are the terms of a lease. Rest is how long Lease sleeps before it requests the lease. Bulk is the size of each channel's bulk area in bytes;
+// 0: the library's default, negative: none.
 type Terms struct {
 	Library, Function string
 	Workers           int
 	Bulk              int64
 	Reuse, Hot        bool
+	Rest              time.Duration
 }
 
 // Times are the times of a lease. Leased and Total begin with its request. Start is an RFAAS_START_* number. Fork, Sandbox, Connect and Code are the steps of
@@ -58,12 +60,13 @@ func Open(executor, provider, secretFile string) (*Session, error) {
 // Close closes the session.
 func (s *Session) Close() { C.fromc_close(s.s) }
 
-// Lease takes a lease, makes one call, calls before unless it is nil, and releases the lease. The caller's goroutine must be locked to its thread.
+// Lease sleeps, takes a lease, makes one call, calls before unless it is nil, and releases the lease. The caller's goroutine must be locked to its thread.
 func (s *Session) Lease(terms Terms, before func() error) (t Times, err error) {
 	library, function := C.CString(terms.Library), C.CString(terms.Function)
 	defer C.free(unsafe.Pointer(library))
 	defer C.free(unsafe.Pointer(function))
-	c := C.fromc_terms{library: library, function: function, workers: C.uint32_t(terms.Workers), bulk: C.uint64_t(max(terms.Bulk, 0))}
+	c := C.fromc_terms{library: library, function: function, workers: C.uint32_t(terms.Workers), bulk: C.uint64_t(max(terms.Bulk, 0)),
+		rest_ns: C.int64_t(terms.Rest)}
 	if terms.Bulk < 0 {
 		c.bulk = C.RFAAS_NO_BULK
 	}

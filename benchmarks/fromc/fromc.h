@@ -10,6 +10,7 @@ typedef struct fromc_terms {
     const char *library, *function;
     uint32_t workers, flags, wait_mode;
     uint64_t bulk;
+    int64_t rest_ns; /* before the request */
 } fromc_terms;
 
 typedef struct fromc_times {
@@ -20,8 +21,7 @@ typedef struct fromc_times {
 /* Opens a session with an executor. Returns a status. */
 int fromc_session(const char *executor, const char *provider, const char *secret, rfaas_session **s);
 void fromc_close(rfaas_session *s);
-/* Waits for 5 ms, so that all work of the previous release has ended. With wait mode hot it reads the clock meanwhile, otherwise it sleeps. Then
- * opens a lease and makes one call without a payload. Returns a status; *lease is NULL after an error. */
+/* Sleeps for rest_ns, then opens a lease and makes one call without a payload. Returns a status; *lease is NULL after an error. */
 int fromc_lease(rfaas_session *s, const fromc_terms *terms, fromc_times *times, rfaas_lease **lease);
 /* Sets *ns to the time of the release. Returns a status. */
 int fromc_release(rfaas_lease *lease, int64_t *ns);

@@ -1,11 +1,8 @@
 #include "fromc.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <string.h>
 #include <time.h>
-
-#define REST_NS 5000000
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -31,10 +28,9 @@ void fromc_close(rfaas_session *s) {
     rfaas_finalize();
 }
 
-static void rest(bool hot) {
-    struct timespec left = {.tv_nsec = REST_NS};
-    int64_t end = now_ns() + REST_NS;
-    while (hot ? now_ns() < end : nanosleep(&left, &left) && errno == EINTR)
+static void rest(int64_t ns) {
+    struct timespec left = {ns / 1000000000, ns % 1000000000};
+    while (nanosleep(&left, &left) && errno == EINTR)
         ;
 }
 
@@ -47,7 +43,7 @@ int fromc_lease(rfaas_session *s, const fromc_terms *terms, fromc_times *times, 
     o.flags = terms->flags;
     o.wait_mode = (int32_t)terms->wait_mode;
     o.bulk = terms->bulk;
-    rest(terms->wait_mode == RFAAS_WAIT_HOT);
+    rest(terms->rest_ns);
     int64_t began = now_ns();
     int status = rfaas_lease_open(s, &o, lease);
     if (status)

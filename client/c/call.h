@@ -61,13 +61,8 @@ __attribute__((cold)) int rfaas_api_join(rfaas_lease *l, const char *op, int64_t
 /* leave() for a shared lease. */
 int rfaas_api_leave_shared(rfaas_lease *l, int status);
 
-static inline int leave(rfaas_lease *l, int status) {
-    if (UNLIKELY(shared(l)))
-        return rfaas_api_leave_shared(l, status);
-    uint32_t entered = __atomic_load_n(&l->entered, __ATOMIC_RELAXED) + 1; /* grow.c may change it meanwhile, to no effect */
-    __atomic_store_n(&l->entered, entered, __ATOMIC_RELAXED);
-    if (UNLIKELY(entered % LOOK_EVERY == 0))
-        rfaas_api_look_leaving(l, status);
+/* Lets its owner leave a lease that no other thread uses. */
+static inline int leave_owned(rfaas_lease *l, int status) {
     __atomic_store_n(&l->line->busy, 0, __ATOMIC_RELAXED);
     /* busy is cleared before draining is read. The agent stores SOON, passes a barrier and reads busy. So one of the two sees the
      * other's store. */
@@ -77,6 +72,20 @@ static inline int leave(rfaas_lease *l, int status) {
     __atomic_store_n(&owner_of(l)->busy, 0, __ATOMIC_RELEASE);
     return status;
 }
+
+/* Leaves the lease. Every LOOK_EVERY-th time it looks at the agent. */
+static inline int leave(rfaas_lease *l, int status) {
+    if (UNLIKELY(shared(l)))
+        return rfaas_api_leave_shared(l, status);
+    uint32_t entered = __atomic_load_n(&l->entered, __ATOMIC_RELAXED) + 1; /* grow.c may change it meanwhile, to no effect */
+    __atomic_store_n(&l->entered, entered, __ATOMIC_RELAXED);
+    if (UNLIKELY(entered % LOOK_EVERY == 0))
+        rfaas_api_look_leaving(l, status);
+    return leave_owned(l, status);
+}
+
+/* leave() for an operation that neither is a call nor has a message for the agent. It does not count. */
+static inline int leave_uncounted(rfaas_lease *l, int status) { return shared(l) ? rfaas_api_leave_shared(l, status) : leave_owned(l, status); }
 
 /* Returns the number of workers that the lease has. The calling thread may be outside the lease and need not hold a unit. */
 static inline uint32_t rfaas_api_workers(const rfaas_lease *l) { return __atomic_load_n(&l->n_workers, __ATOMIC_RELAXED); }

@@ -522,7 +522,7 @@ const char *rfaas_lease_function_name(const rfaas_lease *l, rfaas_function funct
     if (rfaas_api_enter(mine, "function name"))
         return NULL;
     const char *name = function < l->n_functions ? l->functions[function] : NULL;
-    leave(mine, RFAAS_OK);
+    leave_uncounted(mine, RFAAS_OK);
     return name;
 }
 
@@ -567,13 +567,13 @@ int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function 
     if (status)
         return status;
     if (!name || !function)
-        return leave(mine, rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s is NULL", op, name ? "function" : "name"));
+        return leave_uncounted(mine, rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s is NULL", op, name ? "function" : "name"));
     for (uint32_t i = 0; i < l->n_functions; i++)
         if (strcmp(l->functions[i], name) == 0) {
             *function = i;
-            return leave(mine, RFAAS_OK);
+            return leave_uncounted(mine, RFAAS_OK);
         }
-    return leave(mine, rfaas_api_no_function(l, op, name));
+    return leave_uncounted(mine, rfaas_api_no_function(l, op, name));
 }
 
 int rfaas_lease_chain(const rfaas_lease *l, rfaas_function first, rfaas_function second, rfaas_function *chain) {
@@ -595,7 +595,7 @@ int rfaas_lease_chain(const rfaas_lease *l, rfaas_function first, rfaas_function
                                 DP_CHAIN_SECOND_MAX);
     else
         *chain = DP_CHAIN(first, second);
-    return leave(mine, status);
+    return leave_uncounted(mine, status);
 }
 
 /* ---- statistics ---- */
