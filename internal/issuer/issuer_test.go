@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,8 +18,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
@@ -329,146 +326,6 @@ func request(t *testing.T, host string) (q *identity.NodeRequest) {
 	return q
 }
 
-// A node that renews without need is stopped, and no other node with it.
-func TestRenewTooOften(t *testing.T) {
-	renewTooOften(t, 90*time.Hour, renewEvery)
-	renewTooOften(t, 30*time.Minute, 5*time.Minute)
-}
-
-func renewTooOften(t *testing.T, life, every time.Duration) {
-	s := start(t, func(c *Config) { c.NodeLife = life })
-	renew := func(name string) error {
-		_, pair, err := identity.NodeHosts(s.node(name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s.at.ask(t.Context(), &pair, pathRenew, request(t, name), &identity.NodeReply{})
-	}
-	for _, name := range []string{"node7", "node8"} {
-		if err := s.join(s.code(), name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range renewBurst {
-		if err := renew("node7"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	refusedFor(t, renew("node7"), identity.Overload)
-	if err := renew("node8"); err != nil {
-		t.Error(err)
-	}
-	s.setClock(time.Now().Add(every))
-	if err := renew("node7"); err != nil {
-		t.Error(err)
-	}
-}
-
-// A party that has used its rate up does not get it back because there are many others.
-func TestLimitsAreKept(t *testing.T) {
-	var l limits
-	now := time.Now()
-	for range 20 {
-		l.take("ann", 1, 20, now)
-	}
-	for i := range 10000 {
-		l.take(fmt.Sprint(i), 1, 20, now)
-	}
-	if l.take("ann", 1, 20, now) {
-		t.Error("more than the rate")
-	}
-	if l.take("ann", 1, 20, now.Add(2*time.Minute)); len(l.of) != 1 {
-		t.Errorf("%d idle parties are kept", len(l.of))
-	}
-}
-
-// A party is limited by the rate of its latest request. The rate of a node's renewals changes with the life of its certificates.
-func TestLimitOfLatestRequest(t *testing.T) {
-	for _, c := range []struct {
-		name      string
-		old, new  time.Duration // between two requests
-		too, soon time.Duration // times after the first request with the new rate: still refused, and granted
-	}{
-		{"shorter", time.Hour, time.Minute, 30 * time.Second, time.Minute},
-		{"longer", time.Minute, time.Hour, 30 * time.Minute, time.Hour},
-	} {
-		var l limits
-		now := time.Now()
-		const burst = 3
-		for range burst {
-			if !l.take("node", rate.Every(c.old), burst, now) {
-				t.Fatal("less than the burst")
-			}
-		}
-		for i, at := range []time.Duration{0, c.too, c.soon} {
-			if got := l.take("node", rate.Every(c.new), burst, now.Add(at)); got != (i == 2) {
-				t.Errorf("%s: after %v: %v", c.name, at, got)
-			}
-		}
-	}
-}
-
-// With more than maxParties parties that have used up a part of their rate, the memory is bounded. A party with a limiter of its own that has used up its rate stays refused. A
-// party with a shared limiter can be refused only because of parties that share the same limiter.
-func TestLimitsOfManyParties(t *testing.T) {
-	var l limits
-	now := time.Now()
-	const burst = 20
-	one := rate.Every(time.Hour)
-	use := func(party string) {
-		for range burst {
-			l.take(party, one, burst, now)
-		}
-	}
-	use("ann")
-	for i := range maxParties - 1 {
-		l.take(fmt.Sprint("early ", i), one, burst, now)
-	}
-	use("late") // shares a rate now
-	for _, party := range []string{"ann", "late"} {
-		if !l.spent(party, now) || l.take(party, one, burst, now) {
-			t.Errorf("%s has more than the rate", party)
-		}
-	}
-	shared := 0
-	const others = 1000
-	for i := range others {
-		if l.spent(fmt.Sprint("other ", i), now) {
-			shared++
-		}
-	}
-	if shared > others/100 { // 1 in sharedRates on average
-		t.Errorf("%d of %d others have no rate left after one party has used up its own", shared, others)
-	}
-	for i := range 4 * maxParties {
-		l.take(fmt.Sprint("more ", i), one, burst, now)
-	}
-	if len(l.of) > maxParties || len(l.shared) > sharedRates {
-		t.Errorf("%d parties and %d shared rates are kept", len(l.of), len(l.shared))
-	}
-	now = now.Add(time.Hour + time.Second) // parties that used one unit have it back
-	if use("bob"); !l.spent("bob", now) || l.of["bob"] == nil {
-		t.Error("idle parties keep others from having a rate of their own")
-	}
-	if !l.take("ann", one, burst, now) || l.take("ann", one, burst, now) {
-		t.Error("ann has not got back one unit")
-	}
-}
-
-// No message contains what is in the file with the issuer's address, which may be another file.
-func TestRenewAddressIsNotShown(t *testing.T) {
-	s := start(t, nil)
-	if err := s.join(s.code(), "node7"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(s.node("node7"), "issuer"), []byte("of somebody else"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := Renew(t.Context(), s.node("node7"), time.Hour); err == nil || strings.Contains(err.Error(), "somebody") {
-		t.Error(err)
-	}
-}
-
 // A node sends its code to nobody but the issuer whose certificate the code names.
 func TestEnrolManInTheMiddle(t *testing.T) {
 	s := start(t, nil)
@@ -515,78 +372,6 @@ func TestEnrolManInTheMiddle(t *testing.T) {
 	// The code was not seen by anybody, so it is still good.
 	if err := s.join(code, "node7"); err != nil {
 		t.Error(err)
-	}
-}
-
-// A node renews its certificate with the present one, when it is due and as long as it is neither expired nor revoked.
-func TestRenew(t *testing.T) {
-	s := start(t, nil)
-	if err := s.join(s.code("node7", "192.0.2.7"), "node7", "192.0.2.7"); err != nil {
-		t.Fatal(err)
-	}
-	dir := s.node("node7")
-	first, err := identity.ReadCertificate(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	late := time.Now().Add(31 * time.Hour) // two thirds are left of 90 hours
-	renew := func(within time.Duration, now time.Time) (bool, *x509.Certificate, error) {
-		t.Helper()
-		_, renewed, err := renewAt(t.Context(), dir, within, now)
-		c, rerr := identity.ReadCertificate(dir)
-		if rerr != nil {
-			t.Fatal(rerr)
-		}
-		return renewed, c, err
-	}
-	if renewed, c, err := renew(time.Hour, time.Now()); renewed || err != nil || !c.Equal(first) {
-		t.Errorf("not due: %t, %v", renewed, err)
-	}
-	// Even if it is not due, the list of revoked credentials arrives.
-	if _, _, err := s.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedToken, ID: strings.Repeat("ab", 16)}); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := renew(time.Hour, time.Now()); err != nil {
-		t.Error(err)
-	}
-	if l, err := identity.OpenRevocations(dir); err != nil || l.Serial != 2 {
-		t.Errorf("revocation list %v, %v", l, err)
-	}
-	daemon, err := identity.OpenNode(dir, nil, nil, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if renewed, _, err := renew(200*time.Hour, time.Now()); renewed || err != nil { // more than its life
-		t.Errorf("a new certificate was renewed: %v", err)
-	}
-	if renewed, _, err := renew(time.Hour, late); renewed || err != nil {
-		t.Errorf("not due within an hour: %v", err)
-	}
-	renewed, second, err := renew(200*time.Hour, late)
-	if err != nil || !renewed || second.Equal(first) || bytes.Equal(second.RawSubjectPublicKeyInfo, first.RawSubjectPublicKeyInfo) {
-		t.Fatalf("%t, %v", renewed, err)
-	}
-	if !slices.Equal(second.DNSNames, first.DNSNames) || len(second.IPAddresses) != 1 {
-		t.Errorf("renewed for %v %v", second.DNSNames, second.IPAddresses)
-	}
-	later := time.Now().Add(2 * time.Second) // the daemon looks once a second
-	if got := daemon.Files(later).Certificate.Leaf; !got.Equal(second) {
-		t.Error("the daemon does not have the new certificate")
-	}
-	if !strings.Contains(s.audited(), `"event":"renew"`) {
-		t.Error("no audit line")
-	}
-	// Neither a node's token nor no certificate renews anything.
-	refusedFor(t, s.at.ask(t.Context(), nil, pathRenew, &identity.NodeRequest{}, &identity.NodeReply{}), identity.Missing)
-	_, err = s.at.revoked(t.Context(), nil, 0)
-	refusedFor(t, err, identity.Missing)
-	if _, _, err := s.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedNode, ID: identity.NodeSerial(second)}); err != nil {
-		t.Fatal(err)
-	}
-	_, _, err = renew(200*time.Hour, late)
-	refusedFor(t, err, identity.Revoked)
-	if _, _, err = renew(200*time.Hour, late.Add(100*time.Hour)); err == nil || !strings.Contains(err.Error(), "with a new code") {
-		t.Errorf("an expired certificate: %v", err)
 	}
 }
 

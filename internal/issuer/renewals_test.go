@@ -3,10 +3,12 @@ package issuer
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -153,4 +155,125 @@ func TestRenewalsOfUnreadableDirectory(t *testing.T) {
 			t.Errorf("%d failed, log:\n%s", failed, log.String())
 		}
 	})
+}
+
+// A node renews its certificate with the present one, when it is due and as long as it is neither expired nor revoked.
+func TestRenew(t *testing.T) {
+	s := start(t, nil)
+	if err := s.join(s.code("node7", "192.0.2.7"), "node7", "192.0.2.7"); err != nil {
+		t.Fatal(err)
+	}
+	dir := s.node("node7")
+	first, err := identity.ReadCertificate(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := time.Now().Add(31 * time.Hour) // two thirds are left of 90 hours
+	renew := func(within time.Duration, now time.Time) (bool, *x509.Certificate, error) {
+		t.Helper()
+		_, renewed, err := renewAt(t.Context(), dir, within, now)
+		c, rerr := identity.ReadCertificate(dir)
+		if rerr != nil {
+			t.Fatal(rerr)
+		}
+		return renewed, c, err
+	}
+	if renewed, c, err := renew(time.Hour, time.Now()); renewed || err != nil || !c.Equal(first) {
+		t.Errorf("not due: %t, %v", renewed, err)
+	}
+	// Even if it is not due, the list of revoked credentials arrives.
+	if _, _, err := s.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedToken, ID: strings.Repeat("ab", 16)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := renew(time.Hour, time.Now()); err != nil {
+		t.Error(err)
+	}
+	if l, err := identity.OpenRevocations(dir); err != nil || l.Serial != 2 {
+		t.Errorf("revocation list %v, %v", l, err)
+	}
+	daemon, err := identity.OpenNode(dir, nil, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if renewed, _, err := renew(200*time.Hour, time.Now()); renewed || err != nil { // more than its life
+		t.Errorf("a new certificate was renewed: %v", err)
+	}
+	if renewed, _, err := renew(time.Hour, late); renewed || err != nil {
+		t.Errorf("not due within an hour: %v", err)
+	}
+	renewed, second, err := renew(200*time.Hour, late)
+	if err != nil || !renewed || second.Equal(first) || bytes.Equal(second.RawSubjectPublicKeyInfo, first.RawSubjectPublicKeyInfo) {
+		t.Fatalf("%t, %v", renewed, err)
+	}
+	if !slices.Equal(second.DNSNames, first.DNSNames) || len(second.IPAddresses) != 1 {
+		t.Errorf("renewed for %v %v", second.DNSNames, second.IPAddresses)
+	}
+	later := time.Now().Add(2 * time.Second) // the daemon looks once a second
+	if got := daemon.Files(later).Certificate.Leaf; !got.Equal(second) {
+		t.Error("the daemon does not have the new certificate")
+	}
+	if !strings.Contains(s.audited(), `"event":"renew"`) {
+		t.Error("no audit line")
+	}
+	// Neither a node's token nor no certificate renews anything.
+	refusedFor(t, s.at.ask(t.Context(), nil, pathRenew, &identity.NodeRequest{}, &identity.NodeReply{}), identity.Missing)
+	_, err = s.at.revoked(t.Context(), nil, 0)
+	refusedFor(t, err, identity.Missing)
+	if _, _, err := s.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedNode, ID: identity.NodeSerial(second)}); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = renew(200*time.Hour, late)
+	refusedFor(t, err, identity.Revoked)
+	if _, _, err = renew(200*time.Hour, late.Add(100*time.Hour)); err == nil || !strings.Contains(err.Error(), "with a new code") {
+		t.Errorf("an expired certificate: %v", err)
+	}
+}
+
+// A node that renews without need is stopped, and no other node with it.
+func TestRenewTooOften(t *testing.T) {
+	renewTooOften(t, 90*time.Hour, renewEvery)
+	renewTooOften(t, 30*time.Minute, 5*time.Minute)
+}
+
+func renewTooOften(t *testing.T, life, every time.Duration) {
+	s := start(t, func(c *Config) { c.NodeLife = life })
+	renew := func(name string) error {
+		_, pair, err := identity.NodeHosts(s.node(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.at.ask(t.Context(), &pair, pathRenew, request(t, name), &identity.NodeReply{})
+	}
+	for _, name := range []string{"node7", "node8"} {
+		if err := s.join(s.code(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range renewBurst {
+		if err := renew("node7"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refusedFor(t, renew("node7"), identity.Overload)
+	if err := renew("node8"); err != nil {
+		t.Error(err)
+	}
+	s.setClock(time.Now().Add(every))
+	if err := renew("node7"); err != nil {
+		t.Error(err)
+	}
+}
+
+// No message contains what is in the file with the issuer's address, which may be another file.
+func TestRenewAddressIsNotShown(t *testing.T) {
+	s := start(t, nil)
+	if err := s.join(s.code(), "node7"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(s.node("node7"), "issuer"), []byte("of somebody else"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Renew(t.Context(), s.node("node7"), time.Hour); err == nil || strings.Contains(err.Error(), "somebody") {
+		t.Error(err)
+	}
 }
