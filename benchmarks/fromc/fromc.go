@@ -89,11 +89,3 @@ func (s *Session) Lease(terms Terms, before func() error) (t Times, err error) {
 	return Times{time.Duration(times.leased), time.Duration(times.total), time.Duration(release), uint32(times.start.start), time.Duration(times.start.fork_ns),
 		time.Duration(times.start.sandbox_ns), time.Duration(times.start.connect_ns), time.Duration(times.start.code_ns)}, err
 }
-
-// Clock returns n differences of successive readings of the clock, in ns, from a loop that does nothing else. The longest ones show how the machine
-// interrupts any program.
-func Clock(n int) []int64 {
-	samples := make([]int64, n)
-	C.fromc_clock((*C.int64_t)(unsafe.SliceData(samples)), C.uint32_t(n))
-	return samples
-}

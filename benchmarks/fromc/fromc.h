@@ -38,7 +38,4 @@ int64_t fromc_chain_round(fromc_chain *c, int freezer, int old);
 /* Ends the thread and the process, and frees c. The process must not be frozen. */
 void fromc_chain_free(fromc_chain *c);
 
-/* Reads the clock n times, and stores the differences of successive readings, in ns. */
-void fromc_clock(int64_t *samples, uint32_t n);
-
 #endif

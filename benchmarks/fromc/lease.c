@@ -69,12 +69,3 @@ int fromc_release(rfaas_lease *lease, int64_t *ns) {
     *ns = now_ns() - began;
     return status;
 }
-
-void fromc_clock(int64_t *samples, uint32_t n) {
-    int64_t before = now_ns();
-    for (uint32_t i = 0; i < n; i++) {
-        int64_t now = now_ns();
-        samples[i] = now - before;
-        before = now;
-    }
-}
