@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
-	"time"
 )
 
 // Table is the manager's side of a board: it hands out slots and writes what executors do not write themselves. It owns no
@@ -133,12 +132,6 @@ func (t *Table) Mark(l Line, s State) bool {
 // Changed counts a change in the header.
 func (t *Table) Changed(total uint64) {
 	t.head.Changes = uint32(total)
-	t.writeHeader()
-}
-
-// SetHeartbeat publishes how often lines are written.
-func (t *Table) SetHeartbeat(d time.Duration) {
-	t.head.HeartbeatMS = uint32(d.Milliseconds())
 	t.writeHeader()
 }
 

@@ -82,9 +82,6 @@ type Packed struct {
 	Files       []int // descriptors; the channel owns them
 }
 
-// PackedFiles is the most descriptors of a Packed.
-const PackedFiles = C.DP_PACKED_FDS
-
 // Pack returns the endpoint's descriptor, which the endpoint owns, and the channels. Afterwards they can only be closed. The worker stays
 // connected as long as a copy of the descriptors is open.
 func (s *Channels) Pack() (endpoint int, channels []Packed, err error) {

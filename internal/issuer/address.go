@@ -16,9 +16,6 @@ import (
 // AddressEnv names the environment variable with the address of the cluster's issuer.
 const AddressEnv = "RFAAS_ISSUER"
 
-// DefaultPort is the port of an issuer.
-const DefaultPort = 7466
-
 // Address is where an issuer listens, and the SHA-256 of its cluster's certificate. Its text is HOST:PORT#HASH.
 type Address struct {
 	Target string // host:port

@@ -42,8 +42,6 @@ const (
 	MaxText    = C.RFAAS_AGENT_TEXT - 1    // bytes, without the NUL
 	MaxTables  = C.RFAAS_AGENT_TABLES      // of one session
 	HeaderSize = C.sizeof_rfaas_agent_header
-
-	TableRate = C.RFAAS_AGENT_TABLE_RATE // bytes per second
 )
 
 // Op is an operation.
@@ -109,10 +107,9 @@ const Room = C.RFAAS_AGENT_ROOM
 
 // What a line of the shared page says about draining.
 const (
-	DrainNot   = C.RFAAS_AGENT_DRAIN_NOT
-	DrainSoon  = C.RFAAS_AGENT_DRAIN_SOON
-	DrainTold  = C.RFAAS_AGENT_DRAIN_TOLD
-	DrainLocal = C.RFAAS_AGENT_DRAIN_LOCAL
+	DrainNot  = C.RFAAS_AGENT_DRAIN_NOT
+	DrainSoon = C.RFAAS_AGENT_DRAIN_SOON
+	DrainTold = C.RFAAS_AGENT_DRAIN_TOLD
 )
 
 // Layout of the shared page.

@@ -229,7 +229,6 @@ const (
 const (
 	SpawnFDs   = 5 // worker socket, code, names, output, page
 	PrepareFDs = 3 // worker socket, output, page
-	LeaseFDs   = 2 // with a Spawn for a prepared worker: code, names
 )
 
 // SpawnRequest is the body of Spawn and Prepare from an executor to its spawner.
