@@ -49,7 +49,7 @@ var layers = map[string][]string{
 	// The base.
 	"internal/backtrace":    {},
 	"internal/grant":        {"internal/api", "internal/backtrace", "internal/board", "internal/bundle", "internal/claim", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
-	"internal/zygote":       {"internal/api", "internal/beat", "internal/claim", "internal/dataplane", "internal/handover", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
+	"internal/zygote":       {"internal/api", "internal/beat", "internal/claim", "internal/dataplane", "internal/handover", "internal/leafsum", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
 	"internal/bundle":       {},
 	"internal/handover":     {"internal/spawner/wire"},
 	"internal/spawner":      {"internal/sandbox", "internal/spawner/wire"},
@@ -77,7 +77,8 @@ var layers = map[string][]string{
 	"internal/dataplane":   {"internal/api"},
 	"internal/claim":       {},
 	"internal/reference":   {"internal/topology"}, // its tests
-	"internal/apigen":      {},                    // what `make api` runs; no program contains it
+	"internal/leafsum":     {},
+	"internal/apigen":      {}, // what `make api` runs; no program contains it
 	"internal/conventions": {"internal/apigen"},
 	"tests/channel":        {"internal/dataplane"},
 	"tests/ccalls":         {},
@@ -107,7 +108,7 @@ var layers = map[string][]string{
 
 // cgoLayers may import "C": the data plane, the executor's signals, its side of claims and its reference, the messages between library and agent, the binding of MPI, the bare round trips
 // and the leases from C of the benchmarks, and the channels of tests.
-var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "internal/reference", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "benchmarks/fromc", "tests/ccalls", "tests/channel"}
+var cgoLayers = []string{"internal/dataplane", "cmd/executor", "internal/claim", "internal/leafsum", "internal/reference", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "benchmarks/fromc", "tests/ccalls", "tests/channel"}
 
 // testHelpers may be imported by the tests of any package. internal/datalisten is one for tests that stand in for an executor on tcp.
 var testHelpers = []string{"internal/datalisten", "tests/agenttest", "tests/ccalls", "tests/channel", "tests/etcdtest", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}

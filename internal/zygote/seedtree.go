@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"slices"
+
+	"github.com/rfaas-go/rfaas/internal/leafsum"
 )
 
 // The hash of a segment is the root of a tree, so that a page can be checked before the rest of its segment has arrived. A leaf is a page, or several pages if the seed is larger than
@@ -90,13 +92,7 @@ func groupHashes(leaves []byte) []byte {
 }
 
 // appendLeaves appends the hashes of the leaves of some bytes.
-func appendLeaves(leaves, b []byte, leaf uint64) []byte {
-	for part := range slices.Chunk(b, int(leaf)) {
-		sum := sha256.Sum256(part)
-		leaves = append(leaves, sum[:]...)
-	}
-	return leaves
-}
+func appendLeaves(leaves, b []byte, leaf uint64) []byte { return leafsum.Append(leaves, b, int(leaf)) }
 
 // root returns the hash of a segment.
 func root(leaves []byte) [sha256.Size]byte { return sha256.Sum256(groupHashes(leaves)) }
