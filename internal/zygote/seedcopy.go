@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 )
 
 const seedPage = 4096
@@ -46,7 +47,7 @@ func (c *SeedCopy) Bytes() (n uint64) {
 // CopyMemory returns the bytes of memory that copying such a seed uses, in addition to the seed's own: the buffers of CopySeed or Fill, and what Fill notes about each leaf.
 func (c *SeedCopy) CopyMemory() uint64 {
 	const note = 4 // bytes for each leaf: valid, proved, seen and shown of a pager
-	return 2*min(c.Bytes(), readChunk) + hashersMost*hashBuffer(c.leafSize()) + uint64(c.count())*note
+	return hashersMost*hashBuffer(c.leafSize()) + uint64(c.count())*note
 }
 
 // Check checks a description that comes from another process.
@@ -87,7 +88,7 @@ func (s *Seed) Contents(ctx context.Context) (*SeedCopy, error) {
 func (s *Seed) Hashed() bool { return s.contents.Load() != nil }
 
 // CopySeed makes a seed of the bytes of a copy's segments, which it reads in their order. It checks that they have the hashes of the copy. It returns when nothing reads
-// any more. While bytes are read, those before are written and hashed.
+// any more. While bytes are read, those before are hashed and written.
 func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -99,12 +100,7 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	f := os.NewFile(uintptr(fd), "memfd:rfaas-seed")
 	defer f.Close()
 	own := *c
-	check := startHashing(f, &own)
-	err = fillSegments(f, c, readAhead(from, c.Bytes()), check.add)
-	if herr := check.wait(); err == nil {
-		err = herr
-	}
-	if err != nil {
+	if err := newCopying(f, &own, from).run(); err != nil {
 		return nil, err
 	}
 	s := &Seed{Units: c.Units}
@@ -115,106 +111,111 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	return s, nil
 }
 
-// readChunk is how much is read at a time.
-const readChunk = 1 << 20
+// copying copies the segments of a seed to a file. Several goroutines read parts in turn, and then hash and write them while others read. The executor runs Go code on one
+// processor, so what runs at the same time are system calls and C code, which should take long.
+type copying struct {
+	f    *os.File
+	c    *SeedCopy
+	leaf uint64
+	left []atomic.Int64 // bytes of each segment that are not hashed yet
+	at   []int          // where each segment's leaves are in c.leaves
 
-// ahead reads from a reader while the caller uses earlier bytes.
-type ahead struct {
-	full, free chan []byte
-	err        error // set before full is closed
+	mu      sync.Mutex
+	from    io.Reader
+	segment int    // of the next part
+	done    uint64 // offset of the next part in its segment
+	err     error
 }
 
-func readAhead(from io.Reader, size uint64) *ahead {
-	a := &ahead{full: make(chan []byte), free: make(chan []byte, 2)}
-	for range cap(a.free) {
-		a.free <- make([]byte, min(size, readChunk))
+// newCopying sets the size of the leaves of c.
+func newCopying(f *os.File, c *SeedCopy, from io.Reader) *copying {
+	x := &copying{f: f, c: c, leaf: c.leafSize(), from: from, left: make([]atomic.Int64, len(c.Segments)), at: make([]int, len(c.Segments)+1)}
+	for i, s := range c.Segments {
+		x.left[i].Store(int64(s.Size))
+		x.at[i+1] = x.at[i] + leavesOf(s, x.leaf)*sha256.Size
 	}
-	go func() {
-		defer close(a.full)
-		for b := range a.free {
-			b = b[:min(size, readChunk)]
-			if len(b) == 0 {
-				return
-			}
-			if _, a.err = io.ReadFull(from, b); a.err != nil {
-				return
-			}
-			size -= uint64(len(b))
-			a.full <- b
-		}
-	}()
-	return a
+	c.leaves = make([]byte, x.at[len(c.Segments)])
+	return x
 }
 
-// close returns when nothing is read any more.
-func (a *ahead) close() {
-	close(a.free)
-	for range a.full {
-	}
-}
-
-// fillSegments writes the segments to a file, and calls `filled` for each that the file has.
-func fillSegments(f *os.File, c *SeedCopy, from *ahead, filled func(int) error) error {
-	defer from.close()
-	var b, rest []byte
-	for i, x := range c.Segments {
-		for at, end := x.Offset, x.Offset+x.Size; at < end; {
-			if len(rest) == 0 {
-				if b != nil {
-					from.free <- b[:cap(b)]
+func (x *copying) run() error {
+	var copiers sync.WaitGroup
+	size := hashBuffer(x.leaf)
+	for range min(max(runtime.NumCPU(), 2), hashersMost) {
+		copiers.Go(func() {
+			var list []copyPart
+			for buffer := make([]byte, size); ; {
+				if list = x.read(buffer, list[:0]); len(list) == 0 {
+					return
 				}
-				var more bool
-				if b, more = <-from.full; !more {
-					return from.err
-				}
-				rest = b
-			}
-			n := min(uint64(len(rest)), end-at)
-			if _, err := f.WriteAt(rest[:n], int64(at)); err != nil {
-				return err
-			}
-			at, rest = at+n, rest[n:]
-		}
-		if err := filled(i); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// hashing checks the hashes of a file's segments on several CPUs.
-type hashing struct {
-	todo chan int
-	done sync.WaitGroup
-	once sync.Once
-	bad  chan struct{} // closed when err is set
-	err  error
-}
-
-// startHashing sets the leaves of c.
-func startHashing(f *os.File, c *SeedCopy) *hashing {
-	all, leaf := c.Segments, c.leafSize()
-	h := &hashing{todo: make(chan int, len(all)), bad: make(chan struct{})}
-	at := make([]int, len(all)+1) // where each segment's leaves are
-	for i, x := range all {
-		at[i+1] = at[i] + leavesOf(x, leaf)*sha256.Size
-	}
-	c.leaves = make([]byte, at[len(all)])
-	for range max(1, min(runtime.GOMAXPROCS(0)-1, len(all), hashersMost)) { // reading needs a CPU, too
-		h.done.Go(func() {
-			buffer := make([]byte, hashBuffer(leaf))
-			for i := range h.todo {
-				got, err := hashSegment(context.Background(), f, all[i], leaf, buffer, c.leaves[at[i]:at[i]])
-				if err == nil && root(got) != all[i].Sum {
-					err = wrongSum(i, all[i], got)
-				}
-				if err != nil {
-					h.once.Do(func() { h.err = err; close(h.bad) })
+				rest := buffer
+				for _, p := range list {
+					if err := x.put(p, rest[:p.size]); err != nil {
+						x.fail(err)
+						return
+					}
+					rest = rest[p.size:]
 				}
 			}
 		})
 	}
-	return h
+	copiers.Wait()
+	return x.err
+}
+
+// fail keeps the first error. Nothing is read after it.
+func (x *copying) fail(err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.err == nil {
+		x.err = err
+	}
+}
+
+// copyPart is a part of a segment. It begins with a leaf.
+type copyPart struct {
+	segment  int
+	at, size uint64
+}
+
+// read reads the next parts into a buffer, one after the other, and appends them to a list. No parts: nothing is left, or there was an error.
+func (x *copying) read(buffer []byte, list []copyPart) []copyPart {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.err != nil {
+		return nil
+	}
+	room := uint64(len(buffer))
+	for x.segment < len(x.c.Segments) {
+		left := x.c.Segments[x.segment].Size - x.done
+		size := min(left, room/x.leaf*x.leaf)
+		if size == 0 {
+			break
+		}
+		list = append(list, copyPart{x.segment, x.done, size})
+		room -= size
+		if x.done += size; size == left {
+			x.segment, x.done = x.segment+1, 0
+		}
+	}
+	if _, x.err = io.ReadFull(x.from, buffer[:uint64(len(buffer))-room]); x.err != nil {
+		return nil
+	}
+	return list
+}
+
+// put hashes a part and writes it to the file. With the last part of a segment, it checks the segment's hash.
+func (x *copying) put(p copyPart, b []byte) error {
+	s, leaves := x.c.Segments[p.segment], x.c.leaves[x.at[p.segment]:x.at[p.segment+1]]
+	first := int(p.at/x.leaf) * sha256.Size
+	appendLeaves(leaves[first:first], b, x.leaf)
+	if _, err := x.f.WriteAt(b, int64(s.Offset+p.at)); err != nil {
+		return err
+	}
+	if x.left[p.segment].Add(-int64(len(b))) == 0 && root(leaves) != s.Sum {
+		return wrongSum(p.segment, s, leaves)
+	}
+	return nil
 }
 
 // wrongSum is the error of a segment whose leaves have other hashes than announced.
@@ -223,27 +224,9 @@ func wrongSum(i int, x SeedSegment, leaves []byte) error {
 	return fmt.Errorf("seed: segment %d was announced as SHA-256 %x, but the bytes have %x", i, x.Sum[:], got[:])
 }
 
-// add hands over a segment to be checked. It returns an error if an earlier one has another hash.
-func (h *hashing) add(i int) error {
-	select {
-	case <-h.bad:
-		return h.err
-	default:
-		h.todo <- i
-		return nil
-	}
-}
-
-// wait returns when all segments that were added are checked.
-func (h *hashing) wait() error {
-	close(h.todo)
-	h.done.Wait()
-	return h.err
-}
-
 const (
 	hashersMost = 4
-	hashChunk   = 256 << 10
+	hashChunk   = 1 << 20
 )
 
 // hashBuffer returns the size of a buffer for leaves.
