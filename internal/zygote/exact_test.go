@@ -1,9 +1,12 @@
 package zygote
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -114,6 +117,68 @@ func TestPagesExact(t *testing.T) {
 	}
 }
 
+// Where everything is read in the end, few bytes are read for scattered pages, too, and a sequence takes few reads. With single pages, pages that have arrived earlier do not end a sequence.
+func TestPagesWindows(t *testing.T) {
+	for name, c := range map[string]struct {
+		options []func(*PageOptions)
+		reads   int
+	}{"all": {nil, 30}, "exact": {[]func(*PageOptions){exact}, 60}} {
+		t.Run(name, func(t *testing.T) {
+			p := pageSeed(t, make(chan struct{}), nil, c.options...)
+			l := p.lease(t)
+			p.pages(t, l, 4095)
+			moved, scattered := p.copy.Moved(), every(64, 10, 2000)
+			p.pages(t, l, scattered...)
+			if n := p.copy.Moved() - moved; float64(n) > 1.2*float64(len(scattered)*seedPage) {
+				t.Errorf("%d bytes were read for %d scattered pages", n, len(scattered))
+			}
+			p.pages(t, l, every(50, 2400, 3000)...)
+			before := p.count()
+			p.pages(t, l, every(1, 2390, 3000)...)
+			if n := p.count() - before; n > c.reads {
+				t.Errorf("a sequence of 610 pages took %d reads", n)
+			}
+		})
+	}
+}
+
+// A page reaches the file whether the file has one of zeros there or not, and without a userfaultfd.
+func TestPageFile(t *testing.T) {
+	const size = 16 * seedPage
+	for _, plain := range []bool{false, true} {
+		fd, err := fixedMemfd("pages", size, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := os.NewFile(uintptr(fd), "pages")
+		defer file.Close()
+		f, err := mapPages(fd, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.close()
+		if plain && f.faults != nil {
+			f.faults.Close() // its range is then regular memory
+			f.faults = nil
+		}
+		for _, page := range []int64{0, 5, 6, 15} {
+			if _, err := file.WriteAt(make([]byte, seedPage), page*seedPage); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := bytes.Repeat([]byte("page"), size/4)
+		for _, part := range [][2]uint64{{0, 3}, {3, 9}, {12, 4}} {
+			from, end := part[0]*seedPage, (part[0]+part[1])*seedPage
+			if err := f.put(from, want[from:end]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := io.ReadAll(io.NewSectionReader(file, 0, size)); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("without a userfaultfd %v: the file differs, %v", plain, err)
+		}
+	}
+}
+
 // Pages that a worker drops have the seed's bytes when it reads them again. The executor limits how often it maps them.
 func TestPagesDropped(t *testing.T) {
 	p := pageSeed(t, nil, nil, exact)
@@ -181,7 +246,7 @@ func TestPagesHurry(t *testing.T) {
 		p.start(t, rest, nil, exact)
 		g := p.copy.paging
 		g.mu.Lock()
-		g.hush(time.Hour) // as if workers started all the time
+		g.hush(time.Now(), time.Hour) // as if workers started all the time
 		g.mu.Unlock()
 		if what == "a handover" {
 			g.pace = time.Hour

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
@@ -21,9 +23,12 @@ const detachPatience = 5 * time.Second
 const againRate = 1000
 
 // ranges returns the parts of the heap that workers map from the file, as the seed's header names them. The header may have any content, because the tenant's user code could write to it.
-func (p *paging) ranges() (list []SeedSegment) {
+func (p *paging) ranges() (list []SeedSegment, err error) {
 	heap := uint64(p.c.Units) * SeedUnit
-	b := p.mem[heap:][:seedExtents+16*seedExtentsMost]
+	b := make([]byte, seedExtents+16*seedExtentsMost)
+	if _, err := p.file.ReadAt(b, int64(heap)); err != nil {
+		return nil, fmt.Errorf("seed: read its header: %w", err)
+	}
 	le := binary.LittleEndian
 	for i := range min(le.Uint32(b[seedExtents-8:]), seedExtentsMost) {
 		at := b[seedExtents+16*i:]
@@ -32,7 +37,7 @@ func (p *paging) ranges() (list []SeedSegment) {
 			list = append(list, SeedSegment{Offset: from, Size: to - from})
 		}
 	}
-	return list
+	return list, nil
 }
 
 // pager answers the page faults of a worker.
@@ -69,7 +74,12 @@ func (p *paging) attach(ctx context.Context, w *Worker) error {
 		return p.err
 	default:
 	}
-	ranges := p.ranges()
+	ranges, err := p.ranges()
+	if err != nil {
+		p.mu.Unlock()
+		file.Close()
+		return err
+	}
 	p.pagers[g] = true
 	if g.ready = p.o.First; len(g.ready) > 0 {
 		g.poke <- struct{}{}
@@ -92,7 +102,7 @@ func (p *paging) attach(ctx context.Context, w *Worker) error {
 func (g *pager) serve(ranges []SeedSegment, registered chan<- error) {
 	defer g.leave()
 	for _, x := range ranges {
-		if err := registerRange(g.file, seedHeapAt+x.Offset, x.Size); err != nil {
+		if err := registerRange(g.file, seedHeapAt+x.Offset, x.Size, uffdModes); err != nil {
 			registered <- fmt.Errorf("fill its memory on demand: %w", err)
 			return
 		}
@@ -143,22 +153,66 @@ func (g *pager) leave() {
 	g.p.detached.Done()
 }
 
-// listen reads the faults.
+const (
+	// hotWait is how long the thread of listen waits for a further fault without giving its processor of the Go runtime to another goroutine.
+	hotWait = 100 * time.Microsecond
+	// hotMost is how long such waits may follow each other.
+	hotMost = time.Millisecond
+)
+
+// listen reads the faults. Its thread runs on the worker's CPUs. There the fault and its answer take two changes of threads, instead of waking two processors.
 func (g *pager) listen() {
+	conn, err := g.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with its CPUs
+	var cpus unix.CPUSet
+	for _, cpu := range g.w.serves.Load().CPUs {
+		cpus.Set(cpu)
+	}
+	if cpus.Count() > 0 {
+		_ = unix.SchedSetaffinity(0, &cpus) // on other CPUs it only takes longer
+	}
 	events := make([]byte, 16*uffdMessage)
+	var hot time.Time // until then, the next fault is waited for in a system call
 	for {
-		n, err := g.file.Read(events)
-		if err != nil {
+		var n int
+		rerr := conn.Read(func(fd uintptr) bool {
+			for {
+				n, err = unix.Read(int(fd), events)
+				if err != unix.EAGAIN {
+					return true
+				}
+				if !time.Now().Before(hot) {
+					hot = time.Time{}
+					return false // waits like any goroutine
+				}
+				wait, patience := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, unix.NsecToTimespec(int64(hotWait))
+				if ready, err := unix.Ppoll(wait, &patience, nil); ready == 0 || err != nil {
+					hot = time.Time{}
+				}
+			}
+		})
+		if rerr != nil || err != nil && err != unix.EINTR {
 			return
 		}
-		for _, at := range faults(events[:n]) {
-			g.fault(at)
+		all := faults(events[:max(n, 0)])
+		for _, at := range all {
+			g.fault(at, len(all) == 1)
+		}
+		switch now := time.Now(); {
+		case hot.IsZero():
+			hot = now.Add(hotMost)
+		case now.After(hot):
+			runtime.Gosched() // other goroutines may have waited for a while
+			hot = time.Now().Add(hotMost)
 		}
 	}
 }
 
-// fault answers a fault. A fault outside of the heap can only come from a mapping that the worker has moved.
-func (g *pager) fault(address uint64) {
+// fault answers a fault. A fault outside of the heap can only come from a mapping that the worker has moved. alone: no other thread of the worker waits.
+func (g *pager) fault(address uint64, alone bool) {
 	offset := (address - seedHeapAt) &^ (seedPage - 1)
 	if offset >= uint64(g.p.c.Units)*SeedUnit {
 		return
@@ -170,45 +224,87 @@ func (g *pager) fault(address uint64) {
 		showZeros(g.file, seedHeapAt+offset)
 		return
 	}
+	now, used := time.Now(), SeedRun{l, 1}
 	p.mu.Lock()
-	wait, r := !p.valid[l], g.window(l)
+	wait, again, reads := !p.valid[l], g.shown[l], false
+	var runs []SeedRun
 	if wait && !g.waits[l] {
-		g.waits[l] = true
-		if !slices.Contains(p.wanted, r) {
-			p.wanted = append(p.wanted, r)
+		r := g.window(l)
+		if p.o.Exact { // otherwise another node chooses what it reads around the page
+			used = r
+		}
+		if reads = alone && len(p.wanted) == 0 && p.failed == nil && p.reading.TryLock(); reads {
+			runs = p.missing(nil, r)
+		} else {
+			g.want(l, r)
 		}
 	}
-	again := g.shown[l]
-	if !p.o.Exact { // another node chooses what it reads around the page
-		r = SeedRun{l, 1}
-	}
-	p.touch(r)
-	p.hush(faultQuiet)
-	select {
-	case p.asked <- struct{}{}:
-	default:
-	}
+	p.touch(used, now)
+	p.hush(now, faultQuiet)
 	p.mu.Unlock()
 	if again {
 		time.Sleep(g.again.Reserve().Delay())
+	}
+	if reads {
+		wait = !g.read(l, runs)
 	}
 	if !wait {
 		g.show(SeedRun{l, 1})
 	}
 }
 
-// window returns what is read and shown for a leaf. If the worker has waited for a sequence of leaves, leaves after this one are read too, an eighth of the length of the sequence. The caller holds p.mu.
-func (g *pager) window(l uint32) SeedRun {
-	r := g.p.window(l)
-	if g.p.o.Exact {
-		if l != g.next {
-			g.sequence = 0
-		}
-		r.Count = min(1+g.sequence/8, g.p.base[g.p.segment(l)+1]-l)
-		g.next, g.sequence = l+r.Count, g.sequence+r.Count
+// want has Fill read a run, because the worker waits for a leaf of it. The caller holds p.mu.
+func (g *pager) want(l uint32, r SeedRun) {
+	g.waits[l] = true
+	if !slices.Contains(g.p.wanted, r) {
+		g.p.wanted = append(g.p.wanted, r)
 	}
+	g.p.ask()
+}
+
+// read reads runs, one of which has a leaf for which the worker waits. Nothing else reads meanwhile, so there is no need to wake the goroutine of Fill. If reading fails, Fill goes on with
+// the error. The caller has locked p.reading, which read unlocks.
+func (g *pager) read(l uint32, runs []SeedRun) bool {
+	p := g.p
+	defer p.reading.Unlock()
+	select {
+	case <-p.over:
+		return false
+	default:
+	}
+	err := p.fetch(runs, false)
+	if err == nil {
+		return true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failed = err
+	for _, r := range runs {
+		g.want(l, r)
+	}
+	return false
+}
+
+// window returns what is read and shown for a leaf that has not arrived. The caller holds p.mu.
+func (g *pager) window(l uint32) SeedRun {
+	p := g.p
+	if !p.o.Exact {
+		return p.grow(l)
+	}
+	// If the worker has waited for a sequence of leaves, leaves after this one are read too, an eighth of the length of the sequence. Leaves that have arrived earlier do not end a sequence.
+	for g.next < l && l-g.next <= sequenceGap && p.valid[g.next] {
+		g.next++
+	}
+	if l != g.next {
+		g.sequence = 0
+	}
+	r := SeedRun{l, min(1+g.sequence/8, p.base[p.segment(l)+1]-l)}
+	g.next, g.sequence = l+r.Count, g.sequence+r.Count
 	return r
 }
+
+// sequenceGap is how many leaves that have arrived earlier a sequence may contain at a time.
+const sequenceGap = 64
 
 // arrived notes that runs have arrived. If show is set, the worker gets them even if it does not wait for them. The caller holds p.mu.
 func (g *pager) arrived(runs []SeedRun, show bool) {

@@ -71,6 +71,22 @@ func (p *paging) window(l uint32) SeedRun {
 	return SeedRun{from, min(most, p.base[i+1]-from)}
 }
 
+// grow returns what is read for a leaf for which a worker waits: at first the leaf alone, its group for the second time in a window, and then the whole window. If it is the first leaf of
+// the window, and the one before has arrived, workers probably read in sequence, and it is the whole window at once. So scattered pages cost few bytes, and a sequence few reads. The caller holds mu.
+func (p *paging) grow(l uint32) SeedRun {
+	w := p.window(l)
+	before := p.asks[w.First]
+	p.asks[w.First]++
+	switch from := l - (l-w.First)%groupLeaves; {
+	case before > 1 || l == w.First && l > 0 && p.valid[l-1]:
+		return w
+	case before == 0:
+		return SeedRun{l, 1}
+	default:
+		return SeedRun{from, min(groupLeaves, w.First+w.Count-from)}
+	}
+}
+
 // take removes about fetchMost bytes from the front of a list. It returns the leaves of these that are not valid, as runs each of which lies in one segment.
 func (p *paging) take(list *[]SeedRun) (runs []SeedRun) {
 	for room := uint32(max(fetchMost/p.leaf, 1)); len(*list) > 0 && room > 0; {
@@ -119,7 +135,8 @@ func (p *paging) missing(list []SeedRun, r SeedRun) []SeedRun {
 	return list
 }
 
-// fetch reads runs, checks them, and puts them into the file. Each run must lie in one segment. If show is set, workers get them even if they do not wait for them.
+// fetch reads runs, checks them, and puts them into the file. Each run must lie in one segment. If show is set, workers get them even if they do not wait for them. The
+// caller holds reading.
 func (p *paging) fetch(runs []SeedRun, show bool) error {
 	var parts []SeedPart
 	var proofs []uint32 // first leaves of the groups whose proofs are read
@@ -164,7 +181,9 @@ func (p *paging) fetch(runs []SeedRun, show bool) error {
 		if err := p.check(r, b[:x.Size]); err != nil {
 			return err
 		}
-		copy(p.mem[x.Offset:], b[:x.Size])
+		if err := p.pages.put(x.Offset, b[:x.Size]); err != nil {
+			return err
+		}
 		b = b[x.Size:]
 	}
 	p.mu.Lock()
@@ -177,6 +196,9 @@ func (p *paging) fetch(runs []SeedRun, show bool) error {
 				p.left--
 			}
 		}
+	}
+	if p.left == 0 {
+		p.ask()
 	}
 	for g := range p.pagers {
 		g.arrived(runs, show)
@@ -223,11 +245,15 @@ func (p *paging) check(r SeedRun, b []byte) error {
 }
 
 // pick returns the runs to read next. Runs for which workers wait come first. Then come the runs that were recorded on another node, then a part of the rest.
-// The rest is read only if all and now are set. all: everything is to be read. now: reading delays no worker. show: see fetch. last: the runs belong to the rest.
-func (p *paging) pick(all, now bool) (runs []SeedRun, show, last bool) {
+// The rest is read only if all and now are set. all: everything is to be read. now: reading delays no worker. show: see fetch. last: the runs belong to the rest. err: a
+// pager could not read.
+func (p *paging) pick(all, now bool) (runs []SeedRun, show, last bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.all = all
+	if err, p.failed = p.failed, nil; err != nil {
+		return nil, false, false, err
+	}
 	for len(p.wanted) > 0 && len(runs) == 0 {
 		runs = p.take(&p.wanted)
 	}
@@ -237,7 +263,7 @@ func (p *paging) pick(all, now bool) (runs []SeedRun, show, last bool) {
 	for all && now && len(p.rest) > 0 && len(runs) == 0 {
 		runs, last = p.take(&p.rest), true
 	}
-	return runs, show, last
+	return runs, show, last, nil
 }
 
 // leafAt returns the leaf that contains an offset of the file, or false if the offset is in a hole.

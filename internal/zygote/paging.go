@@ -35,8 +35,9 @@ const (
 	faultQuiet = 2 * time.Millisecond
 	startQuiet = 10 * time.Millisecond
 	restEvery  = 10 * time.Millisecond
-	// PageOptions.Touched is called when no worker has touched a further page for touchedQuiet.
-	touchedQuiet = 200 * time.Millisecond
+	// PageOptions.Touched is called when no worker has touched a further page for touchedQuiet. After each call, this time doubles, up to touchedQuietMost.
+	touchedQuiet     = 20 * time.Millisecond
+	touchedQuietMost = 320 * time.Millisecond
 	// touchedMost is the largest number of runs that are recorded.
 	touchedMost = 8192
 )
@@ -58,7 +59,7 @@ type PageOptions struct {
 	Touched func([]SeedRun)
 }
 
-// paging fills a seed's file. Only PageSeed and then Fill use the fields that mu does not guard.
+// paging fills a seed's file. The fields above reading do not change.
 type paging struct {
 	c      *SeedCopy
 	o      PageOptions
@@ -67,10 +68,12 @@ type paging struct {
 	pace   time.Duration
 	base   []uint32 // number of each segment's first leaf, and the number of all leaves
 	proofs []uint64 // where each segment's proofs are
-	file   *os.File // sealed against writing, except by mem
-	mem    []byte   // the file, shared
-	proved []bool   // leaves whose hash is in c.leaves
-	buffer []byte
+	file   *os.File // sealed against writing, except by pages
+
+	reading sync.Mutex // held while something is read, and while the source is replaced. Locked before mu
+	pages   *pageFile  // nil: nothing is read any more
+	proved  []bool     // leaves whose hash is in c.leaves
+	buffer  []byte
 
 	over     chan struct{} // closed when nothing is read any more
 	detached sync.WaitGroup
@@ -89,10 +92,14 @@ type paging struct {
 	touched []SeedRun // that workers have used, in this order
 	touches int       // number of leaves in touched
 	pagers  map[*pager]bool
-	err     error         // why not everything has arrived. Set before over is closed
-	asked   chan struct{} // capacity 1: a worker waits for something, or has touched something
-	hurry   func()        // closes hurried
-	hurried chan struct{} // closed when something waits for all of the seed
+	failed  error          // of a pager that has read for its worker. The worker waits
+	err     error          // why not everything has arrived. Set before over is closed
+	asked   chan struct{}  // capacity 1: a worker waits for something, or everything has arrived, or the recording begins
+	asks    map[uint32]int // faults for which something was read, by the first leaf of their window
+	latest  time.Time      // when a worker has touched a further leaf
+	records bool           // Fill waits until workers touch no further leaves
+	hurry   func()         // closes hurried
+	hurried chan struct{}  // closed when something waits for all of the seed
 	stop    context.CancelCauseFunc
 	stopped context.Context // ends when the seed is not needed any more
 }
@@ -126,7 +133,7 @@ func PageSeed(c *SeedCopy, o PageOptions) (s *Seed, err error) {
 
 func newPaging(c *SeedCopy, o PageOptions) *paging {
 	p := &paging{c: &SeedCopy{Units: c.Units, Segments: c.Segments}, o: o, leaf: c.leafSize(), again: againRate, pace: restEvery, base: []uint32{0}, proofs: []uint64{0}, over: make(chan struct{}), finished: make(chan struct{}),
-		asked: make(chan struct{}, 1), hurried: make(chan struct{}), pagers: map[*pager]bool{}}
+		asked: make(chan struct{}, 1), asks: map[uint32]int{}, hurried: make(chan struct{}), pagers: map[*pager]bool{}}
 	p.hurry = sync.OnceFunc(func() { close(p.hurried) })
 	for i, x := range c.Segments {
 		n := leavesOf(x, p.leaf)
@@ -144,7 +151,7 @@ func newPaging(c *SeedCopy, o PageOptions) *paging {
 func (p *paging) open(fd int, s *Seed) error {
 	err := p.file.Chmod(0o400)
 	if err == nil {
-		p.mem, err = unix.Mmap(fd, 0, int(FileSize(p.c.Units)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		p.pages, err = mapPages(fd, FileSize(p.c.Units))
 	}
 	if err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE)
@@ -160,6 +167,8 @@ func (p *paging) open(fd int, s *Seed) error {
 
 // begin reads what workers need at their start: everything but the heap, which they read from the file and not by faults.
 func (p *paging) begin() error {
+	p.reading.Lock()
+	defer p.reading.Unlock()
 	var need []SeedRun
 	for i, whole := range p.c.Segments {
 		for l := p.base[i]; l < p.base[i+1]; {
@@ -217,31 +226,27 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 		}
 		told = n
 	}
-	quiet := time.NewTimer(touchedQuiet)
+	pause := touchedQuiet
+	quiet := time.NewTimer(pause)
+	quiet.Stop()
 	defer quiet.Stop()
+	records := false
 	for !p.isWhole() {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		pause := time.Duration(0)
+		delay := time.Duration(0)
 		if now := time.Now(); all && hurried != nil {
-			pause = min(p.busy(now), p.pace-now.Sub(lastRest))
+			delay = min(p.busy(now), p.pace-now.Sub(lastRest))
 		}
-		if runs, show, last := p.pick(all, pause <= 0); len(runs) > 0 {
-			if last {
-				lastRest = time.Now()
-			}
-			if err := p.fetch(runs, show); err != nil {
-				if p.o.Lost == nil {
-					return err
-				}
-				if err := p.o.Lost(err); err != nil {
-					return err
-				}
-				p.mu.Lock()
-				p.wanted = append(runs, p.wanted...)
-				p.mu.Unlock()
-			}
+		some, last, err := p.step(all, delay <= 0)
+		if err != nil {
+			return err
+		}
+		if last {
+			lastRest = time.Now()
+		}
+		if some {
 			select {
 			case <-hurried:
 				all, hurried = true, nil
@@ -250,18 +255,26 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 			continue
 		}
 		var over <-chan time.Time
-		if pause > 0 {
-			over = time.After(pause)
+		if delay > 0 {
+			over = time.After(delay)
 		}
 		begin := rest
 		if all {
 			begin = nil
 		}
+		if !records && p.recording() {
+			records = true
+			quiet.Reset(pause)
+		}
 		select {
 		case <-p.asked:
-			quiet.Reset(touchedQuiet)
-		case <-quiet.C:
+		case now := <-quiet.C:
+			if left := p.untilQuiet(now, pause); left > 0 {
+				quiet.Reset(left)
+				break
+			}
 			tell()
+			records, pause = false, min(2*pause, touchedQuietMost)
 		case <-over:
 		case <-begin:
 			all = true
@@ -274,6 +287,58 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 	return nil
 }
 
+// step reads something, if there is something to read. See pick for all, now and last. If reading fails, it finds another source. If there is none, it returns the error.
+func (p *paging) step(all, now bool) (some, last bool, err error) {
+	p.reading.Lock()
+	defer p.reading.Unlock()
+	runs, show, last, err := p.pick(all, now)
+	if err == nil && len(runs) == 0 {
+		return false, false, nil
+	}
+	if err == nil {
+		err = p.fetch(runs, show)
+	}
+	if err == nil {
+		return true, last, nil
+	}
+	if p.o.Lost == nil {
+		return false, false, err
+	}
+	if err := p.o.Lost(err); err != nil {
+		return false, false, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wanted = append(runs, p.wanted...)
+	return true, last, nil
+}
+
+// recording reports whether workers have touched further leaves.
+func (p *paging) recording() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.records
+}
+
+// untilQuiet returns for how long the recorded list should still wait for further leaves. 0: the recording is over.
+func (p *paging) untilQuiet(now time.Time, pause time.Duration) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if left := p.latest.Add(pause).Sub(now); left > 0 {
+		return left
+	}
+	p.records = false
+	return 0
+}
+
+// ask wakes Fill.
+func (p *paging) ask() {
+	select {
+	case p.asked <- struct{}{}:
+	default:
+	}
+}
+
 // busy returns for how long the rest should still wait for workers.
 func (p *paging) busy(now time.Time) time.Duration {
 	p.mu.Lock()
@@ -282,8 +347,8 @@ func (p *paging) busy(now time.Time) time.Duration {
 }
 
 // hush delays the reading of the rest. The caller holds mu.
-func (p *paging) hush(pause time.Duration) {
-	if t := time.Now().Add(pause); t.After(p.calm) {
+func (p *paging) hush(now time.Time, pause time.Duration) {
+	if t := now.Add(pause); t.After(p.calm) {
 		p.calm = t
 	}
 }
@@ -293,7 +358,7 @@ func (s *Seed) starting() {
 	if p := s.paging; p != nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.hush(startQuiet)
+		p.hush(time.Now(), startQuiet)
 	}
 }
 
@@ -309,11 +374,13 @@ func (p *paging) end(err error) {
 
 // free frees what only the reading needs. A complete file is then sealed like that of any seed.
 func (p *paging) free() {
+	p.reading.Lock()
+	defer p.reading.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.mem != nil {
-		_ = unix.Munmap(p.mem) // cannot fail for a mapping
-		p.mem = nil
+	if p.pages != nil {
+		p.pages.close()
+		p.pages = nil
 	}
 	_ = wire.Control(p.file, func(fd int) error {
 		_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SEAL)
@@ -429,7 +496,7 @@ func (p *paging) touchedRuns() ([]SeedRun, int) {
 }
 
 // touch records that a worker has used a run of which a page was absent. The caller holds mu.
-func (p *paging) touch(r SeedRun) {
+func (p *paging) touch(r SeedRun, now time.Time) {
 	for l := r.First; l < r.First+r.Count; l++ {
 		n := len(p.touched) - 1
 		switch {
@@ -444,5 +511,9 @@ func (p *paging) touch(r SeedRun) {
 		}
 		p.seen[l] = true
 		p.touches++
+		if p.latest = now; !p.records {
+			p.records = true
+			p.ask()
+		}
 	}
 }

@@ -16,10 +16,16 @@ const (
 	uffdRegister   = 0
 	uffdUnregister = 1
 	uffdWake       = 2
+	uffdCopy       = 3
 	uffdZero       = 4
 	uffdContinue   = 7
+	uffdAPI        = 0x3F
 
-	uffdModes     = 1<<0 | 1<<2 // faults on pages, whether the file has them or not
+	uffdVersion   = 0xAA
+	uffdUserOnly  = 1 // the flag of userfaultfd(2)
+	uffdDontWake  = 1 << 0
+	uffdMissing   = 1 << 0
+	uffdModes     = uffdMissing | 1<<2 // faults on pages, whether the file has them or not
 	uffdPagefault = 0x12
 	uffdMessage   = 32 // bytes of an event
 )
@@ -46,9 +52,9 @@ func uffdControl(f *os.File, command uintptr, arg []uint64) error {
 	})
 }
 
-// registerRange makes the userfaultfd report faults in a range of the worker's addresses.
-func registerRange(f *os.File, at, size uint64) error {
-	return uffdControl(f, uffdCommand(uffdRegister, true, 32), []uint64{at, size, uffdModes, 0})
+// registerRange makes the userfaultfd report faults of some modes in a range of addresses.
+func registerRange(f *os.File, at, size, modes uint64) error {
+	return uffdControl(f, uffdCommand(uffdRegister, true, 32), []uint64{at, size, modes, 0})
 }
 
 // unregisterRange ends these reports, and wakes threads that wait for pages of the range.
