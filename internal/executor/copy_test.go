@@ -141,7 +141,7 @@ func TestCopySeed(t *testing.T) {
 				t.Errorf("again: %x, want %x, %v", again, digest, err)
 			}
 			var s *zygote.Seed
-			size := uint64(len(data)) + uint64(len(data))/128 // and the hashes of its pages
+			size := uint64(len(data)) + uint64(len(data))/128 + uint64(len(data))/64 // and the hashes of its pages, and their proofs
 			next, err := b.e.tables.seed(b.ctx(), key, "", func(room *seedRoom) (*zygote.Seed, error) {
 				if b.e.tables.takeCopy(copyKey("tenant bob", digest), "tenant bob", room) != nil {
 					t.Error("another tenant has the copy")

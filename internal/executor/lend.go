@@ -145,7 +145,9 @@ func (l *lender) hashAhead(s *zygote.Seed) {
 	}
 	go func() {
 		defer end()
-		_, _ = l.contents(ctx, s) // a request to lend it tries again, and returns the error
+		if _, err := l.contents(ctx, s); err == nil { // a request to lend it tries again, and returns the error
+			_, _ = s.Proofs()
+		}
 	}()
 }
 
@@ -301,9 +303,9 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 		return lendError(err)
 	}
 	defer done()
-	memory := c.ProofsSize()
+	memory := uint64(0)
 	if provider == dataplane.Verbs {
-		memory += c.Bytes() // exposeSeed makes a copy
+		memory = c.Bytes() + c.ProofsSize() // exposeSeed and exposeProofs make copies
 	}
 	if err := e.tables.makeRoom(memory); err != nil {
 		return control.Errorf(control.ClassBusy, "lend a seed: %d bytes for the loan: no memory: %v", memory, err)
@@ -319,12 +321,11 @@ func (e *Executor) lendTo(ctx, turn context.Context, stream grpc.BidiStreamingSe
 		return lendError(err)
 	}
 	defer m.Free()
-	proofs, err := domain.Alloc(c.ProofsSize(), dataplane.RemoteRead)
+	proofs, err := exposeProofs(domain, s, c, provider)
 	if err != nil {
 		return lendError(err)
 	}
 	defer proofs.Free()
-	c.Proofs(proofs.Bytes())
 	conn, err := domain.NewBulkConn(m, proofs)
 	if err != nil {
 		return lendError(err)
@@ -440,4 +441,20 @@ func exposeSeed(d *dataplane.Domain, s *zygote.Seed, c *zygote.SeedCopy, provide
 		next += x.Size
 	}
 	return m, at, nil
+}
+
+// exposeProofs makes the proofs of a seed readable.
+func exposeProofs(d *dataplane.Domain, s *zygote.Seed, c *zygote.SeedCopy, provider string) (*dataplane.Memory, error) {
+	if provider != dataplane.Verbs {
+		f, err := s.Proofs()
+		if err != nil {
+			return nil, err
+		}
+		return d.File(f, c.ProofsSize())
+	}
+	m, err := d.Alloc(c.ProofsSize(), dataplane.RemoteRead)
+	if err == nil {
+		c.Proofs(m.Bytes())
+	}
+	return m, err
 }

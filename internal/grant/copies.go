@@ -72,9 +72,12 @@ type seedTurn struct {
 	id      seedID
 	address string
 	makes   bool         // others wait until it is over
+	had     bool         // the executor has had the seed
 	from    []*seedPlace // executors from which the seed can be copied
 	copy    []byte       // hash of the copy that the executor has fetched
 	why     error        // why nothing could be copied
+	early   *loan        // see lendEarly; nil: none
+	ended   func(bool)   // of take, for early
 }
 
 // begin returns what a request does. If another executor is making the seed, it waits for it, but no longer than the request's own init call may take.
@@ -89,6 +92,7 @@ func (c *copies) begin(ctx context.Context, p *Pending, address string) *seedTur
 			s.at, s.known = append(s.at, &seedPlace{address: at}), true // it has a name
 		}
 		t.from = slices.DeleteFunc(slices.Clone(s.at), func(x *seedPlace) bool { return x.address == address })
+		t.had = len(t.from) < len(s.at)
 		wait := s.made
 		switch {
 		case s.refused || len(s.at) > 0 || s.making == address || ctx.Err() != nil:
@@ -191,15 +195,50 @@ func (t *seedTurn) take() (from *seedPlace, done func(lost bool)) {
 	}
 }
 
+// lendEarly asks an executor to lend the seed while the candidate is asked for the lease, because it probably needs the seed.
+func (p *Pending) lendEarly(ctx context.Context, cand *Candidate) {
+	t := p.turn
+	if t.had || cand.Cached != nil || cand.info == nil {
+		return
+	}
+	from, done := t.take()
+	if from == nil {
+		return
+	}
+	info := p.c.known(from)
+	if info == nil {
+		done(false)
+		return
+	}
+	providers := sharedProviders(cand.info, info)
+	conn, err := p.c.dial("copy a seed", from.address)
+	if len(providers) == 0 || err != nil {
+		done(false)
+		return
+	}
+	t.early, t.ended = p.borrow(ctx, control.NewExecutorClient(conn), from, nil, providers[0]), done
+}
+
+// notNeeded ends the loan of lendEarly, if there is one.
+func (t *seedTurn) notNeeded() {
+	if t != nil && t.early != nil {
+		t.early.end()
+		t.ended(false)
+		t.early = nil
+	}
+}
+
 // copySeed has the candidate copy the seed from an executor that has it. If that fails, the request says why, and the candidate makes the init call.
 func (p *Pending) copySeed(ctx context.Context, cl control.ExecutorClient, cand *Candidate) {
 	t := p.turn
 	for range copyTries {
-		from, done := t.take()
-		if from == nil {
+		from, done, early := (*seedPlace)(nil), t.ended, t.early
+		if t.early = nil; early != nil {
+			from = early.from
+		} else if from, done = t.take(); from == nil {
 			break
 		}
-		digest, err := p.copyFrom(ctx, cl, cand, from, nil, false)
+		digest, err := p.copyFrom(ctx, cl, cand, from, early, nil, false)
 		done(err != nil && ctx.Err() == nil)
 		if err == nil {
 			t.copy = digest
@@ -227,27 +266,46 @@ func sharedProviders(a, b *control.InfoReply) (list []string) {
 	return list
 }
 
-// copyFrom makes the candidate copy a seed from one executor: the seed of the table, or if table is nil, the seed of the lease. instead: the candidate has lost another source (anotherSource).
-func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, table *Table, instead bool) (digest []byte, err error) {
-	info := from.info
+// known returns the description of an executor that has a seed, or nil.
+func (c *shared) known(from *seedPlace) *control.InfoReply {
+	if from.info != nil {
+		return from.info
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.infos[from.address]
+}
+
+// copyFrom makes the candidate copy a seed from one executor: the seed of the table, or if table is nil, the seed of the lease. early: the executor has been asked already (lendEarly); nil: it has not. instead: the candidate has
+// lost another source (anotherSource).
+func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, early *loan, table *Table, instead bool) (digest []byte, err error) {
+	info := p.c.known(from)
 	if info == nil {
 		if info, err = p.c.info(ctx, from.address); err != nil {
+			early.end()
 			return nil, err
 		}
 	}
 	providers := sharedProviders(cand.info, info)
 	if len(providers) == 0 {
+		early.end()
 		return nil, fmt.Errorf("it offers providers %v, and %s offers %v", info.GetProviders(), cand.Address, cand.info.GetProviders())
 	}
 	conn, err := p.c.dial("copy a seed", from.address)
 	if err != nil {
+		early.end()
 		return nil, err
 	}
 	for _, provider := range providers {
-		if digest, err = p.lendTo(ctx, control.NewExecutorClient(conn), cl, cand, from, table, provider, instead); err == nil || control.StatusOf(err) == int32(dataplane.StatusLeaseEnded) || ctx.Err() != nil {
+		l := early
+		if early = nil; l == nil {
+			l = p.borrow(ctx, control.NewExecutorClient(conn), from, table, provider)
+		}
+		if digest, err = p.lendTo(l, cl, cand, table, instead); err == nil || control.StatusOf(err) == int32(dataplane.StatusLeaseEnded) || ctx.Err() != nil {
 			return digest, err
 		}
 		err = fmt.Errorf("over %s: %w", provider, err)
 	}
+	p.c.forget(from.address) // it may have been restarted with other providers
 	return nil, err
 }

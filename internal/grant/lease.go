@@ -299,6 +299,8 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		defer func() { p.turn.end(r, cand.info) }()
 		cancel()
 		ctx, cancel = p.bound(whole) // it may have waited for another executor
+		p.lendEarly(whole, &cand)
+		defer func() { p.turn.notNeeded() }()
 	}
 	asked := time.Now()
 	var from *peer.Peer

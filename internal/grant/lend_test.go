@@ -16,6 +16,7 @@ type lending struct {
 	control.UnimplementedExecutorServer
 	silent bool
 	asked  chan struct{}
+	left   chan struct{} // nil: nobody waits for the end of the loan
 }
 
 func (x *lending) Lend(s grpc.BidiStreamingServer[control.LendRequest, control.LendReply]) error {
@@ -26,6 +27,9 @@ func (x *lending) Lend(s grpc.BidiStreamingServer[control.LendRequest, control.L
 		}
 	}
 	<-s.Context().Done()
+	if x.left != nil {
+		x.left <- struct{}{}
+	}
 	return s.Context().Err()
 }
 
@@ -65,5 +69,51 @@ func TestAnotherSourceInTime(t *testing.T) {
 	}
 	if len(tried) != 2 || len(asked) != 2 {
 		t.Errorf("%d executors were asked, %d have been reached", len(tried), len(asked))
+	}
+}
+
+// An executor that has a seed is asked to lend it while the candidate is asked for the lease. The loan ends if the candidate has the seed. A candidate that had the seed before probably still has it.
+func TestLoanIsAskedEarly(t *testing.T) {
+	c, port, secret, _ := lessee(t, &borrowing{})
+	p := &Pending{c: c, spec: Spec{Seed: &control.Seed{Function: "f", LimitMs: 3600e3}}}
+	info := &control.InfoReply{Providers: []string{dataplane.TCP}}
+	lender := &lending{asked: make(chan struct{}, 2), left: make(chan struct{}, 2)}
+	s := c.copies.seed(p.seedID())
+	s.at = append(s.at, &seedPlace{address: serveLessor(t, lender, secret, "").Address, key: make([]byte, 32), info: info})
+	conn, err := c.dial("test", port.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cand := &Candidate{Address: port.Address, info: info}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	happens := func(what string, c chan struct{}) {
+		t.Helper()
+		select {
+		case <-c:
+		case <-ctx.Done():
+			t.Fatal(what)
+		}
+	}
+	begin := func() {
+		p.turn = c.copies.begin(ctx, p, port.Address)
+		p.lendEarly(ctx, cand)
+	}
+
+	begin()
+	happens("the lender was not asked", lender.asked)
+	p.turn.notNeeded()
+	happens("the loan goes on, although it is not needed", lender.left)
+
+	begin()
+	happens("the lender was not asked", lender.asked)
+	p.copySeed(ctx, control.NewExecutorClient(conn), cand)
+	if p.turn.why != nil || len(lender.asked) > 0 {
+		t.Errorf("%v, and the lender was asked %d more times", p.turn.why, len(lender.asked))
+	}
+
+	s.at = append(s.at, &seedPlace{address: port.Address})
+	if begin(); p.turn.early != nil {
+		t.Error("the lender was asked for a seed that the candidate has had")
 	}
 }

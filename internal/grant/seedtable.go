@@ -70,7 +70,7 @@ func (p *Pending) copyTable(ctx context.Context, cl control.ExecutorClient, cand
 		}
 		var key []byte
 		err := repeat(ctx, func() (err error) {
-			key, err = p.copyFrom(ctx, cl, cand, from, table, false)
+			key, err = p.copyFrom(ctx, cl, cand, from, nil, table, false)
 			return err
 		})
 		done(err != nil && ctx.Err() == nil)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -58,6 +59,9 @@ type Seed struct {
 	contents             atomic.Pointer[SeedCopy] // nil: not known yet
 	paging               *paging                  // nil: the file has been complete from the start
 	recorded             atomic.Pointer[[]SeedRun]
+
+	mu     sync.Mutex
+	proofs *os.File // nil: not made yet
 }
 
 // child returns the number of the next worker that starts from the seed.
@@ -69,8 +73,28 @@ func (s *Seed) Children() uint32 { return s.children.Load() }
 // Continue makes the seed count its workers from n on.
 func (s *Seed) Continue(n uint32) { s.children.Store(n) }
 
-// Memory returns the bytes of memory that the seed uses while it is kept: its file, and the hashes of its pages. This process has these if the seed was copied from another node or may be copied from here.
-func (s *Seed) Memory() uint64 { return s.Bytes + s.Bytes/seedPage*sha256.Size }
+// Memory returns the bytes of memory that the seed uses while it is kept: its file, the hashes of its pages, and their proofs. This process has these if the seed was copied from another node or may be copied from here.
+func (s *Seed) Memory() uint64 {
+	return s.Bytes + s.Bytes/seedPage*sha256.Size + s.Bytes/(groupLeaves*seedPage)*proofSize
+}
+
+// Proofs returns a file with the proofs of all groups of leaves. Contents must have succeeded. The file belongs to the seed.
+func (s *Seed) Proofs() (*os.File, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.proofs != nil {
+		return s.proofs, nil
+	}
+	c := s.contents.Load()
+	b := make([]byte, c.ProofsSize())
+	c.Proofs(b)
+	f, err := SealedMemfd("rfaas-proofs", bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		return nil, err
+	}
+	s.proofs = f
+	return f, nil
+}
 
 // Heap is the size of its heap in bytes.
 func (s *Seed) Heap() uint64 { return uint64(s.Units) * SeedUnit }
@@ -79,6 +103,12 @@ func (s *Seed) Heap() uint64 { return uint64(s.Units) * SeedUnit }
 func (s *Seed) Close() error {
 	if s.paging != nil {
 		s.paging.stop(ErrReleased)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.proofs != nil {
+		s.proofs.Close()
+		s.proofs = nil
 	}
 	return s.File.Close()
 }
