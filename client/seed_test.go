@@ -93,7 +93,7 @@ func TestSeedMemory(t *testing.T) {
 	l := w.lease(t, o)
 	for i := range 8 {
 		got := numbers(t, l, i, "memory")
-		if shared, own := got[0]-got[1]-got[2], got[1]; shared > 160 || own > 800 {
+		if shared, own := got[0]-got[1]-got[2], got[1]; shared > 128 || own > 512 {
 			t.Errorf("worker %d: %d KiB of PSS, beside %d KiB written and %d KiB of its channel", i, shared, own, got[2])
 		}
 	}

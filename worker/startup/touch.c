@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <link.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,21 +13,24 @@ static void touch_written(uintptr_t from, uintptr_t to, uintptr_t page) {
         madvise((void *)from, page, MADV_POPULATE_WRITE);
 }
 
-/* Makes static data present. Pages that neither the zygote nor this process has used yet are mostly buffers for what only a zygote or the process of a seed does. They
- * are left out, except where a page next to them has been used: variables can lie across the border. */
-static void touch_static(uintptr_t from, uintptr_t to, uintptr_t page) {
+/* Makes present what the zygote or this process has used of writable memory. Other pages are mostly buffers for what only a zygote or the process of a seed does. */
+static void touch_used(uintptr_t from, uintptr_t to, uintptr_t page) {
     enum { PART = 1024 };
     unsigned char used[PART];
     for (uintptr_t n; from < to; from += n * page) {
         n = (to - from) / page < PART ? (to - from) / page : PART;
-        if (mincore((void *)from, n * page, used))
-            memset(used, 1, n);
+        if (mincore((void *)from, n * page, used)) { /* some of these pages are not mapped */
+            n = 1;
+            if (mincore((void *)from, page, used))
+                used[0] = 0;
+        }
         for (uintptr_t i = 0; i < n; i++)
-            if (used[i] & 1 || (i && used[i - 1] & 1) || (i + 1 < n && used[i + 1] & 1))
+            if (used[i] & 1)
                 touch_written(from + i * page, from + (i + 1) * page, page);
     }
 }
 
+/* Read-only pages are left out: a start has used those that it needs by now, with the pages around them. */
 static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
     (void)size;
     const uintptr_t page = *(const uintptr_t *)arg;
@@ -37,20 +39,18 @@ static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
         uintptr_t from = (object->dlpi_addr + h->p_vaddr) & ~(page - 1);
         uintptr_t to = (object->dlpi_addr + h->p_vaddr + h->p_memsz + page - 1) & ~(page - 1);
         if (h->p_type == PT_LOAD && h->p_flags & PF_W)
-            touch_static(from, to, page);
-        else if (h->p_type == PT_LOAD)
-            madvise((void *)from, to - from, MADV_POPULATE_READ);
+            touch_used(from, to, page);
     }
     return 0;
 }
 
 void dp_worker_touch(void) {
-    enum { HEAP = 256 << 10, STACK = 64 << 10 };
+    enum { HEAP = 256 << 10, STACK = 32 << 10 };
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     int before = errno; /* a dead worker's errno must be that of its function */
     dl_iterate_phdr(touch_object, &page);
     uintptr_t end = (uintptr_t)sbrk(0);
-    touch_written((end - HEAP) & ~(page - 1), end, page);
+    touch_used((end - HEAP) & ~(page - 1), end, page);
     volatile unsigned char stack[STACK];
     for (size_t i = 0; i < sizeof stack; i += page) {
         stack[i] = 0;
