@@ -17,6 +17,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
@@ -128,7 +129,7 @@ func TestBadGrant(t *testing.T) {
 // serve serves a test's executor and returns its address.
 func serve(t *testing.T, secret string, e control.ExecutorServer) string {
 	t.Helper()
-	checkLeaks(t)
+	leakcheck.Once(t, objects)
 	port, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: secret})
 	if err != nil {
 		t.Fatal(err)

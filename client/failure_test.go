@@ -13,8 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rfaas-go/rfaas/client"
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/client"
 )
 
 // within waits until cond holds, fails after d, and returns how long it took.

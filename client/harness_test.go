@@ -20,6 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/tests/agenttest"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 var objects = leakcheck.Objects(dataplane.Live)
@@ -38,21 +39,7 @@ func TestMain(m *testing.M) {
 // root is the repository, where make build left the programs.
 const root = ".."
 
-// built returns the path of something that make build makes, or fails. It does not change an absolute path.
-func built(t testing.TB, path string) string {
-	t.Helper()
-	if filepath.IsAbs(path) {
-		return path
-	}
-	p, err := filepath.Abs(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(p); err != nil {
-		t.Fatalf("%s is missing: run make build first", path)
-	}
-	return p
-}
+var built = testkit.Built
 
 const managerProgram = "bin/resource-manager"
 
@@ -100,22 +87,10 @@ func daemonCommand(t testing.TB, program, secret string, args []string) *exec.Cm
 	return exec.Command(line[0], line[1:]...)
 }
 
-// checked has the tests that check for leaks at their end.
-var checked sync.Map
-
-// checkLeaks makes a test fail if more resources are in use at its end than at the first call.
-func checkLeaks(t testing.TB) {
-	t.Helper()
-	if _, again := checked.LoadOrStore(t.Name(), true); !again {
-		t.Cleanup(func() { checked.Delete(t.Name()) })
-		leakcheck.Check(t, objects)
-	}
-}
-
 // start runs a daemon and waits until it is ready. The daemon ends with the test.
 func start(t testing.TB, program, secret string, args ...string) *daemon {
 	t.Helper()
-	checkLeaks(t)
+	leakcheck.Once(t, objects)
 	cmd := daemonCommand(t, program, secret, args)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := cmd.StderrPipe()
@@ -214,7 +189,7 @@ func secretFile(t testing.TB) string {
 // through a resource manager.
 func newWorld(t testing.TB, args ...string) *world {
 	t.Helper()
-	checkLeaks(t)
+	leakcheck.Once(t, objects)
 	w := &world{secret: secretFile(t)}
 	args = append([]string{"--cores", "2", "--providers", provider(), "--grace", "2s"}, args...)
 	if os.Getenv("RFAAS_TEST_MANAGER") == "" {

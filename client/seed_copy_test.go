@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
@@ -18,7 +19,7 @@ import (
 // init call makes a seed. more has further arguments of executors.
 func seedCluster(t *testing.T, executors int, more ...[]string) (nodes []*daemon, s *client.Session, o client.LeaseOptions) {
 	t.Helper()
-	checkLeaks(t)
+	leakcheck.Once(t, objects)
 	secret := secretFile(t)
 	manager := start(t, managerProgram, secret, "--heartbeat", "250ms")
 	for i := range executors {

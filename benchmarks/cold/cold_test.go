@@ -6,26 +6,16 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-func built(t *testing.T, path string) string {
-	t.Helper()
-	p, err := filepath.Abs(filepath.Join("../..", path))
-	if err == nil {
-		_, err = os.Stat(p)
-	}
-	if err != nil {
-		t.Fatalf("%s is missing: run make build first (%v)", path, err)
-	}
-	return p
-}
+var built = testkit.Built
 
 func TestRun(t *testing.T) {
 	for _, mode := range Modes("shm") {

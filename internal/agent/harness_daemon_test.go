@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // daemon is an executor or a resource manager.
@@ -19,7 +20,7 @@ type daemon struct {
 	address string
 	process *os.Process
 	done    chan struct{}
-	log     *locked
+	log     *testkit.Buffer
 }
 
 // start starts a daemon on a free port.
@@ -34,7 +35,7 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{process: cmd.Process, done: make(chan struct{}), log: &locked{}}
+	d := &daemon{process: cmd.Process, done: make(chan struct{}), log: &testkit.Buffer{}}
 	ready := make(chan string, 1)
 	go func() {
 		defer close(d.done)

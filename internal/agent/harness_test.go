@@ -5,8 +5,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -31,45 +29,17 @@ var roles = map[string]func() int{"leave-socket": leaveSocket, "other-user": oth
 
 const root = "../.."
 
-// built returns the absolute path of something that make build makes, or fails.
-func built(t testing.TB, path string) string {
-	t.Helper()
-	p, err := filepath.Abs(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(p); err != nil {
-		t.Fatalf("%s is missing: run make build first", path)
-	}
-	return p
-}
+var built = testkit.Built
 
 // eventually waits for a state that has no event.
 var eventually = testkit.Eventually
-
-type locked struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *locked) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *locked) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 // world is an agent in this process, and what its clients need.
 type world struct {
 	t      testing.TB
 	socket string
 	secret string
-	log    *locked
+	log    *testkit.Buffer
 	stop   context.CancelFunc
 	ended  chan struct{}
 	agent  *Agent
@@ -84,7 +54,7 @@ func newWorld(t testing.TB, linger time.Duration) *world {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, socket: filepath.Join(dir, "agent.sock"), secret: filepath.Join(dir, "secret"), log: &locked{}}
+	w := &world{t: t, socket: filepath.Join(dir, "agent.sock"), secret: filepath.Join(dir, "secret"), log: &testkit.Buffer{}}
 	w.serve(linger)
 	t.Cleanup(func() {
 		w.end()

@@ -23,18 +23,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// built is a file that make build makes.
-func built(t *testing.T, name string) string {
-	t.Helper()
-	path, err := filepath.Abs(filepath.Join("..", "..", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v; make build", err)
-	}
-	return path
-}
+var built = testkit.Built
 
 // process is a daemon, its log, and how it is killed.
 type process struct {

@@ -24,6 +24,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // ledgerStub is a manager that takes accounts by message, as a ledger would: the larger sums count.
@@ -228,7 +229,7 @@ func TestHotTime(t *testing.T) {
 }
 
 func TestAccountsThatAreRefused(t *testing.T) {
-	log := &syncBuffer{}
+	log := &testkit.Buffer{}
 	a := newAccounts("n", [16]byte{9}, time.Now, nil, slog.New(slog.NewTextHandler(log, nil)))
 	m := newLedgerStub()
 	for i, tenant := range []string{"ann", "thief", "", strings.Repeat("x", 300)} {

@@ -325,27 +325,9 @@ type node struct {
 	port *control.Port
 	conn *grpc.ClientConn
 	control.ExecutorClient
-	log *syncBuffer
+	log *testkit.Buffer
 	lib []byte // a "library" that is stored already
 	sum sum
-}
-
-// syncBuffer is a log that tests read.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 func testSettings(t *testing.T, args ...string) config.Executor {
@@ -371,7 +353,7 @@ func testCores(n int) (list []lease.Core) {
 func newNode(t *testing.T, change ...func(*Config)) *node {
 	t.Helper()
 	leakcheck.Check(t, objects)
-	n := &node{t: t, log: &syncBuffer{}, lib: []byte("\x7fELF library of the tests")}
+	n := &node{t: t, log: &testkit.Buffer{}, lib: []byte("\x7fELF library of the tests")}
 	n.z = &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
 	n.sum = sha256.Sum256(n.lib)
 	cfg := Config{Settings: testSettings(t), Cores: testCores(4), Memory: 4 << 30, Providers: []string{"shm"}, Node: "node",

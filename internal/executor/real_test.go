@@ -26,6 +26,7 @@ import (
 	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/tests/channel"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 const realSource = `
@@ -65,7 +66,7 @@ func newReal(t *testing.T, settings ...string) *real {
 	}
 	s := testSettings(t, append([]string{"--providers", realProvider()}, settings...)...)
 	s.Worker, s.Cores, s.AddressFile = worker, config.Cores{Count: 1}, filepath.Join(t.TempDir(), "address")
-	r := &real{node: &node{t: t, log: &syncBuffer{}}, done: make(chan error, 1)}
+	r := &real{node: &node{t: t, log: &testkit.Buffer{}}, done: make(chan error, 1)}
 	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop

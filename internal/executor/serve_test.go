@@ -26,6 +26,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/link"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // Random, cut and half-sent bytes on the control port do not disturb the daemon.
@@ -323,7 +324,7 @@ func TestRegistration(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	log := &syncBuffer{}
+	log := &testkit.Buffer{}
 	r := newRegistrar(conn, socket, "here:1", n.e.info, slog.New(slog.NewTextHandler(log, nil)))
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -1,7 +1,6 @@
 package issuer
 
 import (
-	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/tls"
@@ -432,7 +431,7 @@ func TestUsersAndOthers(t *testing.T) {
 	path := os.Getenv("PATH")
 	t.Setenv("PATH", dir+":"+path)
 	m := Munge{}
-	var said lockedBuffer
+	var said testkit.Buffer
 	s := start(t, func(c *Config) {
 		c.Munge, c.Tenants, c.TokenLife, c.Log = m, identity.Tenants{{}}, time.Hour, slog.New(slog.NewTextHandler(&said, nil))
 	})
@@ -470,22 +469,4 @@ func TestUsersAndOthers(t *testing.T) {
 	if _, err := s.at.GetToken(t.Context(), real, nil); err != nil {
 		t.Errorf("beside another user's wrong requests: %v", err)
 	}
-}
-
-// lockedBuffer is a bytes.Buffer for concurrent use.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/tests/agenttest"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 var objects = leakcheck.Objects(dataplane.Live)
@@ -44,18 +44,7 @@ func TestMain(m *testing.M) {
 
 const root = "../.."
 
-// built returns the absolute path of something that make build makes, or fails.
-func built(t *testing.T, path string) string {
-	t.Helper()
-	p, err := filepath.Abs(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(p); err != nil {
-		t.Fatalf("%s is missing: run make build first", path)
-	}
-	return p
-}
+var built = testkit.Built
 
 // startExecutor starts an executor that lends two cores and returns its address.
 func startExecutor(t *testing.T, secret string, args ...string) string {
@@ -75,18 +64,6 @@ func startProcess(t *testing.T, secret string, args ...string) (string, *exec.Cm
 		args...)...)
 }
 
-// checked are the tests at whose end leaks are looked for.
-var checked sync.Map
-
-// checkLeaks has the test fail if at its end there is more of anything than now, the first time that it is called.
-func checkLeaks(t *testing.T) {
-	t.Helper()
-	if _, again := checked.LoadOrStore(t.Name(), true); !again {
-		t.Cleanup(func() { checked.Delete(t.Name()) })
-		leakcheck.Check(t, objects)
-	}
-}
-
 // startDaemon starts a daemon on a free port. It returns its address, its process, and a channel that is closed when it has ended. An
 // executor with --manager has registered then, so that clients of the manager find it.
 func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cmd, <-chan struct{}) {
@@ -94,7 +71,7 @@ func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cm
 	if *compileFlag {
 		t.Skip("-compile: what it runs is there")
 	}
-	checkLeaks(t)
+	leakcheck.Once(t, objects)
 	cmd := exec.Command(built(t, program), append([]string{"--listen", "127.0.0.1:0"}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := cmd.StderrPipe()

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/tests/agenttest"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 var (
@@ -76,18 +77,7 @@ func seed(t *testing.T) uint64 {
 	return s
 }
 
-// built returns the path of a file that make builds, and fails the test if it does not exist.
-func built(t testing.TB, path string) string {
-	t.Helper()
-	p, err := filepath.Abs(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(p); err != nil {
-		t.Fatalf("%s is missing: run make build test-programs first", path)
-	}
-	return p
-}
+var built = testkit.Built
 
 // provider is the provider of the tests: verbs in the virtual machine, where a missing device is a failure.
 func provider() string {

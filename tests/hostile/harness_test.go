@@ -20,23 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // root is the repository, where make build left the programs.
 const root = "../.."
 
-// built returns the path of a file that make build makes.
-func built(t testing.TB, path string) string {
-	t.Helper()
-	p, err := filepath.Abs(filepath.Join(root, path))
-	if err == nil {
-		_, err = os.Stat(p)
-	}
-	if err != nil {
-		t.Fatalf("%s is missing: run make build first (%v)", path, err)
-	}
-	return p
-}
+var built = testkit.Built
 
 // The hosts of the nodes' certificates. Node A runs the daemons, node B is hostile.
 var (

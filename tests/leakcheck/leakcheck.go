@@ -120,6 +120,18 @@ func Check(t testing.TB, extra ...Kind) {
 	t.Cleanup(func() { u.Verify(t) })
 }
 
+// checked has the tests that Once checks.
+var checked sync.Map
+
+// Once is Check at its first call in a test, and does nothing later.
+func Once(t testing.TB, extra ...Kind) {
+	t.Helper()
+	if _, again := checked.LoadOrStore(t.Name(), true); !again {
+		t.Cleanup(func() { checked.Delete(t.Name()) })
+		Check(t, extra...)
+	}
+}
+
 // Verify fails the test if more resources are in use than when u was taken.
 func (u *Usage) Verify(t testing.TB) {
 	t.Helper()

@@ -30,10 +30,6 @@ func TestMain(m *testing.M) {
 	if as := os.Getenv(asEnv); as != "" {
 		os.Exit(runAs(as, os.Args[1:]))
 	}
-	flag.Parse()
-	if !*clusterFlag {
-		os.Exit(m.Run())
-	}
 	os.Exit(m.Run())
 }
 

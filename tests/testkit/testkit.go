@@ -26,6 +26,30 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
+// Built returns the absolute path of a file that make builds, such as bin/executor, and fails the test if it is missing. The working directory is
+// that of a package. It does not change or check an absolute path.
+func Built(t testing.TB, path string) string {
+	t.Helper()
+	if filepath.IsAbs(path) {
+		return path
+	}
+	root, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for root != "/" {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			break
+		}
+		root = filepath.Dir(root)
+	}
+	path = filepath.Join(root, path)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v: run make build test-programs first", err)
+	}
+	return path
+}
+
 // Lacks ends a test for which this machine lacks something. It skips the test, but fails it if CI is set, because CI must run
 // every test.
 func Lacks(t testing.TB, format string, args ...any) {
