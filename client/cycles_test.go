@@ -23,8 +23,8 @@ func TestLeaseCycles(t *testing.T) {
 		args   []string
 	}{
 		"new workers":    {200, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "0s"}},
-		"cached workers": {5000, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave cached workers behind when they close
-		"too few cores":  {500, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}},  // for eight clients: cached workers are evicted all the time
+		"cached workers": {1500, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave cached workers behind when they close
+		"too few cores":  {150, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}},  // for eight clients: cached workers are evicted all the time
 	} {
 		switch provider() {
 		case "verbs":

@@ -163,7 +163,7 @@ func (f *flood) submit(l *client.Lease, echo *client.Function, lossy bool) {
 // One of two executors is killed or drained at a time, under idempotent calls, and new executors replace them. All
 // results are right. Without any executor a call fails with an error, and a new executor is found afterwards.
 func TestFailover(t *testing.T) {
-	rounds, calls := 5, int64(20_000)
+	rounds, calls := 3, int64(20_000)
 	switch {
 	case provider() == "verbs":
 		rounds, calls = 1, 1000 // the machine is emulated

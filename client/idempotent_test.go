@@ -95,6 +95,7 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 	w := newWorld(t)
 	for name, depth := range map[string]int{"two slots": 2, "one slot": 1} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits nearly all of its time
 			l := w.lease(t, client.LeaseOptions{Depth: depth})
 			sleep := function(t, l, "sleep_ns")
 			submit := func(ctx context.Context, d time.Duration) client.Call {

@@ -12,19 +12,6 @@ import (
 
 const forever = uint64(time.Hour)
 
-// late starts a call that runs for an hour and whose deadline passes. It returns the call's error.
-func late(t *testing.T, ctx context.Context, w *client.Worker, sleep *client.Function) error {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-	defer cancel()
-	c, err := w.Submit(ctx, sleep, u64(forever), 8)
-	if err == nil {
-		untilRuns(t, w, "sleep_ns")
-		err = outcome(c)
-	}
-	return err
-}
-
 // outcome waits for a call, and returns its error.
 func outcome(c client.Call) error {
 	if err := c.Wait(context.Background()); err != nil {
@@ -44,61 +31,6 @@ func wantDeadline(t *testing.T, what string, err error, words ...string) {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("%s: %v, want %q in it", what, err, word)
 		}
-	}
-}
-
-// TestLateFunctionIsNamed runs a function beyond its deadline. Errors name the function, calls on any worker use other workers, and calls
-// without a deadline on the same worker end with StatusDeadline.
-func TestLateFunctionIsNamed(t *testing.T) {
-	w := newWorld(t, "--pool", "0")
-	o := w.options()
-	o.Timeout = time.Second
-	w.session = w.connect(t, o)
-	l := w.lease(t, client.LeaseOptions{Workers: 2})
-	sleep, echo, pid := function(t, l, "sleep_ns"), function(t, l, "echo"), function(t, l, "pid")
-	stuck, other := l.Worker(1), l.Worker(0)
-	wantDeadline(t, "the late call", late(t, t.Context(), stuck, sleep), `worker 1 still runs "sleep_ns"`)
-
-	wantOther := make([]byte, 8)
-	if _, err := other.Invoke(t.Context(), pid, nil, wantOther); err != nil {
-		t.Fatal(err)
-	}
-	for range 20 {
-		out := make([]byte, 8)
-		if _, err := pid.Invoke(t.Context(), nil, out); err != nil || string(out) != string(wantOther) {
-			t.Fatalf("a call on any worker: ran in %x, want %x, %v", out, wantOther, err)
-		}
-		if _, err := pid.Invoke(context.Background(), nil, out); err != nil || string(out) != string(wantOther) {
-			t.Fatalf("a call on any worker: ran in %x, want %x, %v", out, wantOther, err)
-		}
-	}
-
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	c, err := stuck.Submit(ctx, echo, u64(1), 8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = outcome(c)
-	wantDeadline(t, "a later call", err, "echo", `worker 1 still runs "sleep_ns", whose time limit passed `)
-	_, err = stuck.Invoke(context.Background(), echo, u64(1), make([]byte, 8))
-	wantDeadline(t, "a call without a deadline", err, "echo", `worker 1 still runs "sleep_ns", whose time limit passed `)
-	c, err = stuck.Submit(context.Background(), echo, u64(1), 8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = outcome(c)
-	wantDeadline(t, "a submitted call without a deadline", err, "echo", `worker 1 still runs "sleep_ns"`)
-
-	before := stuck.PID()
-	if err := stuck.Replace(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stuck.Invoke(t.Context(), echo, u64(1), make([]byte, 8)); err != nil || stuck.PID() == before {
-		t.Errorf("the new worker: %v, pid %d, was %d", err, stuck.PID(), before)
-	}
-	if n := l.Replaced(); n != 1 {
-		t.Errorf("%d workers replaced", n)
 	}
 }
 

@@ -2,7 +2,6 @@ package capi
 
 import (
 	"os"
-	"slices"
 	"testing"
 )
 
@@ -14,12 +13,10 @@ func TestInPlace(t *testing.T) {
 		runWith(t, nil, build(t, "gcc", "testdata/place_test.c", c11...), echo, "verbs")
 		return
 	}
-	for name, flags := range map[string][]string{"plain": nil, "sanitized": {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}} {
-		program := build(t, "gcc", "testdata/place_test.c", slices.Concat(c11, flags)...)
-		for what, executor := range map[string][]string{"shm": nil, "tcp": {"--providers", "tcp"}, "here": nil} {
-			t.Run(name+"/"+what, func(t *testing.T) {
-				runWith(t, executor, program, echo, what)
-			})
-		}
+	program := build(t, "gcc", "testdata/place_test.c", checkedC()...)
+	for what, executor := range map[string][]string{"shm": nil, "tcp": {"--providers", "tcp"}, "here": nil} {
+		t.Run(what, func(t *testing.T) {
+			runWith(t, executor, program, echo, what)
+		})
 	}
 }

@@ -16,7 +16,7 @@ func TestPlaces(t *testing.T) {
 	}
 	for _, c := range []struct{ compiler, source string }{{"g++", "testdata/places_test.cpp"}, {"gfortran", "testdata/places_test.f90"}} {
 		t.Run(c.compiler, func(t *testing.T) {
-			flags := []string{"-std=c++17", "-fsanitize=address,undefined"}
+			flags := []string{"-std=c++17", "-O0", "-fsanitize=address,undefined"}
 			if c.compiler == "gfortran" {
 				flags = []string{"-std=f2018", "-L", filepath.Dir(built(t, "lib/librfaas_fortran.a")), "-lrfaas_fortran"}
 			}

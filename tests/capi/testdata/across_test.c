@@ -15,9 +15,6 @@ void everything(void) {
     o.flags = RFAAS_LEASE_FAILOVER;
     OK(rfaas_init(NULL));
     OK(rfaas_session_open(NULL, &session));
-    FAILS(rfaas_lease_open_across(session, NULL, ROOM, l, &n), RFAAS_INVALID, "options is NULL");
-    FAILS(rfaas_lease_open_across(session, &o, ROOM, NULL, &n), RFAAS_INVALID, "leases is NULL");
-    FAILS(rfaas_lease_open_across(session, &o, ROOM, l, NULL), RFAAS_INVALID, "count is NULL");
     FAILS(rfaas_lease_open_across(session, &o, 0, l, &n), RFAAS_INVALID, "capacity is 0");
     o.executor = "a:1";
     FAILS(rfaas_lease_open_across(session, &o, ROOM, l, &n), RFAAS_INVALID, "executor a:1");

@@ -1,6 +1,5 @@
 /* Test of librfaas.so through rfaas.h, as a program sees it. Needs RFAAS_EXECUTOR and RFAAS_SECRET_FILE; the argument is
- * the path of build/functions/echo.so. With -DWITH_MPI each rank does it all, one after the other. Exit status 0: all
- * good. */
+ * the path of build/functions/echo.so. Exit status 0: all good. */
 #include "check.h"
 
 #include <signal.h>
@@ -13,13 +12,11 @@ static void before_init(void) {
     FAILS(rfaas_invoke(NULL, 0, NULL, 0, NULL, 0, NULL, NULL), RFAAS_INVALID, "not initialised");
     FAILS(rfaas_wait(&r, NULL), RFAAS_INVALID, "not initialised");
     FAILS(rfaas_finalize(), RFAAS_INVALID, "not initialised");
-    FAILS(rfaas_init("x"), RFAAS_INVALID, "NULL");
 }
 
 static void sessions(void) {
     rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
     rfaas_session *s = NULL;
-    FAILS(rfaas_session_open(&o, NULL), RFAAS_INVALID, "NULL");
     o.provider = "carrier pigeon";
     FAILS(rfaas_session_open(&o, &s), RFAAS_INVALID, "carrier pigeon");
     o.provider = NULL;
@@ -35,7 +32,6 @@ static void sessions(void) {
     o.struct_size = 3;
     FAILS(rfaas_session_open(&o, &s), RFAAS_INVALID, "struct_size");
     CHECK(s == NULL);
-    FAILS(rfaas_session_close(NULL), RFAAS_INVALID, "NULL");
     OK(rfaas_session_open(NULL, &s));
     OK(rfaas_session_close(s));
     FAILS(rfaas_session_close(s), RFAAS_INVALID, "closed");
@@ -93,8 +89,6 @@ static void calls(uint32_t mode) {
         CHECK(n == sizes[k] && !memcmp(in, out, n));
     }
     FAILS(rfaas_invoke(l, 12345, in, 8, out, 8, &n, NULL), RFAAS_NO_FUNCTION, "12345");
-    FAILS(rfaas_invoke(l, echo, NULL, 8, out, 8, &n, NULL), RFAAS_INVALID, "in is NULL");
-    FAILS(rfaas_invoke(l, echo, in, 8, NULL, 8, &n, NULL), RFAAS_INVALID, "out is NULL");
     FAILS(rfaas_invoke(l, echo, in, (1 << 20) + 1, out, 8, &n, NULL), RFAAS_TOO_LARGE, "1048577");
     FAILS(rfaas_invoke(l, echo, in, (size_t)1 << 40, out, 8, &n, NULL), RFAAS_TOO_LARGE, "1099511627776");
     CHECK(rfaas_started() == RFAAS_NOT_STARTED);
@@ -135,8 +129,6 @@ static void requests(void) {
     OK(rfaas_wait(&r[0], &n)); /* the null request */
     FAILS(rfaas_wait(&copy, &n), RFAAS_INVALID, "ended already");
     FAILS(rfaas_test(&copy, &done, &n), RFAAS_INVALID, "ended already");
-    FAILS(rfaas_wait(NULL, &n), RFAAS_INVALID, "NULL");
-    FAILS(rfaas_test(&r[0], NULL, &n), RFAAS_INVALID, "NULL");
     extra = 0xdeadbeefcafe;
     CHECK(rfaas_wait(&extra, &n) == RFAAS_INVALID);
 
@@ -245,7 +237,6 @@ static void limits(void) {
     OK(rfaas_invoke(l, count, NULL, 0, out, 8, NULL, NULL));
     CHECK(out[0] == 1);
     FAILS(rfaas_worker_info(l, 1, &d), RFAAS_INVALID, "worker 1");
-    FAILS(rfaas_worker_info(l, 0, NULL), RFAAS_INVALID, "NULL");
     d.struct_size = 4;
     FAILS(rfaas_worker_info(l, 0, &d), RFAAS_INVALID, "struct_size is 4");
     OK(rfaas_lease_release(l));
@@ -285,7 +276,6 @@ static void buffers(void) {
     rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
     void *b = NULL;
     FAILS(rfaas_alloc(l, 0, &b), RFAAS_INVALID, "0");
-    FAILS(rfaas_alloc(l, 10, NULL), RFAAS_INVALID, "NULL");
     OK(rfaas_alloc(l, 1 << 20, &b));
     memset(b, 1, 1 << 20);
     for (o.worker = 0; o.worker < 2; o.worker++)

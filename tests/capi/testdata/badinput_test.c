@@ -103,8 +103,10 @@ static void nulls(void) {
     FAILS(rfaas_session_changes(NULL, change, 1, &n), RFAAS_INVALID, "session is NULL");
     FAILS(rfaas_session_changes(session, NULL, 1, &n), RFAAS_INVALID, "changes is NULL");
     FAILS(rfaas_session_changes(session, change, 1, NULL), RFAAS_INVALID, "count is NULL");
+    FAILS(rfaas_session_changes(session, change, 0, &n), RFAAS_INVALID, "capacity is 0");
     FAILS(rfaas_session_watch(NULL, never, NULL, 1), RFAAS_INVALID, "session is NULL");
     FAILS(rfaas_session_watch(session, NULL, NULL, 1), RFAAS_INVALID, "function is NULL");
+    FAILS(rfaas_session_watch(session, never, NULL, -1), RFAAS_INVALID, "timeout_ns is negative");
     FAILS(rfaas_lease_open(NULL, &o, leases), RFAAS_INVALID, "session is NULL");
     FAILS(rfaas_lease_open(session, NULL, leases), RFAAS_INVALID, "options is NULL");
     FAILS(rfaas_lease_open(session, &o, leases), RFAAS_INVALID, "library");
