@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -220,6 +222,11 @@ of a lease, and of one that takes the node's memory, to the end of the lease.`,
 			if err := out.check(); err != nil {
 				return a.BadUsage(err)
 			}
+			for _, part := range cfg.Only {
+				if !slices.Contains(neighbour.Parts, part) {
+					return a.BadUsage(fmt.Errorf("--only: no part is called %q, want some of %s", part, strings.Join(neighbour.Parts, ", ")))
+				}
+			}
 			if cfg.Pairs < 1 || cfg.Batch < time.Millisecond || cfg.Yield < 200*time.Millisecond || cfg.Yield > time.Minute {
 				return a.BadUsage(fmt.Errorf("%d pairs, batches of %v, yield-after %v: want at least 1 pair, 1ms, and 200ms to 1m", cfg.Pairs, cfg.Batch, cfg.Yield))
 			}
@@ -248,6 +255,7 @@ of a lease, and of one that takes the node's memory, to the end of the lease.`,
 		},
 	}
 	f := c.Flags()
+	f.StringSliceVar(&cfg.Only, "only", nil, "measure only these: jobs of the kinds compute, bandwidth, latency and wake-up, and the ends of leases (ends)")
 	f.IntSliceVar(&cfg.CPUs, "cpus", nil, "CPUs of job and workers (default: all that this process may use)")
 	f.IntVar(&cfg.Pairs, "pairs", 21, "pairs of batches for each result")
 	f.DurationVar(&cfg.Batch, "batch", 100*time.Millisecond, "length of a batch")

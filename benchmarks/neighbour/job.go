@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
 // The job is a process and a session of its own. In the process of the workers' client, the Go runtime would stop a thread of the job whenever a
@@ -27,7 +29,8 @@ type order struct {
 	Kind  string
 	CPUs  []int
 	Units int64
-	Bytes int64 // of memory to take
+	Bytes int64  // of memory to take
+	Short uint64 // the node's memory is short when less is available
 }
 
 // answer is the job's report on an order.
@@ -36,6 +39,30 @@ type answer struct {
 	CPU    time.Duration   // processor time of all threads
 	Waited time.Duration   // time that all threads waited for a CPU
 	Late   []time.Duration // if the kind sleeps: the delay of each wake-up
+	Short  time.Duration   // CLOCK_MONOTONIC when the node's memory was short; 0: it was not
+}
+
+// monotonic returns CLOCK_MONOTONIC, which is the same in all processes.
+func monotonic() time.Duration {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return time.Duration(now.Nano())
+}
+
+// takeMemory takes memory in steps, and returns when less than short was available for the first time.
+func takeMemory(bytes int64, short uint64) (when time.Duration, err error) {
+	const step = 8 << 20
+	for ; bytes > 0; bytes -= step {
+		if _, err := unix.Mmap(-1, 0, int(min(bytes, step)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE); err != nil {
+			return 0, err
+		}
+		if m, err := topology.NodeMemory("/"); err != nil {
+			return 0, err
+		} else if when == 0 && m.Available < short {
+			when = monotonic()
+		}
+	}
+	return when, nil
 }
 
 // job is the neighbour's process.
@@ -99,8 +126,8 @@ func ServeJob(in io.Reader, out io.Writer) error {
 		var a answer
 		began := time.Now()
 		if o.Bytes > 0 {
-			_, err := unix.Mmap(-1, 0, int(o.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
-			if err != nil {
+			var err error
+			if a.Short, err = takeMemory(o.Bytes, o.Short); err != nil {
 				return err
 			}
 		} else if o.Units > 0 && len(o.CPUs) > 0 {

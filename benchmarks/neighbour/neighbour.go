@@ -31,11 +31,15 @@ type Config struct {
 	Library  string        // build/functions/echo.so
 	Secret   string        // path of a secret; created if it does not exist
 	CPUs     []int         // nil: all of this process
+	Only     []string      // of Parts; nil: all
 	Pairs    int           // 0: 21
 	Batch    time.Duration // of the kernel alone; 0: 100 ms
 	Yield    time.Duration // yield-after while leases have to go; 0: 500 ms
 	Progress func(string)
 }
+
+// Parts are what Run measures: the slowdowns of each kind of job, and the ends of leases.
+var Parts = []string{"compute", "bandwidth", "latency", "wake-up", "ends"}
 
 // Run measures each kind of neighbour on the workers' CPUs and beside them, then how soon a lease yields.
 func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) error {
@@ -50,6 +54,9 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 	}
 	if cfg.Yield == 0 {
 		cfg.Yield = 500 * time.Millisecond
+	}
+	if cfg.Only == nil {
+		cfg.Only = Parts
 	}
 	if cfg.Progress == nil {
 		cfg.Progress = func(string) {}
@@ -74,7 +81,10 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 				}
 				defer s.other.end()
 			}
-			for _, kind := range []string{"compute", "bandwidth", "latency", "wake-up"} {
+			for _, kind := range Parts[:4] {
+				if !slices.Contains(cfg.Only, kind) {
+					continue
+				}
 				if len(where.job) == 1 && kind == "latency" || s.other != nil && kind == "wake-up" {
 					continue // threads of latency need a CPU each; wake-up is measured on the workers' CPUs only
 				}
@@ -87,6 +97,9 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 		if err != nil {
 			return err
 		}
+	}
+	if !slices.Contains(cfg.Only, "ends") {
+		return nil
 	}
 	if err := cfg.leaving(ctx, fmt.Sprintf("yield-after %v", cfg.Yield), cfg.useCPUs, emit); err != nil {
 		return err
@@ -150,15 +163,21 @@ func ignoreEnded(err error) error {
 	return err
 }
 
-// during calls f while all workers compute. Their client's threads are blocked meanwhile. failed receives the first error of each worker's calls.
-func (h *harvest) during(ctx context.Context, f func(failed <-chan error)) error {
+// failure is the first error of a worker's calls.
+type failure struct {
+	err error
+	at  time.Duration // monotonic()
+}
+
+// during calls f while all workers compute. Their client's threads are blocked meanwhile. failed receives a failure of each worker whose calls fail.
+func (h *harvest) during(ctx context.Context, f func(failed <-chan failure)) error {
 	const piece = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var over atomic.Bool
 	var wg sync.WaitGroup
 	begun := make(chan error, h.lease.Workers())
-	failed := make(chan error, h.lease.Workers())
+	failed := make(chan failure, h.lease.Workers())
 	for i := range h.lease.Workers() {
 		w := h.lease.Worker(i)
 		wg.Go(func() {
@@ -169,7 +188,7 @@ func (h *harvest) during(ctx context.Context, f func(failed <-chan error)) error
 					begun <- err
 				}
 				if err != nil {
-					failed <- err
+					failed <- failure{err, monotonic()}
 					return
 				}
 			}
@@ -185,8 +204,8 @@ func (h *harvest) during(ctx context.Context, f func(failed <-chan error)) error
 	over.Store(true)
 	wg.Wait()
 	close(failed)
-	for err := range failed {
-		errs = append(errs, err)
+	for f := range failed {
+		errs = append(errs, f.err)
 	}
 	return errors.Join(errs...)
 }
@@ -217,7 +236,7 @@ type sides struct {
 func (s *sides) run(ctx context.Context, side int, o order) (a answer, err error) {
 	switch {
 	case side == 1:
-		failed := s.h.during(ctx, func(<-chan error) { a, err = s.j.do(o) })
+		failed := s.h.during(ctx, func(<-chan failure) { a, err = s.j.do(o) })
 		return a, errors.Join(err, failed)
 	case side == 2 && s.other != nil:
 		units, err := unitsFor(s.other, "compute", s.workers, 2*s.cfg.Batch)
@@ -337,16 +356,18 @@ func (cfg *Config) useCPUs(ctx context.Context, j *job) (took time.Duration, err
 		if err != nil {
 			return err
 		}
-		took, err = h.untilEnded(ctx, "yield-after", func() error {
-			_, err := j.do(order{Kind: "compute", CPUs: cfg.CPUs, Units: units})
-			return err
+		took, err = h.untilEnded(ctx, "yield-after", func() (began time.Duration, err error) {
+			began = monotonic()
+			_, err = j.do(order{Kind: "compute", CPUs: cfg.CPUs, Units: units})
+			return began, err
 		})
 		return err
 	})
 	return took, err
 }
 
-// useMemory starts an executor with a lease, and takes memory of the node until the lease ends.
+// useMemory starts an executor with a lease, and takes memory of the node until the lease ends. The time begins when less memory is available than the
+// executor's setting. The job takes more after that, as a job would.
 func (cfg *Config) useMemory(ctx context.Context, j *job) (took time.Duration, err error) {
 	const spare, step = 512 << 20, 768 << 20 // bytes of the node's memory: free above the setting at first, and taken by the job
 	m, err := topology.NodeMemory("/")
@@ -356,46 +377,52 @@ func (cfg *Config) useMemory(ctx context.Context, j *job) (took time.Duration, e
 	if m.Available < 4*step {
 		return 0, fmt.Errorf("%d MiB of memory available: want %d", m.Available>>20, 4*step>>20)
 	}
-	settings := []string{"--yield-after", "1m", "--memory", "256MiB", "--yield-memory", fmt.Sprintf("%dMiB", (m.Available-spare)>>20)}
+	reserve := (m.Available - spare) >> 20
+	settings := []string{"--yield-after", "1m", "--memory", "256MiB", "--yield-memory", fmt.Sprintf("%dMiB", reserve)}
 	err = cfg.withExecutor(ctx, cfg.CPUs, settings, func(h *harvest) error {
-		took, err = h.untilEnded(ctx, "yield-memory", func() error {
-			if now, err := topology.NodeMemory("/"); err != nil || now.Available < m.Available-spare {
-				return err
+		took, err = h.untilEnded(ctx, "yield-memory", func() (time.Duration, error) {
+			if now, err := topology.NodeMemory("/"); err != nil || now.Available < reserve<<20 {
+				return 0, err
 			}
-			_, err := j.do(order{Bytes: step}) // more than once, if other programs give memory back meanwhile
-			return err
+			a, err := j.do(order{Bytes: step, Short: reserve << 20}) // more than once, if other programs give memory back meanwhile
+			return a.Short, err
 		})
 		return err
 	})
 	return took, err
 }
 
-// untilEnded calls use until a worker's call fails. The setting must be the reason. It returns the time from the first use to the failure.
-func (h *harvest) untilEnded(ctx context.Context, setting string, use func() error) (took time.Duration, err error) {
+// untilEnded calls use until a worker's call fails. The setting must be the reason. It returns the time to the failure from the
+// first time that use returns and that is not 0.
+func (h *harvest) untilEnded(ctx context.Context, setting string, use func() (time.Duration, error)) (took time.Duration, err error) {
 	const most = time.Minute
-	var why error
-	failed := h.during(ctx, func(failed <-chan error) {
-		began := time.Now()
-		for err = use(); err == nil && why == nil && took < most; {
+	var why failure
+	var began time.Duration
+	failed := h.during(ctx, func(failed <-chan failure) {
+		for start := monotonic(); err == nil && why.err == nil && monotonic()-start < most; {
+			var at time.Duration
+			if at, err = use(); began == 0 {
+				began = at
+			}
 			select {
 			case why = <-failed:
 			case <-time.After(time.Millisecond):
-				err = use()
 			}
-			took = time.Since(began)
 		}
 	})
 	switch {
 	case err != nil:
 		return 0, err
-	case took == 0:
+	case why.err == nil && failed != nil:
 		return 0, fmt.Errorf("before the neighbour began: %w", failed)
-	case why == nil:
-		return 0, fmt.Errorf("the lease has not ended %v after the neighbour began", took)
-	case !strings.Contains(why.Error(), setting):
-		return 0, fmt.Errorf("%v after the neighbour began: %w", took, why)
+	case why.err == nil:
+		return 0, fmt.Errorf("the lease has not ended within %v", most)
+	case !strings.Contains(why.err.Error(), setting):
+		return 0, fmt.Errorf("%v after the neighbour began: %w", why.at-began, why.err)
+	case began == 0 || why.at < began:
+		return 0, fmt.Errorf("%w: the lease ended before the neighbour had taken the memory", ErrOthers)
 	}
-	return took, nil
+	return why.at - began, nil
 }
 
 // leaving measures the time from the start of a neighbour to the end of a lease.
@@ -413,7 +440,7 @@ func (cfg *Config) leaving(ctx context.Context, name string, use func(context.Co
 		}
 		took, err := use(ctx, j)
 		j.end()
-		if errors.Is(err, client.ErrBusy) || errors.Is(err, client.ErrLease) { // the lease has ended, or was not given, before the job began
+		if errors.Is(err, client.ErrBusy) || errors.Is(err, client.ErrLease) || errors.Is(err, ErrOthers) { // the lease has ended, or was not given, before the job began
 			if others++; others > rounds {
 				return fmt.Errorf("%w: %w", ErrOthers, err)
 			}
@@ -430,6 +457,6 @@ func (cfg *Config) leaving(ctx context.Context, name string, use func(context.Co
 	p.Fill(r, "")
 	r.Complete = true
 	end()
-	r.Method = fmt.Sprintf("%d times: from the start of a neighbour that uses the CPUs of a lease, or takes the node's memory, to the first call that fails because its lease has ended", rounds)
+	r.Method = fmt.Sprintf("%d times: from when a neighbour begins to use the CPUs of a lease, or has taken so much of the node's memory that it is short, to the first call that fails because its lease has ended", rounds)
 	return emit(r)
 }

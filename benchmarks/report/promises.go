@@ -275,7 +275,7 @@ func Promises() []Promise {
 		{Section: "Neighbour", Line: "a job bound by memory bandwidth, workers on other CPUs: the same", Bound: 1.03, of: slowdown("bandwidth", "beside", "an ordinary program beside")},
 		{Section: "Neighbour", Line: "from when a job's thread wakes on a worker's CPU until it runs there, p99", Bound: 10, Unit: "ms", of: waking},
 		{Section: "Neighbour", Line: "from the start of a job on the CPUs of a lease to the end of the lease (yield-after 500ms), longest", Bound: 1, Unit: "s", of: leaving("yield-after 500ms")},
-		{Section: "Neighbour", Line: "from the start of a job that takes the node's memory to the end of the lease, longest", Bound: 1, Unit: "s", of: leaving("yield-memory")},
+		{Section: "Neighbour", Line: "from when a job has taken the node's memory to the end of the lease, longest", Bound: 1, Unit: "s", of: leaving("yield-memory")},
 		{Section: "Resource manager", Line: "placement with 10,000 executors over placement with 10, p50", Bound: 1.5, of: placementGrowth},
 		{Section: "Resource manager", Line: "placement while the manager is stopped, p99", Bound: 5, Unit: "ms", of: controlP("shm", "placement, 10000 executors, manager stopped", ms)},
 		{Section: "Resource manager", Line: "shm, reading what a client needs to connect to an executor that it has never seen, manager stopped, p99", Bound: 0.01, Unit: "ms", of: controlP("shm", "look-up, manager stopped", ms)},

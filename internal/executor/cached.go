@@ -362,9 +362,11 @@ func (e *Executor) evict(ids []lease.ID) {
 
 // dropAllCached ends all cached workers. The node must be draining, so that no more are cached.
 func (e *Executor) dropAllCached() {
+	var wg sync.WaitGroup
 	for _, id := range e.table.Cached() {
-		e.dropCached(id)
+		wg.Go(func() { e.dropCached(id) })
 	}
+	wg.Wait()
 }
 
 // dropCachedOf ends all cached workers of a tenant, except those that a client has claimed: they belong to a lease.

@@ -21,9 +21,17 @@ import (
 // first frees what no lease uses, and then ends leases, the youngest first. It lends its memory again after a quiet time.
 
 const (
-	memoryEvery = 200 * time.Millisecond // how often the available memory is read: the kernel has no event for it
+	memoryEvery = 200 * time.Millisecond // how often the available memory is read at least: the kernel has no event for it
+	memorySoon  = 20 * time.Millisecond  // and at most
+	memoryRate  = 16 << 30               // bytes per second that programs are expected to take at most
 	memoryQuiet = 10 * time.Second       // how long enough memory has to be available before the executor lends it again
 )
+
+// nextLook returns when to read the available memory again: before programs that take it fast can have used what is above the reserve.
+func nextLook(available, reserve uint64) time.Duration {
+	above := min(available-min(available, reserve), memoryRate)
+	return min(max(time.Duration(above*uint64(time.Second)/memoryRate), memorySoon), memoryEvery)
+}
 
 // stallTriggers are events to ask the kernel for, the best first: programs have waited for memory for 0.1 s within 1 s, or for 0.2 s within 2 s.
 // Without CAP_SYS_RESOURCE, the kernel accepts only multiples of 2 s. The event comes as soon as they have waited for so long.
@@ -120,8 +128,8 @@ func memoryReserve(s *config.Executor, total uint64) uint64 {
 
 // yieldMemory watches the node's memory until ctx ends. stalled has the kernel's events; nil: there are none.
 func (e *Executor) yieldMemory(ctx context.Context, reserve uint64, stalled <-chan struct{}, quiet time.Duration, measure func() (topology.Memory, error)) {
-	tick := time.NewTicker(min(memoryEvery, quiet))
-	defer tick.Stop()
+	look := time.NewTimer(0)
+	defer look.Stop()
 	said := ""
 	var last time.Time // when too little memory was last available to lend it again
 	for {
@@ -131,9 +139,14 @@ func (e *Executor) yieldMemory(ctx context.Context, reserve uint64, stalled <-ch
 			return
 		case <-stalled:
 			stall = true
-		case <-tick.C:
+		case <-look.C:
 		}
 		m, err := measure()
+		wait := memoryEvery
+		if err == nil && !e.memoryShort.Load() {
+			wait = nextLook(m.Available, reserve)
+		}
+		look.Reset(min(wait, quiet))
 		switch now := e.now(); {
 		case err != nil:
 			if err.Error() != said {
@@ -172,7 +185,13 @@ func (e *Executor) giveUpMemory(m topology.Memory, reserve uint64, stall bool, m
 		e.claims.revokeAll() // earlier claims have become leases
 		e.changed()
 	}
+	began, ended := e.now(), 0
 	e.freeUnused()
+	defer func() {
+		if ended > 0 {
+			e.log.Info("leases have ended because the node's memory was short", "leases", ended, "after", e.now().Sub(began).String())
+		}
+	}()
 	reason := fmt.Sprintf("other programs of the node need memory: %v available (yield-memory %v)", config.Bytes(m.Available), config.Bytes(reserve))
 	for n := 1; ; n *= 2 {
 		m, err := measure()
@@ -188,6 +207,7 @@ func (e *Executor) giveUpMemory(m topology.Memory, reserve uint64, stall bool, m
 			wg.Go(func() { e.giveUp(id, reason, e.metrics.memoryYielded) })
 		}
 		wg.Wait()
+		ended += len(young)
 		e.freeUnused() // the tables and libraries of those leases
 	}
 }

@@ -37,6 +37,20 @@ func TestShort(t *testing.T) {
 	}
 }
 
+// The memory is read before fast programs can have used what is above the reserve, and not too often.
+func TestNextLook(t *testing.T) {
+	const reserve = 1 << 30
+	for _, c := range []struct {
+		available uint64
+		want      time.Duration
+	}{{0, memorySoon}, {reserve, memorySoon}, {reserve + memoryRate/1000, memorySoon}, {reserve + memoryRate/8, time.Second / 8}, {reserve + memoryRate, memoryEvery},
+		{1 << 60, memoryEvery}} {
+		if got := nextLook(c.available, reserve); got != c.want {
+			t.Errorf("%d bytes available: %v, want %v", c.available, got, c.want)
+		}
+	}
+}
+
 // fakeMemory is a node whose other programs use memory. Each worker uses some memory, and so does each cached worker.
 type fakeMemory struct {
 	n *node
