@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,10 +15,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groupPrefix returns the prefix of the names of this executor's groups: "rfaas-NAMESPACE.PID-". The process id alone
-// is not enough: an executor in its own process namespace has a small id that another process of the node has too.
+// groupPrefix returns the prefix of the names of this executor's groups: "rfaas-NAMESPACE.PID-START-". The process id alone
+// is not enough: an executor in its own process namespace has a small id that another process of the node has too. The kernel uses the numbers of
+// namespaces and processes again, so the name also has the time at which the process started, in ticks since the boot. Executors of earlier
+// versions read what is before the first "-".
 func groupPrefix() string {
-	return fmt.Sprintf("rfaas-%s.%d-", nameSpace("/proc", "self"), os.Getpid())
+	return fmt.Sprintf("rfaas-%s.%d-%s-", nameSpace("/proc", "self"), os.Getpid(), readStat("/proc/self").start)
+}
+
+// maker has what the name of a group says of the executor that made it.
+type maker struct{ space, pid, start string } // empty: made by an earlier version, which did not say it
+
+func makerOf(group string) maker {
+	parts := strings.SplitN(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-", 3)
+	space, pid, found := strings.Cut(parts[0], ".")
+	if !found {
+		return maker{pid: parts[0]}
+	}
+	m := maker{space: space, pid: pid}
+	if len(parts) == 3 {
+		m.start = parts[1]
+	}
+	return m
 }
 
 // nameSpace returns the number of a process's process namespace; empty: unknown.
@@ -29,44 +48,53 @@ func nameSpace(proc, pid string) string {
 // executors knows which executors are alive, by the names of their groups.
 type executors struct {
 	proc   string
-	own    string // this process's namespace
-	ours   bool   // proc shows the process ids of this process's namespace
-	others map[string]bool
+	own    string              // this process's namespace
+	ours   bool                // proc shows the process ids of this process's namespace
+	others map[string][]string // by namespace: when its processes started
 }
 
 // findExecutors reads the namespaces of all processes.
 func findExecutors(proc string) executors {
 	self, _ := os.Readlink(filepath.Join(proc, "self"))
-	e := executors{proc: proc, own: nameSpace(proc, "self"), ours: self == strconv.Itoa(os.Getpid()), others: map[string]bool{}}
+	e := executors{proc: proc, own: nameSpace(proc, "self"), ours: self == strconv.Itoa(os.Getpid()), others: map[string][]string{}}
 	processes, _ := filepath.Glob(filepath.Join(proc, "[0-9]*"))
 	for _, p := range processes {
-		e.others[nameSpace(proc, filepath.Base(p))] = true
+		space := nameSpace(proc, filepath.Base(p))
+		e.others[space] = append(e.others[space], readStat(p).start)
 	}
 	return e
 }
 
 // alive reports whether the executor that made a group may be alive.
 func (e executors) alive(group string) bool {
-	maker, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
-	space, pid, found := strings.Cut(maker, ".")
-	if !found || space == e.own && e.ours { // a name without a namespace is from an earlier version
-		if !found {
-			pid = maker
-		}
-		return running(filepath.Join(e.proc, pid))
+	m := makerOf(group)
+	if m.space == "" || m.space == e.own && e.ours {
+		s := readStat(filepath.Join(e.proc, m.pid))
+		return s.running && (m.start == "" || s.start == "" || s.start == m.start)
 	}
-	return e.others[space]
+	started := e.others[m.space]
+	return len(started) > 0 && (m.start == "" || slices.Contains(started, m.start) || slices.Contains(started, ""))
 }
 
-// running reports whether the process with this directory may be running. A zombie is not: in a container whose first process does not reap
+// stat is the state of a process.
+type stat struct {
+	running bool   // it may be running
+	start   string // when it started, in ticks since the boot; empty: unknown
+}
+
+// readStat reads the state of the process with this directory. A zombie does not run: in a container whose first process does not reap
 // the orphans, zombies stay.
-func running(dir string) bool {
+func readStat(dir string) stat {
 	text, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
-		return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH)
+		return stat{running: !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH)}
 	}
-	state := strings.TrimSpace(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	return !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+	f := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the third field on
+	s := stat{running: len(f) == 0 || f[0] != "Z" && f[0] != "X"}
+	if len(f) >= 20 {
+		s.start = f[19]
+	}
+	return s
 }
 
 // hiddenAge is how long a group is kept whose executor cannot be seen.
@@ -75,8 +103,7 @@ const hiddenAge = time.Minute
 // hidden reports whether a group may belong to an executor that this process cannot see: one in a parallel namespace,
 // which has just made the group and is about to use it. Groups with processes cannot be removed anyway.
 func (e executors) hidden(group string) bool {
-	maker, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
-	if space, _, found := strings.Cut(maker, "."); found && space == e.own && e.ours {
+	if makerOf(group).space == e.own && e.ours {
 		return false
 	}
 	st, err := os.Stat(group)

@@ -53,13 +53,15 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	}
 	space := nameSpace("/proc", fmt.Sprint(child.Process.Pid))
 	ownSpace := nameSpace("/proc", "self")
-	if space == "" || space == ownSpace {
+	started := readStat(fmt.Sprintf("/proc/%d", child.Process.Pid)).start
+	if space == "" || space == ownSpace || started == "" {
 		t.Fatalf("namespaces %q and %q", space, ownSpace)
 	}
 	stay := []string{
-		self + "1",                             // ours
-		self + "executor0",                     // our own
-		"rfaas-" + space + ".1-1",              // of an executor in a namespace that lives
+		self + "1",                // ours
+		self + "executor0",        // our own
+		"rfaas-" + space + ".1-1", // of an earlier version, in a namespace that lives
+		"rfaas-" + space + ".1-" + started + "-1",
 		fmt.Sprintf("rfaas-%d-1", os.Getpid()), // of an earlier version, alive
 	}
 	gone := []string{
@@ -68,6 +70,8 @@ func TestLeftoversAreRemoved(t *testing.T) {
 		"rfaas-" + ownSpace + ".4194305-1", // no process can have this number
 		fmt.Sprintf("rfaas-%s.%d-1", ownSpace, zombie.Process.Pid),
 		"rfaas-4194305-1", // of an earlier version
+		fmt.Sprintf("rfaas-%s.%d-1-1", ownSpace, os.Getpid()), // of an earlier process with this number
+		"rfaas-" + space + ".1-1-1",                           // of an earlier namespace with this number
 	}
 	for _, name := range append(slices.Clone(stay), gone...) {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
