@@ -621,7 +621,7 @@ unless_busy = || { s=$$?; [ $$s -eq 3 ] && echo "guard: NOT JUDGED, the machine 
 .PHONY: test-guard
 test-guard: $(if $(BUILT),,build) ## measure calls beside their floor: fails if a ratio has grown by half
 	$(Q)$(GUARD) --slack 1.5 --prove $(unless_busy)
-	$(Q)RFAAS_TEST_FIGURES=1 $(GO) test -count=1 -vet=off -timeout 60s -run TestWorkerSlowsDown ./internal/reference
+	$(Q)RFAAS_TEST_FIGURES=1 $(GO) test -count=1 -v -vet=off -timeout 60s -run TestWorkerSlowsDown ./internal/reference
 	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove $(unless_busy)
 
 # The package of Python, with a new interpreter for each provider, and a wheel that pip builds without a network.

