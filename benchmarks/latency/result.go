@@ -85,6 +85,7 @@ type Result struct {
 	Seconds    float64 `json:"seconds"`  // duration of the measurement
 	StartedAt  string  `json:"started_at"`
 	Method     string  `json:"method"`
+	Parts      string  `json:"parts,omitempty"` // what RatioP95 and the ratio consist of
 
 	// Skipped is the reason why there are no figures.
 	Skipped string `json:"skipped,omitempty"`
@@ -271,6 +272,11 @@ func WriteTable(w io.Writer, results ...*Result) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	for _, r := range results {
+		if r.RatioP95 > 0 {
+			fmt.Fprintf(w, "%s: ratio %s, p95 %s%s\n", r.Function, r.Ratio.format(3), r.RatioP95.format(3), r.Parts)
+		}
 	}
 	last := results[len(results)-1]
 	said := map[string]bool{}

@@ -26,20 +26,23 @@ import (
 
 // order tells the job to do a batch of Units, or to take memory if Units is 0.
 type order struct {
-	Kind  string
-	CPUs  []int
-	Units int64
-	Bytes int64  // of memory to take
-	Short uint64 // the node's memory is short when less is available
+	Kind    string
+	CPUs    []int
+	Units   int64
+	Bytes   int64  // of memory to take
+	Workers []int  // processes whose processor time is measured
+	Short   uint64 // the node's memory is short when less is available
 }
 
 // answer is the job's report on an order.
 type answer struct {
-	Took   time.Duration
-	CPU    time.Duration   // processor time of all threads
-	Waited time.Duration   // time that all threads waited for a CPU
-	Late   []time.Duration // if the kind sleeps: the delay of each wake-up
-	Short  time.Duration   // CLOCK_MONOTONIC when the node's memory was short; 0: it was not
+	Took    time.Duration
+	CPU     time.Duration   // processor time of all threads
+	Waited  time.Duration   // time that all threads waited for a CPU
+	Workers time.Duration   // processor time of the workers on the CPU of each thread while it worked
+	Time    time.Duration   // that all threads took
+	Late    []time.Duration // if the kind sleeps: the delay of each wake-up
+	Short   time.Duration   // CLOCK_MONOTONIC when the node's memory was short; 0: it was not
 }
 
 // monotonic returns CLOCK_MONOTONIC, which is the same in all processes.
@@ -139,7 +142,7 @@ func ServeJob(in io.Reader, out io.Writer) error {
 				made[o.Kind] = make()
 			}
 			runtime.GOMAXPROCS(len(o.CPUs) + 2)
-			began = together(made[o.Kind], o.CPUs, o.Units, &a)
+			began = together(made[o.Kind], &o, &a)
 		}
 		a.Took = time.Since(began)
 		if err := answers.Encode(a); err != nil {
@@ -162,12 +165,27 @@ func scheduled() (cpu, waited time.Duration) {
 	return cpu, waited
 }
 
+// usedOn returns the processor time of those processes that may run on a CPU. One that has ended has used none.
+func usedOn(cpu int, pids []int) (sum time.Duration) {
+	for _, pid := range pids {
+		var may unix.CPUSet
+		var used unix.Timespec
+		if unix.SchedGetaffinity(pid, &may) != nil || !may.IsSet(cpu) {
+			continue
+		}
+		if unix.ClockGettime(int32(^pid)<<3|2, &used) == nil { // the CPU clock of another process, as clock_getcpuclockid computes it
+			sum += time.Duration(used.Nano())
+		}
+	}
+	return sum
+}
+
 // together runs a kernel on a thread for each CPU, and returns when these threads began. It fills a, except for Took.
-func together(k kernel, cpus []int, units int64, a *answer) (began time.Time) {
+func together(k kernel, o *order, a *answer) (began time.Time) {
 	var ready, done sync.WaitGroup
 	var mu sync.Mutex
 	begin := make(chan struct{})
-	for i, cpu := range cpus {
+	for i, cpu := range o.CPUs {
 		ready.Add(1)
 		done.Go(func() {
 			runtime.LockOSThread() // and never unlocked: the thread ends with its CPU
@@ -176,12 +194,16 @@ func together(k kernel, cpus []int, units int64, a *answer) (began time.Time) {
 			_ = unix.SchedSetaffinity(0, &set)
 			ready.Done()
 			<-begin
-			cpu, waited := scheduled()
-			late := k(i, len(cpus), units)
-			cpuAfter, waitedAfter := scheduled()
+			workers, from := usedOn(cpu, o.Workers), time.Now()
+			used, waited := scheduled()
+			late := k(i, len(o.CPUs), o.Units)
+			usedAfter, waitedAfter := scheduled()
+			took := time.Since(from)
+			workers = usedOn(cpu, o.Workers) - workers
 			mu.Lock()
 			defer mu.Unlock()
-			a.CPU, a.Waited, a.Late = a.CPU+cpuAfter-cpu, a.Waited+waitedAfter-waited, append(a.Late, late...)
+			a.CPU, a.Waited, a.Late = a.CPU+usedAfter-used, a.Waited+waitedAfter-waited, append(a.Late, late...)
+			a.Time, a.Workers = a.Time+took, a.Workers+workers
 		})
 	}
 	ready.Wait()

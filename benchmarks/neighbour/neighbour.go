@@ -236,6 +236,9 @@ type sides struct {
 func (s *sides) run(ctx context.Context, side int, o order) (a answer, err error) {
 	switch {
 	case side == 1:
+		for i := range s.h.lease.Workers() {
+			o.Workers = append(o.Workers, s.h.lease.Worker(i).PID())
+		}
 		failed := s.h.during(ctx, func(<-chan failure) { a, err = s.j.do(o) })
 		return a, errors.Join(err, failed)
 	case side == 2 && s.other != nil:
@@ -261,19 +264,24 @@ func percentile95(list []float64) float64 {
 }
 
 // total adds up what a job's threads did in one kind of batches.
-type total struct{ took, cpu, waited time.Duration }
+type total struct{ took, cpu, waited, workers time.Duration }
 
-func (t *total) add(a *answer, threads int) {
-	t.took, t.cpu, t.waited = t.took+a.Took*time.Duration(threads), t.cpu+a.CPU, t.waited+a.Waited
+func (t *total) add(a *answer) {
+	t.took, t.cpu, t.waited, t.workers = t.took+a.Time, t.cpu+a.CPU, t.waited+a.Waited, t.workers+a.Workers
 }
 
-// parts names the two parts of a slowdown: time that was spent waiting for a CPU, and more processor time for the same work.
+// parts names the two parts of a slowdown: time that was spent waiting for a CPU, and more processor time for the same work. The processor time
+// of the workers is what they took from the job if they are on its CPUs. Other programs do not affect it.
 func (t *total) parts(alone *total) string {
 	if t.took == 0 || alone.cpu == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; its threads waited for a CPU for %.2f %% of their time (alone %.2f %%), and used %.3f times the processor time",
+	text := fmt.Sprintf("; its threads waited for a CPU for %.2f %% of their time (alone %.2f %%), and used %.3f times the processor time",
 		100*float64(t.waited)/float64(t.took), 100*float64(alone.waited)/float64(alone.took), float64(t.cpu)/float64(alone.cpu))
+	if t.workers > 0 {
+		text += fmt.Sprintf("; the workers ran for %.2f %% of that time", 100*float64(t.workers)/float64(t.took))
+	}
+	return text
 }
 
 // record adds a pair of batches: their times or, if the job sleeps, the delays of its wake-ups.
@@ -325,7 +333,7 @@ func (s *sides) measure(ctx context.Context, kind, where string, cpus []int, emi
 			if did[side], err = s.run(ctx, side, order{Kind: kind, CPUs: cpus, Units: units}); err != nil {
 				return err
 			}
-			sums[side].add(&did[side], len(cpus))
+			sums[side].add(&did[side])
 		}
 		for i := range paired {
 			slowdowns[i] = append(slowdowns[i], record(&paired[i], &did[1+i], &did[0]))
@@ -335,10 +343,11 @@ func (s *sides) measure(ctx context.Context, kind, where string, cpus []int, emi
 	for i, r := range results {
 		paired[i].Fill(r, "the neighbour alone")
 		r.RatioP95 = latency.Number(percentile95(slowdowns[i]))
+		r.Parts = sums[1+i].parts(&sums[0])
 		r.Complete = true
 		ends[i]()
 		r.Method = fmt.Sprintf("%d interleaved batches of a job with a thread on each of the CPUs %v: alone, with %d workers that compute without a pause, and %s; the ratio is the job's slowdown, its 95th percentile over the pairs %.3f%s",
-			s.cfg.Pairs, cpus, len(s.workers), control, float64(r.RatioP95), sums[1+i].parts(&sums[0]))
+			s.cfg.Pairs, cpus, len(s.workers), control, float64(r.RatioP95), r.Parts)
 		if kind == "wake-up" {
 			r.Method += ". Times are the delays from the moment at which a sleeping thread should wake until it runs"
 		}
