@@ -406,10 +406,12 @@ func TestSeedJoins(t *testing.T) {
 	const most, slack = 12, 4
 	table, large, workers, rounds := uint32(32), uint32(100), 8, 3
 	switch published := os.Getenv("RFAAS_TEST_FIGURES") != ""; {
-	case published && far == "":
-		rounds = 7
-	case far != "" && !published: // emulated machines, which read 8 MB a second
+	case far != "" && published: // emulated machines, which read 8 MB a second
+		table, large = 8, 20
+	case far != "":
 		table, large, workers, rounds = 2, 8, 2, 2
+	case published:
+		rounds = 7
 	}
 	nodes, s, o := seedCluster(t, 2, eight, eight)
 	o.Workers = workers
@@ -441,7 +443,7 @@ func TestSeedJoins(t *testing.T) {
 	r = newTrial(t, nodes, s, o, large)
 	r.o.Memory += uint64(2*large) * 1_000_000
 	for what, p := range r.touched() {
-		if large < 100 && what == "scattered" { // parts of the whole seed
+		if large < 20 && what == "scattered" { // parts of the whole seed
 			continue
 		}
 		var took, sent []time.Duration
