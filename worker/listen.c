@@ -62,17 +62,18 @@ static void take_table(const dp_listener *w, const uint8_t *body, uint32_t len, 
 enum { EXECUTOR, CLIENT }; /* source of an event in await_executor */
 
 /* Returns an epoll instance for the sockets of the executor and the client. EPOLLRDHUP reports the end of the client. Its messages are
- * for the serving thread. -1: no epoll instance is needed, or no descriptor is left. poll() would hold a reference to the client's socket, and the client would not notice
- * that a function has closed it. */
-static int watch_client(int sock, int client) {
-    struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = EPOLLRDHUP, .data.u32 = CLIENT};
+ * for the serving thread. On shm, few messages take this way, and the serving thread is told of each. -1: no epoll instance is needed, or no descriptor is left.
+ * poll() would hold a reference to the client's socket, and the client would not notice that a function has closed it. */
+static int watch_client(const dp_listener *w, int client) {
+    uint32_t messages = w->dev->provider == DP_PROVIDER_SHM ? EPOLLIN | EPOLLET : 0;
+    struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, peer = {.events = EPOLLRDHUP | messages, .data.u32 = CLIENT};
     int ep = client < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
-    if (ep >= 0 && epoll_ctl(ep, EPOLL_CTL_ADD, sock, &said)) { /* the user's limit of watches is reached */
+    if (ep >= 0 && epoll_ctl(ep, EPOLL_CTL_ADD, w->sock, &said)) { /* the user's limit of watches is reached */
         close(ep);
         ep = -1;
     }
     if (ep >= 0)
-        epoll_ctl(ep, EPOLL_CTL_ADD, client, &gone);
+        dp_server_watch(w->server, epoll_ctl(ep, EPOLL_CTL_ADD, client, &peer) == 0);
     return ep;
 }
 
@@ -82,14 +83,19 @@ static void await_executor(const dp_listener *w, int ep, int client) {
     for (bool said = false; !said;) {
         struct epoll_event ev[2];
         int n = epoll_wait(ep, ev, 2, -1);
-        if (n < 0 && errno != EINTR)
+        if (n < 0 && errno != EINTR) {
+            dp_server_watch(w->server, false);
             return;
+        }
         for (int i = 0; i < n; i++) {
             said |= ev[i].data.u32 == EXECUTOR;
-            if (ev[i].data.u32 == CLIENT) {
+            if (ev[i].data.u32 != CLIENT)
+                continue;
+            if (ev[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
                 __atomic_store_n(&w->page->client_gone, 1, __ATOMIC_RELEASE);
                 epoll_ctl(ep, EPOLL_CTL_DEL, client, NULL);
             }
+            dp_server_look(w->server);
         }
     }
 }
@@ -133,7 +139,7 @@ static void *listen_to_executor(void *arg) {
     const dp_listener *w = arg;
     dp_server *server = w->server;
     dp_heap_outside = 1;
-    int client = dp_server_peer_fd(server), ep = watch_client(w->sock, client);
+    int client = dp_server_peer_fd(server), ep = watch_client(w, client);
     dp_server_touch(server); /* while the first call is under way */
     for (;;) {
         said s;
@@ -141,7 +147,7 @@ static void *listen_to_executor(void *arg) {
         int type = hear(w->sock, &s);
         if (type == DP_MSG_SOCKET && s.fd >= 0 && s.m.head.len == DP_TCP_HELLO_SIZE && w->dev->provider == DP_PROVIDER_TCP && client < 0) {
             client = fcntl(s.fd, F_DUPFD_CLOEXEC, 0); /* to notice the client's end while a function runs */
-            ep = watch_client(w->sock, client);
+            ep = watch_client(w, client);
             /* A wrong hello is refused. Then the client is never connected, and the executor notices that. */
             dp_tcp_hand(w->dev, s.fd, s.m.rest, NULL);
             s.fd = -1;

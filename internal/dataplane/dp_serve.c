@@ -587,8 +587,9 @@ static int idle(dp_server *s) {
     int what = dp_waiter_spin(w);
     if (what == DP_SPIN_ON)
         return DP_OK;
-    if (w->now >= w->probe_at) {
+    if (w->now >= w->probe_at || __atomic_load_n(&s->look, __ATOMIC_RELAXED)) {
         w->probe_at = w->now + DP_PROBE_EVERY_NS;
+        __atomic_store_n(&s->look, false, __ATOMIC_SEQ_CST); /* before the probe, which may miss what comes now */
         dp_qp_probe(s->qp);
     }
     if (what == DP_SPIN_LOOK)
@@ -600,12 +601,13 @@ static int idle(dp_server *s) {
     int mailbox = take_mailbox(s);
     if (mailbox < 0)
         return mailbox;
-    if (n || mailbox || dp_qp_broken(s->qp) || __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
+    if (n || mailbox || dp_qp_broken(s->qp) || __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE) || __atomic_load_n(&s->look, __ATOMIC_ACQUIRE)) {
         dp_cq_disarm(s->cq);
         return n < 0 ? DP_FATAL : handle_all(s, wc, n);
     }
     s->stats->blocked_waits++;
-    return dp_cq_wait(s->cq, DP_BLOCK_MAX_NS);
+    bool watched = __atomic_load_n(&s->watched, __ATOMIC_ACQUIRE) == s->qp; /* not after DP_REQ_MOVE */
+    return dp_cq_wait(s->cq, watched ? DP_BLOCK_WATCHED_NS : DP_BLOCK_MAX_NS);
 }
 
 int dp_server_run(dp_server *s) {

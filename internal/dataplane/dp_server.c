@@ -357,6 +357,15 @@ void dp_server_stop(dp_server *s) {
     wake(s);
 }
 
+void dp_server_watch(dp_server *s, bool on) {
+    __atomic_store_n(&s->watched, on && s->dev->provider == DP_PROVIDER_SHM ? s->qp : NULL, __ATOMIC_RELEASE);
+}
+
+void dp_server_look(dp_server *s) {
+    __atomic_store_n(&s->look, true, __ATOMIC_SEQ_CST);
+    dp_cq_wake(s->cq);
+}
+
 static void ask(dp_server *s, int32_t what) {
     for (int32_t before = 0;
          !__atomic_compare_exchange_n(&s->stop, &before, what, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); before = 0) {

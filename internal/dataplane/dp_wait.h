@@ -28,6 +28,7 @@
 #define DP_SHARED_MIN_NS 50000000    /* then the waiter blocks this long before it tries to spin again, */
 #define DP_SHARED_MAX_NS 1600000000  /* doubled each time up to this */
 #define DP_BLOCK_MAX_NS 250000000     /* a blocked waiter probes its peer this often */
+#define DP_BLOCK_WATCHED_NS 2000000000 /* a blocked server probes this often if another thread notices the peer's end (dp_server_watch) */
 #define DP_BLOCK_ATTENDED_NS 20000000 /* and this often where no thread of the library notices the peer's end */
 #define DP_PROBE_EVERY_NS 100000000   /* a spinning waiter probes this often */
 #define DP_LOOKS_PER_PROBE 16         /* a waiter that looks only now and then checks whether to probe after this many fruitless looks */

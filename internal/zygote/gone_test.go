@@ -3,6 +3,9 @@ package zygote
 import (
 	"slices"
 	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/api"
 )
 
 // A worker that runs a function notices that its client's process has ended.
@@ -34,4 +37,24 @@ func TestClientGoneDuringACall(t *testing.T) {
 		w.Kill()
 		within(t, "the end of a killed worker", w.Done())
 	}
+}
+
+// A blocked worker is told of the end of its client, so it rarely wakes to look for it: every 2 s, and four times a second if nobody tells it.
+func TestBlockedWorkerSleeps(t *testing.T) {
+	const most = 1
+	w := lease(t, startZygote(t), startClient(t), func(s *Spec) { s.WaitMode = api.WaitWarm })
+	w.mustCall(t, fnEcho, []byte("x"))
+	blocked := func() uint64 {
+		w.page.mu.Lock()
+		defer w.page.mu.Unlock()
+		return w.page.word(6)
+	}
+	before := blocked()
+	time.Sleep(time.Second) // a loaded machine can only make it wake less often
+	if n := blocked() - before; n > most {
+		t.Errorf("it woke %d times within a second without a call, want at most %d", n, most)
+	}
+	w.mustCall(t, fnEcho, []byte("x"))
+	w.c.cmd.Process.Kill()
+	within(t, "end of the worker after its client's", w.Done())
 }
