@@ -127,7 +127,7 @@ func TestSeedFigures(t *testing.T) {
 		starts += 8
 	}
 	testkit.Figure("starts with the sandbox, in leases of 8 workers, 1 MB", rates[0], 4000, true, "a second",
-		fmt.Sprintf("100 MB: %.0f, 1 GB: %.0f, without a seed: %.0f", rates[1], rates[2], float64(starts)/time.Since(began).Seconds()))
+		fmt.Sprintf("100 MB: %.0f, 1 GB: %.0f, without a seed: %.0f; fork of a process of that size: %s", rates[1], rates[2], float64(starts)/time.Since(began).Seconds(), testkit.ForkFloor(t, "../libexec/rfaas-bench-peer")))
 }
 
 // trial measures leases of a seedCluster. Its seeds are made at the first executor, and have a table of some MB.

@@ -1,7 +1,11 @@
 package latency
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/rfaas-go/rfaas/benchmarks/raw"
@@ -29,4 +33,16 @@ func ProcessStart(provider string, device dataplane.Options, peer string) (time.
 		return 0, s.explain(err)
 	}
 	return time.Since(began), nil
+}
+
+// Fork measures the floor of a worker's start: fork of a process of about a zygote's size. It returns a text with the times. peer is the path of
+// rfaas-bench-peer.
+func Fork(peer string) (string, error) {
+	c := exec.Command(peer, "--fork")
+	c.Stderr = os.Stderr
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s --fork: %w", peer, err)
+	}
+	return strings.TrimSpace(string(out)), nil
 }

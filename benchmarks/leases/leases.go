@@ -189,6 +189,12 @@ func starts(ctx context.Context, cfg *Config) ([]Row, error) {
 	if err != nil {
 		return nil, err
 	}
+	fork := "not measured"
+	if cfg.Cold.Peer != "" {
+		if fork, err = latency.Fork(cfg.Cold.Peer); err != nil {
+			return nil, err
+		}
+	}
 	process := cmp.Or(fromGo["awake"].ProcessNS, of["awake"].ProcessNS)
 	later := of["awake"]
 	of["awake"] = polling["awake"]
@@ -203,6 +209,9 @@ func starts(ctx context.Context, cfg *Config) ([]Row, error) {
 		}
 		if mode == "awake" {
 			beside += fmt.Sprintf("; %v after the release before: %s", cold.Rest, us(later.P50NS))
+		}
+		if mode == "cold" {
+			beside += "; bare fork of a process of the zygote's size: " + fork
 		}
 		return Row{id, "lease to first result, " + what + ", p50", micro(r.P50NS), "us", bound, false, beside}
 	}

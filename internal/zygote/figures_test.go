@@ -3,6 +3,7 @@ package zygote
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func TestSeedPageFigures(t *testing.T) {
 	overlay = nil
 	seeded := rate(s)
 	testkit.Figure("overlay of a seed of 16 MiB", median(overlay)/1e3, 0.1, false, "ms", "without the steps before it: placing the libraries, opening the heap, loading the library")
-	testkit.Figure("starts from a seed of 16 MiB, one after the other, without the sandbox", seeded, 4000, true, "a second", fmt.Sprintf("without a seed: %.0f", plain))
+	testkit.Figure("starts from a seed of 16 MiB, one after the other, without the sandbox", seeded, 4000, true, "a second", fmt.Sprintf("without a seed: %.0f; fork of a process of that size: %s", plain, testkit.ForkFloor(t, filepath.Join(filepath.Dir(workerPath(t)), "rfaas-bench-peer"))))
 }
 
 func median(all []float64) float64 {

@@ -3,6 +3,8 @@ package testkit
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
 )
 
@@ -25,4 +27,14 @@ func Figure(what string, value, bound float64, least bool, unit, floor string) {
 		verdict = "holds"
 	}
 	fmt.Printf("| %s | %.3g %s | %s %g %s | %s | %s |\n", what, value, unit, sign, bound, unit, verdict, floor)
+}
+
+// ForkFloor returns a text with the times of a fork of a process of about a zygote's size, the floor of a worker's start. peer is the path of rfaas-bench-peer.
+func ForkFloor(t testing.TB, peer string) string {
+	t.Helper()
+	out, err := exec.Command(peer, "--fork").Output()
+	if err != nil {
+		t.Fatalf("%s --fork: %v", peer, err)
+	}
+	return strings.TrimSpace(string(out))
 }

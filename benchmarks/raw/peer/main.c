@@ -8,6 +8,7 @@
 
 #include "../bench.h"
 #include "broker.h"
+#include "fork.h"
 
 static const char usage[] =
     "rfaas-bench-peer is the server that `rfaas bench` measures. Only `rfaas bench` starts it.\n"
@@ -17,6 +18,8 @@ static const char usage[] =
     "                               with such a socket as descriptor 3, for a client on another machine\n"
     "       rfaas-bench-peer --broker PROVIDER CALLS\n"
     "                               measures virtual queue pairs, on verbs or tcp\n"
+    "       rfaas-bench-peer --fork\n"
+    "                               measures fork and exit of this process\n"
     "       rfaas-bench-peer --help\n";
 
 /* The numbers after DEVICE. */
@@ -33,6 +36,8 @@ int main(int argc, char **argv) {
     int calls = argc == 4 && !strcmp(argv[1], "--broker") ? atoi(argv[3]) : 0;
     if (calls >= 10)
         return bench_broker(argv[2], calls);
+    if (argc == 2 && !strcmp(argv[1], "--fork"))
+        return bench_fork();
     if (argc > 1 && !here) {
         int help = !strcmp(argv[1], "--help");
         fputs(usage, help ? stdout : stderr);
