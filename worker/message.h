@@ -9,7 +9,7 @@
  *   spawner  ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}; in a sandbox + fds {pidfd, guard's pidfd, and the
  *                                             stem's if there is one}
  *   spawner  ◀─ zygote socket ─── zygote      or SPAWN_FAILED {status, text} + fds {processes that must be reaped}
- *   executor ◀─ worker socket ─── worker      STARTED                   runs its first instructions
+ *   executor ◀─ worker socket ─── worker      STARTED                   only with PREPARED, for executors of earlier versions (page.h: begun)
  *   executor ◀─ worker socket ─── worker      UNSEEDED {status, text}   before LOADED: it starts without its seed's state
  *   executor ◀─ worker socket ─── worker      LAID                      before LOADED: the heap of a seed that is filled on demand is mapped
  *   executor ── worker socket ──▶ worker      PAGED                     absent pages are filled from now on
@@ -18,7 +18,7 @@
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits with DP_EXIT_FAILED
  *   spawner  ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a pooled worker
  *   executor ◀─ worker socket ─── worker      PAGES   + fd {userfaultfd}  before PREPARED, so before user code runs (pages.h)
- *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
+ *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease
  *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}, and {seed} if it starts from one: its lease; LOADED follows
  *   executor ── worker socket ──▶ worker      INSPECT + fds {code, output}: instead of a lease, read a library and exit
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  functions' names in the output; or FAILED {status, text}

@@ -46,12 +46,14 @@ typedef struct dp_worker_page {
     uint32_t phase; /* DP_PHASE_* */
     uint32_t client_gone; /* 1: the client's process has ended. Set also while a function runs; a worker that runs none exits */
     dp_knock knock; /* wakes the suspended worker */
-    uint8_t gap[248 - sizeof(dp_server_stats) - 2 * sizeof(uint32_t) - sizeof(dp_knock)];
+    uint8_t gap[240 - sizeof(dp_server_stats) - 2 * sizeof(uint32_t) - sizeof(dp_knock)];
+    uint32_t begun; /* 1: the worker runs and has its descriptors; workers of earlier versions send STARTED instead and leave 0 */
+    uint32_t pad;
     uint64_t overlay_ns; /* duration of laying a seed over the process, a part of that of loading the library; workers of earlier versions leave 0 */
     dp_worker_death death;
 } dp_worker_page;
 _Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocked_waits) == 48 &&
-                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, client_gone) == 60 && offsetof(dp_worker_page, knock) == 64 && offsetof(dp_worker_page, overlay_ns) == 248 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
+                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, client_gone) == 60 && offsetof(dp_worker_page, knock) == 64 && offsetof(dp_worker_page, begun) == 240 && offsetof(dp_worker_page, overlay_ns) == 248 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
                    offsetof(dp_worker_death, sender) == 24 && offsetof(dp_worker_death, text) == 40 &&
                    sizeof(dp_worker_page) <= DP_PAGE_SIZE,
                "worker page layout");

@@ -15,8 +15,10 @@
  *
  * A pooled worker first takes the steps that need no client: device, sandbox, memory and queue pair for a channel of the usual
  * sizes, hiding device files, the filter without the rules against connecting; PREPARED. With the lease it is pinned, connects
- * and continues as above, and sealing adds the remaining rules. On shm it limits and seals itself and loads the library while
- * it waits for the client's answer. After the answer only memory is left to map. Its memory stays on its first NUMA node.
+ * and continues as above, and sealing adds the remaining rules. Its memory stays on its first NUMA node.
+ *
+ * On shm a worker takes the steps from the memory limit to LOADED after its message to the client's socket, while it waits for the client's answer. After the
+ * answer only memory is left to map.
  *
  * The zygote's heap and libraries are inherited copy-on-write, its descriptors are closed.
  */
@@ -65,7 +67,7 @@ enum {
     FD_CTL = 7, /* to the sandbox's guard */
     FD_GUARD = 8,
     FD_PAGES = 9, /* userfaultfd of a pooled worker */
-    FD_FREE = 10,
+    FD_FREE = DP_INHERIT_FREE,
 };
 
 #define LOCKED_MOST (8u << 20) /* bytes that a function may lock: the kernel's default for every user */
@@ -83,6 +85,8 @@ typedef struct worker {
     uint64_t sandbox_ns; /* duration of the sandbox's steps since then */
     uint64_t code_ns;    /* duration of loading the library */
     bool told;           /* LOADED was sent */
+    bool early;          /* prepared before its lease */
+    bool inside;         /* enters the sandbox before it opens its device */
     int pages;           /* userfaultfd, -1: none */
     int seed;            /* file of the seed from which the worker starts, -1: none */
 } worker;
@@ -143,15 +147,13 @@ static void detach(const worker *w, const dp_worker_fds *fds, pid_t parent) {
         setpgid(0, 0); /* stay in the zygote's session, which has the smallest weight */
     else
         setsid();
-    for (int sig = 1; sig < NSIG; sig++)
-        signal(sig, SIG_DFL); /* fails for SIGKILL, SIGSTOP and glibc's own two */
+    dp_inherit_signals();
     struct sigaction term = {.sa_sigaction = ignore_sigterm, .sa_flags = SA_SIGINFO | SA_RESTART};
     sigaction(SIGTERM, &term, NULL);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     take_name(w);
-    dp_msg_send(sock, DP_MSG_STARTED, w->id, NULL, 0, -1);
 }
 
 static void close_from(int first) {
@@ -165,7 +167,7 @@ static void close_from(int first) {
 
 /* Moves the given descriptors to the numbers of the enumeration above, and closes all others. */
 static void own_descriptors(worker *w, const dp_worker_fds *fds) {
-    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int null = dp_inherit_null();
     if (null < 0)
         fail(w, fds->sock, DP_FATAL, "open /dev/null");
     const struct {
@@ -183,10 +185,10 @@ static void own_descriptors(worker *w, const dp_worker_fds *fds) {
         {w->pages < 0 ? null : w->pages, FD_PAGES, O_CLOEXEC},
     };
     enum { N = sizeof moves / sizeof *moves };
-    /* Duplicates above all targets first, so that no target overwrites a source. */
+    /* Sources below FD_FREE are copied above all targets first, so that no target overwrites a source. */
     int high[N];
     for (int i = 0; i < N; i++) {
-        high[i] = fcntl(moves[i].from, F_DUPFD_CLOEXEC, FD_FREE);
+        high[i] = moves[i].from < FD_FREE ? fcntl(moves[i].from, F_DUPFD_CLOEXEC, FD_FREE) : moves[i].from;
         if (high[i] < 0)
             fail(w, fds->sock, DP_FATAL, "no descriptors left for a worker");
     }
@@ -204,9 +206,6 @@ static void own_descriptors(worker *w, const dp_worker_fds *fds) {
         close(FD_CTL);
         close(FD_GUARD);
     }
-    /* A crash must not lose the last lines. */
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    setenv("GFORTRAN_UNBUFFERED_PRECONNECTED", "y", 1);
 }
 
 static void map_page(worker *w) {
@@ -218,6 +217,7 @@ static void map_page(worker *w) {
         fail(w, FD_SOCK, DP_FATAL, "map the worker's page");
     close(FD_PAGE);
     w->page = page;
+    w->page->begun = 1;
 }
 
 static void must(const worker *w, int st, const dp_error *err) {
@@ -298,6 +298,7 @@ _Noreturn static void make_seed(worker *w, const dp_msg_seed *m, int fds[DP_SEED
 
 /* Waits for a prepared worker's lease. Does not return if the worker gets a library to read instead. */
 static void wait_for_lease(worker *w, dp_msg_task *task) {
+    dp_msg_send(FD_SOCK, DP_MSG_STARTED, w->id, NULL, 0, -1);
     dp_msg_send(FD_SOCK, DP_MSG_PREPARED, w->id, NULL, 0, -1);
     dp_error err = {0};
     int fds[DP_TASK_FDS_MAX];
@@ -497,11 +498,17 @@ static void seal(worker *w, bool early) {
     w->sandbox_ns += now_ns() - began;
 }
 
-/* The steps of a pooled worker after its answer to the client: all memory of its own exists by then. */
+/* The steps between connecting and serving. On shm the worker has sent its descriptors to the client and waits for the answer: all memory of its own exists by
+ * then. */
 static void close_up(void *arg) {
     worker *w = arg;
     limit_memory(w);
-    seal(w, true);
+    if (!w->early) {
+        if (!w->inside)
+            enter_sandbox(w, false);
+        dp_crash_note(w->page);
+    }
+    seal(w, w->early);
     load_functions(w);
 }
 
@@ -521,15 +528,15 @@ static void loaded(void *arg) {
     dp_msg_send(FD_SOCK, DP_MSG_LOADED, w->id, &body, (uint32_t)sizeof body.times + len, -1);
 }
 
-/* A pooled worker seals itself while it waits for its client's answer. After the answer only memory is left to map,
- * and the executor can already tell the client. */
-static void connect_early(worker *w) {
+/* A worker seals itself and loads the library while it waits for its client's answer, which takes a wake-up. After the answer only memory is left to
+ * map, and the executor can already tell the client. Only shm waits. */
+static void connect_meanwhile(worker *w) {
     w->dev->meanwhile = close_up;
     w->dev->met = loaded;
     w->dev->meanwhile_arg = w;
     connect_client(w);
     w->dev->met = NULL;
-    if (w->dev->meanwhile) { /* the client had already answered */
+    if (w->dev->meanwhile) { /* the client had already answered, or another provider */
         w->dev->meanwhile = NULL;
         close_up(w);
     }
@@ -591,25 +598,23 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     take_identity(&w);
     dp_bundle_use(sandbox, m->bundle); /* pooled workers get none */
     /* sandbox.h explains the order. */
-    bool inside = m->provider != DP_PROVIDER_SHM && m->provider != DP_PROVIDER_OFI, early = !m->n_functions;
-    if (inside)
+    w.inside = m->provider != DP_PROVIDER_SHM && m->provider != DP_PROVIDER_OFI;
+    w.early = !m->n_functions;
+    if (w.inside)
         enter_sandbox(&w, false);
     dp_msg_task task;
-    if (early) {
+    if (w.early) {
         prepare(&w);
         wait_for_lease(&w, &task);
     }
     pin_worker(&w);
-    if (early) {
-        connect_early(&w);
+    if (w.early || m->provider == DP_PROVIDER_SHM) {
+        if (!w.early)
+            open_device(&w);
+        connect_meanwhile(&w);
     } else {
         open_and_connect(&w, memory);
-        limit_memory(&w);
-        if (!inside)
-            enter_sandbox(&w, false);
-        dp_crash_note(w.page);
-        seal(&w, false);
-        load_functions(&w);
+        close_up(&w);
         loaded(&w);
     }
     static dp_listener listener;

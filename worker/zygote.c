@@ -151,6 +151,8 @@ static int zygote_start(zygote *z) {
         dp_msg_send_failure(z->sock, DP_MSG_FAILED, 0, err.status, err.msg);
         return DP_EXIT_ZYGOTE;
     }
+    dp_shm_preload();
+    dp_inherit_prepare();
     size_t text = strlen(z->sandbox->missing) + 1, version = strnlen(z->version, DP_VERSION_MAX);
     memcpy(hello.text, z->sandbox->missing, text);
     memcpy(hello.text + text, z->version, version);

@@ -305,6 +305,9 @@ void dp_ofi_preload(void);
 /* Sets the options of an ofi device: libfabric's provider, and its domain, or for libfabric's tcp a numeric address of this node. The
  * strings are the caller's. `device` may be NULL or "". */
 void dp_ofi_choose(dp_dev_options *opts, const char *provider, const char *device);
+/* dp_shm_preload reads what devices of shm need to know about this node, for devices that are opened later, here and in forked processes that are still
+ * in the network namespace of this process. If that fails, dp_dev_open reports it. */
+void dp_shm_preload(void);
 /* dp_verbs_preload loads libibverbs and its providers and keeps the device list, so that later opens here and in forked
  * children are quick. It opens no device. Returns the number of devices; 0 when there are none, without loading anything,
  * or when they cannot be listed: err says why. */

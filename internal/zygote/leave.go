@@ -20,6 +20,7 @@ func (z *Zygote) Leave() (*handover.Spawner, error) {
 	z.cancel()
 	z.tasks.Wait()
 	z.pool.end()
+	z.dropParts()
 	z.leaving.Store(true)
 	z.spawner.conn.SetReadDeadline(time.Unix(1, 0))
 	<-z.received

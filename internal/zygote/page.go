@@ -17,6 +17,7 @@ const (
 	pageSize    = 4096
 	pagePhase   = 56  // offset of dp_worker_page.phase
 	pageGone    = 60  // offset of dp_worker_page.client_gone
+	pageBegun   = 240 // offset of dp_worker_page.begun
 	pageOverlay = 248 // offset of dp_worker_page.overlay_ns
 	pageDeath   = 256 // offset of dp_worker_page.death
 	deathText   = 40  // offset of dp_worker_death.text
@@ -147,6 +148,13 @@ func (p *page) phase() uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return binary.LittleEndian.Uint32(p.mem[pagePhase:])
+}
+
+// begun reports whether the worker runs. A worker of an earlier version sends STARTED instead.
+func (p *page) begun() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.mem[pageBegun]))) != 0
 }
 
 // clientGone reports whether the worker has noted the end of its client's process.

@@ -33,7 +33,7 @@ type Worker struct {
 	blob   []byte
 	late   bool // no client yet: the first Resume names it
 	paged  bool // its seed's pages come on demand, and it has not asked for that yet
-	began  bool // STARTED was received
+	began  bool // STARTED was received, which workers of earlier versions send
 	ready  bool // PREPARED was received, so user code may run from now on
 	asked  time.Time
 	steps  Steps // of the start
@@ -271,7 +271,7 @@ func (w *Worker) started() {
 
 // await reads the messages of a worker that will wait for its lease, up to PREPARED.
 func (w *Worker) await(ctx context.Context) error {
-	err := w.hear(ctx, func(m *wire.Message) bool { return m.Type == wire.Prepared && w.began })
+	err := w.hear(ctx, func(m *wire.Message) bool { return m.Type == wire.Prepared })
 	w.ready = true
 	return err
 }
@@ -375,7 +375,7 @@ func (w *Worker) startFailed(ctx context.Context, err error) error {
 	case w.page.phase() == phaseLoading:
 		// The library's constructors were running by then.
 		doing, status = "loading the library", wire.StatusBadLibrary
-	case w.began:
+	case w.began || w.page.begun():
 		doing = "connecting to the client"
 	}
 	if ctx.Err() != nil {

@@ -456,6 +456,7 @@ func TestManySpawnsLeakNothing(t *testing.T) {
 		t.Logf("spawn to LOADED, pinned %d: p10 %v, median %v, p90 %v, max %v of %d", pinned, d[len(d)/10], d[len(d)/2],
 			d[len(d)*9/10], d[len(d)-1], len(d))
 	}
+	z.dropParts()
 	check()
 	eventually(t, "zygote has no more descriptors than before", func() bool {
 		return openFDs(t, zygote) == zygoteFDs
