@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -56,7 +57,7 @@ func fromControl(op, who string, err error) error {
 // tryRun is the remedy in errors of programs that find no daemon.
 const tryRun = "run the program by `rfaas run -- PROGRAM`"
 
-// explainAbsent adds the remedy for a daemon that does not run to an error. The program's options name the daemon.
+// explainAbsent adds the remedy for a daemon that does not run, or for a wrong address, to an error. The program's options name the daemon.
 func (c *shared) explainAbsent(err error, address string) error {
 	e, ok := err.(*dataplane.Error)
 	if !ok || e.Status != dataplane.StatusPeerGone || address != c.opts.Executor && address != c.opts.Manager {
@@ -67,6 +68,13 @@ func (c *shared) explainAbsent(err error, address string) error {
 		daemon = "resource-manager"
 	}
 	told := *e
+	if strings.Contains(told.Detail, "no such host") {
+		told.Detail += ": check the host name in the address"
+		return &told
+	}
+	if strings.Contains(told.Detail, "handshake failed") { // something runs there
+		return err
+	}
 	told.Detail += ": if it does not run, start it (`" + daemon + "`), or " + tryRun
 	return &told
 }

@@ -48,6 +48,22 @@ func TestFromControl(t *testing.T) {
 	}
 }
 
+// The remedy fits the reason: a daemon that does not run, a wrong host name, or another server.
+func TestRemedyOfAbsentDaemon(t *testing.T) {
+	c := &shared{opts: Options{Manager: "n1"}}
+	for detail, want := range map[string]string{
+		"connect: connection refused": "connect: connection refused: if it does not run, start it (`resource-manager`), or " + tryRun,
+		"lookup n1: no such host":     "lookup n1: no such host: check the host name in the address",
+		"TLS handshake failed: EOF":   "TLS handshake failed: EOF",
+	} {
+		err := c.explainAbsent(fail("ask", dataplane.StatusPeerGone, "%s", detail), "n1")
+		var e *dataplane.Error
+		if !errors.As(err, &e) || e.Detail != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // A token or secret that is missing or unreadable is an error of the credential, with the remedy.
 func TestMissingCredential(t *testing.T) {
 	dir := t.TempDir()

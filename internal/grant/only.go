@@ -32,8 +32,8 @@ func (c *shared) only(ctx context.Context, addr string, s *Spec) (Candidate, err
 	cand, err := c.suited(addr, info, s)
 	if need := uint32(s.least() * s.CoresPerWorker); err == nil && need > info.FreeCores {
 		// Checked here, because the channels of an impossible lease may take gigabytes before the executor refuses it.
-		err = fail("find an executor", dataplane.StatusBusy, "%d workers of %d cores need %d cores, executor %s has %d of %d free",
-			s.least(), s.CoresPerWorker, need, addr, info.FreeCores, info.Cores)
+		err = fail("find an executor", dataplane.StatusBusy, "%s, executor %s has %d of %d free",
+			needs(s.least(), s.CoresPerWorker), addr, info.FreeCores, info.Cores)
 	}
 	return cand, err
 }
@@ -41,8 +41,8 @@ func (c *shared) only(ctx context.Context, addr string, s *Spec) (Candidate, err
 // suited reports whether the executor that info describes could ever grant such a lease.
 func (c *shared) suited(addr string, info *control.InfoReply, s *Spec) (Candidate, error) {
 	if need := uint32(s.Workers * s.CoresPerWorker); need > info.Cores {
-		return Candidate{}, fail("find an executor", dataplane.StatusInvalid, "%d workers of %d cores need %d cores, executor %s lends %d",
-			s.Workers, s.CoresPerWorker, need, addr, info.Cores)
+		return Candidate{}, fail("find an executor", dataplane.StatusInvalid, "%s, executor %s lends %d",
+			needs(s.Workers, s.CoresPerWorker), addr, info.Cores)
 	}
 	p, err := c.provider(addr, info)
 	return Candidate{Address: addr, Node: info.Node, Provider: p, info: info}, err

@@ -32,7 +32,7 @@ func (c *shared) usable(e *control.ExecutorEntry, need uint32) (Candidate, error
 	case err != nil:
 		return Candidate{}, err
 	case e.Info.Cores < need:
-		return Candidate{}, fail(op, dataplane.StatusInvalid, "%s lends %d cores", where, e.Info.Cores)
+		return Candidate{}, fail(op, dataplane.StatusInvalid, "%s lends %s", where, count(int(e.Info.Cores), "core"))
 	case !e.Alive:
 		return Candidate{}, fail(op, dataplane.StatusBusy, "%s has not been heard from for %v", where, milliseconds(e.AgeMs).Round(time.Second))
 	case e.Info.Cordoned:
@@ -86,8 +86,27 @@ func (c *shared) nothingUsable(s *Spec, unusable []error) error {
 	case 1:
 		st = dataplane.StatusUnsupported
 	}
-	return fail(op, st, "%d workers of %d cores need %d cores on one node, and none of the %d executors that the resource manager %s knows can be "+
-		"used: %s", s.Workers, s.CoresPerWorker, s.Workers*s.CoresPerWorker, len(unusable), c.opts.Manager, details(unusable))
+	known := fmt.Sprintf("none of the %d executors that the resource manager %s knows can", len(unusable), c.opts.Manager)
+	if len(unusable) == 1 {
+		known = fmt.Sprintf("the only executor that the resource manager %s knows cannot", c.opts.Manager)
+	}
+	return fail(op, st, "%s on one node, and %s be used: %s", needs(s.Workers, s.CoresPerWorker), known, details(unusable))
+}
+
+// needs says how many cores the workers of a lease need.
+func needs(workers, cores int) string {
+	verb := "need"
+	if workers == 1 {
+		verb = "needs"
+	}
+	return fmt.Sprintf("%s of %s %s %s", count(workers, "worker"), count(cores, "core"), verb, count(workers*cores, "core"))
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // withUnusable adds the reasons why other executors could not be asked to the error of the last executor that was asked.

@@ -56,8 +56,8 @@ func TestErrorNamesUnusableExecutors(t *testing.T) {
 		{"near is cordoned", []*control.ExecutorEntry{cordoned(entry(near, self, 4, true, true, "shm")), remote}, false, dataplane.StatusBusy,
 			append([]string{near + " on this node is cordoned"}, noDevice...)},
 		{"near is too small", []*control.ExecutorEntry{entry(near, self, 1, true, false, "shm"), remote}, false, dataplane.StatusUnsupported,
-			append([]string{near + " on this node lends 1 cores", "2 workers of 1 cores"}, noDevice...)},
-		{"all are too small", []*control.ExecutorEntry{entry(near, self, 1, true, false, "shm")}, false, dataplane.StatusInvalid, []string{near, "lends 1 cores"}},
+			append([]string{near + " on this node lends 1 core", "2 workers of 1 core need 2 cores on one node, and none of the 2 executors"}, noDevice...)},
+		{"all are too small", []*control.ExecutorEntry{entry(near, self, 1, true, false, "shm")}, false, dataplane.StatusInvalid, []string{"the only executor that the resource manager", near, "lends 1 core"}},
 		{"near is silent, far with a device", []*control.ExecutorEntry{remote, entry(near, self, 4, false, false, "shm")}, true, 0, nil},
 	} {
 		t.Run(k.name, func(t *testing.T) {
