@@ -78,7 +78,7 @@ func TestWrongSettings(t *testing.T) {
 		"list for a text":   {[]string{"--config", write(t, "c.yaml", "cores: [1, 2]\n")}, nil, "cores"},
 		"map for a number":  {[]string{"--config", write(t, "c.yaml", "grace: {a: 1}\n")}, nil, "grace"},
 		"duration":          {[]string{"--grace", "soon"}, nil, "soon (from --grace)"},
-		"no unit":           {[]string{"--grace", "10"}, nil, "10 (from --grace)"},
+		"no unit":           {[]string{"--grace", "10"}, nil, "10 (from --grace): time: missing unit in duration: want a number with its unit, like 500ms"},
 		"env":               {nil, []string{"RFAAS_EXECUTOR_GRACE=soon"}, "RFAAS_EXECUTOR_GRACE"},
 		"unknown env":       {nil, []string{"RFAAS_EXECUTOR_GRAZE=1s"}, `RFAAS_EXECUTOR_GRAZE="1s" is not a setting`},
 		"env of no program": {nil, []string{"RFAAS_CORES=2"}, `RFAAS_CORES="2": no program reads this name. The setting cores of executor is RFAAS_EXECUTOR_CORES`},

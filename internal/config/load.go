@@ -291,11 +291,14 @@ func lines(errs []error) string {
 	return b.String()
 }
 
-// cause takes mapstructure's own prefix off.
+// cause takes mapstructure's own prefix off, and says what a duration looks like.
 func cause(err error) error {
 	var de *mapstructure.DecodeError
 	if errors.As(err, &de) {
-		return de.Unwrap()
+		err = de.Unwrap()
+	}
+	if strings.HasPrefix(err.Error(), "time: ") { // of time.ParseDuration
+		return fmt.Errorf("%w: want a number with its unit, like 500ms, 10s or 2h", err)
 	}
 	return err
 }
