@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
@@ -65,7 +68,7 @@ func (r *revocations) run(ctx context.Context) {
 			}
 			continue
 		}
-		if text := control.Text(err); text != said && ctx.Err() == nil {
+		if text := control.Text(err); text != said && ctx.Err() == nil && status.Code(err) != codes.Canceled { // the connection is closed shortly before ctx ends
 			said = text
 			r.log.Warn("cannot get the list of revoked credentials from the resource manager; trying again", "error", text)
 		}
