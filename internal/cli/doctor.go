@@ -104,9 +104,9 @@ func (a *app) report(list []finding, asJSON bool) error {
 		}
 	} else {
 		for _, f := range list {
-			fmt.Fprintf(a.Stdout, "%-8s %-16s %s\n", f.State, f.Check, f.Detail)
+			fmt.Fprintf(a.Stdout, "%-8s %-17s %s\n", f.State, f.Check, f.Detail)
 			if f.Mend != "" {
-				fmt.Fprintf(a.Stdout, "%-25s -> %s\n", "", f.Mend)
+				fmt.Fprintf(a.Stdout, "%-26s -> %s\n", "", f.Mend)
 			}
 		}
 	}

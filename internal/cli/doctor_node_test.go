@@ -34,7 +34,7 @@ func TestCheckGIDs(t *testing.T) {
 		files       map[string]string
 		state, text string
 	}{
-		"no device": {nil, "note", "no active port"},
+		"no device": {nil, "ok", "not needed"},
 		"port down": {map[string]string{port + "state": "1: DOWN", port + "gids/0": mapped}, "note", "no active port"},
 		"RoCE": {map[string]string{port + "state": "4: ACTIVE", port + "link_layer": "Ethernet", port + "gids/0": local, port + "gid_attrs/types/0": "RoCE v2",
 			port + "gids/1": mapped, port + "gid_attrs/types/1": "RoCE v2", port + "gids/2": zero}, "ok", "RoCE v2, index 1"},

@@ -152,7 +152,7 @@ func newTokenIssue(a *app) *cobra.Command {
 	a.clusterFlag(c, &dir)
 	c.Flags().StringVar(&tenant, "tenant", "", "account that owns the leases and pays for them")
 	c.Flags().Int64Var(&uid, "uid", 0, "user id as which functions run (default: none)")
-	c.Flags().StringVar(&role, "role", "tenant", "tenant, or operator, which may list and end all leases")
+	c.Flags().StringVar(&role, "role", "tenant", "tenant, or operator, which may list and end all leases, and cordon and drain nodes")
 	c.Flags().DurationVar(&life, "for", tokenLife, "how long it is valid")
 	c.Flags().StringVar(&out, "out", "", "file to write, which must not exist (default: TENANT.token)")
 	return c
