@@ -156,7 +156,7 @@ int binding_set_all(const char *what, void *options, const binding_field *fields
         }
         for (const binding_flag *f = flags; known && f->name; f++) {
             PyObject *s = PyUnicode_FromString(f->name);
-            if (s)
+            if (s && PySequence_Contains(known, s) == 0) /* seed is a field and a flag */
                 PyList_Append(known, s);
             Py_XDECREF(s);
         }
