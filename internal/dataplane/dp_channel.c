@@ -169,6 +169,7 @@ static int new_channel(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel
 
 static void add_to_lane(dp_channel *ch) {
     ch->qp->user = ch;
+    dp_qp_repost(ch->qp);
     ch->next = ch->lane->channels;
     ch->lane->channels = ch;
     ch->lane->n_channels++;

@@ -216,10 +216,12 @@ typedef struct dp_qp {
      * until the queue pair is reset. They stay 0 where the provider cannot tell (shm, verbs). */
     uint64_t bytes_acked, bytes_received;
     bool peer_batches; /* tcp, connected: the peer has announced that it serves requests with DP_REQ_BATCH */
+    bool reposts;      /* dp_qp_repost: dp_cq_poll posts the receive of an arrival again before it returns */
 } dp_qp;
 
 struct dp_ops {
     bool destroys_slowly; /* the driver may take long to destroy a queue pair, completion queue or region */
+    bool reposts;         /* dp_qp_repost is possible */
     void (*dev_close)(dp_dev *);
     int (*dev_event_fd)(dp_dev *); /* NULL: none */
     void (*dev_attend)(dp_dev *);
@@ -481,6 +483,9 @@ static inline int dp_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t ra
 }
 /* Posts a receive. */
 static inline int dp_post_recv(dp_qp *qp, uint64_t wr_id) { return qp->ops->post_recv(qp, wr_id); }
+/* dp_qp_repost makes dp_cq_poll post the receives of all arrivals again, with wr_id 0, if the provider can do so for less than
+ * dp_post_recv (shm). All receives that were posted have wr_id 0. qp->reposts says whether it does. Otherwise the caller posts them. */
+static inline void dp_qp_repost(dp_qp *qp) { qp->reposts = qp->ops->reposts; }
 /* dp_rkey_ptr returns a local pointer to len bytes of the peer's region for plain loads and stores, or
  * NULL without DP_CAP_RKEY_PTR, with a bad key or bounds, or without write access. Valid until reset. */
 static inline void *dp_rkey_ptr(dp_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len) {
@@ -527,6 +532,14 @@ static inline void dp_cpu_pause(void) {
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
+#endif
+}
+/* Requests a cache line for writing. GCC emits prefetchw only for the few processors that -march names. */
+static inline void dp_prefetch_write(const void *at) {
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)at));
+#else
+    __builtin_prefetch(at, 1);
 #endif
 }
 /* Monotonic clock, ns. */

@@ -6,6 +6,8 @@
 #include "dp_parts.h"
 #include "dp_serve_impl.h"
 
+#define ALWAYS_INLINE inline __attribute__((always_inline)) /* for what each call passes through */
+
 #define POLL_BATCH 16
 /* Results up to this size are made in scratch memory and copied. They may share a pair of cache lines with the word that the client
  * polls, and then each write of the function could transfer these lines. Larger results share no lines with a polled word. Between near cores, a call of
@@ -75,20 +77,24 @@ static int post_write(dp_server *s, const void *data, uint64_t size, uint64_t ra
     return DP_OK;
 }
 
-/* Posts what ends a request. */
-static int post_last(dp_server *s, const dp_sge *sge, int n, uint64_t at, uint32_t imm) {
+/* Posts what ends a request, after there was no room for it. */
+static __attribute__((noinline, cold)) int post_later(dp_server *s, const dp_sge *sge, int n, uint64_t at, uint32_t imm) {
     int64_t since = 0;
-    for (;;) {
-        int st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at, s->client.rkey, imm, 0, s->more);
-        if (st != DP_BUSY)
-            return st;
-        if ((st = make_room(s, &since)))
-            return st;
-    }
+    int st;
+    do
+        st = make_room(s, &since);
+    while (!st && (st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at, s->client.rkey, imm, 0, s->more)) == DP_BUSY);
+    return st;
+}
+
+/* Posts what ends a request. */
+static ALWAYS_INLINE int post_last(dp_server *s, const dp_sge *sge, int n, uint64_t at, uint32_t imm) {
+    int st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at, s->client.rkey, imm, 0, s->more);
+    return __builtin_expect(st != DP_BUSY, 1) ? st : post_later(s, sge, n, at, imm);
 }
 
 /* Sends a reply without a header: a result, to its place at offset `at`. */
-static inline int post_bare(dp_server *s, uint32_t slot, uint32_t call_id, uint64_t at, const void *data,
+static ALWAYS_INLINE int post_bare(dp_server *s, uint32_t slot, uint32_t call_id, uint64_t at, const void *data,
                             uint32_t size) {
     dp_sge sge = {data, size, 0};
     if (s->staging && size > s->qp->max_inline) {
@@ -242,7 +248,7 @@ typedef struct outcome {
 } outcome;
 
 /* Runs a function whose result has `room` bytes at res, of which the caller accepts inv->capacity. Returns the result's size. */
-static inline uint32_t run(dp_server *s, uint32_t function, void *args, uint32_t size, uint8_t *res, uint64_t room, dp_invocation *inv) {
+static ALWAYS_INLINE uint32_t run(dp_server *s, uint32_t function, void *args, uint32_t size, uint8_t *res, uint64_t room, dp_invocation *inv) {
     inv->room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
     inv->failed = 0;
     inv->message_len = 0;
@@ -260,7 +266,7 @@ static inline uint32_t run(dp_server *s, uint32_t function, void *args, uint32_t
 /* Runs the function that makes the result. It writes directly to the result's place if no other result lies behind it (the client says
  * so), and otherwise to scratch memory, so that a result larger than announced damages nothing. place: another place for the result,
  * with `place_room` bytes, or NULL. */
-static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, uint32_t function, void *args, uint32_t size, uint8_t *place,
+static ALWAYS_INLINE void execute(dp_server *s, uint32_t slot, const dp_request *h, uint32_t function, void *args, uint32_t size, uint8_t *place,
                            uint64_t place_room, dp_invocation *inv, outcome *o) {
     const dp_layout *l = &s->layout;
     o->at = h->flags & DP_REQ_BULK_OUT ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
@@ -334,8 +340,8 @@ static __attribute__((noinline)) void execute_chain(dp_server *s, uint32_t slot,
     execute(s, slot, h, h->then - 1, s->between, got, place, place_room, inv, o);
 }
 
-/* Answers by the queue pair. */
-static int reply(dp_server *s, uint32_t slot, const dp_request *h, dp_invocation *inv, outcome *o) {
+/* Answers by the queue pair when reply() does not. */
+static __attribute__((noinline)) int reply_any(dp_server *s, uint32_t slot, const dp_request *h, dp_invocation *inv, outcome *o) {
     dp_reply r = {h->generation, h->call_id, o->status, o->size};
     if (o->status == DP_FUNCTION_FAILED) {
         r.size = dp_failure_message(inv->message, inv->message_len, inv->code, h->then ? inv->which : DP_CHAIN_NONE, s->layout.eager);
@@ -343,14 +349,19 @@ static int reply(dp_server *s, uint32_t slot, const dp_request *h, dp_invocation
     }
     if (o->status || o->placed)
         return post_reply(s, slot, &r, NULL, 0);
-    if (__builtin_expect(o->size <= s->dev->max_msg, 1))
-        return post_bare(s, slot, h->call_id, o->at, o->res, o->size);
     if (s->staging && !o->in_place) {
         memcpy(s->out + o->at, o->res, o->size);
         o->res = s->out + o->at;
     }
     int st = post_write(s, o->res, o->size, s->client.addr + o->at);
     return st ? st : post_reply(s, slot, &r, NULL, 0);
+}
+
+/* Answers by the queue pair. */
+static ALWAYS_INLINE int reply(dp_server *s, uint32_t slot, const dp_request *h, dp_invocation *inv, outcome *o) {
+    if (__builtin_expect(!o->status && !o->placed && o->size <= s->dev->max_msg, 1))
+        return post_bare(s, slot, h->call_id, o->at, o->res, o->size);
+    return reply_any(s, slot, h, inv, o);
 }
 
 /* ---- the mailbox ---- */
@@ -526,7 +537,7 @@ static int handle(dp_server *s, const dp_wc *wc, bool others) {
     if (slot >= s->layout.depth)
         return DP_PROTOCOL; /* there is no place to which a refusal could go */
     /* Post the receive again before the reply, because the client may call again as soon as it has the reply. */
-    int st = dp_post_recv(s->qp, 0);
+    int st = s->qp->reposts ? DP_OK : dp_post_recv(s->qp, 0);
     if (st)
         return st;
     /* A repeated request is neither executed nor answered: its answer could meet that of the slot's next call. */

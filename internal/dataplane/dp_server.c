@@ -68,7 +68,10 @@ static int post_receives(dp_server *s, dp_qp *qp, dp_error *err) {
 static int make_queue_pair(dp_server *s, dp_qp **out, dp_error *err) {
     dp_qp_attr attr = {.max_send = 2 * s->layout.depth + 8, .max_recv = s->layout.depth, .max_inline = 256,
                        .expose = {s->requests}, .n_expose = 1, .takes_shared = true};
-    return dp_qp_create(s->domain, s->cq, &attr, out, err);
+    int st = dp_qp_create(s->domain, s->cq, &attr, out, err);
+    if (!st)
+        dp_qp_repost(*out);
+    return st;
 }
 
 static int make_parts(dp_server *s, bool hot, dp_error *err) {

@@ -581,6 +581,7 @@ static const dp_ops shm_ops = {
     .post_read = shm_post_read,
     .post_fetch_add = shm_post_fetch_add,
     .post_compare_swap = shm_post_compare_swap,
+    .reposts = true,
     .post_recv = shm_post_recv,
     .rkey_ptr = shm_rkey_ptr,
     .qp_probe = shm_qp_probe,

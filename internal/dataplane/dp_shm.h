@@ -224,6 +224,9 @@ static inline void shm_show_next(shm_cq *cq) {
     }
 }
 
+/* Release pairs with the acquire in look_for_credit(): our reads of the entries that this frees are done. */
+static inline void shm_show_posted(shm_qp *qp) { __atomic_store_n(&qp->segment->posted, qp->rposted, __ATOMIC_RELEASE); }
+
 static inline void shm_local_push(shm_qp *qp, uint64_t wr_id, int status, dp_op op, uint32_t len) {
     shm_cq *cq = (shm_cq *)qp->q.cq;
     /* Never overruns: unpolled is bounded by max_send, and the queue has room for every queue pair's. */

@@ -6,6 +6,7 @@
 #include "dp_shm.h"
 #include "dp_wire.h"
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNSURE_NS 1000000
 
 /* Ends the connection: the peer broke the provider's protocol. */
@@ -28,7 +29,7 @@ static inline bool store_head(shm_qp *qp, const uint8_t *data, uint32_t head, ui
 }
 
 /* Takes the next message if there is one. 1 taken, 0 none. */
-static inline int take_entry(shm_qp *qp, dp_wc *wc) {
+static ALWAYS_INLINE int take_entry(shm_qp *qp, dp_wc *wc) {
     uint32_t pos = qp->rpos;
     const shm_entry *e = &qp->segment->ring[pos & qp->mask];
     /* Acquire pairs with the release in publish(): the entry and the data it announces are visible. */
@@ -37,13 +38,14 @@ static inline int take_entry(shm_qp *qp, dp_wc *wc) {
         return 0;
     if (__builtin_expect(qp->q.state == DP_QP_ERROR, 0))
         return 0;
-    wc->wr_id = qp->recvs[pos & qp->mask];
+    wc->wr_id = qp->q.reposts ? 0 : qp->recvs[pos & qp->mask];
     wc->qp = &qp->q;
     wc->status = DP_OK;
     wc->op = DP_OP_RECV_IMM;
     if (__builtin_expect(pos == qp->rposted, 0)) /* no receive posted: the peer overran its credit */
         return violation(qp, wc);
     qp->rpos = pos + 1;
+    qp->rposted += qp->q.reposts; /* at most max_recv are posted, because this one was */
     /* The entry is the peer's memory: each word is read once and checked before use. */
     uint64_t what = *(const volatile uint64_t *)&e->what;
     uint32_t head = what >> 40 & 0xff, op = what >> 48 & 0xff;
@@ -56,6 +58,16 @@ static inline int take_entry(shm_qp *qp, dp_wc *wc) {
     return 1;
 }
 
+/* Takes up to n messages. The peer learns of receives that were posted again once for all of them. */
+static ALWAYS_INLINE int take_entries(shm_qp *qp, dp_wc *wc, int n) {
+    int got = 0;
+    while (got < n && take_entry(qp, &wc[got]))
+        got++;
+    if (got && qp->q.reposts)
+        shm_show_posted(qp);
+    return got;
+}
+
 int shm_cq_poll(dp_cq *c, dp_wc *wc, int n) {
     shm_cq *cq = (shm_cq *)c;
     int got = 0;
@@ -66,17 +78,14 @@ int shm_cq_poll(dp_cq *c, dp_wc *wc, int n) {
     }
     uint32_t n_qps = cq->n_qps;
     if (n_qps == 1) {
-        while (got < n && take_entry(cq->qps[0], &wc[got]))
-            got++;
+        got += take_entries(cq->qps[0], wc + got, n - got);
         shm_show_next(cq);
         return got;
     }
     /* After a call that returned n completions, the next one begins with another queue pair, so that none starves. */
     for (uint32_t k = 0; k < n_qps && got < n; k++) {
         uint32_t at = cq->turn + k;
-        shm_qp *qp = cq->qps[at >= n_qps ? at - n_qps : at];
-        while (got < n && take_entry(qp, &wc[got]))
-            got++;
+        got += take_entries(cq->qps[at >= n_qps ? at - n_qps : at], wc + got, n - got);
     }
     if (got == n && n_qps)
         cq->turn = (cq->turn + 1) % n_qps;

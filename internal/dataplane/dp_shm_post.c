@@ -4,6 +4,11 @@
 #include "dp_shm.h"
 #include "dp_wire.h"
 
+/* With more calls in flight than this, a post fetches the entry of the post that follows so many posts later. Stores leave a processor in order,
+ * so without it the stores of later calls wait until the peer's cache has given up the entry's line. With fewer calls, the peer may be
+ * polling that entry. 64 calls of 8 bytes take 23.6 ns each instead of 25.4 ns between near cores, and alone this brought 103 ns to 67 ns between far ones. */
+#define AHEAD 4
+
 /* Index of the peer's region that holds [raddr, raddr+len), with the right `need`; -1 none. */
 static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len, uint32_t need) {
     for (uint32_t i = 0; i < qp->peer.n_regions; i++) {
@@ -16,12 +21,9 @@ static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, u
     return -1;
 }
 
-/* Wakes the peer, unless it has promised to poll. */
-static inline void notify(shm_qp *qp) {
+/* Wakes a peer that has not promised to poll, if it sleeps. */
+static __attribute__((noinline)) void wake(shm_qp *qp) {
     uint32_t *word = qp->peer.mode;
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* orders the compiler; the peer's membarrier orders the processor */
-    if (__atomic_load_n(word, __ATOMIC_RELAXED) == SHM_HOT)
-        return; /* partner: the membarrier in shm_cq_arm */
     /* The entry must be visible before mode is read. Partner: the fence in shm_cq_arm. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     uint32_t sleeping = SHM_SLEEPING, mode = __atomic_load_n(word, __ATOMIC_RELAXED);
@@ -31,6 +33,13 @@ static inline void notify(shm_qp *qp) {
     }
     if (mode == SHM_SLEEPING && __atomic_compare_exchange_n(word, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         shm_futex(word, FUTEX_WAKE, 1, NULL);
+}
+
+/* Wakes the peer, unless it has promised to poll. */
+static inline void notify(shm_qp *qp) {
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* orders the compiler; the peer's membarrier orders the processor */
+    if (__builtin_expect(__atomic_load_n(qp->peer.mode, __ATOMIC_RELAXED) != SHM_HOT, 0)) /* partner: the membarrier in shm_cq_arm */
+        wake(qp);
 }
 
 static inline int may_post(shm_qp *qp) {
@@ -61,7 +70,7 @@ static inline void put(uint8_t *dst, const void *src, uint64_t len) {
 /* Reads the peer's count of receives. DP_OK: there is one for the next message. The count only grows, and by no more than the ring has entries. Any other
  * value is garbage, written by a function that overwrites memory. */
 static __attribute__((noinline)) int look_for_credit(shm_qp *qp) {
-    /* Acquire pairs with the release in shm_post_recv: the peer has read the entry that we are about to reuse. */
+    /* Acquire pairs with the release in shm_show_posted: the peer has read the entry that we are about to reuse. */
     uint32_t posted = __atomic_load_n(&qp->peer.segment->posted, __ATOMIC_ACQUIRE);
     if (posted - qp->credit > qp->peer.ring_size || posted - qp->spos > qp->peer.ring_size) {
         dp_qp_break(&qp->q, DP_PROTOCOL);
@@ -79,6 +88,8 @@ static inline void publish(shm_qp *qp, shm_entry *e, uint64_t what, uint32_t imm
     /* Release pairs with the acquire in take_entry(). */
     __atomic_store_n(&e->seq_imm, (uint64_t)imm << 32 | (uint32_t)(qp->spos + 1), __ATOMIC_RELEASE);
     qp->spos++;
+    if (qp->spos - qp->rpos + AHEAD > 2 * AHEAD) /* the difference is the number of calls in flight, negative at the server */
+        dp_prefetch_write(&qp->peer.segment->ring[(qp->spos + AHEAD) & (qp->peer.ring_size - 1)]);
     notify(qp);
 }
 
@@ -136,8 +147,8 @@ static uint32_t put_split(uint8_t *head, uint8_t *dst, const dp_sge *sge, int n)
     return want;
 }
 
-int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm,
-                              uint64_t wr_id, uint32_t flags) {
+static __attribute__((noinline)) int post_any(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm,
+                                              uint64_t wr_id, uint32_t flags) {
     shm_qp *qp = (shm_qp *)q;
     int st = may_post(qp);
     if (st)
@@ -162,6 +173,24 @@ int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint3
     publish(qp, e, shm_what((uint32_t)total, (uint32_t)i, head), imm);
     if (flags & DP_SIGNALED)
         shm_local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
+    return DP_OK;
+}
+
+/* Posts what most messages are, a single piece that fits into an entry and goes to the peer's first region, in 85 instructions instead of 140.
+ * All else, errors included, is for post_any. */
+int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id, uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    const shm_region *r = &qp->peer.regions[0];
+    uint64_t offset = raddr - r->base; /* wraps to a huge value below base */
+    uint32_t len = n == 1 ? sge->len : UINT32_MAX;
+    if (__builtin_expect(len > SHM_INLINE || r->rkey != rkey || offset >= r->size || len > r->size - offset ||
+                             !(r->access & DP_REMOTE_WRITE) || qp->spos == qp->credit || flags & DP_SIGNALED ||
+                             may_post(qp) != DP_OK, 0))
+        return post_any(q, sge, n, raddr, rkey, imm, wr_id, flags);
+    shm_entry *e = &qp->peer.segment->ring[qp->spos & (qp->peer.ring_size - 1)];
+    dp_copy_small(e->data, sge->addr, len);
+    e->offset = offset;
+    publish(qp, e, shm_what(len, 0, len), imm);
     return DP_OK;
 }
 
@@ -228,8 +257,7 @@ int shm_post_recv(dp_qp *q, uint64_t wr_id) {
     if (qp->rposted - qp->rpos >= q->max_recv)
         return DP_BUSY;
     qp->recvs[qp->rposted++ & qp->mask] = wr_id;
-    /* Release pairs with the acquire in look_for_credit(): our reads of the entry that this frees are done. */
-    __atomic_store_n(&qp->segment->posted, qp->rposted, __ATOMIC_RELEASE);
+    shm_show_posted(qp);
     return DP_OK;
 }
 
