@@ -219,7 +219,8 @@ $(GENERATED)/made: client/api/rfaas.yaml $(wildcard $(WORKER)/rfaas_function.* $
 	$(Q)rm -rf $(@D)
 	$(Q)$(GO) run -buildvcs=false ./internal/apigen/write built
 	$(Q)touch $@
-$(addprefix $(GENERATED)/,rfaas_enums.hpp rfaas_c.f90): $(GENERATED)/made ;
+$(addprefix $(GENERATED)/,rfaas_enums.hpp rfaas_c.f90): $(GENERATED)/made
+	$(Q)test -e $@ || { rm -f $<; $(MAKE) $<; }
 
 HEADERS := rfaas.h rfaas_function.h rfaas_function.hpp rfaas.hpp rfaas_async.hpp rfaas_span.hpp rfaas_enums.hpp rfaas_mpi.h rfaas_mpi.hpp
 headers: $(HEADERS:%=include/%) # include/rfaas*.h, rfaas*.hpp

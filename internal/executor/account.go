@@ -464,7 +464,7 @@ func (a *accounts) sample() {
 			w.samples++
 			if w.Running() != "" {
 				w.inside++
-				a.running += since * time.Duration(a.turns)
+				a.running += min(since*time.Duration(a.turns), sampleMost)
 			}
 		}
 	}

@@ -37,7 +37,7 @@ func (s *seedSource) close() {
 	}
 }
 
-// filling is a seed that is being copied while workers use it. Only the goroutine that reads the seed uses source.
+// filling is a seed that is being copied while workers use it. Only the goroutine that reads the seed at the moment uses source, which is nil after the last one is lost.
 type filling struct {
 	seed    *zygote.Seed
 	ctx     context.Context // of the first request; it also ends when the node drains
@@ -112,6 +112,9 @@ func (l *fillings) hurry(key sum) {
 // read reads parts of the seed.
 func (f *filling) read(parts []zygote.SeedPart, b []byte) error {
 	s := f.source
+	if s == nil {
+		return errors.New("the seed has no source any more")
+	}
 	list := make([]dataplane.Part, 0, len(parts))
 	for _, x := range parts {
 		from := dataplane.Part{Addr: s.proofs.GetAddr() + x.Offset, Size: x.Size, Key: s.proofs.GetKey()}

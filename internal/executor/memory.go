@@ -143,7 +143,7 @@ func (e *Executor) yieldMemory(ctx context.Context, reserve uint64, stalled <-ch
 		}
 		m, err := measure()
 		wait := memoryEvery
-		if err == nil && !e.memoryShort.Load() {
+		if err == nil {
 			wait = nextLook(m.Available, reserve)
 		}
 		look.Reset(min(wait, quiet))

@@ -212,7 +212,7 @@ func (p *Pending) lendEarly(ctx context.Context, cand *Candidate) {
 	}
 	providers := sharedProviders(cand.info, info)
 	conn, err := p.c.dial("copy a seed", from.address)
-	if len(providers) == 0 || err != nil {
+	if len(providers) == 0 || providers[0] == dataplane.Verbs || err != nil { // over verbs, the loan copies the seed
 		done(false)
 		return
 	}
@@ -295,6 +295,9 @@ func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand 
 	if err != nil {
 		early.end()
 		return nil, err
+	}
+	if early != nil { // it may have ended in the meantime, for example during an upload
+		providers = slices.Insert(providers, 0, providers[0])
 	}
 	for _, provider := range providers {
 		l := early

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
@@ -153,60 +151,17 @@ func (g *pager) leave() {
 	g.p.detached.Done()
 }
 
-const (
-	// hotWait is how long the thread of listen waits for a further fault without giving its processor of the Go runtime to another goroutine.
-	hotWait = 100 * time.Microsecond
-	// hotMost is how long such waits may follow each other.
-	hotMost = time.Millisecond
-)
-
-// listen reads the faults. Its thread runs on the worker's CPUs. There the fault and its answer take two changes of threads, instead of waking two processors.
+// listen reads the faults.
 func (g *pager) listen() {
-	conn, err := g.file.SyscallConn()
-	if err != nil {
-		return
-	}
-	runtime.LockOSThread() // and never unlocked: the thread ends with its CPUs
-	var cpus unix.CPUSet
-	for _, cpu := range g.w.serves.Load().CPUs {
-		cpus.Set(cpu)
-	}
-	if cpus.Count() > 0 {
-		_ = unix.SchedSetaffinity(0, &cpus) // on other CPUs it only takes longer
-	}
 	events := make([]byte, 16*uffdMessage)
-	var hot time.Time // until then, the next fault is waited for in a system call
 	for {
-		var n int
-		rerr := conn.Read(func(fd uintptr) bool {
-			for {
-				n, err = unix.Read(int(fd), events)
-				if err != unix.EAGAIN {
-					return true
-				}
-				if !time.Now().Before(hot) {
-					hot = time.Time{}
-					return false // waits like any goroutine
-				}
-				wait, patience := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, unix.NsecToTimespec(int64(hotWait))
-				if ready, err := unix.Ppoll(wait, &patience, nil); ready == 0 || err != nil {
-					hot = time.Time{}
-				}
-			}
-		})
-		if rerr != nil || err != nil && err != unix.EINTR {
+		n, err := g.file.Read(events)
+		if err != nil {
 			return
 		}
-		all := faults(events[:max(n, 0)])
+		all := faults(events[:n])
 		for _, at := range all {
 			g.fault(at, len(all) == 1)
-		}
-		switch now := time.Now(); {
-		case hot.IsZero():
-			hot = now.Add(hotMost)
-		case now.After(hot):
-			runtime.Gosched() // other goroutines may have waited for a while
-			hot = time.Now().Add(hotMost)
 		}
 	}
 }

@@ -305,6 +305,9 @@ func (p *paging) step(all, now bool) (some, last bool, err error) {
 		return false, false, err
 	}
 	if err := p.o.Lost(err); err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.failed = err // so no pager reads any more
 		return false, false, err
 	}
 	p.mu.Lock()

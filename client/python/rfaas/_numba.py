@@ -197,12 +197,14 @@ def exception_of(text: str, error: Error) -> Exception | None:
     try:
         call, _, digits = text.rpartition("numba:")
         pickled = bytes.fromhex(digits.split()[0])
-        cut = CUT.match(pickled) if len(pickled) == ROOM and not pickled.endswith(pickle.STOP) else None
-        if cut:
+        try:
+            kind, arguments, *place = _Exceptions(io.BytesIO(pickled)).load()
+        except Exception:
+            cut = CUT.match(pickled) if len(pickled) == ROOM else None
+            if not cut:
+                raise
             kind, *place = _Exceptions(io.BytesIO()).find_class(cut[1].decode(), cut[2].decode()), None
             arguments = (cut[3].decode(errors="ignore") + "...",)
-        else:
-            kind, arguments, *place = _Exceptions(io.BytesIO(pickled)).load()
         e = kind(*(arguments or ()))
         if not isinstance(e, Exception):
             return None
