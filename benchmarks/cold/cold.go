@@ -46,7 +46,7 @@ type Config struct {
 	Bulk     int64         // bytes of each channel's bulk area; 0: the client's default, negative: none
 	Peer     string        // path of rfaas-bench-peer, the process whose start is measured; empty: none is
 	Client   string        // language of the code that takes the leases, "go" or "c"; empty: go
-	Rest     time.Duration // from each release to the next request, if Client is c
+	Rest     time.Duration // time from each release to the next request, if Client is c
 	Progress func(line string)
 
 	again bool // a later run: do not measure first contact with TLS and process starts again
@@ -179,7 +179,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if cfg.Client == "c" {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		r.Method = fmt.Sprintf("one lease after the other from C, each requested %v after the release before it; time from the lease's request to the first result, client connected, library uploaded", cfg.Rest)
+		r.Method = fmt.Sprintf("one lease after the other from C, each requested %v after the previous release; time from the lease's request to the first result, client connected, library uploaded", cfg.Rest)
 		c, err := fromc.Open(e.Address, cfg.Provider, secret)
 		if err != nil {
 			return nil, err

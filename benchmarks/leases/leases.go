@@ -208,7 +208,7 @@ func starts(ctx context.Context, cfg *Config) ([]Row, error) {
 			beside += "; " + wakes
 		}
 		if mode == "awake" {
-			beside += fmt.Sprintf("; %v after the release before: %s", cold.Rest, us(later.P50NS))
+			beside += fmt.Sprintf("; requested %v after the previous release: %s", cold.Rest, us(later.P50NS))
 		}
 		if mode == "cold" {
 			beside += "; bare fork of a process of the zygote's size: " + fork
