@@ -170,7 +170,7 @@ func (r *trial) makeSeed() *client.Seed {
 	return seed
 }
 
-// part is some bytes of the table: count of them, from one on, with a distance of step.
+// part is some bytes of the table: count bytes, the first one at from, at distances of step.
 type part struct{ from, step, count uint32 }
 
 // peek reads a part of the table in a worker, and checks it. All workers must have the table of one call of the setup function.
@@ -231,7 +231,8 @@ func (r *trial) sent(at int) (took time.Duration) {
 // eight are the arguments of an executor that has a pooled worker at each lease of a trial. With one core, the pool is empty for 5 ms after a lease.
 var eight = []string{"--share-cores", "8"}
 
-// copies returns how long leases at the second executor take to their first result: of one that copies the seed first, and of later ones. The executor has the library.
+// copies returns the times from the request to the first result of leases at the second executor: of one that copies the seed first, and of later ones. The executor has
+// the library.
 func (r *trial) copies(rounds int) (copied, later []time.Duration, steps client.StartSteps) {
 	r.t.Helper()
 	first := part{0, 4096, 1}
@@ -251,7 +252,7 @@ func (r *trial) copies(rounds int) (copied, later []time.Duration, steps client.
 	return copied, later, steps
 }
 
-// where says between what the executors of a seedCluster are.
+// where says what lies between the executors of a seedCluster.
 func where() string {
 	switch {
 	case far != "":
@@ -399,9 +400,9 @@ func TestSeedTableFigures(t *testing.T) {
 	}
 }
 
-// A node that does not have a seed joins: from the request of a lease until its workers have read their table takes little longer than a lease without the seed to which the
-// table's bytes are sent. The setup function is executed once. Between two nodes or machines, the test also prints what TestSeedCopyFigures and TestSeedTouchedFigures print on one,
-// in fewer rounds.
+// A node that does not have a seed joins. The time from the request of a lease until its workers have read their table is compared with a lease without the seed, to which the
+// table's bytes are sent. It must not be much longer. The setup function is executed once. Between two nodes or machines, the test also prints the figures that TestSeedCopyFigures
+// and TestSeedTouchedFigures print for one node, from fewer rounds.
 func TestSeedJoins(t *testing.T) {
 	const most, slack = 12, 4
 	table, large, workers, rounds := uint32(32), uint32(100), 8, 3

@@ -498,8 +498,8 @@ static void seal(worker *w, bool early) {
     w->sandbox_ns += now_ns() - began;
 }
 
-/* The steps between connecting and serving. On shm the worker has sent its descriptors to the client and waits for the answer: all memory of its own exists by
- * then. */
+/* The steps between connecting and serving. On shm the worker takes them after it has sent its descriptors to the client, while it waits for the answer. All
+ * memory of its own exists by then. */
 static void close_up(void *arg) {
     worker *w = arg;
     limit_memory(w);
@@ -536,7 +536,7 @@ static void connect_meanwhile(worker *w) {
     w->dev->meanwhile_arg = w;
     connect_client(w);
     w->dev->met = NULL;
-    if (w->dev->meanwhile) { /* the client had already answered, or another provider */
+    if (w->dev->meanwhile) { /* not called: the client had already answered, or the provider is not shm */
         w->dev->meanwhile = NULL;
         close_up(w);
     }

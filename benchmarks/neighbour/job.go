@@ -31,7 +31,7 @@ type order struct {
 	Units   int64
 	Bytes   int64  // of memory to take
 	Workers []int  // processes whose processor time is measured
-	Short   uint64 // the node's memory is short when less is available
+	Short   uint64 // bytes: the node's memory is short if less is available
 }
 
 // answer is the job's report on an order.

@@ -270,8 +270,8 @@ func (t *total) add(a *answer) {
 	t.took, t.cpu, t.waited, t.workers = t.took+a.Time, t.cpu+a.CPU, t.waited+a.Waited, t.workers+a.Workers
 }
 
-// parts names the two parts of a slowdown: time that was spent waiting for a CPU, and more processor time for the same work. The processor time
-// of the workers is what they took from the job if they are on its CPUs. Other programs do not affect it.
+// parts describes the two parts of a slowdown: time that the job waited for a CPU, and more processor time for the same work. If the workers are on the job's
+// CPUs, it also gives their processor time there, which they took from the job. Other programs do not affect that time.
 func (t *total) parts(alone *total) string {
 	if t.took == 0 || alone.cpu == 0 {
 		return ""
@@ -376,7 +376,7 @@ func (cfg *Config) useCPUs(ctx context.Context, j *job) (took time.Duration, err
 }
 
 // useMemory starts an executor with a lease, and takes memory of the node until the lease ends. The time begins when less memory is available than the
-// executor's setting. The job takes more after that, as a job would.
+// executor's setting. The job goes on taking memory after that, as a real job would.
 func (cfg *Config) useMemory(ctx context.Context, j *job) (took time.Duration, err error) {
 	const spare, step = 512 << 20, 768 << 20 // bytes of the node's memory: free above the setting at first, and taken by the job
 	m, err := topology.NodeMemory("/")
@@ -401,8 +401,8 @@ func (cfg *Config) useMemory(ctx context.Context, j *job) (took time.Duration, e
 	return took, err
 }
 
-// untilEnded calls use until a worker's call fails. The setting must be the reason. It returns the time to the failure from the
-// first time that use returns and that is not 0.
+// untilEnded calls use until a worker's call fails, for which the setting must be the reason. It returns how long after the beginning the call has failed. The
+// beginning is the first time other than 0 that use returns.
 func (h *harvest) untilEnded(ctx context.Context, setting string, use func() (time.Duration, error)) (took time.Duration, err error) {
 	const most = time.Minute
 	var why failure

@@ -283,7 +283,7 @@ static int calls_one(dp_bench *b, uint32_t function, uint32_t size, uint32_t rep
 static int calls_many(dp_bench *b, uint32_t function, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n, int64_t *samples,
                       int64_t *ns) {
     uint64_t rounds = (uint64_t)warm + n, head = 0, tail = 0;
-    uint32_t depth = b->cfg.depth, mask = DP_DEPTH_MAX - 1, slots[DP_DEPTH_MAX]; /* a mask, as in the floor: dividing takes as long as a part of a call */
+    uint32_t depth = b->cfg.depth, mask = DP_DEPTH_MAX - 1, slots[DP_DEPTH_MAX]; /* a mask, as in the floor: a division takes too long */
     int64_t begin = dp_now_ns(), submitted[DP_DEPTH_MAX];
     while (tail < rounds) {
         while (head < rounds && head - tail < depth) {

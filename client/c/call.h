@@ -61,7 +61,7 @@ __attribute__((cold)) int rfaas_api_join(rfaas_lease *l, const char *op, int64_t
 /* leave() for a shared lease. */
 int rfaas_api_leave_shared(rfaas_lease *l, int status);
 
-/* Lets its owner leave a lease that no other thread uses. */
+/* Ends the owner's use of a lease that no other thread uses. */
 static inline int leave_owned(rfaas_lease *l, int status) {
     __atomic_store_n(&l->line->busy, 0, __ATOMIC_RELAXED);
     /* busy is cleared before draining is read. The agent stores SOON, passes a barrier and reads busy. So one of the two sees the
@@ -84,7 +84,7 @@ static inline int leave(rfaas_lease *l, int status) {
     return leave_owned(l, status);
 }
 
-/* leave() for an operation that neither is a call nor has a message for the agent. It does not count. */
+/* leave() for an operation that is not a call and has no message for the agent. It is not counted. */
 static inline int leave_uncounted(rfaas_lease *l, int status) { return shared(l) ? rfaas_api_leave_shared(l, status) : leave_owned(l, status); }
 
 /* Returns the number of workers that the lease has. The calling thread may be outside the lease and need not hold a unit. */

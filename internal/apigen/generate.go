@@ -13,7 +13,7 @@ import (
 	"text/template"
 )
 
-// Built is the directory of the generated files that only the build reads. Those that `go build`, pip and readers of the repository need are kept in git.
+// Built is the directory of the generated files that only the build reads. Other generated files are kept in git, for `go build`, pip and readers of the repository.
 const Built = "build/generated"
 
 // Where everything is, relative to the root of the repository.
@@ -119,7 +119,7 @@ func replacePart(whole, part []byte) ([]byte, error) {
 	return slices.Concat(before, []byte(begin), first, []byte("\n"), part, last, []byte(end), after), nil
 }
 
-// Write writes the generated files that have changed, and returns their names: those in Built, or those that are kept in git.
+// Write writes the generated files that have changed, and returns their names. With built, it writes the files in Built, and otherwise those in git.
 func Write(root string, built bool) (changed []string, err error) {
 	files, err := Files(root)
 	if err != nil {

@@ -181,7 +181,7 @@ func TestSiteHasAllDocuments(t *testing.T) {
 	}
 }
 
-// What docs/THREAT_MODEL.md and benchmarks/README.md name as shown by a test is shown by a test.
+// Every test that docs/THREAT_MODEL.md and benchmarks/README.md name exists.
 func TestDocumentsNameTests(t *testing.T) {
 	var tests, cases strings.Builder
 	for dir, all := range map[string]*strings.Builder{"../..": &tests, "../../tests/c": &cases} {

@@ -78,7 +78,7 @@ var layers = map[string][]string{
 	"internal/claim":       {},
 	"internal/reference":   {"internal/topology"}, // its tests
 	"internal/leafsum":     {},
-	"internal/apigen":      {}, // what `make api` runs; no program contains it
+	"internal/apigen":      {}, // only `make api` and `make build` run it; no program contains it
 	"internal/conventions": {"internal/apigen"},
 	"tests/channel":        {"internal/dataplane"},
 	"tests/ccalls":         {},

@@ -3,7 +3,7 @@
 
 #include "dp_channel_impl.h"
 
-#define ALWAYS_INLINE inline __attribute__((always_inline)) /* for what each call passes through */
+#define ALWAYS_INLINE inline __attribute__((always_inline)) /* for the path of every call */
 
 #define POLL_BATCH 16
 #define DUE_STEP_NS 1000000 /* step of waits while a message of a call in parts finds no room */
@@ -83,7 +83,7 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
 
 /* ---- replies ---- */
 
-/* A call that was not abandoned has its reply. */
+/* Ends a call that has its reply and was not abandoned. */
 static ALWAYS_INLINE void settle_in_time(dp_channel *ch, uint32_t i) {
     slot *s = &ch->slots[i];
     if (i == ch->mailbox_slot)
@@ -96,7 +96,7 @@ static ALWAYS_INLINE void settle_in_time(dp_channel *ch, uint32_t i) {
     ch->stats.replies++;
 }
 
-/* A call has its reply: BUSY becomes DONE, ABANDONED becomes FREE. Returns true if the call was not abandoned. */
+/* Ends a call that has its reply: BUSY becomes DONE, ABANDONED becomes FREE. Returns true if the call was not abandoned. */
 static inline bool settle(dp_channel *ch, uint32_t i) {
     slot *s = &ch->slots[i];
     if (__builtin_expect(s->state == SLOT_ABANDONED, 0)) {
@@ -177,7 +177,7 @@ static inline bool read_reply(const dp_channel *ch, const slot *s, const uint8_t
     return h->generation == ch->generation && h->call_id == s->call_id && dp_imm_tag(wc->imm) == (h->call_id & 0xffff);
 }
 
-/* Reports whether a reply is what most are: a result in the slot of a call that waits for it, without a header. */
+/* Reports whether a reply is of the most frequent kind: a result in the slot of a call that waits for it, without a header. */
 static ALWAYS_INLINE bool answers(const slot *s, const dp_wc *wc) {
     return dp_imm_bare(wc->imm) && s->state == SLOT_BUSY && dp_imm_tag(wc->imm) == (s->call_id & 0xffff) && wc->byte_len <= s->capacity &&
            s->out_at == DP_NOTHING && !s->parts;

@@ -87,7 +87,7 @@ struct dp_channel {
     dp_channel_config cfg;
     dp_layout layout;
     uint32_t next_call;
-    /* n_busy and n_done are apart: if a compiler joins their changes to one of 8 bytes, it waits for earlier stores of 4 bytes */
+    /* n_busy and n_done are not adjacent: otherwise a compiler may update both by one access of 8 bytes, which waits for earlier stores of 4 bytes */
     uint32_t n_free, n_busy, n_abandoned, n_done;
     uint32_t n_overdue; /* of those abandoned */
     uint32_t *free; /* stack of free slots: the last used first, it is the warmest */

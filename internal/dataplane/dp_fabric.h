@@ -216,12 +216,12 @@ typedef struct dp_qp {
      * until the queue pair is reset. They stay 0 where the provider cannot tell (shm, verbs). */
     uint64_t bytes_acked, bytes_received;
     bool peer_batches; /* tcp, connected: the peer has announced that it serves requests with DP_REQ_BATCH */
-    bool reposts;      /* dp_qp_repost: dp_cq_poll posts the receive of an arrival again before it returns */
+    bool reposts;      /* see dp_qp_repost: dp_cq_poll posts a receive again for each arrival */
 } dp_qp;
 
 struct dp_ops {
     bool destroys_slowly; /* the driver may take long to destroy a queue pair, completion queue or region */
-    bool reposts;         /* dp_qp_repost is possible */
+    bool reposts;         /* the provider supports dp_qp_repost */
     void (*dev_close)(dp_dev *);
     int (*dev_event_fd)(dp_dev *); /* NULL: none */
     void (*dev_attend)(dp_dev *);
@@ -307,8 +307,8 @@ void dp_ofi_preload(void);
 /* Sets the options of an ofi device: libfabric's provider, and its domain, or for libfabric's tcp a numeric address of this node. The
  * strings are the caller's. `device` may be NULL or "". */
 void dp_ofi_choose(dp_dev_options *opts, const char *provider, const char *device);
-/* dp_shm_preload reads what devices of shm need to know about this node, for devices that are opened later, here and in forked processes that are still
- * in the network namespace of this process. If that fails, dp_dev_open reports it. */
+/* dp_shm_preload reads the identity of this node once, for all devices of shm that are opened later in this process, and in forked processes that stay in
+ * its network namespace. If that fails, dp_dev_open reports it. */
 void dp_shm_preload(void);
 /* dp_verbs_preload loads libibverbs and its providers and keeps the device list, so that later opens here and in forked
  * children are quick. It opens no device. Returns the number of devices; 0 when there are none, without loading anything,
@@ -483,8 +483,8 @@ static inline int dp_post_compare_swap(dp_qp *qp, const dp_sge *sge, uint64_t ra
 }
 /* Posts a receive. */
 static inline int dp_post_recv(dp_qp *qp, uint64_t wr_id) { return qp->ops->post_recv(qp, wr_id); }
-/* dp_qp_repost makes dp_cq_poll post the receives of all arrivals again, with wr_id 0, if the provider can do so for less than
- * dp_post_recv (shm). All receives that were posted have wr_id 0. qp->reposts says whether it does. Otherwise the caller posts them. */
+/* dp_qp_repost makes dp_cq_poll post a receive with wr_id 0 again for each arrival, if that costs the provider less than dp_post_recv (shm). Receives that
+ * are already posted must have wr_id 0. If qp->reposts is then false, the caller posts the receives itself. */
 static inline void dp_qp_repost(dp_qp *qp) { qp->reposts = qp->ops->reposts; }
 /* dp_rkey_ptr returns a local pointer to len bytes of the peer's region for plain loads and stores, or
  * NULL without DP_CAP_RKEY_PTR, with a bad key or bounds, or without write access. Valid until reset. */
@@ -534,7 +534,7 @@ static inline void dp_cpu_pause(void) {
     __asm__ volatile("yield");
 #endif
 }
-/* Requests a cache line for writing. GCC emits prefetchw only for the few processors that -march names. */
+/* Requests a cache line for writing. By __builtin_prefetch, GCC emits prefetchw only if -march names a processor that has it. */
 static inline void dp_prefetch_write(const void *at) {
 #if defined(__x86_64__)
     __asm__ volatile("prefetchw %0" : : "m"(*(const char *)at));

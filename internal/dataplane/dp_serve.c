@@ -6,7 +6,7 @@
 #include "dp_parts.h"
 #include "dp_serve_impl.h"
 
-#define ALWAYS_INLINE inline __attribute__((always_inline)) /* for what each call passes through */
+#define ALWAYS_INLINE inline __attribute__((always_inline)) /* for the path of every call */
 
 #define POLL_BATCH 16
 /* Results up to this size are made in scratch memory and copied. They may share a pair of cache lines with the word that the client
@@ -77,7 +77,7 @@ static int post_write(dp_server *s, const void *data, uint64_t size, uint64_t ra
     return DP_OK;
 }
 
-/* Posts what ends a request, after there was no room for it. */
+/* Posts the last message of a reply after a first attempt found no room. */
 static __attribute__((noinline, cold)) int post_later(dp_server *s, const dp_sge *sge, int n, uint64_t at, uint32_t imm) {
     int64_t since = 0;
     int st;
@@ -87,7 +87,7 @@ static __attribute__((noinline, cold)) int post_later(dp_server *s, const dp_sge
     return st;
 }
 
-/* Posts what ends a request. */
+/* Posts the last message of a reply. */
 static ALWAYS_INLINE int post_last(dp_server *s, const dp_sge *sge, int n, uint64_t at, uint32_t imm) {
     int st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at, s->client.rkey, imm, 0, s->more);
     return __builtin_expect(st != DP_BUSY, 1) ? st : post_later(s, sge, n, at, imm);

@@ -72,8 +72,8 @@ void dp_server_touch(dp_server *s);
 /* Returns a descriptor that is readable once the client's process has ended, also while a function runs; -1 where there is none
  * (verbs). The server owns it. */
 int dp_server_peer_fd(const dp_server *s);
-/* dp_server_watch says that another thread waits for events of dp_server_peer_fd, or that it no longer does. As long as it does, a server on shm that has
- * nothing to do wakes every 2 s instead of four times a second. That thread calls dp_server_look whenever the descriptor becomes readable. */
+/* dp_server_watch says whether another thread waits for events of dp_server_peer_fd. While it does, an idle server on shm wakes every 2 s instead of four
+ * times a second. That thread calls dp_server_look whenever the descriptor becomes readable. */
 void dp_server_watch(dp_server *s, bool on);
 void dp_server_look(dp_server *s);
 /* Written by the serving thread only; stats may be in memory shared with the executor. */

@@ -65,8 +65,8 @@ struct dp_server {
     dp_wc *pending; /* completions found while a post waited for room */
     uint32_t n_pending, cap_pending;
     int32_t stop;      /* atomic, futex: 0 or STOP_* */
-    dp_qp *watched;    /* atomic: another thread notices the end of this queue pair's peer; NULL: of none */
-    bool look;         /* atomic: it has noticed something */
+    dp_qp *watched;    /* atomic: queue pair of which another thread notices the end of the peer; NULL: none */
+    bool look;         /* atomic: that thread has noticed something */
     uint32_t next_generation; /* of the client, with STOP_RESUME */
     bool late;                /* not connected: dp_server_resume names the client */
     dp_knock *knock;          /* wakes the suspended server: own_knock, or in the page that the executor shares */

@@ -58,7 +58,7 @@ static ALWAYS_INLINE int take_entry(shm_qp *qp, dp_wc *wc) {
     return 1;
 }
 
-/* Takes up to n messages. The peer learns of receives that were posted again once for all of them. */
+/* Takes up to n messages. If their receives are posted again, the count of receives is published once for all of them. */
 static ALWAYS_INLINE int take_entries(shm_qp *qp, dp_wc *wc, int n) {
     int got = 0;
     while (got < n && take_entry(qp, &wc[got]))

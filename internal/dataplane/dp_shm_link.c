@@ -25,7 +25,7 @@
 #define HELLO_STEP_MS 100     /* how often connecting checks for cancellation while the peer's queue is full */
 #define HELLO_SPIN_NS 200000 /* about the longest answer of a peer that is there */
 
-/* What dp_shm_preload has read; ok: it has. */
+/* The identity that dp_shm_preload has read. ok: the reading has succeeded. */
 static struct {
     bool ok;
     uint8_t boot_id[16];
@@ -36,7 +36,7 @@ void dp_shm_preload(void) {
     static shm_dev here;
     dp_error err;
     if (shm_link_identity(&here, &err) != DP_OK)
-        return; /* the device that is opened reports it */
+        return; /* dp_dev_open tries again and reports the error */
     memcpy(known.boot_id, here.boot_id, sizeof known.boot_id);
     known.netns = here.netns;
     known.ok = true;

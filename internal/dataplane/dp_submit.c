@@ -387,8 +387,8 @@ static __attribute__((noinline)) int submit_any(dp_channel *ch, uint32_t functio
     return submit(ch, function, in, NULL, size, reg, capacity, NULL, deadline_ns, out);
 }
 
-/* Submits what most calls are while others are in flight, a repetition of the last one of its slot, in 100 instructions instead of 200. All
- * other calls, and errors, are for submit_any(). */
+/* A short path, with 100 instructions instead of 200, for a call that repeats the last one of its slot, as most calls do while others are in flight.
+ * submit_any() handles all other calls, and errors. */
 int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, uint32_t capacity, int64_t deadline_ns,
                             uint32_t *out) {
     uint32_t call_id = ch->next_call, n = ch->n_free;

@@ -19,12 +19,12 @@ const sampleEvery = 50 * time.Millisecond
 // sampleMost is the longest time for which one sample counts. A sample after this process was stopped would count for longer.
 const sampleMost = time.Second
 
-// sampleAtOnce is about how many workers are checked at once. If there are more, each lease is checked less often, and its samples count for longer,
-// so that the samples of a thousand workers use little processor time.
+// sampleAtOnce is about how many workers are checked at a time. If there are more, each lease is checked less often, and each of its samples counts for a longer
+// time. So the samples of a thousand workers use little processor time.
 const sampleAtOnce = 200
 
-// restEvery is how often the processor time of a worker at rest is read: one that has executed no function since the last read, and had used less than
-// 1/restShare of a core before. A read costs some microseconds. The last measurement of a lease reads all, so its sum is exact.
+// restEvery is the time between two readings of the processor time of a worker at rest. A worker is at rest if it has executed no function since the last reading, and
+// had used less than 1/restShare of a core before. A reading takes some microseconds. The last measurement of a lease reads all workers, so its sum is exact.
 const (
 	restEvery = 10 * time.Second
 	restShare = 1000
@@ -49,7 +49,7 @@ type accounts struct {
 	total   accounting.Use  // of all leases, as measured last
 	sampled time.Time       // when workers were last checked for running a function
 	turn    uint64          // counts these checks
-	turns   uint64          // the workers of a lease are checked in one of so many
+	turns   uint64          // each lease is checked once in so many checks
 	running time.Duration   // time that all workers spent in functions, by these samples
 
 	// Used only by the settling goroutine.
@@ -93,7 +93,7 @@ type metered struct {
 	samples, inside uint64        // samples since then; those in a function
 	report          accounting.Report
 	read            time.Time // when the processor time was last read
-	rests           bool      // there was hardly more than before
+	rests           bool      // it had used hardly any more
 }
 
 // owed has the sums of a Key that the ledger may not have yet.

@@ -443,7 +443,7 @@ func exposeSeed(d *dataplane.Domain, s *zygote.Seed, c *zygote.SeedCopy, provide
 	return m, at, nil
 }
 
-// exposeProofs makes the proofs of a seed readable.
+// exposeProofs makes the proofs of a seed readable for the peer. On verbs it exposes a copy.
 func exposeProofs(d *dataplane.Domain, s *zygote.Seed, c *zygote.SeedCopy, provider string) (*dataplane.Memory, error) {
 	if provider != dataplane.Verbs {
 		f, err := s.Proofs()

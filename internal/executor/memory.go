@@ -21,13 +21,13 @@ import (
 // first frees what no lease uses, and then ends leases, the youngest first. It lends its memory again after a quiet time.
 
 const (
-	memoryEvery = 200 * time.Millisecond // how often the available memory is read at least: the kernel has no event for it
-	memorySoon  = 20 * time.Millisecond  // and at most
-	memoryRate  = 16 << 30               // bytes per second that programs are expected to take at most
+	memoryEvery = 200 * time.Millisecond // longest time between two readings of the available memory, for which the kernel has no event
+	memorySoon  = 20 * time.Millisecond  // shortest time between two readings
+	memoryRate  = 16 << 30               // the most bytes per second that programs are expected to take
 	memoryQuiet = 10 * time.Second       // how long enough memory has to be available before the executor lends it again
 )
 
-// nextLook returns when to read the available memory again: before programs that take it fast can have used what is above the reserve.
+// nextLook returns when to read the available memory again. By then, programs that take memory at memoryRate have not yet used what is above the reserve.
 func nextLook(available, reserve uint64) time.Duration {
 	above := min(available-min(available, reserve), memoryRate)
 	return min(max(time.Duration(above*uint64(time.Second)/memoryRate), memorySoon), memoryEvery)

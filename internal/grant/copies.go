@@ -77,7 +77,7 @@ type seedTurn struct {
 	copy    []byte       // hash of the copy that the executor has fetched
 	why     error        // why nothing could be copied
 	early   *loan        // see lendEarly; nil: none
-	ended   func(bool)   // of take, for early
+	ended   func(bool)   // ends early's use of its source; see take
 }
 
 // begin returns what a request does. If another executor is making the seed, it waits for it, but no longer than the request's own init call may take.
@@ -195,7 +195,7 @@ func (t *seedTurn) take() (from *seedPlace, done func(lost bool)) {
 	}
 }
 
-// lendEarly asks an executor to lend the seed while the candidate is asked for the lease, because it probably needs the seed.
+// lendEarly asks an executor to lend the seed while the candidate is asked for the lease, because the candidate probably needs the seed.
 func (p *Pending) lendEarly(ctx context.Context, cand *Candidate) {
 	t := p.turn
 	if t.had || cand.Cached != nil || cand.info == nil {
@@ -276,8 +276,8 @@ func (c *shared) known(from *seedPlace) *control.InfoReply {
 	return c.infos[from.address]
 }
 
-// copyFrom makes the candidate copy a seed from one executor: the seed of the table, or if table is nil, the seed of the lease. early: the executor has been asked already (lendEarly); nil: it has not. instead: the candidate has
-// lost another source (anotherSource).
+// copyFrom makes the candidate copy a seed from one executor: the seed of the table, or if table is nil, the seed of the lease. early is the loan for which
+// that executor was asked before (lendEarly); nil: it was not asked. instead: the candidate has lost another source (anotherSource).
 func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, early *loan, table *Table, instead bool) (digest []byte, err error) {
 	info := p.c.known(from)
 	if info == nil {

@@ -23,7 +23,7 @@ type (
 type loan struct {
 	from     *seedPlace
 	provider string
-	ctx      context.Context // of both streams; it ends with the request until leave has returned true
+	ctx      context.Context // of both streams; it ends with the request, but no longer once leave has returned true
 	cancel   context.CancelCauseFunc
 	leave    func() bool
 	limit    *time.Timer
@@ -77,7 +77,7 @@ func (l *loan) end() {
 	l.cancel(nil) // ends both streams
 }
 
-// lendTo makes an executor fetch a seed from one that lends it. It returns the name of the copy at the former. table, instead: see copyFrom.
+// lendTo makes an executor fetch a seed from the lender of a loan. It returns the name of the copy at the executor. table, instead: see copyFrom.
 func (p *Pending) lendTo(l *loan, to control.ExecutorClient, cand *Candidate, table *Table, instead bool) (digest []byte, err error) {
 	kept := false
 	defer func() {

@@ -215,7 +215,7 @@ func TestRenew(t *testing.T) {
 	if !strings.Contains(s.audited(), `"event":"renew"`) {
 		t.Error("no audit line")
 	}
-	// Neither a node's token nor no certificate renews anything.
+	// A request with a node's token, or without a certificate, renews nothing.
 	refusedFor(t, s.at.ask(t.Context(), nil, pathRenew, &identity.NodeRequest{}, &identity.NodeReply{}), identity.Missing)
 	_, err = s.at.revoked(t.Context(), nil, 0)
 	refusedFor(t, err, identity.Missing)
@@ -229,7 +229,7 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// A node that renews without need is stopped, and no other node with it.
+// A node that renews too often is refused. Other nodes are not.
 func TestRenewTooOften(t *testing.T) {
 	renewTooOften(t, 90*time.Hour, renewEvery)
 	renewTooOften(t, 30*time.Minute, 5*time.Minute)
@@ -264,7 +264,7 @@ func renewTooOften(t *testing.T, life, every time.Duration) {
 	}
 }
 
-// No message contains what is in the file with the issuer's address, which may be another file.
+// No message contains the contents of the file with the issuer's address, because the path may name another file.
 func TestRenewAddressIsNotShown(t *testing.T) {
 	s := start(t, nil)
 	if err := s.join(s.code(), "node7"); err != nil {

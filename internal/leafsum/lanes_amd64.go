@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// lanesLeast is how many leaves take as long in lanes as one after the other.
+// lanesLeast is the least number of leaves for which lanes take no longer than hashing one leaf after the other.
 const lanesLeast = C.LANES / 2
 
 var hasLanes = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW
 
-// appendLanes appends the hashes of leaves at the beginning of data, and returns how many bytes these have.
+// appendLanes appends the hashes of leaves at the beginning of data, and returns the number of bytes of these leaves.
 func appendLanes(sums, data []byte, size int) ([]byte, int) {
 	n := len(data) / size
 	if rest := n % C.LANES; rest < lanesLeast {

@@ -16,15 +16,15 @@ import (
 )
 
 // groupPrefix returns the prefix of the names of this executor's groups: "rfaas-NAMESPACE.PID-START-". The process id alone
-// is not enough: an executor in its own process namespace has a small id that another process of the node has too. The kernel uses the numbers of
-// namespaces and processes again, so the name also has the time at which the process started, in ticks since the boot. Executors of earlier
-// versions read what is before the first "-".
+// is not enough: an executor in its own process namespace has a small id that another process of the node has too. The kernel reuses the numbers of
+// namespaces and processes, so the name also has the time at which the process started, in ticks since the boot. Executors of earlier
+// versions read only the part before the first "-" after "rfaas-".
 func groupPrefix() string {
 	return fmt.Sprintf("rfaas-%s.%d-%s-", nameSpace("/proc", "self"), os.Getpid(), readStat("/proc/self").start)
 }
 
-// maker has what the name of a group says of the executor that made it.
-type maker struct{ space, pid, start string } // empty: made by an earlier version, which did not say it
+// maker identifies the executor that made a group, as the name of the group does.
+type maker struct{ space, pid, start string } // empty: not in the name, which an earlier version has made
 
 func makerOf(group string) maker {
 	parts := strings.SplitN(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-", 3)

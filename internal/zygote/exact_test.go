@@ -117,7 +117,7 @@ func TestPagesExact(t *testing.T) {
 	}
 }
 
-// Where everything is read in the end, few bytes are read for scattered pages, too, and a sequence takes few reads. With single pages, pages that have arrived earlier do not end a sequence.
+// Few bytes are read for scattered pages, and few reads for a sequence, also if everything is read in the end. With Exact, pages that have arrived earlier do not end a sequence.
 func TestPagesWindows(t *testing.T) {
 	for name, c := range map[string]struct {
 		options []func(*PageOptions)
@@ -142,7 +142,7 @@ func TestPagesWindows(t *testing.T) {
 	}
 }
 
-// A page reaches the file whether the file has one of zeros there or not, and without a userfaultfd.
+// A page reaches the file, whether or not the file already has a page of zeros there, and also without a userfaultfd.
 func TestPageFile(t *testing.T) {
 	const size = 16 * seedPage
 	for _, plain := range []bool{false, true} {

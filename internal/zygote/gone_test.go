@@ -39,7 +39,7 @@ func TestClientGoneDuringACall(t *testing.T) {
 	}
 }
 
-// A blocked worker is told of the end of its client, so it rarely wakes to look for it: every 2 s, and four times a second if nobody tells it.
+// A blocked worker is told when its client ends. So it rarely wakes to look for that itself: every 2 s, or four times a second if nothing tells it.
 func TestBlockedWorkerSleeps(t *testing.T) {
 	const most = 1
 	w := lease(t, startZygote(t), startClient(t), func(s *Spec) { s.WaitMode = api.WaitWarm })

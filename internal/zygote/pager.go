@@ -185,7 +185,7 @@ func (g *pager) fault(address uint64, alone bool) {
 	var runs []SeedRun
 	if wait && !g.waits[l] {
 		r := g.window(l)
-		if p.o.Exact { // otherwise another node chooses what it reads around the page
+		if p.o.Exact { // otherwise, a node that gets the list chooses by itself what it reads around the page
 			used = r
 		}
 		if reads = alone && len(p.wanted) == 0 && p.failed == nil && p.reading.TryLock(); reads {
@@ -217,8 +217,8 @@ func (g *pager) want(l uint32, r SeedRun) {
 	g.p.ask()
 }
 
-// read reads runs, one of which has a leaf for which the worker waits. Nothing else reads meanwhile, so there is no need to wake the goroutine of Fill. If reading fails, Fill goes on with
-// the error. The caller has locked p.reading, which read unlocks.
+// read reads runs, one of which has a leaf for which the worker waits. Nothing else is read meanwhile, so the goroutine of Fill need not be woken. If reading fails,
+// Fill handles the error. The caller has locked p.reading, which read unlocks.
 func (g *pager) read(l uint32, runs []SeedRun) bool {
 	p := g.p
 	defer p.reading.Unlock()
@@ -246,7 +246,8 @@ func (g *pager) window(l uint32) SeedRun {
 	if !p.o.Exact {
 		return p.grow(l)
 	}
-	// If the worker has waited for a sequence of leaves, leaves after this one are read too, an eighth of the length of the sequence. Leaves that have arrived earlier do not end a sequence.
+	// If the worker has waited for a sequence of leaves, further leaves are read too, an eighth of the length of the sequence. Leaves that have arrived earlier do not
+	// end a sequence.
 	for g.next < l && l-g.next <= sequenceGap && p.valid[g.next] {
 		g.next++
 	}
@@ -258,7 +259,7 @@ func (g *pager) window(l uint32) SeedRun {
 	return r
 }
 
-// sequenceGap is how many leaves that have arrived earlier a sequence may contain at a time.
+// sequenceGap is the most leaves in a row that a sequence may contain although they have arrived earlier.
 const sequenceGap = 64
 
 // arrived notes that runs have arrived. If show is set, the worker gets them even if it does not wait for them. The caller holds p.mu.

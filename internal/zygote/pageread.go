@@ -71,8 +71,9 @@ func (p *paging) window(l uint32) SeedRun {
 	return SeedRun{from, min(most, p.base[i+1]-from)}
 }
 
-// grow returns what is read for a leaf for which a worker waits: at first the leaf alone, its group for the second time in a window, and then the whole window. If it is the first leaf of
-// the window, and the one before has arrived, workers probably read in sequence, and it is the whole window at once. So scattered pages cost few bytes, and a sequence few reads. The caller holds mu.
+// grow returns what is read for a leaf for which a worker waits. For the first such leaf in a window it is the leaf alone, for the second one its group, and for later
+// ones the whole window. If the leaf is the first one of the window, and the leaf before it has arrived, workers probably read in sequence. Then it is the whole window
+// at once. So scattered pages take few bytes, and a sequence takes few reads. The caller holds mu.
 func (p *paging) grow(l uint32) SeedRun {
 	w := p.window(l)
 	before := p.asks[w.First]
@@ -135,8 +136,8 @@ func (p *paging) missing(list []SeedRun, r SeedRun) []SeedRun {
 	return list
 }
 
-// fetch reads runs, checks them, and puts them into the file. Each run must lie in one segment. If show is set, workers get them even if they do not wait for them. The
-// caller holds reading.
+// fetch reads runs, checks them, and puts them into the file. Each run must lie in one segment. If show is set, workers get the runs even if they do not wait for
+// them. The caller holds reading.
 func (p *paging) fetch(runs []SeedRun, show bool) error {
 	var parts []SeedPart
 	var proofs []uint32 // first leaves of the groups whose proofs are read

@@ -35,7 +35,7 @@ const (
 	faultQuiet = 2 * time.Millisecond
 	startQuiet = 10 * time.Millisecond
 	restEvery  = 10 * time.Millisecond
-	// PageOptions.Touched is called when no worker has touched a further page for touchedQuiet. After each call, this time doubles, up to touchedQuietMost.
+	// PageOptions.Touched is called when no worker has touched a further page for touchedQuiet. After each call, this time is doubled, up to touchedQuietMost.
 	touchedQuiet     = 20 * time.Millisecond
 	touchedQuietMost = 320 * time.Millisecond
 	// touchedMost is the largest number of runs that are recorded.
@@ -92,7 +92,7 @@ type paging struct {
 	touched []SeedRun // that workers have used, in this order
 	touches int       // number of leaves in touched
 	pagers  map[*pager]bool
-	failed  error          // of a pager that has read for its worker. The worker waits
+	failed  error          // error of a pager that has read for its worker, which still waits
 	err     error          // why not everything has arrived. Set before over is closed
 	asked   chan struct{}  // capacity 1: a worker waits for something, or everything has arrived, or the recording begins
 	asks    map[uint32]int // faults for which something was read, by the first leaf of their window
@@ -287,7 +287,7 @@ func (p *paging) fill(ctx context.Context, rest <-chan struct{}) error {
 	return nil
 }
 
-// step reads something, if there is something to read. See pick for all, now and last. If reading fails, it finds another source. If there is none, it returns the error.
+// step reads the next runs, if there are any. See pick for all, now and last. If reading fails, it looks for another source. If there is none, it returns an error.
 func (p *paging) step(all, now bool) (some, last bool, err error) {
 	p.reading.Lock()
 	defer p.reading.Unlock()
@@ -316,14 +316,14 @@ func (p *paging) step(all, now bool) (some, last bool, err error) {
 	return true, last, nil
 }
 
-// recording reports whether workers have touched further leaves.
+// recording reports whether workers have touched leaves that Touched does not know yet.
 func (p *paging) recording() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.records
 }
 
-// untilQuiet returns for how long the recorded list should still wait for further leaves. 0: the recording is over.
+// untilQuiet returns how long to wait for further leaves before the recorded list is passed on. 0: the recording is over.
 func (p *paging) untilQuiet(now time.Time, pause time.Duration) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -73,7 +73,8 @@ func (s *Seed) Children() uint32 { return s.children.Load() }
 // Continue makes the seed count its workers from n on.
 func (s *Seed) Continue(n uint32) { s.children.Store(n) }
 
-// Memory returns the bytes of memory that the seed uses while it is kept: its file, the hashes of its pages, and their proofs. This process has these if the seed was copied from another node or may be copied from here.
+// Memory returns the bytes of memory that the seed uses while it is kept: its file, the hashes of its pages, and their proofs. This process has hashes and proofs if
+// the seed was copied from another node, or may be copied from here.
 func (s *Seed) Memory() uint64 {
 	return s.Bytes + s.Bytes/seedPage*sha256.Size + s.Bytes/(groupLeaves*seedPage)*proofSize
 }

@@ -88,7 +88,7 @@ func (s *Seed) Contents(ctx context.Context) (*SeedCopy, error) {
 func (s *Seed) Hashed() bool { return s.contents.Load() != nil }
 
 // CopySeed makes a seed of the bytes of a copy's segments, which it reads in their order. It checks that they have the hashes of the copy. It returns when nothing reads
-// any more. While bytes are read, those before are hashed and written.
+// any more. While bytes are read, earlier bytes are hashed and written.
 func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -111,8 +111,8 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	return s, nil
 }
 
-// copying copies the segments of a seed to a file. Several goroutines read parts in turn, and then hash and write them while others read. The executor runs Go code on one
-// processor, so what runs at the same time are system calls and C code, which should take long.
+// copying copies the segments of a seed to a file. Several goroutines read parts in turn. Each hashes and writes its parts while others read. The executor runs Go code
+// on one processor. So only system calls and C code run at the same time, and parts are large, so that each call takes long.
 type copying struct {
 	f    *os.File
 	c    *SeedCopy

@@ -33,7 +33,7 @@ type Worker struct {
 	blob   []byte
 	late   bool // no client yet: the first Resume names it
 	paged  bool // its seed's pages come on demand, and it has not asked for that yet
-	began  bool // STARTED was received, which workers of earlier versions send
+	began  bool // STARTED was received; later workers set begun in their page instead
 	ready  bool // PREPARED was received, so user code may run from now on
 	asked  time.Time
 	steps  Steps // of the start

@@ -401,7 +401,7 @@ func (z *Zygote) takeParts() (*parts, error) {
 	return newParts()
 }
 
-// makeParts makes the parts of the next worker while the present one starts on another processor, which makes the next start some 50 us shorter.
+// makeParts makes the parts of the next worker while the present worker starts on another processor. That shortens the next start by some 50 us.
 func (z *Zygote) makeParts() {
 	z.mu.Lock()
 	needed := z.spare == nil && !z.closed

@@ -86,7 +86,7 @@ func TestFailoverUnderLoad(t *testing.T) {
 	figures := os.Getenv("RFAAS_TEST_FIGURES") != ""
 	switch {
 	case figures:
-		rounds, tries = 20, 3 // one slow second of the machine is two of twenty
+		rounds, tries = 20, 3 // a machine that is slow for a second can spoil two of twenty rounds
 	case testing.Short():
 		rounds = 3
 	}

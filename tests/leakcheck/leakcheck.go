@@ -120,7 +120,7 @@ func Check(t testing.TB, extra ...Kind) {
 	t.Cleanup(func() { u.Verify(t) })
 }
 
-// checked has the tests that Once checks.
+// checked has the tests for which Once was called.
 var checked sync.Map
 
 // Once is Check at its first call in a test, and does nothing later.

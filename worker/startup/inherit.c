@@ -13,7 +13,7 @@ static int null = -1;
 static void note_signals(void) {
     for (int sig = 1; sig < NSIG; sig++) {
         struct sigaction now;
-        changed[sig] = sigaction(sig, NULL, &now) == 0 && now.sa_handler != SIG_DFL; /* fails for glibc's own two */
+        changed[sig] = sigaction(sig, NULL, &now) == 0 && now.sa_handler != SIG_DFL; /* fails for the two signals that glibc uses itself */
     }
 }
 

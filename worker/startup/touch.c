@@ -13,7 +13,7 @@ static void touch_written(uintptr_t from, uintptr_t to, uintptr_t page) {
         madvise((void *)from, page, MADV_POPULATE_WRITE);
 }
 
-/* Makes present what the zygote or this process has used of writable memory. Other pages are mostly buffers for what only a zygote or the process of a seed does. */
+/* Makes the pages of writable memory present that the zygote or this process has used. Most others are buffers for a zygote or the process of a seed. */
 static void touch_used(uintptr_t from, uintptr_t to, uintptr_t page) {
     enum { PART = 1024 };
     unsigned char used[PART];
@@ -30,7 +30,7 @@ static void touch_used(uintptr_t from, uintptr_t to, uintptr_t page) {
     }
 }
 
-/* Read-only pages are left out: a start has used those that it needs by now, with the pages around them. */
+/* Read-only pages are left out: the start has already used those that it needs, and the kernel has mapped the pages around them. */
 static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
     (void)size;
     const uintptr_t page = *(const uintptr_t *)arg;

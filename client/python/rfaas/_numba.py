@@ -14,7 +14,7 @@ from typing import Any, Callable
 from ._generated import Error
 
 CODE = 0x6E756D62  # of rfaas_fail_code, for exceptions
-ROOM = 239  # bytes of a pickle that the text of an error has room for, in hexadecimal digits
+ROOM = 239  # bytes of a pickle that fit into the text of an error as hexadecimal digits
 # How numba's pickles of exceptions begin: module and name of the class, and often a text, which may be cut off.
 CUT = re.compile(rb"\x80\x04\x95.{8}\x8c.(\w+)\x94\x8c.(\w+)\x94\x93\x94(?:\x8c.|X.{4})(.*)", re.DOTALL)
 

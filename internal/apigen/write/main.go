@@ -1,5 +1,5 @@
-// Command write writes the files that are generated from client/api/rfaas.yaml and kept in git (`make api`), or with the argument built
-// those that only the build reads. It runs in the root of the repository.
+// Command write generates files from client/api/rfaas.yaml: the files that are kept in git (`make api`), or with the argument `built` those
+// that only the build reads. It runs in the root of the repository.
 package main
 
 import (
