@@ -271,7 +271,7 @@ func (t *total) add(a *answer) {
 }
 
 // parts describes the two parts of a slowdown: time that the job waited for a CPU, and more processor time for the same work. If the workers are on the job's
-// CPUs, it also gives their processor time there, which they took from the job. Other programs do not affect that time.
+// CPUs, it also gives their processor time there, which they took from the job. Other programs can only make that time shorter.
 func (t *total) parts(alone *total) string {
 	if t.took == 0 || alone.cpu == 0 {
 		return ""
