@@ -188,6 +188,13 @@ func (z *Zygote) lostDescriptors(m *wire.Message) error {
 		return nil
 	}
 	z.cfg.Log.Error("no file descriptors are left: killing a worker that has just started")
+	z.mu.Lock()
+	w := z.workers[m.ID]
+	z.mu.Unlock()
+	if w != nil {
+		w.scarce.Store(true)
+		w.judge(verdict{wire.StatusWorkerDied, "killed, because the executor has no file descriptors left"})
+	}
 	clear(m.Body[4:]) // the layout of the control group's files
 	return z.send(&wire.Message{Type: wire.Kill, ID: m.ID})
 }

@@ -54,6 +54,7 @@ type Worker struct {
 	killed  atomic.Bool
 	frozen  atomic.Bool             // Suspend has begun to freeze it
 	verdict atomic.Pointer[verdict] // why the executor ended it
+	scarce  atomic.Bool             // it ended because this process has no file descriptors left
 	done    chan struct{}
 	gone    chan struct{} // closed when its process and resources are gone, even if it was never started
 	exit    Exit          // set before done is closed
@@ -401,6 +402,9 @@ func (w *Worker) startFailed(ctx context.Context, err error) error {
 	text := fmt.Sprintf("worker ended while %s: %s", doing, w.exit.Reason)
 	if len(w.exit.OutputTail) > 0 {
 		text += "; it printed: " + wire.Printable(w.exit.OutputTail)
+	}
+	if w.scarce.Load() {
+		return fmt.Errorf("%w: %w", &WorkerError{Status: status, Text: text}, unix.EMFILE)
 	}
 	return &WorkerError{Status: status, Text: text}
 }
