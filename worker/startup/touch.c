@@ -30,7 +30,8 @@ static void touch_used(uintptr_t from, uintptr_t to, uintptr_t page) {
     }
 }
 
-/* Read-only pages are left out: the start has already used those that it needs, and the kernel has mapped the pages around them. */
+/* Makes the pages of an object present, except read-only ones. The start has already used the read-only pages that it needs. At each of these uses, the kernel
+ * has mapped the neighbouring pages too. */
 static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
     (void)size;
     const uintptr_t page = *(const uintptr_t *)arg;
