@@ -184,19 +184,22 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 			if err != nil {
 				return err
 			}
+			// A second batch times each round trip, which makes it slower. If a wait was disturbed in it, the pair does not
+			// count, because it would have a mean but no percentiles.
+			samples := make([]int64, min(counts[i], 5000))
+			sampled, err := f.Batch(k.kind, k.size, len(samples), samples)
+			if err != nil {
+				return err
+			}
+			if math.IsNaN(sampled) {
+				mean = math.NaN()
+			}
 			after, err := f.Calibrate()
 			if err != nil {
 				return err
 			}
 			if all[i].Add(mean, before, before, after) {
-				samples := make([]int64, min(counts[i], 5000))
-				mean, err := f.Batch(k.kind, k.size, len(samples), samples)
-				if err != nil {
-					return err
-				}
-				if !math.IsNaN(mean) {
-					all[i].Samples.Add(samples...)
-				}
+				all[i].Samples.Add(samples...)
 			}
 		}
 		f.cfg.Progress(fmt.Sprintf("%s floors: round %d of %d", f.cfg.Provider, round, f.cfg.Pairs))
