@@ -223,13 +223,11 @@ static void death(dp_wait_mode mode, bool crash) {
         dp_channel_abandon(s.ch, slot[1]);
     else /* it was gone by then */
         CHECKF(crash && second == DP_PEER_GONE, "a second call: %s", dp_status_text(second));
-    int64_t t0 = dp_now_ns();
     if (!crash)
         t_peer_kill(&s.peer);
     if (s.dev->caps & DP_CAP_SILENT_DEATH)
         dp_channel_fail(s.ch, DP_PEER_GONE); /* as the agent does when the executor reports the death */
-    CHECK_OK(dp_channel_wait(s.ch, slot[0], t0 + 5000000000));
-    CHECKF(dp_now_ns() - t0 < 1000000000, "noticed after %lld ms", (long long)(dp_now_ns() - t0) / 1000000);
+    CHECK_OK(dp_channel_wait(s.ch, slot[0], 0)); /* a death that nobody notices ends the test as a hang */
     CHECK_STATUS(dp_channel_finish(s.ch, slot[0], NULL, &size, &started), DP_PEER_GONE);
     CHECK_EQ(started, DP_MAYBE_EXECUTED);
     CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, &ms, 4, NULL, &ms, 4, &size, 0, &started), DP_PEER_GONE);
