@@ -194,12 +194,12 @@ func TestExecutors(t *testing.T) {
 }
 
 func TestLeases(t *testing.T) {
-	_, _, run := world(t)
-	code, out, errs := run("leases")
+	_, p, run := world(t)
+	code, out, errs := run("leases", "--executor", p.Address)
 	if code != 0 || !strings.Contains(out, "9223372036854775809  alice   active  2 of 4   2-3,10-11  2GiB    1m1s  58m59s  -") {
 		t.Errorf("code %d, output\n%s%s", code, out, errs)
 	}
-	code, out, _ = run("leases", "--json")
+	code, out, _ = run("leases", "--executor", p.Address, "--json")
 	var rows []leaseRow
 	if err := json.Unmarshal([]byte(out), &rows); code != 0 || err != nil || len(rows) != 1 || rows[0].ID != "9223372036854775809" {
 		t.Errorf("%v, %v", rows, err)
@@ -238,6 +238,42 @@ func TestLeasesOfAllExecutors(t *testing.T) {
 	}
 }
 
+// Which daemon rfaas leases and revoke ask: flags win over the environment, and there the resource manager wins, as in client programs.
+func TestLeasesAddress(t *testing.T) {
+	const bad = "127.0.0.1:1"
+	for _, c := range []struct {
+		env  string // values of RFAAS_MANAGER and RFAAS_EXECUTOR. D: the address of the daemon, which is both
+		args string
+		code int
+		text string
+	}{
+		{"D -", "leases", 0, "D  9223372036854775809  alice"},
+		{"D " + bad, "leases", 0, "D  9223372036854775809  alice"},
+		{"- D", "leases", 0, "\n9223372036854775809  alice"},
+		{bad + " -", "leases", 1, "resource manager at " + bad},
+		{bad + " D", "leases", 1, "resource manager at " + bad},
+		{bad + " " + bad, "leases --executor D", 0, "\n9223372036854775809  alice"},
+		{bad + " " + bad, "leases --manager D", 0, "D  9223372036854775809  alice"},
+		{"- D", "leases --executor D --manager D", 2, "--executor and --manager: want one"},
+		{"D -", "revoke 16", 0, ""},
+		{"D -", "revoke 7", 1, "lease 7: unknown to the executors that answer (1)"},
+		{"D -", "revoke 7", 1, "d:1 is silent: a lease on it cannot be revoked"},
+		{bad + " -", "revoke 16", 1, "resource manager at " + bad},
+		{bad + " D", "revoke --tenant alice --manager D", 1, "leases of alice revoked on D: 1"},
+	} {
+		s, p, _ := world(t)
+		s.only = []string{p.Address}
+		here := strings.NewReplacer("D", p.Address, "-", "")
+		manager, executor, _ := strings.Cut(c.env, " ")
+		env := map[string]string{"RFAAS_SECRET_FILE": s.secret, "RFAAS_MANAGER": here.Replace(manager), "RFAAS_EXECUTOR": here.Replace(executor)}
+		var out bytes.Buffer
+		code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &out}, strings.Fields(strings.ReplaceAll(c.args, "D", p.Address)))
+		if code != c.code || !strings.Contains(out.String(), strings.ReplaceAll(c.text, "D", p.Address)) {
+			t.Errorf("%s with %s: code %d, want %d and %q:\n%s", c.args, c.env, code, c.code, c.text, &out)
+		}
+	}
+}
+
 func TestRevokeAndDrain(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -253,14 +289,17 @@ func TestRevokeAndDrain(t *testing.T) {
 		{[]string{"revoke"}, 2, "", "which leases? give LEASE (rfaas leases lists them) or --tenant"},
 		{[]string{"revoke", "16", "--tenant", "alice"}, 2, "", "both the lease 16 and --tenant"},
 		{[]string{"revoke", "--tenant", ""}, 2, "", "--tenant is empty"},
-		{[]string{"revoke", "--tenant", "alice", "--all", "--executor", "a:1"}, 2, "", "both --all and --executor a:1"},
+		{[]string{"revoke", "--tenant", "alice", "--all", "--executor", "a:1"}, 2, "", "--executor and --all: want one"},
 		{[]string{"revoke", "--tenant", "alice", "--reason", "mines"}, 0, "revoke 9223372036854775809 mines", "leases of alice revoked on "},
 		{[]string{"revoke", "--tenant", "bob"}, 0, "", "bob has no leases"},
 		{[]string{"drain"}, 0, "drain 0 ", ""},
 		{[]string{"drain", "--grace", "1m", "--reason", "maintenance"}, 0, "drain 60000 maintenance", ""},
 		{[]string{"drain", "--grace", "-1s"}, 2, "", "-1s is negative"},
 	} {
-		s, _, run := world(t)
+		s, p, run := world(t)
+		if c.args[0] == "revoke" && !slices.Contains(c.args, "--executor") {
+			c.args = append(c.args, "--executor", p.Address)
+		}
 		code, out, errs := run(c.args...)
 		if code != c.code || s.got.String() != c.got || !strings.Contains(out+errs, c.text) || c.text == "" && out+errs != "" {
 			t.Errorf("%q: code %d, asked %q, said %q%q; want %d, %q, %q", c.args, code, s.got.String(), out, errs, c.code, c.got, c.text)
@@ -281,8 +320,7 @@ func TestDefaultAddresses(t *testing.T) {
 		text string
 		want bool
 	}{
-		{[]string{"leases"}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR); for the executors of the resource manager at service:7464 ($RFAAS_MANAGER) use --all", true},
-		{[]string{"leases", "--executor", control.DefaultExecutorAddress}, "", 1, "use --all", false},
+		{[]string{"leases"}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR)", true},
 		{[]string{"invoke", "lib.so", "f", "--secret-file", secret}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR)", true},
 		{[]string{"executors"}, "", 1, "(default address; set --manager or RFAAS_MANAGER)", true},
 		{[]string{"drain", "n1"}, "", 1, "(default address; set --manager or RFAAS_MANAGER)", true},
@@ -294,9 +332,6 @@ func TestDefaultAddresses(t *testing.T) {
 	} {
 		var out, errs bytes.Buffer
 		env := map[string]string{"RFAAS_SECRET_FILE": secret, "RFAAS_EXECUTOR": c.env}
-		if c.env == "" && c.args[0] == "leases" {
-			env["RFAAS_MANAGER"] = "service:7464"
-		}
 		code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &errs}, c.args)
 		if code != c.code || strings.Contains(errs.String(), c.text) != c.want {
 			t.Errorf("%q with RFAAS_EXECUTOR=%s: code %d, errors %q; want %d, %q: %v", c.args, c.env, code, &errs, c.code, c.text, c.want)

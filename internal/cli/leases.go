@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // leaseRow is one lease as `rfaas leases --json` prints it.
@@ -75,29 +77,19 @@ type leaseRange struct {
 // flags adds the flags of the range to a command.
 func (r *leaseRange) flags(a *app, c *cobra.Command) {
 	a.addressFlag(c, &r.executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
-	a.addressFlag(c, &r.manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "with --all: address of the resource manager")
-	c.Flags().BoolVar(&r.all, "all", false, "use all executors that the resource manager knows")
-	run := c.RunE
-	c.RunE = func(c *cobra.Command, args []string) error {
-		err := run(c, args)
-		var absent defaultError
-		if m := a.Getenv("RFAAS_MANAGER"); errors.As(err, &absent) && m != "" && !r.all {
-			return fmt.Errorf("%w; for the executors of the resource manager at %s ($RFAAS_MANAGER) use --all", err, m)
-		}
-		return err
-	}
+	a.addressFlag(c, &r.manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "address of the resource manager, for all its executors")
+	c.Flags().BoolVar(&r.all, "all", false, "use all executors of the resource manager, even if RFAAS_EXECUTOR alone is set")
 	c.Flags().StringVar(&r.tenant, "tenant", "", "only leases of this tenant")
 }
 
-// check returns an error if the flags contradict each other.
+// check decides between one executor and all executors of the resource manager, as client programs do: an address in the flags wins over those in
+// the environment, and there the manager wins. It returns an error if the flags contradict each other.
 func (r *leaseRange) check(a *app, c *cobra.Command) error {
-	switch {
-	case r.all && c.Flags().Changed("executor"):
-		return a.BadUsage(fmt.Errorf("both --all and --executor %s: want one", r.executor))
-	case c.Flags().Changed("tenant") && r.tenant == "":
+	if c.Flags().Changed("tenant") && r.tenant == "" {
 		return a.BadUsage(errors.New("--tenant is empty"))
 	}
-	return nil
+	r.all = r.all || c.Flags().Changed("manager") || !c.Flags().Changed("executor") && a.Getenv(grant.EnvManager) != ""
+	return cmp.Or(a.oneFlag(c, "executor", "manager"), a.oneFlag(c, "executor", "all"))
 }
 
 // addresses returns the addresses of the executors that report to the resource manager, and of the silent ones.
@@ -149,7 +141,9 @@ func newLeases(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "leases",
 		Short: "List leases of an executor, or of all executors: your own, or all if you are an operator",
-		Args:  cobra.NoArgs,
+		Long: "List the leases of the executor that --executor names, or of all executors of the resource manager that --manager names. Without\n" +
+			"these flags, $RFAAS_MANAGER and then $RFAAS_EXECUTOR name the daemon. A tenant sees its own leases, an operator sees all.",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := r.check(a, c); err != nil {
 				return err
@@ -213,18 +207,19 @@ func newRevoke(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "revoke LEASE | revoke --tenant TENANT",
 		Short: "End leases at once: the executor kills their workers",
-		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. An operator may end all leases, a tenant\n" +
-			"only its own. A program can open a new lease at once, and a lease with failover does so by itself. To prevent that, revoke the\n" +
-			"tenant's tokens first (rfaas token revoke --tenant), or drain the node (rfaas drain).",
-		Example: "  rfaas revoke 1234567890 --reason 'node is needed'\n  rfaas revoke --tenant ann --all",
+		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. The executors are those whose leases\n" +
+			"rfaas leases lists with the same flags. An operator may end all leases, a tenant only its own. A program can open a new lease\n" +
+			"at once, and a lease with failover does so by itself. To prevent that, revoke the tenant's tokens first (rfaas token revoke\n" +
+			"--tenant), or drain the node (rfaas drain).",
+		Example: "  rfaas revoke 1234567890 --reason 'node is needed'\n  rfaas revoke --tenant ann --manager service:7464",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := r.check(a, c); err != nil {
 				return err
 			}
 			switch {
-			case len(args) == 1 && (r.tenant != "" || r.all):
-				return a.BadUsage(fmt.Errorf("both the lease %s and --tenant or --all: want one", args[0]))
+			case len(args) == 1 && r.tenant != "":
+				return a.BadUsage(fmt.Errorf("both the lease %s and --tenant: want one", args[0]))
 			case len(args) == 0 && r.tenant == "":
 				return a.BadUsage(errors.New("which leases? give LEASE (rfaas leases lists them) or --tenant"))
 			case len(args) == 0:
@@ -234,15 +229,38 @@ func newRevoke(a *app) *cobra.Command {
 			if err != nil || id == 0 {
 				return a.BadUsage(fmt.Errorf("%q is not a lease: want a number that rfaas leases prints", args[0]))
 			}
-			return a.onExecutor(c.Context(), r.executor, func(ctx context.Context, e control.ExecutorClient) error {
-				_, err := e.Revoke(ctx, &control.RevokeRequest{LeaseId: id, Reason: reason})
-				return err
-			})
+			return a.revokeLease(c.Context(), &r, id, reason)
 		},
 	}
 	r.flags(a, c)
 	c.Flags().StringVar(&reason, "reason", "", "reason to report to the client")
 	return c
+}
+
+// revokeLease ends one lease. If r has several executors, it asks all of them, because only the lease's executor knows it.
+func (a *app) revokeLease(ctx context.Context, r *leaseRange, id uint64, reason string) error {
+	addresses, silent, err := r.addresses(ctx, a)
+	var revoked atomic.Bool
+	err = errors.Join(err, a.onExecutors(ctx, addresses, func(ctx context.Context, _ int, e control.ExecutorClient) error {
+		_, err := e.Revoke(ctx, &control.RevokeRequest{LeaseId: id, Reason: reason})
+		switch {
+		case err == nil:
+			revoked.Store(true)
+		case r.all && control.ClassOf(err) == control.ClassLease: // the lease is on another executor
+			return nil
+		}
+		return err
+	}))
+	if revoked.Load() || err != nil && len(addresses) == 0 {
+		return err
+	}
+	for _, address := range silent {
+		err = errors.Join(err, fmt.Errorf("the executor at %s is silent: a lease on it cannot be revoked", address))
+	}
+	if r.all {
+		err = errors.Join(fmt.Errorf("lease %d: unknown to the executors that answer (%d), or another tenant's", id, len(addresses)), err)
+	}
+	return err
 }
 
 // revokeTenant ends the leases of a tenant. Its error names each executor on which leases of the tenant may be left.

@@ -121,17 +121,12 @@ type daemonError struct {
 func (e daemonError) Error() string { return e.daemon + ": " + control.Text(e.err) }
 func (e daemonError) Unwrap() error { return e.err }
 
-// defaultError is an error of a request to the default address, where no daemon of the right kind is.
-type defaultError struct{ error }
-
-func (e defaultError) Unwrap() error { return e.error }
-
 // withDefault names the flag and the variable of an address in an error that says that no daemon of the right kind is there, if the command
 // used the default address.
 func withDefault(err error, byDefault bool, address, name, variable string) error {
 	absent := control.ClassOf(err) == control.ClassConnection || control.ClassOf(err) == control.ClassUnsupported || errors.Is(err, client.ErrConnection)
 	if err != nil && byDefault && absent && strings.Contains(err.Error(), address) {
-		return defaultError{fmt.Errorf("%w (default address; set --%s or %s)", err, name, variable)}
+		return fmt.Errorf("%w (default address; set --%s or %s)", err, name, variable)
 	}
 	return err
 }

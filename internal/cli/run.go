@@ -101,11 +101,13 @@ func (a *app) runWith(ctx context.Context, f *runFlags, args []string) error {
 	return a.runProgram(signals, path, args, own.environment(), own.lost)
 }
 
-// awaitExecutor waits until the executor that the environment names answers, or the resource manager lists one.
+// awaitExecutor waits until the resource manager that the environment names lists an executor, or until the executor there answers.
 func (a *app) awaitExecutor(parent context.Context, say io.Writer) error {
 	ctx, cancel := context.WithTimeout(parent, a.timeout)
 	defer cancel()
-	if executor := a.Getenv("RFAAS_EXECUTOR"); executor != "" {
+	manager := a.Getenv("RFAAS_MANAGER") // as for the program, the manager wins over an executor
+	if manager == "" {
+		executor := a.Getenv("RFAAS_EXECUTOR")
 		fmt.Fprintf(say, "rfaas run: waiting for the executor at %s\n", executor)
 		conn, err := a.dial(executor)
 		if err != nil {
@@ -118,7 +120,6 @@ func (a *app) awaitExecutor(parent context.Context, say io.Writer) error {
 		}
 		return nil
 	}
-	manager := a.Getenv("RFAAS_MANAGER")
 	fmt.Fprintf(say, "rfaas run: waiting for an executor at the resource manager %s\n", manager)
 	v, err := a.openBoard(manager)
 	if err != nil {

@@ -176,7 +176,10 @@ func TestRunWaits(t *testing.T) {
 			t.Errorf("%s: nobody listens: status %d, %s", name, code, errs)
 		}
 	}
-	env := map[string]string{"RFAAS_MANAGER": p.Address, "RFAAS_SECRET_FILE": s.secret}
+	env := map[string]string{"RFAAS_MANAGER": p.Address, "RFAAS_EXECUTOR": "127.0.0.1:1", "RFAAS_SECRET_FILE": s.secret} // the manager wins
+	if code, errs := run(env, "--", "sh", "-c", "exit 5"); code != 5 {
+		t.Errorf("manager and executor: status %d, %s", code, errs)
+	}
 	s.empty.Store(math.MaxInt64)
 	if code, errs := run(env, "--", "true"); code != command.Failure || !strings.Contains(errs, "no executor has registered within 300ms") {
 		t.Errorf("no executor: status %d, %s", code, errs)
