@@ -1,7 +1,7 @@
 /* The extension module _rfaas: librfaas.so for Python. It uses the limited API, so one binary serves CPython 3.11 and later versions.
  *
- * module.c loads librfaas.so. fields.c converts the structures of rfaas.h. lease.c has sessions and leases, arguments.c the payload and
- * the result of a call, numpy.c arrays, call.c functions, request.c calls in flight. */
+ * module.c loads librfaas.so. fields.c converts the structures of rfaas.h. session.c, lease.c and seed.c have sessions, leases and
+ * seeds, arguments.c the payload and the result of a call, numpy.c arrays, call.c functions, request.c calls in flight. */
 #ifndef BINDING_H
 #define BINDING_H
 
@@ -65,6 +65,9 @@ static inline int64_t now(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
+
+/* Runs signal handlers after a call that blocked, such as Ctrl-C pressed meanwhile. */
+static inline int interrupted(void) { return PyErr_CheckSignals(); }
 
 /* Replaces an owned reference, which may be NULL. Takes the new one over. */
 static inline void replace_reference(PyObject **to, PyObject *with) {
@@ -155,6 +158,8 @@ typedef struct Function {
 extern PyTypeObject *Session_type, *Lease_type, *Seed_type, *Function_type, *Request_type;
 extern PyType_Spec Session_spec, Lease_spec, Seed_spec, Function_spec, Request_spec;
 
+/* Reports whether the session is open. If not, it sets an exception. */
+bool Session_is_open(const Session *s);
 /* Returns the open lease of a function, NULL with an exception. */
 rfaas_lease *Lease_open(Lease *l);
 PyObject *Lease_chain(Lease *l, PyObject *args);
