@@ -100,7 +100,7 @@ func appendEntry(b []byte, e *Entry) []byte {
 func parseEntry(b []byte) (Entry, error) {
 	var e Entry
 	if len(b) < entryFixed || string(b[:4]) != entryMagic {
-		return e, fmt.Errorf("%w: %d bytes without a head", ErrInvalid, len(b))
+		return e, fmt.Errorf("%w: the %d bytes do not begin with the fixed part of an entry", ErrInvalid, len(b))
 	}
 	tenant, node := int(b[120]), int(b[121])
 	end := entryFixed + tenant + node

@@ -40,7 +40,7 @@ func TestLimitRecord(t *testing.T) {
 	binary.LittleEndian.PutUint64(table[2*LimitSize:], 9)
 	LimitWord(table, 2, LimitSHM).Add(4)
 	LimitWord(table, 2, LimitVerbs).Add(3)
-	LimitWord(table, 2, LimitMessage).Add(^uint64(0)) // a repair that was too much, for a moment
+	LimitWord(table, 2, LimitMessage).Add(^uint64(0)) // a correction can make a count negative for a moment
 	l := ParseLimit(table[2*LimitSize:])
 	if l.Cores != 9 || l.Reserved() != 7 || LimitWordOffset(2, LimitVerbs) != 2*LimitSize+16 {
 		t.Errorf("%+v", l)

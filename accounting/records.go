@@ -90,9 +90,10 @@ func SetLedgerAside(path string) (aside string, err error) {
 	return aside, syncDir(filepath.Dir(path)) // a crash of the node must not bring back the old name
 }
 
-// CreateLedger makes the ledger file path from records that load adds. The file must not exist. It checks the records, and that the file has all
-// of them. Then it calls take, which ends the ledger that the records are from, and gives the file its name. So never more than one of the two can
-// be used. If take has an error and open is set, that ledger may have ended. The file then stays, and the error has its name.
+// CreateLedger makes the ledger file path from the records that load adds. The file must not exist. CreateLedger checks the records, and that the
+// file has all of them. Then it calls take, which ends the ledger from which the records come, and renames the file to path. So at most one of the
+// two ledgers can be used at any time. If take fails and reports open, the other ledger may have ended. Then the file keeps its temporary name,
+// which the error gives.
 func CreateLedger(path string, load func(add func(Change) error) error, take func() (open bool, err error)) (Digest, error) {
 	var want, got Digest
 	fail := func(err error) (Digest, error) { return got, fmt.Errorf("ledger %s: %w", path, err) }
@@ -130,7 +131,7 @@ func CreateLedger(path string, load func(add func(Change) error) error, take fun
 		err = cerr
 	}
 	if err == nil && got.Sum() != want.Sum() {
-		err = fmt.Errorf("%w: the file has other records than were written", ErrLedger)
+		err = fmt.Errorf("%w: the records in the file differ from those that were written", ErrLedger)
 	}
 	if err != nil {
 		return fail(err)

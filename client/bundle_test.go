@@ -33,8 +33,8 @@ func link(t *testing.T, out, source string, flags ...string) {
 	}
 }
 
-// needy makes a library of functions in a new directory, and the libraries that it needs in a directory "deps" beside it. runPath says how the
-// library names that directory.
+// needy compiles a library of functions into a new directory, and the libraries that it needs into the directory "deps" beside it. runPath is the
+// path by which the library names "deps".
 func needy(t *testing.T, runPath func(deps string) string) (deps, library string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -82,7 +82,7 @@ func TestCachedWorkersAreGone(t *testing.T) {
 	}
 	next("at first")
 	var l *client.Lease
-	within(t, 20*time.Second, "a lease starts cached", func() bool { // on a busy machine workers may come to rest too late, and are ended then
+	within(t, 20*time.Second, "a lease starts cached", func() bool { // on a busy machine, workers may not freeze in time, and are then ended
 		if l = w.lease(t, client.LeaseOptions{Reuse: true, Workers: 2}); l.Start() != client.StartCached {
 			release(t, l)
 		}

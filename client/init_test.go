@@ -341,8 +341,8 @@ func TestSolverSurvivesKills(t *testing.T) {
 	release(t, l)
 }
 
-// No lease finds the state that functions of another lease have left in a worker, unless both have Reuse. A worker that has executed nothing
-// may serve any lease.
+// No lease sees the state that functions of another lease have left in a worker, unless both leases have Reuse. A worker that has executed no
+// function may serve any lease.
 func TestStateEndsWithLease(t *testing.T) {
 	rounds := 1000
 	if testing.Short() {

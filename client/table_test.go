@@ -108,7 +108,7 @@ func TestTable(t *testing.T) {
 	lookAt(t, l, 0, "cross sections").check(t, "another lease", want)
 }
 
-// TestTableLimits names what is wrong with a table, and loses nothing.
+// TestTableLimits publishes invalid tables. The errors say what is wrong, and the other tables of the session stay.
 func TestTableLimits(t *testing.T) {
 	w := newWorld(t, "--table-limit", "64KiB")
 	s := w.session

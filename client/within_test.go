@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What an operation leaves when its context ends is undone before the session may be closed.
+// If the context of an operation ends, the session undoes what the operation has done before it closes.
 func TestUndoneBeforeItIsOver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancelled, undone, over := make(chan struct{}), make(chan struct{}), make(chan bool)

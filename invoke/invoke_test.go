@@ -82,7 +82,7 @@ func TestDamagedChannelBlobs(t *testing.T) {
 	}
 }
 
-// mend puts the right checksum into what has the length of a blob, for random bytes never have it.
+// With mend, the checksum of input of a blob's length is corrected, because random bytes never have the right one.
 func FuzzChannelBlob(f *testing.F) {
 	f.Add(false, testBlob().Marshal())
 	f.Add(true, testBlob().Marshal())

@@ -118,8 +118,8 @@ func (c *cores) place(workers, each int, have []int) [][]int {
 	return c.within(workers, each, have, func(int) bool { return true })
 }
 
-// within is place on some cores only. A worker gets those that can be had most often, the lowest of equal ones: that
-// leaves the most for the next worker.
+// within is place on the cores that which accepts. A worker gets the cores with the most free shares, and the lowest of equal ones. This leaves
+// the most room for the next worker.
 func (c *cores) within(workers, each int, have []int, which func(int) bool) [][]int {
 	var list []int
 	sum := 0

@@ -62,7 +62,7 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
-// Several leases on one core only when that was configured, and never one worker twice.
+// Several leases have the same core only if this is configured, and no worker has the same core twice.
 func TestSharedCores(t *testing.T) {
 	tab := newTable(t, Config{Cores: singles(0, 1), Share: 2})
 	if c := tab.Capacity(); c.Cores != 4 {
@@ -93,7 +93,7 @@ func TestSharedCores(t *testing.T) {
 	}
 }
 
-// A withheld core is in no further lease, counts as not free, and is lent again later. Leases on it are named.
+// No new lease gets a withheld core. The core does not count as free, and can be lent again later. The leases on it are named.
 func TestWithheldCores(t *testing.T) {
 	tab := newTable(t, Config{Cores: twoNodes(), Keep: time.Minute})
 	first := granted(t, tab, 1, Terms{Workers: 2, CoresPerWorker: 1, Duration: time.Minute, Kind: [32]byte{1}})

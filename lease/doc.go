@@ -16,10 +16,10 @@
 //	                                             │     Drop, Reaped
 //	                                             └──▶ requested, as the next lease of the same client (Reuse)
 //
-// An ended lease keeps its cores and memory until the owner has reaped the last worker and says so: that is the
-// fence: no other lease gets a core on which the old client's code could still run. Afterwards the table
-// remembers for a while how the lease ended, so that a second release or a late request gets an answer that
-// says why, and so that it changes nothing.
+// An ended lease keeps its cores and memory until the owner has reaped the last worker and says so. This is the
+// fence: no other lease gets a core on which code of the earlier client could still run. Afterwards the table
+// remembers for a while how the lease ended. So a second release or a late request changes nothing, and its
+// answer says how the lease ended.
 //
 // A released lease may be cached, with its workers, for the next lease of the same client. Its resources count as free: when
 // another lease needs them, Request takes them, and Lease.Evict names the cached leases whose workers must be reaped first.

@@ -72,8 +72,8 @@ type Terms struct {
 	// Spare asks for workers that no lease uses yet. They get only cores and memory that no lease has, not even a cached one. As much again
 	// must stay free, so that the next lease need not evict them.
 	Spare bool
-	// Fingerprint stands for everything that was asked (code, blobs, ...). A repeated request id with another
-	// fingerprint is refused, so that it does not get another request's lease.
+	// Fingerprint is a hash of everything that the request asks for (code, blobs, ...). A repeated request id with another
+	// fingerprint is refused, so that no request gets the lease of a different one.
 	Fingerprint [32]byte
 }
 

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The library that needs those of the bundle (loaderLibrary in internal/bundle). */
+/* A library in each bundle that needs all libraries of the bundle, so that loading it loads them (loaderLibrary in internal/bundle). */
 #define DP_BUNDLE_LOADER "/.rfaas/libraries.so"
 
 static char at[PATH_MAX]; /* empty: there is none */

@@ -67,7 +67,7 @@ type Result struct {
 	Pairs          int  `json:"pairs"`
 	PairsDiscarded int  `json:"pairs_discarded"` // calibrations differed
 	PairsShared    int  `json:"pairs_shared"`    // discarded: a hot waiter blocked, because something else ran on its core
-	PairsAwake     int  `json:"pairs_awake"`     // discarded: the warm client of floor or calls did not block
+	PairsAwake     int  `json:"pairs_awake"`     // discarded: the warm client did not block, in the floor or in the calls
 	PairsRough     int  `json:"pairs_rough"`     // pairs of RatioRough
 	Peers          int  `json:"peers,omitempty"` // peers in succession; 0: one, or another kind of benchmark
 	Complete       bool `json:"complete"`        // there are as many good pairs as were wanted

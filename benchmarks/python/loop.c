@@ -2,7 +2,7 @@
 #include <rfaas.h>
 #include <time.h>
 
-/* Returns the time of one of `calls` calls in ns, or a negative status. */
+/* Makes `calls` calls, one after the other. Returns the mean time of a call in ns, or the negative status of a call that failed. */
 double loop_run(rfaas_lease *lease, rfaas_function f, const void *in, void *out, size_t size, int calls) {
     struct timespec a, b;
     clock_gettime(CLOCK_MONOTONIC, &a);

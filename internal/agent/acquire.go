@@ -398,7 +398,7 @@ func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(context.WithoutCancel(ctx), at)
 }
 
-// goesOn reports whether the next candidate may be asked after an error of a grant.
+// goesOn reports whether another executor may be asked after this error of a grant.
 func goesOn(err error) bool {
 	var typed *dataplane.Error
 	protocolError := errors.As(err, &typed) && typed.Status == dataplane.StatusProtocol

@@ -50,7 +50,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	w.connect()
 }
 
-// ends fails the test unless the agent ends the connection, and returns what it had sent before.
+// ends fails the test unless the agent ends the connection. It returns the bytes that the agent had sent before.
 func ends(t *testing.T, conn *net.UnixConn) []byte {
 	t.Helper()
 	conn.SetReadDeadline(time.Now().Add(20 * time.Second))

@@ -13,7 +13,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/issuer"
 )
 
-// fakeMunge puts programs munge and unmunge on the path that take everybody for the user with id 1. internal/issuer tests the real ones.
+// fakeMunge puts programs munge and unmunge on the path that identify each caller as the user with id 1. internal/issuer tests the real programs.
 func fakeMunge(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()

@@ -72,7 +72,7 @@ func TestHostileTenantBesideAnother(t *testing.T) {
 // attackRounds is how many leases a hostile process releases.
 const attackRounds = 50
 
-// attack lets a process release leases, and do what harms nobody but its own tenant. It returns the number of requests.
+// attack lets a process release leases, and make requests that can harm only its own tenant. It returns the number of requests.
 func attack(t *testing.T, p *process, r *rand.Rand) (n int) {
 	t.Helper()
 	defer p.conn.Close()

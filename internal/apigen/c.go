@@ -100,7 +100,7 @@ func cFields(s Item) string {
 	return b.String()
 }
 
-// long reports whether a description goes before what it describes.
+// long reports whether a description stands on lines of its own, before the item.
 func long(doc string) bool {
 	doc = strings.TrimSpace(doc)
 	return len(doc) > 115 || strings.Contains(doc, "\n") || strings.HasSuffix(doc, ".")

@@ -85,7 +85,7 @@ type Line struct {
 	Beat        uint64    // counts the writes of this line by this incarnation, from 1
 	Incarnation uint64    // first 8 bytes of the executor's
 	Written     time.Time // by the executor's clock, in milliseconds
-	Until       time.Time // until when the node can be had, in seconds; zero: no end is known
+	Until       time.Time // time until which the node lends cores, in whole seconds; zero: no end is known
 	Slot        uint32
 	Cores       uint32 // lent
 	FreeCores   uint32 // of them

@@ -38,7 +38,7 @@ func (m *Mailbox) Encode(b []byte) {
 	seal(b[:MailboxSize])
 }
 
-// ParseMailbox reads a mailbox; one that nobody wrote to has Epoch 0. Errors: ErrTorn, ErrLayout.
+// ParseMailbox reads a mailbox. A mailbox that was never written has Epoch 0. Errors: ErrTorn, ErrLayout.
 func ParseMailbox(b []byte) (Mailbox, error) {
 	var m Mailbox
 	b = b[:MailboxSize]

@@ -13,7 +13,7 @@ import (
 type Table struct {
 	mem   []byte
 	head  Header
-	slots []string // node id of whoever has the slot; "" and !taken: free
+	slots []string // node id of the executor that has the slot; "" and !taken: free
 	taken []bool
 	free  []uint32 // released slots below head.Used, ascending
 	high  uint32   // slots that were ever used

@@ -31,7 +31,7 @@ const (
 
 // Error is a bundle that cannot be made. Of: "the library" or "bundle".
 type Error struct {
-	Libraries bool // it is about the libraries that the library needs, not about the files that the program names
+	Libraries bool // the error concerns the libraries that the library needs, not the files that the program names
 	Text      string
 }
 

@@ -130,7 +130,7 @@ func access(path string, mode uint32) error {
 	return nil
 }
 
-// canAppend returns an error if a file, or a device like /dev/stderr, can neither be opened to append to it nor be made.
+// canAppend returns an error if a file, or a device like /dev/stderr, can neither be opened for appending nor be created.
 func canAppend(file string) error {
 	st, err := os.Stat(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -74,7 +74,7 @@ func (c Config) Start(ctx context.Context) (*Daemon, error) {
 	go func() {
 		defer close(d.done)
 		_, _ = io.Copy(io.Discard, log)
-		_ = cmd.Wait() // whoever asks why it ended reads the log
+		_ = cmd.Wait() // the log says why it ended
 	}()
 	if !happened {
 		<-d.done

@@ -358,8 +358,8 @@ type Add struct {
 	Old   uint64 // result: what the word was before
 }
 
-// FetchAdd does up to MaxAdds additions in their order. done is how many are known to have happened: all of them unless there is
-// an error; of the others each may have.
+// FetchAdd does up to MaxAdds additions in their order. done is the number of additions that are known to have been executed. Without an
+// error, these are all of them. After an error, each of the others may have been executed.
 func (c *Conn) FetchAdd(adds []Add, key uint32, timeout time.Duration) (done int, err error) {
 	if len(adds) > MaxAdds {
 		return 0, &Error{Op: "remote fetch-and-add", Status: StatusInvalid, Detail: fmt.Sprintf("%d additions, at most %d", len(adds), MaxAdds)}

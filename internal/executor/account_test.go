@@ -103,7 +103,7 @@ func TestAccountsOfALease(t *testing.T) {
 	w, v := newCountingWorker(), newCountingWorker()
 	a.begin(terms("ann", 2, 3), []Worker{w, v}, true, clock)
 	key := accounting.Key{Incarnation: [16]byte{9}, Lease: 7}
-	a.lookAtAll() // so that the time that this process has used before counts for nothing
+	a.lookAtAll() // so that the processor time that this process has used before does not count
 	base := a.leases[7].meter.Use(clock)
 
 	clock = clock.Add(time.Second)

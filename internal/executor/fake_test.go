@@ -33,7 +33,7 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// The zygote's starter thread is there for good: workers die with the thread that made them (internal/spawner/wire/starter.go).
+// The zygote's starter thread never ends, because workers die with the thread that made them (internal/spawner/wire/starter.go).
 const starterThread = "github.com/rfaas-go/rfaas/internal/spawner/wire.takeTasks"
 
 var objects = leakcheck.Objects(dataplane.Live)

@@ -44,7 +44,7 @@ func fuzzNode(f *testing.F) (*Executor, sum) {
 	return e, h
 }
 
-// anOperator makes a context of a caller who has proved to be one.
+// anOperator returns the context of a caller that is authenticated as an operator.
 func anOperator(ctx context.Context) context.Context {
 	return control.WithCaller(ctx, &identity.Identity{Name: "test", Role: identity.RoleOperator})
 }

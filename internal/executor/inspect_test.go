@@ -87,7 +87,7 @@ func TestUnansweredIsSaidOnce(t *testing.T) {
 
 func ms(n uint64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// The limits that workers get, and how a death by one of them is told.
+// Workers get the limits of their lease, and the report of a death by a limit names it.
 func TestCallLimit(t *testing.T) {
 	for _, tc := range []struct{ own, asked, want uint64 }{{0, 0, 0}, {0, 1500, 1500}, {2000, 0, 2000}, {2000, 1, 1}, {2000, 2000, 2000}} {
 		n := newNode(t, func(c *Config) { c.Settings.CallLimit = ms(tc.own) })

@@ -298,8 +298,8 @@ func TestSpawnTimeout(t *testing.T) {
 	}
 }
 
-// deadlineOnly is a context with a deadline at which nothing happens: whoever would be late for it is seen by what it says, and not by a
-// race of two timers.
+// deadlineOnly is a context with a deadline at which nothing happens. A test sees from the answer whether the executor respects the deadline, without
+// a race of two timers.
 type deadlineOnly struct {
 	context.Context
 	end time.Time
@@ -347,7 +347,7 @@ func TestZygoteTrouble(t *testing.T) {
 	wantError(t, err, codes.Unavailable, control.ClassConnection, "worker 0: start zygote: it is version v2")
 }
 
-// A node that is short of descriptors or memory is busy: whoever asked tries the next one, or later.
+// A node that is short of descriptors or memory refuses leases as busy, so that clients try another node, or try again later.
 func TestScarceNodeIsBusy(t *testing.T) {
 	for _, lacks := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		n := newNode(t)

@@ -70,7 +70,7 @@ func groupOf(uid uint32) uint32 {
 	return nobodysGroup
 }
 
-// codeOwner is whose libraries a caller may use: "" for everybody's.
+// codeOwner returns the owner of the libraries that a caller may use; "" for the libraries of all owners.
 func codeOwner(ctx context.Context) string {
 	who := control.Caller(ctx)
 	if who.Role == identity.RoleOperator {

@@ -177,7 +177,7 @@ func TestRealWorkers(t *testing.T) {
 		t.Errorf("the worker's cores are %v (%v), its grant says %v", set, err, w.GetCpus())
 	}
 
-	// A crash is told at once and the worker can be replaced on its core.
+	// A crash is reported at once, and the worker can be replaced on its core.
 	before := time.Now()
 	ended := make(chan dataplane.Status, 1)
 	go func() {

@@ -19,8 +19,8 @@ func (n *node) nextRoom(s grpc.ServerStreamingClient[control.RoomReply]) bool {
 	return r.GetRoom()
 }
 
-// Several clients of a tenant wait. They are told of room in the order in which they came, and no more of them than there is room for. One for which
-// there is too little room holds nobody up, and one that does not take its room holds the others up only for a while.
+// Several clients of a tenant wait for room. The executor notifies them in the order of their requests, and only as many as there is room for. A client
+// for which there is too little room does not delay the others. A client that does not use its room delays them only for a limited time.
 func TestRoom(t *testing.T) {
 	n := newNode(t)
 	n.e.room.firstFor = time.Hour

@@ -106,7 +106,7 @@ func TestChangesOfABoard(t *testing.T) {
 		t.Fatalf("slots %d and %d", a.Slot, c.Slot)
 	}
 	w.want("n:3 open")
-	// One leaves, and the next is in its place before anybody looked.
+	// One executor deregisters, and another one gets its slot before the reader looks.
 	w.leave(b)
 	w.come(4)
 	w.want("n:2 left", "n:4 open")

@@ -68,8 +68,8 @@ func (c *shared) region(addr string, m *control.Claim) (*Region, error) {
 	return fresh, nil
 }
 
-// openRegion gets a region's descriptor from its executor. If the executor has just ended, another process may listen on the socket. So whoever
-// answers must send the proof that came with the message.
+// openRegion gets a region's descriptor from its executor. If the executor has just ended, another process may listen on the socket. So the
+// process that answers must send the proof that came with the message.
 func openRegion(m *control.Claim) (*os.File, error) {
 	if !strings.HasPrefix(m.GetSocket(), claim.Sockets) || len(m.GetToken()) != claim.Secret || len(m.GetProof()) != claim.Secret {
 		// An executor must not use the rights that this process has at other sockets.

@@ -16,7 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// hostile is an executor that answers as it is told.
+// hostile is an executor whose answers the test chooses.
 type hostile struct {
 	control.UnimplementedExecutorServer
 	mu     sync.Mutex

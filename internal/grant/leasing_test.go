@@ -183,7 +183,7 @@ func TestStaleStream(t *testing.T) {
 	}
 }
 
-// A caller that gives up is let go at once, and its stream is not used again.
+// When a caller gives up, its request returns at once, and its stream is not used again.
 func TestCallerGivesUp(t *testing.T) {
 	x := &lessor{}
 	asked := make(chan uint64, 1)

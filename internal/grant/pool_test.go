@@ -10,7 +10,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// Sessions with the same addresses and credentials share their connections, others do not. The last one's stay for a while.
+// Sessions with the same addresses and credentials share their connections, others do not. When the last such session ends, the connections stay open
+// for a while.
 func TestPool(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	port := serveLessor(t, &lessor{}, secret, "")

@@ -101,7 +101,7 @@ func (h *History) open(path string, timeout time.Duration, now time.Time) error 
 			return fmt.Errorf("%w: %w", errDamaged, err)
 		case errors.Is(err, bolterrors.ErrTimeout):
 			return fmt.Errorf("another process has had it open for %v, probably a resource manager with the same state directory (%w)", timeout, err)
-		default: // also too many open files, a full disk: the file may be whole
+		default: // for example too many open files or a full disk, which do not mean that the file is damaged
 			return err
 		}
 		h.file.db = db
@@ -132,7 +132,7 @@ func (h *History) load(tx *bbolt.Tx, now time.Time) (damaged int, err error) {
 	var last []byte
 	if err := tx.Bucket(inBuckets).ForEach(func(k, v []byte) error {
 		if bytes.Compare(k, last) <= 0 {
-			return fmt.Errorf("%w: the record %x follows %x", errDamaged, k, last)
+			return fmt.Errorf("%w: record %x follows record %x, want ascending order", errDamaged, k, last)
 		}
 		last = slices.Clone(k)
 		tier, b, ok := parseBucket(k, v)

@@ -87,7 +87,7 @@ func TestOpener(t *testing.T) {
 	}
 	var mu sync.Mutex
 	opened := map[string]int{}
-	open := func(path string) (fs.File, error) { // the directory that the node is told is nowhere
+	open := func(path string) (fs.File, error) { // opens what the node asks for in a directory that does not exist
 		name, ok := strings.CutPrefix(path, "/nowhere/at/all/")
 		if !ok {
 			t.Errorf("opened %s", path)

@@ -194,7 +194,7 @@ func TestEnrol(t *testing.T) {
 	}
 }
 
-// A code without a node gives names that nobody else has, and not that of the issuer.
+// With a code that names no node, a node gets only names that no valid certificate has, and not that of the issuer.
 func TestEnrolOtherNames(t *testing.T) {
 	s := start(t, nil)
 	if err := s.cluster.IssueNode(s.node("old"), []string{"service", "192.0.2.1"}, time.Hour, time.Now()); err != nil {
@@ -293,7 +293,7 @@ func TestEnrolGuess(t *testing.T) {
 	}
 }
 
-// A node may choose only names that are nobody's own, none of which is another form of an address.
+// A node may choose only names that belong to no other machine, and none that is another form of an address.
 func TestEnrolChosenNames(t *testing.T) {
 	s := start(t, func(c *Config) { c.Reserved = []string{"manager"} })
 	code := s.code()

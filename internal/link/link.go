@@ -118,7 +118,7 @@ func AttachExecutor(ctx context.Context, m control.ManagerClient, dev *dataplane
 		err = x.connect(ctx, &from, r.GetBlob())
 	}
 	if err == nil && (x.line.Size != board.LineSize || x.cells.Size%accounting.CellSize != 0) {
-		err = fmt.Errorf("the resource manager gave a line of %d bytes and %d bytes of cells", x.line.Size, x.cells.Size)
+		err = fmt.Errorf("the resource manager gave a line of %d bytes, want %d, and %d bytes of cells, want a multiple of %d", x.line.Size, board.LineSize, x.cells.Size, accounting.CellSize)
 	}
 	if err != nil {
 		x.Close()

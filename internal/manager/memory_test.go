@@ -46,7 +46,7 @@ func providers(t *testing.T, f func(t *testing.T, provider string)) {
 	}
 }
 
-// world is a manager with a gRPC server, and devices of those who come to it.
+// world is a manager with a gRPC server, and the devices of its executors and clients.
 type world struct {
 	*Manager
 	t        testing.TB
@@ -306,7 +306,7 @@ func TestProviderBoard(t *testing.T) {
 		if box := mailbox(t, c, 5); box.Latest[0].State != board.Draining {
 			t.Errorf("%+v", box)
 		}
-		// It leaves: its slot is empty, what it still writes is refused, and the next one gets the slot.
+		// The executor deregisters: its slot is empty, its later writes are refused, and the next executor gets the slot.
 		if _, err := w.client.Deregister(t.Context(), &control.DeregisterRequest{ExecutorId: a.id}); err != nil {
 			t.Fatal(err)
 		}
@@ -320,7 +320,7 @@ func TestProviderBoard(t *testing.T) {
 		if refused == nil {
 			t.Error("an executor that has left writes its line")
 		}
-		w.table.sweep() // what it wrote before it knew
+		w.table.sweep() // reads what the executor wrote before it knew that
 		if l, err := r.Line(0); err != nil || l.State != board.Empty {
 			t.Errorf("%+v %v", l, err)
 		}

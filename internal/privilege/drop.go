@@ -215,7 +215,7 @@ func Drop(u User) error {
 	return Hide()
 }
 
-// Hide forbids everybody but root to trace the process or read its memory. execve permits it again.
+// Hide lets only root trace the process and read its memory, until the next execve.
 func Hide() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("forbid tracing of the process: %w", err)

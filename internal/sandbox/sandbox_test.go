@@ -87,7 +87,8 @@ func TestUIDs(t *testing.T) {
 	}
 }
 
-// Two executors of a node have ranges that overlap, and no id twice; what one gives back, and what it had when it ended, is the other's.
+// If the ranges of two executors of a node overlap, each user id still has one owner. An id that an executor returns, or has when it ends, is free
+// for the other executor.
 func TestSharedUIDs(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "run", "uids")
 	open := func(r Range) *UIDs {

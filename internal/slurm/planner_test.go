@@ -174,7 +174,7 @@ func TestPolicyIsChecked(t *testing.T) {
 	}
 }
 
-// world is a Slurm that does at random what it may.
+// world simulates a Slurm that starts and ends jobs at random, within the rules of Slurm.
 type world struct {
 	r     *rand.Rand
 	nodes []Node

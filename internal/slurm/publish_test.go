@@ -29,7 +29,8 @@ func TestWantedBack(t *testing.T) {
 	}
 }
 
-// Only executors that say something else are told, each about its own node; one that does not answer keeps nobody waiting.
+// The controller sends a message only to executors whose end time differs from the plan, each about its own node. An executor that does not answer
+// does not delay the others.
 func TestPublish(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	var mu sync.Mutex

@@ -37,7 +37,7 @@ type verdict struct {
 	text   string
 }
 
-// makeExit combines what the kernel, the page and the pipe report of a dead worker.
+// makeExit combines what the kernel, the worker's page and the pipe of its output report about a dead worker.
 func (w *Worker) makeExit(end *wire.Exit) Exit {
 	st := status{signal: unix.Signal(end.Signal), code: int(end.Code)}
 	x := Exit{
