@@ -104,7 +104,6 @@ int dp_bench_open(dp_dev *dev, const dp_dev_options *opts, const dp_bench_config
 void dp_bench_close(dp_bench *b);
 /* dp_bench_abort ends every blocked call of the bench with an error, when the peer is gone. Any thread may call it. */
 void dp_bench_abort(dp_bench *b);
-dp_channel *dp_bench_channel(dp_bench *b);
 
 /* dp_bench_floor makes one batch of bare round trips: `warm` untimed ones, then `n`. *ns is the time of the n together. With
  * samples (n long) each round trip is timed too: the clock is read once between two of them. With kind RING or IMM_WINDOW as

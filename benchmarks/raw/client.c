@@ -164,8 +164,6 @@ void dp_bench_abort(dp_bench *b) {
     dp_channel_fail(b->ch, DP_PEER_GONE);
 }
 
-dp_channel *dp_bench_channel(dp_bench *b) { return b->ch; }
-
 /* ---- floors ---- */
 
 /* Waits until the peer's thread has entered the floor, before the clock runs. Sleeps, because both may share a core. */

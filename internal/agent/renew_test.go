@@ -3,30 +3,14 @@ package agent
 import (
 	"context"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/issuer"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
-
-// fakeMunge puts programs munge and unmunge on the path that identify each caller as the user with id 1. internal/issuer tests the real programs.
-func fakeMunge(t *testing.T) {
-	t.Helper()
-	dir := t.TempDir()
-	for name, script := range map[string]string{
-		"munge":   `printf 'MUNGE:%s:' "$(base64 -w0)"`,
-		"unmunge": `printf 'UID: 1\n\n%s' "$(sed 's/^MUNGE://; s/:$//' | base64 -d)"`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-}
 
 // issuer starts the cluster's issuer, whose tenants are rules, and returns its address and what ends it.
 func (r *realm) issuer(rules string) (issuer.Address, func()) {
@@ -56,7 +40,7 @@ func (r *realm) issuer(rules string) (issuer.Address, func()) {
 
 // A token that came from an issuer is renewed by the agent when less than a third of its life is left, also after failures.
 func TestTokenIsRenewed(t *testing.T) {
-	fakeMunge(t)
+	testkit.FakeMunge(t)
 	r := newRealm(t)
 	at, end := r.issuer("1=ann")
 	cred, err := at.GetToken(t.Context(), issuer.Munge{}, nil)

@@ -167,24 +167,9 @@ func TestClusterJoin(t *testing.T) {
 	}
 }
 
-// fakeMunge puts programs munge and unmunge on the path that take everybody for the user with id 1. internal/issuer tests the real ones.
-func fakeMunge(t *testing.T) {
-	t.Helper()
-	dir := t.TempDir()
-	for name, script := range map[string]string{
-		"munge":   `printf 'MUNGE:%s:' "$(base64 -w0)"`,
-		"unmunge": `printf 'UID: 1\n\n%s' "$(sed 's/^MUNGE://; s/:$//' | base64 -d)"`,
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-}
-
 // A user's way: get a token, have a daemon check it, renew it and revoke it, without any key of the cluster.
 func TestTokenGet(t *testing.T) {
-	fakeMunge(t)
+	testkit.FakeMunge(t)
 	s := newIssuerSite(t, "--tenants", "1=physics")
 	address, err := os.ReadFile(s.in("cluster/address"))
 	if err != nil {

@@ -61,6 +61,21 @@ func (n *node) createSeed(change ...func(*control.CreateSeedRequest)) (*control.
 	return n.CreateSeed(n.ctx(), r)
 }
 
+// seededLease creates a seed, and returns a lease that starts from it.
+func (n *node) seededLease() (*control.LeaseReply, *holding) {
+	n.t.Helper()
+	n.seeds()
+	made, err := n.createSeed()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	r := n.request(1)
+	r.Seed = &control.Seed{Function: "prepare", LimitMs: 1000, Name: "xs", Version: made.GetSeed().GetVersion()}
+	l := n.mustLease(r)
+	h, _ := n.e.find(lease.ID(l.GetLeaseId()))
+	return l, h
+}
+
 func (n *node) seeds() {
 	n.z.seeds = func(context.Context) (*zygote.Seed, error) { return layoutSeed(n.t), nil }
 }
@@ -326,18 +341,7 @@ func TestNamedSeedOfAnotherTenant(t *testing.T) {
 // A worker that cannot start from a named seed does not take the seed out of the store: it still counts for its tenant, and is handed over.
 func TestNamedSeedThatDoesNotFit(t *testing.T) {
 	n := newNode(t)
-	n.seeds()
-	made, err := n.createSeed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := n.request(1)
-	r.Seed = &control.Seed{Function: "prepare", LimitMs: 1000, Name: "xs", Version: made.GetSeed().GetVersion()}
-	l, err := n.Lease(n.ctx(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, _ := n.e.find(lease.ID(l.GetLeaseId()))
+	l, h := n.seededLease()
 	n.e.unseeded(h, "another library")
 	n.release(l.GetLeaseId())
 	if all, _ := n.e.tables.bytes(); all != layoutMemory || len(n.e.tables.save()) != 1 {
@@ -443,23 +447,12 @@ func TestNamedSeedDrain(t *testing.T) {
 // A seed whose file has grown is withdrawn with its name: nobody pays for that memory.
 func TestNamedSeedGrown(t *testing.T) {
 	n := newNode(t)
-	n.seeds()
-	made, err := n.createSeed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := n.request(1)
-	r.Seed = &control.Seed{Function: "prepare", LimitMs: 1000, Name: "xs", Version: made.GetSeed().GetVersion()}
-	l, err := n.Lease(n.ctx(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, _ := n.e.find(lease.ID(l.GetLeaseId()))
+	l, h := n.seededLease()
 	if _, err := h.seed.seed.File.WriteAt(make([]byte, 2<<20), 8<<20); err != nil {
 		t.Fatal(err)
 	}
 	n.release(l.GetLeaseId())
-	_, err = n.DescribeSeed(n.ctx(), &control.SeedRequest{Tenant: "alice", Name: "xs"})
+	_, err := n.DescribeSeed(n.ctx(), &control.SeedRequest{Tenant: "alice", Name: "xs"})
 	refuses(t, "grown", err, control.ClassLease, "no seed xs")
 	if aside := n.e.table.Capacity().SetAside; aside != 0 {
 		t.Errorf("%d bytes stay set aside", aside)

@@ -12,6 +12,20 @@ import (
 	"time"
 )
 
+// requestFor returns the request of a node with new keys.
+func requestFor(t *testing.T, hosts ...string) *NodeRequest {
+	t.Helper()
+	keys, err := newNodeKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := keys.request(hosts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
 // While a thief renews a node's certificate, one revocation ends all of its certificates.
 func TestRevokeWhileRenewing(t *testing.T) {
 	c, dir := issued(t)
@@ -19,14 +33,7 @@ func TestRevokeWhileRenewing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys, err := newNodeKeys()
-	if err != nil {
-		t.Fatal(err)
-	}
-	q, err := keys.request([]string{"node7"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := requestFor(t, "node7")
 	var made atomic.Int32
 	some := make(chan struct{})
 	var thieves sync.WaitGroup
@@ -89,14 +96,7 @@ func TestRenewKeepsLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys, err := newNodeKeys()
-	if err != nil {
-		t.Fatal(err)
-	}
-	q, err := keys.request([]string{"node7"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := requestFor(t, "node7")
 	for valid, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, 1000 * time.Hour: old.NotAfter.Sub(noon)} {
 		reply, err := c.Renew(old, q, valid, noon)
 		if err != nil {
@@ -112,14 +112,7 @@ func TestRenewKeepsLife(t *testing.T) {
 // The reply of an issuer with certificates for other keys replaces nothing.
 func TestReplyForOtherKeys(t *testing.T) {
 	c, dir := issued(t)
-	other, err := newNodeKeys()
-	if err != nil {
-		t.Fatal(err)
-	}
-	foreign, err := other.request([]string{"node7"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	foreign := requestFor(t, "node7")
 	before, err := os.ReadFile(filepath.Join(dir, fileNode))
 	if err != nil {
 		t.Fatal(err)

@@ -5,11 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
@@ -37,23 +33,7 @@ func TestZygotesKilledDuringSpawns(t *testing.T) {
 	wire.OnStarterThread(func() {})
 	check := leakCheck(t)
 	z := startRuntime(t)
-	stop := make(chan struct{})
-	var killer sync.WaitGroup
-	killer.Go(func() {
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				return
-			case <-time.After(time.Duration(5+i%7*9) * time.Millisecond):
-			}
-			z.mu.Lock()
-			pid := z.zygotes[i%2].pid
-			z.mu.Unlock()
-			if pid != 0 {
-				unix.Kill(pid, unix.SIGKILL)
-			}
-		}
-	})
+	stop := z.killAtRandom(5, 9)
 	spawn := func(runtime string) error {
 		spec, channel := c.spec(t, code)
 		spec.Runtime = runtime
@@ -74,8 +54,7 @@ func TestZygotesKilledDuringSpawns(t *testing.T) {
 			t.Errorf("runtime %q: %v", runtime, err)
 		}
 	}
-	close(stop)
-	killer.Wait()
+	stop()
 	for _, runtime := range []string{"", "plain"} {
 		if err := spawn(runtime); err != nil {
 			t.Errorf("runtime %q, after the kills: %v", runtime, err)

@@ -262,6 +262,31 @@ func TestZygoteKilledWorkersLiveOn(t *testing.T) {
 	}
 }
 
+// killAtRandom kills the zygotes in turn until the returned function is called. The pauses between the kills are first + n * step ms, for n from 0 to 6.
+func (z *Zygote) killAtRandom(first, step int) (stop func()) {
+	ended := make(chan struct{})
+	var killer sync.WaitGroup
+	killer.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Duration(first+i%7*step) * time.Millisecond):
+			}
+			z.mu.Lock()
+			pid := z.zygotes[i%len(z.zygotes)].pid
+			z.mu.Unlock()
+			if pid != 0 {
+				unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+	})
+	return func() {
+		close(ended)
+		killer.Wait()
+	}
+}
+
 // Zygotes are killed at random moments while workers are spawned: every spawn succeeds or fails cleanly.
 func TestZygoteKilledDuringSpawns(t *testing.T) {
 	c := startClient(t)
@@ -269,23 +294,7 @@ func TestZygoteKilledDuringSpawns(t *testing.T) {
 	wire.OnStarterThread(func() {})
 	check := leakCheck(t)
 	z := startZygote(t)
-	stop := make(chan struct{})
-	var killer sync.WaitGroup
-	killer.Go(func() {
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				return
-			case <-time.After(time.Duration(1+i%7*3) * time.Millisecond):
-			}
-			z.mu.Lock()
-			pid := z.zygotes[0].pid
-			z.mu.Unlock()
-			if pid != 0 {
-				unix.Kill(pid, unix.SIGKILL)
-			}
-		}
-	})
+	stop := z.killAtRandom(1, 3)
 	good := 0
 	for range 60 {
 		spec, channel := c.spec(t, code)
@@ -302,8 +311,7 @@ func TestZygoteKilledDuringSpawns(t *testing.T) {
 		}
 		c.ask("close %d", channel)
 	}
-	close(stop)
-	killer.Wait()
+	stop()
 	t.Logf("%d of 60 spawns succeeded", good)
 	// How many succeed is for the machine to say; afterwards they all do.
 	spec, channel := c.spec(t, code)
