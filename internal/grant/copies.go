@@ -280,13 +280,14 @@ func (c *shared) known(from *seedPlace) *control.InfoReply {
 // that executor was asked before (lendEarly); nil: it was not asked. instead: the candidate has lost another source (anotherSource).
 func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, early *loan, table *Table, instead bool) (digest []byte, err error) {
 	info := p.c.known(from)
-	if info == nil {
+	providers := sharedProviders(cand.info, info)
+	if len(providers) == 0 { // the executor is not known, or was perhaps restarted with other providers
 		if info, err = p.c.info(ctx, from.address); err != nil {
 			early.end()
 			return nil, err
 		}
+		providers = sharedProviders(cand.info, info)
 	}
-	providers := sharedProviders(cand.info, info)
 	if len(providers) == 0 {
 		early.end()
 		return nil, fmt.Errorf("it offers providers %v, and %s offers %v", info.GetProviders(), cand.Address, cand.info.GetProviders())

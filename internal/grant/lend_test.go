@@ -117,3 +117,25 @@ func TestLoanIsAskedEarly(t *testing.T) {
 		t.Error("the lender was asked for a seed that the candidate has had")
 	}
 }
+
+func (x *lending) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+	return &control.InfoReply{ProtocolVersion: control.ProtocolVersion, Providers: []string{dataplane.TCP}}, nil
+}
+
+// If the known description of an executor that has the seed shares no provider with the candidate, the executor is asked for a new one, because it was perhaps restarted.
+func TestLenderWithNewProviders(t *testing.T) {
+	c, port, secret, _ := lessee(t, &borrowing{})
+	p := &Pending{c: c, spec: Spec{Seed: &control.Seed{Function: "f", LimitMs: 3600e3}}}
+	lender := serveLessor(t, &lending{asked: make(chan struct{}, 1)}, secret, "").Address
+	conn, err := c.dial("test", port.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	from := &seedPlace{address: lender, key: make([]byte, 32), info: &control.InfoReply{Providers: []string{dataplane.Verbs}}}
+	cand := &Candidate{Address: port.Address, info: &control.InfoReply{Providers: []string{dataplane.TCP}}}
+	if _, err := p.copyFrom(ctx, control.NewExecutorClient(conn), cand, from, nil, nil, false); err != nil {
+		t.Error(err)
+	}
+}
