@@ -9,7 +9,7 @@ PACKAGE_VERSION_OF_GIT = $(shell [[ ! -e .git ]] || { git describe --tags --exac
 PACKAGE_DATE = $(shell LC_ALL=C date -u -d @$(SOURCE_DATE_EPOCH) '+%a, %d %b %Y %H:%M:%S +0000')
 
 .PHONY: deb
-deb: build ## Debian packages of this version: build/deb/*.deb (with debhelper)
+deb: ## Debian packages of this version: build/deb/*.deb (with debhelper)
 	$(call say,DEB,build/deb/)
 	$(Q)rm -rf build/deb && mkdir -p build/deb/tree && cp -r packaging/debian build/deb/tree
 	$(Q)printf '%s\n' 'rfaas ($(PACKAGE_VERSION)) unstable; urgency=medium' '' '  * See /usr/share/doc/rfaas/CHANGELOG.md.' '' \

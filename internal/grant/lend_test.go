@@ -34,7 +34,25 @@ func (x *lending) Lend(s grpc.BidiStreamingServer[control.LendRequest, control.L
 }
 
 // borrowing is an executor that copies a seed that never arrives completely.
-type borrowing struct{ lessor }
+type borrowing struct {
+	lessor
+	answer func() (*control.LeaseReply, error)
+}
+
+func (x *borrowing) Leasing(s grpc.BidiStreamingServer[control.LeaseRequest, control.LeaseReply]) error {
+	for {
+		if _, err := s.Recv(); err != nil {
+			return err
+		}
+		r, err := x.answer()
+		if err == nil {
+			err = s.Send(r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
 
 func (*borrowing) Fetch(_ *control.FetchRequest, s grpc.ServerStreamingServer[control.FetchReply]) error {
 	if err := s.Send(&control.FetchReply{Done: true, Filling: true}); err != nil {
@@ -72,19 +90,17 @@ func TestAnotherSourceInTime(t *testing.T) {
 	}
 }
 
-// An executor that has a seed is asked to lend it while the candidate is asked for the lease. The loan ends if the candidate has the seed. A candidate that had the seed before probably still has it.
+// An executor that has a seed is asked to lend it while the candidate is asked for the lease. The loan ends if the candidate does not need it. A candidate that had the seed before
+// probably still has it.
 func TestLoanIsAskedEarly(t *testing.T) {
-	c, port, secret, _ := lessee(t, &borrowing{})
-	p := &Pending{c: c, spec: Spec{Seed: &control.Seed{Function: "f", LimitMs: 3600e3}}}
+	x := &borrowing{}
+	c, port, secret, _ := lessee(t, x)
 	info := &control.InfoReply{Providers: []string{dataplane.TCP}}
+	cand := Candidate{Address: port.Address, info: info}
+	p := &Pending{c: c, spec: Spec{Seed: &control.Seed{Function: "f", LimitMs: 3600e3}}, candidates: []Candidate{cand}}
 	lender := &lending{asked: make(chan struct{}, 2), left: make(chan struct{}, 2)}
 	s := c.copies.seed(p.seedID())
 	s.at = append(s.at, &seedPlace{address: serveLessor(t, lender, secret, "").Address, key: make([]byte, 32), info: info})
-	conn, err := c.dial("test", port.Address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cand := &Candidate{Address: port.Address, info: info}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	happens := func(what string, c chan struct{}) {
@@ -92,28 +108,39 @@ func TestLoanIsAskedEarly(t *testing.T) {
 		select {
 		case <-c:
 		case <-ctx.Done():
-			t.Fatal(what)
+			t.Error(what)
 		}
 	}
-	begin := func() {
-		p.turn = c.copies.begin(ctx, p, port.Address)
-		p.lendEarly(ctx, cand)
+	grant := func(answers ...*control.LeaseReply) { // the candidate waits until the lender is asked, gives the answers and then refuses the lease
+		t.Helper()
+		first := true
+		x.answer = func() (*control.LeaseReply, error) {
+			if first {
+				happens("the lender was not asked while the candidate was", lender.asked)
+			}
+			if first = false; len(answers) == 0 {
+				return nil, control.Errorf(control.ClassBusy, "no cores")
+			}
+			r := answers[0]
+			answers = answers[1:]
+			return r, nil
+		}
+		if _, err := p.Grant(ctx, nil); control.ClassOf(err) != control.ClassBusy {
+			t.Errorf("%v, want that the candidate has no cores", err)
+		}
 	}
 
-	begin()
-	happens("the lender was not asked", lender.asked)
-	p.turn.notNeeded()
+	grant()
 	happens("the loan goes on, although it is not needed", lender.left)
 
-	begin()
-	happens("the lender was not asked", lender.asked)
-	p.copySeed(ctx, control.NewExecutorClient(conn), cand)
+	grant(&control.LeaseReply{SeedUnknown: true})
 	if p.turn.why != nil || len(lender.asked) > 0 {
 		t.Errorf("%v, and the lender was asked %d more times", p.turn.why, len(lender.asked))
 	}
 
 	s.at = append(s.at, &seedPlace{address: port.Address})
-	if begin(); p.turn.early != nil {
+	p.turn = c.copies.begin(ctx, p, port.Address)
+	if p.lendEarly(ctx, &cand); p.turn.early != nil {
 		t.Error("the lender was asked for a seed that the candidate has had")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/topology"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 func newWork(t *testing.T) *Work {
@@ -102,7 +103,8 @@ func TestWorkerSlowsDown(t *testing.T) {
 				if m.Complete && ran == (i == 1) {
 					ratios[i] = append(ratios[i], float64(m.Beside)/float64(m.Alone))
 				} else if interrupted++; interrupted > 300 {
-					t.Skipf("guard: NOT JUDGED, the machine is too busy: other programs interrupted %d measurements", interrupted)
+					testkit.NotTested(t, "NOT JUDGED, the machine is too busy: other programs interrupted %d measurements", interrupted)
+					return
 				}
 				if m.Cost < m.Alone {
 					t.Fatalf("%+v: the measurement costs less than a part of it", m)

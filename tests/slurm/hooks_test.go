@@ -40,7 +40,7 @@ exec %[1]s/scripts/slurm/%s
 func TestHooksFollowJobs(t *testing.T) {
 	c := hooked(t, 4)
 	load := c.callers("n1", "n2", "n3", "n4")
-	waits, backs := c.takeTurns(max(4, *roundsFlag/2), 300*time.Millisecond, 0)
+	waits, backs := c.takeTurns(max(3, *roundsFlag/2), 300*time.Millisecond, 0)
 	judge(t, "hooks: from a job's submission to its start", waits, mostWait)
 	judge(t, "hooks: from a node's last job's end to its executor in the list", backs, mostAway)
 	c.checkLoad(load, len(waits))
