@@ -2,6 +2,7 @@ package grant
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -125,7 +126,8 @@ func TestLoanIsAskedEarly(t *testing.T) {
 			answers = answers[1:]
 			return r, nil
 		}
-		if _, err := p.Grant(ctx, nil); control.ClassOf(err) != control.ClassBusy {
+		var e *dataplane.Error
+		if _, err := p.Grant(ctx, nil); !errors.As(err, &e) || e.Status != dataplane.StatusBusy {
 			t.Errorf("%v, want that the candidate has no cores", err)
 		}
 	}
