@@ -259,6 +259,8 @@ void dp_channel_find_mailbox(dp_channel *ch, bool large) {
         ch->mailbox = dp_rkey_ptr(ch->qp, at, ch->peer.rkey, sizeof *ch->mailbox);
     uint32_t most = dp_mailbox_most(ch->mailbox_large, slots ? ch->cfg.eager : 0);
     ch->mailbox_max = carries < most ? (uint32_t)carries : most;
+    if (ch->mailbox)
+        ch->mailbox_last = dp_mailbox_call_id(__atomic_load_n(&ch->mailbox->request, __ATOMIC_RELAXED));
 }
 
 int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err) {

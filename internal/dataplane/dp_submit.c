@@ -145,7 +145,7 @@ static ALWAYS_INLINE bool post_mailbox(dp_channel *ch, uint32_t function, const 
     dp_mailbox *m = ch->mailbox;
     uint32_t call_id = ch->next_call, at = ch->free[ch->n_free - 1];
     if (__builtin_expect(dp_mailbox_call_id(__atomic_load_n(dp_mailbox_word(ch, capacity), __ATOMIC_RELAXED)) == call_id ||
-                             dp_mailbox_call_id(__atomic_load_n(&m->request, __ATOMIC_RELAXED)) == call_id, 0))
+                             ch->mailbox_last == call_id, 0))
         return false;
     bool large = ch->mailbox_large && dp_mailbox_wants_large(size, capacity);
     uint8_t *in_slot = (uint8_t *)m - ch->layout.mailbox_at + dp_slot_payload(&ch->layout, at); /* the worker's */
@@ -159,7 +159,7 @@ static ALWAYS_INLINE bool post_mailbox(dp_channel *ch, uint32_t function, const 
     /* Release pairs with the acquire in the worker's take_mailbox(). */
     __atomic_store_n(&m->request, dp_mailbox_request(call_id, function, size, large), __ATOMIC_RELEASE);
     dp_qp_notify(ch->qp);
-    ch->next_call++;
+    ch->mailbox_last = ch->next_call++;
     ch->stats.calls++;
     ch->stats.bytes_in += size;
     return true;

@@ -199,4 +199,6 @@ void w_odd_mailbox(model *m) {
     uint32_t capacity = which == 1 ? 0 : pick(m, 2) ? EAGER : DP_MAILBOX_SMALL;
     __atomic_store_n(which ? place_of_word(m, capacity) : &raw_mailbox(&m->worker, true)->request, word, __ATOMIC_RELEASE);
     *(which ? m_word(m, capacity) : &m->words[0]) = word;
+    if (!which)
+        m->ch->mailbox_last = id; /* as if the client had written this word 2^32 calls ago */
 }
