@@ -405,7 +405,8 @@ build-tests: build test-programs remote-tests # all that lanes run
 try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'make build failed; going on with the tests' >&2)
 
 # Lanes whose tests mostly wait consist of several parts, which run at the same time: tests/run chooses make's --jobs.
-# The time after which a package's tests are taken for hanging. The budget of the lane (tests/run) ends them earlier. Where page faults and system
+
+# A Go test of a package that runs longer than this counts as hanging. In tests/run, the budget of a lane may end it earlier. Where page faults and system
 # calls are slow, as in some virtual machines, the longest package takes 290 s beside two others.
 HANG := 600s
 .PHONY: tried-build

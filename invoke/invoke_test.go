@@ -82,7 +82,7 @@ func TestDamagedChannelBlobs(t *testing.T) {
 	}
 }
 
-// With mend, the checksum of input of a blob's length is corrected, because random bytes never have the right one.
+// If mend is set, the test corrects the checksum of input that is at least as long as a header. Random bytes never have the right checksum.
 func FuzzChannelBlob(f *testing.F) {
 	f.Add(false, testBlob().Marshal())
 	f.Add(true, testBlob().Marshal())

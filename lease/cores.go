@@ -118,8 +118,8 @@ func (c *cores) place(workers, each int, have []int) [][]int {
 	return c.within(workers, each, have, func(int) bool { return true })
 }
 
-// within is place on the cores that which accepts. A worker gets the cores with the most free shares, and the lowest of equal ones. This leaves
-// the most room for the next worker.
+// within does the same as place, but uses only the cores for which the function which returns true. A worker gets the cores with the most free
+// shares, and the lowest of equal ones. This leaves the most room for the next worker.
 func (c *cores) within(workers, each int, have []int, which func(int) bool) [][]int {
 	var list []int
 	sum := 0

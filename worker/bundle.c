@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A library in each bundle that needs all libraries of the bundle, so that loading it loads them (loaderLibrary in internal/bundle). */
+/* Each bundle has this library (loaderLibrary in internal/bundle). It needs all other libraries of the bundle, so loading it loads them. */
 #define DP_BUNDLE_LOADER "/.rfaas/libraries.so"
 
 static char at[PATH_MAX]; /* empty: there is none */

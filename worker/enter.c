@@ -59,7 +59,7 @@ int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_erro
 
 /* ---- namespaces ---- */
 
-/* The guard sends this message when it is ready, and again when it has hidden the devices. e is an errno, 0 for success; what is the step that
+/* The guard sends this message when it is ready, and again when it has hidden the devices. `e` is an errno, or 0 for success. `what` names the step that
  * failed. */
 typedef struct guard_word {
     int32_t e;

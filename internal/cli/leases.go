@@ -78,7 +78,7 @@ type leaseRange struct {
 func (r *leaseRange) flags(a *app, c *cobra.Command) {
 	a.addressFlag(c, &r.executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
 	a.addressFlag(c, &r.manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "address of the resource manager, for all its executors")
-	c.Flags().BoolVar(&r.all, "all", false, "use all executors of the resource manager, even if RFAAS_EXECUTOR alone is set")
+	c.Flags().BoolVar(&r.all, "all", false, "use all executors of the resource manager, even if only RFAAS_EXECUTOR is set")
 	c.Flags().StringVar(&r.tenant, "tenant", "", "only leases of this tenant")
 }
 
@@ -207,10 +207,10 @@ func newRevoke(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "revoke LEASE | revoke --tenant TENANT",
 		Short: "End leases at once: the executor kills their workers",
-		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. The executors are those whose leases\n" +
-			"rfaas leases lists with the same flags. An operator may end all leases, a tenant only its own. A program can open a new lease\n" +
-			"at once, and a lease with failover does so by itself. To prevent that, revoke the tenant's tokens first (rfaas token revoke\n" +
-			"--tenant), or drain the node (rfaas drain).",
+		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. The command asks the same\n" +
+			"executors as rfaas leases with the same flags. An operator may end all leases, a tenant only its own. A program can open a new\n" +
+			"lease at once, and a lease with failover does so by itself. To prevent that, revoke the tenant's tokens first (rfaas token\n" +
+			"revoke --tenant), or drain the node (rfaas drain).",
 		Example: "  rfaas revoke 1234567890 --reason 'node is needed'\n  rfaas revoke --tenant ann --manager service:7464",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -237,7 +237,7 @@ func newRevoke(a *app) *cobra.Command {
 	return c
 }
 
-// revokeLease ends one lease. If r has several executors, it asks all of them, because only the lease's executor knows it.
+// revokeLease ends one lease. If r has several executors, it asks all of them, because only its executor knows the lease.
 func (a *app) revokeLease(ctx context.Context, r *leaseRange, id uint64, reason string) error {
 	addresses, silent, err := r.addresses(ctx, a)
 	var revoked atomic.Bool

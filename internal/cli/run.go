@@ -101,7 +101,8 @@ func (a *app) runWith(ctx context.Context, f *runFlags, args []string) error {
 	return a.runProgram(signals, path, args, own.environment(), own.lost)
 }
 
-// awaitExecutor waits until the resource manager that the environment names lists an executor, or until the executor there answers.
+// awaitExecutor waits until the resource manager that the environment names lists an executor. If the environment names no manager, it waits until the
+// executor that the environment names answers.
 func (a *app) awaitExecutor(parent context.Context, say io.Writer) error {
 	ctx, cancel := context.WithTimeout(parent, a.timeout)
 	defer cancel()

@@ -415,7 +415,7 @@ func newTokenRevoke(a *app) *cobra.Command {
 			"increment the serial number of the list.\n" +
 			"To put the list into force, copy it over the file of that name in the resource manager's identity directory, by rename (as rsync does).\n" +
 			"Executors fetch it from the resource manager. An executor without a resource manager needs a copy in its own identity directory.\n" +
-			"Leases that were already granted continue: rfaas revoke --tenant TENANT ends them.\n" +
+			"Leases that were already granted continue: rfaas revoke --tenant TENANT with $RFAAS_MANAGER set ends them.\n" +
 			"rfaas cluster revoked shows the list, rfaas cluster revoke adds certificates of nodes.\n" +
 			"With --mine, users revoke their own tokens, one or all, at the issuer (--issuer), which identifies the user by MUNGE.",
 		Args: cobra.MaximumNArgs(1),

@@ -101,7 +101,7 @@ struct dp_channel {
     dp_mailbox *mailbox;   /* the worker's, mapped here; NULL without shared memory */
     bool mailbox_large;    /* it has the large form */
     uint32_t mailbox_max;  /* largest payload that takes the mailbox: no larger than the channel carries otherwise */
-    uint32_t mailbox_last; /* call id of the last request in the mailbox. Reading it there would take the line back before the next request is written */
+    uint32_t mailbox_last; /* call id of the last request in the mailbox. Reading it in the mailbox would transfer the cache line once more */
     uint64_t mailbox_got;  /* bytes of the last result from the mailbox */
     uint32_t mailbox_slot; /* slot of the call in the mailbox, DP_NOTHING when there is none */
     dp_side peer;

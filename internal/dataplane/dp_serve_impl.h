@@ -87,8 +87,9 @@ static inline bool guard_damaged(const uint8_t *res, uint32_t capacity) {
     return found != GUARD;
 }
 
-/* Returns whether there is room for the guard, and sees to it that it is there. Mostly that of the last call is. It is not written again, because behind a
- * result that is made in place it has a cache line of its own, which the client's processor fetches together with the result's last line. */
+/* Returns whether there is room for the guard. Writes the guard if it is not there yet: usually the guard of the last call still is. Behind a result that is
+ * made in place, the guard has a cache line of its own, which the client's processor fetches together with the last line of the result. Writing the guard
+ * again would transfer this line back. */
 static inline bool set_guard(uint8_t *res, uint32_t capacity, uint64_t room) {
     const uint64_t guard = GUARD;
     if (__builtin_expect(room - capacity < sizeof guard, 0))

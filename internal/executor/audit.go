@@ -32,7 +32,7 @@ func (e *Executor) audit(ctx context.Context, event string, h *holding, tenant, 
 	e.gate.Audit().Write(line)
 }
 
-// startOf returns how the workers of a lease started. If they differ, the slowest way counts.
+// startOf returns how the workers of a lease started. If they differ, the first of board.StartNames that occurred counts.
 func startOf(granted []*control.WorkerGrant) string {
 	for _, path := range board.StartNames[:] {
 		if slices.ContainsFunc(granted, func(g *control.WorkerGrant) bool { return pathOf(g.GetStart()) == path }) {

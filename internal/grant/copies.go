@@ -281,7 +281,7 @@ func (c *shared) known(from *seedPlace) *control.InfoReply {
 func (p *Pending) copyFrom(ctx context.Context, cl control.ExecutorClient, cand *Candidate, from *seedPlace, early *loan, table *Table, instead bool) (digest []byte, err error) {
 	info := p.c.known(from)
 	providers := sharedProviders(cand.info, info)
-	if len(providers) == 0 { // the executor is not known, or was perhaps restarted with other providers
+	if len(providers) == 0 { // its description is not known, or it was perhaps restarted with other providers
 		if info, err = p.c.info(ctx, from.address); err != nil {
 			early.end()
 			return nil, err

@@ -91,8 +91,8 @@ func TestAnotherSourceInTime(t *testing.T) {
 	}
 }
 
-// An executor that has a seed is asked to lend it while the candidate is asked for the lease. The loan ends if the candidate does not need it. A candidate that had the seed before
-// probably still has it.
+// An executor that has a seed is asked to lend it while the candidate is asked for the lease. The loan ends if the candidate does not need it. No loan is
+// requested for a candidate that had the seed before, because it probably still has the seed.
 func TestLoanIsAskedEarly(t *testing.T) {
 	x := &borrowing{}
 	c, port, secret, _ := lessee(t, x)
@@ -151,7 +151,8 @@ func (x *lending) Info(context.Context, *control.InfoRequest) (*control.InfoRepl
 	return &control.InfoReply{ProtocolVersion: control.ProtocolVersion, Providers: []string{dataplane.TCP}}, nil
 }
 
-// If the known description of an executor that has the seed shares no provider with the candidate, the executor is asked for a new one, because it was perhaps restarted.
+// If the known description of an executor that has the seed shares no provider with the candidate, the agent asks for a new description. The executor was
+// perhaps restarted with other providers.
 func TestLenderWithNewProviders(t *testing.T) {
 	c, port, secret, _ := lessee(t, &borrowing{})
 	p := &Pending{c: c, spec: Spec{Seed: &control.Seed{Function: "f", LimitMs: 3600e3}}}

@@ -104,8 +104,8 @@ T_CASE(hostile_worker_mailbox, "channel/hostile-worker-mailbox", .providers = T_
     served_by_close(&s);
 }
 
-/* The mailbox holds an answer to a call that was not made yet, like a stale answer after 2^32 calls. At last it holds a request with the id of the next
- * call, which the client wrote 2^32 calls ago. */
+/* The mailbox holds an answer to a call that was not made yet, like a stale answer after 2^32 calls. In the third round, it holds a request with the id of
+ * the next call, which the client wrote 2^32 calls ago. */
 static void foreteller(int sock, void *arg) {
     (void)arg;
     raw r;

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FakeMunge puts programs munge and unmunge on the path that identify each caller as the user with id 1. internal/issuer tests the real programs.
+// FakeMunge puts programs named munge and unmunge on the path. They identify each caller as the user with id 1. internal/issuer tests the real programs.
 func FakeMunge(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()

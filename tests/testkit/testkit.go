@@ -63,7 +63,8 @@ func Lacks(t testing.TB, format string, args ...any) {
 	t.SkipNow()
 }
 
-// NotTested reports a part of a test that this machine cannot run, also in CI. tests/run prints these reports after all lanes. The test goes on.
+// NotTested reports a part of a test that this machine cannot run or judge. Unlike Lacks, it does not end the test, and does not fail in CI. tests/run
+// prints these reports after all lanes.
 func NotTested(t testing.TB, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)

@@ -1,4 +1,4 @@
-/* Own copies of the pages that the zygote has written, made in few calls at the start of a worker. */
+/* Own copies of the pages that the zygote has used, made in few calls at the start of a worker. */
 #include "startup.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@ static void touch_used(uintptr_t from, uintptr_t to, uintptr_t page) {
     }
 }
 
-/* Touches the writable pages of an object, without those that the linker has made read-only. */
+/* Copies the used writable pages of an object, except those that the linker has made read-only. */
 static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
     (void)size;
     const uintptr_t page = *(const uintptr_t *)arg;
