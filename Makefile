@@ -680,7 +680,7 @@ build/cluster/holder-earlier: tests/cluster/testdata/holder.c build/earlier/$(EA
 PACKAGES_TREE := build/packages/tree
 test-packages: # the Debian packages in a new root: install, demonstration, upgrade, purge; the site of the documents
 	$(Q)rm -rf $(PACKAGES_TREE) && git clone -q --shared --no-checkout . $(PACKAGES_TREE)
-	$(Q)tar -c --exclude-vcs --anchored --exclude=./{bin,build,include,lib,libexec} . | tar -x -C $(PACKAGES_TREE) && git -C $(PACKAGES_TREE) reset -q
+	$(Q)tar -c --anchored --exclude=./{.git,bin,build,include,lib,libexec} . | tar -x -C $(PACKAGES_TREE) && git -C $(PACKAGES_TREE) reset -q
 	$(Q)$(MAKE) --no-print-directory -C $(PACKAGES_TREE) deb
 	$(Q)$(PACKAGES_TREE)/packaging/test-debs
 	$(Q)$(PACKAGES_TREE)/packaging/test-others

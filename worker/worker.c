@@ -596,8 +596,8 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     map_page(&w);
     if (m->n_functions)
         pin_worker(&w);
-    dp_worker_touch();
     dp_worker_yield_to_others(sandbox->idle);
+    dp_worker_touch();
     take_identity(&w);
     dp_bundle_use(sandbox, m->bundle); /* pooled workers get none */
     /* sandbox.h explains the order. */

@@ -259,6 +259,8 @@ func TestLeasesAddress(t *testing.T) {
 		{"D -", "revoke 7", 1, "lease 7: unknown to the executors that answer (1)"},
 		{"D -", "revoke 7", 1, "d:1 is silent: a lease on it cannot be revoked"},
 		{bad + " -", "revoke 16", 1, "resource manager at " + bad},
+		{"D D", "revoke --tenant alice", 2, "RFAAS_MANAGER and RFAAS_EXECUTOR are both set: give --executor or --all"},
+		{"D D", "revoke --tenant alice --all=false", 0, "leases of alice revoked on D: 1"},
 		{bad + " D", "revoke --tenant alice --manager D", 1, "leases of alice revoked on D: 1"},
 	} {
 		s, p, _ := world(t)

@@ -88,8 +88,19 @@ func (r *leaseRange) check(a *app, c *cobra.Command) error {
 	if c.Flags().Changed("tenant") && r.tenant == "" {
 		return a.BadUsage(errors.New("--tenant is empty"))
 	}
-	r.all = r.all || c.Flags().Changed("manager") || !c.Flags().Changed("executor") && a.Getenv(grant.EnvManager) != ""
+	chosen := c.Flags().Changed("executor") || c.Flags().Changed("all")
+	r.all = r.all || c.Flags().Changed("manager") || !chosen && a.Getenv(grant.EnvManager) != ""
 	return cmp.Or(a.oneFlag(c, "executor", "manager"), a.oneFlag(c, "executor", "all"))
+}
+
+// unclear says whether only the environment chooses the executors, and names both one executor and a resource manager.
+func (r *leaseRange) unclear(a *app, c *cobra.Command) bool {
+	for _, name := range []string{"executor", "manager", "all"} {
+		if c.Flags().Changed(name) {
+			return false
+		}
+	}
+	return a.Getenv(grant.EnvManager) != "" && a.Getenv(grant.EnvExecutor) != ""
 }
 
 // addresses returns the addresses of the executors that report to the resource manager, and of the silent ones.
@@ -210,7 +221,8 @@ func newRevoke(a *app) *cobra.Command {
 		Long: "End one lease at once, or all leases of a tenant: the executor kills their workers. The command asks the same\n" +
 			"executors as rfaas leases with the same flags. An operator may end all leases, a tenant only its own. A program can open a new\n" +
 			"lease at once, and a lease with failover does so by itself. To prevent that, revoke the tenant's tokens first (rfaas token\n" +
-			"revoke --tenant), or drain the node (rfaas drain).",
+			"revoke --tenant), or drain the node (rfaas drain). If RFAAS_MANAGER and RFAAS_EXECUTOR are both set, --tenant needs\n" +
+			"--executor, --manager or --all.",
 		Example: "  rfaas revoke 1234567890 --reason 'node is needed'\n  rfaas revoke --tenant ann --manager service:7464",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -222,6 +234,8 @@ func newRevoke(a *app) *cobra.Command {
 				return a.BadUsage(fmt.Errorf("both the lease %s and --tenant: want one", args[0]))
 			case len(args) == 0 && r.tenant == "":
 				return a.BadUsage(errors.New("which leases? give LEASE (rfaas leases lists them) or --tenant"))
+			case len(args) == 0 && r.unclear(a, c):
+				return a.BadUsage(fmt.Errorf("%s and %s are both set: give --executor or --all", grant.EnvManager, grant.EnvExecutor))
 			case len(args) == 0:
 				return a.revokeTenant(c.Context(), &r, reason)
 			}
@@ -251,7 +265,10 @@ func (a *app) revokeLease(ctx context.Context, r *leaseRange, id uint64, reason 
 		}
 		return err
 	}))
-	if revoked.Load() || err != nil && len(addresses) == 0 {
+	if revoked.Load() { // ids of leases are random, so no other executor has this one
+		return nil
+	}
+	if err != nil && len(addresses) == 0 {
 		return err
 	}
 	for _, address := range silent {

@@ -338,7 +338,8 @@ static int unpack_sides(dp_channel *ch, const dp_packed_channel *p, uint32_t exp
     ch->next_call = p->next_call; /* the mailbox still holds the words of the last call */
     ch->peer = (dp_side){.layout = ch->layout, .generation = p->generation, .addr = p->addr, .rkey = p->rkey, .qp_len = p->blob_len};
     memcpy(ch->peer.qp_blob, p->blob, p->blob_len);
-    dp_channel_find_mailbox(ch, true);
+    if (p->addr % DP_CACHE_LINE == 0)
+        dp_channel_find_mailbox(ch, true);
     if ((!ch->mailbox && ch->ep->dev->caps & DP_CAP_RKEY_PTR) || p->addr % DP_CACHE_LINE)
         return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: the worker's memory has no mailbox");
     return DP_OK;
