@@ -87,14 +87,14 @@ static void mailbox_forger(int sock, void *arg) {
 T_CASE(hostile_worker_mailbox, "channel/hostile-worker-mailbox", .providers = T_SHM) {
     served s;
     served_by(&s, mailbox_forger);
-    uint32_t slot, size;
+    uint32_t at, size;
     uint8_t out[512];
     dp_started started;
-    CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, "12345678", 8, NULL, 8, &slot));
-    CHECK_EQ(dp_channel_test(s.ch, slot), 0);
+    CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, "12345678", 8, NULL, 8, &at));
+    CHECK_EQ(dp_channel_test(s.ch, at), 0);
     t_sync(s.peer.sock);
-    CHECK_OK(dp_channel_wait(s.ch, slot, 0));
-    CHECK_STATUS(dp_channel_finish(s.ch, slot, out, &size, NULL), DP_PROTOCOL);
+    CHECK_OK(dp_channel_wait(s.ch, at, 0));
+    CHECK_STATUS(dp_channel_finish(s.ch, at, out, &size, NULL), DP_PROTOCOL);
     for (int i = 0; i < 2; i++)
         CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, out, 8, NULL, out, 8, &size, 0, &started), DP_PROTOCOL);
     CHECK_OK(dp_channel_call(s.ch, FN_ECHO, out, 8, NULL, out, 8, &size, 0, &started));
@@ -125,9 +125,9 @@ static void foreteller(int sock, void *arg) {
             __atomic_store_n(k == 1 ? &m->reply : raw_slot_reply(&r, true), dp_mailbox_reply(expected, DP_OK, 8), __ATOMIC_RELEASE);
         t_sync(sock);
         dp_request q;
-        uint32_t slot = raw_take(&r, &q, NULL);
+        uint32_t at = raw_take(&r, &q, NULL);
         CHECK_EQ(q.call_id, expected);
-        raw_answer_bare(&r, slot, 4, (int)k, DP_IMM_BARE | dp_imm(slot, q.call_id));
+        raw_answer_bare(&r, at, 4, (int)k, DP_IMM_BARE | dp_imm(at, q.call_id));
     }
     t_sync(sock);
     end_close(&r.e);
