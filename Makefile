@@ -175,12 +175,12 @@ DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
 WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c $(WORKER)/seed/*.c $(WORKER)/startup/*.c)))
 CTEST_SOURCES := $(sort $(wildcard tests/c/*.c)) $(filter-out client/c/agent_start.c,$(wildcard client/c/*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
-# The worker contains only code that it runs, which keeps its clones small. With -z now, the zygote resolves all symbols, once for all clones.
+# The worker contains only code that it runs, which keeps its clones small.
 WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(DP_SOURCES)
 BENCH_PEER_SOURCES := $(DP_SOURCES) $(wildcard benchmarks/raw/*.c benchmarks/raw/peer/*.c)
 
 worker: libexec/rfaas-worker libexec/rfaas-bench-peer # libexec/rfaas-worker, and the peer of `rfaas bench`
-$(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic -z now))
+$(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic))
 $(eval $(call c_program,libexec/rfaas-bench-peer,build/bench-peer,$(BENCH_PEER_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
 build/worker/$(WORKER)/main.o: VERSION_FLAG := -DRFAAS_VERSION='"$(VERSION)"'
 build/worker/$(WORKER)/main.o: build/version

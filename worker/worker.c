@@ -2,9 +2,8 @@
  *
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
- *   pin                                                      before memory is touched, so that its pages are near
- *   own copies of the zygote's pages                         before the next steps write to them one by one
  *   own user id; on verbs and tcp: into the sandbox          before a device is opened, which remembers the opener's credentials
+ *   pin                                                      before memory is touched, so that its pages are near
  *   device, memory, queue pair, connect; memory limit        with final credentials and before any user code; by the end
  *                                                            the process has one thread
  *   on shm and ofi into the sandbox                          after connecting, since the client's socket is in another network
@@ -568,6 +567,7 @@ static void prepare(worker *w) {
     if (sizes.depth)
         must(w, dp_server_prepare(w->dev, &sizes, &w->server, &err), &err);
     dp_crash_note(w->page);
+    dp_worker_touch();
     must(w, dp_worker_memory(&w->memory, &err), &err);
     if (!w->sandbox->wanted)
         return;
@@ -594,10 +594,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     detach(&w, fds, parent);
     own_descriptors(&w, fds);
     map_page(&w);
-    if (m->n_functions)
-        pin_worker(&w);
     dp_worker_yield_to_others(sandbox->idle);
-    dp_worker_touch();
     take_identity(&w);
     dp_bundle_use(sandbox, m->bundle); /* pooled workers get none */
     /* sandbox.h explains the order. */
@@ -609,8 +606,8 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     if (w.early) {
         prepare(&w);
         wait_for_lease(&w, &task);
-        pin_worker(&w);
     }
+    pin_worker(&w);
     if (w.early || m->provider == DP_PROVIDER_SHM) {
         if (!w.early)
             open_device(&w);

@@ -1,4 +1,4 @@
-/* Own copies of the pages that the zygote has used, made in few calls at the start of a worker. */
+/* Present pages for a worker that waits. */
 #include "startup.h"
 
 #include <errno.h>
@@ -7,8 +7,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Makes own copies of the pages of writable memory that the zygote has used, with one call for each run of such pages. madvise is a hint here. Most other pages
- * are buffers for a zygote or the process of a seed. */
+/* madvise is a hint here. It is called page by page, since part of a writable segment may have become read-only. */
+static void touch_written(uintptr_t from, uintptr_t to, uintptr_t page) {
+    for (; from < to; from += page)
+        madvise((void *)from, page, MADV_POPULATE_WRITE);
+}
+
+/* Makes the pages of writable memory present that the zygote or this process has used. Most others are buffers for a zygote or the process of a seed. */
 static void touch_used(uintptr_t from, uintptr_t to, uintptr_t page) {
     enum { PART = 1024 };
     unsigned char used[PART];
@@ -19,31 +24,23 @@ static void touch_used(uintptr_t from, uintptr_t to, uintptr_t page) {
             if (mincore((void *)from, page, used))
                 used[0] = 0;
         }
-        for (uintptr_t i = 0, first = 0; i < n; i++) {
-            if (!(used[i] & 1))
-                first = i + 1;
-            else if (i + 1 == n || !(used[i + 1] & 1))
-                madvise((void *)(from + first * page), (i + 1 - first) * page, MADV_POPULATE_WRITE);
-        }
+        for (uintptr_t i = 0; i < n; i++)
+            if (used[i] & 1)
+                touch_written(from + i * page, from + (i + 1) * page, page);
     }
 }
 
-/* Copies the used writable pages of an object, except those that the linker has made read-only. */
+/* Makes the pages of an object present, except read-only ones. The start has already used the read-only pages that it needs. At each of these uses, the kernel
+ * has mapped the neighbouring pages too. */
 static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
     (void)size;
     const uintptr_t page = *(const uintptr_t *)arg;
-    uintptr_t read_only = 0;
-    for (int i = 0; i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *h = &object->dlpi_phdr[i];
-        if (h->p_type == PT_GNU_RELRO)
-            read_only = (object->dlpi_addr + h->p_vaddr + h->p_memsz) & ~(page - 1);
-    }
     for (int i = 0; i < object->dlpi_phnum; i++) {
         const ElfW(Phdr) *h = &object->dlpi_phdr[i];
         uintptr_t from = (object->dlpi_addr + h->p_vaddr) & ~(page - 1);
         uintptr_t to = (object->dlpi_addr + h->p_vaddr + h->p_memsz + page - 1) & ~(page - 1);
         if (h->p_type == PT_LOAD && h->p_flags & PF_W)
-            touch_used(from > read_only || read_only > to ? from : read_only, to, page);
+            touch_used(from, to, page);
     }
     return 0;
 }
@@ -53,8 +50,12 @@ void dp_worker_touch(void) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     int before = errno; /* a dead worker's errno must be that of its function */
     dl_iterate_phdr(touch_object, &page);
-    uintptr_t end = ((uintptr_t)sbrk(0) + page - 1) & ~(page - 1), stack = (uintptr_t)__builtin_frame_address(0) & ~(page - 1);
-    touch_used(end - HEAP, end, page);
-    madvise((void *)(stack - STACK), STACK + page, MADV_POPULATE_WRITE);
+    uintptr_t end = (uintptr_t)sbrk(0);
+    touch_used((end - HEAP) & ~(page - 1), end, page);
+    volatile unsigned char stack[STACK];
+    for (size_t i = 0; i < sizeof stack; i += page) {
+        stack[i] = 0;
+        (void)stack[i];
+    }
     errno = before;
 }
