@@ -713,8 +713,8 @@ test-softroce: build/ctest/dp_test ## everything that uses verbs, on a real verb
 
 test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine
 	$(Q)$(try_build)
-	$(Q)$(in_faults_vm) --timeout 290 -- \
-		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -test.skip 'TestBetweenNodes.*' -kills 20 -calls 8000
+	$(Q)$(in_faults_vm) --timeout 590 -- \
+		../../build/gotest-faults/faults.test -test.v -test.timeout 580s -test.parallel 4 -test.skip 'TestBetweenNodes.*' -kills 20 -calls 8000
 
 # The nodes are namespaces of one machine with a verbs device, which all of them reach.
 test-softroce-slurm: ## an MPI job on a real Slurm that is served by another node, over verbs in a virtual machine
@@ -724,7 +724,7 @@ test-softroce-slurm: ## an MPI job on a real Slurm that is served by another nod
 		../../build/gotest-slurm/slurm.test -test.v -test.timeout 270s -test.run TestMPIJobOnOtherNodes -cluster
 
 # Both machines read the same secret. Its bytes do not matter: the network ends with the machines.
-TWOVM := scripts/softroce/run2 --expendable --timeout 680 -e FAULTS_REMOTE=10.77.0.3:7000
+TWOVM := scripts/softroce/run2 --expendable --timeout 1100 -e FAULTS_REMOTE=10.77.0.3:7000
 TWOVM_SECOND := sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000' # the command of the second machine
 test-twovm: ## client in one virtual machine, executor in another: link outages, a killed machine, exact accounts
 	$(Q)$(try_build)

@@ -91,7 +91,7 @@ static PyObject *Seed_release(Seed *d, PyObject *none) {
     return status ? binding_raise(status) : Py_NewRef(Py_None);
 }
 
-/* A seed that nobody has released ends when its time is over. */
+/* A seed that the program has not released ends when its lease expires. */
 static void Seed_dealloc(Seed *d) {
     Py_CLEAR(d->session);
     binding_free((PyObject *)d);

@@ -558,7 +558,7 @@ class Ends(unittest.TestCase):
 
     def test_child_of_fork(self):
         with rfaas.Executor(1) as executor:
-            future = executor.submit(time.sleep, 0.2)
+            future = executor.submit(time.sleep, 600)
             for use in lambda: executor.submit(square, 1), lambda: future.result(5):
                 child = os.fork()
                 if not child:
@@ -570,6 +570,9 @@ class Ends(unittest.TestCase):
                     finally:
                         os._exit(status)
                 self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+            executor.leases[0].replace_worker(0)
+            with self.assertRaises(rfaas.WorkerDiedError):
+                future.result()
             self.assertEqual(executor.submit(square, 2).result(), 4)
 
     def test_end_of_the_program(self):
