@@ -23,7 +23,6 @@ import (
 var (
 	clusterFlag = flag.Bool("cluster", false, "start clusters; without it these tests are skipped")
 	roundsFlag  = flag.Int("rounds", 20, "jobs in a measurement")
-	strictFlag  = flag.Bool("strict", true, "a measured time above its bound is a failure")
 )
 
 func TestMain(m *testing.M) {
