@@ -158,7 +158,10 @@ static int take_out(rfaas_lease *l, const char *op, const void *addr, bool mine)
                               mine ? "alloc" : "register");
     for (uint32_t i = 0; i < l->n_workers; i++) {
         dp_channel *ch = l->workers[i].ch;
-        if (ch && !l->workers[i].broken && !dp_channel_status(ch) && dp_channel_free_slots(ch) < l->cfg.depth)
+        if (!ch || l->workers[i].broken)
+            continue;
+        dp_channel_look(ch); /* a program that does nothing but try to free must see the late reply of a call that it gave up */
+        if (!dp_channel_status(ch) && dp_channel_free_slots(ch) < l->cfg.depth)
             return rfaas_api_fail(RFAAS_BUSY, 0, "%s: worker %u has calls in flight that may read the buffer", op, i);
     }
     rfaas_buffer *b = *p;

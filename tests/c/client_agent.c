@@ -392,6 +392,30 @@ T_CASE(api_handles, "api/released-handles", .providers = T_SHM) {
     fake_leave();
 }
 
+/* A program gives up calls, and then does nothing but try to free a buffer. It succeeds when the calls have returned. */
+T_CASE(api_free_after_cancel, "api/free-after-cancel", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease;
+    rfaas_session *session = fake_session(&lo);
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    for (int i = 0; i < 100; i++) {
+        uint64_t in = 7, out = 0;
+        rfaas_request r = RFAAS_REQUEST_NULL;
+        void *b = NULL;
+        int st;
+        CHECK_EQ(rfaas_alloc(lease, 5000, &b), RFAAS_OK);
+        CHECKF(rfaas_iinvoke(lease, 0, &in, sizeof in, &out, sizeof out, NULL, &r) == RFAAS_OK, "call: %s", rfaas_last_error());
+        CHECK_EQ(rfaas_cancel(&r), RFAAS_OK);
+        while ((st = rfaas_free(lease, b)) == RFAAS_BUSY)
+            sched_yield();
+        CHECK_EQ(st, RFAAS_OK);
+    }
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
 static void nothing(int signal) { (void)signal; }
 
 /* Signals do not end a connection whose buffer is full, and texts that do not fit into a message give an error. */
