@@ -85,7 +85,7 @@ static void shuffle(dp_wait_mode mode, long rounds, uint32_t depth) {
 }
 
 T_CASE(shuffle_hot, "channel/shuffle-hot", .seconds = 30, .verbs_seconds = 60) {
-    shuffle(DP_WAIT_HOT, t_pick(T_TSAN ? 20000 : 100000, 2000), 16);
+    shuffle(DP_WAIT_HOT, t_pick(100000, 2000), 16);
 }
 T_CASE(shuffle_warm, "channel/shuffle-warm", .seconds = 30, .verbs_seconds = 60) {
     shuffle(DP_WAIT_WARM, t_pick(20000, 1000), 64);
@@ -100,7 +100,7 @@ T_CASE(shuffle_deep, "channel/shuffle-depth-1024", .seconds = 60, .verbs_seconds
 /* Call ids wrap their 16 bits in the immediate many times, and their 32 bits once: they start at random. */
 T_CASE(ten_million, "channel/ten-million-calls", .seconds = 120, .verbs_seconds = 60) {
     served s;
-    long calls = t_pick(T_ASAN || T_TSAN ? 1000000 : 10000000, 20000);
+    long calls = t_pick(T_ASAN || T_TSAN ? 4000000 : 10000000, 20000);
     served_open(&s, true, DP_WAIT_ADAPTIVE, 64, 64, 0);
     uint32_t slots[64];
     for (long head = 0, tail = 0; tail < calls;) {

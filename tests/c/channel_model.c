@@ -392,7 +392,7 @@ T_CASE(slot_model, "channel/slot-model", .seconds = 60, .verbs_seconds = 60) {
     CHECK_LE(dp_layout_large(&m->worker.l), m->worker.e.mem->size);
     m->trace = only != NULL;
     uint64_t base = only ? strtoull(only, NULL, 0) : t_random() >> 1;
-    long runs = only ? 1 : t_pick(T_ASAN || T_TSAN ? 1500 : 8000, 200), done = 0;
+    long runs = only ? 1 : t_pick(5000, 200), done = 0;
     for (int64_t until = dp_now_ns() + 10000000000; done < runs && (done == 0 || dp_now_ns() < until); done++)
         one_run(m, base + (uint64_t)done);
     printf("    %ld runs of %d steps, from RFAAS_MODEL_SEED=%llu\n", done, STEPS, (unsigned long long)base);

@@ -114,10 +114,10 @@ static void random_layouts(dp_wait_mode mode, uint32_t eager, long rounds) {
 }
 
 T_CASE(pieces_hot, "channel/pieces-random-hot", .seconds = 30, .verbs_seconds = 60) {
-    random_layouts(DP_WAIT_HOT, 4096, t_pick(T_TSAN ? 150 : 1500, 150));
+    random_layouts(DP_WAIT_HOT, 4096, t_pick(1500, 150));
 }
 T_CASE(pieces_warm, "channel/pieces-random-warm", .seconds = 30, .verbs_seconds = 60) {
-    random_layouts(DP_WAIT_WARM, 256, t_pick(T_TSAN ? 150 : 1500, 150));
+    random_layouts(DP_WAIT_WARM, 256, t_pick(1500, 150));
 }
 
 /* Calls in flight together keep their payloads apart, also where they share the memory in which they are gathered. */

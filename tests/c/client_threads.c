@@ -156,7 +156,6 @@ typedef struct sharer {
     int rounds;
     bool until_released;
     uint32_t died, released;
-    int32_t done;
 } sharer;
 
 /* Makes a call in a random way. Returns its status. */
@@ -185,6 +184,17 @@ static int shared_call(sharer *s, uint64_t in, uint64_t *out) {
     }
 }
 
+enum { CALLS_PER_DEATH = 100 };
+
+static void tell_a_death(void) {
+    uint32_t worker = (uint32_t)(t_random() % WORKERS);
+    pthread_mutex_lock(&fake_mu);
+    for (int i = 0; i < LEASES; i++)
+        if (fake_leases[i].key && !fake_leases[i].cached && fake_leases[i].workers[worker].server)
+            fake_death(fake_leases[i].key, worker, fake_leases[i].workers[worker].pid);
+    pthread_mutex_unlock(&fake_mu);
+}
+
 static void *share_lease(void *arg) {
     sharer *s = arg;
     t_name("one of several threads");
@@ -198,6 +208,8 @@ static void *share_lease(void *arg) {
         CHECKF(st == RFAAS_OK || st == RFAAS_WORKER_DIED, "call: %d %s", st, rfaas_last_error());
         CHECK(st || out == in);
         s->died += st != RFAAS_OK;
+        if (!s->until_released && t_random() % CALLS_PER_DEATH == 0) /* by calls and not by time, so that a slow machine has as many */
+            tell_a_death();
         if (i % 64 == 0 && !s->until_released) {
             rfaas_statistics all = {.struct_size = sizeof all};
             void *b = NULL;
@@ -208,17 +220,7 @@ static void *share_lease(void *arg) {
             CHECK_EQ(st, RFAAS_OK);
         }
     }
-    __atomic_store_n(&s->done, 1, __ATOMIC_RELEASE);
     return NULL;
-}
-
-static void tell_a_death(void) {
-    uint32_t worker = (uint32_t)(t_random() % WORKERS);
-    pthread_mutex_lock(&fake_mu);
-    for (int i = 0; i < LEASES; i++)
-        if (fake_leases[i].key && !fake_leases[i].cached && fake_leases[i].workers[worker].server)
-            fake_death(fake_leases[i].key, worker, fake_leases[i].workers[worker].pid);
-    pthread_mutex_unlock(&fake_mu);
 }
 
 /* Several threads call on one lease while its workers die, until they have made enough calls or the lease is released. */
@@ -242,13 +244,6 @@ static void one_lease(bool release) {
         for (int i = 0; i < CLIENTS; i++) {
             s[i] = (sharer){.lease = lease, .f = f, .rounds = (int)t_pick(3000, 300), .until_released = release};
             CHECK(!pthread_create(&s[i].thread, NULL, share_lease, &s[i]));
-        }
-        for (int left = !release; left;) {
-            left = 0;
-            for (int i = 0; i < CLIENTS; i++)
-                left += !__atomic_load_n(&s[i].done, __ATOMIC_ACQUIRE);
-            t_sleep_ms((int)(t_random() % 20));
-            tell_a_death();
         }
         if (release) {
             t_sleep_ms((int)(t_random() % 8));

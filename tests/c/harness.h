@@ -81,10 +81,15 @@ bool t_is_ofi(void);
  * one of two nodes, if there are two (nodes.h). */
 int t_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
 #define dp_dev_open t_dev_open
-/* Chooses one of two counts or sizes by provider (verbs runs in an emulated machine). On tcp, where each message costs system calls, it
- * is 1/32 of the value for shm, but at least the value for verbs. */
+/* Chooses one of two counts or sizes by provider (verbs runs in an emulated machine). With a sanitizer, which finds its errors in fewer repetitions,
+ * it is a quarter of the value for shm. On tcp, where each message costs system calls, it is 1/32. It is at least the value for verbs. */
 static inline long t_pick(long shm, long verbs) {
-    return t_is_shm() ? shm : t_is_verbs() || verbs > shm / 32 ? verbs : shm / 32;
+    if (t_is_verbs())
+        return verbs;
+    if (t_is_shm() && (shm <= verbs || !(T_ASAN || T_TSAN)))
+        return shm;
+    long n = t_is_shm() ? shm / 4 : shm / 32;
+    return n > verbs ? n : verbs;
 }
 /* Multiplier of deadlines, for time-outs inside cases. */
 double t_time_scale(void);
