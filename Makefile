@@ -39,8 +39,8 @@ NO_PATHS := -ffile-prefix-map=$(CURDIR)=.
 # Warnings are errors in CI and in lint only, so that warnings of a newer compiler do not stop a user.
 DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread -I$(DP) -Iclient/c -I. $(NO_PATHS) $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
 DP_LIBS := -ldl
-SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-SANITIZE_THREAD := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
+SANITIZE := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANITIZE_THREAD := -O1 -g1 -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
 GO_LDFLAGS := -X main.version=$(VERSION)
 # The version is passed by the linker: go's own stamping fails in a clone that belongs to another user.
 GO_BUILD = $(GO) build -buildvcs=false
@@ -288,7 +288,8 @@ lib/python/%: client/python/%
 
 FUNCTIONS := $(patsubst examples/functions/%.c,build/functions/%.so,$(wildcard examples/functions/*.c)) \
 	$(if $(FORTRAN),$(patsubst examples/functions/%.f90,build/functions/%.so,$(wildcard examples/functions/*.f90)))
-mpi_programs = $(patsubst examples/mpi/%/,build/examples/%,$(sort $(dir $(wildcard examples/mpi/*/$(1)))))
+EXAMPLES := build/examples
+mpi_programs = $(patsubst examples/mpi/%/,$(EXAMPLES)/%,$(sort $(dir $(wildcard examples/mpi/*/$(1)))))
 MPI_PROGRAMS := $(call mpi_programs,*.c)
 MPICC ?= $(firstword $(shell command -v mpicc.$(strip $(MPI)) mpicc))
 # C++ and Fortran examples are built if there are compilers.
@@ -299,7 +300,7 @@ FORTRAN_PROGRAMS := $(if $(and $(FORTRAN),$(MPIFORT)),$(call mpi_programs,*.f90)
 GO_MPI_PROGRAMS := $(call mpi_programs,main.go)
 ALL_MPI_PROGRAMS := $(MPI_PROGRAMS) $(CXX_PROGRAMS) $(FORTRAN_PROGRAMS) $(GO_MPI_PROGRAMS)
 
-examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(ALL_MPI_PROGRAMS)) # build/functions/*.so, build/examples/*
+examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(ALL_MPI_PROGRAMS)) # build/functions/*.so, $(EXAMPLES)/*
 
 # What `rfaas demo` runs: the program of `make run`, for one process.
 DEMO_FILES := $(addprefix libexec/rfaas-demo/,blackscholes blackscholes.so options.txt)
@@ -319,7 +320,7 @@ libexec/rfaas-demo/options.txt: examples/mpi/blackscholes/options.txt
 	$(Q)install -D -m 644 $< $@
 
 .PHONY: run-parts
-run-parts: programs library headers $(FUNCTIONS) $(or $(PROGRAM),build/examples/blackscholes) # what scripts/demo uses
+run-parts: programs library headers $(FUNCTIONS) $(or $(PROGRAM),$(EXAMPLES)/blackscholes) # what scripts/demo uses
 
 build/functions/%.so: examples/functions/%.f90 $(wildcard $(WORKER)/fortran/*) bin/rfaas-cc | headers
 	$(call say,FC,$@)
@@ -333,11 +334,11 @@ build/functions/%.so: examples/functions/%.c | headers
 build/functions/mandelbrot.so: private OPENMP := -fopenmp
 
 # One program for each directory of C files. Rebuilt when another MPI is chosen.
-build/examples/mpi: FORCE
+$(EXAMPLES)/mpi: FORCE
 	@printf '%s\n' '$(MPI) $(MPICC) $(CFLAGS)' | $(call unless_same,$@)
 
 define mpi_program
-$(1): $(wildcard examples/mpi/$(notdir $(1))/*.[ch] examples/functions/*.h) build/examples/mpi | headers library
+$(1): $(wildcard examples/mpi/$(notdir $(1))/*.[ch] examples/functions/*.h) $(EXAMPLES)/mpi | headers library
 	$$(call say,MPICC,$$@)
 	@[[ -n '$$(MPICC)' ]] || { echo 'no mpicc for MPI=$$(MPI): run make deps, set MPICC, or build with MPI=none' >&2; exit 1; }
 	$$(Q)$$(MPICC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $$(CFLAGS) -Iinclude -Iexamples/functions -o $$@ $$(filter %.c,$$^) \
@@ -346,17 +347,17 @@ endef
 $(foreach program,$(MPI_PROGRAMS),$(eval $(call mpi_program,$(program))))
 
 EXAMPLE_LINK := -Llib -lrfaas '-Wl,-rpath,$$ORIGIN/../../lib'
-$(CXX_PROGRAMS): build/examples/%: examples/mpi/%/main.cpp build/examples/mpi | headers library
+$(CXX_PROGRAMS): $(EXAMPLES)/%: examples/mpi/%/main.cpp $(EXAMPLES)/mpi | headers library
 	$(call say,MPICXX,$@)
 	$(Q)$(MPICXX) -std=c++17 -Wall -Wextra $(CFLAGS) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX -Iinclude -o $@ $< $(EXAMPLE_LINK)
 
 # go build checks what has changed.
-$(GO_MPI_PROGRAMS): build/examples/%: FORCE
+$(GO_MPI_PROGRAMS): $(EXAMPLES)/%: FORCE
 	$(call say,GO,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(GO_BUILD) $(if $(filter mpich,$(MPI)),-tags mpich) -o $@ ./examples/mpi/$*
 
-$(FORTRAN_PROGRAMS): build/examples/%: examples/mpi/%/main.f90 build/examples/mpi lib/librfaas_fortran.a | library
+$(FORTRAN_PROGRAMS): $(EXAMPLES)/%: examples/mpi/%/main.f90 $(EXAMPLES)/mpi lib/librfaas_fortran.a | library
 	$(call say,MPIFORT,$@)
 	$(Q)mkdir -p build/fortran/$*
 	$(Q)$(MPIFORT) -std=f2018 -Wall -Wextra -O2 -g -Jbuild/fortran/$* -Iinclude -o $@ $< lib/librfaas_fortran.a $(EXAMPLE_LINK)
@@ -676,7 +677,7 @@ build/cluster/holder-earlier: tests/cluster/testdata/holder.c build/earlier/$(EA
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) -std=gnu11 -Wall -Wextra $(CFLAGS) -I$(EARLIER_TREE)/client/c -o $@ $< -L$(EARLIER_TREE)/lib -lrfaas '-Wl,-rpath,$$ORIGIN/../earlier/tree/lib'
 
-# In a copy of the tree, because the packages compile the programs anew, with Debian's flags, and the lane beside this one uses those of this tree.
+# In a copy of the tree, because the packages compile the programs anew, with Debian's flags, and the lanes beside this one use those of this tree.
 PACKAGES_TREE := build/packages/tree
 test-packages: # the Debian packages in a new root: install, demonstration, upgrade, purge; the site of the documents
 	$(Q)rm -rf $(PACKAGES_TREE) && git clone -q --shared --no-checkout . $(PACKAGES_TREE)
@@ -692,16 +693,20 @@ test-demo: $(if $(BUILT),,build)
 	$(Q)tests/run --interrupt-check
 	$(Q)TWO_NODES=1 scripts/demo | grep -A 5 '(tcp, executor .* on node2)'
 	$(Q)TWO_NODES=1 tests/run --interrupt-check
-	$(Q)$(MAKE) --no-print-directory MPI=mpich examples
+	$(Q)$(MAKE) --no-print-directory MPI=mpich EXAMPLES=build/examples-mpich RANK_COUNTS=4 test-demo-mpich
+
+# In a directory of their own, because the lanes beside this one use the other programs.
+.PHONY: test-demo-mpich
+test-demo-mpich: examples
 	$(Q)$(run_examples)
-	$(Q)$(MAKE) --no-print-directory examples
 
 # On two ranks, on four with two executors, and on two whose executor is killed in the middle, with and without another executor.
-run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
+RANK_COUNTS := 2 4
+run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in $(RANK_COUNTS); do \
 	PROGRAM=$$program RANKS=$$ranks EXECUTORS=$$((ranks / 2)) CORES=2 scripts/demo; done; done; \
 	export RANKS=2 KILL='rank 0 calls on'; for executors in 2 1; do \
-	PROGRAM=build/examples/montecarlo EXECUTORS=$$executors scripts/demo -mourn -points 300000000; done; \
-	PROGRAM=build/examples/conjugate EXECUTORS=2 scripts/demo 32 100 lose
+	PROGRAM=$(EXAMPLES)/montecarlo EXECUTORS=$$executors scripts/demo -mourn -points 300000000; done; \
+	PROGRAM=$(EXAMPLES)/conjugate EXECUTORS=2 scripts/demo 32 100 lose
 
 test-softroce: build/ctest/dp_test ## everything that uses verbs, on a real verbs device in a virtual machine
 	$(Q)$(try_build)
