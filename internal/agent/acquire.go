@@ -434,10 +434,7 @@ func (l *lease) resumeTaken(ctx context.Context, m *protocol.Acquire, k *grant.C
 func (l *lease) grantCached(ctx context.Context, m *protocol.Acquire, k *grant.Cached) (*grant.Held, error) {
 	ctx, stop := uncancelled(ctx)
 	defer stop()
-	held, err := l.pending.ClaimFar(ctx, k), error(nil)
-	if held == nil {
-		held, err = l.pending.Grant(ctx, m.Offers)
-	}
+	held, err := l.pending.GrantCached(ctx, k, m.Offers)
 	if err == nil {
 		l.keepHanded(k)
 		return held, nil

@@ -181,35 +181,48 @@ func (f *farClaim) claim(conn *dataplane.Conn, region *control.MemoryRef) (won b
 	return false, err
 }
 
-// ClaimFar claims the workers of a cached lease on tcp or verbs, which UseCached has made the only candidate. It returns nil if they must be asked for by
-// message. The cached lease still belongs to the caller then.
-func (p *Pending) ClaimFar(ctx context.Context, k *Cached) *Held {
+// GrantCached asks for the workers of a cached lease, which UseCached has made the only candidate. On tcp and verbs it claims them, if it can. Otherwise, or
+// if it does not get them, it asks by message. After an error, nothing is leased, and the cached lease still belongs to the caller.
+func (p *Pending) GrantCached(ctx context.Context, k *Cached, blobs [][]byte) (*Held, error) {
+	h, sure := p.claimFar(k)
+	if h != nil {
+		return h, nil
+	}
+	h, err := p.Grant(ctx, blobs)
+	if err != nil && !sure { // the claim had won, or won before the executor had decided about the message. Nobody can claim the workers now
+		ctx, cancel := p.c.bound(context.WithoutCancel(ctx))
+		defer cancel()
+		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.far.leaseID}) // an error usually means that there is no such lease
+	}
+	return h, err
+}
+
+// claimFar claims the workers of a cached lease on tcp or verbs. It returns nil if they must be asked for by message. If it returns false, the outcome
+// of the claim is unknown.
+func (p *Pending) claimFar(k *Cached) (h *Held, sure bool) {
 	f := k.far
 	if f == nil || !p.Lasts(k) {
-		return nil
+		return nil, true
 	}
 	p.c.mu.Lock()
 	conn, region := f.conn, f.region
 	p.c.mu.Unlock()
 	if conn == nil {
-		return nil
+		return nil, true
 	}
 	began := time.Now()
 	won, err := f.claim(conn, region)
-	if err != nil { // the claim may have succeeded
+	if err != nil {
 		p.c.mu.Lock()
 		if f.conn == conn {
 			f.close()
 		}
 		p.c.mu.Unlock()
-		ctx, cancel := p.c.bound(ctx)
-		defer cancel()
-		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: f.leaseID}) // an error usually means that there is no such lease
 	}
 	if !won {
-		return nil
+		return nil, err == nil
 	}
-	h := p.Claimed(k, f.leaseID, began.Add(f.lasts))
+	h = p.Claimed(k, f.leaseID, began.Add(f.lasts))
 	h.Cached = k
 	start := control.StartPath_START_PATH_CACHED
 	if k.fresh {
@@ -219,5 +232,5 @@ func (p *Pending) ClaimFar(ctx context.Context, k *Cached) *Held {
 		w := &h.Workers[i]
 		w.Start, w.Fork, w.Connect, w.Code, w.Sandbox = start, 0, 0, 0, 0
 	}
-	return h
+	return h, true
 }
