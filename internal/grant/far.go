@@ -189,10 +189,14 @@ func (p *Pending) GrantCached(ctx context.Context, k *Cached, blobs [][]byte) (*
 		return h, nil
 	}
 	h, err := p.Grant(ctx, blobs)
-	if err != nil && !sure { // the claim had won, or won before the executor had decided about the message. Nobody can claim the workers now
+	if err != nil && !sure {
 		ctx, cancel := p.c.bound(context.WithoutCancel(ctx))
 		defer cancel()
-		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.far.leaseID}) // an error usually means that there is no such lease
+		// First the cached lease, because the executor may have refused for another reason than the claim. Then nobody can claim its workers any more.
+		// Errors usually mean that there is no such lease.
+		for _, id := range []uint64{k.id, k.far.leaseID} {
+			_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: id})
+		}
 	}
 	return h, err
 }
