@@ -494,6 +494,9 @@ static void *load_slowly(void *unused) {
         sched_yield();
     complete = true;
     dp_load_unlock();
+    /* A sanitizer's allocator is not ready for a fork while another thread allocates or ends. */
+    while (__atomic_load_n(&loader, __ATOMIC_ACQUIRE) != FORKED)
+        sched_yield();
     return unused;
 }
 
