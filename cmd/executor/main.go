@@ -46,7 +46,7 @@ func main() {
 	}
 	s := receive(int(state.GetSignals()), state.GetEnding(), func() { os.Exit(128 + int(syscall.SIGINT)) })
 	hand := executor.Handover{Asked: s.handover, Program: handover.Program(), Args: os.Args, Environ: environ, State: state, Version: version,
-		StopSignals: s.stop}
+		StopSignals: s.stop, Execve: replace}
 	ended := make(chan struct{})
 	status := 0
 	go func() {

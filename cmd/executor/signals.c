@@ -13,7 +13,11 @@ int executor_signals = -1;
 static int in = -1;
 static int (*libc_sigaction)(int, const struct sigaction *, struct sigaction *);
 
-static int is_ours(int sig) { return sig == SIGTERM || sig == SIGINT || sig == SIGUSR2; }
+void executor_signals_add(sigset_t *set) {
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGUSR2);
+}
 
 /* write() fails only if the pipe has 65,536 unread signals. */
 static void on_signal(int sig) {
@@ -33,19 +37,21 @@ __attribute__((constructor)) static void receive(void) {
     executor_signals = fds[0];
     in = fds[1];
     struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK | SA_RESTART};
+    sigfillset(&a.sa_mask); /* a thread that has accepted a signal writes it before it stops */
     sigset_t set;
     sigemptyset(&set);
+    executor_signals_add(&set);
     for (int sig = 1; sig < NSIG; sig++)
-        if (is_ours(sig)) {
+        if (sigismember(&set, sig))
             libc_sigaction(sig, &a, NULL);
-            sigaddset(&set, sig);
-        }
+    a.sa_handler = executor_on_stop;
+    libc_sigaction(EXECUTOR_STOP, &a, NULL);
     sigprocmask(SIG_UNBLOCK, &set, NULL);
 }
 
 /* Replaces the C library's function, which the Go runtime calls to install its handlers. */
 int sigaction(int sig, const struct sigaction *restrict act, struct sigaction *restrict old) {
-    if (!is_ours(sig))
+    if (sig != SIGTERM && sig != SIGINT && sig != SIGUSR2 && sig != EXECUTOR_STOP)
         return libc_sigaction(sig, act, old);
     if (old)
         *old = (struct sigaction){.sa_handler = SIG_DFL};

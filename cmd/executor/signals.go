@@ -1,6 +1,8 @@
 package main
 
 /*
+#include <stdlib.h>
+
 #include "signals.h"
 */
 import "C"
@@ -11,6 +13,7 @@ import (
 	"os"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 // repeat is how long SIGTERM counts as the same one: batch systems send it to every process of a job, and by more than one
@@ -38,10 +41,13 @@ func newSignals(pipe *os.File, ending bool) *signals {
 	return s
 }
 
+// ownPipe is the pipe of this process.
+func ownPipe() *os.File { return os.NewFile(uintptr(C.executor_signals), "signals") }
+
 // receive starts to receive the signals that an earlier program has not read, and then those of this process. A SIGINT that comes after both
 // contexts have ended calls exit.
 func receive(earlier int, ending bool, exit func()) *signals {
-	s := newSignals(os.NewFile(uintptr(C.executor_signals), "signals"), ending)
+	s := newSignals(ownPipe(), ending)
 	from := io.Reader(s.pipe)
 	if earlier > 0 {
 		from = io.MultiReader(os.NewFile(uintptr(earlier), "earlier signals"), s.pipe) // execve has closed the other end
@@ -80,5 +86,31 @@ func (s *signals) read(from io.Reader, exit func()) {
 		case sig == syscall.SIGINT || time.Since(began) >= repeat:
 			s.endSecond()
 		}
+	}
+}
+
+// replace is syscall.Exec, but the new program gets all signals that come meanwhile: by the pipe of this program, or because they are pending.
+func replace(path string, args, environ []string) error {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	argv, freeArgs := cStrings(args)
+	defer freeArgs()
+	envp, freeEnviron := cStrings(environ)
+	defer freeEnviron()
+	return syscall.Errno(C.executor_replace(name, argv, envp))
+}
+
+// cStrings returns a list that ends with a null pointer, and a function that frees it.
+func cStrings(list []string) (first **C.char, free func()) {
+	first = (**C.char)(C.calloc(C.size_t(len(list)+1), C.size_t(unsafe.Sizeof(*first))))
+	to := unsafe.Slice(first, len(list))
+	for i, s := range list {
+		to[i] = C.CString(s)
+	}
+	return first, func() {
+		for _, s := range to {
+			C.free(unsafe.Pointer(s))
+		}
+		C.free(unsafe.Pointer(first))
 	}
 }

@@ -33,6 +33,7 @@ type Handover struct {
 	Version string          // of this program, for the log
 	// StopSignals ends the effect of signals on Asked and on the contexts of Serve. It returns the descriptor of a pipe. Later signals wait there.
 	StopSignals func() int
+	Execve      func(path string, args, environ []string) error // executes the new program, as syscall.Exec does, and keeps signals for it
 }
 
 // handoverPatience is how long a handover waits for the operations on leases that are running when it is requested. A start of workers
@@ -119,9 +120,9 @@ func (h *handing) run() error {
 	h.stop()
 	state, err := h.save()
 	if err == nil {
-		err = handover.Exec(h.Program, h.Args, h.Environ, state)
+		err = handover.Exec(h.Execve, h.Program, h.Args, h.Environ, state)
 		h.e.log.Error("cannot execute the new program; the old one continues", "program", h.Program, "error", err)
-		err = handover.Exec("/proc/self/exe", h.Args, h.Environ, state)
+		err = handover.Exec(h.Execve, "/proc/self/exe", h.Args, h.Environ, state)
 	}
 	// This program serves no longer. When it ends, the spawner and all workers end too.
 	h.e.log.Error("handover failed: all leases end", "error", err)

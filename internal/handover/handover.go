@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -245,33 +244,22 @@ func (s *State) Descriptors() (fds []int) {
 	return fds
 }
 
-// kept are the signals that the new program handles. From the moment when execve resets the handlers, they wait until it has set its own.
-var kept = []syscall.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGUSR2}
-
-// Exec replaces this program by the one at path, with the same arguments. It returns only after a failure. The caller must not
-// rely on other goroutines from then on. Exec runs on the thread that has started the child processes: the kernel kills them
+// Exec replaces this program by the one at path, with the same arguments, by a function like syscall.Exec. It returns only after a failure. The
+// caller must not rely on other goroutines from then on. Exec runs on the thread that has started the child processes: the kernel kills them
 // when that thread ends, and execve ends all others.
-func Exec(path string, args, environ []string, s *State) (err error) {
+func Exec(execve func(path string, args, environ []string) error, path string, args, environ []string, s *State) (err error) {
 	state, err := Write(s)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(state)
 	wire.OnStarterThread(func() {
-		var old, block unix.Sigset_t
-		for _, sig := range kept {
-			block.Val[(sig-1)/64] |= 1 << ((sig - 1) % 64)
-		}
-		if err = unix.PthreadSigmask(unix.SIG_BLOCK, &block, &old); err != nil {
-			return
-		}
 		fds := append(s.Descriptors(), state)
 		if err = closeOnExec(fds, false); err == nil {
-			err = syscall.Exec(path, args, append(environ[:len(environ):len(environ)], Env+"="+strconv.Itoa(state)))
+			err = execve(path, args, append(environ[:len(environ):len(environ)], Env+"="+strconv.Itoa(state)))
 			err = &os.PathError{Op: "execve", Path: path, Err: err}
 		}
 		_ = closeOnExec(fds, true)
-		_ = unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
 	})
 	return err
 }
