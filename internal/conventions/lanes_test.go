@@ -119,8 +119,8 @@ func TestLongTestsRunWithoutRaceDetector(t *testing.T) {
 
 // The workflow of a public runner runs every lane, except those that make what the others need.
 func TestWorkflowHasAllLanes(t *testing.T) {
-	_, lanes, _ := strings.Cut(source(t, "tests/run"), "LANES='")
-	lanes, _, _ = strings.Cut(lanes, "'")
+	_, lanes, _ := strings.Cut(source(t, "tests/run"), `LANES="`)
+	lanes, _, _ = strings.Cut(lanes, `"`)
 	_, matrix, _ := strings.Cut(source(t, ".github/workflows/test.yml"), "lane: [")
 	matrix, _, _ = strings.Cut(matrix, "]")
 	have := strings.Fields(strings.ReplaceAll(matrix, ",", " "))
