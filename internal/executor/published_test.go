@@ -22,8 +22,8 @@ import (
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
-// layoutMemory is the memory of layoutSeed: two pages and their hashes.
-const layoutMemory = 2 * (4096 + 32)
+// layoutMemory is the memory of layoutSeed: the bytes that it names, and for the 21 pages of its file their hashes and the proofs of 4 groups.
+const layoutMemory = 8192 + 21*32 + 4*512
 
 // layoutSeed is a seed of a process without libraries, with one page of memory.
 func layoutSeed(t *testing.T) *zygote.Seed {

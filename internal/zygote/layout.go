@@ -2,7 +2,6 @@ package zygote
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -90,30 +89,21 @@ const (
 	segmentSize  = 256 << 10
 )
 
-// segments finds and hashes the data in the seed's file. Everything else in the file is zero.
-func (s *Seed) segments(ctx context.Context) (*SeedCopy, error) {
-	var all []SeedSegment
-	for gap := int64(64 << 10); ; gap *= 4 {
-		var err error
-		if all, err = extents(s.File, gap); err != nil {
+// find finds the data in the seed's file. Everything else in the file is zero. The segments have no hashes yet. Workers may make pages of zeros later, which
+// the segments do not need, so only the first call looks at the file.
+func (s *Seed) find() (*SeedCopy, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for gap := int64(64 << 10); s.found == nil; gap *= 4 {
+		all, err := extents(s.File, gap)
+		if err != nil {
 			return nil, fmt.Errorf("seed: find its segments: %w", err)
 		}
 		if len(all) <= extentsMost {
-			break
+			s.found = &SeedCopy{Units: s.Units, Segments: split(all)}
 		}
 	}
-	c := &SeedCopy{Units: s.Units, Segments: split(all)}
-	leaf := c.leafSize()
-	buffer := make([]byte, hashBuffer(leaf))
-	for i, x := range c.Segments {
-		before := len(c.leaves)
-		var err error
-		if c.leaves, err = hashSegment(ctx, s.File, x, leaf, buffer, c.leaves); err != nil {
-			return nil, err
-		}
-		c.Segments[i].Sum = root(c.leaves[before:])
-	}
-	return c, nil
+	return s.found, nil
 }
 
 // split makes segments of ranges.
@@ -145,6 +135,9 @@ func extents(f *os.File, gap int64) (all []SeedSegment, err error) {
 		to, err := f.Seek(from, unix.SEEK_HOLE)
 		if err != nil {
 			return nil, err
+		}
+		if to <= from {
+			return nil, errors.New("the file has no holes or data to find")
 		}
 		if last := len(all) - 1; last >= 0 && from-int64(all[last].Offset+all[last].Size) <= gap {
 			all[last].Size = uint64(to) - all[last].Offset

@@ -61,7 +61,9 @@ type Seed struct {
 	recorded             atomic.Pointer[[]SeedRun]
 
 	mu     sync.Mutex
-	proofs *os.File // nil: not made yet
+	closed bool
+	found  *SeedCopy // result of find; nil: not known yet
+	proofs *os.File  // nil: not made yet
 }
 
 // child returns the number of the next worker that starts from the seed.
@@ -76,7 +78,22 @@ func (s *Seed) Continue(n uint32) { s.children.Store(n) }
 // Memory returns the bytes of memory that the seed uses while it is kept: its file, the hashes of its pages, and their proofs. This process has hashes and proofs if
 // the seed was copied from another node, or may be copied from here.
 func (s *Seed) Memory() uint64 {
-	return s.Bytes + s.Bytes/seedPage*sha256.Size + s.Bytes/(groupLeaves*seedPage)*proofSize
+	c, err := s.described()
+	if err != nil { // then the seed cannot be copied
+		return s.Bytes
+	}
+	return s.Bytes + uint64(c.count())*sha256.Size + c.ProofsSize()
+}
+
+// described returns the segments of the seed, perhaps without their hashes.
+func (s *Seed) described() (*SeedCopy, error) {
+	if c := s.contents.Load(); c != nil {
+		return c, nil
+	}
+	if s.paging != nil {
+		return s.paging.c, nil
+	}
+	return s.find()
 }
 
 // Proofs returns a file with the proofs of all groups of leaves. Contents must have succeeded. The file belongs to the seed.
@@ -85,6 +102,9 @@ func (s *Seed) Proofs() (*os.File, error) {
 	defer s.mu.Unlock()
 	if s.proofs != nil {
 		return s.proofs, nil
+	}
+	if s.closed {
+		return nil, ErrReleased
 	}
 	c := s.contents.Load()
 	b := make([]byte, c.ProofsSize())
@@ -107,6 +127,7 @@ func (s *Seed) Close() error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closed = true
 	if s.proofs != nil {
 		s.proofs.Close()
 		s.proofs = nil

@@ -294,7 +294,7 @@ func TestSeedLayout(t *testing.T) {
 	if !found || libc.Base == 0 || libc.DataSize != 0 || libc.Build == [20]byte{} || l.ThreadPointer == 0 || l.Size == 0 {
 		t.Errorf("%+v", l)
 	}
-	c, err := s.segments(t.Context())
+	c, err := s.Contents(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -68,7 +69,7 @@ func (c *SeedCopy) Check() error {
 	return nil
 }
 
-// Contents returns the hashed segments of the seed's file. Until a call has succeeded, each call finds and hashes them again.
+// Contents returns the hashed segments of the seed's file. Until a call has succeeded, each call hashes them again.
 func (s *Seed) Contents(ctx context.Context) (*SeedCopy, error) {
 	if c := s.contents.Load(); c != nil {
 		return c, nil
@@ -76,8 +77,12 @@ func (s *Seed) Contents(ctx context.Context) (*SeedCopy, error) {
 	if err := s.Whole(ctx); err != nil {
 		return nil, err
 	}
-	c, err := s.segments(ctx)
+	found, err := s.find()
 	if err != nil {
+		return nil, err
+	}
+	c := &SeedCopy{Units: found.Units, Segments: slices.Clone(found.Segments)}
+	if err := newCopying(ctx, s.File, c, nil).run(); err != nil {
 		return nil, err
 	}
 	s.contents.Store(c)
@@ -100,7 +105,7 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	f := os.NewFile(uintptr(fd), "memfd:rfaas-seed")
 	defer f.Close()
 	own := *c
-	if err := newCopying(f, &own, from).run(); err != nil {
+	if err := newCopying(context.Background(), f, &own, from).run(); err != nil {
 		return nil, err
 	}
 	s := &Seed{Units: c.Units}
@@ -111,9 +116,11 @@ func CopySeed(c *SeedCopy, from io.Reader) (*Seed, error) {
 	return s, nil
 }
 
-// copying copies the segments of a seed to a file. Several goroutines read parts in turn. Each hashes and writes its parts while others read. The executor runs Go code
-// on one processor. So only system calls and C code run at the same time, and parts are large, so that each call takes long.
+// copying copies the segments of a seed to a file, and checks their hashes. Without a source, the file has the segments already, and copying sets their hashes. Several goroutines
+// take the parts of a source in turn. Each hashes its parts while others read or write. The executor runs Go code on one processor. So only system calls and C code run at the same time, and
+// parts are large, so that each call takes long.
 type copying struct {
+	ctx  context.Context // ends the copying
 	f    *os.File
 	c    *SeedCopy
 	leaf uint64
@@ -121,15 +128,15 @@ type copying struct {
 	at   []int          // where each segment's leaves are in c.leaves
 
 	mu      sync.Mutex
-	from    io.Reader
-	segment int    // of the next part
-	done    uint64 // offset of the next part in its segment
+	from    io.Reader // nil: no source
+	segment int       // of the next part
+	done    uint64    // offset of the next part in its segment
 	err     error
 }
 
 // newCopying sets the size of the leaves of c.
-func newCopying(f *os.File, c *SeedCopy, from io.Reader) *copying {
-	x := &copying{f: f, c: c, leaf: c.leafSize(), from: from, left: make([]atomic.Int64, len(c.Segments)), at: make([]int, len(c.Segments)+1)}
+func newCopying(ctx context.Context, f *os.File, c *SeedCopy, from io.Reader) *copying {
+	x := &copying{ctx: ctx, f: f, c: c, leaf: c.leafSize(), from: from, left: make([]atomic.Int64, len(c.Segments)), at: make([]int, len(c.Segments)+1)}
 	for i, s := range c.Segments {
 		x.left[i].Store(int64(s.Size))
 		x.at[i+1] = x.at[i] + leavesOf(s, x.leaf)*sha256.Size
@@ -140,26 +147,29 @@ func newCopying(f *os.File, c *SeedCopy, from io.Reader) *copying {
 
 func (x *copying) run() error {
 	var copiers sync.WaitGroup
-	size := hashBuffer(x.leaf)
-	for range min(max(runtime.NumCPU(), 2), hashersMost) {
+	// The first access to each page of a new buffer is a page fault. So small seeds have small buffers.
+	size := min(hashBuffer(x.leaf), max(x.c.Bytes()/4/x.leaf*x.leaf, bufferLeast, x.leaf))
+	most := min(uint64(max(runtime.NumCPU(), 2)), hashersMost, (x.c.Bytes()+size-1)/size)
+	if x.from == nil { // the buffers of a copy are charged, but not those of hashing
+		most = 1
+	}
+	for range most {
 		copiers.Go(func() {
 			var list []copyPart
 			for buffer := make([]byte, size); ; {
 				if list = x.read(buffer, list[:0]); len(list) == 0 {
 					return
 				}
-				rest := buffer
-				for _, p := range list {
-					if err := x.put(p, rest[:p.size]); err != nil {
-						x.fail(err)
-						return
-					}
-					rest = rest[p.size:]
+				if err := x.put(list, buffer); err != nil {
+					x.fail(err)
+					return
 				}
 			}
 		})
 	}
 	copiers.Wait()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	return x.err
 }
 
@@ -178,10 +188,13 @@ type copyPart struct {
 	at, size uint64
 }
 
-// read reads the next parts into a buffer, one after the other, and appends them to a list. No parts: nothing is left, or there was an error.
+// read takes the next parts, appends them to a list, and reads them from the source into a buffer, one after the other. No parts: nothing is left, or there was an error.
 func (x *copying) read(buffer []byte, list []copyPart) []copyPart {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.err == nil && x.segment < len(x.c.Segments) {
+		x.err = context.Cause(x.ctx)
+	}
 	if x.err != nil {
 		return nil
 	}
@@ -198,24 +211,56 @@ func (x *copying) read(buffer []byte, list []copyPart) []copyPart {
 			x.segment, x.done = x.segment+1, 0
 		}
 	}
+	if x.from == nil {
+		return list
+	}
 	if _, x.err = io.ReadFull(x.from, buffer[:uint64(len(buffer))-room]); x.err != nil {
 		return nil
 	}
 	return list
 }
 
-// put hashes a part and writes it to the file. With the last part of a segment, it checks the segment's hash.
-func (x *copying) put(p copyPart, b []byte) error {
-	s, leaves := x.c.Segments[p.segment], x.c.leaves[x.at[p.segment]:x.at[p.segment+1]]
-	first := int(p.at/x.leaf) * sha256.Size
-	appendLeaves(leaves[first:first], b, x.leaf)
-	if _, err := x.f.WriteAt(b, int64(s.Offset+p.at)); err != nil {
-		return err
+// put hashes parts, which are in a buffer or in the file, and writes those of the buffer to the file. With the last part of a segment, it checks or sets the segment's hash.
+func (x *copying) put(list []copyPart, buffer []byte) error {
+	size := uint64(0)
+	for _, p := range list {
+		b := buffer[size:][:p.size]
+		var err error
+		if at := int64(x.c.Segments[p.segment].Offset + p.at); x.from == nil {
+			_, err = x.f.ReadAt(b, at)
+		} else {
+			_, err = x.f.WriteAt(b, at)
+		}
+		if err != nil {
+			return fmt.Errorf("seed: segment %d: %w", p.segment, err)
+		}
+		size += p.size
 	}
-	if x.left[p.segment].Add(-int64(len(b))) == 0 && root(leaves) != s.Sum {
-		return wrongSum(p.segment, s, leaves)
+	whole := x.leaf == seedPage // of all leaves. Then one call hashes them, because they lie one after the other
+	if whole {
+		x.hash(list[0], buffer[:size])
+	}
+	for _, p := range list {
+		if !whole {
+			x.hash(p, buffer[:p.size])
+			buffer = buffer[p.size:]
+		}
+		s, leaves := &x.c.Segments[p.segment], x.c.leaves[x.at[p.segment]:x.at[p.segment+1]]
+		switch left := x.left[p.segment].Add(-int64(p.size)); {
+		case left > 0:
+		case x.from == nil:
+			s.Sum = root(leaves)
+		case root(leaves) != s.Sum:
+			return wrongSum(p.segment, *s, leaves)
+		}
 	}
 	return nil
+}
+
+// hash hashes the leaves of bytes that begin with a part.
+func (x *copying) hash(p copyPart, b []byte) {
+	to := x.c.leaves[x.at[p.segment]+int(p.at/x.leaf)*sha256.Size:]
+	appendLeaves(to[:0], b, x.leaf)
 }
 
 // wrongSum is the error of a segment whose leaves have other hashes than announced.
@@ -227,23 +272,8 @@ func wrongSum(i int, x SeedSegment, leaves []byte) error {
 const (
 	hashersMost = 4
 	hashChunk   = 1 << 20
+	bufferLeast = 256 << 10
 )
 
 // hashBuffer returns the size of a buffer for leaves.
 func hashBuffer(leaf uint64) uint64 { return max(leaf, hashChunk) }
-
-// hashSegment appends the hashes of a segment's leaves.
-func hashSegment(ctx context.Context, f *os.File, x SeedSegment, leaf uint64, buffer, leaves []byte) ([]byte, error) {
-	for done := uint64(0); done < x.Size; {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		b := buffer[:min(uint64(len(buffer)), x.Size-done)]
-		if _, err := f.ReadAt(b, int64(x.Offset+done)); err != nil {
-			return nil, fmt.Errorf("seed: read its segments: %w", err)
-		}
-		leaves = appendLeaves(leaves, b, leaf)
-		done += uint64(len(b))
-	}
-	return leaves, nil
-}

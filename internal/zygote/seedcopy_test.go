@@ -2,9 +2,13 @@ package zygote
 
 import (
 	"bytes"
+	"context"
+	"crypto/sha256"
 	"errors"
 	"io"
 	"math/rand/v2"
+	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -94,5 +98,63 @@ func TestSplit(t *testing.T) {
 		if at != seedPage+size || len(all) > segmentsMost || all[0].Size != most {
 			t.Errorf("%d bytes: %d segments, the first of %d bytes, to %d", size, len(all), all[0].Size, at)
 		}
+	}
+}
+
+// The bytes that are charged for a seed include its proofs, of which each segment has its own. They are the same before and after the seed is hashed.
+func TestSeedMemoryOfFragments(t *testing.T) {
+	const pages = 64
+	fd, err := fixedMemfd("rfaas-seed", int(FileSize(2)), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Seed{File: os.NewFile(uintptr(fd), "seed"), Units: 2, Bytes: pages * seedPage}
+	for i := range int64(pages) {
+		if _, err := s.File.WriteAt(bytes.Repeat([]byte{byte(i + 1)}, seedPage), i*(256<<10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := s.Memory()
+	c, err := s.Contents(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := uint64(pages * (seedPage + sha256.Size + proofSize)); len(c.Segments) != pages || before != want || s.Memory() != want {
+		t.Errorf("%d bytes, and %d after hashing %d segments, want %d", before, s.Memory(), len(c.Segments), want)
+	}
+	data := new(bytes.Buffer)
+	for _, x := range c.Segments {
+		if _, err := io.Copy(data, io.NewSectionReader(s.File, int64(x.Offset), int64(x.Size))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := &SeedCopy{Units: 2, Segments: slices.Clone(c.Segments)}
+	if want.SumSegments(data.Bytes()); want.Sum() != c.Sum() || !bytes.Equal(want.leaves, c.leaves) {
+		t.Error("the hashes differ from those of the bytes")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Proofs(); !errors.Is(err, ErrReleased) {
+		t.Errorf("proofs of a closed seed: %v", err)
+	}
+}
+
+// Hashing ends with its context.
+func TestContentsInterrupted(t *testing.T) {
+	why := errors.New("the node drains")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	fd, err := fixedMemfd("rfaas-seed", int(FileSize(2)), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Seed{File: os.NewFile(uintptr(fd), "seed"), Units: 2}
+	defer s.Close()
+	if _, err := s.File.WriteAt(make([]byte, 16<<20), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Contents(ctx); !errors.Is(err, why) || s.Hashed() {
+		t.Errorf("hashed %v, %v", s.Hashed(), err)
 	}
 }
