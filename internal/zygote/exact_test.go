@@ -3,6 +3,7 @@ package zygote
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"math"
@@ -10,8 +11,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
@@ -142,6 +146,83 @@ func TestPagesWindows(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Pages at even distances, in either direction, are read ahead, together with the page for which the worker waits. With Exact, at most 1.2 times the touched bytes are read.
+func TestPagesInSeries(t *testing.T) {
+	for name, c := range map[string]struct {
+		options []func(*PageOptions)
+		reads   int
+	}{"all": {nil, 12}, "exact": {[]func(*PageOptions){exact}, 60}} {
+		t.Run(name, func(t *testing.T) {
+			p := newPagedSeed(t)
+			var reads atomic.Int32
+			count := func(o *PageOptions) {
+				o.Read = func(parts []SeedPart, b []byte) error {
+					reads.Add(1)
+					return p.source.read(parts, b)
+				}
+			}
+			p.start(t, make(chan struct{}), nil, append(c.options, count)...)
+			l := p.lease(t)
+			p.pages(t, l, 4095)
+			up, down := every(20, 5, 1800), every(20, 2005, 3800)
+			slices.Reverse(down)
+			for _, pages := range [][]uint32{up, down} {
+				before, moved := reads.Load(), p.copy.Moved()
+				p.pages(t, l, pages...)
+				if n := reads.Load() - before; int(n) > c.reads {
+					t.Errorf("%d pages at even distances took %d reads", len(pages), n)
+				}
+				if n := p.copy.Moved() - moved; p.copy.paging.o.Exact && float64(n) > 1.2*float64(len(pages)*seedPage) {
+					t.Errorf("%d bytes were read for %d pages", n, len(pages))
+				}
+			}
+		})
+	}
+}
+
+// A thread whose page has arrived does not wait until a page for another thread has been read.
+func TestPagesReadAside(t *testing.T) {
+	reading, hold := make(chan struct{}), make(chan struct{})
+	p := newPaging(&SeedCopy{Units: 2, Segments: []SeedSegment{{Size: 2 * seedPage}}}, PageOptions{Read: func([]SeedPart, []byte) error {
+		close(reading)
+		<-hold
+		return errors.New("the source is gone")
+	}})
+	p.valid[1] = true
+	faults, events, err := os.Pipe() // in place of the worker's userfaultfd
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
+	g := &pager{p: p, file: faults, waits: map[uint32]bool{}, shown: make([]bool, 2), again: rate.NewLimiter(p.again, 2)}
+	var listening sync.WaitGroup
+	listening.Go(g.listen)
+	touch := func(page uint64) {
+		b := make([]byte, uffdMessage)
+		b[0] = uffdPagefault
+		binary.LittleEndian.PutUint64(b[16:], seedHeapAt+page*seedPage)
+		if _, err := events.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	touch(0)
+	<-reading
+	touch(1)
+	shown := func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return g.shown[1]
+	}
+	for end := time.Now().Add(30 * time.Second); !shown(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the second thread waits for the page of the first")
+		}
+	}
+	close(hold)
+	listening.Wait()
+	faults.Close()
 }
 
 // A page reaches the file, whether or not the file already has a page of zeros there, and also without a userfaultfd.

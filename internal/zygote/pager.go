@@ -54,6 +54,7 @@ type pager struct {
 	ready    []SeedRun       // runs that have arrived and are to be shown
 	next     uint32          // leaf after the last window
 	sequence uint32          // number of leaves in the windows that have followed each other
+	series   series
 }
 
 // attach begins to answer the faults of a worker that has mapped the seed's heap, and nothing else in the heap's range of addresses. If the reading has ended, it
@@ -161,51 +162,79 @@ func (g *pager) listen() {
 		}
 		all := faults(events[:n])
 		for _, at := range all {
-			g.fault(at, len(all) == 1)
+			if !g.fault(at, len(all) == 1) {
+				return
+			}
 		}
 	}
 }
 
-// fault answers a fault. A fault outside of the heap can only come from a mapping that the worker has moved. alone: no other thread of the worker waits.
-func (g *pager) fault(address uint64, alone bool) {
+// inlineMost is how long the goroutine that reads the faults may also read a page, until another goroutine reads the faults.
+const inlineMost = time.Millisecond
+
+// fault answers a fault. A fault outside of the heap can only come from a mapping that the worker has moved. alone: no other thread of the worker waits. It returns false if
+// another goroutine reads the faults from now on.
+func (g *pager) fault(address uint64, alone bool) (listens bool) {
 	offset := (address - seedHeapAt) &^ (seedPage - 1)
 	if offset >= uint64(g.p.c.Units)*SeedUnit {
-		return
+		return true
 	}
 	p := g.p
 	l, has := p.leafAt(offset)
 	if !has { // the source has no memory there either
 		time.Sleep(g.again.Reserve().Delay())
 		showZeros(g.file, seedHeapAt+offset)
-		return
+		return true
 	}
 	now, used := time.Now(), SeedRun{l, 1}
 	p.mu.Lock()
 	wait, again, reads := !p.valid[l], g.shown[l], false
-	var runs []SeedRun
+	var runs, ahead []SeedRun
 	if wait && !g.waits[l] {
-		r := g.window(l)
+		r := used
+		if len(p.wanted) == 0 { // otherwise, workers wait for pages that Fill has not read yet
+			ahead = g.series.ahead(p, l)
+		}
+		if len(ahead) == 0 {
+			r = g.window(l)
+		}
 		if p.o.Exact { // otherwise, a node that gets the list chooses by itself what it reads around the page
 			used = r
 		}
 		if reads = alone && len(p.wanted) == 0 && p.failed == nil && p.reading.TryLock(); reads {
 			runs = p.missing(nil, r)
+			for _, x := range ahead {
+				runs = p.missing(runs, x)
+			}
 		} else {
 			g.want(l, r)
+			for _, x := range ahead {
+				g.want(x.First, x)
+			}
 		}
 	}
 	p.touch(used, now)
+	for _, x := range ahead {
+		p.touch(x, now)
+	}
 	p.hush(now, faultQuiet)
 	p.mu.Unlock()
 	if again {
 		time.Sleep(g.again.Reserve().Delay())
 	}
+	listens = true
 	if reads {
+		relief := time.AfterFunc(inlineMost, g.listen)
 		wait = !g.read(l, runs)
+		listens = relief.Stop()
 	}
 	if !wait {
+		for _, x := range ahead { // first, so that the worker does not wait for them, too
+			g.show(x)
+		}
 		g.show(SeedRun{l, 1})
 	}
+	return listens
 }
 
 // want has Fill read a run, because the worker waits for a leaf of it. The caller holds p.mu.
@@ -257,6 +286,58 @@ func (g *pager) window(l uint32) SeedRun {
 	r := SeedRun{l, min(1+g.sequence/8, p.base[p.segment(l)+1]-l)}
 	g.next, g.sequence = l+r.Count, g.sequence+r.Count
 	return r
+}
+
+// series are faults of a worker at even distances, for example on a column of a matrix.
+type series struct {
+	last, distance int64  // in leaves
+	count          uint32 // faults and leaves read ahead at this distance
+}
+
+const (
+	// seriesLeast is how many distances in a row must be the same until leaves are read ahead.
+	seriesLeast = 3
+	// seriesExact is the least number of faults of a series for each leaf that is read ahead, if few bytes are to be read: with their proofs, few leaves of a series make 1.2 times the touched bytes.
+	seriesExact = 16
+)
+
+// ahead notes a fault on a leaf that has not arrived. It returns leaves for which the worker will probably wait next: as many as the series has, or with Exact, a sixteenth. A read takes at
+// most fetchMost bytes. The caller holds p.mu.
+func (s *series) ahead(p *paging, l uint32) (runs []SeedRun) {
+	at, count := int64(l), int64(p.count())
+	for range sequenceGap { // leaves that have arrived earlier do not end a series
+		next := s.last + s.distance
+		if s.distance == 0 || next == at || next < 0 || next >= count || !p.valid[next] {
+			break
+		}
+		s.last = next
+	}
+	distance := at - s.last
+	s.last = at
+	if max(distance, -distance) < groupLeaves || l > 0 && p.valid[l-1] { // window reads larger parts around such leaves
+		s.distance, s.count = 0, 0
+		return nil
+	}
+	if distance != s.distance {
+		s.distance, s.count = distance, 0
+	}
+	s.count++
+	most := min(s.count, uint32(fetchMost/p.leaf))
+	if p.o.Exact {
+		most = s.count / seriesExact
+	}
+	if s.count < seriesLeast {
+		return nil
+	}
+	for range most {
+		next := s.last + distance
+		if next < 0 || next >= count {
+			break
+		}
+		s.last, s.count = next, s.count+1
+		runs = append(runs, SeedRun{uint32(next), 1})
+	}
+	return runs
 }
 
 // sequenceGap is the most leaves in a row that a sequence may contain although they have arrived earlier.
