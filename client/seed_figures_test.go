@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/tests/testkit"
@@ -137,12 +140,13 @@ type trial struct {
 	s     *client.Session
 	o     client.LeaseOptions
 	mb    uint32
-	token map[string]uint32 // the number that the setup function of a seed has chosen, by the seed's name
+	token map[string]uint32  // the number that the setup function of a seed has chosen, by the seed's name
+	web   func(i int) string // address of an executor's metrics (metricsAt); nil: they cannot be read
 }
 
 func newTrial(t *testing.T, nodes []*daemon, s *client.Session, o client.LeaseOptions, mb uint32) *trial {
 	o.InitFunction, o.InitPayload, o.SeedRequired, o.Memory = "", nil, false, uint64(mb)*1_000_000+64<<20
-	return &trial{t, nodes, s, o, mb, map[string]uint32{}}
+	return &trial{t: t, nodes: nodes, s: s, o: o, mb: mb, token: map[string]uint32{}}
 }
 
 func (r *trial) lease(at int, change func(*client.LeaseOptions)) *client.Lease {
@@ -170,21 +174,29 @@ func (r *trial) makeSeed() *client.Seed {
 	return seed
 }
 
-// part is some bytes of the table: count bytes, the first one at from, at distances of step.
-type part struct{ from, step, count uint32 }
+// part is some bytes of the table: count bytes, the first one at from, at distances of step. If wrap is not 0, they are the bytes from + i*i*step modulo wrap.
+type part struct{ from, step, count, wrap uint32 }
+
+// at returns the place of a byte.
+func (p part) at(i uint64) uint64 {
+	if p.wrap != 0 {
+		return uint64(p.from) + i*i*uint64(p.step)%uint64(p.wrap)
+	}
+	return uint64(p.from) + i*uint64(p.step)
+}
 
 // peek reads a part of the table in a worker, and checks it. All workers must have the table of one call of the setup function.
 func (r *trial) peek(l *client.Lease, worker int, seed *client.Seed, p part) {
 	r.t.Helper()
 	in, out, want := []byte(nil), make([]byte, 8), uint32(0)
-	for _, n := range []uint32{p.from, p.step, p.count} {
+	for _, n := range []uint32{p.from, p.step, p.count, p.wrap} {
 		in = binary.LittleEndian.AppendUint32(in, n)
 	}
 	if _, err := l.Worker(worker).Invoke(context.Background(), function(r.t, l, "peek"), in, out); err != nil {
 		r.t.Fatal(err)
 	}
 	for i := range p.count {
-		at := uint64(p.from + i*p.step)
+		at := p.at(uint64(i))
 		want += uint32(uint8(at &^ 7 * 0x9e3779b97f4a7c15 >> (8 * (at & 7))))
 	}
 	sum, token := binary.LittleEndian.Uint32(out), binary.LittleEndian.Uint32(out[4:])
@@ -231,16 +243,18 @@ func (r *trial) sent(at int) (took time.Duration) {
 // eight are the arguments of an executor that has a pooled worker at each lease of a trial. With one core, the pool is empty for 5 ms after a lease.
 var eight = []string{"--share-cores", "8"}
 
-// copies returns the times from the request to the first result of leases at the second executor: of one that copies the seed first, and of later ones. The executor has
-// the library.
+// copies returns the times from the request to the first result of leases at the second executor: of one that copies the seed first, and of later ones, when all of the seed has
+// arrived. The executor has the library.
 func (r *trial) copies(rounds int) (copied, later []time.Duration, steps client.StartSteps) {
 	r.t.Helper()
-	first := part{0, 4096, 1}
+	first := part{0, 4096, 1, 0}
 	for range rounds {
 		seed := r.makeSeed()
 		release(r.t, r.lease(1, plain))
+		before := r.fetched(1)
 		took, _ := r.seeded(1, seed, first)
 		copied = append(copied, took)
+		r.whole(1, before)
 		for range 3 {
 			took, steps = r.seeded(1, seed, first)
 			later = append(later, took)
@@ -267,28 +281,77 @@ func (r *trial) copyFigure(rounds int) {
 	r.t.Helper()
 	copied, later, steps := r.copies(rounds)
 	testkit.Figure(fmt.Sprintf("%d MB %s: a lease whose executor copies the seed first, to its first result", r.mb, where()), ms(copied)/ms(later), 2, false, "times a later lease there",
-		fmt.Sprintf("%.1f and %.1f ms; a later one: code %v, sandbox %v, connect %v", ms(copied), ms(later), steps.Code, steps.Sandbox, steps.Connect))
+		fmt.Sprintf("%.1f and %.1f ms; a later one: code %v, sandbox %v, connect %v; %s", ms(copied), ms(later), steps.Code, steps.Sandbox, steps.Connect, r.bare(1, r.mb*1_000_000)))
 }
 
 // TestSeedCopyFigures prints how long a lease takes from its request to the first result where the executor copies its named seed from another executor, beside a lease
 // there when it has the seed. It judges nothing.
 func TestSeedCopyFigures(t *testing.T) {
 	testkit.Figures(t)
-	nodes, s, o := seedCluster(t, 2, eight, eight)
+	web := metricsAt(t)
+	nodes, s, o := seedCluster(t, 2, eight, append([]string{"--http-listen", web(1)}, eight...))
 	for _, mb := range []uint32{1, 5, 20, 100} {
-		newTrial(t, nodes, s, o, mb).copyFigure(9)
+		r := newTrial(t, nodes, s, o, mb)
+		r.web = web
+		r.copyFigure(9)
 	}
 }
 
-// touched are two ways to touch 1 % of a table.
+// touched are three ways to touch 1 % of a table.
 func (r *trial) touched() map[string]part {
-	pages := r.mb * 1_000_000 / 4096 / 100
-	return map[string]part{"in sequence": {r.mb * 100_000, 4096, pages}, "scattered": {0, 409_600, pages}}
+	pages := r.mb * 1_000_000 / 4096
+	prime := pages // modulo a prime, the squares of these numbers differ
+	for !big.NewInt(int64(prime)).ProbablyPrime(0) {
+		prime--
+	}
+	return map[string]part{"in sequence": {r.mb * 100_000, 4096, pages / 100, 0}, "at even distances": {0, 409_600, pages / 100, 0}, "scattered": {0, 97 * 4096, pages / 100, prime * 4096}}
 }
 
-func (r *trial) touchFigure(what, fill string, took, sent []time.Duration) string {
+// bare returns, for a lease at an executor that exists, how long an empty call takes, and a call to which some bytes are sent. No copy of a seed can be faster than sending its bytes.
+func (r *trial) bare(at int, size uint32) string {
+	r.t.Helper()
+	l := r.lease(at, func(o *client.LeaseOptions) { o.Bulk, o.Memory = int64(size), o.Memory+2*uint64(size) })
+	defer release(r.t, l)
+	call := func(payload []byte) (took []time.Duration) {
+		for range 7 {
+			began := time.Now()
+			if _, err := l.Worker(0).Invoke(context.Background(), function(r.t, l, "child"), payload, make([]byte, 16)); err != nil {
+				r.t.Fatal(err)
+			}
+			took = append(took, time.Since(began))
+		}
+		return took
+	}
+	sent := call(make([]byte, size))
+	return fmt.Sprintf("bare: an empty call %.3f ms, a call with %.3g MB %.2f ms, a fault on new memory %.2f us", ms(call(nil)), float64(size)/1e6, ms(sent), freshFault(r.t))
+}
+
+// freshFault returns how long the first access to a page of new memory takes, in us.
+func freshFault(t *testing.T) float64 {
+	t.Helper()
+	const pages = 1024
+	mem, err := unix.Mmap(-1, 0, pages*4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err == nil {
+		err = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for i := range pages {
+		mem[i*4096] = 1
+	}
+	took := time.Since(began)
+	if err := unix.Munmap(mem); err != nil {
+		t.Fatal(err)
+	}
+	return float64(took.Nanoseconds()) / 1e3 / pages
+}
+
+func (r *trial) touchFigure(at int, what, fill string, took, sent []time.Duration) string {
+	r.t.Helper()
 	row := fmt.Sprintf("%d MB %s, 1 %% touched, %s, seed-fill=%s: ", r.mb, where(), what, fill)
-	testkit.Figure(row+"a lease there, to its first result", ms(took)/ms(sent), 0.1, false, "times sending everything", fmt.Sprintf("%.1f and %.1f ms", ms(took), ms(sent)))
+	testkit.Figure(row+"a lease there, to its first result", ms(took)/ms(sent), 0.1, false, "times sending everything", fmt.Sprintf("%.1f and %.1f ms; %s", ms(took), ms(sent), r.bare(at, r.mb*10_000)))
 	return row
 }
 
@@ -297,8 +360,7 @@ func (r *trial) touchFigure(what, fill string, took, sent []time.Duration) strin
 func TestSeedTouchedFigures(t *testing.T) {
 	testkit.Figures(t)
 	const rounds = 7
-	dir := t.TempDir()
-	web := func(i int) string { return fmt.Sprintf("unix:%s/%d", dir, i) }
+	web := metricsAt(t)
 	fills := []string{"all", "all", "touched"}
 	var more [][]string
 	for i, fill := range fills {
@@ -306,6 +368,7 @@ func TestSeedTouchedFigures(t *testing.T) {
 	}
 	nodes, s, o := seedCluster(t, len(more), more...)
 	r := newTrial(t, nodes, s, o, 100)
+	r.web = web
 	r.o.Memory += 200_000_000 // the payload
 	for what, p := range r.touched() {
 		took, read, sent := make([][]time.Duration, len(nodes)), make([][]float64, len(nodes)), make([][]time.Duration, len(nodes))
@@ -313,9 +376,12 @@ func TestSeedTouchedFigures(t *testing.T) {
 			seed := r.makeSeed()
 			for i := 1; i < len(nodes); i++ {
 				release(t, r.lease(i, plain)) // so that it has the library
-				before := fetched(t, web(i))
+				before := r.fetched(i)
 				d, _ := r.seeded(i, seed, p)
-				took[i], read[i] = append(took[i], d), append(read[i], fetched(t, web(i))-before)
+				took[i], read[i] = append(took[i], d), append(read[i], r.fetched(i)-before)
+				if fills[i] == "all" {
+					r.whole(i, before)
+				}
 				sent[i] = append(sent[i], r.sent(i))
 			}
 			if err := seed.Release(); err != nil {
@@ -324,7 +390,7 @@ func TestSeedTouchedFigures(t *testing.T) {
 		}
 		for i := 1; i < len(nodes); i++ {
 			slices.Sort(read[i])
-			row := r.touchFigure(what, fills[i], took[i], sent[i])
+			row := r.touchFigure(i, what, fills[i], took[i], sent[i])
 			if fills[i] == "touched" { // the other executor also reads the rest
 				testkit.Figure(row+"bytes read by then", read[i][rounds/2]/100e6, 0.1, false, "times the seed", fmt.Sprintf("%.2f MB, of which 1.00 MB are touched", read[i][rounds/2]/1e6))
 			}
@@ -332,23 +398,40 @@ func TestSeedTouchedFigures(t *testing.T) {
 	}
 }
 
+// metricsAt returns unix sockets on which executors of this machine can serve their metrics.
+func metricsAt(t *testing.T) func(i int) string {
+	dir := t.TempDir()
+	return func(i int) string { return fmt.Sprintf("unix:%s/%d", dir, i) }
+}
+
 // fetched returns what an executor has read from others, in bytes.
-func fetched(t *testing.T, web string) (n float64) {
-	t.Helper()
-	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(web, "unix:"))
-	}}}
-	r, err := c.Get("http://executor/metrics")
-	if err != nil {
-		t.Fatal(err)
+func (r *trial) fetched(i int) (n float64) {
+	r.t.Helper()
+	if r.web == nil {
+		return 0
 	}
-	defer r.Body.Close()
-	for s := bufio.NewScanner(r.Body); s.Scan(); {
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(r.web(i), "unix:"))
+	}}}
+	reply, err := c.Get("http://executor/metrics")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	for s := bufio.NewScanner(reply.Body); s.Scan(); {
 		if rest, ok := strings.CutPrefix(s.Text(), "rfaas_executor_fetched_bytes_total "); ok {
 			n, _ = strconv.ParseFloat(rest, 64)
 		}
 	}
 	return n
+}
+
+// whole waits until an executor that has begun to copy a seed has read all of its table. `before` is what it had read before. So the reading delays nothing that is measured later.
+func (r *trial) whole(i int, before float64) {
+	r.t.Helper()
+	if r.web != nil {
+		testkit.Eventually(r.t, "the rest of a seed arrives", func() bool { return r.fetched(i)-before >= float64(r.mb)*1e6 })
+	}
 }
 
 // TestSeedTableFigures prints what a lease that maps 100 MB of a seed and reads them takes, beside a lease to which the same bytes are sent as a payload: on the executor that has made
@@ -375,8 +458,12 @@ func TestSeedTableFigures(t *testing.T) {
 		return took
 	}
 	mappedLibrary(t, "uses")
-	var here, there, again, sentHere, sentThere []time.Duration
+	var here, there, again, sentHere, sentThere, copied []time.Duration
+	to := bytes.Clone(payload)
 	for range 7 {
+		began := time.Now()
+		copy(to, payload)
+		copied = append(copied, time.Since(began))
 		seed, err := makeTree(t, s, all[0].Address, "prepare", treeOf(nodes, mb))
 		if err != nil {
 			t.Fatal(err)
@@ -396,7 +483,7 @@ func TestSeedTableFigures(t *testing.T) {
 		mapped, sent []time.Duration
 	}{{"the executor that has made the seed", here, sentHere}, {"another executor, which copies the seed first", there, sentThere}, {"that executor once more", again, sentThere}} {
 		testkit.Figure(fmt.Sprintf("%d MB over %s mapped as a table, lease and call at %s", mb, provider(), x.where), ms(x.mapped)/ms(x.sent), 1, false, "times sending them as a payload",
-			fmt.Sprintf("%.1f and %.1f ms", ms(x.mapped), ms(x.sent)))
+			fmt.Sprintf("%.1f and %.1f ms; bare: copying them in memory %.1f ms", ms(x.mapped), ms(x.sent), ms(copied)))
 	}
 }
 
@@ -414,15 +501,23 @@ func TestSeedJoins(t *testing.T) {
 	case published:
 		rounds = 7
 	}
-	nodes, s, o := seedCluster(t, 2, eight, eight)
+	there, web := eight, (func(int) string)(nil)
+	if far == "" {
+		web = metricsAt(t)
+		there = append([]string{"--http-listen", web(1)}, eight...)
+	}
+	nodes, s, o := seedCluster(t, 2, eight, there)
 	o.Workers = workers
 	r := newTrial(t, nodes, s, o, table)
+	r.web = web
 	var joined, sent []time.Duration
 	for i := range most {
 		seed := r.makeSeed()
 		sent = append(sent, r.sent(1)) // now the executor has the library as well
-		took, _ := r.seeded(1, seed, part{0, 409_600, table * 1_000_000 / 409_600})
+		before := r.fetched(1)
+		took, _ := r.seeded(1, seed, part{0, 409_600, table * 1_000_000 / 409_600, 0})
 		joined = append(joined, took)
+		r.whole(1, before)
 		if err := seed.Release(); err != nil {
 			t.Fatal(err)
 		}
@@ -432,6 +527,9 @@ func TestSeedJoins(t *testing.T) {
 	}
 	ratio := ms(joined) / ms(sent)
 	beside := fmt.Sprintf("a lease of %d workers, and sending %d MB to one of them: %.1f ms; %.2f times as long", workers, table, ms(sent), ratio)
+	if os.Getenv("RFAAS_TEST_FIGURES") != "" {
+		beside += "; " + r.bare(1, table*1_000_000)
+	}
 	testkit.Figure(fmt.Sprintf("%d MB %s: a node joins, to the first results of %d workers", table, where(), workers), ms(joined)/1e3, 1, false, "s", beside)
 	if ratio > slack {
 		t.Errorf("a node joins in %.1f ms, %.2f times a lease without the seed and sending as many bytes, which takes %.1f ms; want at most %d times", ms(joined), ratio, ms(sent), slack)
@@ -440,23 +538,28 @@ func TestSeedJoins(t *testing.T) {
 		return
 	}
 	o.Workers = 1
-	newTrial(t, nodes, s, o, 5).copyFigure(rounds)
+	r = newTrial(t, nodes, s, o, 5)
+	r.web = web
+	r.copyFigure(rounds)
 	r = newTrial(t, nodes, s, o, large)
+	r.web = web
 	r.o.Memory += uint64(2*large) * 1_000_000
 	for what, p := range r.touched() {
-		if large < 20 && what == "scattered" { // parts of the whole seed
+		if large < 20 && what != "in sequence" { // parts of the whole seed
 			continue
 		}
 		var took, sent []time.Duration
 		for range rounds {
 			seed := r.makeSeed()
 			sent = append(sent, r.sent(1))
+			before := r.fetched(1)
 			d, _ := r.seeded(1, seed, p)
 			took = append(took, d)
+			r.whole(1, before)
 			if err := seed.Release(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		r.touchFigure(what, "all", took, sent)
+		r.touchFigure(1, what, "all", took, sent)
 	}
 }

@@ -51,12 +51,13 @@ uint32_t use_table(void *args, uint32_t size, void *res) {
     return sizeof out;
 }
 
-/* Returns the sum of some bytes of the table, and the number that the setup function has chosen. The payload has the first byte, their distance and their number. */
+/* Returns the sum of some bytes of the table, and the number that the setup function has chosen. The payload has the first byte, their distance and their number. If it
+ * also has a size, the distances are irregular: the squares of 0, 1, 2 and so on, times the distance, modulo the size. */
 uint32_t peek(void *args, uint32_t size, void *res) {
-    uint32_t ask[3] = {0}, out[2] = {0, token};
+    uint32_t ask[4] = {0}, out[2] = {0, token};
     memcpy(ask, args, size < sizeof ask ? size : sizeof ask);
-    for (uint32_t i = 0; i < ask[2]; i++)
-        out[0] += table[ask[0] + i * ask[1]];
+    for (uint64_t i = 0; i < ask[2]; i++)
+        out[0] += table[ask[0] + (ask[3] ? i * i * ask[1] % ask[3] : i * ask[1])];
     memcpy(res, out, sizeof out);
     return sizeof out;
 }
