@@ -418,8 +418,8 @@ tried-build:
 # first, so that none of them runs alone at the end. The other packages of tests/ have lanes of their own.
 GO_LONG := TestJournalLosesNothing TestModel TestUnauthenticatedCallsTakeNoMemory TestManyUnauthenticatedConnectionsTakeNoMemory TestFloodOfRequests \
 	TestManyLeaseCycles TestThousandMailboxes TestChargesOfACluster TestChargesOverKills TestPlacementAmongTenThousand TestPageInBrowser \
-	TestInSandbox TestStartFailures TestUnderMPI TestReplaceKeepsSignals
-GO_LONG_PACKAGES := ./accounting ./cmd/executor ./internal/control ./internal/executor ./internal/manager ./internal/zygote ./mpi
+	TestInSandbox TestStartFailures TestUnderMPI
+GO_LONG_PACKAGES := ./accounting ./internal/control ./internal/executor ./internal/manager ./internal/zygote ./mpi
 .PHONY: test-go-capi-first test-go-capi-second test-go-client test-go-rest test-go-long
 test-go: test-go-client test-go-capi-first test-go-capi-second test-go-rest test-go-long ## Go tests that test-race does not run, or runs in a shorter form
 	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) ./benchmarks/neighbour # its leases end when another program uses their CPUs

@@ -89,10 +89,7 @@ func replaceAgain(earlier string) error {
 
 // TestReplaceKeepsSignals sends signals around the time at which a program replaces itself. The program, or one after it, gets each of them.
 func TestReplaceKeepsSignals(t *testing.T) {
-	rounds := 200
-	if testing.Short() {
-		rounds = 20
-	}
+	const rounds = 100
 	const most = 10 // programs that may begin until one has printed a signal
 	self, err := os.Executable()
 	if err != nil {
