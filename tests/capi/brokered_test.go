@@ -323,7 +323,7 @@ func (c *brokeredCluster) moveBound() bool {
 	moved := func(n string) func() bool { return func() bool { l.do("calls 5"); return l.own() == n+":1" } }
 	testkit.Eventually(c.t, "the first worker has moved", moved("1"))
 	least := time.Duration(math.MaxInt64) // the longest call of the 20
-	for end := time.Now().Add(500 * time.Millisecond); least >= moveLimit && time.Now().Before(end); {
+	for end := time.Now().Add(300 * time.Millisecond); least >= moveLimit && time.Now().Before(end); {
 		least = min(least, l.ask("calls 20").longest)
 	}
 	still := l.own() == "1:1" && syscall.Kill(pid, syscall.SIGCONT) == nil
