@@ -40,6 +40,9 @@ func (l *lease) abandon(stopping bool) {
 		if err := held.Release(context.Background()); err != nil {
 			l.c.log.Debug("lease not released: its executor ends it", "lease", held.ID, "executor", held.Address, "error", err)
 		}
+		if p := l.plan(); p != nil {
+			l.c.a.spares.released(p, held)
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ type demand struct {
 	wanted int       // spare leases
 	ready  int       // spare leases that are cached
 	making bool      // a goroutine starts spare leases
+	freed  bool      // a lease was granted or released since that goroutine began its latest attempt
 
 	refused int       // attempts to start a spare lease that failed since the last success
 	again   time.Time // no attempt before this time
@@ -50,6 +51,9 @@ func (d *demand) tried(now time.Time, err error) {
 		d.again = now.Add(min(refusedPause<<min(d.refused-refusedMost-1, 10), provenFor))
 	}
 }
+
+// more reports whether another attempt follows one that ended with err.
+func (d *demand) more(err error) bool { return d.ready < d.wanted && (err == nil || d.freed) }
 
 // acquired counts an acquisition. fresh: it found no cached workers, so one more spare lease would have helped.
 func (d *demand) acquired(now time.Time, fresh bool, most int) {
@@ -147,9 +151,13 @@ func (s *spares) released(p *grant.Pending, h *grant.Held) {
 	}
 }
 
-// fill starts spare leases in the background until there are as many as wanted, or until one fails. The caller holds mu.
+// fill starts spare leases in the background until there are as many as wanted, or until one fails. If fill is called during an attempt that fails,
+// another one follows, because the attempt may have come before the cores were free. The caller holds mu.
 func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
-	if s.closed || d.making || d.ready >= d.wanted || time.Now().Before(d.again) {
+	if s.closed || d.ready >= d.wanted {
+		return
+	}
+	if d.freed = true; d.making {
 		return
 	}
 	d.making = true
@@ -157,7 +165,13 @@ func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
 	s.work.Go(func() {
 		defer like.Close()
 		for more := true; more; {
-			err := s.wait(courtesy)
+			s.mu.Lock()
+			pause := max(courtesy, time.Until(d.again))
+			s.mu.Unlock()
+			err := s.wait(pause)
+			s.mu.Lock()
+			d.freed = false
+			s.mu.Unlock()
 			if err == nil {
 				err = s.start(d, like)
 			}
@@ -166,7 +180,7 @@ func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
 			}
 			s.mu.Lock()
 			d.tried(time.Now(), err)
-			more = err == nil && !s.closed && d.ready < d.wanted
+			more = d.more(err) && !s.closed
 			d.making = more
 			s.mu.Unlock()
 		}

@@ -75,6 +75,25 @@ func TestPauseAfterRefusedSpareLeases(t *testing.T) {
 	}
 }
 
+// An attempt that fails is followed by another one, if a lease was granted or released meanwhile: its core may have been freed too late for the attempt.
+func TestAttemptAfterARelease(t *testing.T) {
+	refused := errors.New("no core")
+	for _, s := range []struct {
+		d    demand
+		err  error
+		more bool
+	}{
+		{demand{wanted: 1}, refused, false},
+		{demand{wanted: 1, freed: true}, refused, true},
+		{demand{wanted: 2, ready: 1}, nil, true},
+		{demand{wanted: 1, ready: 1, freed: true}, nil, false},
+	} {
+		if s.d.more(s.err) != s.more {
+			t.Errorf("%+v after %v: another attempt: %v, want %v", s.d, s.err, !s.more, s.more)
+		}
+	}
+}
+
 // While a driver opens a device, the agent still answers leases, which need the mutex of the spare leases. A failed attempt is not remembered.
 func TestOpeningADeviceHoldsNobodyUp(t *testing.T) {
 	began, answer := make(chan struct{}), make(chan error)
