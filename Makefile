@@ -457,11 +457,13 @@ test-race-client: tried-build
 # The longest parts first, because the lane runs three of them at a time.
 test-c: test-c-asan-shm test-c-tsan-shm test-c-plain-shm test-c-asan-shm-channel test-c-plain-shm-channel test-c-asan-tcp test-c-asan-encrypted test-c-tsan-tcp test-c-plain-ofi ## conformance and unit tests of the C core on shm, ofi and tcp, plain and with sanitizers (tcp plain: make test-tcp)
 
-# On tcp the cases run between two nodes (lane tcp), and with the address sanitizer on loopback. Cases of the provider tcp itself, which mostly
-# wait, run with both sanitizers only. Of the cases on encrypted connections, one half runs between nodes, the other half with the address sanitizer.
+# On tcp the cases run between two nodes (lane tcp), and with the address sanitizer on loopback: in ENCRYPTED_ASAN with encryption, the others without.
+# Cases of the provider tcp itself, which mostly wait, run with both sanitizers only. Of the cases on encrypted connections, one half runs between nodes,
+# the other half with the address sanitizer.
 ENCRYPTED_PLAIN := $(patsubst %,'%/*',access atomic connect death device inspect load many memory qp recv reset rkey-ptr script wait wire)
 TCP_PLAIN := $(ENCRYPTED_PLAIN) 'channel/*' 'read/*' 'write/*'
 ENCRYPTED_ASAN := 'channel/*' 'write/*' 'read/*' 'tcp/*'
+ASAN_TCP = $(patsubst %,'%/*',$(filter-out channel write read,$(sort $(shell $< --list --provider tcp | cut -d/ -f1))))
 
 # The cases on shm run in two parts, because a single part would take longer than all others of the lane.
 SHM_CHANNEL := 'channel/*'
@@ -488,7 +490,7 @@ test-c-asan-shm: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider shm $(SHM_OTHERS)
 	$(Q)$(GO) test -asan -count=1 -vet=off ./internal/dataplane
 test-c-asan-tcp: build/ctest/dp_test-asan
-	$(Q)build/ctest/dp_test-asan --provider tcp
+	$(Q)build/ctest/dp_test-asan --provider tcp $(ASAN_TCP)
 test-c-asan-encrypted: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider tcp --encrypt $(ENCRYPTED_ASAN)
 

@@ -14,7 +14,7 @@ deb: ## Debian packages of this version: build/deb/*.deb (with debhelper)
 	$(Q)rm -rf build/deb && mkdir -p build/deb/tree && cp -r packaging/debian build/deb/tree
 	$(Q)printf '%s\n' 'rfaas ($(PACKAGE_VERSION)) unstable; urgency=medium' '' '  * See /usr/share/doc/rfaas/CHANGELOG.md.' '' \
 		' -- The rfaas authors <rfaas-go@users.noreply.github.com>  $(PACKAGE_DATE)' >build/deb/tree/debian/changelog
-	$(Q)cd build/deb/tree && umask 022 && TREE=$(CURDIR) debian/rules binary >../log 2>&1 || { tail -n 30 ../log >&2; exit 1; }
+	$(Q)cd build/deb/tree && umask 022 && TREE=$(CURDIR) DEB_BUILD_OPTIONS="$${DEB_BUILD_OPTIONS:-parallel=$$(nproc)}" debian/rules binary >../log 2>&1 || { tail -n 30 ../log >&2; exit 1; }
 	$(Q)rm -r build/deb/tree
 
 .PHONY: docs

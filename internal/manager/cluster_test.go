@@ -46,7 +46,7 @@ func chargesOfACluster(t *testing.T, provider string) {
 			t.Fatal(err)
 		}
 		config.Manager, config.Provider, config.SecretFile = "10.77.0.2:7474", dataplane.Verbs, filepath.Join(root, "build/twovm/secret")
-		config.Executors, config.Clients, config.Charges = 20, 8, 4000
+		config.Executors, config.Clients, config.Charges = 20, 8, 2000
 		config.Beat *= 5 // an emulated device has better to do
 	}
 	const kills = 3
