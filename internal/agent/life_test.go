@@ -254,7 +254,12 @@ func TestDirectoryRemoved(t *testing.T) {
 // An agent that has clients stays.
 func TestClientKeepsAgent(t *testing.T) {
 	w := newWorld(t, 10*time.Millisecond)
-	conn := dial(t, w.socket)
+	conn, err := net.Dial("unix", w.socket)
+	for err != nil { // the agent has ended before
+		<-w.ended
+		w.serve(10 * time.Millisecond)
+		conn, err = net.Dial("unix", w.socket)
+	}
 	time.Sleep(50 * time.Millisecond)
 	if _, err := conn.Write(message(protocol.OpStatus, 1, nil)); err != nil {
 		t.Fatal(err)
