@@ -45,7 +45,7 @@ class Cluster:
             self._await("msg=registered ", executors)
         else:
             os.environ["RFAAS_EXECUTOR"] = self._await("msg=ready address=", 1)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             with socket.socket(socket.AF_UNIX) as s:
                 if not s.connect_ex(agent):
@@ -59,7 +59,7 @@ class Cluster:
 
     def _await(self, text: str, times: int) -> str:
         """Waits until daemons have logged a text that often. Returns the word that follows."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and all(daemon.poll() is None for daemon in self._daemons):
             _, *after = Path(self._log.name).read_text().split(text)
             if len(after) >= times and "\n" in after[-1]:

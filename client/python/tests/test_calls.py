@@ -291,9 +291,10 @@ class Requests(LeaseCase):
     def test_as_completed_and_time_limits(self):
         slow = self.lease["sleep_ns"].submit(self.ns(60), worker=0)
         quick = [self.echo.submit(bytes([i]), worker=1) for i in range(5)]
+        self.assertTrue(all(r.wait() for r in quick))
         done = []
         with self.assertRaisesRegex(TimeoutError, "1 calls have not ended"):
-            for r in rfaas.as_completed([slow, *quick], timeout=0.5):
+            for r in rfaas.as_completed([slow, *quick], timeout=0.1):
                 done.append(r.result())
         self.assertEqual(sorted(done), [b"\0", b"\1", b"\2", b"\3", b"\4"])
         self.assertFalse(slow.done())

@@ -79,11 +79,14 @@ class ExecutorCase(unittest.TestCase):
         return self.executor._dispatcher.lock
 
     def end(self, future):
-        """Ends a call that does not return."""
-        lease = self.executor.leases[0]
-        for worker in range(lease.workers):
-            if lease.worker_info(worker).running:
-                lease.replace_worker(worker)
+        """Ends all calls, which do not return, as soon as their workers run them."""
+        lease, dispatcher = self.executor.leases[0], self.executor._dispatcher
+        with dispatcher.lock:
+            busy = list(dispatcher.busy)
+        for worker in busy:
+            while not lease.worker_info(dispatcher.all.index(worker)).running:
+                self.assertFalse(worker.request.done())
+            lease.replace_worker(dispatcher.all.index(worker))
         with self.assertRaises(rfaas.WorkerDiedError):
             future.result()
 
@@ -301,8 +304,8 @@ class Waits(ExecutorCase):
     def test_interrupt(self):
         slow = self.executor.submit(time.sleep, 600)
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with self.assertRaises(KeyboardInterrupt):
+            timer.start()
             slow.result()
         timer.join()
         self.assertEqual(self.run_here(square, 5), 25)
@@ -312,13 +315,16 @@ class Waits(ExecutorCase):
         """None of them may lose a worker, or a call of another thread."""
         end, interrupts, results = time.monotonic() + 0.7, 0, []
 
+        def goes_on():
+            return time.monotonic() < end or not interrupts or not results
+
         def interrupt():
-            while time.monotonic() < end:
+            while goes_on():
                 time.sleep(random.random() * 0.01)
                 os.kill(os.getpid(), signal.SIGINT)
 
         def calls():
-            while time.monotonic() < end:
+            while goes_on():
                 try:
                     results.append(self.executor.submit(square, 3).result() == 9)
                 except rfaas.FunctionError as e:
@@ -330,9 +336,9 @@ class Waits(ExecutorCase):
         for t in threads:
             t.start()
         on = True
-        while time.monotonic() < end:
+        while goes_on():
             try:
-                while time.monotonic() < end:
+                while goes_on():
                     list(self.executor.map(square, range(40)))
             except KeyboardInterrupt:
                 interrupts += 1

@@ -66,8 +66,12 @@ class Failures:
         with self.assertRaises(Exception):
             self.lease["refuses"](np.ones(1))  # whose code must not be that of the next error
         for call in self.lease["endless"], lambda *a, **o: self.lease["endless"].submit(*a, **o).result():
-            with self.assertRaisesRegex(rfaas.DeadlineError, 'endless on worker 0: .*still runs "endless"; the worker is killed and replaced') as caught:
-                call(np.ones(1), timeout=0.1, kill=True)
+            timeout, runs = 0.1, False
+            while not runs and timeout < 10:  # until it is long enough for the call to start
+                with self.assertRaisesRegex(rfaas.DeadlineError, "endless") as caught:
+                    call(np.ones(1), timeout=timeout, kill=True)
+                timeout, runs = 2 * timeout, "still runs" in str(caught.exception)
+            self.assertRegex(str(caught.exception), 'endless on worker 0: .*still runs "endless"; the worker is killed and replaced')
             self.assertIsInstance(caught.exception, TimeoutError)
             self.assertEqual((caught.exception.code, caught.exception.started), (0, True))
             self.works()  # in the new worker
