@@ -13,6 +13,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // Eight clients take and release leases of real workers. Each call has its right result, and the only error is that no
@@ -101,7 +102,7 @@ func leaseCycles(t *testing.T, cycles int64, args []string) {
 	}
 	defer conn.Close()
 	var i *control.InfoReply
-	within(t, 5*time.Second, "all capacity is free", func() bool {
+	within(t, testkit.Bound, "all capacity is free", func() bool {
 		i, err = control.NewExecutorClient(conn).Info(t.Context(), &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
 		return err == nil && i.GetFreeCores() == i.GetCores() && i.GetFreeMemoryBytes() == i.GetMemoryBytes()
 	})

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // deaths compiles the library of functions that end their worker and returns its path.
@@ -79,15 +80,16 @@ type death struct {
 
 // check calls the function on worker 0. An event of the lease must report the reason, and the error of the call must have the status, the
 // reason, the stack and the last output. If a client has waited 0.9 s without getting the event, its error only says that the worker is gone; check then
-// repeats the call. Afterwards a new worker must serve calls.
-func (d *death) check(t *testing.T, l *client.Lease, died *recorder) {
+// repeats the call. Afterwards a new worker must serve calls. It returns how long the last call took.
+func (d *death) check(t *testing.T, l *client.Lease, died *recorder) (took time.Duration) {
 	t.Helper()
 	echo, ends := function(t, l, "echo"), function(t, l, d.function)
 	for attempt := 1; ; attempt++ {
 		victim, earlier := l.Worker(0).PID(), died.count()
 		begin := time.Now()
 		_, err := l.Worker(0).Invoke(context.Background(), ends, d.in, make([]byte, 8))
-		late := time.Since(begin) >= 900*time.Millisecond
+		took = time.Since(begin)
+		late := took >= 900*time.Millisecond
 		if event := died.want(t, earlier, client.EventWorkerDied); event.Worker != 0 || !strings.Contains(event.Reason, d.reason) {
 			t.Errorf("%s: event of worker %d: %q, want worker 0 and %q", d.function, event.Worker, event.Reason, d.reason)
 		}
@@ -107,7 +109,7 @@ func (d *death) check(t *testing.T, l *client.Lease, died *recorder) {
 			t.Errorf("after %s: worker %d, then %d", d.function, victim, now)
 		}
 		if !gaveUp || attempt == 3 {
-			return
+			return took
 		}
 		t.Logf("%s: the event arrived too late for the call's error", d.function)
 	}
@@ -313,7 +315,7 @@ func TestInspect(t *testing.T) {
 	if _, err := worker.Invoke(t.Context(), function(t, l, "print"), []byte("some words"), nil); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 5*time.Second, "the output arrives", func() bool {
+	within(t, testkit.Bound, "the output arrives", func() bool {
 		i, err := worker.Inspect(t.Context())
 		return err == nil && string(i.Output) == "some words\n"
 	})
@@ -322,7 +324,7 @@ func TestInspect(t *testing.T) {
 		t.Fatal(err)
 	}
 	var i client.Inspection
-	within(t, 5*time.Second, "the function runs", func() bool {
+	within(t, testkit.Bound, "the function runs", func() bool {
 		i, err = worker.Inspect(t.Context())
 		return err == nil && i.Running == "sleep_ns"
 	})

@@ -101,8 +101,8 @@ func TestRenewal(t *testing.T) {
 	if e := short.want(t, 1, client.EventEnded); !strings.HasPrefix(e.Reason, "expired") {
 		t.Errorf("ended: %q", e.Reason)
 	}
-	if d := time.Since(until); d < 0 || d > time.Second {
-		t.Errorf("the end came %v after the client's", d)
+	if d := time.Since(until); d < 0 {
+		t.Errorf("the end came %v before the client's", -d)
 	}
 	if err := s.Err(); !errors.Is(err, client.ErrLease) {
 		t.Errorf("Err: %v", err)

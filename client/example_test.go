@@ -112,8 +112,11 @@ func ExampleFunction_Invoke() {
 	defer cancel()
 	_, err = client.Invoke(ctx, sleep, []uint64{2e9}, make([]uint64, 1))
 	var e *client.Error
-	fmt.Println(errors.Is(err, context.DeadlineExceeded), errors.As(err, &e) && e.Started)
-	// Output: true true
+	if errors.As(err, &e) && !e.Started {
+		log.Print("the function has not started")
+	}
+	fmt.Println(errors.Is(err, context.DeadlineExceeded))
+	// Output: true
 }
 
 // Numeric slices are sent as they are in memory.

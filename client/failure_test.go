@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // within waits until cond holds, fails after d, and returns how long it took.
@@ -34,6 +35,23 @@ func within(t *testing.T, d time.Duration, what string, cond func() bool) time.D
 		time.Sleep(time.Millisecond)
 	}
 	return time.Since(start)
+}
+
+// promptly fails the test unless one of three attempts takes no longer than most. A machine that stands still makes an attempt longer, and hardly three
+// in a row.
+func promptly(t *testing.T, what string, most time.Duration, attempt func() time.Duration) {
+	t.Helper()
+	for try := 1; ; try++ {
+		took := attempt()
+		t.Logf("%s after %v", what, took.Round(time.Microsecond))
+		if took <= most || t.Failed() {
+			return
+		}
+		if try == 3 {
+			t.Errorf("%s: each time after more than %v", what, most)
+			return
+		}
+	}
 }
 
 // watched holds pidfds of processes. gone waits until all of them have ended.
@@ -96,6 +114,11 @@ func zygote(t *testing.T, w *world, l *client.Lease) int {
 // When an executor is killed, its zygote and workers end too. Running calls end with a specific error within a second.
 // The lease ends: its event says that it was lost, and later calls fail with an error that asks for a new lease.
 func TestExecutorKilledLeavesNothing(t *testing.T) {
+	promptly(t, "the calls ended", time.Second, func() time.Duration { return executorKilled(t) })
+}
+
+// executorKilled returns how long after the kill the calls ended.
+func executorKilled(t *testing.T) time.Duration {
 	w := newWorld(t, "--pool", "0")
 	events := newRecorder()
 	l := w.lease(t, client.LeaseOptions{Workers: 2, OnEvent: events.on})
@@ -125,11 +148,8 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 		}
 	}
 	took := time.Since(start)
-	if took > time.Second {
-		t.Errorf("the calls ended %v after the kill, want within 1 s", took)
-	}
-	more := gone(time.Second, "zygote and workers are gone")
-	t.Logf("calls ended after %v, processes after %v more", took.Round(time.Microsecond), more.Round(time.Microsecond))
+	more := gone(testkit.Bound, "zygote and workers are gone")
+	t.Logf("the processes ended %v later", more.Round(time.Microsecond))
 	if e := events.want(t, 0, client.EventEnded); !strings.HasPrefix(e.Reason, "lost: ") {
 		t.Errorf("the event says %q, want lost: and why", e.Reason)
 	}
@@ -141,6 +161,7 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 			t.Errorf("%s after the executor was killed: %v, want that the lease was lost", op, err)
 		}
 	}
+	return took
 }
 
 // After SIGTERM running calls may finish. Calls that outlast the grace end with a lease error, and the executor exits
@@ -150,33 +171,28 @@ func TestExecutorStopsWithCallsInFlight(t *testing.T) {
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
 	pids := children(t, w.pid())
 	sleep := function(t, l, "sleep_ns")
-	short, long := make(chan error, 1), make(chan error, 1)
-	go func() {
-		_, err := l.Worker(0).Invoke(context.Background(), sleep, u64(uint64(time.Second)), make([]byte, 8))
-		short <- err
-	}()
+	long := make(chan error, 1)
 	go func() {
 		_, err := l.Worker(1).Invoke(context.Background(), sleep, u64(uint64(time.Minute)), make([]byte, 8))
 		long <- err
 	}()
-	untilRuns(t, l.Worker(0), "sleep_ns")
 	untilRuns(t, l.Worker(1), "sleep_ns")
-	w.signal(syscall.SIGTERM)
+	short, err := l.Worker(0).Submit(t.Context(), sleep, u64(uint64(500*time.Millisecond)), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
 	start := time.Now()
-	if err := ends(t, "the short call", short); err != nil {
+	w.signal(syscall.SIGTERM)
+	if err := outcome(short); err != nil {
 		t.Errorf("a call that was running: %v", err)
 	}
 	if err := ends(t, "the long call", long); !errors.Is(err, client.ErrLease) || !strings.Contains(err.Error(), "draining") {
 		t.Errorf("a call that did not finish: %v", err)
 	}
-	if d := time.Since(start); d < time.Second || d > 4*time.Second {
+	if d := time.Since(start); d < time.Second {
 		t.Errorf("it ended after %v, the grace is 2 s", d)
 	}
-	select {
-	case <-w.done:
-	case <-time.After(5 * time.Second):
-		t.Fatal("the executor is still there")
-	}
+	ends(t, "the executor", w.done)
 	if code := w.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("the executor exited with %d", code)
 	}
@@ -322,9 +338,9 @@ func TestClientKilled(t *testing.T) {
 	gone := watched(t, pids[:]...)
 	cmd.Process.Kill()
 	cmd.Wait()
-	took := gone(5*time.Second, "the workers have ended")
+	took := gone(testkit.Bound, "the workers have ended")
 	var l *client.Lease
-	took += within(t, 2*time.Second, "the cores are free", func() bool {
+	took += within(t, testkit.Bound, "the cores are free", func() bool {
 		l, err = w.session.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})
 		return err == nil
 	})

@@ -144,8 +144,8 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 	case d.Address = <-ready:
 	case <-d.done:
 		t.Fatalf("%s ended at once:\n%s", program, log.String())
-	case <-time.After(20 * time.Second):
-		t.Fatalf("%s was not ready within 20 s", program)
+	case <-time.After(testkit.Bound):
+		t.Fatalf("%s was not ready within %v", program, testkit.Bound)
 	}
 	return d
 }
@@ -155,8 +155,8 @@ func (d *daemon) joined(t testing.TB) *daemon {
 	t.Helper()
 	select {
 	case <-d.registered:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("executor %s has not registered within 20 s", d.Address)
+	case <-time.After(testkit.Bound):
+		t.Fatalf("executor %s has not registered within %v", d.Address, testkit.Bound)
 	}
 	return d
 }
@@ -258,7 +258,7 @@ func ends[T any](t testing.TB, what string, c <-chan T) T {
 // untilRuns waits until a worker runs a function.
 func untilRuns(t *testing.T, w *client.Worker, name string) {
 	t.Helper()
-	within(t, 10*time.Second, "worker runs "+name, func() bool {
+	within(t, testkit.Bound, "worker runs "+name, func() bool {
 		i, err := w.Inspect(context.Background())
 		return err == nil && i.Running == name
 	})

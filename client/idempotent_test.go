@@ -46,16 +46,19 @@ func TestIdempotent(t *testing.T) {
 
 	// The first worker is still busy, so two attempts go to the two workers. The context's deadline ends the third.
 	const whole, attempt, long = 1200 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond
-	before, began := l.Statistics().Repeated, time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), whole)
-	defer cancel()
-	var e *client.Error
-	_, err := sleep.Invoke(client.IdempotentWithin(ctx, 5, attempt), u64(uint64(long)), make([]byte, 8))
-	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || !e.Started {
-		t.Errorf("attempts that take too long: %v", err)
-	}
-	if n, took := l.Statistics().Repeated-before, time.Since(began); n < 1 || n > 2 || took < whole {
-		t.Errorf("made again %d times in %v", n, took)
+	for try, repeated := 1, false; !repeated; try++ { // a client that does not run for so long may make no attempt, or only one
+		before, began := l.Statistics().Repeated, time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), whole)
+		defer cancel()
+		var e *client.Error
+		_, err := sleep.Invoke(client.IdempotentWithin(ctx, 5, attempt), u64(uint64(long)), make([]byte, 8))
+		n, took := l.Statistics().Repeated-before, time.Since(began)
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || n > 2 || took < whole {
+			t.Fatalf("attempts that take too long: %v, made again %d times in %v", err, n, took)
+		}
+		if repeated = e.Started && n > 0; !repeated && try == 3 {
+			t.Fatalf("attempts that take too long: %v, made again %d times in %v", err, n, took)
+		}
 	}
 	release(t, l)
 

@@ -106,9 +106,15 @@ func TestKillLate(t *testing.T) {
 	} {
 		worker := l.Worker(1)
 		before := worker.PID()
-		bounded, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-		wantDeadline(t, name, call(bounded, worker), "sleep_ns", "the worker is killed and replaced")
-		cancel()
+		var err error
+		var e *client.Error
+		for limit := 200 * time.Millisecond; (e == nil || !e.Started) && limit < 10*time.Second; limit *= 2 { // until it is long enough for the call to start
+			bounded, cancel := context.WithTimeout(ctx, limit)
+			err = call(bounded, worker)
+			cancel()
+			errors.As(err, &e)
+		}
+		wantDeadline(t, name, err, "sleep_ns", "the worker is killed and replaced")
 		if _, err := worker.Invoke(t.Context(), echo, u64(1), make([]byte, 8)); err != nil || worker.PID() == before {
 			t.Errorf("%s: the new worker: %v, pid %d, was %d", name, err, worker.PID(), before)
 		}

@@ -43,10 +43,8 @@ func TestMap(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	began := time.Now()
-	err := function(t, l, "sleep_ns").Map(ctx, u64(uint64(10*time.Second)), 8, make([]byte, 8), 8, client.MapOptions{})
-	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 5*time.Second {
-		t.Errorf("deadline: %v after %v", err, time.Since(began))
+	if err := function(t, l, "sleep_ns").Map(ctx, u64(uint64(10*time.Second)), 8, make([]byte, 8), 8, client.MapOptions{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("deadline: %v", err)
 	}
 	if err := echo.Map(ctx, nil, 8, nil, 8, client.MapOptions{}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a context that had ended: %v", err)
@@ -97,7 +95,7 @@ func TestWaitAny(t *testing.T) {
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
 	sleep, echo := function(t, l, "sleep_ns"), function(t, l, "echo")
 	calls := make([]client.Call, 3) // a zero Call is ignored
-	for i, d := range []time.Duration{time.Second, time.Microsecond} {
+	for i, d := range []time.Duration{time.Hour, time.Microsecond} {
 		var err error
 		if calls[i], err = l.Worker(i).Submit(t.Context(), sleep, u64(uint64(d)), 8); err != nil {
 			t.Fatal(err)
@@ -121,6 +119,9 @@ func TestWaitAny(t *testing.T) {
 	if i, err := client.WaitAny(ctx, calls); i != -1 || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("deadline: %d, %v", i, err)
 	}
+	if err := l.Worker(0).Replace(t.Context()); err != nil { // which ends the call of an hour
+		t.Fatal(err)
+	}
 	if i, err := client.WaitAny(t.Context(), calls); i != 0 || err != nil {
 		t.Error(i, err)
 	}
@@ -129,11 +130,13 @@ func TestWaitAny(t *testing.T) {
 		t.Errorf("none: %d, %v", i, err)
 	}
 	// The context's deadline applies to the call.
-	short, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer stop()
-	c, err := l.Worker(0).Submit(short, sleep, u64(uint64(time.Second)), 8)
-	if err != nil {
-		t.Fatal(err)
+	var c client.Call
+	for limit, err := 20*time.Millisecond, context.DeadlineExceeded; err != nil; limit *= 2 { // until it is long enough for Submit
+		short, stop := context.WithTimeout(t.Context(), limit)
+		defer stop()
+		if c, err = l.Worker(0).Submit(short, sleep, u64(uint64(time.Minute)), 8); err != nil && (!errors.Is(err, context.DeadlineExceeded) || limit > 5*time.Second) {
+			t.Fatal(err)
+		}
 	}
 	if err := c.Wait(t.Context()); err != nil {
 		t.Error(err)
@@ -235,8 +238,8 @@ func TestOperationsEndWithTheirContexts(t *testing.T) {
 	defer cancel()
 	began := time.Now()
 	_, err := w.session.Lease(ctx, client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})
-	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 5*time.Second {
-		t.Errorf("%v after %v", err, time.Since(began))
+	if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took >= 10*time.Second { // the session's time-out
+		t.Errorf("%v after %v", err, took)
 	}
 	w.signal(syscall.SIGCONT)
 	within(t, 20*time.Second, "the cores are free", func() bool {
