@@ -76,15 +76,19 @@ func TestDeathIsExplained(t *testing.T) {
 		{"crashes_in_thread", nil, wire.StatusWorkerDied, "SIGSEGV at address 0x10", "library", ""},
 		{"eats_memory", u64(80 << 20), wire.StatusMemoryLimit, "exceeded its memory limit of 64 MiB (SIGSEGV at address 0x0", "eats_memory", ""},
 	} {
-		w := deathLease(t, z, c, func(s *Spec) { s.MemoryLimit = mib64 })
-		begin := time.Now()
-		r, err := w.call(deathFunction(t, tc.function), tc.payload)
-		if err != nil || r.status/100 != -5 {
-			t.Errorf("%s: status %d, %v", tc.function, r.status, err)
-		}
-		within(t, tc.function, w.Done())
-		if d := time.Since(begin); d > 2*time.Second {
-			t.Errorf("%s: it took %v", tc.function, d)
+		var w *leased
+		for try, late := 1, true; late; try++ { // a machine that stands still hardly does so three times in a row
+			w = deathLease(t, z, c, func(s *Spec) { s.MemoryLimit = mib64 })
+			begin := time.Now()
+			r, err := w.call(deathFunction(t, tc.function), tc.payload)
+			if err != nil || r.status/100 != -5 {
+				t.Errorf("%s: status %d, %v", tc.function, r.status, err)
+			}
+			within(t, tc.function, w.Done())
+			d := time.Since(begin)
+			if late = d > 2*time.Second; late && try == 3 {
+				t.Fatalf("%s: it took %v, and too long before", tc.function, d)
+			}
 		}
 		x := w.Exit()
 		if x.Status != tc.status || !strings.HasPrefix(x.Reason, tc.reason) || x.Requested || x.Function != tc.function {

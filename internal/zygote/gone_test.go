@@ -48,7 +48,7 @@ func TestBlockedWorkerSleeps(t *testing.T) {
 		defer w.page.mu.Unlock()
 		return w.page.word(6)
 	}
-	before, began := blocked(), time.Now()
+	began, before := time.Now(), blocked()
 	time.Sleep(time.Second)
 	n, rest := blocked()-before, time.Since(began) // a loaded machine rests longer
 	if most := 1 + uint64(rest/(2*time.Second)); n > most {
