@@ -679,7 +679,7 @@ build/cluster/holder-earlier: tests/cluster/testdata/holder.c build/earlier/$(EA
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) -std=gnu11 -Wall -Wextra $(CFLAGS) -I$(EARLIER_TREE)/client/c -o $@ $< -L$(EARLIER_TREE)/lib -lrfaas '-Wl,-rpath,$$ORIGIN/../earlier/tree/lib'
 
-# In a copy of the tree, because the packages compile the programs anew, with Debian's flags, and the lanes beside this one use those of this tree.
+# Builds in a copy of the tree. The packages compile the programs anew, with Debian's flags, and the lanes after this one need those of this tree.
 PACKAGES_TREE := build/packages/tree
 test-packages: # the Debian packages in a new root: install, demonstration, upgrade, purge; the site of the documents
 	$(Q)rm -rf $(PACKAGES_TREE) && git clone -q --shared --no-checkout . $(PACKAGES_TREE)
@@ -697,7 +697,7 @@ test-demo: $(if $(BUILT),,build)
 	$(Q)TWO_NODES=1 tests/run --interrupt-check
 	$(Q)$(MAKE) --no-print-directory MPI=mpich EXAMPLES=build/examples-mpich RANK_COUNTS=4 test-demo-mpich
 
-# In a directory of their own, because the lanes beside this one use the other programs.
+# Builds the examples with the other MPI in a separate directory, because lanes that run at the same time use those of build/examples.
 .PHONY: test-demo-mpich
 test-demo-mpich: examples
 	$(Q)$(run_examples)

@@ -1,6 +1,6 @@
-/* execve without a lost signal. A thread that has accepted a signal, and has not yet written it to the pipe, would lose it when execve ends the
- * thread. Go does not let its threads block SIGTERM and SIGINT. So all other threads first stop in a signal handler, in which all signals are blocked.
- * SIGPWR stops them, because the kernel delivers a signal for one thread before the signals for the process. Signals stay pending from then on. */
+/* execve without a lost signal. If execve ends a thread that has accepted a signal and has not yet written it to the pipe, the signal is lost. Go does
+ * not let its threads block SIGTERM and SIGINT. So all other threads first stop in a signal handler, in which all signals are blocked. From then on,
+ * signals for the process stay pending. A SIGPWR to each thread stops it: the kernel delivers a signal for one thread before those for the process. */
 #define _GNU_SOURCE /* struct dirent64, RTLD_NEXT */
 #include "signals.h"
 
@@ -18,10 +18,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Only the thread of a library that blocks all signals does not stop, and it accepts none. */
+/* How long to wait for the other threads. Only a thread that blocks all signals after its start does not stop, and such a thread accepts no signal. */
 #define PATIENCE_NS 1000000000ll
 #define LOOK_NS 1000000 /* between two looks for new threads */
-#define THREADS 8192    /* that can be counted; more are not waited for */
+#define THREADS 8192    /* whose stop can be recorded. If there are more, stop_others takes PATIENCE_NS */
 
 static uint32_t turn; /* odd while threads have to stop */
 static uint32_t n_stopped;
@@ -58,7 +58,8 @@ static bool has_stopped(pid_t thread) {
     return false;
 }
 
-/* Sends the signal to all other threads that have not stopped. Returns true if there were none. Other threads may hold the lock of malloc. */
+/* Sends the signal to all other threads that have not stopped. Returns true if there were none. Does not use malloc, because a thread that has
+ * stopped may hold malloc's lock. */
 static bool stop_threads(int tasks) {
     static _Alignas(struct dirent64) char list[1 << 15];
     pid_t process = getpid(), self = (pid_t)syscall(SYS_gettid);
@@ -137,8 +138,8 @@ static void *begin(void *arg) {
     return b.run(b.arg);
 }
 
-/* Replaces the C library's function, so that each thread can be stopped, also if it blocks all signals. A thread that blocks them while it makes
- * another one stops afterwards, and the other one is stopped then. */
+/* Replaces the C library's function. A new thread inherits the signals that its creator blocks, but begin unblocks SIGPWR, so that the thread can be
+ * stopped. A thread that blocks all signals while it creates another one stops when it unblocks them, and stop_others then finds the new thread. */
 int pthread_create(pthread_t *restrict thread, const pthread_attr_t *restrict attr, void *(*run)(void *), void *restrict arg) {
     static int (*libc_create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
     if (!libc_create)

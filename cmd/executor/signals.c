@@ -1,6 +1,6 @@
-/* SIGTERM, SIGINT and SIGUSR2 without Go's handler, which loses them in a handover: it accepts a signal for a program that execve ends a moment
- * later, and from the start of the Go runtime to signal.Notify it ends the new program. This handler writes each signal to a pipe.
- * What the old program has not read, the new one reads. */
+/* SIGTERM, SIGINT and SIGUSR2 without Go's handler, which loses them in a handover: it may accept a signal just before execve ends the old program. If
+ * one comes to the new program after the start of the Go runtime and before signal.Notify, Go's handler ends that program. The handler here writes
+ * each signal to a pipe. The new program reads what the old one has not read. */
 #define _GNU_SOURCE /* pipe2, RTLD_NEXT */
 #include "signals.h"
 
@@ -28,7 +28,8 @@ static void on_signal(int sig) {
     errno = e;
 }
 
-/* Runs before the Go runtime starts. execve has kept the signals that came since it reset the handlers: the caller blocks them. */
+/* Runs before the Go runtime starts. executor_replace blocks the signals, so those that came after execve reset the handlers are still pending. They
+ * are delivered at the end of this function. */
 __attribute__((constructor)) static void receive(void) {
     int fds[2];
     libc_sigaction = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");

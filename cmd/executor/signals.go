@@ -16,8 +16,8 @@ import (
 	"unsafe"
 )
 
-// repeat is how long SIGTERM counts as the same one: batch systems send it to every process of a job, and by more than one
-// way.
+// repeat is how long further SIGTERMs count as the first one, because batch systems send it to every process of a job, and in more
+// than one way.
 const repeat = time.Second
 
 // signals are what this process is asked to do by SIGTERM, SIGINT and SIGUSR2.

@@ -6,8 +6,8 @@
 /* Read end of a pipe that does not block: a byte for each SIGTERM, SIGINT or SIGUSR2 that has come. */
 extern int executor_signals;
 
-/* Like execve, but returns the error number. A signal that the pipe is for either is in the pipe when this program ends, or waits for the new
- * program. After a failure this program can go on. */
+/* Like execve, but returns the error number. When this program ends, each SIGTERM, SIGINT or SIGUSR2 that it has not read is in the pipe, or pending
+ * for the new program. After a failure this program can go on. */
 int executor_replace(const char *path, char *const argv[], char *const envp[]);
 
 /* ---- between signals.c and replace.c ---- */

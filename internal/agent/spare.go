@@ -17,8 +17,8 @@ import (
 // terms makes the agent start a spare lease. A program that leases once causes none.
 const provenFor = 10 * time.Second
 
-// courtesy is how long the agent waits after a lease was granted or released before it starts spare workers. The client that got the lease is
-// about to make its first call, and a start would take a core from it.
+// courtesy is how long the agent waits before each attempt to start a spare lease. A client that has just got a lease is about to make its first
+// call, and a start would take a core from it.
 const courtesy = 5 * time.Millisecond
 
 // demand is the demand for leases with the same terms.
@@ -33,9 +33,9 @@ type demand struct {
 	again   time.Time // no attempt before this time
 }
 
-// After refusedMost failed attempts in a row, the agent pauses before the next one. The first pause is refusedPause; the others are twice as long
-// as the one before, up to provenFor. An executor without a core for a spare lease usually refuses one attempt when a lease is granted, and
-// has the core when the lease is released.
+// After more than refusedMost failed attempts in a row, the agent pauses before the next one. The first pause is refusedPause. Each further pause is
+// twice as long as the one before, up to provenFor. The first refusals cause no pause, because an executor without a free core usually refuses an
+// attempt when a lease is granted, and has the core when that lease is released.
 const (
 	refusedMost  = 2
 	refusedPause = 50 * time.Millisecond
@@ -377,7 +377,7 @@ func (a *Agent) pack(channels spareChannels) (*handed, error) {
 // mostPacked is the most channels of one part.
 const mostPacked = protocol.MaxFiles / 6
 
-// close waits until no more spare leases are started. It gives none up, because grant.Pool does that.
+// close ends the attempts to start spare leases, and closes the devices. It does not release the spare leases, because grant.Pool does that.
 func (s *spares) close() {
 	s.mu.Lock()
 	s.closed = true

@@ -75,7 +75,7 @@ func TestPauseAfterRefusedSpareLeases(t *testing.T) {
 	}
 }
 
-// An attempt that fails is followed by another one, if a lease was granted or released meanwhile: its core may have been freed too late for the attempt.
+// An attempt that fails is followed by another one, if a lease was granted or released meanwhile: the core that the attempt needed may have become free too late.
 func TestAttemptAfterARelease(t *testing.T) {
 	refused := errors.New("no core")
 	for _, s := range []struct {

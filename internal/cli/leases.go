@@ -153,7 +153,8 @@ func newLeases(a *app) *cobra.Command {
 		Use:   "leases",
 		Short: "List leases of an executor, or of all executors: your own, or all if you are an operator",
 		Long: "List the leases of the executor that --executor names, or of all executors of the resource manager that --manager names. Without\n" +
-			"these flags, $RFAAS_MANAGER and then $RFAAS_EXECUTOR name the daemon. A tenant sees its own leases, an operator sees all.",
+			"these flags, $RFAAS_MANAGER names the resource manager, or else $RFAAS_EXECUTOR names the executor. A tenant sees its own\n" +
+			"leases, an operator sees all.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := r.check(a, c); err != nil {

@@ -192,8 +192,8 @@ func (p *Pending) GrantCached(ctx context.Context, k *Cached, blobs [][]byte) (*
 	if err != nil && !sure {
 		ctx, cancel := p.c.bound(context.WithoutCancel(ctx))
 		defer cancel()
-		// First the cached lease, because the executor may have refused for another reason than the claim. Then nobody can claim its workers any more.
-		// Errors usually mean that there is no such lease.
+		// The executor may have refused for another reason than the claim, which could then still win. So the cached lease is released first: then nobody
+		// can claim its workers. Errors usually mean that there is no such lease.
 		for _, id := range []uint64{k.id, k.far.leaseID} {
 			_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: id})
 		}

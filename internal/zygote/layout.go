@@ -15,8 +15,8 @@ import (
 // The header of a seed's file (worker/seed/seed.h), at the end of its heap.
 const (
 	seedMagic = 0x4445455352
-	// SeedVersion is that of the seeds which the zygote of this program makes. After a handover, the zygote is that of an earlier program. The header has
-	// been the same since seedVersionLeast.
+	// SeedVersion is the version of the seeds that the zygote of this program makes. After a handover, the zygote of an earlier program continues, and
+	// its seeds may have an earlier version. The header has not changed since seedVersionLeast.
 	SeedVersion      = 5
 	seedVersionLeast = 4
 	// Offsets and sizes.

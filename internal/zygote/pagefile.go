@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pageFile writes pages to a seed's file. The file is sealed against writing, except through a mapping that the pageFile has. Nothing reads or writes the mapping's
-// memory directly: the ioctl UFFDIO_COPY makes a page of the file from its bytes. A first write to the mapping would take a fault and clear the page, which takes as
-// long as the copy. If the kernel has no userfaultfd, the bytes are copied to the mapping.
+// pageFile writes pages to a seed's file. The file is sealed against writing, except through a mapping that the pageFile has. The ioctl UFFDIO_COPY makes a page of the
+// file and fills it. A first write to the mapping would also take a fault and clear the page, which takes as long as the copy. If the page exists already, or the kernel
+// has no userfaultfd, the bytes are copied to the mapping.
 type pageFile struct {
 	mem    []byte
 	faults *os.File // nil: there is none

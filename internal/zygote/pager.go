@@ -169,11 +169,11 @@ func (g *pager) listen() {
 	}
 }
 
-// inlineMost is how long the goroutine that reads the faults may also read a page, until another goroutine reads the faults.
+// inlineMost is how long the goroutine that reads the faults may spend on reading a page itself. After this time, another goroutine begins to read the faults.
 const inlineMost = time.Millisecond
 
-// fault answers a fault. A fault outside of the heap can only come from a mapping that the worker has moved. alone: no other thread of the worker waits. It returns false if
-// another goroutine reads the faults from now on.
+// fault answers a fault. A fault outside of the heap can only come from a mapping that the worker has moved. alone: no other fault was read together with it. It returns false
+// if another goroutine reads the faults from now on.
 func (g *pager) fault(address uint64, alone bool) (listens bool) {
 	offset := (address - seedHeapAt) &^ (seedPage - 1)
 	if offset >= uint64(g.p.c.Units)*SeedUnit {
@@ -229,7 +229,7 @@ func (g *pager) fault(address uint64, alone bool) (listens bool) {
 		listens = relief.Stop()
 	}
 	if !wait {
-		for _, x := range ahead { // first, so that the worker does not wait for them, too
+		for _, x := range ahead { // first, because the worker continues when its page is shown, and would wait for them, too
 			g.show(x)
 		}
 		g.show(SeedRun{l, 1})
@@ -237,7 +237,7 @@ func (g *pager) fault(address uint64, alone bool) (listens bool) {
 	return listens
 }
 
-// want has Fill read a run, because the worker waits for a leaf of it. The caller holds p.mu.
+// want has Fill read a run that contains leaf l, for which the worker waits, or will probably wait next. The caller holds p.mu.
 func (g *pager) want(l uint32, r SeedRun) {
 	g.waits[l] = true
 	if !slices.Contains(g.p.wanted, r) {
@@ -246,8 +246,8 @@ func (g *pager) want(l uint32, r SeedRun) {
 	g.p.ask()
 }
 
-// read reads runs, one of which has a leaf for which the worker waits. Nothing else is read meanwhile, so the goroutine of Fill need not be woken. If reading fails,
-// Fill handles the error. The caller has locked p.reading, which read unlocks.
+// read reads runs, one of which has a leaf for which the worker waits. It does so in its own goroutine, which saves waking the goroutine of Fill. Nothing else is read
+// meanwhile. If reading fails, Fill handles the error. The caller has locked p.reading, which read unlocks.
 func (g *pager) read(l uint32, runs []SeedRun) bool {
 	p := g.p
 	defer p.reading.Unlock()
@@ -297,7 +297,8 @@ type series struct {
 const (
 	// seriesLeast is how many distances in a row must be the same until leaves are read ahead.
 	seriesLeast = 3
-	// seriesExact is the least number of faults of a series for each leaf that is read ahead, if few bytes are to be read: with their proofs, few leaves of a series make 1.2 times the touched bytes.
+	// seriesExact is how many leaves a series must have for each leaf that is read ahead with PageOptions.Exact. The proofs of such leaves already take an eighth of their bytes, and at
+	// most 1.2 times the touched bytes may be read.
 	seriesExact = 16
 )
 

@@ -53,7 +53,7 @@ type PageOptions struct {
 	Lost func(error) error
 	// First lists leaves that are read before the rest, for example those that the first worker of another node has touched. It need not be valid.
 	First []SeedRun
-	// Exact: single pages are read, and few of those for which no worker waits. Otherwise 256 KiB are read at a time.
+	// Exact: single pages are read, and few for which no worker waits. Otherwise, up to 256 KiB around a page are read.
 	Exact bool
 	// Touched is called with the leaves that workers have touched, when they have touched no further ones for a moment, and at the end. It may be nil.
 	Touched func([]SeedRun)
@@ -165,7 +165,7 @@ func (p *paging) open(fd int, s *Seed) error {
 	return nil
 }
 
-// begin reads what workers need at their start: everything but the heap, which they read from the file and not by faults.
+// begin reads what workers need at their start: everything outside of the heap, and the heap's first seedFirst bytes. Workers read these from the file and not by faults.
 func (p *paging) begin() error {
 	p.reading.Lock()
 	defer p.reading.Unlock()

@@ -142,8 +142,8 @@ func (s *Seed) Grown() bool {
 	return err == nil && uint64(st.Blocks)*512 > s.Bytes+s.Bytes/16+1<<20
 }
 
-// MakeSeed runs a setup function and keeps the memory that it has prepared. A *WorkerError of status StatusUnsupported says why the state
-// cannot travel, and one of another status how the process has failed. The process is gone when MakeSeed returns.
+// MakeSeed runs a setup function and keeps the memory that it has prepared. A *WorkerError of status StatusUnsupported says why a seed
+// cannot keep the state. With another status, it says how the process has failed. The process is gone when MakeSeed returns.
 func (z *Zygote) MakeSeed(ctx context.Context, spec *SeedSpec) (*Seed, error) {
 	units := spec.Heap / SeedUnit
 	if units < SeedUnitsMin || spec.Heap%SeedUnit != 0 || spec.Heap > seedHeapMost || spec.Worker.Code == nil {
@@ -300,7 +300,7 @@ func (w *Worker) sendFiles(typ wire.Type, body []byte, files []*os.File) error {
 	return send(files)
 }
 
-// spawnSeeded starts a worker from a seed with its lease: the spawner passes on no seeds, so it is first a prepared worker.
+// spawnSeeded starts a worker of a lease from a seed. The spawner cannot pass a seed on, so it starts a prepared worker, which then gets lease and seed from this process.
 func (z *Zygote) spawnSeeded(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
 	own := *spec
 	own.Code, own.Names, own.NamesFile, own.ClientBlob, own.Channel, own.Seed, own.Tables = nil, nil, nil, nil, Channel{}, nil, nil

@@ -236,7 +236,7 @@ func (x *copying) put(list []copyPart, buffer []byte) error {
 		}
 		size += p.size
 	}
-	whole := x.leaf == seedPage // of all leaves. Then one call hashes them, because they lie one after the other
+	whole := x.leaf == seedPage // then no leaf is shorter than others, and one call hashes the leaves of all parts
 	if whole {
 		x.hash(list[0], buffer[:size])
 	}

@@ -47,8 +47,8 @@ func (l *callLimit) now(calls uint64) time.Duration {
 	return l.call
 }
 
-// ran notes that calls have run for d. A thread of the init call could hide on the page that this call has returned. So the limit of the init call ends
-// when calls have run for as long. slack: how late the init call itself is ended.
+// ran notes that calls have run for d. A thread that the init call has left behind could write to the page, so that this call seems not to have returned.
+// So the init call's limit no longer holds when calls have run for that long. slack: how late a call at its limit is ended.
 func (l *callLimit) ran(d, slack time.Duration) {
 	if !l.begun.Load() && l.init > 0 && l.inits.Add(int64(d)) > int64(l.init+slack) {
 		l.begun.Store(true)
