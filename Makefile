@@ -420,12 +420,16 @@ GO_LONG := TestJournalLosesNothing TestModel TestUnauthenticatedCallsTakeNoMemor
 	TestManyLeaseCycles TestThousandMailboxes TestChargesOfACluster TestChargesOverKills TestPlacementAmongTenThousand TestPageInBrowser \
 	TestInSandbox TestStartFailures TestUnderMPI
 GO_LONG_PACKAGES := ./accounting ./internal/control ./internal/executor ./internal/manager ./internal/zygote ./mpi
+# Tests of the client that compare times. They run when the other parts of the lane have ended.
+CLIENT_MEASURES := TestGoAddsLittle TestBatchKeepsUpWithC TestChargingCostsCallsNothing
+one_of = '^($(subst $() ,|,$(strip $(1))))$$'
 .PHONY: test-go-capi-first test-go-capi-second test-go-client test-go-rest test-go-long
 test-go: test-go-client test-go-capi-first test-go-capi-second test-go-rest test-go-long ## Go tests that test-race does not run, or runs in a shorter form
 	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) ./benchmarks/neighbour # its leases end when another program uses their CPUs
 	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) -run TestFigures ./tests/capi # measures
+	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) -run $(call one_of,$(CLIENT_MEASURES)) ./client
 test-go-client: tried-build
-	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) ./client
+	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) -skip $(call one_of,$(CLIENT_MEASURES)) ./client
 test-go-capi-first: tried-build
 	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) -run '^(Test[A-E]|Example)' ./tests/capi
 test-go-capi-second: tried-build
@@ -434,7 +438,7 @@ test-go-rest: tried-build
 	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) $(filter-out $(RACE_PACKAGES) %/client %/tests/capi %/tests/faults %/tests/hostile \
 		%/tests/remote %/tests/slurm %/tests/cluster %/benchmarks/neighbour,$(shell $(GO) list ./...))
 test-go-long: tried-build
-	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) -run '^($(subst $() ,|,$(strip $(GO_LONG))))$$' $(GO_LONG_PACKAGES)
+	$(Q)$(GO) test -count=1 -vet=off -timeout $(HANG) -run $(call one_of,$(GO_LONG)) $(GO_LONG_PACKAGES)
 
 .PHONY: test-tcp-client test-tcp-nodes test-tcp-core
 test-tcp: test-tcp-client test-tcp-nodes test-tcp-core ## all over Ethernet sockets between two network namespaces: conformance, the client's tests, the programs of other languages and MPI, 30 random kills and 10 link outages (as root)
@@ -452,7 +456,7 @@ test-race: test-race-packages test-race-client ## Go tests under the race detect
 test-race-packages: tried-build
 	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout $(HANG) -p 3 $(RACE_LONG) $(filter-out $(RACE_LONG:.%=\%%),$(RACE_PACKAGES))
 test-race-client: tried-build
-	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout $(HANG) -run '^($(subst $() ,|,$(strip $(RACE_CLIENT))))$$' ./client
+	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout $(HANG) -run $(call one_of,$(RACE_CLIENT)) ./client
 
 # The longest parts first, because the lane runs three of them at a time.
 test-c: test-c-asan-shm test-c-tsan-shm test-c-plain-shm test-c-asan-shm-channel test-c-plain-shm-channel test-c-asan-tcp test-c-asan-encrypted test-c-tsan-tcp test-c-plain-ofi ## conformance and unit tests of the C core on shm, ofi and tcp, plain and with sanitizers (tcp plain: make test-tcp)

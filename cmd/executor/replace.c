@@ -104,6 +104,7 @@ int executor_replace(const char *path, char *const argv[], char *const envp[]) {
     sigset_t all, old, kept;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
+    __atomic_store_n(&n_stopped, 0, __ATOMIC_RELAXED); /* records of an execve that failed: they have another turn */
     __atomic_add_fetch(&turn, 1, __ATOMIC_SEQ_CST);
     stop_others();
     struct rlimit raised; /* by Go, which also sets it back before execve */

@@ -256,12 +256,14 @@ func newRevoke(a *app) *cobra.Command {
 func (a *app) revokeLease(ctx context.Context, r *leaseRange, id uint64, reason string) error {
 	addresses, silent, err := r.addresses(ctx, a)
 	var revoked atomic.Bool
+	var without atomic.Int32 // executors that have answered that they do not have the lease
 	err = errors.Join(err, a.onExecutors(ctx, addresses, func(ctx context.Context, _ int, e control.ExecutorClient) error {
 		_, err := e.Revoke(ctx, &control.RevokeRequest{LeaseId: id, Reason: reason})
 		switch {
 		case err == nil:
 			revoked.Store(true)
-		case r.all && control.ClassOf(err) == control.ClassLease: // the lease is on another executor
+		case r.all && control.ClassOf(err) == control.ClassLease:
+			without.Add(1)
 			return nil
 		}
 		return err
@@ -276,7 +278,7 @@ func (a *app) revokeLease(ctx context.Context, r *leaseRange, id uint64, reason 
 		err = errors.Join(err, fmt.Errorf("the executor at %s is silent: a lease on it cannot be revoked", address))
 	}
 	if r.all {
-		err = errors.Join(fmt.Errorf("lease %d: unknown to the executors that answer (%d), or another tenant's", id, len(addresses)), err)
+		err = errors.Join(fmt.Errorf("lease %d: unknown to the executors that answer (%d), or another tenant's", id, without.Load()), err)
 	}
 	return err
 }
