@@ -75,6 +75,7 @@ void t_at(const char *file, int line) {
     t_slot *s = here();
     s->file = file;
     s->line = line;
+    __atomic_store_n(&s->checks, s->checks + 1, __ATOMIC_RELAXED);
 }
 
 void t_note(const char *fmt, ...) {

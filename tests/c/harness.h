@@ -1,4 +1,4 @@
-/* A small test harness for the C core: registered cases, each in a forked child with a deadline.
+/* A small test harness for the C core: registered cases, each in a forked child that may not hang.
  *
  *   T_CASE(write_imm_bits, "write/imm-bits", .seconds = 5) {
  *       CHECK_EQ(1 + 1, 2);
@@ -11,15 +11,16 @@
  * What the harness does for every case:
  *   - forks a child that leads its own process group; all processes of the group die with it;
  *   - keeps its output and prints it only if the case fails (--verbose: at once);
- *   - enforces the deadline from the parent (pidfd and poll, no SIGALRM): a hang is a failure that names
- *     the case, the last CHECK that each of its threads and processes passed, and their stacks;
+ *   - sees from the parent (pidfd and poll, no SIGALRM) that the case hangs: no thread has passed a CHECK for some seconds, or the
+ *     case goes on after ten times as long. The failure names the case, the last CHECK that each of its threads and processes
+ *     passed, and their stacks;
  *   - compares open descriptors, shared mappings, threads and objects of the fabric before and after the case, in the child and in
  *     every peer process; finds processes and files in /dev/shm that are left behind.
  *
  * A failed CHECK in any thread prints its place and reason, and ends the process at once: a case does not go on after its
  * first failure. Environment:
  *   RFAAS_REQUIRE_VERBS=1     --provider verbs without a device is a failure, not a skip
- *   RFAAS_TEST_TIMEOUT_SCALE  multiplies every deadline (default 1; sanitizers: 4)
+ *   RFAAS_TEST_TIMEOUT_SCALE  multiplies all times after which something hangs (default 1; sanitizers: 4)
  *   RFAAS_TEST_SEED           seed of t_random (default: the clock; printed with a failure)
  *
  * Exit status: 0 when nothing failed, 1 on failure (also: no case matches), 2 on bad usage.
@@ -57,8 +58,8 @@ typedef struct t_case {
     void (*run)(const struct t_case *);
     const void *arg;   /* for cases made from a table */
     int variant;       /* same */
-    int seconds;       /* deadline on shm and tcp; 0: 10, on tcp 20 */
-    int verbs_seconds; /* deadline on verbs; 0: 30 */
+    int seconds;       /* the longest time without a check, on shm, tcp and ofi; 0: 10, on tcp and ofi 20 */
+    int verbs_seconds; /* the same on verbs; 0: 30 */
     unsigned providers;
     struct t_case *next;
 } t_case;

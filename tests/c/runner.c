@@ -213,6 +213,27 @@ static bool must_cross(const t_case *c) {
     return nodes_two() && (has_suffix(c->name, "@two-devices") || has_suffix(c->name, "@processes"));
 }
 
+/* Counts the checks that the case has made. */
+static uint64_t checks_made(void) {
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < SLOTS; i++)
+        n += __atomic_load_n(&this_run.board->slots[i].checks, __ATOMIC_RELAXED);
+    return n;
+}
+
+/* Waits until the case has ended. On a busy machine that may take long. Returns false if it hangs: it has checked nothing for at least this many
+ * seconds, or goes on after ten times as long. */
+static bool wait_case(int pidfd, double seconds) {
+    int64_t bound = (int64_t)(seconds * 1e9), start = dp_now_ns();
+    for (uint64_t before = 0, now;; before = now) {
+        if (wait_pidfd(pidfd, dp_now_ns() + bound))
+            return true;
+        now = checks_made();
+        if (now == before || dp_now_ns() - start >= 10 * bound)
+            return false;
+    }
+}
+
 /* Runs one case. Returns EXIT_FAILED, EXIT_SKIPPED or 0. */
 static int run_case(const t_case *c) {
     int log = verbose ? -1 : memfd_create("case-output", MFD_CLOEXEC);
@@ -230,9 +251,10 @@ static int run_case(const t_case *c) {
     }
     setpgid(pid, pid);
     int pidfd = open_pidfd(pid);
-    bool in_time = wait_pidfd(pidfd, start + (int64_t)(seconds * t_time_scale() * 1e9));
+    bool in_time = wait_case(pidfd, seconds * t_time_scale());
     if (!in_time) {
-        printf("HANG %s: not done after %.0f s\n", c->name, seconds * t_time_scale());
+        printf("HANG %s: not done after %.0f s, with a bound of %.0f s between checks\n", c->name, (double)(dp_now_ns() - start) / 1e9,
+               seconds * t_time_scale());
         print_where();
         ask_for_stacks(pid);
         kill(-pid, SIGKILL);

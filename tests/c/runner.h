@@ -12,6 +12,7 @@ typedef struct t_slot {
     pid_t pid, tid;
     const char *file;
     int line;
+    uint64_t checks; /* that the thread has made */
     char name[24];
     char note[120];
 } t_slot;
