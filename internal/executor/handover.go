@@ -253,7 +253,7 @@ func (s *tableStore) save() (all []*handover.Table) {
 		case t.kind == isBundle:
 			m.Bundle = t.bundle.String()
 		case t.seed != nil:
-			m.File, m.SeedUnits, m.Size = int32(t.seed.File.Fd()), t.seed.Units, t.seed.Bytes
+			m.File, m.SeedUnits, m.Size, m.Charged = int32(t.seed.File.Fd()), t.seed.Units, t.seed.Bytes, t.size
 		default:
 			continue // the next program tries again to make it
 		}

@@ -282,12 +282,18 @@ func TestNamedSeedHandover(t *testing.T) {
 		t.Fatal(err)
 	}
 	tables[0].File = int32(fd)
+	if _, err := unix.Pwrite(fd, make([]byte, 4096), 8<<20); err != nil { // as a worker that reads a hole of the file
+		t.Fatal(err)
+	}
 	next.e.published.restore(saved, clock)
 	if len(next.e.published.all) != 0 || !strings.Contains(next.log.String(), "its memory is missing") {
 		t.Errorf("a seed without its memory was taken over, or nobody was told: %s", next.log.String())
 	}
 	if err := next.e.restoreTables(tables); err != nil {
 		t.Fatal(err)
+	}
+	if aside := next.e.table.Capacity().SetAside; aside != layoutMemory {
+		t.Errorf("%d bytes are charged after the handover, want those that were charged before it, %d", aside, layoutMemory)
 	}
 	saved = append(saved, &handover.NamedSeed{About: saved[0].GetAbout()}, &handover.NamedSeed{About: []byte("x")})
 	next.e.published.restore(saved, clock)

@@ -96,7 +96,8 @@ func (e *Executor) restoreTables(all []*handover.Table) error {
 		case m.GetSeedUnits() > 0:
 			t.kind = isSeed
 			t.seed = &zygote.Seed{File: os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-seed"), Units: m.GetSeedUnits(), Bytes: m.GetSize()}
-			t.size = t.seed.Memory()
+			// Not Seed.Memory: it may be more than is free beside the leases, because workers have made pages in holes of the file, or an earlier version has charged less.
+			t.size = max(m.GetCharged(), t.seed.Bytes)
 		case m.GetBundle() == "":
 			t.file = os.NewFile(uintptr(m.GetFile()), "memfd:rfaas-table")
 		default:

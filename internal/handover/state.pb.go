@@ -971,6 +971,7 @@ type Table struct {
 	Owners        []string               `protobuf:"bytes,5,rep,name=owners,proto3" json:"owners,omitempty"`
 	Bundle        string                 `protobuf:"bytes,6,opt,name=bundle,proto3" json:"bundle,omitempty"`                         // identifier of an unpacked bundle, which has no file
 	SeedUnits     uint32                 `protobuf:"varint,7,opt,name=seed_units,json=seedUnits,proto3" json:"seed_units,omitempty"` // the file is a seed with a heap of this size; 0: a table
+	Charged       uint64                 `protobuf:"varint,8,opt,name=charged,proto3" json:"charged,omitempty"`                      // of a seed: the memory that is charged for it; 0: an earlier version has written the state
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1050,6 +1051,13 @@ func (x *Table) GetBundle() string {
 func (x *Table) GetSeedUnits() uint32 {
 	if x != nil {
 		return x.SeedUnits
+	}
+	return 0
+}
+
+func (x *Table) GetCharged() uint64 {
+	if x != nil {
+		return x.Charged
 	}
 	return 0
 }
@@ -2043,7 +2051,7 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x04size\x18\x04 \x01(\x04R\x04size\x12\x12\n" +
 	"\x04used\x18\x05 \x01(\x04R\x04used\x12\x14\n" +
 	"\x05names\x18\x06 \x03(\tR\x05names\x12\x16\n" +
-	"\x06owners\x18\a \x03(\tR\x06owners\"\xa4\x01\n" +
+	"\x06owners\x18\a \x03(\tR\x06owners\"\xbe\x01\n" +
 	"\x05Table\x12\x10\n" +
 	"\x03sum\x18\x01 \x01(\fR\x03sum\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\x05R\x04file\x12\x12\n" +
@@ -2052,7 +2060,8 @@ const file_internal_handover_state_proto_rawDesc = "" +
 	"\x06owners\x18\x05 \x03(\tR\x06owners\x12\x16\n" +
 	"\x06bundle\x18\x06 \x01(\tR\x06bundle\x12\x1d\n" +
 	"\n" +
-	"seed_units\x18\a \x01(\rR\tseedUnits\"{\n" +
+	"seed_units\x18\a \x01(\rR\tseedUnits\x12\x18\n" +
+	"\acharged\x18\b \x01(\x04R\acharged\"{\n" +
 	"\tNamedSeed\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\fR\x05table\x12\x14\n" +
 	"\x05about\x18\x02 \x01(\fR\x05about\x12\x10\n" +
