@@ -46,6 +46,13 @@ func replaceAgain(earlier string) error {
 			fmt.Println("signal", sig)
 		}
 	}
+	var blocked unix.Sigset_t
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, nil, &blocked); err != nil {
+		return err
+	}
+	if stop := stopSignal(); blocked.Val[0]&stop.Val[0] != 0 {
+		return fmt.Errorf("its threads block %v, so they cannot be stopped", unix.SIGPWR)
+	}
 	const busy = 4
 	runtime.GOMAXPROCS(busy)
 	var running [busy - 1]chan bool
@@ -87,7 +94,14 @@ func replaceAgain(earlier string) error {
 	return replace("/proc/self/exe", os.Args, os.Environ())
 }
 
-// TestReplaceKeepsSignals sends signals around the time at which a program replaces itself. The program, or one after it, gets each of them.
+// stopSignal returns a set with the signal that stops a thread.
+func stopSignal() (set unix.Sigset_t) {
+	set.Val[0] = 1 << (unix.SIGPWR - 1)
+	return set
+}
+
+// TestReplaceKeepsSignals sends signals around the time at which a program replaces itself. The program, or one after it, gets each of them, even if it was started with
+// the signal blocked that stops its threads.
 func TestReplaceKeepsSignals(t *testing.T) {
 	const rounds = 100
 	const most = 10 // programs that may begin until one has printed a signal
@@ -98,9 +112,18 @@ func TestReplaceKeepsSignals(t *testing.T) {
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), replacing+"=0")
 	out, err := cmd.StdoutPipe()
+	runtime.LockOSThread()
+	stop := stopSignal()
+	if err == nil {
+		err = unix.PthreadSigmask(unix.SIG_BLOCK, &stop, nil)
+	}
 	if err == nil {
 		err = cmd.Start()
 	}
+	if err == nil {
+		err = unix.PthreadSigmask(unix.SIG_UNBLOCK, &stop, nil)
+	}
+	runtime.UnlockOSThread()
 	if err != nil {
 		t.Fatal(err)
 	}

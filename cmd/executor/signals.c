@@ -47,6 +47,7 @@ __attribute__((constructor)) static void receive(void) {
             libc_sigaction(sig, &a, NULL);
     a.sa_handler = executor_on_stop;
     libc_sigaction(EXECUTOR_STOP, &a, NULL);
+    sigaddset(&set, EXECUTOR_STOP); /* the program that has started this one may have blocked it, and Go's threads inherit that */
     sigprocmask(SIG_UNBLOCK, &set, NULL);
 }
 
