@@ -131,11 +131,11 @@ typedef struct beginning {
 
 static void *begin(void *arg) {
     beginning b = *(beginning *)arg;
-    free(arg);
     sigset_t stop;
     sigemptyset(&stop);
     sigaddset(&stop, EXECUTOR_STOP);
-    pthread_sigmask(SIG_UNBLOCK, &stop, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &stop, NULL); /* before free(): a thread that has stopped may hold the lock of malloc */
+    free(arg);
     return b.run(b.arg);
 }
 
