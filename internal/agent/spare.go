@@ -126,16 +126,21 @@ func (s *spares) acquired(p *grant.Pending, h *grant.Held, fresh bool, now time.
 	defer s.mu.Unlock()
 	d := s.terms[terms]
 	if d == nil {
-		for t, old := range s.terms {
-			if old.idle(now) {
-				delete(s.terms, t)
-			}
-		}
+		s.forget(now)
 		d = &demand{}
 		s.terms[terms] = d
 	}
 	d.acquired(now, fresh, p.Pool())
 	s.fill(d, p, h)
+}
+
+// forget forgets demands that are not needed any more. Terms of closed connections would keep the memory of these, for example libraries. The caller holds mu.
+func (s *spares) forget(now time.Time) {
+	for t, d := range s.terms {
+		if d.idle(now) || d.ready == 0 && !d.making && t.Closed() {
+			delete(s.terms, t)
+		}
+	}
 }
 
 // released starts the spare leases that are still wanted, because they may have lacked the cores of the released lease.

@@ -2,10 +2,13 @@ package agent
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // Spare leases follow demand. A lease that gets new workers soon after another one adds a spare lease. One that nobody took removes one.
@@ -48,6 +51,43 @@ func TestDemandForSpareLeases(t *testing.T) {
 	none.acquired(now, fresh, 0)
 	if none.acquired(now, fresh, 0); none.wanted != 0 {
 		t.Error("spare leases are wanted although the setting is 0")
+	}
+}
+
+// A spare lease that is wanted, but that no executor has started, does not keep closed connections in memory.
+func TestDemandOfClosedConnections(t *testing.T) {
+	pool := grant.NewPool(time.Hour)
+	control, err := pool.Open(t.Context(), grant.Options{Executor: "127.0.0.1:1", AllowPlaintext: true, Known: true, Keep: 1, Pool: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "lib.so")
+	if err := os.WriteFile(path, append([]byte("\x7fELF"), make([]byte, 60)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	lib, err := control.Library(f, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := control.Plan(lib, grant.Spec{Library: path, Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	terms, _ := p.Terms(&grant.Held{})
+	s := &spares{terms: map[grant.Terms]*demand{terms: {wanted: 1, last: now}}}
+	if s.forget(now); len(s.terms) != 1 {
+		t.Error("forgotten while the connections are open")
+	}
+	control.Close()
+	pool.Close()
+	if s.forget(now); len(s.terms) != 0 {
+		t.Error("not forgotten after the connections were closed")
 	}
 }
 

@@ -51,6 +51,15 @@ func (p *Pending) Terms(h *Held) (t Terms, ok bool) {
 	return Terms{p.c.shared, p.key(), h.Address}, ok
 }
 
+// Closed reports whether the connections are closed, so that no lease can have these terms any more. It does not wait: connections that are being made are not closed.
+func (t Terms) Closed() bool {
+	if !t.of.mu.TryLock() {
+		return false
+	}
+	defer t.of.mu.Unlock()
+	return t.of.closed
+}
+
 // Pool returns the most spare leases that the session permits for the terms of one lease.
 func (p *Pending) Pool() int { return p.c.opts.Pool }
 
