@@ -192,21 +192,25 @@ func TestReplaceTwiceAtOnce(t *testing.T) {
 // A lease that expires while its worker is replaced ends the replacement with it.
 func TestExpiryDuringReplace(t *testing.T) {
 	n := newNode(t)
-	replaced := make(chan struct{}, 10)
+	var granted, replaced atomic.Bool
+	n.z.before = func(ctx context.Context, _ zygote.Spec) error {
+		if !granted.Load() {
+			return nil
+		}
+		replaced.Store(true)
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
 	var err error
-	for d := uint64(500); len(replaced) == 0; d *= 2 { // until the request comes before the lease's end
-		n.z.before = nil
+	for d := uint64(500); !replaced.Load(); d *= 2 { // until the request comes before the lease's end
+		granted.Store(false)
 		r := n.request(1)
 		r.DurationMs = proto.Uint64(d)
 		l, lerr := n.Lease(n.ctx(), r)
 		if lerr != nil {
 			t.Fatal(lerr)
 		}
-		n.z.before = func(ctx context.Context, _ zygote.Spec) error {
-			replaced <- struct{}{}
-			<-ctx.Done()
-			return context.Cause(ctx)
-		}
+		granted.Store(true)
 		if _, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), ClientBlob: clientBlob(invoke.ProviderSHM)}); err == nil {
 			t.Fatal("a worker of a lease that has ended was replaced")
 		}
