@@ -164,8 +164,7 @@ func (s *Spawner) givesUIDs(z *zygote) bool {
 // send sends a message to the executor. It closes the connection if that fails, because the executor has ended or reads
 // nothing. That ends serve.
 func (s *Spawner) send(m *wire.Message, fds ...int) {
-	s.conn.SetWriteDeadline(time.Now().Add(answerTimeout))
-	if err := wire.Send(s.conn, m, fds...); err != nil {
+	if err := wire.SendWithin(s.conn, answerTimeout, m, fds...); err != nil {
 		s.conn.Close()
 	}
 }
@@ -304,8 +303,7 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 			all = append(all[:len(all):len(all)], int(f.Fd()))
 		}
 	}
-	z.conn.SetWriteDeadline(time.Now().Add(answerTimeout))
-	if err := wire.Send(z.conn, &wire.Message{Type: m.Type, ID: m.ID, Body: r.Worker}, all...); err != nil {
+	if err := wire.SendWithin(z.conn, answerTimeout, &wire.Message{Type: m.Type, ID: m.ID, Body: r.Worker}, all...); err != nil {
 		z.kill() // zygoteGone answers
 	}
 	if c.group != nil {

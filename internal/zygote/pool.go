@@ -242,8 +242,7 @@ func (w *Worker) take(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 	if spec.Seed != nil {
 		files = append(files, spec.Seed.File)
 	}
-	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	if err = w.sendFiles(wire.Spawn, body, files); err != nil {
+	if err = withFiles(files, func(fds []int) error { return w.send(wire.Spawn, body, fds...) }); err != nil {
 		return false, w.abort(err)
 	}
 	_, err = w.begin(ctx, spec)

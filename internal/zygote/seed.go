@@ -257,7 +257,8 @@ func (w *Worker) makeSeed(ctx context.Context, spec *SeedSpec, units uint32, fil
 	if err := w.pin(spec.Worker.CPUs); err != nil {
 		return nil, err
 	}
-	if err := w.sendFiles(wire.Seed, body, files); err != nil && ctx.Err() == nil {
+	task := wire.Message{Type: wire.Seed, ID: w.id, Body: body}
+	if err := withFiles(files, func(fds []int) error { return wire.Send(w.conn, &task, fds...) }); err != nil && ctx.Err() == nil {
 		return nil, errNoAnswer
 	}
 	buf := make([]byte, wire.Max)
@@ -282,22 +283,20 @@ func (w *Worker) makeSeed(ctx context.Context, spec *SeedSpec, units uint32, fil
 	return nil, &WorkerError{Status: wire.StatusProtocol, Text: fmt.Sprintf("seed: the process of the init call broke the protocol: %v", err)}
 }
 
-// sendFiles sends a message with the descriptors of files.
-func (w *Worker) sendFiles(typ wire.Type, body []byte, files []*os.File) error {
+// withFiles calls fn with the descriptors of files, which stay valid during the call.
+func withFiles(files []*os.File, fn func(fds []int) error) error {
 	fds := make([]int, 0, len(files))
-	var send func(rest []*os.File) error
-	send = func(rest []*os.File) error {
-		if len(rest) > 0 {
-			return wire.Control(rest[0], func(fd int) error {
-				fds = append(fds, fd)
-				return send(rest[1:])
-			})
+	var add func(rest []*os.File) error
+	add = func(rest []*os.File) error {
+		if len(rest) == 0 {
+			return fn(fds)
 		}
-		m := wire.Message{Type: typ, ID: w.id, Body: body}
-		_, _, err := w.conn.WriteMsgUnix(m.Encode(), unix.UnixRights(fds...), nil)
-		return err
+		return wire.Control(rest[0], func(fd int) error {
+			fds = append(fds, fd)
+			return add(rest[1:])
+		})
 	}
-	return send(files)
+	return add(files)
 }
 
 // spawnSeeded starts a worker of a lease from a seed. The spawner cannot pass a seed on, so it starts a prepared worker, which then gets lease and seed from this process.

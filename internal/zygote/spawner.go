@@ -366,8 +366,7 @@ func (z *Zygote) Failed() <-chan error { return z.failed }
 
 // send sends a message to the spawner.
 func (z *Zygote) send(m *wire.Message, fds ...int) error {
-	z.spawner.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
-	return wire.Send(z.spawner.conn, m, fds...)
+	return wire.SendWithin(z.spawner.conn, sendTimeout, m, fds...)
 }
 
 // sendTimeout is how long a send waits while the spawner's queue is full.

@@ -112,10 +112,12 @@ func (w *Worker) Connect(c *net.TCPConn, hello []byte) error {
 	return nil
 }
 
-// send sends a message, which must fit into the socket's buffer soon.
+// roomWithin is how long a message to a worker waits for room in the worker's socket.
+const roomWithin = 100 * time.Millisecond
+
+// send sends a message. The worker has to read its socket, so that there is room for the message.
 func (w *Worker) send(typ wire.Type, body []byte, fds ...int) error {
-	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	return wire.Send(w.conn, &wire.Message{Type: typ, ID: w.id, Body: body}, fds...)
+	return wire.SendWithin(w.conn, roomWithin, &wire.Message{Type: typ, ID: w.id, Body: body}, fds...)
 }
 
 // tell sends a message and waits for its answer. User code can write to that socket too, so the answer is only the

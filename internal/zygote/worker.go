@@ -177,10 +177,7 @@ func (w *Worker) leave(ctx context.Context, how wire.Type) error {
 	if w.frozen.Load() {
 		_ = w.group.Thaw() // after an error the worker reads nothing, and is killed when ctx ends
 	}
-	m := wire.Message{Type: how, ID: w.id}
-	// Fails if the worker has ended or does not read its socket; both cases are handled below.
-	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	w.conn.Write(m.Encode())
+	_ = w.send(how, nil) // fails if the worker has ended or does not read its socket; both cases are handled below
 	select {
 	case <-w.done:
 		return nil
@@ -344,9 +341,7 @@ func (w *Worker) beginPages(ctx context.Context) error {
 	if err := w.serves.Load().Seed.paging.attach(ctx, w); err != nil {
 		return &WorkerError{Status: wire.StatusWorkerDied, Text: "seed: " + strings.TrimPrefix(err.Error(), "seed: ")}
 	}
-	m := wire.Message{Type: wire.Paged, ID: w.id}
-	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	if _, err := w.conn.Write(m.Encode()); err != nil {
+	if err := w.send(wire.Paged, nil); err != nil {
 		return w.startFailed(ctx, err)
 	}
 	return nil

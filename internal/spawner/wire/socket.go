@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -87,12 +88,27 @@ func Receive(c *net.UnixConn, buf []byte, maxFDs int) (Message, []int, error) {
 
 // Send writes one message with descriptors, which the caller keeps.
 func Send(c *net.UnixConn, m *Message, fds ...int) error {
-	var oob []byte
-	if len(fds) > 0 {
-		oob = unix.UnixRights(fds...)
-	}
-	_, _, err := c.WriteMsgUnix(m.Encode(), oob, nil)
+	_, _, err := c.WriteMsgUnix(m.Encode(), rightsOf(fds), nil)
 	return err
+}
+
+// SendWithin is Send, but waits at most d for room in the socket, and sets the connection's deadline for writes if it has to wait. If there is room,
+// the message is sent even if this process does not run for longer than d. A deadline alone does not achieve that: after it, Go does not try to write.
+func SendWithin(c *net.UnixConn, d time.Duration, m *Message, fds ...int) error {
+	b, rights := m.Encode(), rightsOf(fds)
+	err := Control(c, func(fd int) error { return unix.Sendmsg(fd, b, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL) })
+	if err == unix.EAGAIN {
+		c.SetWriteDeadline(time.Now().Add(d))
+		_, _, err = c.WriteMsgUnix(b, rights, nil)
+	}
+	return err
+}
+
+func rightsOf(fds []int) []byte {
+	if len(fds) == 0 {
+		return nil
+	}
+	return unix.UnixRights(fds...)
 }
 
 // CloseAll closes descriptors and skips negative ones.
