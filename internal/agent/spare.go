@@ -169,27 +169,36 @@ func (s *spares) fill(d *demand, p *grant.Pending, h *grant.Held) {
 	like := p.Spare(h)
 	s.work.Go(func() {
 		defer like.Close()
-		for more := true; more; {
-			s.mu.Lock()
-			pause := max(courtesy, time.Until(d.again))
-			s.mu.Unlock()
-			err := s.wait(pause)
-			s.mu.Lock()
-			d.freed = false
-			s.mu.Unlock()
-			if err == nil {
-				err = s.start(d, like)
-			}
-			if err != nil {
-				s.tell(like, err)
-			}
-			s.mu.Lock()
-			d.tried(time.Now(), err)
-			more = d.more(err) && !s.closed
-			d.making = more
-			s.mu.Unlock()
+		for s.attempt(d, like) {
 		}
 	})
+}
+
+// attempt tries to start a spare lease after the pause before it. It returns true if another attempt follows. Otherwise the demand's goroutine ends.
+func (s *spares) attempt(d *demand, like *grant.Spare) bool {
+	s.mu.Lock()
+	pause := max(courtesy, time.Until(d.again))
+	s.mu.Unlock()
+	err := s.wait(pause)
+	s.mu.Lock()
+	d.freed = false
+	d.making = d.ready < d.wanted // not if fewer have been wanted since
+	making := d.making
+	s.mu.Unlock()
+	if !making {
+		return false
+	}
+	if err == nil {
+		err = s.start(d, like)
+	}
+	if err != nil {
+		s.tell(like, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d.tried(time.Now(), err)
+	d.making = d.more(err) && !s.closed
+	return d.making
 }
 
 func (s *spares) wait(d time.Duration) error {
