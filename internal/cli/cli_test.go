@@ -226,7 +226,7 @@ func TestLeasesOfAllExecutors(t *testing.T) {
 		{[]string{p.Address}, "leases --tenant bob", 0, "", "no leases\n", nil},
 		{[]string{p.Address, unreachable}, "revoke --tenant alice --all", 1, "revoke 9223372036854775809 ", "leases of alice revoked on " + p.Address + ": 1\n",
 			[]string{"d:1 is silent: no lease on it was revoked", unreachable}},
-		{[]string{p.Address, unreachable}, "revoke 7 --all", 1, "revoke 7 ", "", []string{"lease 7: unknown to the executors that answer (1)", unreachable}},
+		{[]string{p.Address, unreachable}, "revoke 7 --all", 1, "", "", []string{"lease 7: unknown to the executors that answer (1)", unreachable}},
 		{[]string{p.Address}, "revoke --tenant bob --all", 1, "", "", []string{"d:1 is silent"}},
 	} {
 		s.only = c.only
