@@ -85,7 +85,7 @@ func TestArchitecturePage(t *testing.T) {
 
 // walkCalls has for each step but the last what its file goes on with.
 var walkCalls = []string{"rfaas_api_acquire_step(", "rfaas_agent_send(", "send_message(", "c.acquire(", "p.Look(", "func (c *shared) first(", "s.stream.Send(",
-	"z.Zygote.Spawn(", "z.send(", "wire.Send(z.conn", "dp_worker_live("}
+	"z.Zygote.Spawn(", "z.send(", "wire.SendWithin(z.conn", "dp_worker_live("}
 
 // definedAnywhere reports whether a function is defined in a directory of the client library, the data plane, the worker or internal/grant.
 func definedAnywhere(t *testing.T, name string) bool {
