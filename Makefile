@@ -644,8 +644,8 @@ test-python-first: tried-build
 	$(Q)RFAAS_TEST_PROVIDER=shm $(python_tests) -p 'test_[a-e]*.py'
 test-python-second: tried-build
 	$(Q)RFAAS_TEST_PROVIDER=shm $(python_tests) -p 'test_[!a-e]*.py'
-test-python-tcp: tried-build
-	$(Q)RFAAS_TEST_PROVIDER=tcp $(python_tests)
+test-python-tcp: tried-build # the other tests do not depend on the provider
+	$(Q)cd client/python/tests && RFAAS_TEST_PROVIDER=tcp PYTHONPATH=$(CURDIR)/lib/python PYTHONMALLOC=debug $(PYTHON) -m unittest test_calls test_failures test_processes test_python
 test-python-mpi: tried-build
 	$(Q)$(if $(findstring /,$(PYTHON)),PATH=$(dir $(PYTHON)):$$PATH) PYTHONPATH=$(CURDIR)/lib/python PROGRAM=examples/mpi/points/points.py RANKS=2 CORES=2 scripts/demo --blocks 20
 test-python-wheel: tried-build
@@ -684,14 +684,17 @@ build/cluster/holder-earlier: tests/cluster/testdata/holder.c build/earlier/$(EA
 	$(Q)$(CC) -std=gnu11 -Wall -Wextra $(CFLAGS) -I$(EARLIER_TREE)/client/c -o $@ $< -L$(EARLIER_TREE)/lib -lrfaas '-Wl,-rpath,$$ORIGIN/../earlier/tree/lib'
 
 # Builds in a copy of the tree. The packages compile the programs anew, with Debian's flags, and the lanes after this one need those of this tree.
+# Without -g, which would take a fifth of the time and is stripped.
 PACKAGES_TREE := build/packages/tree
+test-packages: export DEB_CFLAGS_STRIP := -g
+test-packages: export DEB_CXXFLAGS_STRIP := -g
+test-packages: export DEB_FFLAGS_STRIP := -g
 test-packages: # the Debian packages in a new root: install, demonstration, upgrade, purge; the site of the documents
 	$(Q)rm -rf $(PACKAGES_TREE) && git clone -q --shared --no-checkout . $(PACKAGES_TREE)
 	$(Q)tar -c --anchored --exclude=./{.git,bin,build,include,lib,libexec} . | tar -x -C $(PACKAGES_TREE) && git -C $(PACKAGES_TREE) reset -q
 	$(Q)$(MAKE) --no-print-directory -C $(PACKAGES_TREE) deb
 	$(Q)$(PACKAGES_TREE)/packaging/test-debs
 	$(Q)$(PACKAGES_TREE)/packaging/test-others
-	$(Q)$(MAKE) --no-print-directory -C $(PACKAGES_TREE) docs
 
 # The demonstration of `make run` and the other examples, with each MPI.
 test-demo: $(if $(BUILT),,build)

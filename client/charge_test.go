@@ -28,10 +28,7 @@ func TestChargingCostsCallsNothing(t *testing.T) {
 		functions[i] = function(t, w.lease(t, client.LeaseOptions{}), "echo")
 	}
 	in, out := make([]byte, 8), make([]byte, 8)
-	block := 500
-	if provider() == "verbs" {
-		block = 50 // calls take about a hundred times as long in the emulated machine, so a block still takes longer than natively
-	}
+	const block = 500
 	best := 1e9
 	for try := 0; try < 5 && best > 1.1; try++ { // other load of the machine only raises the ratio
 		var took [2][]time.Duration

@@ -23,14 +23,11 @@ func TestLeaseCycles(t *testing.T) {
 		cycles int64
 		args   []string
 	}{
-		"new workers":    {200, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "0s"}},
-		"cached workers": {1500, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave cached workers behind when they close
-		"too few cores":  {150, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}},  // for eight clients: cached workers are evicted all the time
+		"new workers":    {100, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "0s"}},
+		"cached workers": {500, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave cached workers behind when they close
+		"too few cores":  {100, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}}, // for eight clients: cached workers are evicted all the time
 	} {
-		switch provider() {
-		case "verbs":
-			c.cycles /= 20 // a lease takes up to fifty times as long in the virtual machine
-		case "tcp":
+		if provider() != "shm" {
 			c.cycles /= 4 // the full number runs on shared memory
 		}
 		t.Run(name, func(t *testing.T) { leaseCycles(t, c.cycles, c.args) })

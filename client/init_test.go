@@ -344,10 +344,7 @@ func TestSolverSurvivesKills(t *testing.T) {
 // No lease sees the state that functions of another lease have left in a worker, unless both leases have Reuse. A worker that has executed no
 // function may serve any lease.
 func TestStateEndsWithLease(t *testing.T) {
-	rounds := 1000
-	if testing.Short() {
-		rounds = 100
-	}
+	const rounds = 300
 	w := newWorld(t)
 	lib := stateful(t)
 	fresh := []uint64{0, 17, 0, 0, 0, 0, 0}

@@ -36,11 +36,6 @@ def sleep(seconds):
     time.sleep(seconds / SHORTER)
 
 
-def load_tests(loader, tests, pattern):
-    """Nothing in these tests depends on the provider."""
-    return tests if os.environ.get("RFAAS_TEST_PROVIDER", "shm") == "shm" else unittest.TestSuite()
-
-
 def setUpModule():
     unittest.addModuleCleanup(Cluster(os.environ.get("RFAAS_TEST_PROVIDER", "shm"), cores=8).stop)
     unittest.addModuleCleanup(lambda: rfaas.default_session().close())

@@ -13,11 +13,6 @@ from cluster import Cluster
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def load_tests(loader, tests, pattern):
-    """Nothing in these tests depends on the provider."""
-    return tests if os.environ.get("RFAAS_TEST_PROVIDER", "shm") == "shm" else unittest.TestSuite()
-
-
 def setUpModule():
     unittest.addModuleCleanup(Cluster(cores=8).stop)
     unittest.addModuleCleanup(lambda: rfaas.default_session().close())

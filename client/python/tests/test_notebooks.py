@@ -8,11 +8,6 @@ from cluster import ROOT, Cluster
 NEEDED = "nbclient", "nbformat", "ipykernel", "numba", "scipy"
 
 
-def load_tests(loader, tests, pattern):
-    """Nothing in these tests depends on the provider."""
-    return tests if os.environ.get("RFAAS_TEST_PROVIDER", "shm") == "shm" else unittest.TestSuite()
-
-
 @unittest.skipUnless(all(map(importlib.util.find_spec, NEEDED)), f"needs {', '.join(NEEDED)}")
 class Notebooks(unittest.TestCase):
     def test_notebooks(self):

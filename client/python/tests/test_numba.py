@@ -10,11 +10,6 @@ from cluster import Cluster
 from rfaas import _numba
 
 
-def load_tests(loader, tests, pattern):
-    """Nothing in these tests depends on the provider."""
-    return tests if os.environ.get("RFAAS_TEST_PROVIDER", "shm") == "shm" else unittest.TestSuite()
-
-
 def setUpModule():
     unittest.addModuleCleanup(Cluster("shm").stop)
     unittest.addModuleCleanup(lambda: rfaas.default_session().close())

@@ -7,7 +7,6 @@ What does not apply:
 - SciPy's other tests: they do not use workers= with a pool of processes
 """
 import importlib.util
-import os
 import sys
 import unittest
 from unittest import mock
@@ -21,11 +20,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NUMPY = ["core.tests.test_einsum", "core.tests.test_indexing", "fft.tests.test_pocketfft", "lib.tests.test_stride_tricks", "linalg.tests.test_regression",
          "polynomial.tests.test_chebyshev", "random.tests.test_random"]
 SCIPY = {"integrate.tests.test__quad_vec": "pool", "optimize.tests.test__differential_evolution": "parallel or map", "optimize.tests.test_optimize": "workers"}
-
-
-def load_tests(loader, tests, pattern):
-    """Nothing in these tests depends on the provider."""
-    return tests if os.environ.get("RFAAS_TEST_PROVIDER", "shm") == "shm" else unittest.TestSuite()
 
 
 def setUpModule():

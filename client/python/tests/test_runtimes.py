@@ -21,11 +21,6 @@ RUNTIMES = {"numpy": {"python": "/usr/bin/python3", "preload": ["numpy"]}, "plai
             "pickles": {"python": "/usr/bin/python3", "preload": ["numpy", "cloudpickle"]}}
 
 
-def load_tests(loader, tests, pattern):
-    """Nothing in these tests depends on the provider."""
-    return tests if os.environ.get("RFAAS_TEST_PROVIDER", "shm") == "shm" else unittest.TestSuite()
-
-
 def state():
     """Describes the interpreter of a worker."""
     import os as os_
