@@ -39,6 +39,7 @@ type answer struct {
 	status  int
 	took    time.Duration
 	longest time.Duration // of the calls
+	median  time.Duration // of the first of them
 	text    string
 }
 
@@ -106,9 +107,10 @@ func (c *led) hear(line string) (a answer) {
 	ms, _ := strconv.ParseFloat(fields[1], 64)
 	a.took, a.text = time.Duration(ms*1e6), fields[2]
 	if strings.HasPrefix(line, "calls") || line == "until" {
-		longest, text, _ := strings.Cut(a.text, " ")
-		us, _ := strconv.ParseFloat(longest, 64)
-		a.longest, a.text = time.Duration(us*1e3), text
+		times := strings.SplitN(a.text, " ", 3)
+		longest, _ := strconv.ParseFloat(times[0], 64)
+		median, _ := strconv.ParseFloat(times[1], 64)
+		a.longest, a.median, a.text = time.Duration(longest*1e3), time.Duration(median*1e3), times[2]
 	}
 	return a
 }

@@ -1,7 +1,7 @@
 /* A client that agent_test.go leads by lines on standard input. It answers each with a line:
  *   init | session | open | renew | release | close | finalize   "STATUS MILLISECONDS TEXT"
  *   open N        opens a lease with N workers or more (workers_min)
- *   calls N       N calls, each checked: "STATUS MILLISECONDS LONGEST_MICROSECONDS TEXT"
+ *   calls N       N calls, each checked: "STATUS MILLISECONDS LONGEST_MICROSECONDS MEDIAN_MICROSECONDS TEXT"; the median is that of the first 500
  *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
  *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
  *   own           queue pairs that the lease has made in this process, and whether libibverbs is loaded: "STATUS MILLISECONDS QUEUE_PAIRS:0|1"
@@ -17,7 +17,7 @@
  *   table | drop  publishes and withdraws a table (table.c)
  *   look          a call that checks the table
  *   self          "THREADS HANDLERS RSS_KIB" of this process
- * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most. */
+ * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most, or CONTROL_SECONDS of the environment. */
 #include <dirent.h>
 #include <linux/sockios.h>
 #include <poll.h>
@@ -51,7 +51,8 @@ static double now(void) {
 
 static int open_session(void) {
     rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
-    o.timeout_ns = 2000000000;
+    const char *seconds = getenv("CONTROL_SECONDS");
+    o.timeout_ns = (seconds ? atoi(seconds) : 2) * 1000000000ll;
     return rfaas_session_open(&o, &session);
 }
 
@@ -127,6 +128,13 @@ static int again(void) {
     if (!status)
         status = rfaas_wait(&request, &n);
     return status ? status : n != sizeof in || memcmp(in, out, sizeof in);
+}
+
+enum { TIMES = 500 };
+static double times[TIMES];
+
+static int compare(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
 static int a_line_waits(void) {
@@ -423,11 +431,13 @@ int main(int argc, char **argv) {
             continue;
         } else if (!strncmp(line, "calls ", 6) || !strcmp(line, "until")) {
             long n = line[0] == 'c' ? atol(line + 6) : -1;
-            for (called = 1; n != 0 && !status && (n > 0 || !a_line_waits()); n -= n > 0) {
+            for (; n != 0 && !status && (n > 0 || !a_line_waits()); n -= n > 0) {
                 double from = now(), took;
                 status = one_call();
                 took = now() - from;
                 longest = took > longest ? took : longest;
+                if (called < TIMES)
+                    times[called++] = took;
                 if (line[0] == 'u' && !calling++)
                     puts("calling");
             }
@@ -435,8 +445,10 @@ int main(int argc, char **argv) {
             return 2;
         }
         printf("%d %.3f ", status, (now() - start) * 1e3);
-        if (called)
-            printf("%.1f ", longest * 1e6);
+        if (called) {
+            qsort(times, (size_t)called, sizeof *times, compare);
+            printf("%.1f %.1f ", longest * 1e6, times[called / 2] * 1e6);
+        }
         char *text = strdup(!status ? workers : status < 0 ? rfaas_last_error() : status ? "wrong result" : "");
         for (char *p = text; (p = strchr(p, '\n')); *p = ' ')
             ;
