@@ -196,7 +196,7 @@ $(eval $(call c_program,build/bench-tcp/pingpong,build/bench-tcp,$(BENCH_TCP_SOU
 # rfaas_function.h must stay undefined in a client, because a library of functions recognizes by their absence that it runs as a
 # local fallback.
 CLIENT := client/c
-LIBRARY_SOURCES := $(sort $(wildcard $(CLIENT)/*.c)) $(filter-out $(DP)/dp_serve% $(DP)/dp_raw% $(DP)/dp_broker%,$(DP_SOURCES))
+LIBRARY_SOURCES := $(sort $(wildcard $(CLIENT)/*.c)) $(filter-out $(DP)/dp_serve% $(DP)/dp_broker%,$(DP_SOURCES))
 LIBRARY_CFLAGS := $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden
 LIBRARY_LDFLAGS := -shared -Wl,-soname,$(SONAME) -Wl,--version-script=build/librfaas.map -Wl,-z,defs -Wl,--strip-debug
 library: lib/librfaas.so # lib/librfaas.so

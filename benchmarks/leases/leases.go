@@ -123,13 +123,13 @@ func claims(context.Context, *Config) ([]Row, error) {
 	}
 	defer unix.Munmap(mem)
 	const wake, one = 1, 1 // FUTEX_WAKE
-	bell := claim.Bell(mem)
+	bell := r.Bell()
 	var took time.Duration
 	booked, swaps := 0, make([]int64, 0, claimRounds)
 	for range claimRounds {
 		var slots [claim.Lines]*claim.Slot
 		for i := range slots {
-			if slots[i], err = r.Arm(uint64(i+1), time.Second, claim.Frozen, nil, func(time.Duration) { booked++ }); err != nil {
+			if slots[i], err = r.Arm(uint64(i+1), time.Second, 0, claim.Frozen, nil, func(time.Duration) { booked++ }); err != nil {
 				return nil, err
 			}
 		}

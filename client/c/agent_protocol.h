@@ -68,6 +68,8 @@ enum {
     RFAAS_AGENT_SEED_KEEP = 24,    /* rfaas_agent_seed_name -> -. The agent takes over the renewal from an earlier agent */
     RFAAS_AGENT_SEED_RELEASE = 25, /* rfaas_agent_seed_name -> -. The executor withdraws the seed */
     RFAAS_AGENT_TABLE_SEED = 26,   /* rfaas_agent_table_seed -> -. Leases that are acquired from now on have the seed as a table */
+    RFAAS_AGENT_ATTACH = 27,       /* rfaas_agent_attach -> rfaas_agent_attached: makes the session a claimant of a granted lease's executor, in place of an
+                                      earlier claimant. Only after a reply with OWN_MAY, because earlier agents do not know it */
 };
 
 typedef struct rfaas_agent_header {
@@ -308,19 +310,43 @@ typedef struct rfaas_agent_replace {
 
 typedef struct rfaas_agent_release {
     uint64_t key;
-    uint32_t keep; /* not 0: cache the workers for another lease, if possible; the channels are idle */
+    uint32_t keep; /* not 0: cache the workers for another lease, if possible; the channels are idle. KEEP_OWN: the session is a claimant of the executor */
     uint32_t ahead; /* not 0: if they are not cached, the library can take a spare lease with the same terms in advance */
 } rfaas_agent_release;
 
-/* Followed by the pid of each worker of the spare lease, a uint64_t. */
+#define RFAAS_AGENT_KEEP_OWN 2u
+
+/* Of rfaas_agent_released. MAY: the library could claim such workers over a queue pair of its own, after ATTACH. CLAIM: it can claim these. Earlier agents
+ * send NOT. */
+enum { RFAAS_AGENT_OWN_NOT = 0, RFAAS_AGENT_OWN_MAY = 1, RFAAS_AGENT_OWN_CLAIM = 2 };
+
+/* Followed by the pid of each worker of the spare lease, a uint64_t, or with OWN_CLAIM by rfaas_agent_own_claim. */
 typedef struct rfaas_agent_released {
     uint32_t cached; /* not 0: the workers stay cached until an event DROPPED with this key */
     uint32_t handed; /* not 0: the agent holds the channels, and may give them to another process */
     uint32_t spare;  /* not 0: number of workers of a spare lease that is cached under this key from now on, in the same way. Its channels came
                         before this reply */
-    uint32_t reserved;
-    rfaas_agent_claim claim;
+    uint32_t own;    /* RFAAS_AGENT_OWN_* */
+    rfaas_agent_claim claim; /* OWN_CLAIM: region is 0 */
 } rfaas_agent_released;
+
+/* What a claim over the library's own queue pair gets. */
+typedef struct rfaas_agent_own_claim {
+    uint64_t lease_id;
+    int64_t client_ns; /* how long the library may use that lease, from the claim on */
+} rfaas_agent_own_claim;
+
+typedef struct rfaas_agent_attach {
+    uint64_t key;         /* of a granted lease */
+    rfaas_agent_blob blob; /* of the library's queue pair */
+    uint32_t reserved;
+} rfaas_agent_attach;
+
+typedef struct rfaas_agent_attached {
+    uint64_t addr; /* of the cell (dp_claim.h) */
+    uint32_t rkey;
+    rfaas_agent_blob blob; /* of the executor's queue pair */
+} rfaas_agent_attached;
 
 /* Some channels of a lease at rest, in the order of its workers. Followed by `count` descriptions (dp_packed_channel) of `size` bytes, which
  * the agent does not read. Descriptors: in the message with the first channel, first that of the endpoint; then those of each channel. */

@@ -71,13 +71,14 @@ static bool replace(uint64_t key, rfaas_grant *g) {
 
 /* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. by:
  * generation of the agent. */
-static void offer_for_use(uint64_t key, const rfaas_agent_released *r, uint32_t by) {
+static void offer_for_use(uint64_t key, const rfaas_agent_released *r, const rfaas_agent_own_claim *own, uint32_t by) {
     pthread_mutex_lock(&cached_mu);
     for (rfaas_grant *h = cached; h; h = h->link)
         if (h->key == key) {
             h->cached = true;
             h->held_by = r->handed ? by : 0;
             h->claim = r->claim;
+            h->own = *own;
             h->claim_by = by;
         }
     pthread_mutex_unlock(&cached_mu);
@@ -214,14 +215,17 @@ int rfaas_api_release_grant(rfaas_lease *l) {
     if (!at_rest(l))
         return release_ahead(l);
     rfaas_api_free_buffers(l); /* they are registered with the endpoint's domain */
-    rfaas_agent_release req = {.key = h->key, .keep = 1};
-    rfaas_api_tell_claims(); /* the agent must know a lease that is handed over */
+    rfaas_api_tell_claims(); /* the agent must know a lease that is handed over, or whose executor is to get a claimant */
+    bool claims = rfaas_api_claimant_ready(l);
+    rfaas_agent_release req = {.key = h->key, .keep = claims ? RFAAS_AGENT_KEEP_OWN : 1};
     pthread_mutex_lock(&l->mu); /* events are handled under it, and find no grant afterwards */
     l->grant = NULL;
     pthread_mutex_unlock(&l->mu);
     h->session = l->session;
     h->cached = false;
     h->claim_by = 0;
+    char executor[sizeof h->executor]; /* an event may destroy h from now on */
+    memcpy(executor, h->executor, sizeof executor);
     h->functions = l->functions;
     h->n_functions = l->n_functions;
     h->library_fd = l->library_fd;
@@ -235,9 +239,13 @@ int rfaas_api_release_grant(rfaas_lease *l) {
     int status = rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), &reply);
     const rfaas_agent_released *r = (const rfaas_agent_released *)reply.data;
     bool taken = !status && r->cached;
-    if (taken)
-        offer_for_use(req.key, r, reply.generation);
-    else
+    rfaas_agent_own_claim own = {0};
+    if (taken && r->own == RFAAS_AGENT_OWN_CLAIM && reply.size == sizeof *r + sizeof own)
+        memcpy(&own, reply.data + sizeof *r, sizeof own);
+    if (taken) {
+        offer_for_use(req.key, r, &own, reply.generation);
+        rfaas_api_claimant_answered(l->session, executor, r, claims);
+    } else
         rfaas_api_drop_cached(req.key);
     if (!status)
         free(reply.data);
@@ -262,7 +270,7 @@ static void move_channels(rfaas_grant *from, rfaas_grant *h) {
 /* Reports whether the workers of a cached grant can be claimed for a lease. The agent may learn of the new lease from the shared page, which does not
  * have its terms, so the terms must be those of the cached one. */
 static bool claimable(const rfaas_grant *h, const rfaas_lease *l) {
-    bool good = h->claim_by && h->claim.region && !l->functions && h->spec.duration_ns == l->spec.duration_ns && h->spec.flags == l->spec.flags && !*l->spec.bundle && !strcmp(h->spec.runtime, l->spec.runtime) &&
+    bool good = h->claim_by && (h->claim.region || h->own.lease_id) && !l->functions && h->spec.duration_ns == l->spec.duration_ns && h->spec.flags == l->spec.flags && !*l->spec.bundle && !strcmp(h->spec.runtime, l->spec.runtime) &&
                 !strcmp(h->spec.executor, l->spec.executor) &&
                 h->tables_changed == __atomic_load_n(&l->session->tables_changed, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; i < h->n_workers && good; i++)
@@ -278,7 +286,7 @@ uint64_t rfaas_api_adopt_claimed(rfaas_lease *l, rfaas_grant *h, const char *at,
     rfaas_grant *from = take(0, l, at, NULL);
     if (!from)
         return 0;
-    if (!claimable(from, l) || !rfaas_api_claim_workers(&from->claim, from->claim_by, true, &won)) {
+    if (!claimable(from, l) || !(from->own.lease_id ? rfaas_api_claim_own(l->session, from, &won) : rfaas_api_claim_workers(&from->claim, from->claim_by, true, &won))) {
         put(from); /* the caller offers its channels next */
         return 0;
     }

@@ -226,6 +226,20 @@ void rfaas_api_forget_claim(rfaas_lease *l);
 /* In the child of fork(): forgets all of them. */
 void rfaas_api_forget_claims(void);
 
+/* ---- claimant.c ---- */
+
+/* Reports whether the session is a claimant of the executor of a lease that is being released, on verbs. Makes it one if that is worth it, which blocks until
+ * the agent and the executor have answered. */
+bool rfaas_api_claimant_ready(rfaas_lease *l);
+/* Takes the reply to a release whose workers are cached. asked: the release had KEEP_OWN. */
+void rfaas_api_claimant_answered(rfaas_session *s, const char *executor, const rfaas_agent_released *r, bool asked);
+/* Claims the workers of a cached grant over the session's own queue pair. Returns true, and sets *out, if they now belong to this process. Otherwise the
+ * caller asks for them by message: the claim may have succeeded, and the agent settles that. Blocks for half a second at most, and while another thread of the
+ * session claims. */
+bool rfaas_api_claim_own(rfaas_session *s, const rfaas_grant *h, dp_claimed *out);
+/* Destroys all claimants of a session, before its devices are closed. */
+void rfaas_api_claimants_close(rfaas_session *s);
+
 /* ---- cached.c ---- */
 
 /* Gives the lease's new grant the channels and the workers of a cached grant that suits it and can be claimed. Returns the cached grant's key; 0:

@@ -104,6 +104,7 @@ typedef struct rfaas_library_id {
 } rfaas_library_id;
 
 typedef struct rfaas_promoting rfaas_promoting;
+typedef struct rfaas_claimant rfaas_claimant;
 
 /* The workers that one executor has granted, and the channels to them. */
 typedef struct rfaas_grant {
@@ -116,6 +117,7 @@ typedef struct rfaas_grant {
     uint32_t held_by;             /* generation of the agent that holds the channels' descriptors; 0: none. Relaxed atomic */
     uint32_t tables_changed;      /* the session's count when the grant was made: the workers have the tables of that time */
     rfaas_agent_claim claim;      /* how the workers are claimed */
+    rfaas_agent_own_claim own;    /* what a claim over the session's own queue pair gets; lease_id 0: they are not claimed in this way */
     uint32_t claim_by;            /* generation of the agent that has sent `claim`; 0: the workers cannot be claimed */
     uint32_t claimed_by;          /* of a claimed lease: generation of the agent that cached the workers */
     char **functions;             /* names of the library's functions, n_functions of them */
@@ -285,6 +287,11 @@ struct rfaas_session {
     struct rfaas_table *tables; /* under mu */
     uint32_t tables_changed;    /* how often `tables` has changed; atomic */
     struct rfaas_seed *seeds;   /* handles; under mu */
+    pthread_mutex_t claimants_mu; /* held while a claimant claims or is destroyed. Taken before mu */
+    bool attaching;             /* a thread makes a claimant; under claimants_mu */
+    rfaas_claimant *claimants;  /* under claimants_mu */
+    int64_t no_claimant_until;  /* CLOCK_MONOTONIC ns. An executor refused the last claimant; under claimants_mu */
+    bool may_claim;             /* executors take claimants of the session; relaxed atomic */
 };
 
 /* Request handle: sequence(32) | request index(20) | lease index(12), never 0 since the sequence is not. */

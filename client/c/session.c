@@ -127,6 +127,7 @@ static rfaas_session *take_session(void) {
         s = sessions[i];
         if (!s && (s = calloc(1, sizeof *s))) {
             pthread_mutex_init(&s->mu, NULL);
+            pthread_mutex_init(&s->claimants_mu, NULL);
             __atomic_store_n(&sessions[i], s, __ATOMIC_RELEASE); /* rfaas_api_reopen looks without the mutex */
         }
         if (s) {
@@ -280,6 +281,8 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     s->shm = false;
     s->verbs = s->tcp = s->ofi = NULL;
     s->opening = 0;
+    s->may_claim = false;
+    s->no_claimant_until = 0;
     __atomic_store_n(&s->magic, RFAAS_SESSION_MAGIC, __ATOMIC_RELEASE);
     *session = s;
     return RFAAS_OK;
@@ -313,6 +316,7 @@ int rfaas_session_close(rfaas_session *s) {
     rfaas_api_tables_free(s);
     rfaas_api_seeds_close(s);
     rfaas_api_drop_all_cached(s); /* events have done so already if the request succeeded */
+    rfaas_api_claimants_close(s);
     close_devices(s);
     give_session(s);
     return status;

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -40,6 +41,39 @@ func (c *client) claimOf(k *grant.Cached) protocol.Claim {
 	}
 	c.expectClaims(k)
 	return protocol.Claim{Region: m.Number, Line: m.Line, Sequence: m.Sequence}
+}
+
+// offerOwn tells a client that is a claimant how it claims cached workers over its own queue pair.
+func (c *client) offerOwn(k *grant.Cached, answer *protocol.Released) {
+	own := k.OwnClaim()
+	if own == nil {
+		return
+	}
+	c.expectClaims(k)
+	answer.Claim = protocol.Claim{Line: own.Line, Sequence: own.Sequence}
+	answer.Own = &protocol.OwnClaim{LeaseID: own.LeaseID, ClientNs: own.Lasts.Nanoseconds()}
+}
+
+// attach makes a session a claimant of a lease's executor.
+func (c *client) attach(r *request) (body, error) {
+	const op = "attach a claimant"
+	m, err := protocol.DecodeAttach(r.body)
+	if err != nil {
+		return nil, err
+	}
+	_, held, err := c.held(op, m.Key)
+	if err != nil {
+		return nil, err
+	}
+	theirs, cell, err := held.AttachClaimant(context.WithoutCancel(c.ctx), m.Blob) // if the client ends meanwhile, the session's end detaches it
+	if err == nil && len(theirs) > protocol.MaxBlob {
+		err = failed(op, dataplane.StatusProtocol, "the executor's blob has %d bytes, want at most %d", len(theirs), protocol.MaxBlob)
+	}
+	if err != nil {
+		return nil, err
+	}
+	answer := protocol.Attached{Addr: cell.GetAddr(), Key: cell.GetKey(), Blob: theirs}
+	return answer.Encode, nil
 }
 
 // claimsEvery is how often the agent looks for claims in the page of a client that can claim workers. Usually the library has sent CLAIMED before.

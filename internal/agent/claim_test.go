@@ -165,6 +165,24 @@ func TestClaimInThePage(t *testing.T) {
 	eventually(t, "all cores are free", func() bool { return x.free(t, w.secret) == 2 })
 }
 
+// A process cannot become a claimant by a lease that it does not have, or that is not on verbs. A release for a claimant that does not exist is a release.
+func TestAttachIsRefused(t *testing.T) {
+	w := newWorld(t, 0)
+	p := opened(t, w, executor(t, w.secret, "--providers", "tcp"))
+	p.mustAcquire(1, 1)
+	for key, status := range map[uint64]dataplane.Status{1: dataplane.StatusUnsupported, 2: dataplane.StatusInvalid} {
+		a := protocol.Attach{Key: key, Blob: []byte("blob")}
+		if _, err := p.ask(protocol.OpAttach, a.Encode, nil); !isStatus(err, status) {
+			t.Errorf("lease %d: %v, want status %v", key, err, status)
+		}
+	}
+	release := protocol.Release{Key: 1, Keep: true, Own: true}
+	r, err := protocol.DecodeReleased(p.must(protocol.OpRelease, release.Encode, nil))
+	if err != nil || !r.Cached || r.Own != nil || r.May {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // On tcp the agent claims cached workers for its clients. Leases before the agent is connected to the claim region get the workers by message.
 func TestClaimOverTCP(t *testing.T) {
 	w := newWorld(t, 0)

@@ -455,6 +455,8 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 		reply, err = c.replace(r)
 	case protocol.OpRelease:
 		reply, err = c.release(r)
+	case protocol.OpAttach:
+		reply, err = c.attach(r)
 	case protocol.OpInspect:
 		reply, err = c.inspect(r)
 	case protocol.OpRenew:

@@ -76,13 +76,14 @@ func (c *client) release(r *request) (body, error) {
 	}
 	var k *grant.Cached
 	if m.Keep {
-		k, err = held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key, channels)
+		k, err = held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key, channels, m.Own)
 	} else {
 		err = held.Release(context.WithoutCancel(c.ctx))
 	}
 	switch {
 	case k != nil:
-		answer = protocol.Released{Cached: true, Handed: channels != nil, Claim: c.claimOf(k)}
+		answer = protocol.Released{Cached: true, Handed: channels != nil, Claim: c.claimOf(k), May: k.MayAttach()}
+		c.offerOwn(k, &answer)
 	case m.Ahead && err == nil && p != nil:
 		c.giveAhead(r, m.Key, p, held, &answer)
 	}

@@ -31,23 +31,32 @@ const (
 	lineSize     = int64(unsafe.Sizeof(C.dp_claim_line{}))
 	claimedState = C.DP_CLAIM_CLAIMED
 	armedState   = C.DP_CLAIM_ARMED
-	wishAt       = uint64(unsafe.Offsetof(C.dp_claim_line{}.wish))
-	bellAt       = unsafe.Offsetof(C.dp_claim_region{}.bell)
-)
 
-// Bell returns the bell of a mapped region.
-func Bell(region []byte) *uint32 { return (*uint32)(unsafe.Pointer(&region[bellAt])) }
+	// CellSize is the size of a claimant's cell in bytes. The claimant writes its wish at the start of the cell, and reads the answer at AnswerAt.
+	CellSize = int(unsafe.Sizeof(C.dp_claim_cell{}))
+	AnswerAt = uint64(unsafe.Offsetof(C.dp_claim_cell{}.answer))
+	// Claimants is the largest number of claimants of a region.
+	Claimants = C.REFLEX_CELLS
+	// Agent is the agent's id as a claimant. Its client processes have others.
+	Agent = 1
+)
 
 // Word returns where the word of a line is in its region, and its values while the line is armed and after a claim.
 func Word(line uint32, sequence uint64) (offset, armed, claimed uint64) {
 	return uint64(lineAt + int64(line)*lineSize), armedState | sequence<<8, claimedState | sequence<<8
 }
 
-// Wish returns where an agent on verbs writes the value of the word after a claim, and rings. offset is that of the word.
-func Wish(offset uint64) uint64 { return offset + wishAt }
+// Wish returns what a claimant writes into its cell to claim a line, and the answers after a claim and after a refusal.
+func Wish(line uint32, sequence uint64) (wish, won, lost uint64) {
+	wish = uint64(line) | sequence<<8
+	return wish, wish | C.DP_CLAIM_WON, wish | C.DP_CLAIM_LOST
+}
 
 // ErrFull means that every line of a region is in use.
 var ErrFull = errors.New("no line of the claim region is free")
+
+// ErrClaimants means that a region has as many claimants as it can have, or is closed.
+var ErrClaimants = errors.New("the claim region takes no more claimants")
 
 // pageSize is the size of a worker's page, and knockAt the offset of its dp_knock (worker/page.h).
 const (
@@ -131,6 +140,36 @@ func New(wake func()) (*Region, error) {
 // File returns the region's memory file. The region still owns it.
 func (r *Region) File() *os.File { return r.file }
 
+// Bell returns the region's bell, a futex that stays until Close. Whoever changes the region or a cell raises and wakes it.
+func (r *Region) Bell() *uint32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.c == nil {
+		return nil
+	}
+	return (*uint32)(C.reflex_bell(r.c))
+}
+
+// Join adds a claimant, which claims the lines that Arm is called with its id for. cell has CellSize bytes outside of the Go heap, which stay until Leave.
+// The id is not 0, and is not used again.
+func (r *Region) Join(id uint64, cell []byte) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closing || !bool(C.reflex_join(r.c, C.uint64_t(id), (*C.dp_claim_cell)(unsafe.Pointer(&cell[:CellSize][0])))) {
+		return ErrClaimants
+	}
+	return nil
+}
+
+// Leave forgets a claimant. When it returns, nothing refers to its cell, and nobody can claim the lines that are armed for it.
+func (r *Region) Leave(id uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.c != nil {
+		C.reflex_leave(r.c, C.uint64_t(id))
+	}
+}
+
 // Close closes all lines, and calls the functions of the claims that were made before.
 func (r *Region) Close() {
 	r.mu.Lock()
@@ -164,9 +203,10 @@ const (
 	Frozen  State = C.DP_CLAIM_ARMED
 )
 
-// Arm lets a client claim workers. The claim gets a lease with this id, which the client may use for the duration `client`. After a claim, Collect
-// calls claimed with the time since the claim was seen. The caller keeps the workers' descriptors.
-func (r *Region) Arm(id uint64, client time.Duration, state State, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
+// Arm lets a client claim workers: the claimant with the given id, or if that is 0 any process that can change the line's word. The claim gets a lease with
+// this id, which the client may use for the duration `client`. After a claim, Collect calls claimed with the time since the claim was seen. The caller keeps
+// the workers' descriptors.
+func (r *Region) Arm(id uint64, client time.Duration, claimant uint64, state State, workers []Worker, claimed func(ago time.Duration)) (*Slot, error) {
 	list := (*C.reflex_worker)(C.calloc(C.size_t(len(workers)), C.sizeof_reflex_worker))
 	if list == nil {
 		return nil, errors.New("claim: out of memory")
@@ -183,7 +223,7 @@ func (r *Region) Arm(id uint64, client time.Duration, state State, workers []Wor
 	defer r.mu.Unlock()
 	line, sequence := C.int(-1), C.uint64_t(0)
 	if !r.closing {
-		line = C.reflex_arm(r.c, C.uint64_t(id), C.int64_t(client), C.uint32_t(state), list, C.uint32_t(len(workers)), &sequence)
+		line = C.reflex_arm(r.c, C.uint64_t(id), C.int64_t(client), C.uint64_t(claimant), C.uint32_t(state), list, C.uint32_t(len(workers)), &sequence)
 	}
 	if line < 0 {
 		C.reflex_free_workers(list, C.uint32_t(len(workers)))

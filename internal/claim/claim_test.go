@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"encoding/binary"
 	"errors"
 	"runtime"
 	"sync/atomic"
@@ -41,7 +40,7 @@ func lineWord(mem []byte, s *Slot) *uint64 { return (*uint64)(unsafe.Pointer(&me
 // a claim will be booked, and does not end the workers.
 func TestRevokeTwice(t *testing.T) {
 	r, mem := newRegion(t)
-	s, err := r.Arm(1, time.Second, Frozen, nil, func(time.Duration) { t.Error("booked a claim") })
+	s, err := r.Arm(1, time.Second, 0, Frozen, nil, func(time.Duration) { t.Error("booked a claim") })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +59,7 @@ func TestArmBeforeFrozen(t *testing.T) {
 	r, mem := newRegion(t)
 	booked := 0
 	arm := func() *Slot {
-		s, err := r.Arm(1, time.Second, Cooling, nil, func(time.Duration) { booked++ })
+		s, err := r.Arm(1, time.Second, 0, Cooling, nil, func(time.Duration) { booked++ })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,99 +87,180 @@ func TestArmBeforeFrozen(t *testing.T) {
 	}
 }
 
-// An agent on verbs only writes its wish and rings. The executor then claims the line, unless it has closed the line or given it to other workers.
+// join adds a claimant with a cell outside of the Go heap.
+func join(t *testing.T, r *Region, id uint64) (cell []byte, err error) {
+	t.Helper()
+	cell, err = unix.Mmap(-1, 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		r.Leave(id)
+		_ = unix.Munmap(cell)
+	})
+	return cell, r.Join(id, cell)
+}
+
+func mustJoin(t *testing.T, r *Region, id uint64) (cell []byte) {
+	t.Helper()
+	cell, err := join(t, r, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cell
+}
+
+// want writes a claimant's wish for a line and rings, as its queue pair does.
+func want(r *Region, cell []byte, s *Slot) {
+	wish, _, _ := Wish(s.Line, s.Sequence)
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&cell[0])), wish)
+	atomic.AddUint32(r.Bell(), 1)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(r.Bell())), 1, 1, 0, 0, 0) // FUTEX_WAKE
+}
+
+// answered waits for the answer to a wish, and reports whether it is a claim.
+func answered(t *testing.T, cell []byte, s *Slot) (claimed bool) {
+	t.Helper()
+	_, won, lost := Wish(s.Line, s.Sequence)
+	testkit.Eventually(t, "the wish is answered", func() bool {
+		now := atomic.LoadUint64((*uint64)(unsafe.Pointer(&cell[AnswerAt])))
+		claimed = now == won
+		return claimed || now == lost
+	})
+	return claimed
+}
+
+// A claimant claims only lines that are armed for it, once they are frozen, and only with the sequence number of their present use. It keeps the answer when the
+// line has another use. A process that maps the region cannot claim such a line.
 func TestWish(t *testing.T) {
 	r, mem := newRegion(t)
+	mine, others := mustJoin(t, r, 7), mustJoin(t, r, 8)
 	booked := 0
-	arm := func(state State) (*Slot, func()) {
-		s, err := r.Arm(1, time.Second, state, nil, func(time.Duration) { booked++ })
+	arm := func(claimant uint64, state State) *Slot {
+		t.Helper()
+		s, err := r.Arm(1, time.Second, claimant, state, nil, func(time.Duration) { booked++ })
 		if err != nil {
 			t.Fatal(err)
 		}
-		at, _, claimed := Word(s.Line, s.Sequence)
-		return s, func() { binary.NativeEndian.PutUint64(mem[Wish(at):], claimed) }
+		return s
 	}
-	word := func(s *Slot) (state uint64) { return atomic.LoadUint64(lineWord(mem, s)) & 0xff }
-	const claimed, closed = 2, 3
-
-	s, wish := arm(Frozen)
+	s := arm(7, Frozen)
+	_, _, claimed := Word(s.Line, s.Sequence)
+	*lineWord(mem, s) = claimed
 	if s.Collect(); booked != 0 {
-		t.Fatal("a line was claimed without a wish")
+		t.Error("a process that maps the region has claimed the line of a claimant")
 	}
-	wish()
-	bell := Bell(mem)
-	atomic.AddUint32(bell, 1)
-	if _, _, e := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(bell)), 1, 1, 0, 0, 0); e != 0 { // FUTEX_WAKE
-		t.Fatal(e)
+	if want(r, others, s); answered(t, others, s) {
+		t.Error("a claimant has claimed the line of another one")
 	}
-	testkit.Eventually(t, "the thread claims the line", func() bool { return word(s) == claimed })
-	if s.Revoke() {
-		t.Error("a claimed line was revoked")
+	if want(r, mine, s); !answered(t, mine, s) || s.Revoke() {
+		t.Error("the claimant has not got its line")
 	}
 	if s.Collect(); booked != 1 {
 		t.Errorf("%d claims booked, want 1", booked)
 	}
-
-	line := s.Line
-	if s, _ = arm(Frozen); s.Line == line || word(&Slot{Line: line}) != claimed {
-		t.Error("a line was armed again before the agent has cleared its wish")
+	again := arm(8, Frozen)
+	if again.Line != s.Line || !answered(t, mine, s) {
+		t.Error("the answer is lost when the line is armed again")
+	}
+	if want(r, others, s); answered(t, others, s) || !again.Revoke() {
+		t.Error("a wish for an earlier use has claimed the line")
+	}
+	if want(r, others, again); answered(t, others, again) {
+		t.Error("a revoked line was claimed")
+	}
+	s = arm(7, Cooling)
+	if want(r, mine, s); answered(t, mine, s) {
+		t.Error("workers that are not frozen were claimed")
 	}
 	s.Revoke()
-	at, _, _ := Word(line, 0)
-	binary.NativeEndian.PutUint64(mem[Wish(at):], 0)
-	if s, wish = arm(Frozen); s.Line != line {
-		t.Errorf("armed line %d, want %d", s.Line, line)
+	s = arm(0, Frozen)
+	if want(r, mine, s); answered(t, mine, s) || !s.Revoke() {
+		t.Error("a claimant has claimed a line that is claimed by its word")
 	}
-	if s.Collect(); booked != 1 || !s.Revoke() {
-		t.Error("an earlier wish claimed the line")
-	}
-	if wish(); word(s) != closed {
-		t.Errorf("state %d of a revoked line, want %d", word(s), closed)
-	}
-	if s.Collect(); booked != 1 || word(s) != closed {
-		t.Error("a wish claimed a revoked line")
-	}
-
-	s, wish = arm(Cooling)
-	wish()
-	if s.Collect(); booked != 1 {
-		t.Error("a wish claimed workers that are not frozen")
-	}
-	s.Cooled()
-	if s.Collect(); booked != 2 || word(s) != claimed {
-		t.Errorf("%d claims booked, state %d: a wish that came early was forgotten", booked, word(s))
+	if booked != 1 {
+		t.Errorf("%d claims booked, want 1", booked)
 	}
 }
 
 // Wishes and revocations race. Exactly one side wins each time.
 func TestWishesRace(t *testing.T) {
-	r, mem := newRegion(t)
+	r, _ := newRegion(t)
+	cell := mustJoin(t, r, 7)
 	for i := range 2000 {
 		booked := 0
-		s, err := r.Arm(1, time.Second, Frozen, nil, func(time.Duration) { booked++ })
+		s, err := r.Arm(1, time.Second, 7, Frozen, nil, func(time.Duration) { booked++ })
 		if err != nil {
 			t.Fatal(err)
 		}
-		at, armed, claimed := Word(s.Line, s.Sequence)
+		_, yes, no := Wish(s.Line, s.Sequence)
 		got := make(chan bool)
 		go func() {
-			atomic.StoreUint64((*uint64)(unsafe.Pointer(&mem[Wish(at)])), claimed)
-			atomic.AddUint32(Bell(mem), 1)
-			_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(Bell(mem))), 1, 1, 0, 0, 0)
-			for atomic.LoadUint64(lineWord(mem, s)) == armed {
+			want(r, cell, s)
+			for {
+				switch atomic.LoadUint64((*uint64)(unsafe.Pointer(&cell[AnswerAt]))) {
+				case yes:
+					got <- true
+					return
+				case no:
+					got <- false
+					return
+				}
 				runtime.Gosched()
 			}
-			got <- atomic.LoadUint64(lineWord(mem, s)) == claimed
 		}()
 		for range i % 64 {
 			runtime.Gosched()
 		}
 		revoked := s.Revoke()
 		won := <-got
-		atomic.StoreUint64((*uint64)(unsafe.Pointer(&mem[Wish(at)])), 0)
 		if s.Collect(); won == revoked || won != (booked == 1) {
 			t.Fatalf("claimed %v, revoked %v, %d booked", won, revoked, booked)
 		}
+	}
+}
+
+// When Leave has returned, nothing touches the cell: the claimant's memory may be unmapped while claims go on. A region has a bounded number of claimants.
+func TestLeave(t *testing.T) {
+	r, _ := newRegion(t)
+	stays := mustJoin(t, r, 1)
+	for id := uint64(2); id < 200; id++ {
+		cell, err := unix.Mmap(-1, 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Join(id, cell); err != nil {
+			t.Fatal(err)
+		}
+		s, err := r.Arm(1, time.Second, id, Frozen, nil, func(time.Duration) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(r, cell, s) // the thread may answer it now
+		r.Leave(id)
+		if err := unix.Munmap(cell); err != nil {
+			t.Fatal(err)
+		}
+		if !s.Revoke() {
+			s.Collect()
+		}
+	}
+	n := 0
+	for {
+		if _, err := join(t, r, uint64(1000+n)); err != nil {
+			break
+		}
+		n++
+	}
+	if n != Claimants-1 {
+		t.Errorf("%d more claimants, want %d", n, Claimants-1)
+	}
+	s, err := r.Arm(1, time.Second, 1, Frozen, nil, func(time.Duration) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want(r, stays, s); !answered(t, stays, s) {
+		t.Error("the first claimant cannot claim any more")
 	}
 }
 
@@ -189,7 +269,7 @@ func TestCloseBooksClaims(t *testing.T) {
 	r, mem := newRegion(t)
 	booked := 0
 	arm := func() *Slot {
-		s, err := r.Arm(1, time.Second, Frozen, nil, func(time.Duration) { booked++ })
+		s, err := r.Arm(1, time.Second, 0, Frozen, nil, func(time.Duration) { booked++ })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +283,7 @@ func TestCloseBooksClaims(t *testing.T) {
 	if claimLine(mem, second) || booked != 1 || !second.Revoke() {
 		t.Errorf("%d claims booked, want the first one only", booked)
 	}
-	if _, err := r.Arm(1, time.Second, Frozen, nil, nil); !errors.Is(err, ErrFull) {
+	if _, err := r.Arm(1, time.Second, 0, Frozen, nil, nil); !errors.Is(err, ErrFull) {
 		t.Errorf("armed in a closed region: %v", err)
 	}
 }

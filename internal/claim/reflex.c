@@ -19,12 +19,19 @@
 #define NOTIFY_AFTER_NS 1000000
 
 typedef struct slot {
+    uint64_t claimant; /* the only one that can claim the line, by a wish; 0: by the word */
     uint32_t state; /* DP_CLAIM_NONE: free; AWAKE, COOLING, ARMED; CLAIMED: not collected yet */
     uint32_t n;
     uint64_t sequence; /* of the present or the last use */
     int64_t at;        /* CLOCK_MONOTONIC ns at which the claim was seen */
     reflex_worker *workers;
 } slot;
+
+typedef struct cell {
+    uint64_t id; /* of the claimant */
+    uint64_t seen; /* its last wish */
+    dp_claim_cell *at;
+} cell;
 
 struct reflex {
     dp_claim_region *region;
@@ -35,6 +42,8 @@ struct reflex {
     pthread_t thread;
     pthread_mutex_t mu;
     slot slots[DP_CLAIM_LINES];
+    cell cells[REFLEX_CELLS]; /* the first n_cells; under mu */
+    uint32_t n_cells;
 };
 
 static int64_t now_ns(void) {
@@ -60,28 +69,39 @@ static void resume(const reflex_worker *w) {
     dp_claim_ring(&w->knock->rung, 1); /* after the thaw: a wake-up before it may be lost */
 }
 
-/* Makes the claim that an agent has written into the line's wish. Under mu. */
-static void grant_wish(dp_claim_line *l, uint64_t sequence) {
-    uint64_t armed = dp_claim_word(DP_CLAIM_ARMED, sequence), claimed = dp_claim_word(DP_CLAIM_CLAIMED, sequence);
-    if (__atomic_load_n(&l->wish, __ATOMIC_ACQUIRE) == claimed)
-        __atomic_compare_exchange_n(&l->word, &armed, claimed, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-}
-
-/* Checks whether a client has claimed a line. If so, resumes the workers that are frozen, and returns true. Under mu. */
-static bool look(reflex *r, uint32_t line) {
-    slot *s = &r->slots[line];
-    bool frozen = s->state == DP_CLAIM_ARMED;
-    if (frozen)
-        grant_wish(&r->region->line[line], s->sequence);
-    if ((!frozen && s->state != DP_CLAIM_AWAKE) ||
-        __atomic_load_n(&r->region->line[line].word, __ATOMIC_ACQUIRE) != dp_claim_word(DP_CLAIM_CLAIMED, s->sequence))
-        return false;
+/* Gives the workers of a line to the client that has claimed them. Under mu. */
+static void give(reflex *r, slot *s) {
     s->at = now_ns();
-    for (uint32_t i = 0; i < s->n && frozen; i++)
+    for (uint32_t i = 0; i < s->n && s->state == DP_CLAIM_ARMED; i++)
         resume(&s->workers[i]);
     s->state = DP_CLAIM_CLAIMED;
     r->claims++;
+}
+
+/* Checks whether a client has changed the word of a line to a claim. If so, resumes the workers that are frozen, and returns true. Under mu. */
+static bool look(reflex *r, uint32_t line) {
+    slot *s = &r->slots[line];
+    if (s->claimant || (s->state != DP_CLAIM_ARMED && s->state != DP_CLAIM_AWAKE) ||
+        __atomic_load_n(&r->region->line[line].word, __ATOMIC_ACQUIRE) != dp_claim_word(DP_CLAIM_CLAIMED, s->sequence))
+        return false;
+    give(r, s);
     return true;
+}
+
+/* Answers a claimant's wish, if it has a new one. Returns true if it claims a line, and then has resumed the workers. A wish is answered once, and the answer
+ * holds for good: the claimant does not get the line later. Under mu. */
+static bool answer(reflex *r, cell *c) {
+    uint64_t wish = __atomic_load_n(&c->at->wish, __ATOMIC_ACQUIRE);
+    if (wish == c->seen)
+        return false;
+    c->seen = wish;
+    uint32_t line = (uint32_t)(wish & 0xff);
+    slot *s = line < DP_CLAIM_LINES ? &r->slots[line] : NULL;
+    bool won = s && wish == dp_claim_wish(line, s->sequence) && s->claimant == c->id && s->state == DP_CLAIM_ARMED;
+    __atomic_store_n(&c->at->answer, wish | (won ? DP_CLAIM_WON : DP_CLAIM_LOST), __ATOMIC_RELEASE);
+    if (won)
+        give(r, s);
+    return won;
 }
 
 static void notify(const reflex *r) {
@@ -101,6 +121,8 @@ static void *watch(void *arg) {
         bool ending = r->ending;
         for (uint32_t i = 0; i < r->used && !ending; i++)
             claimed |= look(r, i);
+        for (uint32_t i = 0; i < r->n_cells && !ending; i++)
+            claimed |= answer(r, &r->cells[i]);
         since = r->claims != claims;
         claims = r->claims;
         pthread_mutex_unlock(&r->mu);
@@ -164,10 +186,31 @@ void reflex_free(reflex *r) {
     free(r);
 }
 
-int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, uint32_t state, reflex_worker *workers, uint32_t n, uint64_t *sequence) {
+uint32_t *reflex_bell(reflex *r) { return &r->region->bell; }
+
+bool reflex_join(reflex *r, uint64_t id, dp_claim_cell *at) {
+    pthread_mutex_lock(&r->mu);
+    bool room = r->n_cells < REFLEX_CELLS;
+    if (room)
+        r->cells[r->n_cells++] = (cell){.id = id, .at = at};
+    pthread_mutex_unlock(&r->mu);
+    return room;
+}
+
+void reflex_leave(reflex *r, uint64_t id) {
+    pthread_mutex_lock(&r->mu);
+    for (uint32_t i = 0; i < r->n_cells; i++)
+        if (r->cells[i].id == id) {
+            r->cells[i] = r->cells[--r->n_cells];
+            break;
+        }
+    pthread_mutex_unlock(&r->mu);
+}
+
+int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, uint64_t claimant, uint32_t state, reflex_worker *workers, uint32_t n, uint64_t *sequence) {
     pthread_mutex_lock(&r->mu);
     int line = 0;
-    while (line < DP_CLAIM_LINES && (r->slots[line].state != DP_CLAIM_NONE || __atomic_load_n(&r->region->line[line].wish, __ATOMIC_ACQUIRE)))
+    while (line < DP_CLAIM_LINES && r->slots[line].state != DP_CLAIM_NONE)
         line++;
     if (line == DP_CLAIM_LINES || r->ending) {
         pthread_mutex_unlock(&r->mu);
@@ -175,12 +218,12 @@ int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, uint32_t state, 
     }
     slot *s = &r->slots[line];
     dp_claim_line *l = &r->region->line[line];
-    *s = (slot){.state = state, .n = n, .sequence = s->sequence + 1, .workers = workers};
+    *s = (slot){.claimant = claimant, .state = state, .n = n, .sequence = s->sequence + 1, .workers = workers};
     if ((uint32_t)line >= r->used)
         r->used = (uint32_t)line + 1;
     l->lease_id = lease_id;
     l->client_ns = client_ns;
-    __atomic_store_n(&l->word, dp_claim_word(state, s->sequence), __ATOMIC_RELEASE);
+    __atomic_store_n(&l->word, dp_claim_word(claimant ? DP_CLAIM_NONE : state, s->sequence), __ATOMIC_RELEASE);
     *sequence = s->sequence;
     pthread_mutex_unlock(&r->mu);
     return line;
@@ -192,7 +235,7 @@ static bool change(reflex *r, uint32_t line, uint32_t to) {
     slot *s = &r->slots[line];
     dp_claim_line *l = &r->region->line[line];
     uint64_t now = dp_claim_word(s->state, s->sequence);
-    if (!__atomic_compare_exchange_n(&l->word, &now, dp_claim_word(to, s->sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    if (!s->claimant && !__atomic_compare_exchange_n(&l->word, &now, dp_claim_word(to, s->sequence), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
         if (look(r, line)) {
             notify(r);
             return false;

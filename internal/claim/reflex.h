@@ -6,6 +6,8 @@
 
 typedef struct reflex reflex;
 
+#define REFLEX_CELLS 64 /* most claimants of a region */
+
 /* What is needed to resume a worker. The reflex owns the descriptor and the mapping while the line is armed. */
 typedef struct reflex_worker {
     int freezer;     /* cgroup.freeze of version 2, or freezer.state of version 1 */
@@ -26,10 +28,18 @@ typedef struct reflex_claim {
 reflex *reflex_new(int region, int event);
 /* Ends the thread, and closes all lines that are armed. */
 void reflex_free(reflex *r);
-/* Prepares a line for the n workers of a lease. state: DP_CLAIM_AWAKE, the workers still wait for calls; DP_CLAIM_COOLING, the caller freezes them and
- * then calls reflex_cooled; DP_CLAIM_ARMED, they are frozen. Takes over *workers (from malloc) and what is in it. Returns the line and sets *sequence.
- * Returns -1, and takes over nothing, if no line is free or the reflex is ending. */
-int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, uint32_t state, reflex_worker *workers, uint32_t n, uint64_t *sequence);
+/* Returns the bell of the region, which stays until reflex_free. */
+uint32_t *reflex_bell(reflex *r);
+/* Adds the cell of a claimant on verbs. Its wishes claim the lines that were armed for the same id, which is not 0 and is never used again. The cell stays
+ * until reflex_leave. Returns false if there are REFLEX_CELLS claimants. */
+bool reflex_join(reflex *r, uint64_t id, dp_claim_cell *cell);
+/* Forgets a claimant. When it returns, nothing refers to the cell, and nobody can claim the lines of the claimant any more. */
+void reflex_leave(reflex *r, uint64_t id);
+/* Prepares a line for the n workers of a lease. claimant: the only one that can claim them; 0: every process that can change the word. state:
+ * DP_CLAIM_AWAKE, the workers still wait for calls; DP_CLAIM_COOLING, the caller freezes them and then calls reflex_cooled; DP_CLAIM_ARMED, they are frozen.
+ * A claimant can claim them only while the state is ARMED. Takes over *workers (from malloc) and what is in it. Returns the line and sets *sequence. Returns
+ * -1, and takes over nothing, if no line is free or the reflex is ending. */
+int reflex_arm(reflex *r, uint64_t lease_id, int64_t client_ns, uint64_t claimant, uint32_t state, reflex_worker *workers, uint32_t n, uint64_t *sequence);
 /* The caller freezes awake workers between reflex_cool and reflex_cooled. No client can claim them meanwhile. reflex_cool returns 0 if the line has
  * no awake workers (any more), for example because a client has claimed them. reflex_cooled does nothing if the line was closed. */
 int reflex_cool(reflex *r, uint32_t line, uint64_t sequence);

@@ -188,7 +188,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50, 0}
 }
 
 type InfoRequest struct {
@@ -2553,9 +2553,10 @@ func (x *ReplaceReply) GetWorker() *WorkerGrant {
 type ReleaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	Finish        bool                   `protobuf:"varint,2,opt,name=finish,proto3" json:"finish,omitempty"` // let the calls that have been sent finish, within the executor's grace
-	Keep          bool                   `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`     // cache the workers for a later lease, if possible. No call is in flight
-	Claims        bool                   `protobuf:"varint,4,opt,name=claims,proto3" json:"claims,omitempty"` // with keep: the client can claim the workers later, without a message
+	Finish        bool                   `protobuf:"varint,2,opt,name=finish,proto3" json:"finish,omitempty"`     // let the calls that have been sent finish, within the executor's grace
+	Keep          bool                   `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`         // cache the workers for a later lease, if possible. No call is in flight
+	Claims        bool                   `protobuf:"varint,4,opt,name=claims,proto3" json:"claims,omitempty"`     // with keep: the client can claim the workers later, without a message
+	Claimant      uint64                 `protobuf:"varint,5,opt,name=claimant,proto3" json:"claimant,omitempty"` // with claims, on verbs: the claimant of AttachClaims that is to claim them; 0, or a claimant that has ended: the caller
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2616,6 +2617,13 @@ func (x *ReleaseRequest) GetClaims() bool {
 		return x.Claims
 	}
 	return false
+}
+
+func (x *ReleaseRequest) GetClaimant() uint64 {
+	if x != nil {
+		return x.Claimant
+	}
+	return 0
 }
 
 type ReleaseReply struct {
@@ -2679,7 +2687,8 @@ func (x *ReleaseReply) GetClaim() *Claim {
 }
 
 // Claim names the line of cached workers in the client's claim region (docs/PROTOCOL.md). On shm the client maps the region, which it gets from the
-// socket. On tcp and verbs it reaches the lines by AttachClaims; lease_id and client_ms are what the line of a mapped region has.
+// socket. On tcp it reaches the lines, and on verbs a cell for its wishes, by AttachClaims; lease_id and client_ms are what the line of a mapped region
+// has.
 type Claim struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Line          uint32                 `protobuf:"varint,1,opt,name=line,proto3" json:"line,omitempty"`
@@ -2689,6 +2698,7 @@ type Claim struct {
 	Proof         []byte                 `protobuf:"bytes,5,opt,name=proof,proto3" json:"proof,omitempty"`                        // 16 bytes: what the executor answers there, with the descriptor
 	LeaseId       uint64                 `protobuf:"varint,6,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`    // of the lease that a claim gets
 	ClientMs      uint64                 `protobuf:"varint,7,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"` // how long the client may use that lease, from the claim on
+	Claimant      uint64                 `protobuf:"varint,8,opt,name=claimant,proto3" json:"claimant,omitempty"`                 // verbs: the only claimant that can claim them; 1: the caller; 0: the executor is of a version that takes no claimants
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2772,11 +2782,19 @@ func (x *Claim) GetClientMs() uint64 {
 	return 0
 }
 
+func (x *Claim) GetClaimant() uint64 {
+	if x != nil {
+		return x.Claimant
+	}
+	return 0
+}
+
 type AttachClaimsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"` // tcp or verbs
-	Blob          []byte                 `protobuf:"bytes,2,opt,name=blob,proto3" json:"blob,omitempty"`         // of the caller's queue pair
-	Token         []byte                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`       // of the claim
+	Blob          []byte                 `protobuf:"bytes,2,opt,name=blob,proto3" json:"blob,omitempty"`         // of the queue pair that claims
+	Token         []byte                 `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`       // of the claim. Not with own
+	Own           bool                   `protobuf:"varint,4,opt,name=own,proto3" json:"own,omitempty"`          // verbs: the queue pair belongs to a client process of the caller, which then is a claimant of its own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2832,10 +2850,18 @@ func (x *AttachClaimsRequest) GetToken() []byte {
 	return nil
 }
 
+func (x *AttachClaimsRequest) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
 type AttachClaimsReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // of the executor's queue pair
-	Region        *MemoryRef             `protobuf:"bytes,2,opt,name=region,proto3" json:"region,omitempty"`
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`          // of the executor's queue pair
+	Region        *MemoryRef             `protobuf:"bytes,2,opt,name=region,proto3" json:"region,omitempty"`      // on verbs only a cell of 64 bytes
+	Claimant      uint64                 `protobuf:"varint,3,opt,name=claimant,proto3" json:"claimant,omitempty"` // with own: names it in ReleaseRequest and DetachClaimsRequest. Not 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2884,6 +2910,93 @@ func (x *AttachClaimsReply) GetRegion() *MemoryRef {
 	return nil
 }
 
+func (x *AttachClaimsReply) GetClaimant() uint64 {
+	if x != nil {
+		return x.Claimant
+	}
+	return 0
+}
+
+type DetachClaimsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Claimant      uint64                 `protobuf:"varint,1,opt,name=claimant,proto3" json:"claimant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachClaimsRequest) Reset() {
+	*x = DetachClaimsRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachClaimsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachClaimsRequest) ProtoMessage() {}
+
+func (x *DetachClaimsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachClaimsRequest.ProtoReflect.Descriptor instead.
+func (*DetachClaimsRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *DetachClaimsRequest) GetClaimant() uint64 {
+	if x != nil {
+		return x.Claimant
+	}
+	return 0
+}
+
+type DetachClaimsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DetachClaimsReply) Reset() {
+	*x = DetachClaimsReply{}
+	mi := &file_internal_control_control_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DetachClaimsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DetachClaimsReply) ProtoMessage() {}
+
+func (x *DetachClaimsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DetachClaimsReply.ProtoReflect.Descriptor instead.
+func (*DetachClaimsReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+}
+
 type RenewRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
@@ -2894,7 +3007,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +3019,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +3032,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RenewRequest) GetLeaseId() uint64 {
@@ -2946,7 +3059,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3071,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3084,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RenewReply) GetDurationMs() uint64 {
@@ -2996,7 +3109,7 @@ type LeasesRequest struct {
 
 func (x *LeasesRequest) Reset() {
 	*x = LeasesRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3121,7 @@ func (x *LeasesRequest) String() string {
 func (*LeasesRequest) ProtoMessage() {}
 
 func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3134,7 @@ func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesRequest.ProtoReflect.Descriptor instead.
 func (*LeasesRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 type LeasesReply struct {
@@ -3033,7 +3146,7 @@ type LeasesReply struct {
 
 func (x *LeasesReply) Reset() {
 	*x = LeasesReply{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3158,7 @@ func (x *LeasesReply) String() string {
 func (*LeasesReply) ProtoMessage() {}
 
 func (x *LeasesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3171,7 @@ func (x *LeasesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesReply.ProtoReflect.Descriptor instead.
 func (*LeasesReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LeasesReply) GetLeases() []*LeaseEntry {
@@ -3086,7 +3199,7 @@ type LeaseEntry struct {
 
 func (x *LeaseEntry) Reset() {
 	*x = LeaseEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3211,7 @@ func (x *LeaseEntry) String() string {
 func (*LeaseEntry) ProtoMessage() {}
 
 func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3224,7 @@ func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseEntry.ProtoReflect.Descriptor instead.
 func (*LeaseEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LeaseEntry) GetLeaseId() uint64 {
@@ -3194,7 +3307,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3206,7 +3319,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3219,7 +3332,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RevokeRequest) GetLeaseId() uint64 {
@@ -3244,7 +3357,7 @@ type RevokeReply struct {
 
 func (x *RevokeReply) Reset() {
 	*x = RevokeReply{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3256,7 +3369,7 @@ func (x *RevokeReply) String() string {
 func (*RevokeReply) ProtoMessage() {}
 
 func (x *RevokeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3269,7 +3382,7 @@ func (x *RevokeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeReply.ProtoReflect.Descriptor instead.
 func (*RevokeReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 type DrainRequest struct {
@@ -3282,7 +3395,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3407,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3420,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DrainRequest) GetGraceMs() uint64 {
@@ -3332,7 +3445,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3457,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3470,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 type CordonRequest struct {
@@ -3370,7 +3483,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3495,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3508,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CordonRequest) GetCordon() bool {
@@ -3420,7 +3533,7 @@ type CordonReply struct {
 
 func (x *CordonReply) Reset() {
 	*x = CordonReply{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3432,7 +3545,7 @@ func (x *CordonReply) String() string {
 func (*CordonReply) ProtoMessage() {}
 
 func (x *CordonReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3445,7 +3558,7 @@ func (x *CordonReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonReply.ProtoReflect.Descriptor instead.
 func (*CordonReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 type UntilRequest struct {
@@ -3457,7 +3570,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3469,7 +3582,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3482,7 +3595,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UntilRequest) GetUntil() uint64 {
@@ -3500,7 +3613,7 @@ type UntilReply struct {
 
 func (x *UntilReply) Reset() {
 	*x = UntilReply{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3625,7 @@ func (x *UntilReply) String() string {
 func (*UntilReply) ProtoMessage() {}
 
 func (x *UntilReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3638,7 @@ func (x *UntilReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
 func (*UntilReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 type InspectRequest struct {
@@ -3541,7 +3654,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3666,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3679,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -3610,7 +3723,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3622,7 +3735,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3635,7 +3748,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -3719,7 +3832,7 @@ type RoomRequest struct {
 
 func (x *RoomRequest) Reset() {
 	*x = RoomRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3731,7 +3844,7 @@ func (x *RoomRequest) String() string {
 func (*RoomRequest) ProtoMessage() {}
 
 func (x *RoomRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +3857,7 @@ func (x *RoomRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomRequest.ProtoReflect.Descriptor instead.
 func (*RoomRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RoomRequest) GetCores() uint32 {
@@ -3777,7 +3890,7 @@ type RoomReply struct {
 
 func (x *RoomReply) Reset() {
 	*x = RoomReply{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3789,7 +3902,7 @@ func (x *RoomReply) String() string {
 func (*RoomReply) ProtoMessage() {}
 
 func (x *RoomReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3802,7 +3915,7 @@ func (x *RoomReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoomReply.ProtoReflect.Descriptor instead.
 func (*RoomReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RoomReply) GetRoom() bool {
@@ -3821,7 +3934,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3833,7 +3946,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3846,7 +3959,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -3873,7 +3986,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3885,7 +3998,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3898,7 +4011,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -3975,7 +4088,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3987,7 +4100,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4000,7 +4113,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -4035,7 +4148,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4047,7 +4160,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4060,7 +4173,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -4094,7 +4207,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4219,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +4232,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -4145,7 +4258,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4157,7 +4270,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4170,7 +4283,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -4189,7 +4302,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4201,7 +4314,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4214,7 +4327,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -4232,7 +4345,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4244,7 +4357,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[54]
+	mi := &file_internal_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4257,7 +4370,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 type ListRequest struct {
@@ -4268,7 +4381,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4280,7 +4393,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[55]
+	mi := &file_internal_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4293,7 +4406,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{55}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 type ListReply struct {
@@ -4306,7 +4419,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +4431,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[56]
+	mi := &file_internal_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +4444,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{56}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -4361,7 +4474,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4373,7 +4486,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[57]
+	mi := &file_internal_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4386,7 +4499,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{57}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -4436,7 +4549,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4448,7 +4561,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[58]
+	mi := &file_internal_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4461,7 +4574,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{58}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -4494,7 +4607,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4506,7 +4619,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[59]
+	mi := &file_internal_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4519,7 +4632,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{59}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -4543,7 +4656,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4555,7 +4668,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[60]
+	mi := &file_internal_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4568,7 +4681,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{60}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -4625,7 +4738,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4637,7 +4750,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[61]
+	mi := &file_internal_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4650,7 +4763,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{61}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -4696,7 +4809,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +4821,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[62]
+	mi := &file_internal_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +4834,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{62}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -4782,7 +4895,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4794,7 +4907,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[63]
+	mi := &file_internal_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4807,7 +4920,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{63}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -4828,7 +4941,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +4953,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[64]
+	mi := &file_internal_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +4966,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{64}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -4889,7 +5002,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4901,7 +5014,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[65]
+	mi := &file_internal_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4914,7 +5027,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{65}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -4956,7 +5069,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[66]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4968,7 +5081,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[66]
+	mi := &file_internal_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4981,7 +5094,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{66}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -5014,7 +5127,7 @@ type RevocationsRequest struct {
 
 func (x *RevocationsRequest) Reset() {
 	*x = RevocationsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[67]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5026,7 +5139,7 @@ func (x *RevocationsRequest) String() string {
 func (*RevocationsRequest) ProtoMessage() {}
 
 func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[67]
+	mi := &file_internal_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5039,7 +5152,7 @@ func (x *RevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationsRequest.ProtoReflect.Descriptor instead.
 func (*RevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{67}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RevocationsRequest) GetSerial() uint64 {
@@ -5058,7 +5171,7 @@ type RevocationsReply struct {
 
 func (x *RevocationsReply) Reset() {
 	*x = RevocationsReply{}
-	mi := &file_internal_control_control_proto_msgTypes[68]
+	mi := &file_internal_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5070,7 +5183,7 @@ func (x *RevocationsReply) String() string {
 func (*RevocationsReply) ProtoMessage() {}
 
 func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[68]
+	mi := &file_internal_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5083,7 +5196,7 @@ func (x *RevocationsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationsReply.ProtoReflect.Descriptor instead.
 func (*RevocationsReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{68}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RevocationsReply) GetList() []byte {
@@ -5104,7 +5217,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[69]
+	mi := &file_internal_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5116,7 +5229,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[69]
+	mi := &file_internal_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5129,7 +5242,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{69}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -5163,7 +5276,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[70]
+	mi := &file_internal_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5175,7 +5288,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[70]
+	mi := &file_internal_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5188,7 +5301,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{70}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -5223,7 +5336,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[71]
+	mi := &file_internal_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5235,7 +5348,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[71]
+	mi := &file_internal_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5248,7 +5361,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{71}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -5323,7 +5436,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[72]
+	mi := &file_internal_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5335,7 +5448,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[72]
+	mi := &file_internal_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5348,7 +5461,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{72}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -5366,7 +5479,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[73]
+	mi := &file_internal_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5378,7 +5491,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[73]
+	mi := &file_internal_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5391,7 +5504,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{73}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 type BillRequest struct {
@@ -5404,7 +5517,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[74]
+	mi := &file_internal_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5416,7 +5529,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[74]
+	mi := &file_internal_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5429,7 +5542,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{74}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -5457,7 +5570,7 @@ type HistoryRequest struct {
 
 func (x *HistoryRequest) Reset() {
 	*x = HistoryRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[75]
+	mi := &file_internal_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5469,7 +5582,7 @@ func (x *HistoryRequest) String() string {
 func (*HistoryRequest) ProtoMessage() {}
 
 func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[75]
+	mi := &file_internal_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5482,7 +5595,7 @@ func (x *HistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryRequest.ProtoReflect.Descriptor instead.
 func (*HistoryRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{75}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *HistoryRequest) GetTenant() string {
@@ -5516,7 +5629,7 @@ type HistoryReply struct {
 
 func (x *HistoryReply) Reset() {
 	*x = HistoryReply{}
-	mi := &file_internal_control_control_proto_msgTypes[76]
+	mi := &file_internal_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5528,7 +5641,7 @@ func (x *HistoryReply) String() string {
 func (*HistoryReply) ProtoMessage() {}
 
 func (x *HistoryReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[76]
+	mi := &file_internal_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5541,7 +5654,7 @@ func (x *HistoryReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryReply.ProtoReflect.Descriptor instead.
 func (*HistoryReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{76}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *HistoryReply) GetSteps() []*HistoryStep {
@@ -5573,7 +5686,7 @@ type HistoryStep struct {
 
 func (x *HistoryStep) Reset() {
 	*x = HistoryStep{}
-	mi := &file_internal_control_control_proto_msgTypes[77]
+	mi := &file_internal_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +5698,7 @@ func (x *HistoryStep) String() string {
 func (*HistoryStep) ProtoMessage() {}
 
 func (x *HistoryStep) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[77]
+	mi := &file_internal_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +5711,7 @@ func (x *HistoryStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HistoryStep.ProtoReflect.Descriptor instead.
 func (*HistoryStep) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{77}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *HistoryStep) GetStart() int64 {
@@ -5660,7 +5773,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_internal_control_control_proto_msgTypes[78]
+	mi := &file_internal_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5672,7 +5785,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[78]
+	mi := &file_internal_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5685,7 +5798,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{78}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *TenantUse) GetTenant() string {
@@ -5713,7 +5826,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[79]
+	mi := &file_internal_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5725,7 +5838,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[79]
+	mi := &file_internal_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5738,7 +5851,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{79}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -5773,7 +5886,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[80]
+	mi := &file_internal_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5785,7 +5898,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[80]
+	mi := &file_internal_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5798,7 +5911,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{80}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -5835,7 +5948,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[81]
+	mi := &file_internal_control_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5847,7 +5960,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[81]
+	mi := &file_internal_control_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5860,7 +5973,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{81}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *BillLine) GetItem() string {
@@ -6130,16 +6243,17 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"clientBlob\x12\x12\n" +
 	"\x04kill\x18\x04 \x01(\bR\x04kill\"E\n" +
 	"\fReplaceReply\x125\n" +
-	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"o\n" +
+	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"\x8b\x01\n" +
 	"\x0eReleaseRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06finish\x18\x02 \x01(\bR\x06finish\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x16\n" +
-	"\x06claims\x18\x04 \x01(\bR\x06claims\"p\n" +
+	"\x06claims\x18\x04 \x01(\bR\x06claims\x12\x1a\n" +
+	"\bclaimant\x18\x05 \x01(\x04R\bclaimant\"p\n" +
 	"\fReleaseReply\x12\x16\n" +
 	"\x06cached\x18\x01 \x01(\bR\x06cached\x12\x19\n" +
 	"\bcache_ms\x18\x02 \x01(\x04R\acacheMs\x12-\n" +
-	"\x05claim\x18\x03 \x01(\v2\x17.rfaas.control.v1.ClaimR\x05claim\"\xb3\x01\n" +
+	"\x05claim\x18\x03 \x01(\v2\x17.rfaas.control.v1.ClaimR\x05claim\"\xcf\x01\n" +
 	"\x05Claim\x12\x12\n" +
 	"\x04line\x18\x01 \x01(\rR\x04line\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
@@ -6147,14 +6261,20 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05token\x18\x04 \x01(\fR\x05token\x12\x14\n" +
 	"\x05proof\x18\x05 \x01(\fR\x05proof\x12\x19\n" +
 	"\blease_id\x18\x06 \x01(\x04R\aleaseId\x12\x1b\n" +
-	"\tclient_ms\x18\a \x01(\x04R\bclientMs\"[\n" +
+	"\tclient_ms\x18\a \x01(\x04R\bclientMs\x12\x1a\n" +
+	"\bclaimant\x18\b \x01(\x04R\bclaimant\"m\n" +
 	"\x13AttachClaimsRequest\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04blob\x18\x02 \x01(\fR\x04blob\x12\x14\n" +
-	"\x05token\x18\x03 \x01(\fR\x05token\"\\\n" +
+	"\x05token\x18\x03 \x01(\fR\x05token\x12\x10\n" +
+	"\x03own\x18\x04 \x01(\bR\x03own\"x\n" +
 	"\x11AttachClaimsReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x123\n" +
-	"\x06region\x18\x02 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06region\"_\n" +
+	"\x06region\x18\x02 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06region\x12\x1a\n" +
+	"\bclaimant\x18\x03 \x01(\x04R\bclaimant\"1\n" +
+	"\x13DetachClaimsRequest\x12\x1a\n" +
+	"\bclaimant\x18\x01 \x01(\x04R\bclaimant\"\x13\n" +
+	"\x11DetachClaimsReply\"_\n" +
 	"\fRenewRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12$\n" +
 	"\vduration_ms\x18\x02 \x01(\x04H\x00R\n" +
@@ -6386,7 +6506,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
 	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
 	"\x11START_PATH_CACHED\x10\x03\x12\x15\n" +
-	"\x11START_PATH_SEEDED\x10\x042\xf6\f\n" +
+	"\x11START_PATH_SEEDED\x10\x042\xd2\r\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
@@ -6396,7 +6516,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04Lend\x12\x1d.rfaas.control.v1.LendRequest\x1a\x1b.rfaas.control.v1.LendReply(\x010\x01\x12K\n" +
 	"\aReplace\x12 .rfaas.control.v1.ReplaceRequest\x1a\x1e.rfaas.control.v1.ReplaceReply\x12K\n" +
 	"\aRelease\x12 .rfaas.control.v1.ReleaseRequest\x1a\x1e.rfaas.control.v1.ReleaseReply\x12Z\n" +
-	"\fAttachClaims\x12%.rfaas.control.v1.AttachClaimsRequest\x1a#.rfaas.control.v1.AttachClaimsReply\x12E\n" +
+	"\fAttachClaims\x12%.rfaas.control.v1.AttachClaimsRequest\x1a#.rfaas.control.v1.AttachClaimsReply\x12Z\n" +
+	"\fDetachClaims\x12%.rfaas.control.v1.DetachClaimsRequest\x1a#.rfaas.control.v1.DetachClaimsReply\x12E\n" +
 	"\x05Renew\x12\x1e.rfaas.control.v1.RenewRequest\x1a\x1c.rfaas.control.v1.RenewReply\x12H\n" +
 	"\x06Leases\x12\x1f.rfaas.control.v1.LeasesRequest\x1a\x1d.rfaas.control.v1.LeasesReply\x12H\n" +
 	"\x06Revoke\x12\x1f.rfaas.control.v1.RevokeRequest\x1a\x1d.rfaas.control.v1.RevokeReply\x12E\n" +
@@ -6440,7 +6561,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -6475,58 +6596,60 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*Claim)(nil),                 // 30: rfaas.control.v1.Claim
 	(*AttachClaimsRequest)(nil),   // 31: rfaas.control.v1.AttachClaimsRequest
 	(*AttachClaimsReply)(nil),     // 32: rfaas.control.v1.AttachClaimsReply
-	(*RenewRequest)(nil),          // 33: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 34: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 35: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 36: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 37: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 38: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 39: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 40: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 41: rfaas.control.v1.DrainReply
-	(*CordonRequest)(nil),         // 42: rfaas.control.v1.CordonRequest
-	(*CordonReply)(nil),           // 43: rfaas.control.v1.CordonReply
-	(*UntilRequest)(nil),          // 44: rfaas.control.v1.UntilRequest
-	(*UntilReply)(nil),            // 45: rfaas.control.v1.UntilReply
-	(*InspectRequest)(nil),        // 46: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 47: rfaas.control.v1.InspectReply
-	(*RoomRequest)(nil),           // 48: rfaas.control.v1.RoomRequest
-	(*RoomReply)(nil),             // 49: rfaas.control.v1.RoomReply
-	(*EventsRequest)(nil),         // 50: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 51: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 52: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 53: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 54: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 55: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 56: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 57: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 58: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 59: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 60: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 61: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 62: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 63: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 64: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 65: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 66: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 67: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 68: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 69: rfaas.control.v1.ReserveReply
-	(*RevocationsRequest)(nil),    // 70: rfaas.control.v1.RevocationsRequest
-	(*RevocationsReply)(nil),      // 71: rfaas.control.v1.RevocationsReply
-	(*AttachClientRequest)(nil),   // 72: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 73: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 74: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 75: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 76: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 77: rfaas.control.v1.BillRequest
-	(*HistoryRequest)(nil),        // 78: rfaas.control.v1.HistoryRequest
-	(*HistoryReply)(nil),          // 79: rfaas.control.v1.HistoryReply
-	(*HistoryStep)(nil),           // 80: rfaas.control.v1.HistoryStep
-	(*TenantUse)(nil),             // 81: rfaas.control.v1.TenantUse
-	(*BillReply)(nil),             // 82: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 83: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 84: rfaas.control.v1.BillLine
+	(*DetachClaimsRequest)(nil),   // 33: rfaas.control.v1.DetachClaimsRequest
+	(*DetachClaimsReply)(nil),     // 34: rfaas.control.v1.DetachClaimsReply
+	(*RenewRequest)(nil),          // 35: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 36: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 37: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 38: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 39: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 40: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 41: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 42: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 43: rfaas.control.v1.DrainReply
+	(*CordonRequest)(nil),         // 44: rfaas.control.v1.CordonRequest
+	(*CordonReply)(nil),           // 45: rfaas.control.v1.CordonReply
+	(*UntilRequest)(nil),          // 46: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 47: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 48: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 49: rfaas.control.v1.InspectReply
+	(*RoomRequest)(nil),           // 50: rfaas.control.v1.RoomRequest
+	(*RoomReply)(nil),             // 51: rfaas.control.v1.RoomReply
+	(*EventsRequest)(nil),         // 52: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 53: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 54: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 55: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 56: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 57: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 58: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 59: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 60: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 61: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 62: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 63: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 64: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 65: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 66: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 67: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 68: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 69: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 70: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 71: rfaas.control.v1.ReserveReply
+	(*RevocationsRequest)(nil),    // 72: rfaas.control.v1.RevocationsRequest
+	(*RevocationsReply)(nil),      // 73: rfaas.control.v1.RevocationsReply
+	(*AttachClientRequest)(nil),   // 74: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 75: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 76: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 77: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 78: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 79: rfaas.control.v1.BillRequest
+	(*HistoryRequest)(nil),        // 80: rfaas.control.v1.HistoryRequest
+	(*HistoryReply)(nil),          // 81: rfaas.control.v1.HistoryReply
+	(*HistoryStep)(nil),           // 82: rfaas.control.v1.HistoryStep
+	(*TenantUse)(nil),             // 83: rfaas.control.v1.TenantUse
+	(*BillReply)(nil),             // 84: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 85: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 86: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
@@ -6542,34 +6665,34 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	30, // 10: rfaas.control.v1.LeaseReply.claim:type_name -> rfaas.control.v1.Claim
 	19, // 11: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
 	1,  // 12: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	61, // 13: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
+	63, // 13: rfaas.control.v1.FetchRequest.memory:type_name -> rfaas.control.v1.MemoryRef
 	8,  // 14: rfaas.control.v1.FetchRequest.seed:type_name -> rfaas.control.v1.SeedCopy
-	61, // 15: rfaas.control.v1.FetchRequest.proofs:type_name -> rfaas.control.v1.MemoryRef
-	61, // 16: rfaas.control.v1.LendReply.memory:type_name -> rfaas.control.v1.MemoryRef
+	63, // 15: rfaas.control.v1.FetchRequest.proofs:type_name -> rfaas.control.v1.MemoryRef
+	63, // 16: rfaas.control.v1.LendReply.memory:type_name -> rfaas.control.v1.MemoryRef
 	8,  // 17: rfaas.control.v1.LendReply.seed:type_name -> rfaas.control.v1.SeedCopy
-	61, // 18: rfaas.control.v1.LendReply.proofs:type_name -> rfaas.control.v1.MemoryRef
+	63, // 18: rfaas.control.v1.LendReply.proofs:type_name -> rfaas.control.v1.MemoryRef
 	18, // 19: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
 	30, // 20: rfaas.control.v1.ReleaseReply.claim:type_name -> rfaas.control.v1.Claim
-	61, // 21: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
-	37, // 22: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	63, // 21: rfaas.control.v1.AttachClaimsReply.region:type_name -> rfaas.control.v1.MemoryRef
+	39, // 22: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
 	2,  // 23: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
 	4,  // 24: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	63, // 25: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	65, // 25: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
 	4,  // 26: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	60, // 27: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	62, // 27: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
 	4,  // 28: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	61, // 29: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	61, // 30: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	61, // 31: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	61, // 32: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	61, // 33: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
-	61, // 34: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	61, // 35: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	74, // 36: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	80, // 37: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
-	81, // 38: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
-	83, // 39: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	84, // 40: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	63, // 29: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	63, // 30: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	63, // 31: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	63, // 32: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	63, // 33: rfaas.control.v1.AttachExecutorReply.stats:type_name -> rfaas.control.v1.MemoryRef
+	63, // 34: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	63, // 35: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	76, // 36: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	82, // 37: rfaas.control.v1.HistoryReply.steps:type_name -> rfaas.control.v1.HistoryStep
+	83, // 38: rfaas.control.v1.HistoryStep.tenants:type_name -> rfaas.control.v1.TenantUse
+	85, // 39: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	86, // 40: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
 	3,  // 41: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
 	6,  // 42: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
 	6,  // 43: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
@@ -6579,69 +6702,71 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	26, // 47: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
 	28, // 48: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
 	31, // 49: rfaas.control.v1.Executor.AttachClaims:input_type -> rfaas.control.v1.AttachClaimsRequest
-	33, // 50: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	35, // 51: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	38, // 52: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	40, // 53: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	42, // 54: rfaas.control.v1.Executor.Cordon:input_type -> rfaas.control.v1.CordonRequest
-	44, // 55: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	46, // 56: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	48, // 57: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
-	9,  // 58: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
-	10, // 59: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
-	10, // 60: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
-	10, // 61: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
-	50, // 62: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	52, // 63: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	54, // 64: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	56, // 65: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	58, // 66: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	62, // 67: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	64, // 68: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	72, // 69: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	75, // 70: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	77, // 71: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	78, // 72: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
-	66, // 73: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	68, // 74: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	70, // 75: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
-	4,  // 76: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	16, // 77: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	16, // 78: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
-	21, // 79: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	23, // 80: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
-	25, // 81: rfaas.control.v1.Executor.Lend:output_type -> rfaas.control.v1.LendReply
-	27, // 82: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	29, // 83: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	32, // 84: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
-	34, // 85: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	36, // 86: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	39, // 87: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	41, // 88: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	43, // 89: rfaas.control.v1.Executor.Cordon:output_type -> rfaas.control.v1.CordonReply
-	45, // 90: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	47, // 91: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	49, // 92: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
-	11, // 93: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
-	11, // 94: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
-	11, // 95: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
-	12, // 96: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
-	51, // 97: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	53, // 98: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	55, // 99: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	57, // 100: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	59, // 101: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	63, // 102: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	65, // 103: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	73, // 104: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	76, // 105: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	82, // 106: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	79, // 107: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
-	67, // 108: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	69, // 109: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	71, // 110: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
-	76, // [76:111] is the sub-list for method output_type
-	41, // [41:76] is the sub-list for method input_type
+	33, // 50: rfaas.control.v1.Executor.DetachClaims:input_type -> rfaas.control.v1.DetachClaimsRequest
+	35, // 51: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	37, // 52: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	40, // 53: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	42, // 54: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	44, // 55: rfaas.control.v1.Executor.Cordon:input_type -> rfaas.control.v1.CordonRequest
+	46, // 56: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	48, // 57: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	50, // 58: rfaas.control.v1.Executor.Room:input_type -> rfaas.control.v1.RoomRequest
+	9,  // 59: rfaas.control.v1.Executor.CreateSeed:input_type -> rfaas.control.v1.CreateSeedRequest
+	10, // 60: rfaas.control.v1.Executor.DescribeSeed:input_type -> rfaas.control.v1.SeedRequest
+	10, // 61: rfaas.control.v1.Executor.RenewSeed:input_type -> rfaas.control.v1.SeedRequest
+	10, // 62: rfaas.control.v1.Executor.ReleaseSeed:input_type -> rfaas.control.v1.SeedRequest
+	52, // 63: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	54, // 64: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	56, // 65: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	58, // 66: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	60, // 67: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	64, // 68: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	66, // 69: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	74, // 70: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	77, // 71: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	79, // 72: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	80, // 73: rfaas.control.v1.Manager.History:input_type -> rfaas.control.v1.HistoryRequest
+	68, // 74: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	70, // 75: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	72, // 76: rfaas.control.v1.Manager.Revocations:input_type -> rfaas.control.v1.RevocationsRequest
+	4,  // 77: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	16, // 78: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	16, // 79: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	21, // 80: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	23, // 81: rfaas.control.v1.Executor.Fetch:output_type -> rfaas.control.v1.FetchReply
+	25, // 82: rfaas.control.v1.Executor.Lend:output_type -> rfaas.control.v1.LendReply
+	27, // 83: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	29, // 84: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	32, // 85: rfaas.control.v1.Executor.AttachClaims:output_type -> rfaas.control.v1.AttachClaimsReply
+	34, // 86: rfaas.control.v1.Executor.DetachClaims:output_type -> rfaas.control.v1.DetachClaimsReply
+	36, // 87: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	38, // 88: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	41, // 89: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	43, // 90: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	45, // 91: rfaas.control.v1.Executor.Cordon:output_type -> rfaas.control.v1.CordonReply
+	47, // 92: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	49, // 93: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	51, // 94: rfaas.control.v1.Executor.Room:output_type -> rfaas.control.v1.RoomReply
+	11, // 95: rfaas.control.v1.Executor.CreateSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 96: rfaas.control.v1.Executor.DescribeSeed:output_type -> rfaas.control.v1.SeedReply
+	11, // 97: rfaas.control.v1.Executor.RenewSeed:output_type -> rfaas.control.v1.SeedReply
+	12, // 98: rfaas.control.v1.Executor.ReleaseSeed:output_type -> rfaas.control.v1.ReleaseSeedReply
+	53, // 99: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	55, // 100: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	57, // 101: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	59, // 102: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	61, // 103: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	65, // 104: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	67, // 105: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	75, // 106: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	78, // 107: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	84, // 108: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	81, // 109: rfaas.control.v1.Manager.History:output_type -> rfaas.control.v1.HistoryReply
+	69, // 110: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	71, // 111: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	73, // 112: rfaas.control.v1.Manager.Revocations:output_type -> rfaas.control.v1.RevocationsReply
+	77, // [77:113] is the sub-list for method output_type
+	41, // [41:77] is the sub-list for method input_type
 	41, // [41:41] is the sub-list for extension type_name
 	41, // [41:41] is the sub-list for extension extendee
 	0,  // [0:41] is the sub-list for field type_name
@@ -6653,14 +6778,14 @@ func file_internal_control_control_proto_init() {
 		return
 	}
 	file_internal_control_control_proto_msgTypes[3].OneofWrappers = []any{}
-	file_internal_control_control_proto_msgTypes[30].OneofWrappers = []any{}
+	file_internal_control_control_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   82,
+			NumMessages:   84,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

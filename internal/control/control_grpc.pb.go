@@ -31,6 +31,7 @@ const (
 	Executor_Replace_FullMethodName      = "/rfaas.control.v1.Executor/Replace"
 	Executor_Release_FullMethodName      = "/rfaas.control.v1.Executor/Release"
 	Executor_AttachClaims_FullMethodName = "/rfaas.control.v1.Executor/AttachClaims"
+	Executor_DetachClaims_FullMethodName = "/rfaas.control.v1.Executor/DetachClaims"
 	Executor_Renew_FullMethodName        = "/rfaas.control.v1.Executor/Renew"
 	Executor_Leases_FullMethodName       = "/rfaas.control.v1.Executor/Leases"
 	Executor_Revoke_FullMethodName       = "/rfaas.control.v1.Executor/Revoke"
@@ -75,6 +76,8 @@ type ExecutorClient interface {
 	// AttachClaims connects a client to its claim region over tcp or verbs. The region holds the words of the workers that it may claim. The client
 	// then connects to the executor's queue pair.
 	AttachClaims(ctx context.Context, in *AttachClaimsRequest, opts ...grpc.CallOption) (*AttachClaimsReply, error)
+	// DetachClaims ends a connection of AttachClaims that has a claimant. Nothing happens if it has ended.
+	DetachClaims(ctx context.Context, in *DetachClaimsRequest, opts ...grpc.CallOption) (*DetachClaimsReply, error)
 	// Renew makes a lease last longer. It never makes it shorter.
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
 	// Leases lists the leases that the caller may see: its tenant's, or all for an operator.
@@ -215,6 +218,16 @@ func (c *executorClient) AttachClaims(ctx context.Context, in *AttachClaimsReque
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AttachClaimsReply)
 	err := c.cc.Invoke(ctx, Executor_AttachClaims_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executorClient) DetachClaims(ctx context.Context, in *DetachClaimsRequest, opts ...grpc.CallOption) (*DetachClaimsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DetachClaimsReply)
+	err := c.cc.Invoke(ctx, Executor_DetachClaims_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -398,6 +411,8 @@ type ExecutorServer interface {
 	// AttachClaims connects a client to its claim region over tcp or verbs. The region holds the words of the workers that it may claim. The client
 	// then connects to the executor's queue pair.
 	AttachClaims(context.Context, *AttachClaimsRequest) (*AttachClaimsReply, error)
+	// DetachClaims ends a connection of AttachClaims that has a claimant. Nothing happens if it has ended.
+	DetachClaims(context.Context, *DetachClaimsRequest) (*DetachClaimsReply, error)
 	// Renew makes a lease last longer. It never makes it shorter.
 	Renew(context.Context, *RenewRequest) (*RenewReply, error)
 	// Leases lists the leases that the caller may see: its tenant's, or all for an operator.
@@ -462,6 +477,9 @@ func (UnimplementedExecutorServer) Release(context.Context, *ReleaseRequest) (*R
 }
 func (UnimplementedExecutorServer) AttachClaims(context.Context, *AttachClaimsRequest) (*AttachClaimsReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method AttachClaims not implemented")
+}
+func (UnimplementedExecutorServer) DetachClaims(context.Context, *DetachClaimsRequest) (*DetachClaimsReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method DetachClaims not implemented")
 }
 func (UnimplementedExecutorServer) Renew(context.Context, *RenewRequest) (*RenewReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Renew not implemented")
@@ -641,6 +659,24 @@ func _Executor_AttachClaims_Handler(srv interface{}, ctx context.Context, dec fu
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ExecutorServer).AttachClaims(ctx, req.(*AttachClaimsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executor_DetachClaims_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachClaimsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).DetachClaims(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_DetachClaims_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).DetachClaims(ctx, req.(*DetachClaimsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -891,6 +927,10 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AttachClaims",
 			Handler:    _Executor_AttachClaims_Handler,
+		},
+		{
+			MethodName: "DetachClaims",
+			Handler:    _Executor_DetachClaims_Handler,
 		},
 		{
 			MethodName: "Renew",

@@ -261,6 +261,7 @@ var roles = map[string]identity.Role{
 	service + "Executor/Fetch":        identity.RoleTenant,
 	service + "Executor/Lend":         identity.RoleTenant,
 	service + "Executor/AttachClaims": identity.RoleTenant,
+	service + "Executor/DetachClaims": identity.RoleTenant,
 	service + "Executor/Replace":      identity.RoleTenant,
 	service + "Executor/Release":      identity.RoleTenant,
 	service + "Executor/Renew":        identity.RoleTenant,

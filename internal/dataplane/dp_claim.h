@@ -8,10 +8,10 @@
  *
  * A line begins AWAKE, COOLING or ARMED.
  *
- * On verbs, an atomic of the adapter is not atomic with respect to the executor's processors. So an agent on another node writes into the line's `wish` the word that a claim
- * would set, with an immediate that rings the bell. The executor then makes the claim. The agent reads the word until it
- * is no longer ARMED, and then clears the wish. The executor does not use a free line whose wish is not cleared, so that the agent finds the
- * word of its claim. An agent makes one claim at a time in a region.
+ * On verbs, an atomic of the adapter is not atomic with respect to the executor's processors. So the region is not reachable. Instead each claimant, which is
+ * a client process or the agent, has a queue pair of its own to a cell of its own. It writes the line and the sequence number into the cell's `wish`, with
+ * an immediate that rings the bell, and reads `answer` until the executor has answered this wish. The executor binds each line to one claimant. It decides about
+ * claims and revocations of such a line under one lock, and the line's word has no meaning. A claimant makes one claim at a time.
  *
  * AWAKE: the workers still wait for calls, and the released lease pays for that. Only the process that has released it may claim them.
  * COOLING: the workers are being frozen, or on tcp wait for their client's connection before that. Nobody can claim them. ARMED: the workers are frozen.
@@ -38,9 +38,18 @@ typedef struct dp_claim_line {
     uint64_t word;      /* state, and the sequence number above its 8 bits */
     uint64_t lease_id;  /* of the lease that a claim gets */
     int64_t client_ns;  /* how long the client may use that lease, from the claim on */
-    uint64_t wish;      /* verbs: the word that the agent wants to set */
-    uint8_t pad[32];
+    uint8_t pad[40];
 } dp_claim_line;
+
+/* The only memory of an executor that a claimant on verbs reaches. */
+typedef struct dp_claim_cell {
+    uint64_t wish;   /* dp_claim_wish of the line to claim; 0: none yet. Written by the claimant */
+    uint64_t answer; /* the last wish with DP_CLAIM_WON or DP_CLAIM_LOST. Written by the executor */
+    uint8_t pad[48];
+} dp_claim_cell;
+
+#define DP_CLAIM_WON (1ull << 63)
+#define DP_CLAIM_LOST (1ull << 62)
 
 typedef struct dp_claim_region {
     uint32_t magic, lines;
@@ -48,13 +57,16 @@ typedef struct dp_claim_region {
     uint8_t pad[52];
     dp_claim_line line[DP_CLAIM_LINES];
 } dp_claim_region;
-_Static_assert(sizeof(dp_claim_line) == 64 && offsetof(dp_claim_region, line) == 64 && sizeof(dp_claim_region) == 16384, "claim region layout");
+_Static_assert(sizeof(dp_claim_line) == 64 && offsetof(dp_claim_region, line) == 64 && sizeof(dp_claim_region) == 16384 &&
+                   sizeof(dp_claim_cell) == 64, "claim region layout");
 
 /* The part of a worker's page through which the executor wakes a suspended worker. Both fields only grow. */
 typedef struct dp_knock {
     uint32_t rung;    /* futex: raised by every thread or process that wants the serving thread's attention */
     uint32_t claimed; /* number of claims */
 } dp_knock;
+
+static inline uint64_t dp_claim_wish(uint32_t line, uint64_t sequence) { return line | sequence << 8; }
 
 static inline uint64_t dp_claim_word(uint64_t state, uint64_t sequence) { return state | sequence << 8; }
 

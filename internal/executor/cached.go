@@ -41,8 +41,8 @@ type cached struct {
 
 // keep caches the workers of a released lease, in place of finishEnd. It returns nil if it cannot; some of the workers may be suspended
 // then, and finishEnd ends them like the others. ctx is that of the release. claims: the client can claim workers. It may claim these if
-// the reply has a Claim.
-func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *control.ReleaseReply) {
+// the reply has a Claim. claimant: see claims.arm.
+func (e *Executor) keep(ctx context.Context, h *holding, claims bool, claimant uint64) (reply *control.ReleaseReply) {
 	s := &e.cfg.Settings
 	conn := control.Connection(ctx)
 	l, err := e.table.Get(h.id)
@@ -62,7 +62,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 		for _, w := range k.workers {
 			w.ExpectLease()
 		}
-		reply.Claim = e.claims.arm(ctx, k, &l.Terms, claim.Awake)
+		reply.Claim = e.claims.arm(ctx, k, &l.Terms, claimant, claim.Awake)
 	}
 	if reply.Claim == nil {
 		if err := e.freeze(conn, k); err != nil {
@@ -73,7 +73,7 @@ func (e *Executor) keep(ctx context.Context, h *holding, claims bool) (reply *co
 	e.watchConnection(k, conn)
 	e.watchCached(k)
 	if claims && !awake {
-		reply.Claim = e.claims.arm(ctx, k, &l.Terms, claim.Frozen)
+		reply.Claim = e.claims.arm(ctx, k, &l.Terms, claimant, claim.Frozen)
 	}
 	e.mu.Lock()
 	err = e.table.Keep(h.id)

@@ -25,7 +25,8 @@ import (
 
 // claims lets clients claim cached workers without a message (internal/claim). Each connection of an agent has a region of its own. Only an agent on
 // this node and its user's processes can map it: the agent connects to a socket and gets the region's descriptor for the token that came with the reply
-// to a release. An agent reaches the region over provider tcp or verbs (AttachClaims) if its workers use that provider.
+// to a release. An agent reaches the region over provider tcp (AttachClaims) if its workers use that provider. On verbs, the agent and its client processes
+// are claimants, which reach only a cell of their own.
 type claims struct {
 	e *Executor
 
@@ -34,7 +35,9 @@ type claims struct {
 	socket  *net.UnixListener
 	regions map[context.Context]*region // by connection
 	far     map[string]*reachable       // by provider
-	closing sync.WaitGroup              // regions that were removed from the map and are not closed yet
+	closing sync.WaitGroup              // regions and claimants that were removed from the maps and are not closed yet
+
+	claimants map[string]int // number of claimants in all regions, without the agents, by tenant
 
 	armed sync.Map // lease.ID of cached workers -> armedLine
 
@@ -52,12 +55,18 @@ type armedLine struct {
 type region struct {
 	*claim.Region
 	token, proof [claimSecret]byte
-	reach        *reach // on tcp or verbs; nil: the client has not asked for it. Under claims.mu
+	reach        *reach            // of the agent, on tcp or verbs; nil: the agent has not asked for it. Under claims.mu
+	claimants    map[uint64]*reach // of the agent's client processes, on verbs. Under claims.mu
+	detaching    sync.WaitGroup    // claimants that were removed from the map and still use the region. Under claims.mu while the region is in claims.regions
 }
 
-// close ends the client's connection and closes the region. No other goroutine may set reach any more.
+// close ends all connections and closes the region. No other goroutine may add connections any more.
 func (r *region) close() {
 	r.reach.close()
+	for _, x := range r.claimants {
+		x.close()
+	}
+	r.detaching.Wait() // such a claimant rings the region's bell
 	r.Close()
 }
 
@@ -101,6 +110,9 @@ func (c *claims) region(conn context.Context) (*region, error) {
 		there := c.regions[conn] == r
 		if there {
 			delete(c.regions, conn)
+			for _, x := range r.claimants {
+				c.uncount(x)
+			}
 			c.closing.Add(1)
 		}
 		c.mu.Unlock()
@@ -211,8 +223,8 @@ func (c *claims) possible(k *cached, terms *lease.Terms) bool {
 }
 
 // arm lets the clients of the agent that released a lease, or has asked for spare workers, claim the workers. It returns nil if they can be reused by
-// message only.
-func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms, state claim.State) *control.Claim {
+// message only. claimant: the client process that can claim them on verbs; 0, or a process that is no claimant: the agent.
+func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms, claimant uint64, state claim.State) *control.Claim {
 	e := c.e
 	if e.gate.Take(ctx, quota.Leases, 1) != nil { // the claim will be a lease
 		return nil
@@ -233,11 +245,16 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms, state c
 	var s *claim.Slot
 	var id lease.ID
 	client := e.table.ClientTime(terms.Duration)
+	if k.spec.Provider != dataplane.Verbs {
+		claimant = 0 // every process that maps the region, or the agent on tcp
+	} else if err == nil && !c.isClaimant(r, claimant) {
+		claimant = claim.Agent
+	}
 	stored := make(chan struct{})
 	if err == nil {
 		id = randomID()
 		caller := context.WithoutCancel(ctx)
-		s, err = r.Arm(uint64(id), client, state, workers, func(ago time.Duration) {
+		s, err = r.Arm(uint64(id), client, claimant, state, workers, func(ago time.Duration) {
 			<-stored // book deletes what is stored below, and the claim may come before that
 			e.book(caller, conn, k, terms.Tenant, id, ago)
 		})
@@ -252,9 +269,16 @@ func (c *claims) arm(ctx context.Context, k *cached, terms *lease.Terms, state c
 	if k.spec.Provider == dataplane.SHM {
 		reply.Socket, reply.Proof = c.socket.Addr().String(), r.proof[:]
 	} else {
-		reply.LeaseId, reply.ClientMs = uint64(id), milliseconds(client)
+		reply.LeaseId, reply.ClientMs, reply.Claimant = uint64(id), milliseconds(client), claimant
 	}
 	return reply
+}
+
+// isClaimant reports whether a client process with this id is a claimant of a region.
+func (c *claims) isClaimant(r *region, id uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return r.claimants[id] != nil
 }
 
 // slot returns the line of cached workers, or nil if they cannot be claimed or a claim of them was booked.
@@ -325,7 +349,7 @@ func (c *claims) close() {
 		c.socket.Close()
 	}
 	regions, far := c.regions, c.far
-	c.regions, c.far = nil, nil
+	c.regions, c.far, c.claimants = nil, nil, nil
 	c.mu.Unlock()
 	for _, r := range regions {
 		r.close()

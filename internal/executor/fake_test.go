@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/rfaas-go/rfaas/internal/claim"
@@ -58,6 +59,8 @@ type fakeSpawner struct {
 	seeds func(ctx context.Context) (*zygote.Seed, error)
 	verbs int
 	pages bool
+	// claimable workers have what a claim needs. Nothing thaws them.
+	claimable bool
 
 	mu      sync.Mutex
 	unable  error // why CannotStart says that no worker can be started
@@ -255,8 +258,17 @@ func (w *fakeWorker) Suspend(ctx context.Context) error {
 	return nil
 }
 
-func (w *fakeWorker) Claimable() (claim.Worker, error) {
-	return claim.Worker{}, errors.New("not a process")
+func (w *fakeWorker) Claimable() (c claim.Worker, err error) {
+	if !w.z.claimable {
+		return c, errors.New("not a process")
+	}
+	if c.Freezer, err = unix.MemfdCreate("freezer", unix.MFD_CLOEXEC); err != nil {
+		return c, err
+	}
+	if c.Page, err = unix.MemfdCreate("page", unix.MFD_CLOEXEC); err == nil {
+		err = unix.Ftruncate(c.Page, int64(os.Getpagesize()))
+	}
+	return c, err
 }
 
 func (w *fakeWorker) ExpectLease() {}

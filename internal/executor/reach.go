@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"crypto/subtle"
 	"errors"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/claim"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/quota"
 	"github.com/rfaas-go/rfaas/lease"
@@ -51,27 +53,34 @@ func (r *reachable) close() {
 	r.device.Close()
 }
 
-// reach is a client's connection to its claim region on provider tcp or verbs. It is in a domain of its own, and exposes nothing but the region. On
-// tcp it implements datalisten.Receiver.
+// reach is a connection for claims. On tcp it exposes the region of an agent, for atomics only, and on verbs the cell of one claimant. It is in a domain
+// of its own, and exposes nothing else. On tcp it implements datalisten.Receiver.
 type reach struct {
 	to     *reachable
+	of     *claim.Region // open until the reach is closed
+	id     uint64        // of a client process as a claimant; 0: of the agent
+	tenant string
 	theirs []byte // blob of the client's queue pair
 	timer  *time.Timer
 	done   chan struct{} // closed when the client has connected, or is too late
 
 	mu     sync.Mutex
-	over   bool // done is closed
+	over   bool   // done is closed
+	joins  uint64 // verbs: id of the claimant whose cell the region may know; 0: none
 	domain *dataplane.Domain
 	memory *dataplane.Memory
 	conn   *dataplane.Conn // nil after close
 }
 
-// AttachClaims connects a client to its claim region on provider tcp or verbs.
+// claimantsMost bounds the claimants of one tenant's client processes. Each has a queue pair. Further processes claim through their agent.
+const claimantsMost = 128
+
+// AttachClaims connects an agent to its claim region on provider tcp, or an agent or one of its client processes as a claimant on verbs.
 func (e *Executor) AttachClaims(ctx context.Context, req *control.AttachClaimsRequest) (*control.AttachClaimsReply, error) {
 	defer e.turns.enter()()
 	p := req.GetProvider()
-	if p != dataplane.TCP && p != dataplane.Verbs {
-		return nil, control.Errorf(control.ClassUnsupported, "claim region over provider %q: want tcp or verbs", p)
+	if p != dataplane.Verbs && (p != dataplane.TCP || req.GetOwn()) {
+		return nil, control.Errorf(control.ClassUnsupported, "claim region over provider %q, own %v: want tcp or verbs, and verbs with own", p, req.GetOwn())
 	}
 	if err := e.checkProvider(p); err != nil {
 		return nil, err
@@ -82,63 +91,134 @@ func (e *Executor) AttachClaims(ctx context.Context, req *control.AttachClaimsRe
 	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
 		return nil, err
 	}
-	return e.claims.attach(control.Connection(ctx), req)
+	return e.claims.attach(ctx, control.Connection(ctx), control.Caller(ctx).Tenant, req)
 }
 
-func (c *claims) attach(conn context.Context, req *control.AttachClaimsRequest) (*control.AttachClaimsReply, error) {
-	x, reply, err := c.expose(conn, req)
-	if err != nil || req.GetProvider() != dataplane.Verbs {
-		return reply, err
+// DetachClaims ends the connection of a claimant.
+func (e *Executor) DetachClaims(ctx context.Context, req *control.DetachClaimsRequest) (*control.DetachClaimsReply, error) {
+	defer e.turns.enter()()
+	e.claims.detach(control.Connection(ctx), req.GetClaimant())
+	return &control.DetachClaimsReply{}, nil
+}
+
+// attach makes the connection that a request asks for. If the caller does not wait any more, nobody would end it, so attach does.
+func (c *claims) attach(ctx, conn context.Context, tenant string, req *control.AttachClaimsRequest) (*control.AttachClaimsReply, error) {
+	x := &reach{tenant: tenant, theirs: req.GetBlob(), done: make(chan struct{})}
+	x.mu.Lock() // whoever finds x in a map waits until it is made
+	err := c.reserve(conn, x, req)
+	if err != nil {
+		x.mu.Unlock()
+		return nil, err
 	}
-	x.mu.Lock() // without c.mu, because the kernel may take a second to resolve the client's address
-	defer x.mu.Unlock()
-	if x.conn == nil {
-		return nil, grpcError(lease.ErrDraining)
+	mine, err := x.expose(req.GetProvider(), c.e.cfg.Data) // without c.mu, because the kernel may take a second to resolve the client's address
+	if err == nil {
+		err = ctx.Err()
 	}
-	if err := x.connect(); err != nil {
+	var reply *control.AttachClaimsReply
+	if err == nil {
+		at := x.memory.Ref()
+		reply = &control.AttachClaimsReply{Blob: mine, Region: &control.MemoryRef{Addr: at.Addr, Key: at.Key, Size: at.Size}, Claimant: x.id}
+	} else {
 		x.free()
-		return nil, control.StatusError(statusBadBlob, "claim region: "+err.Error())
+	}
+	x.mu.Unlock()
+	if err != nil {
+		c.forget(conn, x)
+		return nil, err
 	}
 	return reply, nil
 }
 
-// expose makes the region of a connection reachable.
-func (c *claims) expose(conn context.Context, req *control.AttachClaimsRequest) (*reach, *control.AttachClaimsReply, error) {
+// forget takes a connection that could not be made out of its region.
+func (c *claims) forget(conn context.Context, x *reach) {
+	c.detach(conn, x.id)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.regions[conn]; r != nil && r.reach == x {
+		r.reach = nil
+	}
+}
+
+// detach ends the connection of a claimant that is a client process of a connection's agent. When it returns, the claimant cannot reach its cell.
+func (c *claims) detach(conn context.Context, id uint64) {
+	c.mu.Lock()
+	r := c.regions[conn]
+	var x *reach
+	if r != nil {
+		x = r.claimants[id]
+	}
+	if x != nil {
+		delete(r.claimants, id)
+		c.uncount(x)
+		r.detaching.Add(1) // x uses the region
+		c.closing.Add(1)   // and a device
+	}
+	c.mu.Unlock()
+	if x != nil {
+		x.close()
+		r.detaching.Done()
+		c.closing.Done()
+	}
+}
+
+// uncount is called once for each claimant that was counted for its tenant. The caller holds mu.
+func (c *claims) uncount(x *reach) {
+	if c.claimants[x.tenant]--; c.claimants[x.tenant] == 0 {
+		delete(c.claimants, x.tenant)
+	}
+}
+
+// reserve gives a new connection its place in a region. A claimant needs no token: only the agent at the other end of the connection names it in its
+// releases. The caller holds x.mu.
+func (c *claims) reserve(conn context.Context, x *reach, req *control.AttachClaimsRequest) (err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.regions[conn]
 	switch {
 	case c.ended:
-		return nil, nil, grpcError(lease.ErrDraining)
-	case r == nil || subtle.ConstantTimeCompare(req.GetToken(), r.token[:]) != 1:
-		return nil, nil, invalidf("the token names no claim region of this connection")
-	case r.reach != nil:
-		return nil, nil, invalidf("this connection's claim region was attached before")
+		return grpcError(lease.ErrDraining)
+	case r == nil && req.GetOwn():
+		return invalidf("this connection has no claim region yet")
+	case r == nil || !req.GetOwn() && subtle.ConstantTimeCompare(req.GetToken(), r.token[:]) != 1:
+		return invalidf("the token names no claim region of this connection")
+	case !req.GetOwn() && r.reach != nil:
+		return invalidf("this connection's claim region was attached before")
+	case req.GetOwn() && (c.claimants[x.tenant] >= claimantsMost || len(r.claimants) >= claim.Claimants-1): // the agent is one, too
+		return control.Errorf(control.ClassBusy, "claim region: %d claimants of the tenant, %d of this connection; the most are %d and %d", c.claimants[x.tenant],
+			len(r.claimants), claimantsMost, claim.Claimants-1)
 	}
-	x, mine, err := c.newReach(r.Region, req.GetProvider(), req.GetBlob())
-	if err != nil {
-		return nil, nil, control.Errorf(control.ClassBusy, "claim region: %v", err)
+	if x.to, err = c.reachable(req.GetProvider()); err != nil {
+		return control.Errorf(control.ClassBusy, "claim region: %v", err)
 	}
-	r.reach = x
-	at := x.memory.Ref()
-	return x, &control.AttachClaimsReply{Blob: mine, Region: &control.MemoryRef{Addr: at.Addr, Key: at.Key, Size: at.Size}}, nil
+	x.of = r.Region
+	if !req.GetOwn() {
+		r.reach = x
+		return nil
+	}
+	for x.id == 0 || x.id == claim.Agent || r.claimants[x.id] != nil {
+		x.id = uint64(randomID()) // an agent may still know ids of an earlier executor at this address
+	}
+	if r.claimants == nil {
+		r.claimants = map[uint64]*reach{}
+	}
+	if c.claimants == nil {
+		c.claimants = map[string]int{}
+	}
+	r.claimants[x.id] = x
+	c.claimants[x.tenant]++
+	return nil
 }
 
-// accessOf returns the access that a client needs to its region: atomics on tcp; on verbs it writes wishes and reads words (dp_claim.h).
-var accessOf = map[string]dataplane.Access{dataplane.TCP: dataplane.RemoteAtomic, dataplane.Verbs: dataplane.RemoteRead | dataplane.RemoteWrite}
-
-// newReach makes a region reachable by a client. On tcp it waits in the background until the client connects. It returns the blob of this side. The
-// caller holds mu.
-func (c *claims) newReach(r *claim.Region, provider string, theirs []byte) (x *reach, mine []byte, err error) {
-	to, err := c.reachable(provider)
-	if err != nil {
-		return nil, nil, err
-	}
-	x = &reach{to: to, theirs: theirs, done: make(chan struct{})}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.domain, err = to.device.NewDomain(); err == nil {
-		x.memory, err = x.domain.Shared(r.File(), uint64(claim.Size), accessOf[provider])
+// expose makes the region, or on verbs a cell, reachable by the client. On verbs this side connects at once, and on tcp it waits in the background until the
+// client connects. It returns the blob of this side. The caller holds mu.
+func (x *reach) expose(provider string, data *datalisten.Listener) (mine []byte, err error) {
+	if x.domain, err = x.to.device.NewDomain(); err == nil {
+		if provider == dataplane.TCP {
+			x.memory, err = x.domain.Shared(x.of.File(), uint64(claim.Size), dataplane.RemoteAtomic)
+		} else if x.memory, err = x.domain.Alloc(uint64(claim.CellSize), dataplane.RemoteRead|dataplane.RemoteWrite); err == nil {
+			x.joins = cmp.Or(x.id, claim.Agent)
+			err = x.of.Join(x.joins, x.memory.Bytes())
+		}
 	}
 	if err == nil {
 		x.conn, err = x.domain.NewConn(x.memory)
@@ -146,17 +226,19 @@ func (c *claims) newReach(r *claim.Region, provider string, theirs []byte) (x *r
 	if err == nil {
 		mine, err = x.conn.Blob()
 	}
-	if err == nil && provider == dataplane.Verbs {
-		x.end() // this side connects without waiting
-		return x, mine, nil
-	}
-	if err == nil {
+	if err == nil && provider == dataplane.TCP {
 		token, _ := dataplane.BlobToken(mine)
-		err = c.e.cfg.Data.Expect(token, "claims", x)
+		err = data.Expect(token, "claims", x)
 	}
 	if err != nil {
-		x.free()
-		return nil, nil, err
+		return nil, control.Errorf(control.ClassBusy, "claim region: %v", err)
+	}
+	if provider == dataplane.Verbs {
+		x.end()
+		if err := x.connect(); err != nil {
+			return nil, control.StatusError(statusBadBlob, "claim region: "+err.Error())
+		}
+		return mine, nil
 	}
 	x.timer = time.AfterFunc(reachWithin, func() {
 		x.mu.Lock()
@@ -165,7 +247,7 @@ func (c *claims) newReach(r *claim.Region, provider string, theirs []byte) (x *r
 			x.free()
 		}
 	})
-	return x, mine, nil
+	return mine, nil
 }
 
 // Done implements datalisten.Receiver.
@@ -189,7 +271,7 @@ func (x *reach) Connect(c *net.TCPConn, hello []byte) error {
 func (x *reach) connect() error {
 	err := x.conn.Connect(context.Background(), x.theirs)
 	if err == nil {
-		err = x.conn.ServeAndRing(x.to.server, claim.Bell(x.memory.Bytes()))
+		err = x.conn.ServeAndRing(x.to.server, x.of.Bell())
 	}
 	return err
 }
@@ -203,7 +285,7 @@ func (x *reach) end() {
 	}
 }
 
-// close ends the connection. When it returns, the client cannot reach the region. x may be nil.
+// close ends the connection. When it returns, the client cannot reach the region or its cell. x may be nil.
 func (x *reach) close() {
 	if x == nil {
 		return
@@ -218,6 +300,9 @@ func (x *reach) free() {
 	if !x.over {
 		x.end()
 	}
+	if x.joins != 0 {
+		x.of.Leave(x.joins) // before its cell is freed
+	}
 	if x.conn != nil {
 		x.conn.Close()
 	}
@@ -227,5 +312,5 @@ func (x *reach) free() {
 	if x.domain != nil {
 		x.domain.Close()
 	}
-	x.conn, x.memory, x.domain = nil, nil, nil
+	x.conn, x.memory, x.domain, x.joins = nil, nil, nil, 0
 }

@@ -119,7 +119,7 @@ func TestAttachClaims(t *testing.T) {
 	}{
 		"token":    {func(r *control.AttachClaimsRequest) { r.Token = make([]byte, claimSecret) }, control.ClassInvalid, "the token names no claim region"},
 		"no token": {func(r *control.AttachClaimsRequest) { r.Token = nil }, control.ClassInvalid, "the token names no claim region"},
-		"provider": {func(r *control.AttachClaimsRequest) { r.Provider = "shm" }, control.ClassUnsupported, `claim region over provider "shm": want tcp or verbs`},
+		"provider": {func(r *control.AttachClaimsRequest) { r.Provider = "shm" }, control.ClassUnsupported, `claim region over provider "shm", own false: want tcp or verbs`},
 		"blob":     {func(r *control.AttachClaimsRequest) { r.Blob = r.Blob[:9] }, control.ClassInvalid, "the blob is not of a queue pair of provider tcp"},
 	} {
 		_, err := attach(c.change)

@@ -29,7 +29,7 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 		return nil, grpcError(err)
 	}
 	if req.GetKeep() && !req.GetFinish() {
-		if reply := e.keep(ctx, h, req.GetClaims()); reply != nil {
+		if reply := e.keep(ctx, h, req.GetClaims(), req.GetClaimant()); reply != nil {
 			return reply, nil
 		}
 	}

@@ -163,7 +163,7 @@ func (e *Executor) dropSpare(h *holding, k *cached, err error) {
 
 // armSpare lets the caller claim spare workers. Since they are cached already, another lease may have evicted them meanwhile.
 func (e *Executor) armSpare(ctx context.Context, k *cached, terms *lease.Terms, state claim.State) *control.Claim {
-	c := e.claims.arm(ctx, k, terms, state)
+	c := e.claims.arm(ctx, k, terms, 0, state)
 	if c == nil {
 		return nil
 	}

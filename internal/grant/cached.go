@@ -58,6 +58,7 @@ type Cached struct {
 	last    *Held     // the released lease
 	claim   *Claim    // nil: the workers are reused by message only
 	far     *farClaim // nil: the same, on tcp and verbs
+	own     *OwnClaim // nil: the client process that owns it does not claim the workers itself, on verbs
 	fresh   bool      // a spare lease: no lease has used the workers
 	late    bool      // see Late
 	failed  func()    // see Started.Keep; nil: not a spare lease
@@ -201,7 +202,8 @@ const ClaimGrace = time.Second
 // expire gives up a cached lease, at the executor and in its session, unless it was taken or its client has claimed the workers. c is a session
 // with the same connections, and may be closed.
 func (c *Control) expire(k *Cached) {
-	if k.Claimed() && time.Now().Before(k.expires.Add(ClaimGrace)) {
+	// The state of an own claim is not known here. If the lease has just expired, the client may have claimed the workers.
+	if now := time.Now(); (k.Claimed() || k.own != nil && !now.Before(k.expires)) && now.Before(k.expires.Add(ClaimGrace)) {
 		s := &c.cache
 		s.mu.Lock()
 		if slices.Contains(s.all, k) {
@@ -363,7 +365,12 @@ func (c *Control) GiveUp(k *Cached) {
 func (c *Control) Forget(k *Cached) {
 	k.use = c.retain()
 	k.Close()
-	go c.end(k)
+	go func() {
+		defer k.use()
+		ctx, cancel := c.bound(context.Background())
+		defer cancel()
+		k.settle(ctx) // the client process may have claimed the workers without knowing it
+	}()
 }
 
 // Handed returns the channels of a taken lease; nil if they were not handed over. The lease still owns them: see Close and Unhand.
@@ -465,8 +472,9 @@ func (c *Control) Cached() (n int) {
 
 // ReleaseCached is Release for a client that has no calls in flight and could use the same workers again. If the executor caches the
 // workers, it returns the lease, which TakeCached and Options.Dropped know by name. Otherwise it returns nil. handed has the channels, if
-// the client has handed them over; it is closed when the lease is given up, and at once if the lease is not cached.
-func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer) (cached *Cached, err error) {
+// the client has handed them over; it is closed when the lease is given up, and at once if the lease is not cached. own: the client process is a claimant of
+// the executor on verbs, and is to claim the workers itself.
+func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer, own bool) (cached *Cached, err error) {
 	k := &Cached{name: name, cand: h.Candidate, id: h.ID, key: h.key, library: h.library, cl: h.cl, last: h, handed: handed}
 	k.cand.Cached = nil
 	if h.c.opts.Keep <= 0 || h.adopted {
@@ -476,7 +484,11 @@ func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer)
 	if handed != nil {
 		defer h.c.cache.expect(k)()
 	}
-	r, err := h.release(ctx, true)
+	var claimant uint64
+	if own && handed == nil {
+		claimant = h.c.claimant(h.Address)
+	}
+	r, err := h.release(ctx, true, claimant)
 	if err != nil || r.GetCacheMs() == 0 || !r.GetCached() {
 		k.Close()
 		return nil, err

@@ -129,7 +129,13 @@ func (k *Cached) claimable(c *Control, m *control.Claim) {
 	if m == nil || m.GetLine() >= claim.Lines {
 		return
 	}
-	if p := k.cand.Provider; p == dataplane.TCP || p == dataplane.Verbs {
+	switch p := k.cand.Provider; {
+	case p == dataplane.Verbs && m.GetClaimant() == 0: // an executor of an earlier version. Its regions have another protocol
+		return
+	case p == dataplane.Verbs && m.GetClaimant() != claim.Agent:
+		k.own = &OwnClaim{m.GetLine(), m.GetSequence(), m.GetLeaseId(), milliseconds(m.GetClientMs())}
+		return
+	case p == dataplane.TCP || p == dataplane.Verbs:
 		if r := c.farRegion(k.cand.Address, p, k.cl, m.GetToken()); r != nil {
 			k.far = &farClaim{r, m.GetLine(), m.GetSequence(), m.GetLeaseId(), milliseconds(m.GetClientMs())}
 		}
@@ -154,7 +160,7 @@ func (c *Control) ClaimedCached() (names []uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.all {
-		if k.owner == c && k.Claimed() {
+		if k.owner == c && (k.own != nil || k.Claimed()) { // the state of an own claim is not known here
 			names = append(names, k.name)
 		}
 	}
@@ -178,8 +184,11 @@ func (c *Control) Like(k *Cached) *Pending {
 }
 
 // Claimed returns the lease that a client has got by claiming the workers of k. The caller has taken k (TakeCached, TakeHanded). id and until come
-// from the client.
+// from the client. If the client has claimed the workers itself on verbs, the lease's id is that of the executor instead.
 func (p *Pending) Claimed(k *Cached, id uint64, until time.Time) *Held {
+	if k.own != nil {
+		id = k.own.LeaseID
+	}
 	was := k.last
 	h := &Held{Candidate: k.cand, ID: id, Workers: was.present(), Wanted: was.Wanted, Functions: was.Functions, Duration: was.Duration, asked: was.asked, c: p.c, by: p, cl: k.cl,
 		renew: p.spec.Renew, key: k.key, library: p.name, home: was.home, sha: was.sha, end: until, unanswered: make(chan Unanswered, reportsMax)}

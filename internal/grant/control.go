@@ -111,6 +111,8 @@ type Control struct {
 	opts Options
 	done func() // gives up the shared part
 
+	claimants claimants
+
 	mu     sync.Mutex
 	closed bool
 	left   bool // protected by the cache: its leases are cached without an owner from now on
@@ -186,6 +188,7 @@ func (c *Control) Close() {
 		return
 	}
 	c.leaveCached()
+	c.leaveClaimants()
 	c.done()
 }
 

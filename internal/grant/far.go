@@ -21,8 +21,8 @@ const farClaimTime = 2 * time.Second
 // farClaimSpin is how long a claim on verbs reads the word without a pause. Then it pauses for as long between two reads.
 const farClaimSpin = 100 * time.Microsecond
 
-// farRegion is the connection to the claim region that an executor on tcp or verbs has for this process. The process claims workers for its clients, because
-// the connection cannot be passed on to them. shared.mu protects it.
+// farRegion is the connection to the claim region that an executor on tcp has for this process, or on verbs to this process's cell. The process claims
+// workers for clients that are no claimants (Held.AttachClaimant). shared.mu protects it.
 type farRegion struct {
 	provider string
 	token    []byte
@@ -31,7 +31,7 @@ type farRegion struct {
 	domain   *dataplane.Domain
 	conn     *dataplane.Conn // nil until it is connected, and after the end
 	region   *control.MemoryRef
-	wishes   sync.Mutex // verbs: held during a claim
+	wishes   sync.Mutex // verbs: held during a claim, because the cell has room for one wish
 	done     func()     // gives up the device; nil until it is open
 }
 
@@ -101,18 +101,28 @@ func attachClaims(ctx context.Context, addr string, cl control.ExecutorClient, d
 	if err != nil {
 		return domain, conn, nil, err
 	}
-	var from peer.Peer
-	r, err := cl.AttachClaims(ctx, &control.AttachClaimsRequest{Provider: of.provider, Blob: blob, Token: of.token}, grpc.Peer(&from))
-	if err == nil {
-		err = checkDataAddress(op, addr, &from, r.GetBlob())
-	}
-	if err == nil && r.GetRegion().GetSize() < uint64(claim.Size) {
-		err = fail(op, dataplane.StatusProtocol, "%s has a region of %d bytes, want %d", addr, r.GetRegion().GetSize(), claim.Size)
-	}
+	r, err := askClaims(ctx, op, addr, cl, &control.AttachClaimsRequest{Provider: of.provider, Blob: blob, Token: of.token})
 	if err == nil {
 		err = conn.Connect(ctx, r.GetBlob())
 	}
 	return domain, conn, r.GetRegion(), err
+}
+
+// askClaims asks an executor for a connection for claims, and checks the reply.
+func askClaims(ctx context.Context, op, addr string, cl control.ExecutorClient, req *control.AttachClaimsRequest) (*control.AttachClaimsReply, error) {
+	var from peer.Peer
+	r, err := cl.AttachClaims(ctx, req, grpc.Peer(&from))
+	if err == nil {
+		err = checkDataAddress(op, addr, &from, r.GetBlob())
+	}
+	want := uint64(claim.Size)
+	if req.GetProvider() == dataplane.Verbs {
+		want = uint64(claim.CellSize)
+	}
+	if err == nil && r.GetRegion().GetSize() != want { // on verbs, executors of earlier versions expose the region
+		err = fail(op, dataplane.StatusProtocol, "%s has a claim region of %d bytes, want %d", addr, r.GetRegion().GetSize(), want)
+	}
+	return r, err
 }
 
 // checkDataAddress returns an error if the blob of an executor's queue pair names an address of this node although the executor is on another node.
@@ -154,22 +164,22 @@ func (r *farRegion) free() {
 
 // claim claims the workers. After an error, the claim may have succeeded.
 func (f *farClaim) claim(conn *dataplane.Conn, region *control.MemoryRef) (won bool, err error) {
-	at, armed, claimed := claim.Word(f.line, f.sequence)
 	if f.provider == dataplane.TCP {
+		at, armed, claimed := claim.Word(f.line, f.sequence)
 		return conn.CompareSwap(region.GetAddr()+at, region.GetKey(), armed, claimed, farClaimTime)
 	}
 	f.wishes.Lock()
 	defer f.wishes.Unlock()
 	began := time.Now()
-	word := binary.LittleEndian.AppendUint64(nil, claimed)
-	err = conn.WriteRing(word, region.GetAddr()+claim.Wish(at), region.GetKey(), farClaimTime)
+	wish, yes, no := claim.Wish(f.line, f.sequence)
+	word := binary.NativeEndian.AppendUint64(nil, wish)
+	err = conn.WriteRing(word, region.GetAddr(), region.GetKey(), farClaimTime)
 	for err == nil {
-		if err = conn.Read(word, region.GetAddr()+at, region.GetKey(), farClaimTime); err != nil {
+		if err = conn.Read(word, region.GetAddr()+claim.AnswerAt, region.GetKey(), farClaimTime); err != nil {
 			break
 		}
-		if now := binary.LittleEndian.Uint64(word); now != armed {
-			_ = conn.Post(make([]byte, 8), region.GetAddr()+claim.Wish(at), region.GetKey()) // if it fails, the next claim does so, too
-			return now == claimed, nil
+		if answer := binary.NativeEndian.Uint64(word); answer == yes || answer == no {
+			return answer == yes, nil
 		}
 		switch waited := time.Since(began); {
 		case waited > farClaimTime:
@@ -192,21 +202,17 @@ func (p *Pending) GrantCached(ctx context.Context, k *Cached, blobs [][]byte) (*
 	if err != nil && !sure {
 		ctx, cancel := p.c.bound(context.WithoutCancel(ctx))
 		defer cancel()
-		// The executor may have refused for another reason than the claim, which could then still win. So the cached lease is released first: then nobody
-		// can claim its workers. Errors usually mean that there is no such lease.
-		for _, id := range []uint64{k.id, k.far.leaseID} {
-			_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: id})
-		}
+		k.settle(ctx)
 	}
 	return h, err
 }
 
 // claimFar claims the workers of a cached lease on tcp or verbs. It returns nil if they must be asked for by message. If it returns false, the outcome
-// of the claim is unknown.
+// of the claim is unknown, or that of a claim by the client process, which asks for this reason.
 func (p *Pending) claimFar(k *Cached) (h *Held, sure bool) {
 	f := k.far
 	if f == nil || !p.Lasts(k) {
-		return nil, true
+		return nil, k.own == nil
 	}
 	p.c.mu.Lock()
 	conn, region := f.conn, f.region
@@ -237,4 +243,123 @@ func (p *Pending) claimFar(k *Cached) (h *Held, sure bool) {
 		w.Start, w.Fork, w.Connect, w.Code, w.Sandbox = start, 0, 0, 0, 0
 	}
 	return h, true
+}
+
+// claimants has the client process of a session as a claimant of executors on verbs: it claims workers over a queue pair of its own.
+type claimants struct {
+	mu     sync.Mutex
+	closed bool
+	at     map[string]claimant // by executor
+}
+
+type claimant struct {
+	id uint64
+	cl control.ExecutorClient
+}
+
+// OwnClaim says how the client process of a session claims the workers of a cached lease over its own queue pair. The executor permits no other claimant, and
+// this process cannot see whether the workers are claimed.
+type OwnClaim struct {
+	Line     uint32
+	Sequence uint64
+	LeaseID  uint64        // of the lease that a claim gets
+	Lasts    time.Duration // how long the lease may be used, from the claim on
+}
+
+// OwnClaim returns how the client process that owns the cached lease claims its workers; nil: it cannot.
+func (k *Cached) OwnClaim() *OwnClaim { return k.own }
+
+// MayAttach reports whether the client process could claim such workers itself, if it called AttachClaimant.
+func (k *Cached) MayAttach() bool {
+	return k.far != nil && k.far.provider == dataplane.Verbs && k.handed == nil
+}
+
+// AttachClaimant makes the client process of the session a claimant of the lease's executor, with a queue pair that has the given blob. It replaces an
+// earlier one. It returns the blob of the executor's queue pair, and the cell.
+func (h *Held) AttachClaimant(ctx context.Context, blob []byte) (theirs []byte, cell *control.MemoryRef, err error) {
+	const op = "attach a claimant"
+	if h.Provider != dataplane.Verbs {
+		return nil, nil, fail(op, dataplane.StatusUnsupported, "the workers are on provider %s, want verbs", h.Provider)
+	}
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	h.c.detachClaimant(ctx, h.Address)
+	r, err := askClaims(ctx, op, h.Address, h.cl, &control.AttachClaimsRequest{Provider: h.Provider, Blob: blob, Own: true})
+	if err != nil {
+		return nil, nil, fromControl(op, h.Address, err)
+	}
+	own := claimant{r.GetClaimant(), h.cl}
+	s := &h.c.claimants
+	s.mu.Lock()
+	before, closed := s.at[h.Address], s.closed
+	if !closed {
+		if s.at == nil {
+			s.at = map[string]claimant{}
+		}
+		s.at[h.Address] = own
+	}
+	s.mu.Unlock()
+	if before.id != 0 { // of another request at the same time
+		before.detach(ctx)
+	}
+	if closed {
+		own.detach(ctx)
+		return nil, nil, fail(op, dataplane.StatusInvalid, "the session is closed")
+	}
+	return r.GetBlob(), r.GetRegion(), nil
+}
+
+func (x claimant) detach(ctx context.Context) {
+	_, _ = x.cl.DetachClaims(ctx, &control.DetachClaimsRequest{Claimant: x.id}) // after an error, it ends with the connection
+}
+
+// detachClaimant ends the session's claimant of an executor, if there is one.
+func (c *Control) detachClaimant(ctx context.Context, addr string) {
+	c.claimants.mu.Lock()
+	x, is := c.claimants.at[addr]
+	delete(c.claimants.at, addr)
+	c.claimants.mu.Unlock()
+	if is {
+		x.detach(ctx)
+	}
+}
+
+// claimant returns the session's claimant of an executor; 0: none.
+func (c *Control) claimant(addr string) uint64 {
+	c.claimants.mu.Lock()
+	defer c.claimants.mu.Unlock()
+	return c.claimants.at[addr].id
+}
+
+// leaveClaimants ends all claimants of a closing session. It does not wait for the executors.
+func (c *Control) leaveClaimants() {
+	s := &c.claimants
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for _, x := range s.at {
+		done := c.retain()
+		go func() {
+			defer done()
+			ctx, cancel := c.bound(context.Background())
+			defer cancel()
+			x.detach(ctx)
+		}()
+	}
+	s.at = nil
+}
+
+// settle ends a cached lease of which the workers may have been claimed, and the lease that the claim may have got. The executor may have refused the workers for
+// another reason than the claim, which could then still win. So the cached lease is released first: then nobody can claim its workers. Errors usually mean
+// that there is no such lease.
+func (k *Cached) settle(ctx context.Context) {
+	ids := []uint64{k.id}
+	if k.own != nil {
+		ids = append(ids, k.own.LeaseID)
+	} else if k.far != nil {
+		ids = append(ids, k.far.leaseID)
+	}
+	for _, id := range ids {
+		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: id})
+	}
 }

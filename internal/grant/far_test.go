@@ -237,10 +237,14 @@ func newVerbsExecutor(t *testing.T) *verbsExecutor {
 		t.Fatal(err)
 	}
 	t.Cleanup(x.domain.Close)
-	if x.region, err = x.domain.Shared(x.claims.File(), uint64(claim.Size), dataplane.RemoteRead|dataplane.RemoteWrite); err != nil {
+	if x.region, err = x.domain.Alloc(uint64(claim.CellSize), dataplane.RemoteRead|dataplane.RemoteWrite); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(x.region.Free)
+	if err = x.claims.Join(1, x.region.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.claims.Leave(1) })
 	if x.conn, err = x.domain.NewConn(x.region); err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +258,7 @@ func (x *verbsExecutor) AttachClaims(ctx context.Context, r *control.AttachClaim
 		err = x.conn.Connect(ctx, r.GetBlob())
 	}
 	if err == nil {
-		err = x.conn.ServeAndRing(x.server, claim.Bell(x.region.Bytes()))
+		err = x.conn.ServeAndRing(x.server, x.claims.Bell())
 	}
 	ref := x.region.Ref()
 	return &control.AttachClaimsReply{Blob: blob, Region: &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}}, err
@@ -272,12 +276,12 @@ func TestClaimFarOnVerbs(t *testing.T) {
 	p := &Pending{c: c}
 	booked := 0 // the region calls one function at a time
 	arm := func() (*claim.Slot, *Cached) {
-		slot, err := x.claims.Arm(7, time.Minute, claim.Frozen, nil, func(time.Duration) { booked++ })
+		slot, err := x.claims.Arm(7, time.Minute, 1, claim.Frozen, nil, func(time.Duration) { booked++ })
 		if err != nil {
 			panic(err)
 		}
 		k := &Cached{cand: Candidate{Address: "far:1", Provider: dataplane.Verbs}, cl: x, last: &Held{}}
-		k.claimable(c, &control.Claim{Line: slot.Line, Sequence: slot.Sequence, Token: make([]byte, claim.Secret), LeaseId: 7, ClientMs: 60_000})
+		k.claimable(c, &control.Claim{Line: slot.Line, Sequence: slot.Sequence, Token: make([]byte, claim.Secret), LeaseId: 7, ClientMs: 60_000, Claimant: claim.Agent})
 		return slot, k
 	}
 	slot, k := arm()

@@ -212,11 +212,11 @@ func (h *Held) Finish(ctx context.Context) error {
 // Release ends the lease and its watch. It is no error if the lease has ended already, or if its executor has, since its workers
 // ended with it.
 func (h *Held) Release(ctx context.Context) error {
-	_, err := h.release(ctx, false)
+	_, err := h.release(ctx, false, 0)
 	return err
 }
 
-func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, error) {
+func (h *Held) release(ctx context.Context, keep bool, claimant uint64) (*control.ReleaseReply, error) {
 	h.leaving.Store(true)
 	defer h.StopWatch() // after the release: if the event stream ends first, the executor assumes that the client is away
 	h.mu.Lock()
@@ -227,7 +227,7 @@ func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, e
 	}
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep, Claims: keep && h.Provider != dataplane.OFI}
+	req := &control.ReleaseRequest{LeaseId: h.ID, Keep: keep, Claims: keep && h.Provider != dataplane.OFI, Claimant: claimant}
 	// If the executor has ended during the request, the second attempt finds that nobody listens, or an executor without this lease.
 	var r *control.ReleaseReply
 	err := repeat(ctx, func() (err error) {

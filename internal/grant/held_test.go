@@ -117,7 +117,7 @@ func TestSearchAwaitsARelease(t *testing.T) {
 		h := &Held{Candidate: Candidate{Address: port.Address}, ID: name, c: c, cl: control.NewExecutorClient(conn), key: p.key()}
 		released, found := make(chan *Cached, 1), make(chan *Cached, 1)
 		go func() {
-			k, err := h.ReleaseCached(t.Context(), name, io.NopCloser(nil))
+			k, err := h.ReleaseCached(t.Context(), name, io.NopCloser(nil), false)
 			if err != nil {
 				t.Error(err)
 			}

@@ -264,6 +264,133 @@ func TestVerbsClaimKilled(t *testing.T) {
 	claimKilled(t, "verbs")
 }
 
+// verbsCluster starts an executor on verbs, in a test that runs in the virtual machine only. It returns the environment of clients, the agent's socket, the
+// executor, and where its metrics are.
+func verbsCluster(t *testing.T, args ...string) (env []string, socket string, executor *exec.Cmd, metrics string) {
+	t.Helper()
+	if os.Getenv("RFAAS_REQUIRE_VERBS") == "" {
+		t.Skip("RFAAS_REQUIRE_VERBS is not set: this test runs in the lane softroce")
+	}
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "secret")
+	socket, metrics = filepath.Join(dir, "agent.sock"), filepath.Join(dir, "http")
+	address, executor, _ := startProcess(t, secret, append([]string{"--providers", "verbs", "--http-listen", "unix:" + metrics}, args...)...)
+	t.Cleanup(func() { stopAgent(t, socket) })
+	return []string{"RFAAS_EXECUTOR=" + address, "RFAAS_MANAGER=", "RFAAS_SECRET_FILE=" + secret, "RFAAS_AGENT_SOCKET=" + socket, "RFAAS_PROVIDER=verbs"}, socket, executor, metrics
+}
+
+func allFree(t *testing.T, metrics string) {
+	t.Helper()
+	eventually(t, "all cores are free", func() bool {
+		return testkit.Metric(t, metrics, "rfaas_executor_free_cores") == "2" && testkit.Metric(t, metrics, "rfaas_executor_leases") == "0"
+	})
+}
+
+// On verbs, the third lease of a process and each later one is claimed without the agent, which is stopped here. Two processes claim at the same time, and each
+// gets its own worker. The agent follows these leases afterwards.
+func TestVerbsOwnClaims(t *testing.T) {
+	env, socket, _, metrics := verbsCluster(t)
+	clients := []*led{lead(t, 1, reuse, env...), lead(t, 1, reuse, env...)}
+	workers := make([]origin, len(clients))
+	for i, c := range clients {
+		c.do("init", "session", "open", "calls 1")
+		workers[i] = c.who()
+	}
+	for _, c := range clients {
+		c.do("release", "open", "calls 1", "release")
+	}
+	before, err := strconv.Atoi(testkit.Metric(t, metrics, "rfaas_executor_claims_total"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		pid := agentStatus(t, socket).PID
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range clients {
+			c.say("open")
+		}
+		for i, c := range clients {
+			if a := c.hear("open"); a.status != 0 {
+				t.Fatalf("a lease while the agent is stopped: %+v", a)
+			}
+			c.do("calls 20")
+			if w := c.who(); w != (origin{cachedStart, workers[i].pid}) {
+				t.Errorf("worker %v, want that of %v", w, workers[i])
+			}
+		}
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the agent follows the leases", func() bool {
+			r := agentStatus(t, socket)
+			return len(r.Clients) == 2 && r.Clients[0].Leases == 1 && r.Clients[1].Leases == 1
+		})
+		for _, c := range clients {
+			c.do("calls 1", "release")
+		}
+		eventually(t, "the claims are counted", func() bool {
+			return testkit.Metric(t, metrics, "rfaas_executor_claims_total") == strconv.Itoa(before+(round+1)*len(clients))
+		})
+	}
+	for _, c := range clients {
+		c.do("close", "finalize")
+	}
+	allFree(t, metrics)
+}
+
+// A client process is killed in a lease that it has claimed itself and of which the agent, which is stopped, does not know yet. The agent finds the claim and
+// releases the lease. Otherwise the executor would wait for the client's first use.
+func TestVerbsOwnClaimClientKilled(t *testing.T) {
+	env, socket, _, metrics := verbsCluster(t, "--client-first-use", "1h")
+	c := lead(t, 1, reuse, env...)
+	c.do("init", "session", "open", "release", "open", "release")
+	pid := agentStatus(t, socket).PID
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c.do("open", "calls 1")
+	if err := errors.Join(c.cmd.Process.Kill(), syscall.Kill(pid, syscall.SIGCONT)); err != nil {
+		t.Fatal(err)
+	}
+	allFree(t, metrics)
+}
+
+// The executor is stopped while a client process claims, so the process does not learn the outcome. It asks by message. The executor then finds the claim first
+// and refuses the message, and the agent releases the lease of the claim. The process gets a lease, and no core stays taken. Later leases are claimed again.
+func TestVerbsOwnClaimUnknown(t *testing.T) {
+	env, socket, executor, metrics := verbsCluster(t, "--client-first-use", "1h")
+	c := lead(t, 1, reuse, env...)
+	c.do("init", "session", "open", "release", "open", "release")
+	if err := executor.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "every thread of the executor has stopped", func() bool { return testkit.AllStopped(executor.Process.Pid) })
+	c.say("open")
+	eventually(t, "the agent is asked", func() bool {
+		r := agentStatus(t, socket)
+		return len(r.Clients) == 1 && r.Clients[0].Leases == 1
+	})
+	if err := executor.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if a := c.hear("open"); a.status != 0 {
+		t.Fatalf("%+v", a)
+	}
+	c.do("calls 1", "release", "open", "calls 1", "release")
+	pid := agentStatus(t, socket).PID
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c.do("open", "calls 1")
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	c.do("release", "close", "finalize")
+	allFree(t, metrics)
+}
+
 func claimKilled(t *testing.T, provider string) {
 	for _, killed := range []string{"agent", "executor"} {
 		t.Run(killed, func(t *testing.T) {

@@ -30,6 +30,7 @@ func DecodeReplace(b []byte) (Replace, error) {
 type Release struct {
 	Key   uint64
 	Keep  bool // cache the workers
+	Own   bool // with Keep: the session is a claimant of the executor
 	Ahead bool // if they are not cached, the client can take a spare lease with the same terms
 }
 
@@ -37,7 +38,7 @@ type Release struct {
 func DecodeRelease(b []byte) (Release, error) {
 	var c C.rfaas_agent_release
 	err := exactly(OpRelease, b, &c)
-	return Release{uint64(c.key), c.keep != 0, c.ahead != 0}, err
+	return Release{uint64(c.key), c.keep != 0, c.keep == C.RFAAS_AGENT_KEEP_OWN, c.ahead != 0}, err
 }
 
 // DecodeLeaseName decodes the body of the message.
@@ -131,12 +132,26 @@ type Released struct {
 	Cached bool // the workers are cached
 	Handed bool // the agent holds the channels
 	Claim  Claim
-	Spare  []uint64 // the pids of the workers of a spare lease that the client gets
+	Spare  []uint64  // the pids of the workers of a spare lease that the client gets
+	Own    *OwnClaim // the client can claim the workers over its own queue pair. Claim has the line
+	May    bool      // the client could do so if it sent ATTACH before
+}
+
+// OwnClaim says what a claim over the client's own queue pair gets.
+type OwnClaim struct {
+	LeaseID  uint64
+	ClientNs int64 // how long the client may use that lease, from the claim on
 }
 
 // Encode appends the body of the message.
 func (r *Released) Encode(b []byte) []byte {
-	b = put(b, &C.rfaas_agent_released{cached: flag(r.Cached), handed: flag(r.Handed), spare: C.uint32_t(len(r.Spare)), claim: r.Claim.encode()})
+	c := C.rfaas_agent_released{cached: flag(r.Cached), handed: flag(r.Handed), spare: C.uint32_t(len(r.Spare)), own: flag(r.May), claim: r.Claim.encode()}
+	if r.Own != nil {
+		c.own = C.RFAAS_AGENT_OWN_CLAIM
+	}
+	if b = put(b, &c); r.Own != nil {
+		return put(b, &C.rfaas_agent_own_claim{C.uint64_t(r.Own.LeaseID), C.int64_t(r.Own.ClientNs)})
+	}
 	for _, pid := range r.Spare {
 		b = put(b, &pid)
 	}
@@ -155,6 +170,36 @@ func (c Claim) encode() C.rfaas_agent_claim {
 
 func decodeClaim(c *C.rfaas_agent_claim) Claim {
 	return Claim{uint32(c.region), uint32(c.line), uint64(c.sequence)}
+}
+
+// Attach makes a session a claimant of a granted lease's executor.
+type Attach struct {
+	Key  uint64
+	Blob []byte // of the client's queue pair
+}
+
+// DecodeAttach decodes the body of the message.
+func DecodeAttach(b []byte) (Attach, error) {
+	var c C.rfaas_agent_attach
+	if err := exactly(OpAttach, b, &c); err != nil {
+		return Attach{}, err
+	}
+	blob, err := blobOf(OpAttach, &c.blob)
+	return Attach{uint64(c.key), blob}, err
+}
+
+// Attached answers an ATTACH.
+type Attached struct {
+	Addr uint64 // of the cell
+	Key  uint32
+	Blob []byte // of the executor's queue pair, at most MaxBlob bytes
+}
+
+// Encode appends the body of the message.
+func (a *Attached) Encode(b []byte) []byte {
+	c := C.rfaas_agent_attached{addr: C.uint64_t(a.Addr), rkey: C.uint32_t(a.Key)}
+	c.blob.size = C.uint32_t(copy(view(&c.blob.bytes), a.Blob))
+	return put(b, &c)
 }
 
 // EncodeRegion appends a body that names a claim region.

@@ -246,7 +246,10 @@ func (r *Replace) Encode(b []byte) []byte {
 // Encode appends the body of the message.
 func (r *Release) Encode(b []byte) []byte {
 	c := C.rfaas_agent_release{key: C.uint64_t(r.Key)}
-	if r.Keep {
+	switch {
+	case r.Own:
+		c.keep = C.RFAAS_AGENT_KEEP_OWN
+	case r.Keep:
 		c.keep = 1
 	}
 	if r.Ahead {
@@ -265,17 +268,40 @@ func DecodeOpened(b []byte) (provider string, encrypt int, err error) {
 	return t.of("provider", c.provider[:]), int(c.encrypt), t.err
 }
 
+// Encode appends the body of the message.
+func (a *Attach) Encode(b []byte) []byte {
+	c := C.rfaas_agent_attach{key: C.uint64_t(a.Key)}
+	c.blob.size = C.uint32_t(copy(view(&c.blob.bytes), a.Blob))
+	return put(b, &c)
+}
+
+// DecodeAttached decodes the body of the message.
+func DecodeAttached(b []byte) (Attached, error) {
+	var c C.rfaas_agent_attached
+	if err := exactly(OpAttach, b, &c); err != nil {
+		return Attached{}, err
+	}
+	blob, err := blobOf(OpAttach, &c.blob)
+	return Attached{uint64(c.addr), uint32(c.rkey), blob}, err
+}
+
 // DecodeReleased decodes the body of the message.
 func DecodeReleased(b []byte) (Released, error) {
 	var c C.rfaas_agent_released
 	rest, err := take(OpRelease, b, &c)
-	if err == nil {
-		err = list[C.uint64_t](OpRelease, "workers", rest, uint64(c.spare), MaxWorkers)
-	}
 	if err != nil {
 		return Released{}, err
 	}
-	r := Released{c.cached != 0, c.handed != 0, decodeClaim(&c.claim), nil}
+	r := Released{Cached: c.cached != 0, Handed: c.handed != 0, Claim: decodeClaim(&c.claim), May: c.own == C.RFAAS_AGENT_OWN_MAY}
+	if c.own == C.RFAAS_AGENT_OWN_CLAIM {
+		var own C.rfaas_agent_own_claim
+		err = exactly(OpRelease, rest, &own)
+		r.Own = &OwnClaim{uint64(own.lease_id), int64(own.client_ns)}
+		return r, err
+	}
+	if err = list[C.uint64_t](OpRelease, "workers", rest, uint64(c.spare), MaxWorkers); err != nil {
+		return Released{}, err
+	}
 	for len(rest) > 0 {
 		var pid C.uint64_t
 		rest, _ = take(OpRelease, rest, &pid)

@@ -77,13 +77,15 @@ const (
 	OpSeedKeep    Op = C.RFAAS_AGENT_SEED_KEEP
 	OpSeedRelease Op = C.RFAAS_AGENT_SEED_RELEASE
 	OpTableSeed   Op = C.RFAAS_AGENT_TABLE_SEED
+	OpAttach      Op = C.RFAAS_AGENT_ATTACH
 )
 
 // String is the operation's name in the header, in lower case.
 func (o Op) String() string {
 	names := [...]string{"?", "hello", "status", "stop", "open", "close", "acquire", "adopt", "replace", "release", "inspect",
 		"renew", "finish", "spread", "changes", "silent", "event", "hand", "table", "table-drop",
-		"region", "claimed", "seed-create", "seed-find", "seed-keep", "seed-release", "table-seed"}
+		"region", "claimed", "seed-create", "seed-find", "seed-keep", "seed-release", "table-seed",
+		"attach"}
 	if int64(o) < int64(len(names)) {
 		return names[o]
 	}
