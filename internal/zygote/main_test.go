@@ -195,8 +195,8 @@ type client struct {
 
 func clientPath(t testing.TB) string {
 	t.Helper()
-	sources, _ := filepath.Glob(dataplane + "/dp_*.c")
-	return compile(t, "client", slices.Concat([]string{"testdata/client.c"}, sources, []string{"-ldl"})...)
+	objects, _ := filepath.Glob("../../build/worker/internal/dataplane/dp_*.o") // of the worker program
+	return compile(t, "client", slices.Concat([]string{"testdata/client.c"}, objects, []string{"-ldl"})...)
 }
 
 func newClient(path string) (*client, error) {
