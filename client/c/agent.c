@@ -431,7 +431,10 @@ rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request
     pthread_mutex_lock(&mu);
     for (int i = 0; i < RFAAS_AGENT_ATTEMPTS && !id && !status; i++) {
         uint32_t connection = 0;
-        if (!(status = connect_agent(until, text))) {
+        if (!(status = connect_agent(until, text)) && parts->to && parts->to != generation) {
+            status = RFAAS_PEER_GONE;
+            snprintf(text, sizeof text, "the agent has ended");
+        } else if (!status) {
             connection = connections;
             id = send_request(op, parts, until);
         }

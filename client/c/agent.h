@@ -45,6 +45,7 @@ typedef struct rfaas_request_parts {
     int fd;
     const int *fds; /* n_fds of them, instead of fd */
     uint32_t n_fds;
+    uint32_t to; /* generation of the only agent that gets the request; 0: any */
 } rfaas_request_parts;
 
 /* rfaas_agent_can_start reports whether an agent could run within the hard limits of this process. Otherwise `why` says what to do. */

@@ -244,7 +244,7 @@ int rfaas_api_release_grant(rfaas_lease *l) {
         memcpy(&own, reply.data + sizeof *r, sizeof own);
     if (taken) {
         offer_for_use(req.key, r, &own, reply.generation);
-        rfaas_api_claimant_answered(l->session, executor, r, claims);
+        rfaas_api_claimant_answered(l->session, executor, r, claims, reply.generation);
     } else
         rfaas_api_drop_cached(req.key);
     if (!status)

@@ -10,14 +10,14 @@
  *                          session.c, lease.c           handles: opening, closing
  *                          inspect.c                    what a program can ask of a lease
  *                          acquire.c                    how a lease gets its workers
- *                          reap.c                       destroying channels whose driver is slow
+ *                          reap.c                       destroying channels and claimants whose driver is slow
  *                          worker.c, event.c            replacing dead workers; events of a lease
  *                          init.c                       init calls of new workers
  *                          replace.c                    ending living workers
  *                          grow.c                       adding workers to a lease that was granted with fewer than it wants
  *                          failover.c                   moving a lease to another executor
  *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
- *                          claim.c                      claiming the workers of such channels without a message
+ *                          claim.c, claimant.c          claiming the workers of such channels without a message; on verbs
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
  *                          promote.c                    from the agent's queue pairs to own ones, on verbs
  *                          table.c                      read-only data for workers
@@ -228,13 +228,13 @@ void rfaas_api_forget_claims(void);
 
 /* ---- claimant.c ---- */
 
-/* Reports whether the session is a claimant of the executor of a lease that is being released, on verbs. Makes it one if that is worth it, which blocks until
- * the agent and the executor have answered. */
+/* Reports whether the session is a claimant of the executor of a lease that is being released, on verbs. Makes it one if that is worth it. Then it waits for
+ * the agent and the executor, three seconds at most. */
 bool rfaas_api_claimant_ready(rfaas_lease *l);
-/* Takes the reply to a release whose workers are cached. asked: the release had KEEP_OWN. */
-void rfaas_api_claimant_answered(rfaas_session *s, const char *executor, const rfaas_agent_released *r, bool asked);
+/* Takes the reply to a release whose workers are cached. asked: the release had KEEP_OWN. by: generation of the agent. */
+void rfaas_api_claimant_answered(rfaas_session *s, const char *executor, const rfaas_agent_released *r, bool asked, uint32_t by);
 /* Claims the workers of a cached grant over the session's own queue pair. Returns true, and sets *out, if they now belong to this process. Otherwise the
- * caller asks for them by message: the claim may have succeeded, and the agent settles that. Blocks for half a second at most, and while another thread of the
+ * caller asks for them by message: the claim may have succeeded, and the agent settles that. Blocks for 0.6 s at most, and while another thread of the
  * session claims. */
 bool rfaas_api_claim_own(rfaas_session *s, const rfaas_grant *h, dp_claimed *out);
 /* Destroys all claimants of a session, before its devices are closed. */
@@ -267,7 +267,10 @@ uint32_t rfaas_api_cached_shares(const rfaas_session *s, const rfaas_agent_spec 
 
 /* Destroys channels and their endpoint, which may be NULL. If the driver is slow, returns after 0.1 s, and a thread continues. */
 void rfaas_api_reap(dp_endpoint *ep, dp_channel *const *channels, uint32_t n);
-/* Closes a device without users. If threads still destroy channels of the device, the last one closes it. */
+struct dp_raw;
+/* The same for a connection, in a domain of its own. Each may be NULL. */
+void rfaas_api_reap_connection(dp_dev *dev, struct dp_raw *conn, dp_domain *domain);
+/* Closes a device without users. If threads still destroy something on the device, the last one closes it. */
 void rfaas_api_reap_device(dp_dev *dev);
 /* Waits for all threads, at most 1 s. */
 void rfaas_api_reap_finish(void);

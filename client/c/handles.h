@@ -287,11 +287,8 @@ struct rfaas_session {
     struct rfaas_table *tables; /* under mu */
     uint32_t tables_changed;    /* how often `tables` has changed; atomic */
     struct rfaas_seed *seeds;   /* handles; under mu */
-    pthread_mutex_t claimants_mu; /* held while a claimant claims or is destroyed. Taken before mu */
-    bool attaching;             /* a thread makes a claimant; under claimants_mu */
-    rfaas_claimant *claimants;  /* under claimants_mu */
-    int64_t no_claimant_until;  /* CLOCK_MONOTONIC ns. An executor refused the last claimant; under claimants_mu */
-    bool may_claim;             /* executors take claimants of the session; relaxed atomic */
+    pthread_mutex_t claimants_mu; /* held while a claimant claims. Taken before mu */
+    rfaas_claimant *claimants;  /* the one that was used last is the first; under claimants_mu */
 };
 
 /* Request handle: sequence(32) | request index(20) | lease index(12), never 0 since the sequence is not. */

@@ -1,10 +1,10 @@
-/* Destruction of channels on devices whose driver may be slow. A verbs driver may take most of a minute to destroy a queue pair, and a
- * thread that releases a lease must not wait for that. So a thread of the library destroys the channels of such a device. The caller
+/* Destruction of channels and claimants on devices whose driver may be slow. A verbs driver may take most of a minute to destroy a queue pair, and a
+ * thread that releases a lease must not wait for that. So a thread of the library destroys what is on such a device. The caller
  * waits for that thread for at most PATIENCE_NS:
  *
  *   caller: create the thread ── wait ──┬─ in time: join the thread, so that none is left
  *                                       └─ else: detach the thread, and return
- *   thread:        destroy the channels ── the last thread of a closed device: close the device ── end
+ *   thread:        destroy what it got ── the last thread of a closed device: close the device ── end
  *
  * No other part of the library creates a thread. On shared memory, no part does. */
 #include <dlfcn.h>
@@ -16,16 +16,19 @@
 #include <time.h>
 
 #include "client.h"
+#include "dp_raw.h"
 
 #define PATIENCE_NS 100000000ll   /* how long a caller waits for a destruction */
 #define FINALIZE_NS 1000000000ll  /* how long rfaas_finalize waits for all threads */
-#define UNDER_WAY_MAX 64          /* threads; beyond them callers destroy channels themselves */
+#define UNDER_WAY_MAX 64          /* threads; beyond them callers destroy themselves */
 #define STACK_BYTES (256 << 10)
 
 typedef struct reaping {
     struct reaping *next;
     dp_dev *dev;
-    dp_endpoint *ep; /* NULL: only the device is closed */
+    dp_endpoint *ep; /* of the channels */
+    dp_raw *conn;    /* in domain */
+    dp_domain *domain;
     bool done, left; /* the thread has finished; its caller has gone on */
     bool closes;     /* the session no longer uses the device: its last reaping closes it */
     uint32_t n;
@@ -55,10 +58,13 @@ static bool wait_until(int64_t until) {
     return pthread_cond_timedwait(&changed, &mu, &at) != ETIMEDOUT;
 }
 
-static void destroy(dp_endpoint *ep, dp_channel *const *channels, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++)
+/* Each part may be missing. */
+static void destroy(const reaping *r, dp_channel *const *channels) {
+    for (uint32_t i = 0; i < r->n; i++)
         dp_channel_destroy(channels[i]);
-    dp_endpoint_destroy(ep);
+    dp_endpoint_destroy(r->ep);
+    dp_raw_destroy(r->conn); /* the queue pair goes first: then no operation is under way that uses the memory */
+    dp_domain_destroy(r->domain);
 }
 
 /* Returns a reaping of the device that is under way, or NULL. The caller holds mu. */
@@ -79,7 +85,7 @@ static void take_out(reaping *r) {
 
 static void *reap(void *arg) {
     reaping *r = arg;
-    destroy(r->ep, r->channels, r->n);
+    destroy(r, r->channels);
     pthread_mutex_lock(&mu);
     take_out(r);
     dp_dev *dev = r->closes && !of_device(r->dev) ? r->dev : NULL;
@@ -120,15 +126,16 @@ static bool start(reaping *r, pthread_t *thread) {
     return good;
 }
 
-void rfaas_api_reap(dp_endpoint *ep, dp_channel *const *channels, uint32_t n) {
-    dp_dev *dev = ep ? dp_endpoint_device(ep) : NULL;
-    reaping *r = dev && dev->ops->destroys_slowly ? calloc(1, sizeof *r + n * sizeof(dp_channel *)) : NULL;
+/* Destroys what `of` names, and of->n channels. */
+static void give(const reaping *of, dp_channel *const *channels) {
+    reaping *r = of->dev && of->dev->ops->destroys_slowly ? calloc(1, sizeof *r + of->n * sizeof(dp_channel *)) : NULL;
     if (!r) {
-        destroy(ep, channels, n);
+        destroy(of, channels);
         return;
     }
-    *r = (reaping){.dev = dev, .ep = ep, .n = n};
-    memcpy(r->channels, channels, n * sizeof(dp_channel *));
+    *r = *of;
+    if (r->n)
+        memcpy(r->channels, channels, r->n * sizeof(dp_channel *));
     int64_t until = dp_now_ns() + PATIENCE_NS;
     pthread_t thread;
     pthread_mutex_lock(&mu);
@@ -147,8 +154,16 @@ void rfaas_api_reap(dp_endpoint *ep, dp_channel *const *channels, uint32_t n) {
     if (started)
         pthread_join(thread, NULL);
     else
-        destroy(ep, channels, n);
+        destroy(r, r->channels);
     free(r);
+}
+
+void rfaas_api_reap(dp_endpoint *ep, dp_channel *const *channels, uint32_t n) {
+    give(&(reaping){.dev = ep ? dp_endpoint_device(ep) : NULL, .ep = ep, .n = n}, channels);
+}
+
+void rfaas_api_reap_connection(dp_dev *dev, dp_raw *conn, dp_domain *domain) {
+    give(&(reaping){.dev = dev, .conn = conn, .domain = domain}, NULL);
 }
 
 void rfaas_api_reap_device(dp_dev *dev) {

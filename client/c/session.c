@@ -281,8 +281,6 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     s->shm = false;
     s->verbs = s->tcp = s->ofi = NULL;
     s->opening = 0;
-    s->may_claim = false;
-    s->no_claimant_until = 0;
     __atomic_store_n(&s->magic, RFAAS_SESSION_MAGIC, __ATOMIC_RELEASE);
     *session = s;
     return RFAAS_OK;

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "dp_channel_impl.h"
+#include "dp_raw_impl.h"
 #include "fake_agent.h"
 
 static const dp_ops *real;
@@ -134,6 +135,32 @@ T_CASE(reap_hangs, "reap/hangs", .providers = T_SHM) {
         t_sleep_ms(1);
     CHECK_EQ(threads(), before - 1);
     CHECK_EQ(get(&finished), WORKERS);
+}
+
+/* The same for a connection that is no channel's, such as that of a claimant. */
+T_CASE(reap_connection, "reap/connection", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *first;
+    rfaas_session *session = fake_session(&lo);
+    rfaas_lease *lease = slow_lease(session, &lo, &first);
+    dp_dev *dev = dp_endpoint_domain(first->grant->ep)->dev;
+    dp_domain *domain;
+    dp_raw *conn;
+    dp_error err;
+    CHECK_EQ(dp_domain_create(dev, &domain, &err), DP_OK);
+    CHECK_EQ(dp_raw_create(domain, NULL, 0, &conn, &err), DP_OK);
+    conn->qp->ops = &slow;
+    hangs = 1;
+    rfaas_api_reap_connection(dev, conn, domain);
+    CHECK(get(&entered) == 1 && !get(&finished) && !get(&here));
+    CHECK(!get(&signals_open));
+    call(lease);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    CHECK(!get(&finished));
+    fake_leave();
+    __atomic_store_n(&hangs, 0, __ATOMIC_RELEASE);
+    all_gone();
 }
 
 /* The process ends while a destruction hangs. */
