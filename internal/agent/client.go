@@ -546,7 +546,13 @@ func (c *client) cleanUp() {
 			s.seeds.close()
 		}
 		if s != nil && !stopping {
-			wg.Go(s.control.Close)
+			wg.Go(func() {
+				if c.left {
+					s.control.Leave()
+				} else {
+					s.control.Close()
+				}
+			})
 		}
 	}
 	wg.Wait()

@@ -170,8 +170,8 @@ func (r *Region) Leave(id uint64) {
 	}
 }
 
-// Close closes all lines, and calls the functions of the claims that were made before.
-func (r *Region) Close() {
+// Shut closes all lines, and calls the functions of the claims that were made before. From then on, nobody can claim.
+func (r *Region) Shut() {
 	r.mu.Lock()
 	r.closing = true
 	for _, s := range r.slots {
@@ -181,6 +181,11 @@ func (r *Region) Close() {
 	}
 	r.mu.Unlock()
 	r.Collect()
+}
+
+// Close is Shut, and then frees the region. Nothing may use its bell any more.
+func (r *Region) Close() {
+	r.Shut()
 	r.mu.Lock()
 	c := r.c
 	r.c = nil

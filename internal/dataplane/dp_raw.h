@@ -1,5 +1,6 @@
 /* Layer: beside the channel (dp_channel.h) and, like it, on the fabric (dp_fabric.h). The channel does not use it. It is the connection to
- * the resource manager's memory and to claim regions: packages link, grant and executor use it through raw.go. Invocations do not use it.
+ * the resource manager's memory and to claim regions. Packages link, grant and executor use it through raw.go, and the C library uses it to claim
+ * (client/c/claimant.c). Invocations do not use it.
  *
  * A queue pair for control: remote reads, writes and atomics one at a time, each waited for. Simple and safe rather than
  * fast: data is copied through memory of the connection, so that a late operation cannot touch the caller's memory.

@@ -35,9 +35,9 @@ type claims struct {
 	socket  *net.UnixListener
 	regions map[context.Context]*region // by connection
 	far     map[string]*reachable       // by provider
-	closing sync.WaitGroup              // regions and claimants that were removed from the maps and are not closed yet
+	closing sync.WaitGroup              // regions that were removed from the map and are not closed yet, and connections that part has begun to close
 
-	claimants map[string]int // number of claimants in all regions, without the agents, by tenant
+	claimants map[string]int // number of claimants that are not closed yet, without the agents, by tenant
 
 	armed sync.Map // lease.ID of cached workers -> armedLine
 
@@ -57,16 +57,13 @@ type region struct {
 	token, proof [claimSecret]byte
 	reach        *reach            // of the agent, on tcp or verbs; nil: the agent has not asked for it. Under claims.mu
 	claimants    map[uint64]*reach // of the agent's client processes, on verbs. Under claims.mu
-	detaching    sync.WaitGroup    // claimants that were removed from the map and still use the region. Under claims.mu while the region is in claims.regions
+	parting      int               // claimants that were removed from the map and are not closed yet. Under claims.mu
+	using        sync.WaitGroup    // connections that are being closed. Add is called under claims.mu, and before or with partAll
 }
 
-// close ends all connections and closes the region. No other goroutine may add connections any more.
+// close closes the region when its connections are closed. partAll was called before.
 func (r *region) close() {
-	r.reach.close()
-	for _, x := range r.claimants {
-		x.close()
-	}
-	r.detaching.Wait() // such a claimant rings the region's bell
+	r.using.Wait()
 	r.Close()
 }
 
@@ -105,17 +102,19 @@ func (c *claims) region(conn context.Context) (*region, error) {
 	}
 	c.regions[conn] = r
 	context.AfterFunc(conn, func() {
-		defer c.e.turns.enter()()
+		leave := c.e.turns.enter()
 		c.mu.Lock()
 		there := c.regions[conn] == r
 		if there {
 			delete(c.regions, conn)
-			for _, x := range r.claimants {
-				c.uncount(x)
-			}
+			c.partAll(r)
 			c.closing.Add(1)
 		}
 		c.mu.Unlock()
+		if there {
+			r.Shut()
+		}
+		leave() // a handover does not wait for queue pairs
 		if there {
 			r.close()
 			c.closing.Done()
@@ -349,7 +348,10 @@ func (c *claims) close() {
 		c.socket.Close()
 	}
 	regions, far := c.regions, c.far
-	c.regions, c.far, c.claimants = nil, nil, nil
+	c.regions, c.far = nil, nil
+	for _, r := range regions {
+		c.partAll(r)
+	}
 	c.mu.Unlock()
 	for _, r := range regions {
 		r.close()

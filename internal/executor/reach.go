@@ -88,9 +88,6 @@ func (e *Executor) AttachClaims(ctx context.Context, req *control.AttachClaimsRe
 	if _, ok := dataplane.BlobToken(req.GetBlob()); !ok && p == dataplane.TCP {
 		return nil, control.StatusError(statusBadBlob, "claim region: the blob is not of a queue pair of provider tcp")
 	}
-	if err := e.gate.Take(ctx, quota.Leases, 1); err != nil {
-		return nil, err
-	}
 	return e.claims.attach(ctx, control.Connection(ctx), control.Caller(ctx).Tenant, req)
 }
 
@@ -103,10 +100,18 @@ func (e *Executor) DetachClaims(ctx context.Context, req *control.DetachClaimsRe
 
 // attach makes the connection that a request asks for. If the caller does not wait any more, nobody would end it, so attach does.
 func (c *claims) attach(ctx, conn context.Context, tenant string, req *control.AttachClaimsRequest) (*control.AttachClaimsReply, error) {
+	c.mu.Lock()
+	_, err := c.roomIn(conn, tenant, req) // before the gate, because a refusal costs the tenant nothing
+	c.mu.Unlock()
+	if err == nil {
+		err = c.e.gate.Take(ctx, quota.Leases, 1)
+	}
+	if err != nil {
+		return nil, err
+	}
 	x := &reach{tenant: tenant, theirs: req.GetBlob(), done: make(chan struct{})}
 	x.mu.Lock() // whoever finds x in a map waits until it is made
-	err := c.reserve(conn, x, req)
-	if err != nil {
+	if err = c.reserve(conn, x, req); err != nil {
 		x.mu.Unlock()
 		return nil, err
 	}
@@ -118,8 +123,6 @@ func (c *claims) attach(ctx, conn context.Context, tenant string, req *control.A
 	if err == nil {
 		at := x.memory.Ref()
 		reply = &control.AttachClaimsReply{Blob: mine, Region: &control.MemoryRef{Addr: at.Addr, Key: at.Key, Size: at.Size}, Claimant: x.id}
-	} else {
-		x.free()
 	}
 	x.mu.Unlock()
 	if err != nil {
@@ -131,61 +134,91 @@ func (c *claims) attach(ctx, conn context.Context, tenant string, req *control.A
 
 // forget takes a connection that could not be made out of its region.
 func (c *claims) forget(conn context.Context, x *reach) {
-	c.detach(conn, x.id)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r := c.regions[conn]; r != nil && r.reach == x {
-		r.reach = nil
+	if r := c.regions[conn]; r != nil && (r.reach == x || r.claimants[x.id] == x) {
+		c.part(r, x)
 	}
 }
 
-// detach ends the connection of a claimant that is a client process of a connection's agent. When it returns, the claimant cannot reach its cell.
+// detach ends a claimant that is a client process of a connection's agent. When it returns, the claimant can claim nothing.
 func (c *claims) detach(conn context.Context, id uint64) {
 	c.mu.Lock()
 	r := c.regions[conn]
-	var x *reach
-	if r != nil {
-		x = r.claimants[id]
-	}
-	if x != nil {
-		delete(r.claimants, id)
-		c.uncount(x)
-		r.detaching.Add(1) // x uses the region
-		c.closing.Add(1)   // and a device
+	is := r != nil && r.claimants[id] != nil
+	if is {
+		c.part(r, r.claimants[id])
 	}
 	c.mu.Unlock()
-	if x != nil {
-		x.close()
-		r.detaching.Done()
-		c.closing.Done()
+	if is {
+		r.Leave(id)
 	}
 }
 
-// uncount is called once for each claimant that was counted for its tenant. The caller holds mu.
-func (c *claims) uncount(x *reach) {
-	if c.claimants[x.tenant]--; c.claimants[x.tenant] == 0 {
-		delete(c.claimants, x.tenant)
+// part ends a connection of a region in the background, because a driver may take long to destroy a queue pair. The connection has its place until then: a
+// claimant counts, and the agent cannot attach again. Otherwise a tenant could have any number of them. The caller holds mu.
+func (c *claims) part(r *region, x *reach) {
+	if x.id != 0 {
+		delete(r.claimants, x.id)
+		r.parting++
 	}
+	r.using.Add(1)   // x rings the region's bell
+	c.closing.Add(1) // and uses a device
+	go func() {
+		defer c.closing.Done()
+		defer r.using.Done()
+		x.close()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if x.id == 0 {
+			r.reach = nil
+			return
+		}
+		r.parting--
+		if c.claimants[x.tenant]--; c.claimants[x.tenant] == 0 {
+			delete(c.claimants, x.tenant)
+		}
+	}()
+}
+
+// partAll ends all connections of a region that was taken out of c.regions. The caller holds mu.
+func (c *claims) partAll(r *region) {
+	for _, x := range r.claimants {
+		c.part(r, x)
+	}
+	if r.reach != nil {
+		c.part(r, r.reach)
+	}
+}
+
+// roomIn returns the region of a connection, or why it does not take the connection that a request asks for. The caller holds mu.
+func (c *claims) roomIn(conn context.Context, tenant string, req *control.AttachClaimsRequest) (*region, error) {
+	r := c.regions[conn]
+	switch {
+	case c.ended:
+		return nil, grpcError(lease.ErrDraining)
+	case r == nil && req.GetOwn():
+		return nil, invalidf("this connection has no claim region yet")
+	case r == nil || !req.GetOwn() && subtle.ConstantTimeCompare(req.GetToken(), r.token[:]) != 1:
+		return nil, invalidf("the token names no claim region of this connection")
+	case !req.GetOwn() && r.reach != nil:
+		return nil, invalidf("this connection's claim region was attached before")
+	}
+	if all, here := c.claimants[tenant], len(r.claimants)+r.parting; req.GetOwn() && (all >= claimantsMost || here >= claim.Claimants-1) { // the agent is one, too
+		return nil, control.Errorf(control.ClassBusy, "claim region: %d claimants of the tenant, %d of this connection; the most are %d and %d", all, here,
+			claimantsMost, claim.Claimants-1)
+	}
+	return r, nil
 }
 
 // reserve gives a new connection its place in a region. A claimant needs no token: only the agent at the other end of the connection names it in its
 // releases. The caller holds x.mu.
-func (c *claims) reserve(conn context.Context, x *reach, req *control.AttachClaimsRequest) (err error) {
+func (c *claims) reserve(conn context.Context, x *reach, req *control.AttachClaimsRequest) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.regions[conn]
-	switch {
-	case c.ended:
-		return grpcError(lease.ErrDraining)
-	case r == nil && req.GetOwn():
-		return invalidf("this connection has no claim region yet")
-	case r == nil || !req.GetOwn() && subtle.ConstantTimeCompare(req.GetToken(), r.token[:]) != 1:
-		return invalidf("the token names no claim region of this connection")
-	case !req.GetOwn() && r.reach != nil:
-		return invalidf("this connection's claim region was attached before")
-	case req.GetOwn() && (c.claimants[x.tenant] >= claimantsMost || len(r.claimants) >= claim.Claimants-1): // the agent is one, too
-		return control.Errorf(control.ClassBusy, "claim region: %d claimants of the tenant, %d of this connection; the most are %d and %d", c.claimants[x.tenant],
-			len(r.claimants), claimantsMost, claim.Claimants-1)
+	r, err := c.roomIn(conn, x.tenant, req)
+	if err != nil {
+		return err
 	}
 	if x.to, err = c.reachable(req.GetProvider()); err != nil {
 		return control.Errorf(control.ClassBusy, "claim region: %v", err)
@@ -285,11 +318,8 @@ func (x *reach) end() {
 	}
 }
 
-// close ends the connection. When it returns, the client cannot reach the region or its cell. x may be nil.
+// close ends the connection. When it returns, the client cannot reach the region or its cell.
 func (x *reach) close() {
-	if x == nil {
-		return
-	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.free()

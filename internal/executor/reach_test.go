@@ -1,10 +1,12 @@
 package executor
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // newTCPNode returns a node that also offers tcp.
@@ -159,4 +162,116 @@ func TestAttachClaims(t *testing.T) {
 		_, err := conn.CompareSwap(r.GetRegion().GetAddr()+at, r.GetRegion().GetKey(), armed, claimed, time.Minute)
 		return err != nil
 	})
+}
+
+// A claimant has its place in the region and among those of its tenant until its queue pair is destroyed. Neither a detach nor a handover waits for that.
+func TestClaimantsCountUntilClosed(t *testing.T) {
+	n := newNode(t)
+	c := &n.e.claims
+	t.Cleanup(c.close)                                 // before the drain of newNode, which looks for leaks
+	c.far = map[string]*reachable{dataplane.Verbs: {}} // these claimants have no queue pairs
+	noDevices := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.far = nil
+	}
+	t.Cleanup(noDevices)
+	var conns [3]context.Context
+	var ends [3]context.CancelFunc
+	var regions [3]*region
+	for i := range conns {
+		conns[i], ends[i] = context.WithCancel(t.Context())
+		var err error
+		if regions[i], err = c.region(conns[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add := func(i int) (*reach, error) {
+		x := &reach{tenant: "ann", done: make(chan struct{})}
+		return x, c.reserve(conns[i], x, &control.AttachClaimsRequest{Provider: dataplane.Verbs, Own: true})
+	}
+	full := func(what string, i int) {
+		t.Helper()
+		_, err := add(i)
+		refuses(t, what, err, control.ClassBusy, "the most are 128 and 63")
+	}
+	fill := func(i, count int) (last *reach) {
+		t.Helper()
+		for range count {
+			var err error
+			if last, err = add(i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return last
+	}
+	handover := func() {
+		t.Helper()
+		ctx, stop := context.WithTimeout(t.Context(), testBound)
+		defer stop()
+		if err := n.e.turns.close(ctx); err != nil {
+			t.Fatal(err)
+		}
+		n.e.turns.open()
+	}
+	hang := func(x *reach) (end func()) { // as if the driver took long to destroy the queue pair
+		x.mu.Lock()
+		end = sync.OnceFunc(x.mu.Unlock)
+		t.Cleanup(end)
+		return end
+	}
+	counted := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.claimants["ann"]
+	}
+
+	x := fill(0, claim.Claimants-1)
+	full("a region", 0)
+	end := hang(x)
+	for range 2 {
+		c.detach(conns[0], x.id)
+	}
+	if c.isClaimant(regions[0], x.id) {
+		t.Error("a claimant that has ended gets workers")
+	}
+	full("a region with a claimant that is being destroyed", 0)
+	handover()
+	end()
+	eventually(t, "the claimant has made room", func() bool {
+		var err error
+		x, err = add(0)
+		return err == nil
+	})
+
+	fill(1, claim.Claimants-1)
+	fill(2, claimantsMost-2*(claim.Claimants-1))
+	full("a tenant", 2)
+	end = hang(x)
+	ends[0]()
+	eventually(t, "the others of the connection are uncounted", func() bool { return counted() == claimantsMost-(claim.Claimants-1)+1 })
+	handover()
+	if regions[0].Bell() == nil {
+		t.Error("the region was closed before its last claimant")
+	}
+	end()
+	eventually(t, "the region is closed", func() bool { return regions[0].Bell() == nil && counted() == claimantsMost-(claim.Claimants-1) })
+	noDevices()
+	c.close()
+	if got := counted(); got != 0 {
+		t.Errorf("%d are counted at the end", got)
+	}
+}
+
+// Attempts to attach that are refused do not use up the tenant's rate of leases.
+func TestRefusedClaimantsCostNothing(t *testing.T) {
+	n := newTenants(t, func(c *Config) { c.Settings.TenantLeases, c.Providers = 1, []string{dataplane.SHM, dataplane.Verbs} })
+	ann := n.as("ann", "tenant", 0)
+	for i := 0; i < manyCalls && !t.Failed(); i++ {
+		_, err := ann.AttachClaims(n.ctx(), &control.AttachClaimsRequest{Provider: dataplane.Verbs, Own: true})
+		refuses(t, "without a region", err, control.ClassInvalid, "this connection has no claim region yet")
+	}
+	if used := n.e.gate.RefusedByQuota(quota.Leases); used > 0 {
+		t.Errorf("%d attempts were refused by tenant-leases", used)
+	}
 }

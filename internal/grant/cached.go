@@ -157,8 +157,8 @@ func (c *Control) disown(k *Cached) bool {
 }
 
 // leaveCached gives up the cached leases of a closing session. It keeps those whose channels the agent holds. It returns when the
-// executors have ended their workers.
-func (c *Control) leaveCached() {
+// executors have ended their workers. lives: the client process may still use leases that it has got by claims.
+func (c *Control) leaveCached(lives bool) {
 	s := &c.cache
 	var given []*Cached
 	s.mu.Lock()
@@ -169,7 +169,7 @@ func (c *Control) leaveCached() {
 		} else if oldest := s.beyond(nil, c.opts.Keep); oldest != nil {
 			s.remove(oldest)
 			c.detach(oldest)
-			go c.end(oldest)
+			go c.end(oldest, (*Cached).release)
 		}
 	}
 	for _, k := range given {
@@ -179,7 +179,11 @@ func (c *Control) leaveCached() {
 	s.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, k := range given {
-		wg.Go(func() { c.end(k) })
+		end := (*Cached).release
+		if k.own != nil && !lives {
+			end = (*Cached).settle // the process did not tell of a claim, perhaps because it was killed or does not know the outcome
+		}
+		wg.Go(func() { c.end(k, end) })
 	}
 	wg.Wait()
 }
@@ -213,7 +217,7 @@ func (c *Control) expire(k *Cached) {
 		return
 	}
 	if c.drop(k) {
-		go c.end(k)
+		go c.end(k, (*Cached).release)
 	}
 }
 
@@ -239,12 +243,17 @@ func (c *Control) detach(k *Cached) {
 	k.Close()
 }
 
-// end asks the executor to end the workers of a lease without an owner. The connections stay open until the executor has answered.
-func (c *Control) end(k *Cached) {
+// end asks the executor to end the workers of a lease without an owner, by release or settle. The connections stay open until the executor has answered.
+func (c *Control) end(k *Cached, how func(*Cached, context.Context)) {
 	defer k.use()
 	ctx, cancel := c.bound(context.Background())
 	defer cancel()
-	_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // after an error, the executor ends the workers by itself, later
+	how(k, ctx)
+}
+
+// release ends a cached lease. After an error, the executor ends the workers by itself, later.
+func (k *Cached) release(ctx context.Context) {
+	_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id})
 }
 
 // close forgets all cached leases when the connections are closed. The executors then end the workers.
@@ -365,12 +374,7 @@ func (c *Control) GiveUp(k *Cached) {
 func (c *Control) Forget(k *Cached) {
 	k.use = c.retain()
 	k.Close()
-	go func() {
-		defer k.use()
-		ctx, cancel := c.bound(context.Background())
-		defer cancel()
-		k.settle(ctx) // the client process may have claimed the workers without knowing it
-	}()
+	go c.end(k, (*Cached).settle) // the client process may have claimed the workers without knowing it
 }
 
 // Handed returns the channels of a taken lease; nil if they were not handed over. The lease still owns them: see Close and Unhand.

@@ -84,7 +84,8 @@ func newAttacher(t *testing.T) (*attacher, *Held) {
 	return x, &Held{Candidate: Candidate{Address: port.Address, Provider: dataplane.Verbs}, ID: 17, c: c, cl: control.NewExecutorClient(conn)}
 }
 
-// A session has one claimant for each executor. A new one takes the place of the earlier one, and the end of the session ends it.
+// A session has one claimant for each executor. A new one takes the place of the earlier one, and the end of the session ends it. A claimant that the
+// agent cannot use is detached, too.
 func TestAttachClaimant(t *testing.T) {
 	x, h := newAttacher(t)
 	attach := func() error {
@@ -101,14 +102,14 @@ func TestAttachClaimant(t *testing.T) {
 		}
 	}
 	x.size = uint64(claim.Size)
-	want("an executor of an earlier version", attach(), dataplane.ErrConnection, 0)
+	want("an executor of another version", attach(), dataplane.ErrConnection, 0, 2)
 	x.size = uint64(claim.CellSize)
-	want("the first one", attach(), nil, 3)
-	want("the next one", attach(), nil, 4, 3)
+	want("the first one", attach(), nil, 3, 2)
+	want("the next one", attach(), nil, 4, 2, 3)
 	x.refuses = true
-	want("refused", attach(), dataplane.ErrBusy, 0, 3, 4)
+	want("refused", attach(), dataplane.ErrBusy, 0, 2, 3, 4)
 	x.refuses = false
-	want("another one", attach(), nil, 5, 3, 4)
+	want("another one", attach(), nil, 5, 2, 3, 4)
 	defer h.c.retain()() // another session has the same connection
 	x.before = func() {  // the session is closed before the reply
 		go h.c.Close()
@@ -118,9 +119,9 @@ func TestAttachClaimant(t *testing.T) {
 			return h.c.claimants.closed
 		})
 	}
-	want("in a session that is being closed", attach(), dataplane.ErrInvalid, 0, 3, 4, 5, 6)
+	want("in a session that is being closed", attach(), dataplane.ErrInvalid, 0, 2, 3, 4, 5, 6)
 	h.Provider = dataplane.TCP
-	want("on tcp", attach(), dataplane.ErrUnsupported, 0, 3, 4, 5, 6)
+	want("on tcp", attach(), dataplane.ErrUnsupported, 0, 2, 3, 4, 5, 6)
 }
 
 // The session's end ends its claimants.
@@ -188,6 +189,32 @@ func TestClaimOfAClaimantIsSettled(t *testing.T) {
 				h.c.Forget(k)
 			}
 			testkit.Eventually(t, "both leases are released", func() bool { return slices.Equal(x.ids(), []uint64{17, 4711}) })
+		})
+	}
+}
+
+// If a process closes its session or has ended, it does not use the lease of a claim that it has not reported. If it goes on by another agent, it may.
+func TestCloseSettlesClaims(t *testing.T) {
+	for name, c := range map[string]struct {
+		close    func(*Control)
+		released []uint64
+	}{
+		"ends":    {(*Control).Close, []uint64{17, 17, 4711}},
+		"goes on": {(*Control).Leave, []uint64{17, 17}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, h := newAttacher(t)
+			if _, _, err := h.AttachClaimant(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			x.claim = &control.Claim{LeaseId: 4711, ClientMs: 1000, Claimant: 2}
+			k, err := h.ReleaseCached(t.Context(), 1, nil, true)
+			if err != nil || k == nil || k.OwnClaim() == nil {
+				t.Fatal(k, err)
+			}
+			if c.close(h.c); !slices.Equal(x.ids(), c.released) {
+				t.Errorf("released %v, want %v", x.ids(), c.released)
+			}
 		})
 	}
 }

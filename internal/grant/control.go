@@ -179,7 +179,12 @@ func (c *shared) LikelyProvider() string {
 // Close gives up the cached leases whose channels were not handed over. It closes the connections, unless other sessions share them or
 // cached leases are left. The caller releases all leases before;
 // executors end leases that were not released when they notice that the client has disconnected. A second call does nothing.
-func (c *Control) Close() {
+func (c *Control) Close() { c.close(false) }
+
+// Leave is Close for a client process that lives and goes on by another connection or agent. It keeps the leases that it has got by claims.
+func (c *Control) Leave() { c.close(true) }
+
+func (c *Control) close(lives bool) {
 	c.mu.Lock()
 	closed := c.closed
 	c.closed = true
@@ -187,7 +192,7 @@ func (c *Control) Close() {
 	if closed {
 		return
 	}
-	c.leaveCached()
+	c.leaveCached(lives)
 	c.leaveClaimants()
 	c.done()
 }

@@ -18,6 +18,10 @@ import (
 // farClaimTime bounds a claim on tcp or verbs. A claim that takes longer may have succeeded.
 const farClaimTime = 2 * time.Second
 
+// attachTime bounds AttachClaimant. It is shorter than the library waits (ATTACH_NS in client/c/claimant.c). Otherwise the executor could make a claimant that the
+// process has given up.
+const attachTime = 1500 * time.Millisecond
+
 // farClaimSpin is how long a claim on verbs reads the word without a pause. Then it pauses for as long between two reads.
 const farClaimSpin = 100 * time.Microsecond
 
@@ -283,12 +287,17 @@ func (h *Held) AttachClaimant(ctx context.Context, blob []byte) (theirs []byte, 
 	}
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	h.c.detachClaimant(ctx, h.Address)
-	r, err := askClaims(ctx, op, h.Address, h.cl, &control.AttachClaimsRequest{Provider: h.Provider, Blob: blob, Own: true})
+	soon, stop := context.WithTimeout(ctx, attachTime)
+	defer stop()
+	h.c.detachClaimant(soon, h.Address)
+	r, err := askClaims(soon, op, h.Address, h.cl, &control.AttachClaimsRequest{Provider: h.Provider, Blob: blob, Own: true})
+	own := claimant{r.GetClaimant(), h.cl}
 	if err != nil {
+		if own.id != 0 { // the reply was rejected
+			own.detach(ctx)
+		}
 		return nil, nil, fromControl(op, h.Address, err)
 	}
-	own := claimant{r.GetClaimant(), h.cl}
 	s := &h.c.claimants
 	s.mu.Lock()
 	before, closed := s.at[h.Address], s.closed
@@ -353,13 +362,11 @@ func (c *Control) leaveClaimants() {
 // another reason than the claim, which could then still win. So the cached lease is released first: then nobody can claim its workers. Errors usually mean
 // that there is no such lease.
 func (k *Cached) settle(ctx context.Context) {
-	ids := []uint64{k.id}
-	if k.own != nil {
-		ids = append(ids, k.own.LeaseID)
-	} else if k.far != nil {
-		ids = append(ids, k.far.leaseID)
-	}
-	for _, id := range ids {
-		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: id})
+	k.release(ctx)
+	switch {
+	case k.own != nil:
+		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.own.LeaseID})
+	case k.far != nil:
+		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.far.leaseID})
 	}
 }
