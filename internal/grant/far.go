@@ -18,7 +18,7 @@ import (
 // farClaimTime bounds a claim on tcp or verbs. A claim that takes longer may have succeeded.
 const farClaimTime = 2 * time.Second
 
-// attachTime bounds AttachClaimant. It is shorter than the library waits (ATTACH_NS in client/c/claimant.c). Otherwise the executor could make a claimant that the
+// attachTime bounds AttachClaimant. It is shorter than the library waits (ATTACH_NS in client/c/claimant.c, and one second). Otherwise the executor could make a claimant that the
 // process has given up.
 const attachTime = 1500 * time.Millisecond
 
